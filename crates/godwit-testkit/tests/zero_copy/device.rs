@@ -56,7 +56,7 @@ fn a_guest_in_a_part_of_a_device_moves_there_and_back() {
     let at = segment(a, VM)["offset"].as_u64().unwrap();
     assert_eq!(at, (TABLE_MIB + SMALL_MIB) << 20, "behind the other one's");
     let refused = a.refusal(&small("more", "2M"));
-    assert!(refused.contains("has 0 B free"), "{refused}");
+    assert!(refused.contains("has 0 bytes free"), "{refused}");
 
     let stays = ["--memory", "zero-copy", "--stay-in-pool"];
     let (moved, gaps) = guest.migrate(a, "b", &stays).unwrap();
