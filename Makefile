@@ -84,6 +84,11 @@ test-testpmd: guest
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
 		$(CARGO) test --locked -p godwit-testkit --test foreign_front_end -- --ignored --nocapture --test-threads 1
 
+# Pools on a DAX device, in a virtual machine that has one.
+.PHONY: test-dax
+test-dax: guest
+	scripts/test-dax
+
 # The same guest while nodes and QEMUs are killed in each phase of a move, and while its memory follows: with its memory in
 # a folder, and in a part of a file.
 .PHONY: test-memory-deaths

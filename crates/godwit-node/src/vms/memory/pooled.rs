@@ -91,7 +91,8 @@ pub(crate) fn format(config: &NodeConfig, name: &str, overwrite: bool) -> Result
     let path = &configured(config, name)?.folder;
     let made = Pool::format(path, overwrite);
     made.map(drop).map_err(|error| {
-        let refused = refused(&config.name, name, &error);
+        let mut refused = refused(&config.name, name, &error);
+        refused.message = format!("memory pool {name} of node '{}' was not made: {error}", config.name);
         match error {
             PoolError::Foreign(_) | PoolError::IsPool { segments: 0, .. } => refused
                 .hint("see whether somebody needs what is there; --overwrite makes a pool of it all the same"),
