@@ -143,16 +143,13 @@ pub fn find(mappings: &[Mapping], home: Home, other: Option<File>) -> Option<Lay
         while end < bytes {
             let at = start.address + end;
             let next = mappings.iter().filter(known).find(|m| m.address == at)?;
-            if place(next) != Some(end) {
+            let is_away = !is(next, home);
+            // Only the start of the memory is away.
+            if place(next) != Some(end) || is_away && away != end {
                 return None;
             }
-            if !is(next, home) {
-                if away != end {
-                    return None;
-                }
-            }
             end += next.bytes;
-            if !is(next, home) {
+            if is_away {
                 away = end;
                 away_file = other;
             }
