@@ -454,7 +454,7 @@ impl Move {
 
     /// Only QEMU's mappings say where the memory is, once the agent listens again. Then the disks go on. Gives how that
     /// ended, and whose memory is still to be looked for when it was stopped before.
-    fn look_again(self, why: &str, stop: impl Fn() -> bool) -> (String, Option<Of>) {
+    fn look_again(self, why: &str, stop: impl Fn() -> bool) -> (String, Option<Box<Of>>) {
         tracing::warn!(vm = self.of.vm.name, why, "looking for the VM's memory");
         // It serves one connection at a time, and ends what it was asked first.
         self.agent.hang_up();
@@ -470,7 +470,7 @@ impl Move {
                 let why = format!(
                     "{why}; its disks stand still until its QEMU answers; wait for it, or stop the VM with --force"
                 );
-                (why, Some(self.of))
+                (why, Some(Box::new(self.of)))
             }
         }
     }
