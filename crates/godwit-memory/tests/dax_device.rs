@@ -84,11 +84,7 @@ fn a_dax_device_is_a_pool() {
     assert_eq!(next.place().extent, part, "the same part");
     assert!(with_part(&file, part, zero), "nothing of the earlier guest");
     let room = here.room().unwrap();
-    let beside = Extent {
-        offset: part.end(),
-        bytes: room.free,
-    };
-    Segment::adopt_part(&there, "x", beside, "b").unwrap();
+    Segment::allocate(&there, "x", room.free, "b").unwrap();
     assert_eq!(here.room().unwrap().free, 0);
     let full = Segment::allocate(&here, "y", align, "a");
     assert!(matches!(full, Err(PoolError::Full { .. })), "{full:?}");

@@ -86,14 +86,15 @@ pub enum PoolError {
         /// Bytes that were asked for.
         wanted: u64,
     },
-    /// Memory that is to become a segment is not where one can be.
+    /// Another process has changed a record that is this one's.
     #[error(
-        "{} bytes from byte {} on are not where a machine's memory can be: they are outside of it, another machine's, or \
-         not aligned",
-        .0.bytes,
-        .0.offset
+        "its record in the table of {0} is not what this process made it: another process of this node, or one of the same \
+         name, runs"
     )]
-    Elsewhere(Extent),
+    Changed(PathBuf),
+    /// This process ends.
+    #[error("this node is ending")]
+    Ending,
     /// Its memory comes in other pages.
     #[error("its pages have {page} bytes, and {wanted} bytes are no number of whole ones")]
     PageSize {

@@ -36,9 +36,24 @@ impl Segment {
     /// # Errors
     /// [`PoolError`]: also when the name is taken or there is not enough room.
     pub fn allocate(pool: &Pool, name: &str, bytes: u64, owner: &str) -> Result<Self, PoolError> {
+        Self::allocate_unless(pool, name, bytes, owner, &|| false)
+    }
+
+    /// As [`Self::allocate`], unless `ends` says meanwhile that this process ends: it must not go on overwriting a part of a
+    /// device when the next one of its node may have begun.
+    ///
+    /// # Errors
+    /// As [`Self::allocate`], and [`PoolError::Ending`].
+    pub fn allocate_unless(
+        pool: &Pool,
+        name: &str,
+        bytes: u64,
+        owner: &str,
+        ends: &dyn Fn() -> bool,
+    ) -> Result<Self, PoolError> {
         whole_pages(pool, bytes)?;
         if let Some(device) = pool.device() {
-            let found = device.allocate(name, bytes, owner)?;
+            let found = device.allocate(name, bytes, owner, ends)?;
             return Ok(Self::of_record(pool, name, found));
         }
         let free = pool.room()?.free;
@@ -121,39 +136,6 @@ impl Segment {
             return Err(error);
         }
         Self::made(pool, name)
-    }
-
-    /// As [`Self::adopt`], in a pool that is a device, with a part of it that is in no segment yet, or is this one.
-    ///
-    /// # Errors
-    /// [`PoolError`]: also when the part is not where a segment can be.
-    pub fn adopt_part(
-        pool: &Pool,
-        name: &str,
-        part: Extent,
-        owner: &str,
-    ) -> Result<Self, PoolError> {
-        let Some(device) = pool.device() else {
-            return Err(PoolError::Elsewhere(part));
-        };
-        match Self::open(pool, name) {
-            Ok(segment) => {
-                let title = segment.title()?;
-                if title.owner != owner {
-                    let (name, owner) = (name.to_owned(), title.owner);
-                    return Err(PoolError::Exists { name, owner });
-                }
-                match segment.place.extent == part {
-                    true => Ok(segment),
-                    false => Err(PoolError::Elsewhere(part)),
-                }
-            }
-            Err(PoolError::NoSegment(_)) => {
-                let found = device.adopt(name, part, owner)?;
-                Ok(Self::of_record(pool, name, found))
-            }
-            Err(error) => Err(error),
-        }
     }
 
     fn of_record(pool: &Pool, name: &str, found: Found) -> Self {
@@ -355,11 +337,10 @@ impl Segment {
     /// Removes the segment, which must be used by nobody any more.
     ///
     /// # Errors
-    /// [`PoolError::Io`].
+    /// [`PoolError::Io`], or [`PoolError::Changed`] when it is not there any more.
     pub fn remove(self, pool: &Pool) -> Result<(), PoolError> {
         if let (Some(device), Some(found)) = (pool.device(), &self.found) {
-            device.remove(found);
-            return Ok(());
+            return device.remove(found);
         }
         // Without its header it does not exist, and what is left of it is overwritten.
         for path in [pool.header_path(&self.name), pool.memory_path(&self.name)] {

@@ -6,6 +6,7 @@
 
 mod device;
 pub mod dirty_log;
+pub mod live;
 pub(crate) mod peer_memory;
 pub(crate) mod post_copy;
 pub mod relocated;
@@ -23,6 +24,7 @@ use vm_memory::{
 };
 
 use crate::memory::device::DeviceMapping;
+use crate::memory::live::LiveMapping;
 use crate::memory::post_copy::Arrival;
 use crate::memory::relocated::{FileId, Home, Mapped, Part};
 
@@ -84,6 +86,8 @@ pub struct GuestRam {
     arrival: Arc<Arrival>,
     /// What regions of devices lie in: unmapped after the memory.
     _devices: Vec<DeviceMapping>,
+    /// Ends when nothing of it is mapped any more.
+    _live: LiveMapping,
 }
 
 impl GuestRam {
@@ -93,6 +97,14 @@ impl GuestRam {
         files: Vec<File>,
         arrival: Arc<Arrival>,
     ) -> Result<Self, MemoryError> {
+        let homes = regions.iter().zip(&files).map(|(region, file)| {
+            let part = Part {
+                offset: region.mmap_offset,
+                bytes: region.memory_size,
+            };
+            Home::of(file, part).map_err(MemoryError::Inspect)
+        });
+        let live = LiveMapping::of(homes.collect::<Result<_, _>>()?);
         let mut mapped = Vec::with_capacity(regions.len());
         let mut translations = Vec::with_capacity(regions.len());
         let mut files_mapped = Vec::with_capacity(regions.len());
@@ -135,6 +147,7 @@ impl GuestRam {
             mapped: files_mapped,
             arrival,
             _devices: devices,
+            _live: live,
         })
     }
 

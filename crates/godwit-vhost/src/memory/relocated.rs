@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::memory::GuestRam;
@@ -29,9 +29,16 @@ impl FileId {
     /// The system's.
     pub fn of(file: &File) -> io::Result<Self> {
         let metadata = file.metadata()?;
-        Ok(Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
+        Ok(match metadata.file_type().is_char_device() {
+            // It may have several names, each with a number of its own.
+            true => Self {
+                device: u64::MAX,
+                inode: metadata.rdev(),
+            },
+            false => Self {
+                device: metadata.dev(),
+                inode: metadata.ino(),
+            },
         })
     }
 }
@@ -76,6 +83,11 @@ impl Home {
     pub fn of(file: &File, part: Part) -> io::Result<Self> {
         let file = FileId::of(file)?;
         Ok(Self { file, part })
+    }
+
+    /// Whether they share a part of a file.
+    pub(crate) fn overlaps(self, other: Self) -> bool {
+        self.file == other.file && self.common(other.part).is_some()
     }
 
     /// What of it a part of its file is, as a part of the memory.
@@ -206,9 +218,9 @@ impl Relocation {
         Ok(())
     }
 
-    /// Nothing of `home` is elsewhere any more.
+    /// Nothing of `home` is elsewhere any more, nor of what other memory had a part of it before.
     pub fn forget(&mut self, home: Home) {
-        self.all().guests.remove(&home);
+        self.all().guests.retain(|other, _| !other.overlaps(home));
     }
 
     /// A part of `home`'s memory has moved away, or back into `file`. The devices that map it must stand still, because each
@@ -355,6 +367,48 @@ mod tests {
         let files = vec![home.try_clone().expect("another")];
         let ram = GuestRam::new(&[region], files, Arc::new(Arrival::default())).expect("maps");
         Arc::new(ram)
+    }
+
+    /// Waited for by whoever gives a part of a device to another guest.
+    #[test]
+    fn memory_is_mapped_until_the_last_device_has_let_go_of_it() {
+        let home = file(1);
+        // The region is the file's third to eighth page.
+        let [before, within, beyond] = [part(0, 2), part(1, 2), part(8, 4)].map(|of| {
+            let home = Home::of(&home, of).expect("a file");
+            move || crate::memory::live::is_mapped(home)
+        });
+        assert!(!within());
+        let first = map(&home);
+        // A request that has not ended.
+        let request = Arc::clone(&first);
+        let second = map(&home);
+        assert!(within() && !before() && !beyond());
+        drop((first, second));
+        assert!(within(), "a request may still write there");
+        drop(request);
+        assert!(!within());
+    }
+
+    #[test]
+    fn what_had_a_part_of_forgotten_memory_is_forgotten_with_it() {
+        let (home, away) = (file(1), file(2));
+        let mut relocation = Relocation::begin();
+        // An earlier guest had other pages, of which some are the next one's.
+        let [earlier, beside] =
+            [part(2, 4), part(6, 2)].map(|of| Home::of(&home, of).expect("one"));
+        for of in [earlier, beside] {
+            relocation.set(of, away.try_clone().expect("another"));
+            relocation
+                .moved(of, &home, part(0, 1), true)
+                .expect("moves");
+        }
+        relocation.lose(earlier);
+        let next = Home::of(&home, part(4, 2)).expect("one");
+        relocation.forget(next);
+        drop(relocation);
+        assert_eq!(seen(&map(&home)), [1, 1, 1, 1, 2, 1]);
+        Relocation::begin().forget(beside);
     }
 
     fn map(home: &File) -> Arc<GuestRam> {

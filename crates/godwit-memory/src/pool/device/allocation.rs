@@ -2,15 +2,14 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::claim::{Entry, Stage, Verdict, tag, verdict};
+use super::claim::{Entry, Stage, Verdict, same_node, tag, verdict};
 use super::record::{Content, LONGEST_NAME, Record};
 use super::space::{Extent, place};
 use super::table::RECORDS;
-use super::{Device, Found, open, reserve};
+use super::{Device, Found, Identity, open, reserve};
 use crate::ownership::Title;
 use crate::pool::PoolError;
 use crate::pool::page::Page;
@@ -24,7 +23,7 @@ const PATIENCE: u32 = 50;
 const WINDOW_BYTES: u64 = 64 << 20;
 
 /// The records for which this process is between two steps: what an earlier one left is told from them.
-static UNDER_WAY: Mutex<Option<HashSet<(PathBuf, usize)>>> = Mutex::new(None);
+static UNDER_WAY: Mutex<Option<HashSet<(Identity, usize)>>> = Mutex::new(None);
 
 /// A record that this process has claimed, and gives back unless it becomes a segment.
 struct Claim<'a> {
@@ -32,75 +31,64 @@ struct Claim<'a> {
     index: usize,
     record: Record,
     tag: u64,
-    is_kept: bool,
+    /// How far this process has brought it.
+    stage: Stage,
+}
+
+impl Claim<'_> {
+    /// Goes on to another stage.
+    ///
+    /// # Errors
+    /// [`PoolError::Changed`]: another process has changed the record, which is not this one's any more.
+    fn step(&mut self, to: Stage) -> Result<(), PoolError> {
+        if !self.record.change(self.stage, to, self.tag) {
+            return Err(PoolError::Changed(self.device.path.clone()));
+        }
+        self.stage = to;
+        Ok(())
+    }
+
+    /// Looks whether it still is this process's.
+    ///
+    /// # Errors
+    /// [`PoolError::Changed`].
+    fn check(&self) -> Result<(), PoolError> {
+        match self.record.stage() == Ok((self.stage, self.tag)) {
+            true => Ok(()),
+            false => Err(PoolError::Changed(self.device.path.clone())),
+        }
+    }
 }
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        if !self.is_kept {
-            self.record.set_stage(Stage::Free, self.tag);
+        if self.stage != Stage::Held {
+            // What has been freed, or is another one's, stays as it is.
+            let _ = self.record.change(self.stage, Stage::Free, self.tag);
         }
-        under_way(|all| all.remove(&(self.device.path.clone(), self.index)));
+        under_way(|all| all.remove(&(self.device.identity, self.index)));
     }
 }
 
-fn under_way<R>(change: impl FnOnce(&mut HashSet<(PathBuf, usize)>) -> R) -> R {
+/// Whether this process is between two steps of an allocation. Until it is not, nobody else may begin to act for its node.
+pub fn is_allocating() -> bool {
+    under_way(|all| !all.is_empty())
+}
+
+fn under_way<R>(change: impl FnOnce(&mut HashSet<(Identity, usize)>) -> R) -> R {
     let mut all = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
     change(all.get_or_insert_default())
 }
 
 impl Device {
-    /// Allocates a segment that nobody else can read an earlier guest's memory from, owned by `owner`.
+    /// Allocates a segment that nobody else can read an earlier guest's memory from, owned by `owner`, unless `ends` says
+    /// meanwhile that this process must not go on.
     pub(in crate::pool) fn allocate(
         &self,
         name: &str,
         bytes: u64,
         owner: &str,
-    ) -> Result<Found, PoolError> {
-        let choose = |used: &[Extent]| {
-            place(self.head.space(), used, bytes).map_err(|none| match none.free >= bytes {
-                true => PoolError::InPieces {
-                    largest: none.largest,
-                    wanted: bytes,
-                },
-                false => PoolError::Full {
-                    free: none.free,
-                    wanted: bytes,
-                },
-            })
-        };
-        self.take(name, owner, choose, |extent| self.wipe(extent))
-    }
-
-    /// Makes a segment, owned by `owner`, of a part that a QEMU uses already.
-    pub(in crate::pool) fn adopt(
-        &self,
-        name: &str,
-        extent: Extent,
-        owner: &str,
-    ) -> Result<Found, PoolError> {
-        let align = self.head.align;
-        let is_whole = extent.offset.is_multiple_of(align) && extent.bytes.is_multiple_of(align);
-        if !is_whole || extent.bytes == 0 || !self.head.space().has(extent) {
-            return Err(PoolError::Elsewhere(extent));
-        }
-        let choose = |used: &[Extent]| match used.iter().any(|other| other.overlaps(extent)) {
-            true => Err(PoolError::Elsewhere(extent)),
-            false => Ok(extent),
-        };
-        self.take(name, owner, choose, |extent| {
-            open(&self.path)
-                .and_then(|(file, geometry)| reserve(&self.path, &file, geometry, extent))
-        })
-    }
-
-    /// The steps of an allocation, whoever chooses the place.
-    fn take(
-        &self,
-        name: &str,
-        owner: &str,
-        choose: impl Fn(&[Extent]) -> Result<Extent, PoolError>,
-        prepare: impl Fn(Extent) -> Result<(), PoolError>,
+        ends: &dyn Fn() -> bool,
     ) -> Result<Found, PoolError> {
         if name.is_empty() || name.len() > LONGEST_NAME {
             return Err(PoolError::Damaged {
@@ -109,12 +97,11 @@ impl Device {
             });
         }
         let mut claim = self.claim(owner)?;
-        let extent = self.announce(&claim, name, owner, choose)?;
-        let (index, tag) = (claim.index, claim.tag);
-        claim.record.set_stage(Stage::Taken, tag);
-        prepare(extent)?;
-        claim.record.set_stage(Stage::Held, tag);
-        claim.is_kept = true;
+        let extent = self.announce(&mut claim, name, bytes, owner)?;
+        claim.step(Stage::Taken)?;
+        self.wipe(extent, &claim, ends)?;
+        claim.step(Stage::Held)?;
+        let index = claim.index;
         drop(claim);
         let found = self.find(name)?;
         match found.index == index {
@@ -123,17 +110,33 @@ impl Device {
         }
     }
 
+    /// Chooses a part that is in no record.
+    fn choose(&self, used: &[Extent], bytes: u64) -> Result<Extent, PoolError> {
+        place(self.head.space(), used, bytes).map_err(|none| match none.free >= bytes {
+            true => PoolError::InPieces {
+                largest: none.largest,
+                wanted: bytes,
+            },
+            false => PoolError::Full {
+                free: none.free,
+                wanted: bytes,
+            },
+        })
+    }
+
     /// Takes a free record.
     fn claim(&self, owner: &str) -> Result<Claim<'_>, PoolError> {
-        let tag = tag(owner);
+        let mut number = [0; 8];
+        random(&mut number).map_err(PoolError::io(&self.path))?;
+        let tag = tag(owner, u64::from_le_bytes(number));
         for index in 0..RECORDS {
             let record = self.table.record(index);
             if !matches!(record.stage(), Ok((Stage::Free, _))) {
                 continue;
             }
             // Known before it is claimed, so that it is never taken for what a dead process left.
-            let key = (self.path.clone(), index);
-            if !under_way(|all| all.insert(key.clone())) {
+            let key = (self.identity, index);
+            if !under_way(|all| all.insert(key)) {
                 continue;
             }
             if !record.claim(tag) {
@@ -145,7 +148,7 @@ impl Device {
                 index,
                 record,
                 tag,
-                is_kept: false,
+                stage: Stage::Claimed,
             });
         }
         Err(PoolError::TooMany(RECORDS))
@@ -154,27 +157,26 @@ impl Device {
     /// Announces segments until one is the node's.
     fn announce(
         &self,
-        claim: &Claim<'_>,
+        claim: &mut Claim<'_>,
         name: &str,
+        bytes: u64,
         owner: &str,
-        choose: impl Fn(&[Extent]) -> Result<Extent, PoolError>,
     ) -> Result<Extent, PoolError> {
-        let record = &claim.record;
         let mut id = [0; 16];
-        rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
-            .map_err(io::Error::from)
-            .map_err(PoolError::io(&self.path))?;
+        random(&mut id).map_err(PoolError::io(&self.path))?;
         for _ in 0..TRIES {
             let used = self.used()?.into_iter();
             let used: Vec<Extent> = used.map(|entry| entry.extent).collect();
-            let extent = choose(&used)?;
+            let extent = self.choose(&used, bytes)?;
             let content = Content {
                 name: name.to_owned(),
                 extent,
                 id,
             };
-            record.write(claim.index, &content, &Title::new(owner));
-            record.set_stage(Stage::Announced, claim.tag);
+            claim.check()?;
+            let title = Title::new(owner);
+            claim.record.write(claim.index, &content, &title);
+            claim.step(Stage::Announced)?;
             let own = Entry {
                 index: claim.index,
                 stage: Stage::Announced,
@@ -186,7 +188,7 @@ impl Device {
                 Verdict::NameTaken(other) => return Err(self.taken(name, other)),
                 Verdict::Wait(_) | Verdict::Again => {}
             }
-            record.set_stage(Stage::Claimed, claim.tag);
+            claim.step(Stage::Claimed)?;
             std::thread::sleep(REST);
         }
         // A node that died may have announced the name.
@@ -216,8 +218,13 @@ impl Device {
         }
     }
 
-    /// Overwrites a part that an earlier guest may have had.
-    fn wipe(&self, extent: Extent) -> Result<(), PoolError> {
+    /// Overwrites a part that an earlier guest may have had, for as long as it is the claim's.
+    fn wipe(
+        &self,
+        extent: Extent,
+        claim: &Claim<'_>,
+        ends: &dyn Fn() -> bool,
+    ) -> Result<(), PoolError> {
         let (file, geometry) = open(&self.path)?;
         if extent.end() > geometry.bytes {
             return Err(PoolError::Table {
@@ -229,6 +236,10 @@ impl Device {
         let window = WINDOW_BYTES.next_multiple_of(self.head.align);
         let mut at = extent.offset;
         while at < extent.end() {
+            claim.check()?;
+            if ends() {
+                return Err(PoolError::Ending);
+            }
             let bytes = window.min(extent.end() - at);
             let page = Page::map_part(&file, at, bytes).map_err(PoolError::io(&self.path))?;
             page.wipe();
@@ -239,18 +250,19 @@ impl Device {
 
     /// Frees what `owner` left of allocations that ended between two steps.
     pub(in crate::pool) fn clear(&self, owner: &str) {
-        let own = tag(owner);
+        let own = tag(owner, 0);
         for index in 0..RECORDS {
             let record = self.table.record(index);
-            let is_left = || {
-                let stage = record.stage();
-                stage.is_ok_and(|(stage, whose)| stage.is_unfinished() && whose == own)
+            let left = || {
+                let stage = record.stage().ok();
+                stage.filter(|(stage, whose)| stage.is_unfinished() && same_node(*whose, own))
             };
-            let key = (self.path.clone(), index);
+            let key = (self.identity, index);
             // While it is noted as under way nobody in this process begins with it.
-            if is_left() && under_way(|all| all.insert(key.clone())) {
-                if is_left() {
-                    record.set_stage(Stage::Free, own);
+            if left().is_some() && under_way(|all| all.insert(key)) {
+                if let Some((stage, whose)) = left() {
+                    // Whoever has changed it meanwhile has it.
+                    let _ = record.change(stage, Stage::Free, whose);
                 }
                 under_way(|all| all.remove(&key));
             }
@@ -258,9 +270,24 @@ impl Device {
     }
 
     /// Removes a segment, which its owner alone does.
-    pub(in crate::pool) fn remove(&self, found: &Found) {
-        found.record.set_stage(Stage::Free, 0);
+    ///
+    /// # Errors
+    /// [`PoolError::Changed`]: the record is another segment's by now, or none's.
+    pub(in crate::pool) fn remove(&self, found: &Found) -> Result<(), PoolError> {
+        let is_same = self
+            .content(found.index)
+            .is_ok_and(|content| content.id == found.id);
+        match is_same && found.record.change(Stage::Held, Stage::Free, 0) {
+            true => Ok(()),
+            false => Err(PoolError::Changed(self.path.clone())),
+        }
     }
+}
+
+/// Fills this with what nobody else has.
+fn random(bytes: &mut [u8]) -> io::Result<()> {
+    rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -27,6 +27,12 @@ fn allocate(pool: &Pool, name: &str, mib: u64, owner: &str) -> Result<Segment, P
     Segment::allocate(pool, name, mib * MIB, owner)
 }
 
+/// Brings a claimed record to a stage.
+fn set(record: &Record, stage: Stage, tag: u64) {
+    let changed = stage == Stage::Claimed || record.change(Stage::Claimed, stage, tag);
+    assert!(changed, "it was claimed");
+}
+
 #[test]
 fn two_nodes_see_one_title_and_it_changes_once_an_epoch() {
     let (file, here) = pool_of(16);
@@ -140,7 +146,7 @@ fn what_a_dead_node_had_begun_is_free_when_it_is_back() {
     let own = device(&pool);
     for stage in [Stage::Claimed, Stage::Announced, Stage::Taken] {
         let record = own.table.record(0);
-        assert!(record.claim(tag("a")), "{stage:?}");
+        assert!(record.claim(tag("a", 1)), "{stage:?}");
         let content = Content {
             name: String::from("v"),
             extent: Extent {
@@ -150,7 +156,7 @@ fn what_a_dead_node_had_begun_is_free_when_it_is_back() {
             id: [7; 16],
         };
         record.write(0, &content, &Title::new("a"));
-        record.set_stage(stage, tag("a"));
+        set(&record, stage, tag("a", 1));
         let there = Pool::open(file.path()).expect("opens");
         assert!(there.segments().expect("lists").is_empty(), "{stage:?}");
         assert!(matches!(
@@ -192,55 +198,92 @@ fn what_is_under_way_in_this_process_is_not_taken_for_left() {
     assert!(own.entries().is_empty());
 }
 
+/// A process of a node goes on after the next one has freed what it had begun, and that has been taken again.
 #[test]
-fn memory_that_somebody_uses_becomes_a_segment_once_and_stays_as_it_is() {
+fn a_process_that_outlives_its_turn_changes_nothing() {
     let (file, pool) = pool_of(16);
-    let part = Extent {
-        offset: 6 * MIB,
-        bytes: 4 * MIB,
-    };
-    let used = [7; 4096];
+    let old = device(&pool);
+    let mut claim = old.claim("a").expect("claims");
+    old.announce(&mut claim, "v", 4 * MIB, "a")
+        .expect("announces");
+    claim.step(Stage::Taken).expect("is its own");
+    let extent = old.content(claim.index).expect("is written").extent;
+    // The next process of the node knows nothing of what is under way in this one.
+    under_way(|all| all.remove(&(old.identity, claim.index)));
+    Segment::clear(&pool, "v", "a").expect("clears");
+    let next = allocate(&pool, "w", 4, "a").expect("allocates");
+    assert_eq!(next.place().extent, extent, "the same part");
     file.as_file()
-        .write_all_at(&used, part.offset)
-        .expect("writes");
-    for odd in [
-        Extent { offset: 0, ..part },
-        Extent {
-            offset: part.offset + 4096,
-            ..part
-        },
-        Extent {
-            bytes: 5 * MIB,
-            ..part
-        },
-        Extent {
-            offset: 14 * MIB,
-            ..part
-        },
-        Extent {
-            offset: u64::MAX - MIB + 1,
-            ..part
-        },
-        Extent { bytes: 0, ..part },
-    ] {
-        let refused = Segment::adopt_part(&pool, "v", odd, "a");
-        assert!(matches!(refused, Err(PoolError::Elsewhere(_))), "{odd:?}");
+        .write_all_at(&[7; 4096], extent.offset)
+        .expect("the next guest writes");
+    let wiped = old.wipe(extent, &claim, &|| false);
+    assert!(matches!(wiped, Err(PoolError::Changed(_))), "{wiped:?}");
+    for stage in [Stage::Announced, Stage::Held] {
+        let stepped = claim.step(stage);
+        assert!(matches!(stepped, Err(PoolError::Changed(_))), "{stepped:?}");
     }
-    let made = Segment::adopt_part(&pool, "v", part, "a").expect("is adopted");
+    drop(claim);
     let mut content = [0; 4096];
     file.as_file()
-        .read_exact_at(&mut content, part.offset)
+        .read_exact_at(&mut content, extent.offset)
         .expect("reads");
-    assert_eq!(content, used, "it is as it was");
-    let again = Segment::adopt_part(&pool, "v", part, "a").expect("is a's");
-    assert_eq!(again.id(), made.id());
-    let other = Segment::adopt_part(&pool, "v", part, "b");
-    assert!(matches!(other, Err(PoolError::Exists { owner, .. }) if owner == "a"));
-    let overlaps = Segment::adopt_part(&pool, "w", part, "b");
-    assert!(matches!(overlaps, Err(PoolError::Elsewhere(_))));
-    // What is allocated lies beside it.
-    let next = allocate(&pool, "w", 4, "a").expect("allocates");
-    assert!(!next.place().extent.overlaps(part));
+    assert_eq!(content, [7; 4096], "it is as the next guest wrote it");
+    Segment::open(&pool, "w").expect("is there");
+    // Between two steps it is the same: each claim has a number of its own.
+    let record = old.table.record(9);
+    assert!(record.claim(tag("a", 2)));
+    assert!(!record.change(Stage::Claimed, Stage::Free, tag("a", 1)));
+    assert!(record.change(Stage::Claimed, Stage::Free, tag("a", 2)));
+}
+
+#[test]
+fn an_allocation_ends_with_its_process_and_leaves_nothing() {
+    let (_file, pool) = pool_of(256);
+    let looked = std::cell::Cell::new(0);
+    let ends = || {
+        assert!(is_allocating());
+        looked.set(looked.get() + 1);
+        looked.get() > 2
+    };
+    let ended = Segment::allocate_unless(&pool, "v", 192 * MIB, "a", &ends);
+    assert!(matches!(ended, Err(PoolError::Ending)), "{ended:?}");
+    assert_eq!(
+        looked.get(),
+        3,
+        "between any two parts that are overwritten"
+    );
+    assert!(device(&pool).entries().is_empty(), "nothing is left");
+}
+
+#[test]
+fn a_segment_is_removed_once_and_not_the_next_one_in_its_record() {
+    let (_file, pool) = pool_of(16);
+    let first = allocate(&pool, "v", 4, "a").expect("allocates");
+    let again = Segment::open(&pool, "v").expect("opens");
+    let third = Segment::open(&pool, "v").expect("opens");
+    first.remove(&pool).expect("removes");
+    let gone = again.remove(&pool);
+    assert!(matches!(gone, Err(PoolError::Changed(_))), "{gone:?}");
+    allocate(&pool, "v", 4, "a").expect("allocates");
+    let other = third.remove(&pool);
+    assert!(matches!(other, Err(PoolError::Changed(_))), "{other:?}");
+    Segment::open(&pool, "v").expect("is there");
+}
+
+/// One device has several names: what is under way by one of them is not left over by another.
+#[test]
+fn what_is_under_way_is_known_by_any_name_of_the_file() {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
+    let (path, link) = (folder.path().join("pool"), folder.path().join("link"));
+    let file = std::fs::File::create(&path).expect("a file");
+    file.set_len(16 * MIB).expect("grows");
+    std::os::unix::fs::symlink(&path, &link).expect("links");
+    let pool = Pool::format(&path, false).expect("becomes a pool");
+    let own = device(&pool);
+    let claim = own.claim("a").expect("claims");
+    let other = Pool::open(&link).expect("opens");
+    Segment::clear(&other, "v", "a").expect("looks");
+    assert_eq!(claim.record.stage(), Ok((Stage::Claimed, claim.tag)));
 }
 
 #[test]
@@ -330,9 +373,9 @@ fn hostile_records_are_named_and_nothing_is_allocated_beside_them() {
         id: [1; 16],
     };
     let record = own.table.record(5);
-    assert!(record.claim(tag("b")));
+    assert!(record.claim(tag("b", 1)));
     record.write(5, &other, &Title::new("b"));
-    record.set_stage(Stage::Held, 0);
+    set(&record, Stage::Held, tag("b", 1));
     for name in ["v", "x"] {
         let refused = Segment::open(&pool, name);
         assert!(
@@ -353,6 +396,20 @@ fn what_is_no_pool_or_another_s_is_not_overwritten() {
             matches!(refused, Err(PoolError::IsPool { segments: 1, .. })),
             "{refused:?}"
         );
+    }
+    // It was made by another version, for other sizes, or is damaged: words of its first page.
+    for (word, value) in [(1, 2), (4, 64 * MIB), (5, 4096), (8, 1)] {
+        let before = change(file.path(), word, value);
+        assert!(matches!(
+            Pool::open(file.path()),
+            Err(PoolError::Table { .. })
+        ));
+        let refused = Pool::format(file.path(), true);
+        assert!(
+            matches!(refused, Err(PoolError::IsPool { segments: 1, .. })),
+            "{word}: {refused:?}"
+        );
+        change(file.path(), word, before);
     }
     Segment::open(&pool, "v")
         .expect("opens")

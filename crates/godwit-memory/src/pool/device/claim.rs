@@ -16,6 +16,10 @@
 //!
 //! A node that died on the way frees what it had claimed before its next allocation. A segment's end is one write: its
 //! record is free.
+//!
+//! Each of these writes is a compare-and-swap from what the record said before, in which each claim has a number of its
+//! own. So a process that goes on although another one of its node has freed what it had begun changes nothing, and ends
+//! with an error.
 
 use super::space::Extent;
 
@@ -34,8 +38,10 @@ pub enum Stage {
     Held,
 }
 
-/// Bits of a stage's word that say which node's it is.
+/// Bits of a stage's word that say whose it is: those of the node, and of one claim of it.
 const WHOSE: u64 = (1 << 56) - 1;
+/// Bits that tell a node's claims apart: those of a process that ends from those of the next.
+const WHICH: u64 = (1 << 24) - 1;
 
 impl Stage {
     const ALL: [Self; 5] = [
@@ -74,12 +80,17 @@ impl Stage {
     }
 }
 
-/// What tells a node's claims from others': a number from its name.
-pub fn tag(node: &str) -> u64 {
+/// What tells a claim of a node from all others: a number from its name, and one that is as good as new each time.
+pub fn tag(node: &str, claim: u64) -> u64 {
     let hash = blake3::hash(node.as_bytes());
     let mut word = [0; 8];
     word.copy_from_slice(&hash.as_bytes()[..8]);
-    u64::from_le_bytes(word) & WHOSE
+    u64::from_le_bytes(word) & WHOSE & !WHICH | claim & WHICH
+}
+
+/// Whether two claims are of one node.
+pub const fn same_node(one: u64, other: u64) -> bool {
+    one & !WHICH == other & !WHICH
 }
 
 /// What a record says.
@@ -150,13 +161,15 @@ mod tests {
     #[test]
     fn a_stage_s_word_says_what_it_is_and_others_are_refused() {
         for stage in Stage::ALL {
-            let mine = tag("a");
+            let mine = tag("a", 1);
             let (read, whose) = Stage::of(stage.word(mine)).expect("makes sense");
             assert_eq!(read, stage);
             assert_eq!(whose, if stage.is_unfinished() { mine } else { 0 });
         }
         assert_eq!(Stage::Free.word(7), 0, "an empty table is all free");
-        assert_ne!(tag("a"), tag("b"));
+        assert!(!same_node(tag("a", 1), tag("b", 1)));
+        assert!(same_node(tag("a", 1), tag("a", 2)));
+        assert_ne!(tag("a", 1), tag("a", 2), "another process of the node");
         for odd in [1, 5 << 56, u64::MAX, 4 << 56 | 1] {
             assert_eq!(Stage::of(odd), None, "{odd:x}");
         }

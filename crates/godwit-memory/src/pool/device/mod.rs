@@ -14,9 +14,10 @@ mod table;
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+pub use self::allocation::is_allocating;
 use self::claim::Stage;
 use self::record::{Content, Record};
 use self::space::Extent;
@@ -29,9 +30,29 @@ use crate::pool::{PoolError, Room};
 #[derive(Clone, Debug)]
 pub(super) struct Device {
     path: PathBuf,
+    identity: Identity,
     geometry: Geometry,
     head: Head,
     table: Table,
+}
+
+/// What a device or file is, whichever of its names it was opened by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Identity {
+    /// A character device's number.
+    Device(u64),
+    /// A file's file system and number.
+    File(u64, u64),
+}
+
+impl Identity {
+    fn of(file: &File) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        Ok(match metadata.file_type().is_char_device() {
+            true => Self::Device(metadata.rdev()),
+            false => Self::File(metadata.dev(), metadata.ino()),
+        })
+    }
 }
 
 /// A segment of a device.
@@ -108,11 +129,13 @@ impl Device {
         if begins_with_nothing(&file, geometry).map_err(PoolError::io(path))? {
             return Err(PoolError::NotFormatted(path.to_owned()));
         }
+        let identity = Identity::of(&file).map_err(PoolError::io(path))?;
         let table = Table::map(&file, geometry).map_err(PoolError::io(path))?;
         let path = path.to_owned();
         match table.head(geometry) {
             Ok(head) => Ok(Self {
                 path,
+                identity,
                 geometry,
                 head,
                 table,
@@ -141,7 +164,8 @@ impl Device {
         };
         reserve(path, &file, geometry, whole)?;
         let table = Table::map(&file, geometry).map_err(PoolError::io(path))?;
-        if table.head(geometry).is_ok() {
+        // Also of a table that cannot be used here: it is a pool elsewhere, or was made for other sizes.
+        if matches!(table.head(geometry), Ok(_) | Err(NoTable::Wrong(_))) {
             let used = (0..RECORDS).filter(|index| {
                 let stage = table.record(*index).stage();
                 stage.map_or(true, |(stage, _)| stage != Stage::Free)

@@ -87,27 +87,28 @@ impl Record {
         Stage::of(self.load(AT_STAGE)).ok_or("its stage makes no sense")
     }
 
-    /// Takes a free record for a node. False when another was first.
+    /// Takes a free record for a claim of a node. False when another was first.
     pub(super) fn claim(&self, tag: u64) -> bool {
-        let claimed = Stage::Claimed.word(tag);
-        let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
-        let won = self
-            .0
-            .at(AT_STAGE)
-            .compare_exchange(Stage::Free.word(0), claimed, success, failure)
-            .is_ok();
-        if won {
-            self.0.persist(AT_STAGE..AT_STAGE + 1);
-        }
-        won
+        self.change(Stage::Free, Stage::Claimed, tag)
     }
 
-    /// Says how far it is, after all that was written to it before.
-    pub(super) fn set_stage(&self, stage: Stage, tag: u64) {
-        self.0.persist(0..RECORD_WORDS);
-        self.0.at(AT_STAGE).store(stage.word(tag), Ordering::SeqCst);
-        // What is read afterwards is read after others can see this.
-        self.0.persist(AT_STAGE..AT_STAGE + 1);
+    /// Says how far it is, after all that was written to it before, if it is as far as the caller knows. False when it is
+    /// not, and nothing has changed.
+    #[must_use]
+    pub(super) fn change(&self, from: Stage, to: Stage, tag: u64) -> bool {
+        if from != Stage::Free {
+            self.0.persist(0..RECORD_WORDS);
+        }
+        let stage = self.0.at(AT_STAGE);
+        let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
+        let changed = stage
+            .compare_exchange(from.word(tag), to.word(tag), success, failure)
+            .is_ok();
+        if changed {
+            // What is read afterwards is read after others can see this.
+            self.0.persist(AT_STAGE..AT_STAGE + 1);
+        }
+        changed
     }
 
     /// Writes what the segment is. The record must be claimed by the caller's node.

@@ -1,5 +1,5 @@
-//! The memory of a VM that somebody else started, where that is a file of a memory pool, or a part of one that is a device:
-//! it becomes a segment of the VM's name, and the VM can move without its memory like one that this node started.
+//! The memory of a VM that somebody else started, where that is a file of a memory pool: it becomes a segment of the VM's
+//! name, and the VM can move without its memory like one that this node started.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use godwit_core::units::Bytes;
 use godwit_memory::pool::device::space::Extent;
 use godwit_memory::pool::segment::Segment;
-use godwit_memory::pool::{Place, Pool, PoolError};
+use godwit_memory::pool::{Place, Pool};
 
 use crate::config::NodeConfig;
 use crate::node::{Node, blocking};
@@ -36,35 +36,39 @@ pub(crate) async fn take(
         name,
         pool: opened,
     } = found;
-    let is_device = opened.is_device();
     let refused = |why: String, hint: &str| {
         let text = format!(
             "cannot adopt VM {vm}: its memory in memory pool {name} cannot move with it: {why}"
         );
         ErrorBody::new(ErrorCode::Conflict, text).hint(hint)
     };
+    if opened.is_device() {
+        // The next guest to start there, at any node, would get the same part.
+        let why = String::from(
+            "nobody reserved that part of the device for it, so another machine may get it",
+        );
+        let hint = format!(
+            "end it now, and start it with 'godwit vm run --memory-pool {name}', which reserves its memory there"
+        );
+        return Err(refused(why, &hint));
+    }
     if !told.is_replaceable() {
         let why = String::from("QEMU was told of it in JSON");
         let hint =
             "start QEMU with -object memory-backend-file,id=ID,size=SIZE,mem-path=FILE,share=on";
         return Err(refused(why, hint));
     }
-    let place = place(&opened, vm, pid).map_err(|why| {
-        refused(why, "start QEMU with all of its memory in one part of the pool, with offset= behind its mem-path")
-    })?;
-    let in_pool = place.extent.bytes;
-    if in_pool != facts.memory_bytes {
-        let (has, in_pool) = (Bytes(facts.memory_bytes), Bytes(in_pool));
-        let (why, hint) = match is_device {
-            true => (
-                format!("the guest has {has}, and maps {in_pool} of it"),
-                "start QEMU with all of its memory in one part of the pool",
-            ),
-            false => (
-                format!("the guest has {has}, and its file {in_pool}"),
-                "start QEMU with all of its memory in one file of the pool",
-            ),
-        };
+    let path = opened.memory_path(vm);
+    let bytes = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
+    let place = Place {
+        path,
+        extent: Extent { offset: 0, bytes },
+        align: None,
+    };
+    if bytes != facts.memory_bytes {
+        let (has, in_pool) = (Bytes(facts.memory_bytes), Bytes(bytes));
+        let why = format!("the guest has {has}, and its file {in_pool}");
+        let hint = "start QEMU with all of its memory in one file of the pool";
         return Err(refused(why, hint));
     }
     if !facts.memory_shared {
@@ -79,11 +83,7 @@ pub(crate) async fn take(
     let made = blocking(move || {
         // A file that took the place of QEMU's would be given away in its stead.
         relocated::find(pid, &place).map_err(|error| error.to_string())?;
-        let adopted = match is_device {
-            true => Segment::adopt_part(&opened, &segment, place.extent, &here),
-            false => Segment::adopt(&opened, &segment, &here),
-        };
-        Ok::<Result<Segment, PoolError>, String>(adopted)
+        Ok::<_, String>(Segment::adopt(&opened, &segment, &here))
     });
     let made = made
         .await?
@@ -102,31 +102,6 @@ pub(crate) async fn take(
         epoch: title.epoch,
         given_to: None,
     }))
-}
-
-/// Where the memory of a VM's QEMU is in a pool, before it is a segment.
-///
-/// # Errors
-/// QEMU does not map one part of a device, a sentence's end.
-fn place(pool: &Pool, vm: &str, pid: u32) -> Result<Place, String> {
-    if !pool.is_device() {
-        let path = pool.memory_path(vm);
-        let bytes = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
-        let extent = Extent { offset: 0, bytes };
-        return Ok(Place {
-            path,
-            extent,
-            align: None,
-        });
-    }
-    let path = pool.path().to_owned();
-    let part = relocated::mapped_part(pid, &path).map_err(|error| error.to_string())?;
-    let extent = part.ok_or("its QEMU does not map one part of it")?;
-    Ok(Place {
-        path,
-        extent,
-        align: Some(pool.page_bytes()),
-    })
 }
 
 /// A VM's memory that is in a memory pool.

@@ -15,7 +15,7 @@ use crate::config::{MemoryPoolConfig, NodeConfig};
 use crate::names;
 use crate::node::{Node, blocking};
 use crate::store::machine::{PooledMemory, VmEntry, VmMark};
-use crate::vms::memory::relocated;
+use crate::vms::memory::{released, relocated};
 use crate::vms::vm::Vm;
 use godwit_api::{ErrorBody, ErrorCode, MemoryPool, MemorySegment};
 use godwit_qemu::QemuUser;
@@ -179,10 +179,11 @@ pub(crate) fn refused(here: &str, pool: &str, error: &PoolError) -> ErrorBody {
             ErrorCode::NoSpace,
             "reserve it with 'fallocate', where there is room for it",
         ),
-        PoolError::Elsewhere(_) => (
+        PoolError::Changed(_) => (
             ErrorCode::Conflict,
-            "see 'godwit memory-pool show', and start QEMU with an offset where nothing is",
+            "see whether each node that maps it has a name of its own and runs once; then try again",
         ),
+        PoolError::Ending => (ErrorCode::ShuttingDown, "try again when the node is back"),
         PoolError::Forbidden(_) => (
             ErrorCode::Conflict,
             "let the node's user write there, or start the node with another --memory-pool",
@@ -233,22 +234,26 @@ pub(crate) async fn allocate(
         return Ok(());
     };
     let pool = open(&node.config, &memory.pool)?;
-    let (here, name, bytes) = (node.config.name.clone(), vm.to_owned(), memory.bytes);
+    let (shared, name, bytes) = (Arc::clone(node), vm.to_owned(), memory.bytes);
+    let pool_name = memory.pool.clone();
     let allocated = blocking(move || {
-        // The node has no machine of the name, so what it owns there was left by a crash.
+        let here = &shared.config.name;
+        let failed = |error| refused(here, &pool_name, &error);
+        // The node has no machine of the name, so what it owns there was left by a crash, or by devices that do not end.
         if let Ok(left) = Segment::open(&pool, &name)
-            && left.title().is_ok_and(|title| title.owner == here)
+            && left.title().is_ok_and(|title| title.owner == *here)
         {
-            left.remove(&pool)?;
+            if !released::settled(left.place()) {
+                return Err(released::still_in_use(&name, &pool_name));
+            }
+            let _ = relocated::forget(left.place());
+            left.remove(&pool).map_err(failed)?;
         }
-        Segment::clear(&pool, &name, &here)?;
-        let made = Segment::allocate(&pool, &name, bytes, &here)?;
-        // A file system gives the number of a file that is gone to another, and a device its place.
-        let _ = relocated::forget(made.place());
-        Ok(made)
+        Segment::clear(&pool, &name, here).map_err(failed)?;
+        let ends = || shared.is_closing();
+        Segment::allocate_unless(&pool, &name, bytes, here, &ends).map_err(failed)
     })
-    .await?
-    .map_err(|error| refused(&node.config.name, &memory.pool, &error))?;
+    .await??;
     memory.id = allocated.id();
     if let Some(user) = &node.config.qemu_user {
         give_to(user, vm, allocated.place())?;
@@ -292,7 +297,11 @@ fn closed_to(user: &QemuUser, path: &Path) -> Option<String> {
 ///
 /// # Errors
 /// It is not there any more, or it is another one of its name.
-fn segment(node: &Node, vm: &str, memory: &PooledMemory) -> Result<(Pool, Segment), ErrorBody> {
+pub(super) fn segment(
+    node: &Node,
+    vm: &str,
+    memory: &PooledMemory,
+) -> Result<(Pool, Segment), ErrorBody> {
     let pool = open(&node.config, &memory.pool)?;
     let failed = |error| refused(&node.config.name, &memory.pool, &error);
     let segment = Segment::open(&pool, vm).map_err(failed)?;
@@ -314,16 +323,24 @@ pub(super) fn place_of(node: &Node, vm: &str, memory: &PooledMemory) -> Result<P
     segment(node, vm, memory).map(|(_, segment)| segment.place().clone())
 }
 
-/// What a VM's QEMU maps of a memory pool.
+/// What the QEMU of a VM that starts here maps of a memory pool.
 ///
 /// # Errors
 /// It is not there.
-pub(crate) fn mapped(node: &Node, vm: &Vm) -> Result<Option<PoolMemory>, ErrorBody> {
+pub(crate) async fn mapped(node: &Arc<Node>, vm: &Vm) -> Result<Option<PoolMemory>, ErrorBody> {
     let memory = vm.lock().entry.memory.clone();
     let Some(memory) = memory else {
         return Ok(None);
     };
-    let place = place_of(node, &vm.name, &memory)?;
+    let (shared, name) = (Arc::clone(node), vm.name.clone());
+    let place = blocking(move || {
+        let place = place_of(&shared, &name, &memory)?;
+        // A file system gives the number of a file that is gone to another, and a device its place: what was elsewhere of
+        // an earlier guest's memory is not elsewhere of this one's.
+        let _ = relocated::forget(&place);
+        Ok::<_, ErrorBody>(place)
+    });
+    let place = place.await??;
     let offset = place.extent.offset;
     Ok(Some(PoolMemory {
         path: place.path,
@@ -395,8 +412,7 @@ pub(crate) fn offer(
     let Some(memory) = &mut entry.memory else {
         return Err(String::from(
             "its memory is in no memory pool: start it with 'godwit vm run --memory-pool', or, to adopt it, with -object \
-             memory-backend-file whose mem-path is NAME.memory in the pool's folder, or the pool itself if it is a device; \
-             or use another way of moving memory",
+             memory-backend-file whose mem-path is NAME.memory in the pool's folder; or use another way of moving memory",
         ));
     };
     let failed = |error: PoolError| sentence(refused(&node.config.name, &memory.pool, &error));
@@ -483,7 +499,11 @@ pub(crate) fn arrival(node: &Node, vm: &Vm) -> Option<Arrival> {
 /// node ends; the next process then does it.
 pub(crate) async fn hand_over(node: &Arc<Node>, vm: &str, gone: &VmEntry) {
     let mut said = false;
-    while let Err(error) = give(node, vm, gone) {
+    let try_once = || {
+        let (node, vm, gone) = (Arc::clone(node), vm.to_owned(), gone.clone());
+        async move { blocking(move || give(&node, &vm, &gone)).await.flatten() }
+    };
+    while let Err(error) = try_once().await {
         // Once is enough: a pool may stay away for long.
         if !std::mem::replace(&mut said, true) {
             tracing::error!(vm, %error, "cannot give the VM's memory away; trying again");
@@ -499,7 +519,7 @@ pub(crate) async fn hand_over(node: &Arc<Node>, vm: &str, gone: &VmEntry) {
 ///
 /// # Errors
 /// The segment cannot be looked at now.
-fn give(node: &Node, vm: &str, gone: &VmEntry) -> Result<(), ErrorBody> {
+pub(super) fn give(node: &Node, vm: &str, gone: &VmEntry) -> Result<(), ErrorBody> {
     let Some((memory, to)) = given(gone) else {
         return Ok(());
     };
@@ -528,7 +548,7 @@ fn give(node: &Node, vm: &str, gone: &VmEntry) -> Result<(), ErrorBody> {
 }
 
 /// The memory that goes with a VM that was given to another node, and to which.
-fn given(entry: &VmEntry) -> Option<(&PooledMemory, &str)> {
+pub(super) fn given(entry: &VmEntry) -> Option<(&PooledMemory, &str)> {
     let memory = entry.memory.as_ref()?;
     Some((memory, memory.given_to.as_deref()?))
 }
@@ -547,32 +567,5 @@ pub(crate) fn keep(node: &Node, vm: &str, entry: &VmEntry) {
     if let Err(error) = kept {
         // The title is this node's all the same.
         tracing::warn!(vm, %error, "cannot note that the VM's memory stays");
-    }
-}
-
-/// Frees a VM's segment if it is this node's, once no QEMU of this node maps it any more.
-pub(crate) async fn release(node: &Arc<Node>, vm: &str, entry: &VmEntry) {
-    let Some(memory) = entry.memory.clone() else {
-        return;
-    };
-    let (shared, name, gone) = (Arc::clone(node), vm.to_owned(), entry.clone());
-    let released = blocking(move || -> Result<(), ErrorBody> {
-        if let Ok(place) = place_of(&shared, &name, &memory) {
-            // Without its segment nothing can map it any more either.
-            let _ = relocated::forget(&place);
-        }
-        if given(&gone).is_some() {
-            // Whatever the title says by now, the guest runs on it elsewhere.
-            return give(&shared, &name, &gone);
-        }
-        let (pool, segment) = segment(&shared, &name, &memory)?;
-        let failed = |error: PoolError| refused(&shared.config.name, &memory.pool, &error);
-        if segment.title().map_err(failed)?.owner == shared.config.name {
-            segment.remove(&pool).map_err(failed)?;
-        }
-        Ok(())
-    });
-    if let Err(error) = released.await.flatten() {
-        tracing::debug!(vm, %error, "the VM's memory is not there to be freed");
     }
 }

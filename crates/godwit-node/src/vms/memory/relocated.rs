@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_memory::mover::agent::{Agent, AgentError, Side};
-use godwit_memory::mover::mappings::{self, Layout, Mapping};
+use godwit_memory::mover::mappings::{self, Layout};
 use godwit_memory::pool::Place;
 use godwit_memory::pool::device::space::Extent;
 use godwit_vhost::memory::relocated::{Home, Part, Relocation};
@@ -115,34 +115,6 @@ pub(super) fn find(pid: u32, memory: &Place) -> std::io::Result<Found> {
     Err(std::io::Error::other(
         "its QEMU does not have it where it should be",
     ))
-}
-
-/// The part of a device, or of a file in which others have memory as well, that a QEMU maps; nothing unless it is one.
-pub(super) fn mapped_part(pid: u32, path: &Path) -> std::io::Result<Option<Extent>> {
-    let file = mappings::File::of(&File::open(path)?)?;
-    let mut parts: Vec<(Extent, u64)> = Vec::new();
-    for mapping in mappings::of_process(pid)? {
-        if mapping.device != file.device || mapping.inode != file.inode {
-            continue;
-        }
-        // One mapping may have been cut into several.
-        match parts.last_mut() {
-            Some((last, end))
-                if *end == mapping.address && Extent::end(*last) == mapping.offset =>
-            {
-                last.bytes += mapping.bytes;
-                *end += mapping.bytes;
-            }
-            _ => {
-                let Mapping { offset, bytes, .. } = mapping;
-                parts.push((Extent { offset, bytes }, mapping.address + bytes));
-            }
-        }
-    }
-    Ok(match parts.as_slice() {
-        [(part, _)] => Some(*part),
-        _ => None,
-    })
 }
 
 /// The files of local memory that a QEMU has, of which it may use none.
@@ -326,9 +298,14 @@ fn restore_of(agent: &Path, pid: u32, memory: &Place) -> Result<u64, Box<dyn std
 /// Nothing of a segment's memory is elsewhere any more, because no QEMU of this node uses it: its local memory is freed,
 /// and another file that gets its number, or another segment there, is not taken for it.
 pub(super) fn forget(memory: &Place) -> std::io::Result<()> {
-    let home = InPool::open(memory)?.of_devices()?;
+    let home = of_devices(memory)?;
     Relocation::begin().forget(home);
     Ok(())
+}
+
+/// A place of a memory pool as the devices here that map it know it.
+pub(super) fn of_devices(memory: &Place) -> std::io::Result<Home> {
+    InPool::open(memory)?.of_devices()
 }
 
 /// The process that listens at a monitor's socket; nothing when none does.
