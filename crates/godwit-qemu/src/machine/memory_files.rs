@@ -89,54 +89,14 @@ impl Machine {
             return;
         };
         *word = Word::MemoryFile {
-            before_memory: without(&file.told[..from], "offset"),
-            after_memory: without(&file.told[to..], "offset"),
+            before_memory: file.told[..from].to_owned(),
+            after_memory: file.told[to..].to_owned(),
         };
     }
 }
 
-/// A part of an option without a property, which each node says by itself.
-fn without(part: &str, property: &str) -> String {
-    let mut part = part.to_owned();
-    while let Some(((from, to), _)) = field(&part, property) {
-        let name = from - property.len() - 1;
-        // With one comma beside it: the one in front, unless it comes first.
-        let (begin, end) = match name {
-            0 => (0, (to + 1).min(part.len())),
-            _ => (name - 1, to),
-        };
-        part.replace_range(begin..end, "");
-    }
-    part
-}
-
-/// What a word is on a node whose memory pool has this for the guest, or that has local memory for it.
-pub(super) fn in_place(before: &str, memory: Option<&PoolMemory>, after: &str) -> String {
-    let local = Path::new(LOCAL_MEMORY);
-    let path = escaped(memory.map_or(local, |memory| &memory.path));
-    let part = memory.and_then(|memory| memory.part);
-    let offset = part.map(|part| format!(",offset={}B", part.offset));
-    format!("{before}{path}{}{after}", offset.unwrap_or_default())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_property_is_left_out_wherever_it_stands() {
-        for (part, left) in [
-            (
-                "memory-backend-file,offset=2M,id=m,mem-path=",
-                "memory-backend-file,id=m,mem-path=",
-            ),
-            (",size=1G,offset=4M", ",size=1G"),
-            (",offset=4M,share=on,offset=8M", ",share=on"),
-            ("offset=1,id=m,mem-path=", "id=m,mem-path="),
-            (",offsets=1,x=offset=2", ",offsets=1,x=offset=2"),
-            ("", ""),
-        ] {
-            assert_eq!(without(part, "offset"), left, "{part}");
-        }
-    }
+/// What a word is on a node whose memory pool has this file for the guest, or that has local memory for it.
+pub(super) fn in_place(before: &str, memory: Option<&Path>, after: &str) -> String {
+    let path = escaped(memory.unwrap_or(Path::new(LOCAL_MEMORY)));
+    format!("{before}{path}{after}")
 }

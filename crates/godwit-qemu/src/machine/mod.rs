@@ -324,7 +324,10 @@ impl Machine {
                 Word::MemoryFile {
                     before_memory,
                     after_memory,
-                } => memory_files::in_place(before_memory, memory, after_memory),
+                } => {
+                    let file = memory.map(|memory| memory.path.as_path());
+                    memory_files::in_place(before_memory, file, after_memory)
+                }
             })
             .collect();
         let mut push = |pair: [&str; 2]| line.extend(pair.map(str::to_owned));
@@ -393,8 +396,9 @@ fn memory_backend(bytes: u64, memory: Option<&PoolMemory>) -> String {
     let before = format!("memory-backend-file,id={MEMORY_ID},size={bytes}B,share=on,mem-path=");
     let part = memory.and_then(|memory| memory.part);
     // QEMU refuses a device whose alignment is larger than that.
-    let align = part.map(|part| format!(",align={}B", part.align));
-    memory_files::in_place(&before, memory, &align.unwrap_or_default())
+    let part = part.map(|part| format!(",offset={}B,align={}B", part.offset, part.align));
+    let file = memory.map(|memory| memory.path.as_path());
+    memory_files::in_place(&before, file, &part.unwrap_or_default())
 }
 
 /// A character device at whose socket QEMU listens.

@@ -17,8 +17,6 @@ pub struct AdoptedMachine<'a> {
     pub nic: &'a [String],
     /// The file that is the guest's memory.
     pub memory_file: Option<&'a Path>,
-    /// Where in it the memory begins.
-    pub memory_offset: u64,
 }
 
 impl NodeGuest {
@@ -42,7 +40,6 @@ impl NodeGuest {
         let qemu = GuestMachine {
             load: load.clone(),
             memory_file: machine.memory_file.map(Path::to_owned),
-            memory_offset: machine.memory_offset,
             ..GuestMachine::new(image, sockets, ConsoleSocket::Connect(console))
         };
         let monitor = cluster.dir().join("monitor.sock");

@@ -156,8 +156,6 @@ pub struct GuestMachine {
     pub load: GuestLoad,
     /// The file that its memory is in; a file without a name when there is none.
     pub memory_file: Option<PathBuf>,
-    /// Where in it the memory begins.
-    pub memory_offset: u64,
 }
 
 impl GuestMachine {
@@ -171,7 +169,6 @@ impl GuestMachine {
             cpus: 1,
             load: GuestLoad::default(),
             memory_file: None,
-            memory_offset: 0,
         }
     }
 
@@ -190,11 +187,7 @@ impl GuestMachine {
         match &self.memory_file {
             None => all.add("-object", &memory("memory-backend-memfd")),
             Some(file) => {
-                let offset = match self.memory_offset {
-                    0 => String::new(),
-                    offset => format!(",offset={offset}"),
-                };
-                let before = memory("memory-backend-file") + &offset + ",mem-path=";
+                let before = memory("memory-backend-file") + ",mem-path=";
                 all.add_path("-object", &before, file);
             }
         }

@@ -3,6 +3,8 @@
 
 use std::os::unix::fs::FileExt;
 
+use godwit_testkit::vm::idle_qemu;
+
 use super::*;
 
 /// MiB of a pool's table, of a small machine, and of the guest's memory.
@@ -115,44 +117,58 @@ fn a_guest_in_a_part_of_a_device_moves_there_and_back() {
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
-/// Somebody else started its QEMU, with its memory in a part of the pool that no machine has.
+/// Somebody else started its QEMU, with its memory in a part of the pool that no machine has: the next one gets it.
 #[test]
-fn an_adopted_guest_in_a_part_of_a_device_moves_and_its_memory_follows() {
-    let turn = Scenario::begin("zero_copy", "an_adopted_guest_in_a_part_of_a_device");
-    let pool = MemoryPool::file(TABLE_MIB + SMALL_MIB + GUEST_MIB).unwrap();
+fn a_guest_in_a_part_of_a_device_that_nobody_reserved_is_not_adopted() {
+    let _turn = Scenario::begin("zero_copy", "a_guest_in_a_part_of_a_device_that_nobody");
+    let pool = MemoryPool::file(TABLE_MIB + GUEST_MIB).unwrap();
     let cluster = cluster(&pool);
-    let (a, b) = (cluster.node("a"), cluster.node("b"));
-    let load = GuestLoad {
-        seed: turn.seed,
-        ..GuestLoad::default()
-    };
-    let offset = (TABLE_MIB + SMALL_MIB) << 20;
-    let machine = AdoptedMachine {
-        memory_file: Some(pool.path()),
-        memory_offset: offset,
-        ..AdoptedMachine::default()
-    };
-    let (guest, _qemu) = NodeGuest::adopt(&cluster, a, (1, DISK_MIB), &load, machine).unwrap();
-    assert_eq!(segment(b, VM)["offset"], offset);
-    // Others get what is beside it.
-    a.godwit(&small("web", "64M")).json().unwrap();
-    let refused = b.refusal(&small("more", "64M"));
-    assert!(refused.contains("make the pool larger"), "{refused}");
-    let follows = ["--memory", "zero-copy"];
-    let (moved, _) = guest.migrate(a, "b", &follows).unwrap();
-    assert!(
-        moved["memory_bytes"].as_u64().unwrap() < MOST_BYTES,
-        "{moved}"
+    let a = cluster.node("a");
+    let monitor = cluster.dir().join("monitor.sock");
+    let memory = format!(
+        "memory-backend-file,offset={}M,align=2M,mem-path={}",
+        TABLE_MIB,
+        pool.path().display()
     );
-    let memory = guest.memory_moved(b).unwrap();
-    assert_eq!(memory["bytes_in_pool"], 0, "{memory}");
-    goes(&guest, b, "pool");
-    // And with memory that is sent, into memory of its own.
-    guest.migrate(b, "a", &[]).unwrap();
-    assert_eq!(memory_of(a), Value::Null);
-    println!("{:?}", guest.finish(a).unwrap());
-    for vm in [VM, "web"] {
-        a.godwit(&["vm", "stop", vm, "--force"]).json().unwrap();
+    let _qemu = idle_qemu(&monitor, &memory, &[]).unwrap();
+    let monitor = monitor.to_string_lossy().into_owned();
+    let refused = a.refusal(&["vm", "adopt", "web", "--qmp", &monitor]);
+    for words in [
+        "nobody reserved that part of the device for it",
+        "start it with 'godwit vm run --memory-pool cxl'",
+    ] {
+        assert!(refused.contains(words), "{refused}");
     }
+    assert!(a.godwit(&["vm", "show", "web"]).json().is_err());
+    assert!(pool.is_empty().unwrap(), "nothing is reserved");
+}
+
+/// A program that says that it is a QEMU which frees the wrong pages.
+#[test]
+fn an_old_qemu_gets_no_part_of_a_device() {
+    let _turn = Scenario::begin("zero_copy", "an_old_qemu_gets_no_part_of_a_device");
+    let pool = MemoryPool::file(TABLE_MIB + SMALL_MIB).unwrap();
+    let cluster = cluster(&pool);
+    let a = cluster.node("a");
+    let old = cluster.dir().join("qemu-system-old");
+    let text = "#!/bin/sh\n[ \"$1\" = --version ] && echo 'QEMU emulator version 9.2.4' && exit\n\
+                exec qemu-system-x86_64 \"$@\"\n";
+    std::fs::write(&old, text).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&old, mode).unwrap();
+    let old = old.to_string_lossy().into_owned();
+    let mut command = small("web", "64M");
+    let at = command.iter().position(|word| *word == "--").unwrap();
+    command.splice(at..at, ["--qemu", &old]);
+    let refused = a.refusal(&command);
+    for words in [
+        "QEMU 9.2.4 can free memory of other machines",
+        "--qemu PATH",
+    ] {
+        assert!(refused.contains(words), "{refused}");
+    }
+    assert!(pool.is_empty().unwrap(), "nothing is reserved");
+    a.godwit(&small("web", "64M")).json().unwrap();
+    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
