@@ -84,14 +84,21 @@ test-testpmd: guest
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
 		$(CARGO) test --locked -p godwit-testkit --test foreign_front_end -- --ignored --nocapture --test-threads 1
 
-# The same guest while nodes and QEMUs are killed in each phase of a move, and while its memory follows; and one whose
-# memory is pulled.
+# Pools on a DAX device, in a virtual machine that has one.
+.PHONY: test-dax
+test-dax: guest
+	scripts/test-dax
+
+# The same guest while nodes and QEMUs are killed in each phase of a move, and while its memory follows: with its memory in
+# a folder, in a part of a file, and pulled.
 .PHONY: test-memory-deaths
 test-memory-deaths: guest
 	$(CARGO) build --locked -p godwit-cli --features failpoints
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
 		$(CARGO) test --locked -p godwit-testkit --test vm_crash -- --ignored --nocapture --test-threads 1 \
 		zero_copy post_copy
+	GODWIT_BIN=$(CURDIR)/target/debug/godwit GODWIT_MEMORY_POOL=file \
+		$(CARGO) test --locked -p godwit-testkit --test vm_crash zero_copy -- --ignored --nocapture --test-threads 1
 
 # As many runs as you like: make soak SEEDS=200000 FIRST=1000000.
 soak:

@@ -111,6 +111,10 @@ pub(crate) fn memory_pool(name: &str) -> String {
     format!("{MEMORY_POOLS}/{}", segment(name))
 }
 
+pub(crate) fn memory_pool_format(name: &str) -> String {
+    format!("{}/format", memory_pool(name))
+}
+
 pub(crate) fn process(pid: u32) -> String {
     format!("{PROCESSES}/{pid}")
 }

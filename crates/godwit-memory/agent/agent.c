@@ -57,10 +57,16 @@ struct request {
         uint64_t ahead;   /* MOVE: bytes that move after the run. */
     };
     uint64_t bytes;   /* BEGIN, TRACK: all of it. MOVE: of the run. FILL: of the part. */
-    uint64_t offset;  /* MOVE: of the run in the memory. */
-    uint64_t chunk;   /* MOVE: bytes of a chunk, at most. */
+    uint64_t offset;  /* BEGIN: of the memory in its file. MOVE: of the run in the memory. */
+    union {
+        uint64_t target; /* BEGIN: of the memory in the file that it goes to. */
+        uint64_t chunk;  /* MOVE: bytes of a chunk, at most. */
+    };
     uint64_t hold_ns; /* MOVE: how long a chunk may be held. */
-    uint64_t downwards; /* MOVE: whether the run's end moves first. */
+    union {
+        uint64_t keeps;     /* BEGIN: whether that file has room for it already, and keeps it. */
+        uint64_t downwards; /* MOVE: whether the run's end moves first. */
+    };
 };
 
 struct answer {
@@ -79,6 +85,8 @@ static struct {
     char *memory;
     uint64_t bytes;
     int from, to, faults;
+    off_t from_offset, to_offset; /* Of the memory in these files. */
+    int keeps; /* Whether the target's room stays the memory's: it is full of what was there before. */
     uint64_t room, room_end; /* Bytes of the target that got room for the next run: none of QEMU's mappings has them. */
 } moving = { .from = -1, .to = -1, .faults = -1 };
 
@@ -118,7 +126,7 @@ static int open_faults(int device, uint64_t features)
 static void return_room(void)
 {
     if (moving.room < moving.room_end)
-        fallocate(moving.to, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)moving.room,
+        fallocate(moving.to, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, moving.to_offset + (off_t)moving.room,
             (off_t)(moving.room_end - moving.room));
     moving.room = moving.room_end = 0;
 }
@@ -140,7 +148,9 @@ static void end_move(void)
 static int begin_move(const struct request *request, int *fds)
 {
     end_move();
-    if (fds[0] < 0 || fds[1] < 0 || request->bytes == 0 || request->bytes % 4096 || request->address % 4096)
+    if (fds[0] < 0 || fds[1] < 0 || request->bytes == 0 || request->bytes % PAGE || request->address % PAGE
+        || request->offset % PAGE || request->target % PAGE || request->offset > INT64_MAX - request->bytes
+        || request->target > INT64_MAX - request->bytes || request->bytes > INT64_MAX)
         return EINVAL;
     if (moving.from >= 0)
         close(moving.from);
@@ -150,6 +160,9 @@ static int begin_move(const struct request *request, int *fds)
     moving.bytes = request->bytes;
     moving.from = fds[0];
     moving.to = fds[1];
+    moving.from_offset = (off_t)request->offset;
+    moving.to_offset = (off_t)request->target;
+    moving.keeps = request->keeps != 0;
     fds[0] = fds[1] = -1;
     int faults = open_faults(fds[2], HOLDS);
     if (faults < 0) {
@@ -225,7 +238,7 @@ static int is_there(uint64_t offset, uint64_t bytes)
 static int copy_data(off_t at, off_t end)
 {
     while (at < end) {
-        ssize_t written = pwrite(moving.to, moving.memory + at, (size_t)(end - at), at);
+        ssize_t written = pwrite(moving.to, moving.memory + at, (size_t)(end - at), moving.to_offset + at);
         if (written < 0 && errno == EINTR)
             continue;
         if (written <= 0)
@@ -235,15 +248,25 @@ static int copy_data(off_t at, off_t end)
     return 0;
 }
 
-/* Copies what is there of a piece; the target has zeroes where the source has holes. */
+/* Whether the source has a hole at a place, or where its data goes on: as lseek, with places of the memory. */
+static off_t next_data(off_t at)
+{
+    off_t data = lseek(moving.from, moving.from_offset + at, SEEK_DATA);
+    return data < 0 ? data : data - moving.from_offset;
+}
+
+/*
+ * Copies what is there of a piece; the target has zeroes where the source has holes, unless it is full of what was there
+ * before: then it gets all.
+ */
 static int copy(uint64_t offset, uint64_t bytes, uint64_t *copied)
 {
     off_t at = (off_t)offset, end = (off_t)(offset + bytes);
-    int all = is_there(offset, bytes);
+    int all = moving.keeps || is_there(offset, bytes);
     while (at < end) {
         off_t data = at, hole = end;
         if (!all) {
-            data = lseek(moving.from, at, SEEK_DATA);
+            data = next_data(at);
             if (data < 0 && errno == ENXIO)
                 return 0;
             if (data < 0)
@@ -252,7 +275,7 @@ static int copy(uint64_t offset, uint64_t bytes, uint64_t *copied)
                 return 0;
             /* SEEK_HOLE would walk through all pages up to the next hole, which may be those of the whole memory. */
             hole = data + (off_t)PAGE;
-            while (hole < end && lseek(moving.from, hole, SEEK_DATA) == hole)
+            while (hole < end && next_data(hole) == hole)
                 hole += (off_t)PAGE;
         }
         int error = copy_data(data, hole);
@@ -281,7 +304,7 @@ static int move_chunk(const struct request *request, uint64_t offset, uint64_t *
     uint64_t part = request->downwards ? offset + all - done : offset;
     if (!error) {
         void *at = mmap(moving.memory + part, done, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, moving.to,
-            (off_t)part);
+            moving.to_offset + (off_t)part);
         error = at == MAP_FAILED ? errno : 0;
     }
     if (error) {
@@ -311,7 +334,9 @@ static int move_chunk(const struct request *request, uint64_t offset, uint64_t *
 /* Memory that cannot be had is an error here and would be a signal later. */
 static int make_room(uint64_t offset, uint64_t bytes)
 {
-    while (fallocate(moving.to, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes) < 0)
+    if (moving.keeps)
+        return 0;
+    while (fallocate(moving.to, FALLOC_FL_KEEP_SIZE, moving.to_offset + (off_t)offset, (off_t)bytes) < 0)
         if (errno != EINTR)
             return errno;
     return 0;
@@ -346,7 +371,7 @@ static int move_run(const struct request *request, struct answer *answer)
 static void make_room_ahead(const struct request *run)
 {
     uint64_t ahead = run->ahead, end = run->offset + run->bytes;
-    if (ahead == 0 || ahead % PAGE || ahead > (run->downwards ? run->offset : moving.bytes - end))
+    if (moving.keeps || ahead == 0 || ahead % PAGE || ahead > (run->downwards ? run->offset : moving.bytes - end))
         return;
     uint64_t offset = run->downwards ? run->offset - ahead : end;
     if (make_room(offset, ahead))

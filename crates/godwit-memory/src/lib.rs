@@ -2,11 +2,12 @@
 //! lends, or a file that two nodes of one host share (the zero-copy migration paper).
 //!
 //! - [`ownership`]: who may run a guest on a segment. Pure.
-//! - [`pool`]: folders of segments; [`pool::segment`]: one guest's memory with its header; [`pool::proof`]: how two
+//! - [`pool`]: folders of segments, and devices with a table of them; [`pool::segment`]: one guest's memory with its header; [`pool::proof`]: how two
 //!   nodes prove to each other that they see the same bytes.
 //! - [`mover`]: moves the memory of a guest that runs from one file to another.
 //! - [`dirty`]: which pages of its memory a process has written.
 
+pub mod dax;
 pub mod dirty;
 pub mod mover;
 pub mod ownership;

@@ -12,8 +12,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use godwit_memory::mover::Run;
-use godwit_memory::mover::agent::{Agent, AgentError};
-use godwit_memory::mover::mappings::{self, Layout};
+use godwit_memory::mover::agent::{Agent, AgentError, Side};
+use godwit_memory::mover::mappings::{self, Home, Layout};
 use godwit_memory::mover::plan::{Chunk, Plan};
 use godwit_memory::pool::Pool;
 use process::Process;
@@ -109,7 +109,12 @@ fn started(folder: &Path) -> Started {
 fn layout(process: &Process, home: &File, away: Option<&File>) -> Option<Layout> {
     let all = mappings::of_process(process.id()).unwrap();
     let file = |file| mappings::File::of(file).unwrap();
-    mappings::find(&all, file(home), BYTES, away.map(file))
+    let home = Home {
+        file: file(home),
+        offset: 0,
+        bytes: BYTES,
+    };
+    mappings::find(&all, home, away.map(file))
 }
 
 /// Lets it end, and gives what it found.
@@ -147,7 +152,9 @@ fn move_all(
     hold: Duration,
     downwards: bool,
 ) -> Plan {
-    agent.begin(address, BYTES, from, to).unwrap();
+    agent
+        .begin(address, BYTES, Side::whole(from), Side::whole(to))
+        .unwrap();
     let mut plan = Plan::new(BYTES, 0, hold);
     let (begun, mut chunks) = (Instant::now(), 0);
     while let Some(mut all) = plan.next() {
@@ -229,7 +236,14 @@ fn a_chunk_that_takes_too_long_is_cut() {
         layout,
     } = started(folder.path());
     let away = memfd();
-    agent.begin(layout.address, BYTES, &home, &away).unwrap();
+    agent
+        .begin(
+            layout.address,
+            BYTES,
+            Side::whole(&home),
+            Side::whole(&away),
+        )
+        .unwrap();
     let whole = Run {
         chunk_bytes: 8 << 20,
         hold: Duration::from_secs(10),
@@ -260,7 +274,14 @@ fn a_node_that_dies_in_the_middle_leaves_nobody_waiting() {
     } = started(folder.path());
     let away = memfd();
     for chunk in 0..8 {
-        agent.begin(before.address, BYTES, &home, &away).unwrap();
+        agent
+            .begin(
+                before.address,
+                BYTES,
+                Side::whole(&home),
+                Side::whole(&away),
+            )
+            .unwrap();
         let bytes = 1 << 20;
         let offset = chunk * bytes;
         let moved = agent.move_run(run(offset, bytes)).unwrap();
@@ -293,7 +314,14 @@ fn chunks_that_make_no_sense_or_have_no_room_stay_where_they_are() {
     );
     let short = File::from(made.unwrap());
     rustix::fs::fcntl_add_seals(&short, rustix::fs::SealFlags::GROW).unwrap();
-    agent.begin(before.address, BYTES, &home, &short).unwrap();
+    agent
+        .begin(
+            before.address,
+            BYTES,
+            Side::whole(&home),
+            Side::whole(&short),
+        )
+        .unwrap();
     for (offset, bytes) in [
         (0, 1 << 20),
         (1, 4096),
@@ -343,7 +371,9 @@ fn a_chunk_that_cannot_be_copied_is_let_go() {
     sealed.set_len(BYTES).unwrap();
     rustix::fs::fcntl_add_seals(&sealed, rustix::fs::SealFlags::FUTURE_WRITE).unwrap();
     let address = before.address;
-    agent.begin(address, BYTES, &home, &sealed).unwrap();
+    agent
+        .begin(address, BYTES, Side::whole(&home), Side::whole(&sealed))
+        .unwrap();
     for downwards in [false, true] {
         let run = Run {
             downwards,
@@ -390,7 +420,14 @@ fn room_for_what_comes_next_is_made_ahead_and_given_back_when_it_does_not_come()
         ..run(offset, MIB)
     };
     let away = memfd();
-    agent.begin(layout.address, BYTES, &home, &away).unwrap();
+    agent
+        .begin(
+            layout.address,
+            BYTES,
+            Side::whole(&home),
+            Side::whole(&away),
+        )
+        .unwrap();
     for number in 0..4 {
         let moved = agent.move_run(ahead(number * MIB, MIB)).unwrap();
         assert!(moved.refused.is_none(), "{moved:?}");
@@ -408,7 +445,14 @@ fn room_for_what_comes_next_is_made_ahead_and_given_back_when_it_does_not_come()
     agent.end().unwrap();
     assert_eq!(room(&away), 8 * MIB, "at the end of a move");
     // The same on the way back, from a node that goes without a word.
-    agent.begin(layout.address, BYTES, &away, &home).unwrap();
+    agent
+        .begin(
+            layout.address,
+            BYTES,
+            Side::whole(&away),
+            Side::whole(&home),
+        )
+        .unwrap();
     let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(home.as_fd(), punch, 0, 8 * MIB).unwrap();
     let rest = room(&home);
@@ -487,7 +531,12 @@ fn memory_on_a_disk_s_file_system_does_not_move() {
         home,
         layout,
     } = started(folder.path());
-    let begun = agent.begin(layout.address, BYTES, &home, &memfd());
+    let begun = agent.begin(
+        layout.address,
+        BYTES,
+        Side::whole(&home),
+        Side::whole(&memfd()),
+    );
     assert_eq!(begun.is_ok(), moves, "{begun:?}");
     drop(agent);
     let told = lost(process);

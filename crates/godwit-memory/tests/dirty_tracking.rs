@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use godwit_memory::dirty::pages::{PAGE_BYTES, Pages};
 use godwit_memory::dirty::scan::{ScanError, Scanner};
-use godwit_memory::mover::agent::{Agent, AgentError};
+use godwit_memory::mover::agent::{Agent, AgentError, Side};
 use godwit_memory::mover::mappings;
 use process::Process;
 
@@ -208,7 +208,10 @@ fn memory_that_nobody_tracks_is_an_error_and_not_clean() {
     let to = File::from(rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     to.set_len(BYTES).unwrap();
     let address = tracked.address;
-    tracked.agent.begin(address, BYTES, &from, &to).unwrap();
+    tracked
+        .agent
+        .begin(address, BYTES, Side::whole(&from), Side::whole(&to))
+        .unwrap();
     let looked = tracked.scanner.scan();
     assert!(matches!(looked, Err(ScanError::NotTracked)), "{looked:?}");
     let both = tracked.agent.track(address, BYTES);
@@ -216,7 +219,9 @@ fn memory_that_nobody_tracks_is_an_error_and_not_clean() {
     tracked.agent.end().unwrap();
     // And the other way round.
     tracked.agent.track(address, BYTES).unwrap();
-    let both = tracked.agent.begin(address, BYTES, &from, &to);
+    let both = tracked
+        .agent
+        .begin(address, BYTES, Side::whole(&from), Side::whole(&to));
     assert!(matches!(both, Err(AgentError::Refused(_))), "{both:?}");
     tracked.tell("write", &[4]);
     assert!(tracked.written().contains(&4));

@@ -129,12 +129,12 @@ pub struct PoolConfig {
     pub folder: PathBuf,
 }
 
-/// A folder of memory that other nodes map, too, under the same name.
+/// Memory that other nodes map, too, under the same name: a folder of files, or a DAX device or file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPoolConfig {
     /// Its name: the same characters as a disk's name, and the same at every node.
     pub name: String,
-    /// The folder, from the root.
+    /// The folder, or the device or file, from the root.
     pub folder: PathBuf,
 }
 

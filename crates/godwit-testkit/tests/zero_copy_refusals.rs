@@ -106,13 +106,17 @@ fn a_pool_that_cannot_be_used_is_named_before_anything_starts() {
             &[
                 "no memory pool named \"nope\"",
                 "it has missing",
-                "--memory-pool NAME=FOLDER",
+                "--memory-pool NAME=PATH",
             ],
         ),
         ("missing", &["memory pool missing of node 'a'", "mount it"]),
         (
             "file",
-            &["memory pool file of node 'a'", "another --memory-pool"],
+            &[
+                "memory pool file of node 'a'",
+                "has 0 bytes",
+                "another --memory-pool",
+            ],
         ),
         (
             "small",
@@ -142,6 +146,141 @@ fn a_pool_that_cannot_be_used_is_named_before_anything_starts() {
         }
     }
     no_machine(a);
+}
+
+/// A file of so many MiB that begins with this.
+fn file(folder: &Path, name: &str, mib: u64, begin: &str) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, begin).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(mib << 20).unwrap();
+    path
+}
+
+#[test]
+fn a_device_that_is_no_pool_is_named_and_nothing_of_it_is_overwritten() {
+    let _turn = Scenario::begin("zero_copy_refusals", "a_device_that_is_no_pool_is_named");
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let cut = MemoryPool::file(128).unwrap();
+    let cut_file = std::fs::File::options().write(true).open(cut.path());
+    cut_file.unwrap().set_len(64 << 20).unwrap();
+    let odd = MemoryPool::file(128).unwrap();
+    let read_only = Mounted::new("tmpfs", "size=32m");
+    if let Some(mounted) = &read_only {
+        file(&mounted.path(), "device", 16, "");
+        let mut again = Command::new("mount");
+        run(again.args(["-o", "remount,ro"]).arg(mounted.path())).unwrap();
+    }
+    let mut pools = vec![
+        ("blank", file(folder.path(), "blank", 128, "")),
+        (
+            "foreign",
+            file(folder.path(), "foreign", 128, "a file system"),
+        ),
+        ("short", file(folder.path(), "short", 2, "")),
+        ("null", PathBuf::from("/dev/null")),
+        ("cut", cut.path().to_owned()),
+        ("odd", odd.path().to_owned()),
+        ("folder", folder.path().to_owned()),
+    ];
+    pools.extend(
+        read_only
+            .as_ref()
+            .map(|mounted| ("ro", mounted.path().join("device"))),
+    );
+    let mut cluster = Cluster::prepare(&["a"], ClusterOptions::secure().unwrap()).unwrap();
+    for (name, path) in &pools {
+        let option = format!("--memory-pool={name}={}", path.display());
+        cluster.node_mut("a").spec_mut().options.push(option);
+    }
+    cluster.start_all().unwrap();
+    let a = cluster.node("a");
+    let words: [(&str, &[&str]); 7] = [
+        (
+            "blank",
+            &["was not made a pool yet", "godwit memory-pool format"],
+        ),
+        ("foreign", &["holds something else", "--overwrite"]),
+        (
+            "short",
+            &[
+                "has 2097152 bytes, and a pool has at least 4194304",
+                "make it larger",
+            ],
+        ),
+        ("null", &["/dev/null is neither a folder, nor a DAX device"]),
+        (
+            "cut",
+            &["it was made for 134217728 bytes, and 67108864 are there"],
+        ),
+        (
+            "odd",
+            &["its pages have 2097152 bytes", "a multiple of them"],
+        ),
+        (
+            "ro",
+            &["may not write to", "let the node's user write there"],
+        ),
+    ];
+    for (name, words) in words {
+        if pools.iter().any(|(known, _)| *known == name) {
+            let memory = if name == "odd" { "65M" } else { "64M" };
+            refused(a, &run_in(name, memory), words);
+        }
+    }
+    no_machine(a);
+    let formats: [(&str, &[&str]); 5] = [
+        ("foreign", &["holds something else", "--overwrite"]),
+        ("short", &["make it larger"]),
+        ("null", &["/dev/null"]),
+        ("folder", &["is a folder, which is a pool as it is"]),
+        ("nope", &["no memory pool named \"nope\""]),
+    ];
+    for (name, words) in formats {
+        refused(a, &["memory-pool", "format", name], words);
+    }
+    let untouched = std::fs::read(folder.path().join("foreign")).unwrap();
+    assert!(untouched.starts_with(b"a file system"), "it is as it was");
+    a.godwit(&run_in("odd", "64M")).json().unwrap();
+    let overwrite = ["memory-pool", "format", "odd", "--overwrite"];
+    refused(
+        a,
+        &overwrite,
+        &["with the memory of 1 machines", "stop the machines"],
+    );
+    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+    a.godwit(&overwrite).json().unwrap();
+    a.godwit(&["memory-pool", "format", "foreign", "--overwrite"])
+        .json()
+        .unwrap();
+    a.godwit(&run_in("foreign", "64M")).json().unwrap();
+    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+}
+
+/// Two devices of one name, each a pool with a machine of this name.
+#[test]
+fn another_device_of_the_same_name_is_refused() {
+    let _turn = Scenario::begin("zero_copy_refusals", "another_device_of_the_same_name");
+    let (here, there) = (MemoryPool::file(96).unwrap(), MemoryPool::file(96).unwrap());
+    let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
+    for (name, pool) in [("a", &here), ("b", &there)] {
+        let option = format!("--memory-pool=cxl={}", pool.path().display());
+        cluster.node_mut(name).spec_mut().options.push(option);
+    }
+    cluster.start_all().unwrap();
+    let a = cluster.node("a");
+    a.godwit(&run_in("cxl", "64M")).json().unwrap();
+    let migrate = ["migrate", "vm/web", "--to", "b", "--memory", "zero-copy"];
+    let words: &[&str] = &[
+        "memory pool cxl of node 'b' cannot be used: it is other memory there",
+        "give both nodes the same memory under this name",
+    ];
+    refused(a, &migrate, words);
+    // A copy of the device from before knows another question.
+    std::fs::copy(here.path(), there.path()).unwrap();
+    refused(a, &migrate, words);
+    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+    assert!(here.is_empty().unwrap(), "the pool is free again");
 }
 
 #[test]
@@ -191,7 +330,7 @@ fn all_that_keeps_memory_where_it_is_comes_at_once() {
             "start it without that, or leave the memory in its pool with --stay-in-pool",
             &format!("it has memory in {} as well, which", file.display()),
             &format!("node 'b' has the file {}, in which", file.display()),
-            "memory pool cxl of node 'b' cannot be used: the folder there holds other memory",
+            "memory pool cxl of node 'b' cannot be used: it is other memory there",
             "give both nodes the same memory under this name",
         ],
     );
@@ -319,7 +458,7 @@ fn memory_that_is_not_shared_is_refused() {
         &migrate,
         &[
             "node 'b' has no memory pool named \"cxl\"",
-            "it has none; start the node with --memory-pool NAME=FOLDER",
+            "it has none; start the node with --memory-pool NAME=PATH",
         ],
     );
     a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();

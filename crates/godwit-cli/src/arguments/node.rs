@@ -47,12 +47,12 @@ pub(crate) struct NodeArguments {
         value_parser = parse_pool
     )]
     pub pools: Vec<(String, PathBuf)>,
-    /// A folder of memory that other nodes map, too, under the same name: a mounted CXL or DAX file system, or
-    /// a folder below /dev/shm that two nodes of one host share; may be repeated
+    /// Memory that other nodes map, too, under the same name: a DAX device, a folder of a mounted CXL or DAX file system, or
+    /// a folder or file below /dev/shm that two nodes of one host share; may be repeated
     #[arg(
         long = "memory-pool",
         env = "GODWIT_MEMORY_POOLS",
-        value_name = "NAME=FOLDER",
+        value_name = "NAME=PATH",
         value_delimiter = ',',
         action = ArgAction::Append,
         value_parser = parse_memory_pool
@@ -176,7 +176,8 @@ fn parse_pool(text: &str) -> Result<(String, PathBuf), String> {
 }
 
 fn parse_memory_pool(text: &str) -> Result<(String, PathBuf), String> {
-    parse_pool(text).map_err(|_| "a memory pool is NAME=FOLDER, like cxl=/mnt/cxl".to_owned())
+    parse_pool(text)
+        .map_err(|_| "a memory pool is NAME=PATH, like cxl=/mnt/cxl or cxl=/dev/dax0.0".to_owned())
 }
 
 fn parse_peer(text: &str) -> Result<(String, String), String> {

@@ -137,4 +137,13 @@ pub(crate) enum MemoryPoolCommand {
         /// The memory pool
         name: String,
     },
+    /// Make a memory pool of its DAX device or file, once and at one of the nodes that map it: an empty table is written at
+    /// its start
+    Format {
+        /// The memory pool
+        name: String,
+        /// Also when something else is there that nobody needs
+        #[arg(long)]
+        overwrite: bool,
+    },
 }

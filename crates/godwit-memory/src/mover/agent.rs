@@ -58,6 +58,29 @@ pub struct Agent {
     socket: UnixStream,
 }
 
+/// A file that memory is in, or goes to.
+#[derive(Clone, Copy, Debug)]
+pub struct Side<'a> {
+    /// The file.
+    pub file: &'a File,
+    /// Of the memory's first byte in it.
+    pub offset: u64,
+    /// Whether the memory's room there is kept when the memory is elsewhere: it is not punched, and what was there before
+    /// stays until it is overwritten. The memory must be of this room, or have been.
+    pub keeps: bool,
+}
+
+impl<'a> Side<'a> {
+    /// A file that has this memory alone, from its start.
+    pub const fn whole(file: &'a File) -> Self {
+        Self {
+            file,
+            offset: 0,
+            keeps: false,
+        }
+    }
+}
+
 /// What has become of a run.
 #[derive(Debug)]
 pub struct MovedRun {
@@ -111,13 +134,20 @@ impl Agent {
         &mut self,
         address: u64,
         bytes: u64,
-        from: &File,
-        to: &File,
+        from: Side<'_>,
+        to: Side<'_>,
     ) -> Result<(), AgentError> {
         let device = userfault_device();
-        let mut files = vec![from.as_fd(), to.as_fd()];
+        let mut files = vec![from.file.as_fd(), to.file.as_fd()];
         files.extend(device.iter().map(AsFd::as_fd));
-        let answer = self.ask(Request::Begin { address, bytes }, &files)?;
+        let request = Request::Begin {
+            address,
+            bytes,
+            from_offset: from.offset,
+            to_offset: to.offset,
+            to_keeps: to.keeps,
+        };
+        let answer = self.ask(request, &files)?;
         done(answer).map(drop)
     }
 

@@ -92,40 +92,64 @@ fn parse(line: &str) -> Option<Mapping> {
     })
 }
 
-/// How a guest's memory of `bytes` bytes, which begins in `home`, is mapped.
+/// A guest's memory where a pool has it: a part of a file, or all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Home {
+    /// The file.
+    pub file: File,
+    /// Of the memory's first byte in it.
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// How a guest's memory, which begins at its home, is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Address of its first byte.
     pub address: u64,
-    /// Bytes from the start that are not in `home` but in another file.
+    /// Bytes from the start that are not at home but at the start of another file.
     pub away: u64,
     /// That file, if there is one.
     pub away_file: Option<File>,
 }
 
-/// Finds a guest's memory among a process's mappings: a run of `bytes` bytes, of which the first are in another file
-/// and the rest in `home`. Nothing when it is not there, or not in this order.
-pub fn find(mappings: &[Mapping], home: File, bytes: u64, other: Option<File>) -> Option<Layout> {
+/// Finds a guest's memory among a process's mappings: a run of its bytes, of which the first are in another file
+/// and the rest at home. Nothing when it is not there, or not in this order.
+pub fn find(mappings: &[Mapping], home: Home, other: Option<File>) -> Option<Layout> {
+    let Home {
+        file: home,
+        offset: first,
+        bytes,
+    } = home;
     let is = |mapping: &Mapping, file: File| {
         mapping.device == file.device && mapping.inode == file.inode
     };
-    let known =
-        |mapping: &&Mapping| is(mapping, home) || other.is_some_and(|other| is(mapping, other));
+    // Where of the memory a mapping is: other guests may have other parts of the home's file.
+    let place = |mapping: &Mapping| {
+        if is(mapping, home) {
+            mapping.offset.checked_sub(first).filter(|at| *at < bytes)
+        } else {
+            other
+                .filter(|other| is(mapping, *other))
+                .map(|_| mapping.offset)
+        }
+    };
+    let known = |mapping: &&Mapping| place(mapping).is_some();
     // An agent of an earlier version maps the target whole for a while: that run has no part of the home.
-    let starts = mappings.iter().filter(known).filter(|m| m.offset == 0);
+    let starts = mappings.iter().filter(|m| place(m) == Some(0));
     let layout = |start: &Mapping| {
         let (mut end, mut away, mut away_file) = (0, 0, None);
         while end < bytes {
             let at = start.address + end;
             let next = mappings.iter().filter(known).find(|m| m.address == at)?;
-            if next.offset != end {
+            let is_away = !is(next, home);
+            // Only the start of the memory is away.
+            if place(next) != Some(end) || is_away && away != end {
                 return None;
             }
             end += next.bytes;
-            if !is(next, home) {
-                if away != next.offset {
-                    return None;
-                }
+            if is_away {
                 away = end;
                 away_file = other;
             }
@@ -149,6 +173,16 @@ mod tests {
         device: (0, 0x1f),
         inode: 12,
     };
+
+    /// The home of so much memory, from the start of a file.
+    fn whole(bytes: u64) -> Home {
+        Home {
+            file: HOME,
+            offset: 0,
+            bytes,
+        }
+    }
+
     const OTHER: File = File {
         device: (0, 1),
         inode: 1048,
@@ -164,29 +198,55 @@ mod tests {
             "7f00-8f00 rw-s 00000000 00:1f 12 /dev/shm/p/v.memory\n\
              9000-9100 r--p 00000000 fe:00 77 /usr/bin/q\nstack\n",
         );
-        let layout = find(&before, HOME, 0x1000, None).expect("is there");
+        let layout = find(&before, whole(0x1000), None).expect("is there");
         assert_eq!((layout.address, layout.away), (0x7f00, 0));
-        assert_eq!(find(&before, HOME, 0x2000, None), None);
+        assert_eq!(find(&before, whole(0x2000), None), None);
         let half = mappings(
             "7f00-8000 rw-s 00000000 00:01 1048 /memfd:m (deleted)\n\
              8000-8f00 rw-s 00000100 00:1f 12 /dev/shm/p/v.memory\n\
              a000-b000 rw-s 00000000 00:01 1048 /memfd:m (deleted)\n",
         );
-        let layout = find(&half, HOME, 0x1000, Some(OTHER)).expect("is there");
+        let layout = find(&half, whole(0x1000), Some(OTHER)).expect("is there");
         assert_eq!((layout.address, layout.away), (0x7f00, 0x100));
         assert_eq!(layout.away_file, Some(OTHER));
         let back =
             mappings("7f00-8000 rw-s 00000000 00:1f 12 x\n8000-8f00 rw-s 00000100 00:01 1048 y\n");
         assert_eq!(
-            find(&back, HOME, 0x1000, Some(OTHER)),
+            find(&back, whole(0x1000), Some(OTHER)),
             None,
             "the other way round"
         );
         let all = mappings("7f00-8f00 rw-s 00000000 00:01 1048 y\n");
         assert_eq!(
-            find(&all, HOME, 0x1000, Some(OTHER)).expect("all").away,
+            find(&all, whole(0x1000), Some(OTHER)).expect("all").away,
             0x1000
         );
+    }
+
+    #[test]
+    fn memory_that_is_a_part_of_a_file_is_found_beside_that_of_others() {
+        let home = Home {
+            file: HOME,
+            offset: 0x3000,
+            bytes: 0x1000,
+        };
+        // The pool's table, and another guest's memory in front and behind.
+        let others = "1000-2000 rw-s 00000000 00:1f 12 /dev/shm/pool\n\
+             2000-3000 rw-s 00002000 00:1f 12 /dev/shm/pool\n\
+             3000-4000 rw-s 00004000 00:1f 12 /dev/shm/pool\n";
+        assert_eq!(find(&mappings(others), home, None), None);
+        let own = format!("{others}7f00-8f00 rw-s 00003000 00:1f 12 /dev/shm/pool\n");
+        let layout = find(&mappings(&own), home, None).expect("is there");
+        assert_eq!((layout.address, layout.away), (0x7f00, 0));
+        let half = format!(
+            "{others}7f00-8000 rw-s 00000000 00:01 1048 /memfd:m (deleted)\n\
+             8000-8f00 rw-s 00003100 00:1f 12 /dev/shm/pool\n"
+        );
+        let layout = find(&mappings(&half), home, Some(OTHER)).expect("is there");
+        assert_eq!((layout.address, layout.away), (0x7f00, 0x100));
+        // What is at the right place in the process and elsewhere in the file is not it.
+        let wrong = half.replace("00003100", "00002100");
+        assert_eq!(find(&mappings(&wrong), home, Some(OTHER)), None);
     }
 
     #[test]

@@ -35,6 +35,12 @@ pub(super) enum Request {
         address: u64,
         /// All of it.
         bytes: u64,
+        /// Of its first byte in the file that it is in.
+        from_offset: u64,
+        /// Of its first byte in the file that it goes to.
+        to_offset: u64,
+        /// Whether that file has room for it already, which it keeps, with what was there before.
+        to_keeps: bool,
     },
     /// To move a run of chunks.
     Move(Run),
@@ -62,7 +68,16 @@ impl Request {
     pub(super) fn to_bytes(self) -> [u8; BYTES] {
         let words: [u64; BYTES / 8] = match self {
             Self::Hello => [MAGIC, 1, 0, 0, 0, 0, 0, 0],
-            Self::Begin { address, bytes } => [MAGIC, 2, address, bytes, 0, 0, 0, 0],
+            Self::Begin {
+                address,
+                bytes,
+                from_offset,
+                to_offset,
+                to_keeps,
+            } => {
+                let keeps = u64::from(to_keeps);
+                [MAGIC, 2, address, bytes, from_offset, to_offset, 0, keeps]
+            }
             Self::Move(Run {
                 all: Chunk { offset, bytes },
                 chunk_bytes,

@@ -5,11 +5,12 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::ownership::Title;
 use crate::pool::PAGE_BYTES;
-use crate::pool::page::Page;
+use crate::pool::page::{Page, Words};
 
 /// The first word of each header.
 const MAGIC: u64 = u64::from_le_bytes(*b"GODWITMS");
@@ -28,9 +29,12 @@ const AT_ID: usize = 3;
 const AT_EPOCH: usize = 8;
 const AT_SLOTS: usize = 16;
 
-/// A header's page, mapped.
+/// Words that a header has, all in all.
+pub(super) const WORDS: usize = AT_SLOTS + 64;
+
+/// A header, mapped: a page of its own, or a record of a device's table.
 #[derive(Debug)]
-pub(super) struct Header(Page);
+pub(super) struct Header(Words);
 
 impl Header {
     /// Maps the header in a file of at least a page, which has so many bytes.
@@ -38,11 +42,22 @@ impl Header {
     /// # Errors
     /// The file is shorter, or the kernel refuses.
     pub(super) fn map(file: &File, page_bytes: u64) -> io::Result<Self> {
-        Page::map(file, page_bytes).map(Self)
+        let page = Arc::new(Page::map(file, page_bytes)?);
+        Ok(Self(Words::from(page, 0)))
+    }
+
+    /// The header in these words.
+    pub(super) const fn at(words: Words) -> Self {
+        Self(words)
+    }
+
+    /// Sees to it that others find what it says by now.
+    pub(super) fn persist(&self) {
+        self.0.persist(0..WORDS);
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
-        self.0.word(index)
+        self.0.at(index)
     }
 
     /// Writes a whole header. Nobody else may know of the segment yet.

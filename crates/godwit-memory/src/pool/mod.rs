@@ -1,7 +1,10 @@
-//! Memory pools: folders in which each guest's memory is a file that several nodes may map.
+//! Memory pools: folders in which each guest's memory is a file that several nodes may map, and devices or files of which
+//! it is a part.
 //!
-//! A segment of the name `web` is the files `web.memory`, which QEMU maps, and `web.segment`, its header.
+//! In a folder a segment of the name `web` is the files `web.memory`, which QEMU maps, and `web.segment`, its header. In a
+//! [`device`] it is a record of the table at its start.
 
+pub mod device;
 mod header;
 mod page;
 pub mod proof;
@@ -10,6 +13,8 @@ pub mod segment;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::pool::device::Device;
+use crate::pool::device::space::Extent;
 use crate::pool::segment::{MEMORY, SEGMENT};
 
 /// Bytes of the pages that memory is mapped in, but on hugetlbfs.
@@ -18,15 +23,78 @@ pub const PAGE_BYTES: u64 = 4096;
 /// Why a pool, or a segment of it, cannot be used. Each is a sentence's end that follows the pool's name.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// There is no such folder.
-    #[error("its folder {0} does not exist")]
+    /// There is no such folder, device or file.
+    #[error("{0} does not exist")]
     Missing(PathBuf),
     /// The path is something else.
-    #[error("{0} is not a folder")]
-    NotFolder(PathBuf),
+    #[error("{0} is neither a folder, nor a DAX device, nor an ordinary file")]
+    NotMemory(PathBuf),
     /// This node may not write there.
-    #[error("this node may not write to its folder {0}")]
+    #[error("this node may not write to {0}")]
     Forbidden(PathBuf),
+    /// A device or file that was not made a pool.
+    #[error("{0} was not made a pool yet")]
+    NotFormatted(PathBuf),
+    /// A device or file that begins with something else.
+    #[error("{0} holds something else: it does not begin as a pool does")]
+    Foreign(PathBuf),
+    /// A folder, which needs no table.
+    #[error("{0} is a folder, which is a pool as it is")]
+    IsFolder(PathBuf),
+    /// A device or file that is a pool.
+    #[error("{path} is a pool already, with the memory of {segments} machines")]
+    IsPool {
+        /// Its path.
+        path: PathBuf,
+        /// How many machines have memory there, or are about to.
+        segments: usize,
+    },
+    /// A device or file that has no room for a machine.
+    #[error("{path} has {bytes} bytes, and a pool has at least {least}")]
+    TooSmall {
+        /// Its path.
+        path: PathBuf,
+        /// Its bytes.
+        bytes: u64,
+        /// Bytes of its table and a machine.
+        least: u64,
+    },
+    /// A device's table makes no sense.
+    #[error("the table in {path} cannot be used: {why}")]
+    Table {
+        /// The device.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// A device's table is full.
+    #[error("it has the memory of {0} machines, the most that it can have")]
+    TooMany(usize),
+    /// Others allocate there as well.
+    #[error("other nodes allocate there all the time")]
+    Busy,
+    /// A file whose room is not its own.
+    #[error("the file {0} has holes, and its file system has no room to fill them")]
+    Sparse(PathBuf),
+    /// There is enough left, but not in one piece.
+    #[error(
+        "the largest piece of it that is free has {largest} bytes, and {wanted} are needed in one"
+    )]
+    InPieces {
+        /// Bytes of that.
+        largest: u64,
+        /// Bytes that were asked for.
+        wanted: u64,
+    },
+    /// Another process has changed a record that is this one's.
+    #[error(
+        "its record in the table of {0} is not what this process made it: another process of this node, or one of the same \
+         name, runs"
+    )]
+    Changed(PathBuf),
+    /// This process ends.
+    #[error("this node is ending")]
+    Ending,
     /// Its memory comes in other pages.
     #[error("its pages have {page} bytes, and {wanted} bytes are no number of whole ones")]
     PageSize {
@@ -71,7 +139,7 @@ pub enum PoolError {
         why: crate::ownership::Refused,
     },
     /// The other node does not see the same bytes.
-    #[error("the folder there holds other memory: what one node writes the other does not read")]
+    #[error("it is other memory there: what one node writes the other does not read")]
     OtherMemory,
     /// The system.
     #[error("cannot use {path}: {source}")]
@@ -99,28 +167,66 @@ pub struct Room {
     pub free: u64,
 }
 
-/// A memory pool as one node sees it.
+/// Where a segment's memory is: a whole file, or a part of a device or file.
 #[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The file or device.
+    pub path: PathBuf,
+    /// Which part of it.
+    pub extent: Extent,
+    /// What its mappings are aligned to when it is a part of what others have parts of as well; nothing for a file of the
+    /// segment's own. Such a part keeps its room: it is neither punched nor removed.
+    pub align: Option<u64>,
+}
+
+/// A memory pool as one node sees it.
+#[derive(Clone, Debug)]
 pub struct Pool {
-    folder: PathBuf,
+    /// Its folder, or the device.
+    path: PathBuf,
     /// Bytes of the pages that its memory comes in.
     page: u64,
+    device: Option<Device>,
 }
 
 impl Pool {
-    /// The pool in a folder that this node can use.
+    /// The pool in a folder, or the device or file that was made one, that this node can use.
     ///
     /// # Errors
     /// [`PoolError`] when it cannot.
-    pub fn open(folder: &Path) -> Result<Self, PoolError> {
-        let found = std::fs::metadata(folder).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => PoolError::Missing(folder.to_owned()),
-            io::ErrorKind::PermissionDenied => PoolError::Forbidden(folder.to_owned()),
-            _ => PoolError::io(folder)(error),
+    pub fn open(path: &Path) -> Result<Self, PoolError> {
+        let found = std::fs::metadata(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => PoolError::Missing(path.to_owned()),
+            io::ErrorKind::PermissionDenied => PoolError::Forbidden(path.to_owned()),
+            _ => PoolError::io(path)(error),
         })?;
-        if !found.is_dir() {
-            return Err(PoolError::NotFolder(folder.to_owned()));
+        match found.is_dir() {
+            true => Self::open_folder(path),
+            false => Device::open(path).map(Self::of_device),
         }
+    }
+
+    /// Makes a device or file a pool, on which no machine has memory. One node does so for all that map it.
+    ///
+    /// # Errors
+    /// [`PoolError`]: it is a folder, or too small; machines have memory there; or something else is there, and
+    /// `overwrite` is not set.
+    pub fn format(path: &Path, overwrite: bool) -> Result<Self, PoolError> {
+        if path.is_dir() {
+            return Err(PoolError::IsFolder(path.to_owned()));
+        }
+        Device::format(path, overwrite).map(Self::of_device)
+    }
+
+    fn of_device(device: Device) -> Self {
+        Self {
+            path: device.path().to_owned(),
+            page: device.align(),
+            device: Some(device),
+        }
+    }
+
+    fn open_folder(folder: &Path) -> Result<Self, PoolError> {
         let access = rustix::fs::Access::READ_OK
             | rustix::fs::Access::WRITE_OK
             | rustix::fs::Access::EXEC_OK;
@@ -140,12 +246,13 @@ impl Pool {
             _ => PAGE_BYTES,
         };
         Ok(Self {
-            folder: folder.to_owned(),
+            path: folder.to_owned(),
             page,
+            device: None,
         })
     }
 
-    /// Bytes of the pages that its memory comes in: more than [`PAGE_BYTES`] on hugetlbfs.
+    /// What each machine's memory is a multiple of, in bytes: more than [`PAGE_BYTES`] on hugetlbfs and in devices.
     pub const fn page_bytes(&self) -> u64 {
         self.page
     }
@@ -154,21 +261,35 @@ impl Pool {
         self.page > PAGE_BYTES
     }
 
-    /// Its folder.
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    /// Its folder, or the device.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it is one device or file, and not a folder.
+    pub const fn is_device(&self) -> bool {
+        self.device.is_some()
+    }
+
+    const fn device(&self) -> Option<&Device> {
+        self.device.as_ref()
     }
 
     /// Whether its memory can move out of it and back while a guest runs. Linux write-protects pages of tmpfs and of
-    /// hugetlbfs for that (userfaultfd), and what moves memory here goes by pages of [`PAGE_BYTES`].
+    /// hugetlbfs for that (userfaultfd), not those of DAX devices, and what moves memory here goes by pages of
+    /// [`PAGE_BYTES`].
     ///
     /// # Errors
     /// [`PoolError::Io`].
     pub fn lets_memory_move(&self) -> Result<bool, PoolError> {
         const TMPFS: u64 = 0x0102_1994;
-        let system = rustix::fs::statfs(&self.folder)
+        // The names of devices are on tmpfs.
+        if self.device.as_ref().is_some_and(Device::is_device) {
+            return Ok(false);
+        }
+        let system = rustix::fs::statfs(&self.path)
             .map_err(io::Error::from)
-            .map_err(PoolError::io(&self.folder))?;
+            .map_err(PoolError::io(&self.path))?;
         Ok(system.f_type as u64 == TMPFS)
     }
 
@@ -177,9 +298,12 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Io`].
     pub fn room(&self) -> Result<Room, PoolError> {
-        let system = rustix::fs::statvfs(&self.folder)
+        if let Some(device) = &self.device {
+            return device.room();
+        }
+        let system = rustix::fs::statvfs(&self.path)
             .map_err(io::Error::from)
-            .map_err(PoolError::io(&self.folder))?;
+            .map_err(PoolError::io(&self.path))?;
         let room = Room {
             total: system.f_blocks.saturating_mul(system.f_frsize),
             free: system.f_bavail.saturating_mul(system.f_frsize),
@@ -198,14 +322,14 @@ impl Pool {
         })
     }
 
-    /// The file that QEMU maps for a segment.
+    /// The file that QEMU maps for a segment in a folder.
     pub fn memory_path(&self, name: &str) -> PathBuf {
-        self.folder.join(format!("{name}.{MEMORY}"))
+        self.path.join(format!("{name}.{MEMORY}"))
     }
 
-    /// The file of a segment's header.
-    pub fn header_path(&self, name: &str) -> PathBuf {
-        self.folder.join(format!("{name}.{SEGMENT}"))
+    /// The file of a segment's header in a folder.
+    fn header_path(&self, name: &str) -> PathBuf {
+        self.path.join(format!("{name}.{SEGMENT}"))
     }
 
     /// The names of its segments, in their order.
@@ -213,8 +337,13 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Io`] when the folder cannot be listed.
     pub fn segments(&self) -> Result<Vec<String>, PoolError> {
+        if let Some(device) = &self.device {
+            let mut names = device.segments();
+            names.sort();
+            return Ok(names);
+        }
         let mut names = Vec::new();
-        let entries = std::fs::read_dir(&self.folder).map_err(PoolError::io(&self.folder))?;
+        let entries = std::fs::read_dir(&self.path).map_err(PoolError::io(&self.path))?;
         for entry in entries.flatten() {
             let file = entry.file_name();
             let name = file.to_str().and_then(|name| name.strip_suffix(SEGMENT));
@@ -252,13 +381,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_folder_is_refused_by_its_name() {
+    fn what_is_no_pool_is_refused_by_its_name() {
         let folder = tempfile::tempdir().expect("a folder");
         let missing = folder.path().join("missing");
         assert!(matches!(Pool::open(&missing), Err(PoolError::Missing(path)) if path == missing));
         let file = folder.path().join("file");
         std::fs::write(&file, "").expect("writes");
-        assert!(matches!(Pool::open(&file), Err(PoolError::NotFolder(_))));
+        assert!(matches!(Pool::open(&file), Err(PoolError::TooSmall { .. })));
+        for other in ["/dev/null", "/dev/zero"] {
+            let refused = Pool::open(Path::new(other));
+            assert!(matches!(refused, Err(PoolError::NotMemory(_))), "{other}");
+        }
         let pool = Pool::open(folder.path()).expect("a pool");
         assert!(pool.room().expect("is known").total > 0);
         assert!(pool.segments().expect("lists").is_empty());

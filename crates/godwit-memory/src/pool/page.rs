@@ -1,24 +1,49 @@
-//! The first page of a file of a pool, mapped: nodes that map it see each other's words at once, and files of hugetlbfs
-//! cannot be written in another way.
+//! The first pages of a file of a pool, or of a device, mapped: nodes that map them see each other's words at once, and
+//! files of hugetlbfs and DAX devices cannot be written in another way.
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 
 use crate::pool::PAGE_BYTES;
 
-/// Words of a page that are used, however large it is.
-pub(super) const WORDS: usize = PAGE_BYTES as usize / 8;
-
-/// A page, mapped.
+/// A page, mapped, or several.
 #[derive(Debug)]
 pub(super) struct Page {
     at: NonNull<AtomicU64>,
     bytes: usize,
+}
+
+/// Some words of it, one after the other.
+#[derive(Clone, Debug)]
+pub(super) struct Words {
+    page: Arc<Page>,
+    first: usize,
+}
+
+impl Words {
+    /// Those from this one on.
+    pub(super) const fn from(page: Arc<Page>, first: usize) -> Self {
+        Self { page, first }
+    }
+
+    /// One of them.
+    pub(super) fn at(&self, index: usize) -> &AtomicU64 {
+        self.page.word(self.first + index)
+    }
+
+    /// Sees to it that what was written to these words by now is where other hosts, and this one after it failed, find it:
+    /// before anything that is written afterwards.
+    pub(super) fn persist(&self, words: Range<usize>) {
+        self.page
+            .persist(self.first + words.start..self.first + words.end);
+    }
 }
 
 // SAFETY: the page is shared with other processes anyway; it is only used through atomics.
@@ -35,6 +60,14 @@ impl Page {
         if file.metadata()?.len() < bytes.max(PAGE_BYTES) {
             return Err(io::Error::other("it is shorter than a page"));
         }
+        Self::map_part(file, 0, bytes)
+    }
+
+    /// Maps a part of a file or device, of which the caller knows that it is so long.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(super) fn map_part(file: &File, offset: u64, bytes: u64) -> io::Result<Self> {
         let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
         // SAFETY: a new mapping that nothing else in this process refers to. Somebody may make the file shorter
         // afterwards; whoever may write to the pool's folder is trusted not to.
@@ -45,7 +78,7 @@ impl Page {
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED,
                 file.as_fd(),
-                0,
+                offset,
             )?
         };
         let at = NonNull::new(page.cast()).ok_or_else(|| io::Error::other("it has no address"))?;
@@ -54,10 +87,47 @@ impl Page {
 
     /// One of its words.
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
-        assert!(index < WORDS, "inside the page");
+        assert!(index < self.bytes / 8, "inside the page");
         // SAFETY: the mapping has at least so many aligned words and lives as long as `self`.
         unsafe { self.at.add(index).as_ref() }
     }
+
+    /// Overwrites all of it with zeroes, and sees to it that others find them.
+    pub(super) fn wipe(&self) {
+        // SAFETY: the mapping is `self`'s, and whoever has words of it only uses atomics. Others that map the same memory
+        // do not use it: the caller knows.
+        unsafe { std::ptr::write_bytes(self.at.as_ptr().cast::<u8>(), 0, self.bytes) };
+        self.persist(0..self.bytes / 8);
+    }
+
+    fn persist(&self, words: Range<usize>) {
+        let page = PAGE_BYTES as usize;
+        let (start, end) = (words.start * 8 / page * page, words.end * 8);
+        let end = end.next_multiple_of(page).min(self.bytes);
+        // SAFETY: the range lies in the mapping and begins with a page.
+        let synced = unsafe {
+            let at = self.at.as_ptr().cast::<u8>().add(start);
+            rustix::mm::msync(at.cast(), end.saturating_sub(start), MsyncFlags::SYNC)
+        };
+        // A device has nothing behind it that the kernel would write to: what is missing is to leave the processor's caches.
+        if synced.is_err() {
+            self.flush(words);
+        }
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn flush(&self, words: Range<usize>) {
+        for index in words.step_by(8) {
+            let line = std::ptr::from_ref(self.word(index)).cast();
+            // SAFETY: every processor of this kind has the instruction, and the line is mapped.
+            unsafe { std::arch::x86_64::_mm_clflush(line) };
+        }
+    }
+
+    /// Memory that hosts of other kinds share is coherent between them.
+    #[cfg(not(target_arch = "x86_64"))]
+    fn flush(&self, _: Range<usize>) {}
 }
 
 impl Drop for Page {

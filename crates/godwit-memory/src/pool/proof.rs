@@ -2,7 +2,8 @@
 //! other's present question explains, and reads what the other wrote.
 //!
 //! The source writes a nonce and sends it. The destination finds the same nonce in its own folder, and so sees what
-//! the source wrote; it writes the nonce's echo, which the source finds, and so sees what the destination wrote.
+//! the source wrote; it writes the nonce's echo, which the source finds, and so sees what the destination wrote. In a folder
+//! both are in a file of the migration's, in a device in the record of the segment that is to be moved.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -20,6 +21,8 @@ const BYTES: usize = 32;
 #[derive(Debug)]
 pub struct Question {
     pool: Pool,
+    /// The segment's name.
+    segment: String,
     path: PathBuf,
     nonce: [u8; BYTES],
 }
@@ -30,7 +33,7 @@ fn echo(nonce: &[u8; BYTES], node: &str) -> [u8; BYTES] {
 }
 
 fn path(pool: &Pool, migration: &str) -> PathBuf {
-    pool.folder().join(format!(".{migration}.proof"))
+    pool.path().join(format!(".{migration}.proof"))
 }
 
 /// Opens what another node may have put there: what the name leads to elsewhere is not opened, and nothing is waited for.
@@ -69,11 +72,11 @@ fn read(pool: &Pool, path: &Path) -> io::Result<Vec<u8>> {
 }
 
 impl Question {
-    /// Writes a nonce into the pool on behalf of a migration, whose id names the file.
+    /// Writes a nonce into the pool on behalf of a migration of this segment, whose id names the file.
     ///
     /// # Errors
-    /// [`PoolError::Io`].
-    pub fn ask(pool: &Pool, migration: &str) -> Result<Self, PoolError> {
+    /// [`PoolError::Io`]; in a device also when the segment is not there.
+    pub fn ask(pool: &Pool, segment: &str, migration: &str) -> Result<Self, PoolError> {
         let path = path(pool, migration);
         let mut nonce = [0; BYTES];
         rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
@@ -81,9 +84,14 @@ impl Question {
             .map_err(PoolError::io(&path))?;
         let question = Self {
             pool: pool.clone(),
+            segment: segment.to_owned(),
             path,
             nonce,
         };
+        if let Some(device) = pool.device() {
+            device.ask(segment, &nonce)?;
+            return Ok(question);
+        }
         let path = &question.path;
         let written = match pool.is_huge() {
             false => std::fs::write(path, nonce),
@@ -105,10 +113,7 @@ impl Question {
 
     /// The nonce, in hexadecimal, for the other node.
     pub fn nonce(&self) -> String {
-        self.nonce
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect()
+        hexadecimal(&self.nonce)
     }
 
     /// Whether `node` has answered in this memory.
@@ -116,6 +121,12 @@ impl Question {
     /// # Errors
     /// [`PoolError::OtherMemory`] when it has not.
     pub fn answered_by(&self, node: &str) -> Result<(), PoolError> {
+        if let Some(device) = self.pool.device() {
+            return match device.answered(&self.segment)? == echo(&self.nonce, node) {
+                true => Ok(()),
+                false => Err(PoolError::OtherMemory),
+            };
+        }
         let written = read(&self.pool, &self.path).map_err(PoolError::io(&self.path))?;
         if written.get(BYTES..) == Some(echo(&self.nonce, node).as_slice()) {
             return Ok(());
@@ -126,16 +137,39 @@ impl Question {
 
 impl Drop for Question {
     fn drop(&mut self) {
+        if self.pool.is_device() {
+            return;
+        }
         // One that stays is a small file that nobody reads.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// Answers the question of a migration's source, as node `node`.
+fn hexadecimal(bytes: &[u8; BYTES]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Answers the question of the source of a migration of this segment, as node `node`.
 ///
 /// # Errors
 /// [`PoolError::OtherMemory`] when the nonce is not in this memory.
-pub fn answer(pool: &Pool, migration: &str, nonce: &str, node: &str) -> Result<(), PoolError> {
+pub fn answer(
+    pool: &Pool,
+    segment: &str,
+    migration: &str,
+    nonce: &str,
+    node: &str,
+) -> Result<(), PoolError> {
+    if let Some(device) = pool.device() {
+        let written = match device.question(segment) {
+            Err(PoolError::NoSegment(_)) => return Err(PoolError::OtherMemory),
+            read => read?,
+        };
+        return match hexadecimal(&written) == nonce {
+            true => device.answer(segment, &echo(&written, node)),
+            false => Err(PoolError::OtherMemory),
+        };
+    }
     let path = path(pool, migration);
     let written = match read(pool, &path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -146,8 +180,7 @@ pub fn answer(pool: &Pool, migration: &str, nonce: &str, node: &str) -> Result<(
     let Ok(written) = <[u8; BYTES]>::try_from(written) else {
         return Err(PoolError::OtherMemory);
     };
-    let shown: String = written.iter().map(|byte| format!("{byte:02x}")).collect();
-    if shown != nonce {
+    if hexadecimal(&written) != nonce {
         return Err(PoolError::OtherMemory);
     }
     let both = [written, echo(&written, node)].concat();
@@ -171,30 +204,30 @@ mod tests {
         let [here, there] = folders
             .each_ref()
             .map(|folder| Pool::open(folder.path()).expect("a pool"));
-        let question = Question::ask(&here, "m").expect("asks");
+        let question = Question::ask(&here, "v", "m").expect("asks");
         assert!(matches!(
             question.answered_by("b"),
             Err(PoolError::OtherMemory)
         ));
-        let elsewhere = answer(&there, "m", &question.nonce(), "b");
+        let elsewhere = answer(&there, "v", "m", &question.nonce(), "b");
         assert!(matches!(elsewhere, Err(PoolError::OtherMemory)));
         // A copy of the folder from before knows another nonce.
-        std::fs::write(there.folder().join(".m.proof"), [7; 32]).expect("writes");
-        answer(&there, "m", &question.nonce(), "b").expect_err("an old copy");
-        answer(&here, "m", &question.nonce(), "b").expect("answers");
+        std::fs::write(there.path().join(".m.proof"), [7; 32]).expect("writes");
+        answer(&there, "v", "m", &question.nonce(), "b").expect_err("an old copy");
+        answer(&here, "v", "m", &question.nonce(), "b").expect("answers");
         question.answered_by("b").expect("is answered");
         question
             .answered_by("c")
             .expect_err("somebody else's answer");
         // What another node puts there is not followed, waited for, or read without an end.
-        let path = here.folder().join(".n.proof");
-        std::os::unix::fs::symlink(here.folder().join(".m.proof"), &path).expect("links");
-        answer(&here, "n", &question.nonce(), "b").expect_err("is elsewhere");
+        let path = here.path().join(".n.proof");
+        std::os::unix::fs::symlink(here.path().join(".m.proof"), &path).expect("links");
+        answer(&here, "v", "n", &question.nonce(), "b").expect_err("is elsewhere");
         std::fs::remove_file(&path).expect("removes");
         std::fs::write(&path, vec![0; 1 << 20]).expect("writes");
         assert_eq!(read(&here, &path).expect("reads").len(), 2 * BYTES + 1);
         std::fs::remove_file(&path).expect("removes");
         drop(question);
-        assert_eq!(std::fs::read_dir(here.folder()).expect("lists").count(), 0);
+        assert_eq!(std::fs::read_dir(here.path()).expect("lists").count(), 0);
     }
 }

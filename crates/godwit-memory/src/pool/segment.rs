@@ -3,13 +3,15 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::FallocateFlags;
 
 use crate::ownership::Title;
+use crate::pool::device::Found;
+use crate::pool::device::space::Extent;
 use crate::pool::header::Header;
-use crate::pool::{PAGE_BYTES, Pool, PoolError};
+use crate::pool::{PAGE_BYTES, Place, Pool, PoolError};
 
 /// How the files of memory end.
 pub(super) const MEMORY: &str = "memory";
@@ -20,10 +22,11 @@ pub(super) const SEGMENT: &str = "segment";
 #[derive(Debug)]
 pub struct Segment {
     name: String,
-    memory: PathBuf,
-    bytes: u64,
+    place: Place,
     id: [u8; 16],
     header: Header,
+    /// Its record, in a device.
+    found: Option<Found>,
 }
 
 impl Segment {
@@ -33,7 +36,26 @@ impl Segment {
     /// # Errors
     /// [`PoolError`]: also when the name is taken or there is not enough room.
     pub fn allocate(pool: &Pool, name: &str, bytes: u64, owner: &str) -> Result<Self, PoolError> {
+        Self::allocate_unless(pool, name, bytes, owner, &|| false)
+    }
+
+    /// As [`Self::allocate`], unless `ends` says meanwhile that this process ends: it must not go on overwriting a part of a
+    /// device when the next one of its node may have begun.
+    ///
+    /// # Errors
+    /// As [`Self::allocate`], and [`PoolError::Ending`].
+    pub fn allocate_unless(
+        pool: &Pool,
+        name: &str,
+        bytes: u64,
+        owner: &str,
+        ends: &dyn Fn() -> bool,
+    ) -> Result<Self, PoolError> {
         whole_pages(pool, bytes)?;
+        if let Some(device) = pool.device() {
+            let found = device.allocate(name, bytes, owner, ends)?;
+            return Ok(Self::of_record(pool, name, found));
+        }
         let free = pool.room()?.free;
         if free < bytes.saturating_add(pool.page_bytes()) {
             return Err(PoolError::Full {
@@ -54,7 +76,7 @@ impl Segment {
         let header_path = pool.header_path(name);
         // Two nodes may allocate the same name at once: each makes files of its own, and one takes the name.
         let begun = begun(name, owner);
-        let new = |kind| pool.folder().join(format!(".{begun}.{kind}.new"));
+        let new = |kind| pool.path().join(format!(".{begun}.{kind}.new"));
         let (new_memory, new_header) = (new(MEMORY), new(SEGMENT));
         let take = || {
             rename_new(&new_header, &header_path).map_err(|error| match error.kind() {
@@ -106,7 +128,7 @@ impl Segment {
         }
         let begun = begun(name, owner);
         let header = pool.header_path(name);
-        let new = pool.folder().join(format!(".{begun}.{SEGMENT}.new"));
+        let new = pool.path().join(format!(".{begun}.{SEGMENT}.new"));
         let made = Self::make_header(pool, &new, bytes, owner)
             .and_then(|()| rename_new(&new, &header).map_err(PoolError::io(&header)));
         if let Err(error) = made {
@@ -114,6 +136,20 @@ impl Segment {
             return Err(error);
         }
         Self::made(pool, name)
+    }
+
+    fn of_record(pool: &Pool, name: &str, found: Found) -> Self {
+        Self {
+            name: name.to_owned(),
+            place: Place {
+                path: pool.path().to_owned(),
+                extent: found.extent,
+                align: Some(pool.page_bytes()),
+            },
+            id: found.id,
+            header: found.header(),
+            found: Some(found),
+        }
     }
 
     /// Reserves the room of a file of memory that is there, with so many bytes more left, and lets nobody but its owner read
@@ -148,8 +184,8 @@ impl Segment {
 
     /// The header's name is what makes a segment exist.
     fn made(pool: &Pool, name: &str) -> Result<Self, PoolError> {
-        let folder = File::open(pool.folder()).map_err(PoolError::io(pool.folder()))?;
-        folder.sync_all().map_err(PoolError::io(pool.folder()))?;
+        let folder = File::open(pool.path()).map_err(PoolError::io(pool.path()))?;
+        folder.sync_all().map_err(PoolError::io(pool.path()))?;
         Self::open(pool, name)
     }
 
@@ -177,11 +213,16 @@ impl Segment {
         file.sync_all().map_err(PoolError::io(header))
     }
 
-    /// Removes what `owner` left of an allocation that ended between its two files: a header of its own, and no memory.
+    /// Removes what `owner` left of an allocation that ended between its two files: a header of its own, and no memory. In a
+    /// device, what it left of any.
     ///
     /// # Errors
     /// [`PoolError::Io`].
     pub fn clear(pool: &Pool, name: &str, owner: &str) -> Result<(), PoolError> {
+        if let Some(device) = pool.device() {
+            device.clear(owner);
+            return Ok(());
+        }
         let path = pool.header_path(name);
         let memory = pool.memory_path(name);
         let Ok(file) = OpenOptions::new().read(true).write(true).open(&path) else {
@@ -200,6 +241,9 @@ impl Segment {
     /// # Errors
     /// [`PoolError`]: also when its header makes no sense.
     pub fn open(pool: &Pool, name: &str) -> Result<Self, PoolError> {
+        if let Some(device) = pool.device() {
+            return Ok(Self::of_record(pool, name, device.find(name)?));
+        }
         let path = pool.header_path(name);
         let opened = OpenOptions::new().read(true).write(true).open(&path);
         let file = match opened {
@@ -223,10 +267,14 @@ impl Segment {
         }
         Ok(Self {
             name: name.to_owned(),
-            memory,
-            bytes,
+            place: Place {
+                path: memory,
+                extent: Extent { offset: 0, bytes },
+                align: None,
+            },
             id,
             header,
+            found: None,
         })
     }
 
@@ -235,14 +283,14 @@ impl Segment {
         &self.name
     }
 
-    /// The file that QEMU maps.
-    pub fn memory(&self) -> &std::path::Path {
-        &self.memory
+    /// What QEMU maps.
+    pub const fn place(&self) -> &Place {
+        &self.place
     }
 
     /// Bytes of its memory.
     pub const fn bytes(&self) -> u64 {
-        self.bytes
+        self.place.extent.bytes
     }
 
     /// What tells it from an earlier segment of its name, in hexadecimal.
@@ -277,6 +325,9 @@ impl Segment {
         };
         let next = title.decided(from, offered, to).map_err(refused)?;
         if self.header.replace(&next) {
+            if self.found.is_some() {
+                self.header.persist();
+            }
             return Ok(next);
         }
         let now = self.title()?.epoch;
@@ -286,8 +337,11 @@ impl Segment {
     /// Removes the segment, which must be used by nobody any more.
     ///
     /// # Errors
-    /// [`PoolError::Io`].
+    /// [`PoolError::Io`], or [`PoolError::Changed`] when it is not there any more.
     pub fn remove(self, pool: &Pool) -> Result<(), PoolError> {
+        if let (Some(device), Some(found)) = (pool.device(), &self.found) {
+            return device.remove(found);
+        }
         // Without its header it does not exist, and what is left of it is overwritten.
         for path in [pool.header_path(&self.name), pool.memory_path(&self.name)] {
             match std::fs::remove_file(&path) {
@@ -343,198 +397,5 @@ fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ownership::{Arrival, Refused};
-
-    fn pool() -> (tempfile::TempDir, Pool) {
-        let folder = tempfile::tempdir().expect("a folder");
-        let pool = Pool::open(folder.path()).expect("a pool");
-        (folder, pool)
-    }
-
-    #[test]
-    fn two_nodes_see_one_title_and_it_changes_once_an_epoch() {
-        let (_folder, pool) = pool();
-        let here = Segment::allocate(&pool, "v", 1 << 20, "a").expect("allocates");
-        let there = Segment::open(&pool, "v").expect("opens");
-        assert_eq!(there.id(), here.id());
-        assert_eq!(there.bytes(), 1 << 20);
-        here.decide("a", 1, "b").expect("gives");
-        assert_eq!(
-            there.title().expect("reads").arrival("b", 1),
-            Arrival::Given
-        );
-        here.decide("a", 1, "b").expect("again changes nothing");
-        for (from, offered, to) in [("a", 1, "a"), ("a", 2, "a"), ("b", 1, "b"), ("b", 3, "a")] {
-            // The last but one is what has been done already.
-            let decided = there.decide(from, offered, to);
-            assert_eq!(decided.is_ok(), to == "b", "{from} {offered} {to}");
-        }
-        there.decide("b", 2, "a").expect("gives back");
-        assert_eq!(here.title().expect("reads").epoch, 3);
-    }
-
-    #[test]
-    fn names_and_room_are_not_given_twice() {
-        let (_folder, pool) = pool();
-        Segment::allocate(&pool, "v", 4096, "a").expect("allocates");
-        let again = Segment::allocate(&pool, "v", 4096, "b");
-        assert!(matches!(again, Err(PoolError::Exists { owner, .. }) if owner == "a"));
-        let free = pool.room().expect("is known").free;
-        let huge = Segment::allocate(&pool, "w", (free / 4096 + 10) * 4096, "a");
-        assert!(matches!(huge, Err(PoolError::Full { .. })));
-        assert_eq!(pool.segments().expect("lists").len(), 1);
-        let segment = Segment::open(&pool, "v").expect("opens");
-        segment.remove(&pool).expect("removes");
-        assert!(matches!(
-            Segment::open(&pool, "v"),
-            Err(PoolError::NoSegment(_))
-        ));
-        assert_eq!(std::fs::read_dir(pool.folder()).expect("lists").count(), 0);
-    }
-
-    #[test]
-    fn nodes_that_allocate_one_name_at_once_get_one_segment() {
-        let (_folder, pool) = pool();
-        for _ in 0..50 {
-            let nodes = ["a", "b", "c"];
-            let made = std::thread::scope(|scope| {
-                let pool = &pool;
-                let begun = nodes
-                    .map(|node| scope.spawn(move || Segment::allocate(pool, "v", 1 << 16, node)));
-                begun.map(|thread| thread.join().expect("ends"))
-            });
-            let won: Vec<_> = nodes
-                .iter()
-                .zip(&made)
-                .filter(|(_, made)| made.is_ok())
-                .collect();
-            let [(node, Ok(segment))] = won[..] else {
-                panic!("{made:?}")
-            };
-            assert_eq!(segment.title().expect("reads"), Title::new(node));
-            let files = std::fs::read_dir(pool.folder()).expect("lists").count();
-            assert_eq!(files, 2, "nothing is left of the others'");
-            let segment = Segment::open(&pool, "v").expect("opens");
-            segment.remove(&pool).expect("removes");
-        }
-    }
-
-    #[test]
-    fn what_an_allocation_left_between_its_files_is_cleared_by_its_owner() {
-        let (_folder, pool) = pool();
-        Segment::allocate(&pool, "v", 4096, "a").expect("allocates");
-        Segment::clear(&pool, "v", "a").expect("looks");
-        Segment::open(&pool, "v").expect("is whole");
-        std::fs::remove_file(pool.memory_path("v")).expect("removes");
-        Segment::clear(&pool, "v", "b").expect("looks");
-        Segment::allocate(&pool, "v", 4096, "b").expect_err("is not b's");
-        Segment::clear(&pool, "v", "a").expect("clears");
-        Segment::allocate(&pool, "v", 4096, "b").expect("allocates");
-    }
-
-    #[test]
-    fn a_file_that_somebody_uses_becomes_a_segment_once() {
-        let (_folder, pool) = pool();
-        let path = pool.memory_path("v");
-        let missing = Segment::adopt(&pool, "v", "a");
-        assert!(matches!(missing, Err(PoolError::Io { .. })), "{missing:?}");
-        for (bytes, fits) in [(0, false), (5000, false), (1 << 20, true)] {
-            let mut content = vec![0; bytes];
-            content.iter_mut().take(8).for_each(|byte| *byte = 7);
-            std::fs::write(&path, &content).expect("writes");
-            let file = File::options().write(true).open(&path).expect("opens");
-            // Half of it is a hole.
-            file.set_len(bytes as u64 / 2).expect("shrinks");
-            file.set_len(bytes as u64).expect("grows");
-            assert_eq!(Segment::adopt(&pool, "v", "a").is_ok(), fits, "{bytes}");
-        }
-        let segment = Segment::open(&pool, "v").expect("opens");
-        assert_eq!(segment.title().expect("reads"), Title::new("a"));
-        let content = std::fs::read(&path).expect("reads");
-        assert_eq!(content[..8], [7; 8], "it is as it was");
-        let metadata = std::fs::metadata(&path).expect("is there");
-        assert!(metadata.blocks() * 512 >= 1 << 20, "its room is reserved");
-        assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
-        let again = Segment::adopt(&pool, "v", "a").expect("is a's");
-        assert_eq!(again.id(), segment.id());
-        let other = Segment::adopt(&pool, "v", "b");
-        assert!(matches!(other, Err(PoolError::Exists { owner, .. }) if owner == "a"));
-    }
-
-    #[test]
-    fn a_file_that_was_made_again_below_a_header_gets_its_room_as_well() {
-        let (_folder, pool) = pool();
-        let path = pool.memory_path("v");
-        let make = || {
-            let _ = std::fs::remove_file(&path);
-            let file = File::create(&path).expect("makes");
-            file.set_len(1 << 20).expect("grows");
-            file.set_permissions(std::fs::Permissions::from_mode(0o644))
-                .expect("is for all to read");
-        };
-        make();
-        let first = Segment::adopt(&pool, "v", "a").expect("is adopted");
-        make();
-        let again = Segment::adopt(&pool, "v", "a").expect("is a's");
-        assert_eq!(again.id(), first.id());
-        let metadata = std::fs::metadata(&path).expect("is there");
-        assert!(metadata.blocks() * 512 >= 1 << 20, "its room is reserved");
-        assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
-    }
-
-    #[test]
-    fn hostile_headers_are_refused() {
-        let (_folder, pool) = pool();
-        Segment::allocate(&pool, "v", 4096, "a").expect("allocates");
-        let path = pool.header_path("v");
-        let good = std::fs::read(&path).expect("reads");
-        let changed = |at: usize, value: u64| {
-            let mut bytes = good.clone();
-            bytes[at * 8..at * 8 + 8].copy_from_slice(&value.to_le_bytes());
-            bytes
-        };
-        for bad in [
-            changed(0, 1),
-            changed(1, 9),
-            changed(2, 5000),
-            changed(2, 0),
-            changed(2, 8192),
-            good[..100].to_vec(),
-        ] {
-            std::fs::write(&path, bad).expect("writes");
-            Segment::open(&pool, "v").expect_err("makes no sense");
-        }
-        for slot in [0, 200, u64::MAX] {
-            std::fs::write(&path, changed(48, slot)).expect("writes");
-            let segment = Segment::open(&pool, "v").expect("opens");
-            assert!(segment.title().is_err(), "{slot}");
-        }
-        let escape = u64::from_le_bytes(*b"\x1b[2Jabcd");
-        std::fs::write(&path, changed(49, escape)).expect("writes");
-        let segment = Segment::open(&pool, "v").expect("opens");
-        assert!(segment.title().is_err(), "what a terminal obeys");
-        std::fs::write(pool.header_path("w\n"), &good).expect("writes");
-        assert_eq!(pool.segments().expect("lists"), ["v"]);
-        for epoch in [0, u64::MAX] {
-            std::fs::write(&path, changed(8, epoch)).expect("writes");
-            let segment = Segment::open(&pool, "v").expect("opens");
-            // Slots of even and odd epochs: neither says that the segment has an owner.
-            assert!(segment.title().is_err(), "{epoch}");
-            segment.decide("a", epoch, "b").expect_err("makes no sense");
-        }
-    }
-
-    #[test]
-    fn an_offer_that_ended_is_told_by_its_epoch() {
-        let (_folder, pool) = pool();
-        let segment = Segment::allocate(&pool, "v", 4096, "a").expect("allocates");
-        segment.decide("a", 1, "a").expect("keeps");
-        let late = segment.decide("a", 1, "b").expect_err("decided");
-        let PoolError::Refused { why, .. } = late else {
-            panic!("{late}")
-        };
-        assert_eq!(why, Refused::Changed { now: 2, offered: 1 });
-    }
-}
+#[path = "segment_tests.rs"]
+mod tests;

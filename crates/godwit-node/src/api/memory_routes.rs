@@ -4,20 +4,22 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::routing::{MethodRouter, get};
+use axum::http::StatusCode;
+use axum::routing::{MethodRouter, get, post};
 
 use super::ErrorBody;
 use super::refusal::Refusal;
-use super::routes::Shared;
+use super::routes::{Body, Shared};
 use crate::node::{Node, blocking};
 use crate::vms::memory::pooled;
-use godwit_api::MemoryPool;
+use godwit_api::{FormatMemoryPool, MemoryPool};
 
 /// The routes with their paths.
 pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     vec![
         ("/v1/memory-pools", get(list_memory_pools)),
         ("/v1/memory-pools/{name}", get(show_memory_pool)),
+        ("/v1/memory-pools/{name}/format", post(format_memory_pool)),
     ]
 }
 
@@ -41,4 +43,21 @@ pub(super) async fn show_memory_pool(
 ) -> Result<Json<MemoryPool>, Refusal> {
     let looked = blocking(move || pooled::show(&node.config, &name));
     Ok(Json(looked.await??))
+}
+
+/// Makes the device or file of a memory pool one: writes an empty table at its start.
+#[utoipa::path(post, path = "/v1/memory-pools/{name}/format", params(("name" = String, Path)),
+    request_body = FormatMemoryPool, responses((status = 204, description = "It is a pool"),
+    (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
+    (status = 409, body = ErrorBody), (status = 500, body = ErrorBody),
+    (status = 507, body = ErrorBody)))]
+pub(super) async fn format_memory_pool(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Body(request): Body<FormatMemoryPool>,
+) -> Result<StatusCode, Refusal> {
+    node.check_open()?;
+    let made = blocking(move || pooled::format(&node.config, &name, request.overwrite));
+    made.await??;
+    Ok(StatusCode::NO_CONTENT)
 }

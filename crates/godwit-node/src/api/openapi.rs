@@ -54,6 +54,7 @@ use super::{memory_routes, nic_routes, process_routes, routes, vm_routes};
         nic_routes::show_nic,
         memory_routes::list_memory_pools,
         memory_routes::show_memory_pool,
+        memory_routes::format_memory_pool,
         process_routes::list_processes,
         process_routes::show_process,
         process_routes::migrate_process,

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use godwit_memory::pool::device::is_allocating;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -34,6 +35,8 @@ use crate::store::Store;
 
 /// How long listeners may take to end once they are told to.
 const LISTENERS_END: Duration = Duration::from_secs(8);
+/// How often allocations of memory are looked at that end with the node.
+const ALLOCATIONS_POLL: Duration = Duration::from_millis(5);
 
 /// Runs a node until `shutdown` is ready, then ends it in order: listeners first, then the disks,
 /// then the store. Must be called on a tokio runtime of several threads.
@@ -144,6 +147,11 @@ async fn close(node: Arc<Node>, mut tasks: JoinSet<()>, lock: DataDirLock) {
     for socket in [node.config.api_socket(), node.config.nbd_socket()] {
         // A socket that is left over does no harm: the next start replaces it.
         let _ = std::fs::remove_file(socket);
+    }
+    // What overwrites a part of a device for a new machine looks whether the node ends. Nobody else acts for this node as long
+    // as it has not ended.
+    while is_allocating() {
+        tokio::time::sleep(ALLOCATIONS_POLL).await;
     }
     let store = node.store.clone();
     // It only waits for what is being written.

@@ -7,6 +7,24 @@ use serde_json::Value;
 use super::words::{Word, field, is_set};
 use super::{LOCAL_MEMORY, Machine, escaped};
 
+/// What a memory pool has for a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolMemory {
+    /// The file or device that QEMU maps.
+    pub path: PathBuf,
+    /// Which part of it, unless it is all the guest's.
+    pub part: Option<MemoryPart>,
+}
+
+/// A part of a file or device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryPart {
+    /// Of its first byte.
+    pub offset: u64,
+    /// Bytes that addresses of mappings are a multiple of.
+    pub align: u64,
+}
+
 /// What QEMU calls memory that is a file.
 const KIND: &str = "memory-backend-file";
 

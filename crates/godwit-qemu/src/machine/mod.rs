@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use self::adopted::Served;
-pub use self::memory_files::MemoryFile;
+pub use self::memory_files::{MemoryFile, MemoryPart, PoolMemory};
 pub(crate) use self::words::property;
 pub use self::words::{MachineNic, NicUplink, Word, field, is_set};
 
@@ -298,14 +298,14 @@ impl Machine {
     }
 
     /// The words with which this node starts the VM, the program aside. `machine_type` is what an
-    /// alias such as `q35` meant where the VM was started first; `memory` is the file that a memory
-    /// pool has for the guest, which gets local memory without one.
+    /// alias such as `q35` meant where the VM was started first; `memory` is what a memory pool has for
+    /// the guest, which gets local memory without one.
     pub fn command_line(
         &self,
         places: &Places,
         disk_socket: impl Fn(&str) -> PathBuf,
         machine_type: Option<&str>,
-        memory: Option<&Path>,
+        memory: Option<&PoolMemory>,
     ) -> Vec<String> {
         let mut line: Vec<String> = self
             .words
@@ -324,7 +324,10 @@ impl Machine {
                 Word::MemoryFile {
                     before_memory,
                     after_memory,
-                } => memory_files::in_place(before_memory, memory, after_memory),
+                } => {
+                    let file = memory.map(|memory| memory.path.as_path());
+                    memory_files::in_place(before_memory, file, after_memory)
+                }
             })
             .collect();
         let mut push = |pair: [&str; 2]| line.extend(pair.map(str::to_owned));
@@ -389,9 +392,13 @@ impl Machine {
 
 /// Memory that QEMU takes from a file. It sends no memory of a named file to another QEMU that maps the
 /// same one; a memfd it would send.
-fn memory_backend(bytes: u64, file: Option<&Path>) -> String {
+fn memory_backend(bytes: u64, memory: Option<&PoolMemory>) -> String {
     let before = format!("memory-backend-file,id={MEMORY_ID},size={bytes}B,share=on,mem-path=");
-    memory_files::in_place(&before, file, "")
+    let part = memory.and_then(|memory| memory.part);
+    // QEMU refuses a device whose alignment is larger than that.
+    let part = part.map(|part| format!(",offset={}B,align={}B", part.offset, part.align));
+    let file = memory.map(|memory| memory.path.as_path());
+    memory_files::in_place(&before, file, &part.unwrap_or_default())
 }
 
 /// A character device at whose socket QEMU listens.

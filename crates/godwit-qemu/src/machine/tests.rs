@@ -199,12 +199,16 @@ fn memory_that_somebody_else_put_into_a_file_is_elsewhere_at_another_node() {
         serde_json::from_slice::<Machine>(&stored).expect("reads"),
         machine
     );
-    let line = |memory: Option<&Path>| {
+    let line = |memory: Option<&PoolMemory>| {
         let line = machine.command_line(&places(), |_| PathBuf::new(), None, memory);
         line[1].clone()
     };
+    let memory = PoolMemory {
+        path: PathBuf::from("/other,/c.memory"),
+        part: None,
+    };
     assert_eq!(
-        line(Some(Path::new("/other,/c.memory"))),
+        line(Some(&memory)),
         "memory-backend-file,id=m,mem-path=/other,,/c.memory,size=1G,share=on"
     );
     assert_eq!(
@@ -219,6 +223,44 @@ fn memory_that_somebody_else_put_into_a_file_is_elsewhere_at_another_node() {
         let machine = Machine::adopt(&command, |_| None).expect("a machine");
         assert_eq!(machine.memory_files(), [], "{other}");
     }
+}
+
+#[test]
+fn memory_in_a_part_of_a_device_is_mapped_from_there_and_local_memory_from_its_start() {
+    let machine = Machine::build(
+        "q",
+        &Parts {
+            name: "v",
+            disks: &[],
+            nics: &[],
+            memory: 1 << 30,
+            poolable: true,
+            cpus: 1,
+            machine: None,
+            accelerator: "tcg",
+            arguments: &[],
+        },
+    );
+    let line = |memory: Option<&PoolMemory>| {
+        let line = machine.command_line(&places(), |_| PathBuf::new(), None, memory);
+        let words = line
+            .iter()
+            .filter(|word| word.starts_with("memory-backend-file"));
+        words.cloned().collect::<String>()
+    };
+    let memory = PoolMemory {
+        path: PathBuf::from("/dev/dax0.0"),
+        part: Some(MemoryPart {
+            offset: 2 << 20,
+            align: 2 << 20,
+        }),
+    };
+    let before = "memory-backend-file,id=godwit-memory,size=1073741824B,share=on,mem-path=";
+    assert_eq!(
+        line(Some(&memory)),
+        format!("{before}/dev/dax0.0,offset=2097152B,align=2097152B")
+    );
+    assert_eq!(line(None), format!("{before}/dev/shm"));
 }
 
 #[test]

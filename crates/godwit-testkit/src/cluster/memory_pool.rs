@@ -1,9 +1,11 @@
 //! Memory that all nodes of a cluster map.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use godwit_memory::pool::Pool;
 use tempfile::TempDir;
 
 use crate::process::run;
@@ -16,6 +18,8 @@ pub struct MemoryPool {
     /// What it is made of, unless that is the host's ordinary memory. Ends before its folder goes.
     _huge: Option<HugePages>,
     dir: TempDir,
+    /// The pool, when that is a file in the folder.
+    file: Option<PathBuf>,
 }
 
 impl MemoryPool {
@@ -30,7 +34,48 @@ impl MemoryPool {
         let dir = tempfile::Builder::new()
             .prefix("godwit-pool")
             .tempdir_in("/dev/shm")?;
-        Ok(Self { _huge: None, dir })
+        Ok(Self {
+            _huge: None,
+            dir,
+            file: None,
+        })
+    }
+
+    /// Makes a file of so many MiB that stands for a DAX device. It is no pool yet: [`Self::file`] is.
+    ///
+    /// # Errors
+    /// Without `/dev/shm`, or room there.
+    pub fn blank_file(mib: u64) -> io::Result<Self> {
+        let pool = Self::new()?;
+        let path = pool.dir.path().join("device");
+        let file = File::create(&path)?;
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, mib << 20)?;
+        Ok(Self {
+            file: Some(path),
+            ..pool
+        })
+    }
+
+    /// Makes an empty one of a file of so many MiB, of which its table takes two.
+    ///
+    /// # Errors
+    /// Without `/dev/shm`, or room there.
+    pub fn file(mib: u64) -> io::Result<Self> {
+        let pool = Self::blank_file(mib)?;
+        Pool::format(pool.path(), false).map_err(io::Error::other)?;
+        Ok(pool)
+    }
+
+    /// Makes an empty one, of the kind that the environment names: with `GODWIT_MEMORY_POOL=file` a file that has room for
+    /// one guest of 192 MiB, otherwise a folder.
+    ///
+    /// # Errors
+    /// As [`Self::new`] and [`Self::file`].
+    pub fn asked_for() -> io::Result<Self> {
+        match std::env::var_os("GODWIT_MEMORY_POOL") {
+            Some(kind) if kind == "file" => Self::file(2 + 192),
+            _ => Self::new(),
+        }
     }
 
     /// Makes an empty one of so many pages of 2 MiB, which the host reserves for it. Nothing where that cannot be done,
@@ -44,6 +89,7 @@ impl MemoryPool {
             Ok(huge) => Ok(Some(Self {
                 _huge: Some(huge),
                 dir,
+                file: None,
             })),
             Err(error) => {
                 println!("not tried, for want of {pages} huge pages: {error}");
@@ -52,9 +98,9 @@ impl MemoryPool {
         }
     }
 
-    /// Its folder.
+    /// Its folder, or its file.
     pub fn path(&self) -> &Path {
-        self.dir.path()
+        self.file.as_deref().unwrap_or(self.dir.path())
     }
 
     /// Lets all nodes of a cluster that was only prepared have it.
@@ -81,7 +127,13 @@ impl MemoryPool {
     /// # Errors
     /// When it cannot be read.
     pub fn is_empty(&self) -> io::Result<bool> {
-        Ok(std::fs::read_dir(self.path())?.next().is_none())
+        if self.file.is_none() {
+            return Ok(std::fs::read_dir(self.path())?.next().is_none());
+        }
+        // What is left of an allocation is in no segment.
+        let pool = Pool::open(self.path()).map_err(io::Error::other)?;
+        let room = pool.room().map_err(io::Error::other)?;
+        Ok(room.free == room.total)
     }
 }
 

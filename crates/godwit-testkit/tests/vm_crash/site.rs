@@ -77,7 +77,7 @@ impl Site {
             },
             ..GuestLoad::default()
         };
-        Self::with(load, 2, Some(MemoryPool::new().unwrap()))
+        Self::with(load, 2, Some(MemoryPool::asked_for().unwrap()))
     }
 
     fn with(load: GuestLoad, disks: usize, pool: Option<MemoryPool>) -> Self {

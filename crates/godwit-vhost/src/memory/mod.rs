@@ -4,7 +4,9 @@
 //! part ends this process with SIGBUS. QEMU never does; a front end that is not trusted that far
 //! must share memory whose size is sealed (`F_SEAL_SHRINK` on a memfd).
 
+mod device;
 pub mod dirty_log;
+pub mod live;
 pub(crate) mod peer_memory;
 pub(crate) mod post_copy;
 pub mod relocated;
@@ -21,8 +23,10 @@ use vm_memory::{
     GuestRegionMmap, MmapRegion, Permissions,
 };
 
+use crate::memory::device::DeviceMapping;
+use crate::memory::live::LiveMapping;
 use crate::memory::post_copy::Arrival;
-use crate::memory::relocated::{FileId, Mapped, Part};
+use crate::memory::relocated::{FileId, Home, Mapped, Part};
 
 /// Why the guest's memory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +35,7 @@ pub enum MemoryError {
     #[error("cannot inspect a file of guest memory")]
     Inspect(#[source] io::Error),
     /// Not something that has a size.
-    #[error("guest memory must be a regular file, such as a memfd")]
+    #[error("guest memory must be a regular file, such as a memfd, or a DAX device")]
     Kind,
     /// The file ends before the region does.
     #[error("a file of guest memory has {size} bytes, and the region ends at byte {end}")]
@@ -80,6 +84,10 @@ pub struct GuestRam {
     /// Which part of which file each region is.
     mapped: Vec<Mapped>,
     arrival: Arc<Arrival>,
+    /// What regions of devices lie in: unmapped after the memory.
+    _devices: Vec<DeviceMapping>,
+    /// Ends when nothing of it is mapped any more.
+    _live: LiveMapping,
 }
 
 impl GuestRam {
@@ -89,12 +97,28 @@ impl GuestRam {
         files: Vec<File>,
         arrival: Arc<Arrival>,
     ) -> Result<Self, MemoryError> {
+        let homes = regions.iter().zip(&files).map(|(region, file)| {
+            let part = Part {
+                offset: region.mmap_offset,
+                bytes: region.memory_size,
+            };
+            Home::of(file, part).map_err(MemoryError::Inspect)
+        });
+        let live = LiveMapping::of(homes.collect::<Result<_, _>>()?);
         let mut mapped = Vec::with_capacity(regions.len());
         let mut translations = Vec::with_capacity(regions.len());
         let mut files_mapped = Vec::with_capacity(regions.len());
+        let mut devices = Vec::new();
         for (region, file) in regions.iter().zip(files) {
             let id = FileId::of(&file).map_err(MemoryError::Inspect)?;
-            let mapping = map_file(file, region.mmap_offset, region.memory_size)?;
+            let (offset, length) = (region.mmap_offset, region.memory_size);
+            let mapping = match DeviceMapping::of(&file, offset, length)? {
+                Some((device, mapping)) => {
+                    devices.push(device);
+                    mapping
+                }
+                None => map_file(file, offset, length)?,
+            };
             let base = GuestAddress(region.guest_phys_addr);
             let mapping = GuestRegionMmap::new(mapping, base)
                 .ok_or_else(|| MemoryError::Map("the region ends past all addresses".into()))?;
@@ -122,21 +146,24 @@ impl GuestRam {
             translations,
             mapped: files_mapped,
             arrival,
+            _devices: devices,
+            _live: live,
         })
     }
 
-    /// Whether it has a part of a file.
-    fn maps(&self, file: FileId) -> bool {
-        self.mapped.iter().any(|region| region.file == file)
+    /// Whether it has a part of this memory.
+    fn maps(&self, home: Home) -> bool {
+        self.mapped.iter().any(|region| region.is_of(home))
     }
 
-    /// Maps a part of a file's memory from another file. Whoever touches it must stand still.
+    /// Maps a part of this memory from another file, or from where in it the memory begins. Whoever touches it must stand
+    /// still.
     ///
     /// # Errors
     /// The kernel's.
-    fn remap(&self, file: FileId, part: Part, target: &File) -> io::Result<()> {
+    fn remap(&self, home: Home, part: Part, target: (&File, u64)) -> io::Result<()> {
         let mut regions = self.mapped.iter();
-        regions.try_for_each(|region| region.remap(file, part, target))
+        regions.try_for_each(|region| region.remap(home, part, target))
     }
 
     /// How much of it is there.

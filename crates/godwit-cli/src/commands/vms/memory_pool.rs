@@ -1,6 +1,6 @@
 //! `godwit memory-pool`
 
-use godwit_api::{MemoryPool, MemorySegment};
+use godwit_api::{FormatMemoryPool, MemoryPool, MemorySegment};
 
 use crate::arguments::MemoryPoolCommand;
 use crate::client::Client;
@@ -23,6 +23,13 @@ pub(crate) async fn run(
             let pool: MemoryPool = client.get(&routes::memory_pool(&name)).await?;
             output.print(&pool, show)
         }
+        MemoryPoolCommand::Format { name, overwrite } => {
+            let request = FormatMemoryPool { overwrite };
+            let route = routes::memory_pool_format(&name);
+            client.order(&route, &request).await?;
+            let pool: MemoryPool = client.get(&routes::memory_pool(&name)).await?;
+            output.print(&pool, show)
+        }
     }
 }
 
@@ -41,8 +48,8 @@ fn list(pools: &[MemoryPool]) -> String {
             pool.problem.clone().unwrap_or_default(),
         ]
     };
-    let empty = "this node has no memory pools: start it with --memory-pool NAME=FOLDER";
-    let head = ["NAME", "SIZE", "FREE", "MACHINES", "FOLDER", "NOTE"];
+    let empty = "this node has no memory pools: start it with --memory-pool NAME=PATH";
+    let head = ["NAME", "SIZE", "FREE", "MACHINES", "PATH", "NOTE"];
     table(head, pools.iter().map(row), empty)
 }
 
@@ -51,6 +58,7 @@ fn show(pool: &MemoryPool) -> String {
         [
             segment.vm.clone(),
             size(segment.bytes),
+            size(segment.offset),
             segment.owner.clone().unwrap_or_default(),
             segment
                 .epoch
@@ -61,13 +69,13 @@ fn show(pool: &MemoryPool) -> String {
     };
     let head = facts([
         ("name", Some(pool.name.clone())),
-        ("folder", Some(pool.folder.clone())),
+        ("path", Some(pool.folder.clone())),
         ("size", pool.bytes.map(format_bytes)),
         ("free", pool.free_bytes.map(format_bytes)),
         ("problem", pool.problem.clone()),
     ]);
     let empty = "no machine's memory is in it";
-    let names = ["VM", "SIZE", "OWNER", "EPOCH", "NOTE"];
+    let names = ["VM", "SIZE", "AT", "OWNER", "EPOCH", "NOTE"];
     format!(
         "{head}\n\n{}",
         table(names, pool.segments.iter().map(row), empty)
@@ -88,6 +96,7 @@ mod tests {
             segments: vec![MemorySegment {
                 vm: "web".to_owned(),
                 bytes: Some(3 << 30),
+                offset: Some(2 << 20),
                 owner: Some("b".to_owned()),
                 epoch: Some(2),
                 problem: None,
@@ -96,6 +105,7 @@ mod tests {
         };
         let text = show(&pool);
         assert!(text.contains("web") && text.contains("3.00 GiB"), "{text}");
+        assert!(text.contains("2.00 MiB"), "{text}");
         assert!(list(&[pool]).contains("1.00 GiB"));
     }
 }

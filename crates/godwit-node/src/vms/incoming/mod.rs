@@ -21,6 +21,7 @@ use crate::vms::lifecycle::run;
 use crate::vms::lifecycle::watch;
 use crate::vms::memory::page_tables;
 use crate::vms::memory::pooled::{self, PoolOffer};
+use crate::vms::memory::qemu_fits;
 use crate::vms::messages::{self, Answer, MachineOffer, Order, SILENCE};
 use crate::vms::outgoing::preflight;
 use crate::vms::tunnel;
@@ -178,9 +179,11 @@ pub(crate) async fn start(
 ) -> Result<Qemu, ErrorBody> {
     let machine = &offer.machine;
     let socket = |disk: &str| node.config.vhost_socket(disk);
-    let memory = pooled::file(node, vm)?;
+    let expected = offer.pool.as_ref().map(PoolOffer::expected);
+    qemu_fits::check(node, &vm.name, &machine.program, expected.as_ref()).await?;
+    let memory = pooled::mapped(node, vm).await?;
     let machine_type = offer.machine_type.as_deref();
-    let mut line = machine.command_line(&vm.places, socket, machine_type, memory.as_deref());
+    let mut line = machine.command_line(&vm.places, socket, machine_type, memory.as_ref());
     if node.config.qemu_sandbox {
         line.extend(sandbox::words(&line));
     }

@@ -17,7 +17,7 @@ use crate::vms::incoming::post_copy_destination::Pulling;
 use crate::vms::lifecycle::room;
 use crate::vms::lifecycle::run;
 use crate::vms::lifecycle::watch;
-use crate::vms::memory::{pooled, relocated};
+use crate::vms::memory::{pooled, released, relocated};
 use crate::vms::outgoing::post_copy_source;
 use crate::vms::vm::{Qemu, Vm, VmActivity};
 use godwit_qemu::inspect;
@@ -398,7 +398,7 @@ async fn give_memory(node: &Arc<Node>, vm: &Arc<Vm>) {
             drop(guard);
         });
     } else {
-        pooled::release(node, &vm.name, &entry).await;
+        released::release(node, &vm.name, &entry).await;
     }
 }
 

@@ -12,7 +12,7 @@ use crate::nics::{request, served};
 use crate::node::{Node, blocking};
 use crate::store::machine::{PooledMemory, VmEntry, VmMark, VmOrigin};
 use crate::vms::lifecycle::watch;
-use crate::vms::memory::pooled;
+use crate::vms::memory::{pooled, qemu_fits, released};
 use crate::vms::vm::{Qemu, Vm, VmActivity};
 use godwit_api::{Accelerator, DiskState, ErrorBody, ErrorCode, RunVm};
 use godwit_memory::mover::agent;
@@ -321,13 +321,15 @@ pub(crate) fn check_socket_path(vm: &str, path: &Path) -> Result<(), ErrorBody> 
 
 async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let mut entry = vm.lock().entry.clone();
+    let program = &entry.machine.program;
+    qemu_fits::check(node, &vm.name, program, entry.memory.as_ref()).await?;
     pooled::allocate(node, &vm.name, &mut entry).await?;
     vm.lock().entry.memory = entry.memory.clone();
-    let memory = pooled::file(node, vm)?;
+    let memory = pooled::mapped(node, vm).await?;
     let socket = |disk: &str| node.config.vhost_socket(disk);
     let mut line = entry
         .machine
-        .command_line(&vm.places, socket, None, memory.as_deref());
+        .command_line(&vm.places, socket, None, memory.as_ref());
     if node.config.qemu_sandbox {
         line.extend(sandbox::words(&line));
     }
@@ -410,7 +412,7 @@ pub(crate) async fn forget(node: &Arc<Node>, vm: &Arc<Vm>) {
     served::end(vm).await;
     let entry = vm.lock().entry.clone();
     // Before its name can be given to another.
-    pooled::release(node, &vm.name, &entry).await;
+    released::release(node, &vm.name, &entry).await;
     node.vms.remove(vm);
     if let Err(error) = node.store.remove_vm(&vm.name).await {
         tracing::error!(vm = vm.name, %error, "cannot forget the VM");

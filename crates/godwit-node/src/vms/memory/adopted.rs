@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use godwit_core::units::Bytes;
-use godwit_memory::pool::Pool;
+use godwit_memory::pool::device::space::Extent;
 use godwit_memory::pool::segment::Segment;
+use godwit_memory::pool::{Place, Pool};
 
 use crate::config::NodeConfig;
 use crate::node::{Node, blocking};
@@ -35,30 +36,40 @@ pub(crate) async fn take(
         name,
         pool: opened,
     } = found;
-    let wanted = opened.memory_path(vm);
     let refused = |why: String, hint: &str| {
         let text = format!(
             "cannot adopt VM {vm}: its memory in memory pool {name} cannot move with it: {why}"
         );
         ErrorBody::new(ErrorCode::Conflict, text).hint(hint)
     };
+    if opened.is_device() {
+        // The next guest to start there, at any node, would get the same part.
+        let why = String::from(
+            "nobody reserved that part of the device for it, so another machine may get it",
+        );
+        let hint = format!(
+            "end it now, and start it with 'godwit vm run --memory-pool {name}', which reserves its memory there"
+        );
+        return Err(refused(why, &hint));
+    }
     if !told.is_replaceable() {
         let why = String::from("QEMU was told of it in JSON");
         let hint =
             "start QEMU with -object memory-backend-file,id=ID,size=SIZE,mem-path=FILE,share=on";
         return Err(refused(why, hint));
     }
-    let in_file = std::fs::metadata(&wanted).map_or(0, |metadata| metadata.len());
-    if in_file != facts.memory_bytes {
-        let why = format!(
-            "the guest has {}, and its file {}",
-            Bytes(facts.memory_bytes),
-            Bytes(in_file)
-        );
-        return Err(refused(
-            why,
-            "start QEMU with all of its memory in one file of the pool",
-        ));
+    let path = opened.memory_path(vm);
+    let bytes = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
+    let place = Place {
+        path,
+        extent: Extent { offset: 0, bytes },
+        align: None,
+    };
+    if bytes != facts.memory_bytes {
+        let (has, in_pool) = (Bytes(facts.memory_bytes), Bytes(bytes));
+        let why = format!("the guest has {has}, and its file {in_pool}");
+        let hint = "start QEMU with all of its memory in one file of the pool";
+        return Err(refused(why, hint));
     }
     if !facts.memory_shared {
         let why = String::from("it is not shared, so what the guest writes is not in the file");
@@ -71,8 +82,8 @@ pub(crate) async fn take(
     let (here, segment) = (node.config.name.clone(), vm.to_owned());
     let made = blocking(move || {
         // A file that took the place of QEMU's would be given away in its stead.
-        relocated::find(pid, &wanted, in_file).map_err(|error| error.to_string())?;
-        Ok(Segment::adopt(&opened, &segment, &here))
+        relocated::find(pid, &place).map_err(|error| error.to_string())?;
+        Ok::<_, String>(Segment::adopt(&opened, &segment, &here))
     });
     let made = made
         .await?
@@ -81,7 +92,7 @@ pub(crate) async fn take(
     let made = made.map_err(failed)?;
     let title = made.title().map_err(failed)?;
     if let Some(user) = &node.config.qemu_user {
-        pooled::give_to(user, vm, made.memory())?;
+        pooled::give_to(user, vm, made.place())?;
     }
     machine.take_memory_file(&told);
     Ok(Some(PooledMemory {
@@ -125,7 +136,7 @@ fn find(
             continue;
         };
         let wanted = pool.memory_path(vm);
-        if wanted.file_name() != Some(place.as_os_str()) {
+        if !pool.is_device() && wanted.file_name() != Some(place.as_os_str()) {
             let text = format!(
                 "cannot adopt VM {vm}: its memory is the file {} of memory pool {name}, where a machine named {vm} has {}",
                 file.display(),
@@ -164,15 +175,15 @@ fn whole_path(vm: &str, pid: u32, told: &Path) -> Result<PathBuf, ErrorBody> {
     })
 }
 
-/// The memory pool in whose folder a file is, or below it, and the file's path from there.
+/// The memory pool in whose folder a file is, or below it, and the file's path from there: nothing more when it is the pool.
 ///
 /// # Errors
 /// A pool cannot be used now, so nobody can tell whether the file is in it.
 fn pool_of(config: &NodeConfig, file: &Path) -> Result<Option<(String, Pool, PathBuf)>, ErrorBody> {
     for pool in &config.memory_pools {
         let opened = pooled::open(config, &pool.name)?;
-        let folder = std::fs::canonicalize(opened.folder());
-        let folder = folder.unwrap_or_else(|_| opened.folder().to_owned());
+        let folder = std::fs::canonicalize(opened.path());
+        let folder = folder.unwrap_or_else(|_| opened.path().to_owned());
         if let Ok(place) = file.strip_prefix(&folder) {
             return Ok(Some((pool.name.clone(), opened, place.to_owned())));
         }

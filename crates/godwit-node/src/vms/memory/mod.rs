@@ -6,4 +6,6 @@ pub(crate) mod blockers;
 pub(crate) mod mover;
 pub(crate) mod page_tables;
 pub(crate) mod pooled;
+pub(crate) mod qemu_fits;
+pub(crate) mod released;
 pub(crate) mod relocated;

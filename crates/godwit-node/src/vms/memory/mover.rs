@@ -15,15 +15,16 @@ use std::time::{Duration, Instant};
 
 use godwit_block::engine::{BlockDevice, EngineHandle};
 use godwit_memory::mover::Run;
-use godwit_memory::mover::agent::{Agent, AgentError};
+use godwit_memory::mover::agent::{Agent, AgentError, Side};
 use godwit_memory::mover::plan::{self, Chunk, Plan};
-use godwit_vhost::memory::relocated::{FileId, Part, Relocation};
+use godwit_memory::pool::Place;
+use godwit_vhost::memory::relocated::{Part, Relocation};
 use godwit_vhost::protocol::device::Device;
 use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError};
 
 use crate::failpoint;
 use crate::node::{Node, blocking};
-use crate::vms::memory::relocated::{self, Found};
+use crate::vms::memory::relocated::{self, Found, InPool};
 use crate::vms::memory::{blockers, pooled};
 use crate::vms::vm::{Vm, VmActivity};
 use godwit_api::{ErrorBody, ErrorCode, MemoryPlace, MoveMemory};
@@ -112,14 +113,13 @@ pub(crate) async fn start(
         return Err(refused(ErrorCode::Conflict, blockers.join("; "))
             .hint("nothing was moved; put this right and try again"));
     }
-    let file = pooled::file_of(node, name, &memory)?;
+    let place = pooled::place_of(node, name, &memory)?;
     let of = Of {
         node: Arc::clone(node),
         vm: Arc::clone(&vm),
         socket: vm.places.agent(),
         pid,
-        file,
-        bytes: memory.bytes,
+        place,
     };
     let to = request.to;
     let prepared = blocking(move || Move::prepare(of, to).map_err(|error| error.to_string()));
@@ -204,10 +204,8 @@ struct Of {
     /// The agent's.
     socket: PathBuf,
     pid: u32,
-    /// The memory's in the pool.
-    file: PathBuf,
-    /// Of all the memory.
-    bytes: u64,
+    /// Where the memory is in the pool.
+    place: Place,
 }
 
 impl Of {
@@ -234,7 +232,7 @@ impl Of {
             }
         };
         let found = agent.map_err(|error| error.to_string()).and_then(|_agent| {
-            let found = relocated::find(self.pid, &self.file, self.bytes);
+            let found = relocated::find(self.pid, &self.place);
             let found = found.and_then(|found| self.follow(&found));
             found.map_err(|error| error.to_string())
         });
@@ -244,7 +242,8 @@ impl Of {
     /// Lets the disks go on that stand still because nobody knew where their memory is.
     fn follow(&self, found: &Found) -> io::Result<()> {
         let mut relocation = Relocation::begin();
-        match relocation.is_lost(FileId::of(&found.home)?) {
+        let home = found.home.of_devices()?;
+        match relocation.is_lost(home) {
             Some(true) => {}
             None if found.away.is_some() => {
                 let why = "this node looks for it since its start; try again";
@@ -255,10 +254,10 @@ impl Of {
         }
         let devices = self.devices(&relocation);
         let away = found.layout.away;
-        relocation.found(&found.home, self.bytes, away)?;
+        relocation.found(home, &found.home.file, away)?;
         drop(relocation);
         go_on(&devices);
-        relocated::give_back(self.pid, found, self.bytes);
+        relocated::give_back(self.pid, found, self.place.extent.bytes);
         self.vm.lock().local_bytes = away;
         Ok(())
     }
@@ -268,7 +267,7 @@ impl Of {
 struct Move {
     of: Of,
     agent: Agent,
-    home: File,
+    home: InPool,
     away: File,
     to: MemoryPlace,
     /// Bytes at the start of the memory that are local when it begins.
@@ -288,8 +287,8 @@ impl Move {
     fn prepare(of: Of, to: MemoryPlace) -> Result<Self, AgentError> {
         let failed = |error: io::Error| AgentError::Silent(error);
         let mut agent = Agent::connect(&of.socket)?;
-        let bytes = of.bytes;
-        let found = relocated::find(of.pid, &of.file, bytes).map_err(AgentError::Lost)?;
+        let bytes = of.place.extent.bytes;
+        let found = relocated::find(of.pid, &of.place).map_err(AgentError::Lost)?;
         // An earlier move may have lost it.
         of.follow(&found).map_err(AgentError::Lost)?;
         let Found { home, away, layout } = found;
@@ -299,12 +298,12 @@ impl Move {
             None => relocated::make(bytes).map_err(failed)?,
         };
         let (from, target) = match to {
-            MemoryPlace::Local => (&home, &away),
-            MemoryPlace::Pool => (&away, &home),
+            MemoryPlace::Local => (home.side(), Side::whole(&away)),
+            MemoryPlace::Pool => (Side::whole(&away), home.side()),
         };
         agent.begin(layout.address, bytes, from, target)?;
         if is_new {
-            let id = FileId::of(&home).map_err(failed)?;
+            let id = home.of_devices().map_err(failed)?;
             let other = away.try_clone().map_err(failed)?;
             Relocation::begin().set(id, other);
         }
@@ -432,7 +431,8 @@ impl Move {
                 bytes,
             };
             let is_away = self.to == MemoryPlace::Local;
-            relocation.moved(&self.home, part, is_away)
+            let home = self.home.of_devices()?;
+            relocation.moved(home, &self.home.file, part, is_away)
         };
         let followed = (bytes > 0).then(follow).transpose();
         let lost = match (&failed, followed) {
@@ -441,7 +441,7 @@ impl Move {
             _ => None,
         };
         if let Some(why) = lost {
-            let lost = FileId::of(&self.home).map(|home| relocation.lose(home));
+            let lost = self.home.of_devices().map(|home| relocation.lose(home));
             return Err(Trouble::Lost(match lost {
                 Ok(()) => why,
                 Err(other) => format!("{why}; {other}"),
@@ -454,7 +454,7 @@ impl Move {
 
     /// Only QEMU's mappings say where the memory is, once the agent listens again. Then the disks go on. Gives how that
     /// ended, and whose memory is still to be looked for when it was stopped before.
-    fn look_again(self, why: &str, stop: impl Fn() -> bool) -> (String, Option<Of>) {
+    fn look_again(self, why: &str, stop: impl Fn() -> bool) -> (String, Option<Box<Of>>) {
         tracing::warn!(vm = self.of.vm.name, why, "looking for the VM's memory");
         // It serves one connection at a time, and ends what it was asked first.
         self.agent.hang_up();
@@ -470,7 +470,7 @@ impl Move {
                 let why = format!(
                     "{why}; its disks stand still until its QEMU answers; wait for it, or stop the VM with --force"
                 );
-                (why, Some(self.of))
+                (why, Some(Box::new(self.of)))
             }
         }
     }
@@ -481,11 +481,10 @@ impl Move {
             offset: before,
             bytes: now - before,
         });
-        let left = match self.to {
-            MemoryPlace::Local => &self.home,
-            MemoryPlace::Pool => &self.away,
-        };
-        relocated::free(left, offset, bytes);
+        match self.to {
+            MemoryPlace::Local => self.home.free(offset, bytes),
+            MemoryPlace::Pool => relocated::free(&self.away, offset, bytes),
+        }
     }
 }
 

@@ -21,12 +21,12 @@ const PATIENCE: Duration = Duration::from_millis(250);
 pub(crate) async fn fill(node: &Node, vm: &Arc<Vm>, pid: u32) {
     let memory = vm.lock().entry.memory.clone();
     let Some(memory) = memory else { return };
-    let Ok(file) = pooled::file_of(node, &vm.name, &memory) else {
+    let Ok(place) = pooled::place_of(node, &vm.name, &memory) else {
         return;
     };
     let (vm, socket) = (Arc::clone(vm), vm.places.agent());
     let filling = blocking(move || {
-        let Ok(found) = relocated::find(pid, &file, memory.bytes) else {
+        let Ok(found) = relocated::find(pid, &place) else {
             return;
         };
         let mut done = 0;

@@ -1,6 +1,6 @@
 //! The memory of VMs in memory pools: which segment a VM has, and whether this node may run the guest on it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,17 +8,18 @@ use godwit_core::units::Bytes;
 use godwit_memory::ownership::Arrival;
 use godwit_memory::pool::proof::{self, Question};
 use godwit_memory::pool::segment::Segment;
-use godwit_memory::pool::{Pool, PoolError};
+use godwit_memory::pool::{Place, Pool, PoolError};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{MemoryPoolConfig, NodeConfig};
 use crate::names;
 use crate::node::{Node, blocking};
 use crate::store::machine::{PooledMemory, VmEntry, VmMark};
-use crate::vms::memory::relocated;
+use crate::vms::memory::{released, relocated};
 use crate::vms::vm::Vm;
 use godwit_api::{ErrorBody, ErrorCode, MemoryPool, MemorySegment};
 use godwit_qemu::QemuUser;
+use godwit_qemu::machine::{MemoryPart, PoolMemory};
 
 /// How long to wait before a title that could not be written is written again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -64,7 +65,7 @@ fn configured<'a>(config: &'a NodeConfig, name: &str) -> Result<&'a MemoryPoolCo
         };
         let text = format!("node '{here}' has no memory pool named {shown:?}: {known}");
         ErrorBody::new(ErrorCode::NotFound, text)
-            .hint("start the node with --memory-pool NAME=FOLDER")
+            .hint("start the node with --memory-pool NAME=PATH")
     })
 }
 
@@ -82,6 +83,25 @@ pub(crate) fn show(config: &NodeConfig, name: &str) -> Result<MemoryPool, ErrorB
     configured(config, name).map(|pool| shown(config, pool))
 }
 
+/// Makes the device or file of a pool one. One node does so, for all that map it.
+///
+/// # Errors
+/// There is none of this name, it is a folder, or something is there.
+pub(crate) fn format(config: &NodeConfig, name: &str, overwrite: bool) -> Result<(), ErrorBody> {
+    let path = &configured(config, name)?.folder;
+    let made = Pool::format(path, overwrite);
+    made.map(drop).map_err(|error| {
+        let mut refused = refused(&config.name, name, &error);
+        refused.message = format!("memory pool {name} of node '{}' was not made: {error}", config.name);
+        match error {
+            PoolError::Foreign(_) | PoolError::IsPool { segments: 0, .. } => refused
+                .hint("see whether somebody needs what is there; --overwrite makes a pool of it all the same"),
+            PoolError::IsPool { .. } => refused.hint("stop the machines whose memory is there first"),
+            _ => refused,
+        }
+    })
+}
+
 fn shown(config: &NodeConfig, of: &MemoryPoolConfig) -> MemoryPool {
     let mut shown = MemoryPool {
         name: of.name.clone(),
@@ -92,10 +112,10 @@ fn shown(config: &NodeConfig, of: &MemoryPoolConfig) -> MemoryPool {
         problem: None,
     };
     let looked = Pool::open(&of.folder).and_then(|pool| {
-        let room = pool.room()?;
-        (shown.bytes, shown.free_bytes) = (Some(room.total), Some(room.free));
         let names = pool.segments()?.into_iter();
         shown.segments = names.map(|name| shown_segment(&pool, name)).collect();
+        let room = pool.room()?;
+        (shown.bytes, shown.free_bytes) = (Some(room.total), Some(room.free));
         Ok(())
     });
     if let Err(error) = looked {
@@ -105,15 +125,19 @@ fn shown(config: &NodeConfig, of: &MemoryPoolConfig) -> MemoryPool {
 }
 
 fn shown_segment(pool: &Pool, name: String) -> MemorySegment {
-    let read =
-        Segment::open(pool, &name).and_then(|segment| Ok((segment.bytes(), segment.title()?)));
-    let (bytes, title, problem) = match read {
-        Ok((bytes, title)) => (Some(bytes), Some(title), None),
+    let read = Segment::open(pool, &name)
+        .and_then(|segment| Ok((segment.place().clone(), segment.title()?)));
+    let (place, title, problem) = match read {
+        Ok((place, title)) => (Some(place), Some(title), None),
         Err(error) => (None, None, Some(error.to_string())),
     };
+    let bytes = place.as_ref().map(|place| place.extent.bytes);
+    let part = place.filter(|place| place.align.is_some());
+    let offset = part.map(|place| place.extent.offset);
     MemorySegment {
         vm: name,
         bytes,
+        offset,
         epoch: title.as_ref().map(|title| title.epoch),
         owner: title.map(|title| title.owner),
         problem,
@@ -123,10 +147,43 @@ fn shown_segment(pool: &Pool, name: String) -> MemorySegment {
 /// What a pool refused, as this node says it.
 pub(crate) fn refused(here: &str, pool: &str, error: &PoolError) -> ErrorBody {
     let (code, hint) = match error {
-        PoolError::Missing(_) | PoolError::NotFolder(_) => (
+        PoolError::Missing(_) | PoolError::NotMemory(_) => (
             ErrorCode::Conflict,
             "mount it, or start the node with another --memory-pool",
         ),
+        PoolError::NotFormatted(_) => (
+            ErrorCode::Conflict,
+            "make it one with 'godwit memory-pool format', at one of the nodes that map it",
+        ),
+        PoolError::Foreign(_) => (
+            ErrorCode::Conflict,
+            "start the node with another --memory-pool; or, if nobody needs what is there, 'godwit memory-pool format --overwrite'",
+        ),
+        PoolError::IsPool { .. } | PoolError::IsFolder(_) => {
+            (ErrorCode::Conflict, "use it as it is")
+        }
+        PoolError::TooSmall { .. } => (
+            ErrorCode::Conflict,
+            "make it larger, or start the node with another --memory-pool",
+        ),
+        PoolError::Table { .. } => (
+            ErrorCode::Conflict,
+            "see 'godwit memory-pool show' at each node that maps it; stop its machines, and make it a pool again",
+        ),
+        PoolError::TooMany(_) | PoolError::InPieces { .. } => (
+            ErrorCode::NoSpace,
+            "stop a machine whose memory is there, or use another pool",
+        ),
+        PoolError::Busy => (ErrorCode::Conflict, "try again"),
+        PoolError::Sparse(_) => (
+            ErrorCode::NoSpace,
+            "reserve it with 'fallocate', where there is room for it",
+        ),
+        PoolError::Changed(_) => (
+            ErrorCode::Conflict,
+            "see whether each node that maps it has a name of its own and runs once; then try again",
+        ),
+        PoolError::Ending => (ErrorCode::ShuttingDown, "try again when the node is back"),
         PoolError::Forbidden(_) => (
             ErrorCode::Conflict,
             "let the node's user write there, or start the node with another --memory-pool",
@@ -177,32 +234,46 @@ pub(crate) async fn allocate(
         return Ok(());
     };
     let pool = open(&node.config, &memory.pool)?;
-    let (here, name, bytes) = (node.config.name.clone(), vm.to_owned(), memory.bytes);
+    let (shared, name, bytes) = (Arc::clone(node), vm.to_owned(), memory.bytes);
+    let pool_name = memory.pool.clone();
     let allocated = blocking(move || {
-        // The node has no machine of the name, so what it owns there was left by a crash.
+        let here = &shared.config.name;
+        let failed = |error| refused(here, &pool_name, &error);
+        // The node has no machine of the name, so what it owns there was left by a crash, or by devices that do not end.
         if let Ok(left) = Segment::open(&pool, &name)
-            && left.title().is_ok_and(|title| title.owner == here)
+            && left.title().is_ok_and(|title| title.owner == *here)
         {
-            left.remove(&pool)?;
+            if !released::settled(left.place()) {
+                return Err(released::still_in_use(&name, &pool_name));
+            }
+            let _ = relocated::forget(left.place());
+            left.remove(&pool).map_err(failed)?;
         }
-        Segment::clear(&pool, &name, &here)?;
-        let made = Segment::allocate(&pool, &name, bytes, &here)?;
-        // A file system gives the number of a file that is gone to another.
-        let _ = relocated::forget(made.memory());
-        Ok(made)
+        Segment::clear(&pool, &name, here).map_err(failed)?;
+        let ends = || shared.is_closing();
+        Segment::allocate_unless(&pool, &name, bytes, here, &ends).map_err(failed)
     })
-    .await?
-    .map_err(|error| refused(&node.config.name, &memory.pool, &error))?;
+    .await??;
     memory.id = allocated.id();
     if let Some(user) = &node.config.qemu_user {
-        give_to(user, vm, allocated.memory())?;
+        give_to(user, vm, allocated.place())?;
     }
     Ok(())
 }
 
-/// Gives the file of a VM's memory to the user that QEMU runs as.
-pub(super) fn give_to(user: &QemuUser, vm: &str, memory: &Path) -> Result<(), ErrorBody> {
-    user.own(memory).map_err(|error| {
+/// Gives the file of a VM's memory to the user that QEMU runs as. A device or file that has more than that is not the
+/// user's alone, and must be open to it.
+pub(super) fn give_to(user: &QemuUser, vm: &str, memory: &Place) -> Result<(), ErrorBody> {
+    if memory.align.is_some() {
+        return match closed_to(user, &memory.path) {
+            Some(why) => Err(
+                ErrorBody::new(ErrorCode::Conflict, format!("VM {vm}: {why}"))
+                    .hint("let that user read and write it: as its owner, or by its group"),
+            ),
+            None => Ok(()),
+        };
+    }
+    user.own(&memory.path).map_err(|error| {
         let text = format!(
             "VM {vm}: cannot give its memory to user {}: {error}",
             user.name()
@@ -211,11 +282,26 @@ pub(super) fn give_to(user: &QemuUser, vm: &str, memory: &Path) -> Result<(), Er
     })
 }
 
+/// Why the user that QEMU runs as may not map a device or file, a sentence.
+fn closed_to(user: &QemuUser, path: &Path) -> Option<String> {
+    (!user.may_write(path)).then(|| {
+        format!(
+            "user {}, as which QEMU runs, may not read and write {}",
+            user.name(),
+            path.display()
+        )
+    })
+}
+
 /// The segment of a VM, as it was stored.
 ///
 /// # Errors
 /// It is not there any more, or it is another one of its name.
-fn segment(node: &Node, vm: &str, memory: &PooledMemory) -> Result<(Pool, Segment), ErrorBody> {
+pub(super) fn segment(
+    node: &Node,
+    vm: &str,
+    memory: &PooledMemory,
+) -> Result<(Pool, Segment), ErrorBody> {
     let pool = open(&node.config, &memory.pool)?;
     let failed = |error| refused(&node.config.name, &memory.pool, &error);
     let segment = Segment::open(&pool, vm).map_err(failed)?;
@@ -229,25 +315,37 @@ fn segment(node: &Node, vm: &str, memory: &PooledMemory) -> Result<(Pool, Segmen
     Ok((pool, segment))
 }
 
-/// The file of a VM's memory.
+/// Where a VM's memory is in its pool.
 ///
 /// # Errors
 /// It is not there.
-pub(super) fn file_of(node: &Node, vm: &str, memory: &PooledMemory) -> Result<PathBuf, ErrorBody> {
-    segment(node, vm, memory).map(|(_, segment)| segment.memory().to_owned())
+pub(super) fn place_of(node: &Node, vm: &str, memory: &PooledMemory) -> Result<Place, ErrorBody> {
+    segment(node, vm, memory).map(|(_, segment)| segment.place().clone())
 }
 
-/// The file that a VM's QEMU maps.
+/// What the QEMU of a VM that starts here maps of a memory pool.
 ///
 /// # Errors
 /// It is not there.
-pub(crate) fn file(node: &Node, vm: &Vm) -> Result<Option<PathBuf>, ErrorBody> {
+pub(crate) async fn mapped(node: &Arc<Node>, vm: &Vm) -> Result<Option<PoolMemory>, ErrorBody> {
     let memory = vm.lock().entry.memory.clone();
     let Some(memory) = memory else {
         return Ok(None);
     };
-    let (_, segment) = segment(node, &vm.name, &memory)?;
-    Ok(Some(segment.memory().to_owned()))
+    let (shared, name) = (Arc::clone(node), vm.name.clone());
+    let place = blocking(move || {
+        let place = place_of(&shared, &name, &memory)?;
+        // A file system gives the number of a file that is gone to another, and a device its place: what was elsewhere of
+        // an earlier guest's memory is not elsewhere of this one's.
+        let _ = relocated::forget(&place);
+        Ok::<_, ErrorBody>(place)
+    });
+    let place = place.await??;
+    let offset = place.extent.offset;
+    Ok(Some(PoolMemory {
+        path: place.path,
+        part: place.align.map(|align| MemoryPart { offset, align }),
+    }))
 }
 
 /// Whether this node may run the VM's guest, as far as its memory says.
@@ -286,8 +384,8 @@ pub(super) fn immovable(config: &NodeConfig, name: &str) -> Option<String> {
     match moves {
         Ok(true) => None,
         Ok(false) => Some(format!(
-            "memory pool {name} is not on tmpfs, and no other file system's memory can move under a guest: leave it in the \
-             pool with --stay-in-pool"
+            "memory pool {name} is not on tmpfs, and no other memory can move under a guest: leave it in the pool with \
+             --stay-in-pool"
         )),
         Err(error) => Some(sentence(error)),
     }
@@ -323,7 +421,7 @@ pub(crate) fn offer(
     if title.owner != node.config.name {
         return Err(format!("its memory belongs to node '{}'", title.owner));
     }
-    let question = Question::ask(&pool, migration).map_err(failed)?;
+    let question = Question::ask(&pool, vm, migration).map_err(failed)?;
     memory.epoch = title.epoch;
     let offer = PoolOffer {
         pool: memory.pool.clone(),
@@ -350,7 +448,7 @@ pub(crate) fn take_up(
     // It names files.
     names::check("VM", vm).map_err(|error| error.message)?;
     let pool = open(&node.config, &offer.pool).map_err(sentence)?;
-    proof::answer(&pool, migration, &offer.nonce, &node.config.name).map_err(failed)?;
+    proof::answer(&pool, vm, migration, &offer.nonce, &node.config.name).map_err(failed)?;
     let (_, segment) = segment(node, vm, &offer.expected()).map_err(sentence)?;
     let title = segment.title().map_err(failed)?;
     if title.epoch != offer.epoch || segment.bytes() != offer.bytes {
@@ -359,7 +457,11 @@ pub(crate) fn take_up(
             offer.pool
         ));
     }
-    Ok(())
+    let user = node.config.qemu_user.as_ref().filter(|_| pool.is_device());
+    match user.and_then(|user| closed_to(user, pool.path())) {
+        Some(why) => Err(format!("node '{}': {why}: let it", node.config.name)),
+        None => Ok(()),
+    }
 }
 
 impl PoolOffer {
@@ -397,7 +499,11 @@ pub(crate) fn arrival(node: &Node, vm: &Vm) -> Option<Arrival> {
 /// node ends; the next process then does it.
 pub(crate) async fn hand_over(node: &Arc<Node>, vm: &str, gone: &VmEntry) {
     let mut said = false;
-    while let Err(error) = give(node, vm, gone) {
+    let try_once = || {
+        let (node, vm, gone) = (Arc::clone(node), vm.to_owned(), gone.clone());
+        async move { blocking(move || give(&node, &vm, &gone)).await.flatten() }
+    };
+    while let Err(error) = try_once().await {
         // Once is enough: a pool may stay away for long.
         if !std::mem::replace(&mut said, true) {
             tracing::error!(vm, %error, "cannot give the VM's memory away; trying again");
@@ -413,7 +519,7 @@ pub(crate) async fn hand_over(node: &Arc<Node>, vm: &str, gone: &VmEntry) {
 ///
 /// # Errors
 /// The segment cannot be looked at now.
-fn give(node: &Node, vm: &str, gone: &VmEntry) -> Result<(), ErrorBody> {
+pub(super) fn give(node: &Node, vm: &str, gone: &VmEntry) -> Result<(), ErrorBody> {
     let Some((memory, to)) = given(gone) else {
         return Ok(());
     };
@@ -442,7 +548,7 @@ fn give(node: &Node, vm: &str, gone: &VmEntry) -> Result<(), ErrorBody> {
 }
 
 /// The memory that goes with a VM that was given to another node, and to which.
-fn given(entry: &VmEntry) -> Option<(&PooledMemory, &str)> {
+pub(super) fn given(entry: &VmEntry) -> Option<(&PooledMemory, &str)> {
     let memory = entry.memory.as_ref()?;
     Some((memory, memory.given_to.as_deref()?))
 }
@@ -461,32 +567,5 @@ pub(crate) fn keep(node: &Node, vm: &str, entry: &VmEntry) {
     if let Err(error) = kept {
         // The title is this node's all the same.
         tracing::warn!(vm, %error, "cannot note that the VM's memory stays");
-    }
-}
-
-/// Frees a VM's segment if it is this node's, once no QEMU of this node maps it any more.
-pub(crate) async fn release(node: &Arc<Node>, vm: &str, entry: &VmEntry) {
-    let Some(memory) = entry.memory.clone() else {
-        return;
-    };
-    let (shared, name, gone) = (Arc::clone(node), vm.to_owned(), entry.clone());
-    let released = blocking(move || -> Result<(), ErrorBody> {
-        if let Ok(pool) = open(&shared.config, &memory.pool) {
-            // Without its file nothing can map it any more either.
-            let _ = relocated::forget(&pool.memory_path(&name));
-        }
-        if given(&gone).is_some() {
-            // Whatever the title says by now, the guest runs on it elsewhere.
-            return give(&shared, &name, &gone);
-        }
-        let (pool, segment) = segment(&shared, &name, &memory)?;
-        let failed = |error: PoolError| refused(&shared.config.name, &memory.pool, &error);
-        if segment.title().map_err(failed)?.owner == shared.config.name {
-            segment.remove(&pool).map_err(failed)?;
-        }
-        Ok(())
-    });
-    if let Err(error) = released.await.flatten() {
-        tracing::debug!(vm, %error, "the VM's memory is not there to be freed");
     }
 }

@@ -7,9 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_memory::mover::agent::{Agent, AgentError};
+use godwit_memory::mover::agent::{Agent, AgentError, Side};
 use godwit_memory::mover::mappings::{self, Layout};
-use godwit_vhost::memory::relocated::{FileId, Part, Relocation};
+use godwit_memory::pool::Place;
+use godwit_memory::pool::device::space::Extent;
+use godwit_vhost::memory::relocated::{Home, Part, Relocation};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
@@ -30,11 +32,59 @@ const LOCAL: &str = "godwit-memory";
 /// The files of a VM's memory and how they are mapped.
 #[derive(Debug)]
 pub(super) struct Found {
-    /// The segment's, in the memory pool.
-    pub(super) home: File,
+    pub(super) home: InPool,
     /// The local one, if some of the memory is there.
     pub(super) away: Option<File>,
     pub(super) layout: Layout,
+}
+
+/// A VM's memory in its memory pool.
+#[derive(Debug)]
+pub(super) struct InPool {
+    /// The segment's file, or the device that it is a part of.
+    pub(super) file: File,
+    place: Place,
+}
+
+impl InPool {
+    fn open(place: &Place) -> std::io::Result<Self> {
+        let file = File::options().read(true).write(true).open(&place.path)?;
+        let place = place.clone();
+        Ok(Self { file, place })
+    }
+
+    /// What of the file it is, as QEMU's mappings say it.
+    fn mapped(&self) -> std::io::Result<mappings::Home> {
+        let Extent { offset, bytes } = self.place.extent;
+        let file = mappings::File::of(&self.file)?;
+        Ok(mappings::Home {
+            file,
+            offset,
+            bytes,
+        })
+    }
+
+    /// The same for the devices that map it here.
+    pub(super) fn of_devices(&self) -> std::io::Result<Home> {
+        let Extent { offset, bytes } = self.place.extent;
+        Home::of(&self.file, Part { offset, bytes })
+    }
+
+    /// The same for what moves it.
+    pub(super) fn side(&self) -> Side<'_> {
+        Side {
+            file: &self.file,
+            offset: self.place.extent.offset,
+            keeps: self.place.align.is_some(),
+        }
+    }
+
+    /// Frees a part of it that memory has left. A part of a device keeps its room.
+    pub(super) fn free(&self, offset: u64, bytes: u64) {
+        if self.place.align.is_none() {
+            free(&self.file, offset, bytes);
+        }
+    }
 }
 
 /// Makes a file for local memory, whose size nobody changes any more.
@@ -46,19 +96,18 @@ pub(super) fn make(bytes: u64) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// Finds the memory of `bytes` bytes of a QEMU that maps this file of a memory pool, or did.
-pub(super) fn find(pid: u32, memory: &Path, bytes: u64) -> std::io::Result<Found> {
-    let open = |path: &Path| File::options().read(true).write(true).open(path);
-    let home = open(memory)?;
-    let id = mappings::File::of(&home)?;
+/// Finds the memory of a QEMU that maps this place of a memory pool, or did.
+pub(super) fn find(pid: u32, memory: &Place) -> std::io::Result<Found> {
+    let home = InPool::open(memory)?;
+    let mapped = home.mapped()?;
     let all = mappings::of_process(pid)?;
-    if let Some(layout) = mappings::find(&all, id, bytes, None) {
+    if let Some(layout) = mappings::find(&all, mapped, None) {
         let away = None;
         return Ok(Found { home, away, layout });
     }
     for away in local_files(pid)? {
         let other = Some(mappings::File::of(&away)?);
-        if let Some(layout) = mappings::find(&all, id, bytes, other) {
+        if let Some(layout) = mappings::find(&all, mapped, other) {
             let away = Some(away);
             return Ok(Found { home, away, layout });
         }
@@ -98,7 +147,7 @@ pub(super) fn free(left: &File, offset: u64, bytes: u64) {
 /// Gives back what the memory of a QEMU has left, wherever a move of it ended before it did so.
 pub(super) fn give_back(pid: u32, found: &Found, bytes: u64) {
     let away = found.layout.away;
-    free(&found.home, 0, away);
+    found.home.free(0, away);
     match &found.away {
         Some(file) => free(file, away, bytes - away),
         None => {
@@ -113,9 +162,9 @@ pub(super) fn give_back(pid: u32, found: &Found, bytes: u64) {
 pub(crate) fn note(node: &Node, vm: &Vm, pid: u32) {
     let memory = vm.lock().entry.memory.clone();
     let Some(memory) = memory else { return };
-    let found = pooled::file_of(node, &vm.name, &memory)
+    let found = pooled::place_of(node, &vm.name, &memory)
         .ok()
-        .and_then(|file| find(pid, &file, memory.bytes).ok());
+        .and_then(|place| find(pid, &place).ok());
     if let Some(found) = found {
         vm.lock().local_bytes = found.layout.away;
     }
@@ -127,8 +176,7 @@ pub(crate) fn note(node: &Node, vm: &Vm, pid: u32) {
 fn find_settled(
     agent: &Path,
     pid: u32,
-    memory: &Path,
-    bytes: u64,
+    memory: &Place,
 ) -> Result<(Option<Agent>, Found), Box<dyn std::error::Error>> {
     let agent = match Agent::connect(agent) {
         Ok(agent) => Some(agent),
@@ -136,7 +184,7 @@ fn find_settled(
         Err(AgentError::Absent | AgentError::NoUserfault(_)) => None,
         Err(error) => return Err(error.into()),
     };
-    Ok((agent, find(pid, memory, bytes)?))
+    Ok((agent, find(pid, memory)?))
 }
 
 /// How many bytes of a VM's memory are not in its memory pool, as its QEMU says by itself.
@@ -149,10 +197,10 @@ pub(crate) async fn local_bytes(
     memory: &PooledMemory,
     pid: u32,
 ) -> Result<u64, String> {
-    let file = pooled::file_of(node, &vm.name, memory).map_err(|error| error.message)?;
-    let (agent, bytes) = (vm.places.agent(), memory.bytes);
+    let place = pooled::place_of(node, &vm.name, memory).map_err(|error| error.message)?;
+    let agent = vm.places.agent();
     let found = blocking(move || {
-        let found = find_settled(&agent, pid, &file, bytes).map_err(|error| error.to_string());
+        let found = find_settled(&agent, pid, &place).map_err(|error| error.to_string());
         found.map(|(_, found)| found.layout.away)
     });
     let found = found.await.map_err(|error| error.message)?;
@@ -215,13 +263,12 @@ async fn restore_one(node: &Arc<Node>, name: &str, entry: &VmEntry) -> Result<u6
     let Some(pid) = listener.map_err(|error| format!("its QEMU's monitor: {error}"))? else {
         return Ok(0);
     };
-    let file = pooled::file_of(node, name, memory).map_err(|error| error.message)?;
+    let place = pooled::place_of(node, name, memory).map_err(|error| error.message)?;
     let places = Places {
         folder: node.config.vms_dir().join(name),
     };
-    let bytes = memory.bytes;
     let restored = blocking(move || {
-        let restored = restore_of(&places.agent(), pid, &file, bytes);
+        let restored = restore_of(&places.agent(), pid, &place);
         restored.map_err(|error| error.to_string())
     });
     restored.await.map_err(|error| error.message).flatten()
@@ -229,35 +276,36 @@ async fn restore_one(node: &Arc<Node>, name: &str, entry: &VmEntry) -> Result<u6
 
 /// Lets the devices map the memory of a QEMU where it is, and gives back what it has left. Gives how many bytes are not in
 /// its memory pool.
-fn restore_of(
-    agent: &Path,
-    pid: u32,
-    memory: &Path,
-    bytes: u64,
-) -> Result<u64, Box<dyn std::error::Error>> {
-    let (agent, found) = find_settled(agent, pid, memory, bytes)?;
+fn restore_of(agent: &Path, pid: u32, memory: &Place) -> Result<u64, Box<dyn std::error::Error>> {
+    let (agent, found) = find_settled(agent, pid, memory)?;
     // Only while the agent is held nothing of QEMU's maps what is given back.
     if agent.is_some() {
-        give_back(pid, &found, bytes);
+        give_back(pid, &found, memory.extent.bytes);
     }
     let Found { home, away, layout } = found;
     let Some(away) = away else { return Ok(0) };
     let mut relocation = Relocation::begin();
-    relocation.set(FileId::of(&home)?, away);
+    let of = home.of_devices()?;
+    relocation.set(of, away);
     let part = Part {
         offset: 0,
         bytes: layout.away,
     };
-    relocation.moved(&home, part, true)?;
+    relocation.moved(of, &home.file, part, true)?;
     Ok(layout.away)
 }
 
 /// Nothing of a segment's memory is elsewhere any more, because no QEMU of this node uses it: its local memory is freed,
-/// and another file that gets its number is not taken for it.
-pub(super) fn forget(memory: &Path) -> std::io::Result<()> {
-    let file = FileId::of(&File::open(memory)?)?;
-    Relocation::begin().forget(file);
+/// and another file that gets its number, or another segment there, is not taken for it.
+pub(super) fn forget(memory: &Place) -> std::io::Result<()> {
+    let home = of_devices(memory)?;
+    Relocation::begin().forget(home);
     Ok(())
+}
+
+/// A place of a memory pool as the devices here that map it know it.
+pub(super) fn of_devices(memory: &Place) -> std::io::Result<Home> {
+    InPool::open(memory)?.of_devices()
 }
 
 /// The process that listens at a monitor's socket; nothing when none does.
@@ -299,7 +347,15 @@ mod tests {
         let path = |file: &File| format!("/proc/self/fd/{}", file.as_raw_fd());
         let pid = std::process::id();
         let agent = Path::new("/proc/self/no-agent");
-        let away = restore_of(agent, pid, Path::new(&path(&home)), BYTES as u64);
+        let place = Place {
+            path: path(&home).into(),
+            extent: Extent {
+                offset: 0,
+                bytes: BYTES as u64,
+            },
+            align: None,
+        };
+        let away = restore_of(agent, pid, &place);
         assert_eq!(away.expect("is found"), 0);
         let mut content = [0; BYTES];
         local.read_exact_at(&mut content, 0).expect("is read");

@@ -31,7 +31,7 @@ use crate::nics::uplinks;
 use crate::node::{Node, blocking};
 use crate::peers::greeting;
 use crate::store::machine::{VmEntry, VmMark};
-use crate::vms::memory::{blockers, pooled, relocated};
+use crate::vms::memory::{blockers, pooled, released, relocated};
 use crate::vms::messages::{Answer, MachineOffer, Order};
 use crate::vms::outgoing::departure::{Departure, POLL, SourceLink};
 use crate::vms::outgoing::planes::Plane;
@@ -506,7 +506,7 @@ impl Move {
         }
         // What was copied out of a memory pool is of no more use there.
         let entry = self.of.vm.lock().entry.clone();
-        pooled::release(&self.of.node, &self.of.vm.name, &entry).await;
+        released::release(&self.of.node, &self.of.vm.name, &entry).await;
         // The other node may be gone, and then they stay in doubt here.
         let _ = tokio::time::timeout(DEPART_TIMEOUT, self.disks_departed()).await;
         result

@@ -12,6 +12,7 @@ use crate::names;
 use crate::nics::{request, uplinks};
 use crate::node::{Node, blocking};
 use crate::vms::lifecycle::run::kvm_usable;
+use crate::vms::memory::{pooled, qemu_fits};
 use crate::vms::messages::MachineOffer;
 use crate::vms::outgoing::planes::rollback::BOUND;
 use crate::vms::vm::Vm;
@@ -119,7 +120,10 @@ pub(crate) async fn coming(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> 
             Bytes(offer.memory_bytes)
         ));
     }
-    blockers.extend(qemu(here, offer, node.config.qemu_user.as_ref()).await);
+    let pool = offer.pool.as_ref();
+    let pool = pool.and_then(|offer| pooled::open(&node.config, &offer.pool).ok());
+    let in_part = pool.is_some_and(|pool| pool.is_device());
+    blockers.extend(qemu(here, offer, node.config.qemu_user.as_ref(), in_part).await);
     blockers
 }
 
@@ -263,7 +267,12 @@ fn free_memory() -> Option<u64> {
     Some(kilobytes << 10)
 }
 
-async fn qemu(here: &str, offer: &MachineOffer, user: Option<&QemuUser>) -> Vec<String> {
+async fn qemu(
+    here: &str,
+    offer: &MachineOffer,
+    user: Option<&QemuUser>,
+    in_part: bool,
+) -> Vec<String> {
     let program = &offer.machine.program;
     let file = Path::new(program).file_name().unwrap_or_default();
     if !file.as_encoded_bytes().starts_with(b"qemu-system-") {
@@ -271,16 +280,14 @@ async fn qemu(here: &str, offer: &MachineOffer, user: Option<&QemuUser>) -> Vec<
             "node '{here}' runs no program but qemu-system-*, and this is {file:?}"
         )];
     }
-    let version = match list(program, &["--version"], user).await {
-        Ok(text) => text,
-        Err(why) => return vec![format!("node '{here}' cannot run {program}: {why}")],
+    let own = match version(program, user).await {
+        Ok(own) => own,
+        Err(why) => return vec![format!("node '{here}': {why}")],
     };
     let mut blockers = Vec::new();
-    let Some(own) = parse_version(&version) else {
-        return vec![format!(
-            "{program} of node '{here}' does not tell its version"
-        )];
-    };
+    if in_part && let Some(why) = qemu_fits::unfit(own) {
+        blockers.push(format!("node '{here}': {why}"));
+    }
     let accelerator = offer.machine.accelerator();
     if accelerator == Some("kvm") && !kvm_usable(user) {
         blockers.push(format!(
@@ -325,6 +332,16 @@ async fn qemu(here: &str, offer: &MachineOffer, user: Option<&QemuUser>) -> Vec<
 
 fn shown([major, minor, micro]: [u64; 3]) -> String {
     format!("{major}.{minor}.{micro}")
+}
+
+/// The version of a QEMU.
+///
+/// # Errors
+/// It cannot be run, or does not tell it: a sentence.
+pub(crate) async fn version(program: &str, user: Option<&QemuUser>) -> Result<[u64; 3], String> {
+    let text = list(program, &["--version"], user).await;
+    let text = text.map_err(|why| format!("cannot run {program}: {why}"))?;
+    parse_version(&text).ok_or_else(|| format!("{program} does not tell its version"))
 }
 
 /// What a program prints, if it ends well.

@@ -1,6 +1,8 @@
 //! A virtual machine whose memory is in a memory pool that both nodes map: it moves without its memory, with a guest
 //! that checks its disks and its memory.
 
+mod device;
+
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

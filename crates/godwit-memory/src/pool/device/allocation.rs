@@ -1,0 +1,295 @@
+//! The steps of an allocation, of what is left of one, and of a segment's end.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::claim::{Entry, Stage, Verdict, same_node, tag, verdict};
+use super::record::{Content, LONGEST_NAME, Record};
+use super::space::{Extent, place};
+use super::table::RECORDS;
+use super::{Device, Found, Identity, open, reserve};
+use crate::ownership::Title;
+use crate::pool::PoolError;
+use crate::pool::page::Page;
+
+/// How often a node looks again at what another one wants as well, and how long it rests before that.
+const TRIES: u32 = 50;
+const REST: Duration = Duration::from_millis(1);
+/// How often it waits for another one without anything having changed: it may have died.
+const PATIENCE: u32 = 50;
+/// Bytes that are overwritten through one mapping.
+const WINDOW_BYTES: u64 = 64 << 20;
+
+/// The records for which this process is between two steps: what an earlier one left is told from them.
+static UNDER_WAY: Mutex<Option<HashSet<(Identity, usize)>>> = Mutex::new(None);
+
+/// A record that this process has claimed, and gives back unless it becomes a segment.
+struct Claim<'a> {
+    device: &'a Device,
+    index: usize,
+    record: Record,
+    tag: u64,
+    /// How far this process has brought it.
+    stage: Stage,
+}
+
+impl Claim<'_> {
+    /// Goes on to another stage.
+    ///
+    /// # Errors
+    /// [`PoolError::Changed`]: another process has changed the record, which is not this one's any more.
+    fn step(&mut self, to: Stage) -> Result<(), PoolError> {
+        if !self.record.change(self.stage, to, self.tag) {
+            return Err(PoolError::Changed(self.device.path.clone()));
+        }
+        self.stage = to;
+        Ok(())
+    }
+
+    /// Looks whether it still is this process's.
+    ///
+    /// # Errors
+    /// [`PoolError::Changed`].
+    fn check(&self) -> Result<(), PoolError> {
+        match self.record.stage() == Ok((self.stage, self.tag)) {
+            true => Ok(()),
+            false => Err(PoolError::Changed(self.device.path.clone())),
+        }
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if self.stage != Stage::Held {
+            // What has been freed, or is another one's, stays as it is.
+            let _ = self.record.change(self.stage, Stage::Free, self.tag);
+        }
+        under_way(|all| all.remove(&(self.device.identity, self.index)));
+    }
+}
+
+/// Whether this process is between two steps of an allocation. Until it is not, nobody else may begin to act for its node.
+pub fn is_allocating() -> bool {
+    under_way(|all| !all.is_empty())
+}
+
+fn under_way<R>(change: impl FnOnce(&mut HashSet<(Identity, usize)>) -> R) -> R {
+    let mut all = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
+    change(all.get_or_insert_default())
+}
+
+impl Device {
+    /// Allocates a segment that nobody else can read an earlier guest's memory from, owned by `owner`, unless `ends` says
+    /// meanwhile that this process must not go on.
+    pub(in crate::pool) fn allocate(
+        &self,
+        name: &str,
+        bytes: u64,
+        owner: &str,
+        ends: &dyn Fn() -> bool,
+    ) -> Result<Found, PoolError> {
+        if name.is_empty() || name.len() > LONGEST_NAME {
+            return Err(PoolError::Damaged {
+                name: name.to_owned(),
+                why: "its name is too long",
+            });
+        }
+        let mut claim = self.claim(owner)?;
+        let extent = self.announce(&mut claim, name, bytes, owner)?;
+        claim.step(Stage::Taken)?;
+        self.wipe(extent, &claim, ends)?;
+        claim.step(Stage::Held)?;
+        let index = claim.index;
+        drop(claim);
+        let found = self.find(name)?;
+        match found.index == index {
+            true => Ok(found),
+            false => Err(PoolError::NoSegment(name.to_owned())),
+        }
+    }
+
+    /// Chooses a part that is in no record.
+    fn choose(&self, used: &[Extent], bytes: u64) -> Result<Extent, PoolError> {
+        place(self.head.space(), used, bytes).map_err(|none| match none.free >= bytes {
+            true => PoolError::InPieces {
+                largest: none.largest,
+                wanted: bytes,
+            },
+            false => PoolError::Full {
+                free: none.free,
+                wanted: bytes,
+            },
+        })
+    }
+
+    /// Takes a free record.
+    fn claim(&self, owner: &str) -> Result<Claim<'_>, PoolError> {
+        let mut number = [0; 8];
+        random(&mut number).map_err(PoolError::io(&self.path))?;
+        let tag = tag(owner, u64::from_le_bytes(number));
+        for index in 0..RECORDS {
+            let record = self.table.record(index);
+            if !matches!(record.stage(), Ok((Stage::Free, _))) {
+                continue;
+            }
+            // Known before it is claimed, so that it is never taken for what a dead process left.
+            let key = (self.identity, index);
+            if !under_way(|all| all.insert(key)) {
+                continue;
+            }
+            if !record.claim(tag) {
+                under_way(|all| all.remove(&key));
+                continue;
+            }
+            return Ok(Claim {
+                device: self,
+                index,
+                record,
+                tag,
+                stage: Stage::Claimed,
+            });
+        }
+        Err(PoolError::TooMany(RECORDS))
+    }
+
+    /// Announces segments until one is the node's.
+    fn announce(
+        &self,
+        claim: &mut Claim<'_>,
+        name: &str,
+        bytes: u64,
+        owner: &str,
+    ) -> Result<Extent, PoolError> {
+        let mut id = [0; 16];
+        random(&mut id).map_err(PoolError::io(&self.path))?;
+        for _ in 0..TRIES {
+            let used = self.used()?.into_iter();
+            let used: Vec<Extent> = used.map(|entry| entry.extent).collect();
+            let extent = self.choose(&used, bytes)?;
+            let content = Content {
+                name: name.to_owned(),
+                extent,
+                id,
+            };
+            claim.check()?;
+            let title = Title::new(owner);
+            claim.record.write(claim.index, &content, &title);
+            claim.step(Stage::Announced)?;
+            let own = Entry {
+                index: claim.index,
+                stage: Stage::Announced,
+                name: name.to_owned(),
+                extent,
+            };
+            match self.settle(&own)? {
+                Verdict::Mine => return Ok(extent),
+                Verdict::NameTaken(other) => return Err(self.taken(name, other)),
+                Verdict::Wait(_) | Verdict::Again => {}
+            }
+            claim.step(Stage::Claimed)?;
+            std::thread::sleep(REST);
+        }
+        // A node that died may have announced the name.
+        let same = self.used()?.into_iter().find(|entry| entry.name == name);
+        Err(same.map_or(PoolError::Busy, |entry| self.taken(name, entry.index)))
+    }
+
+    /// What becomes of an announcement: waits a while for a node that wants the same and may give it up.
+    fn settle(&self, own: &Entry<String>) -> Result<Verdict, PoolError> {
+        let mut found = Verdict::Again;
+        for _ in 0..PATIENCE {
+            found = verdict(own, &self.used()?);
+            if !matches!(found, Verdict::Wait(_)) {
+                break;
+            }
+            std::thread::sleep(REST);
+        }
+        Ok(found)
+    }
+
+    /// A segment has the name, or is about to get it.
+    fn taken(&self, name: &str, index: usize) -> PoolError {
+        let title = self.table.record(index).header().title();
+        PoolError::Exists {
+            name: name.to_owned(),
+            owner: title.map(|title| title.owner).unwrap_or_default(),
+        }
+    }
+
+    /// Overwrites a part that an earlier guest may have had, for as long as it is the claim's.
+    fn wipe(
+        &self,
+        extent: Extent,
+        claim: &Claim<'_>,
+        ends: &dyn Fn() -> bool,
+    ) -> Result<(), PoolError> {
+        let (file, geometry) = open(&self.path)?;
+        if extent.end() > geometry.bytes {
+            return Err(PoolError::Table {
+                path: self.path.clone(),
+                why: String::from("the device has become smaller"),
+            });
+        }
+        reserve(&self.path, &file, geometry, extent)?;
+        let window = WINDOW_BYTES.next_multiple_of(self.head.align);
+        let mut at = extent.offset;
+        while at < extent.end() {
+            claim.check()?;
+            if ends() {
+                return Err(PoolError::Ending);
+            }
+            let bytes = window.min(extent.end() - at);
+            let page = Page::map_part(&file, at, bytes).map_err(PoolError::io(&self.path))?;
+            page.wipe();
+            at += bytes;
+        }
+        Ok(())
+    }
+
+    /// Frees what `owner` left of allocations that ended between two steps.
+    pub(in crate::pool) fn clear(&self, owner: &str) {
+        let own = tag(owner, 0);
+        for index in 0..RECORDS {
+            let record = self.table.record(index);
+            let left = || {
+                let stage = record.stage().ok();
+                stage.filter(|(stage, whose)| stage.is_unfinished() && same_node(*whose, own))
+            };
+            let key = (self.identity, index);
+            // While it is noted as under way nobody in this process begins with it.
+            if left().is_some() && under_way(|all| all.insert(key)) {
+                if let Some((stage, whose)) = left() {
+                    // Whoever has changed it meanwhile has it.
+                    let _ = record.change(stage, Stage::Free, whose);
+                }
+                under_way(|all| all.remove(&key));
+            }
+        }
+    }
+
+    /// Removes a segment, which its owner alone does.
+    ///
+    /// # Errors
+    /// [`PoolError::Changed`]: the record is another segment's by now, or none's.
+    pub(in crate::pool) fn remove(&self, found: &Found) -> Result<(), PoolError> {
+        let is_same = self
+            .content(found.index)
+            .is_ok_and(|content| content.id == found.id);
+        match is_same && found.record.change(Stage::Held, Stage::Free, 0) {
+            true => Ok(()),
+            false => Err(PoolError::Changed(self.path.clone())),
+        }
+    }
+}
+
+/// Fills this with what nobody else has.
+fn random(bytes: &mut [u8]) -> io::Result<()> {
+    rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "allocation_tests.rs"]
+mod tests;

@@ -1,0 +1,147 @@
+//! The end of a VM's memory in a memory pool. The part of a device that a guest leaves is another guest's next, so it is
+//! freed only when no device of this node can write there any more: a request to a disk that does not answer still can.
+//! A file of the guest's own stays its own until the last mapping of it is gone.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use godwit_memory::pool::Place;
+use godwit_vhost::memory::live;
+
+use crate::node::{Node, blocking};
+use crate::store::machine::VmEntry;
+use crate::vms::memory::{pooled, relocated};
+use godwit_api::{ErrorBody, ErrorCode};
+
+/// How long somebody who asks for something waits for devices that end.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How often they are looked at meanwhile, and how often afterwards.
+const POLL: Duration = Duration::from_millis(5);
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Whether devices of this node may still write to memory that would be another guest's next. What cannot be looked at may be
+/// in use.
+fn is_in_use(place: &Place) -> bool {
+    place.align.is_some() && relocated::of_devices(place).map_or(true, live::is_mapped)
+}
+
+/// Waits for devices that still use memory, on a thread that may block. False when they go on.
+pub(super) fn settled(place: &Place) -> bool {
+    let begun = Instant::now();
+    while is_in_use(place) {
+        if begun.elapsed() > PATIENCE {
+            return false;
+        }
+        std::thread::sleep(POLL);
+    }
+    true
+}
+
+/// What somebody is told who wants memory that is still in use.
+pub(super) fn still_in_use(vm: &str, pool: &str) -> ErrorBody {
+    let text = format!(
+        "devices still use the memory that an earlier VM {vm} had in memory pool {pool}: a request to one of its disks \
+         has not ended"
+    );
+    ErrorBody::new(ErrorCode::Conflict, text)
+        .hint("see to it that the disk's storage answers, or choose another name for the machine")
+}
+
+/// Frees a VM's segment if it is this node's, once neither a QEMU nor a device of this node maps it any more. Devices that go
+/// on are waited for in the background, however long that takes; until then the memory stays the VM's.
+pub(crate) async fn release(node: &Arc<Node>, vm: &str, entry: &VmEntry) {
+    if entry.memory.is_none() {
+        return;
+    }
+    let begun = Instant::now();
+    while !free(node, vm, entry).await {
+        if begun.elapsed() > PATIENCE {
+            tracing::warn!(
+                vm,
+                "devices still use the VM's memory, which is freed when they have ended"
+            );
+            tokio::spawn(go_on(Arc::clone(node), vm.to_owned(), entry.clone()));
+            return;
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+async fn go_on(node: Arc<Node>, vm: String, entry: VmEntry) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(RETRY) => {}
+            // The memory stays this node's, and is freed when it next has a VM of this name.
+            () = node.closed() => return,
+        }
+        if free(&node, &vm, &entry).await {
+            tracing::info!(vm, "no device uses the VM's memory any more: it is freed");
+            return;
+        }
+    }
+}
+
+/// Frees it if that can be done now. False when devices use it.
+async fn free(node: &Arc<Node>, vm: &str, entry: &VmEntry) -> bool {
+    let (node, name, entry) = (Arc::clone(node), vm.to_owned(), entry.clone());
+    let freed = blocking(move || try_free(&node, &name, &entry)).await;
+    freed.flatten().unwrap_or_else(|error| {
+        tracing::debug!(vm, %error, "the VM's memory is not there to be freed");
+        true
+    })
+}
+
+fn try_free(node: &Node, vm: &str, entry: &VmEntry) -> Result<bool, ErrorBody> {
+    let Some(memory) = &entry.memory else {
+        return Ok(true);
+    };
+    if pooled::given(entry).is_some() {
+        if let Ok(place) = pooled::place_of(node, vm, memory) {
+            let _ = relocated::forget(&place);
+        }
+        // Whatever the title says by now, the guest runs on it elsewhere.
+        return pooled::give(node, vm, entry).map(|()| true);
+    }
+    let (pool, segment) = pooled::segment(node, vm, memory)?;
+    let failed = |error| pooled::refused(&node.config.name, &memory.pool, &error);
+    let is_own = segment.title().map_err(failed)?.owner == node.config.name;
+    if is_own && is_in_use(segment.place()) {
+        return Ok(false);
+    }
+    // Without its segment nothing can map it any more either.
+    let _ = relocated::forget(segment.place());
+    if is_own {
+        segment.remove(&pool).map_err(failed)?;
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use godwit_memory::pool::device::space::Extent;
+    use rustix::fs::MemfdFlags;
+
+    use super::*;
+
+    #[test]
+    fn only_parts_of_devices_wait_and_what_cannot_be_looked_at_may_be_in_use() {
+        let file = rustix::fs::memfd_create("pool", MemfdFlags::CLOEXEC).expect("a file");
+        let place = |path: &str, align| Place {
+            path: path.into(),
+            extent: Extent {
+                offset: 0,
+                bytes: 2 << 20,
+            },
+            align,
+        };
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        assert!(settled(&place(&path, Some(2 << 20))), "nobody maps it");
+        assert!(is_in_use(&place("/proc/self/no-pool", Some(2 << 20))));
+        assert!(
+            !is_in_use(&place("/proc/self/no-pool", None)),
+            "its own file"
+        );
+    }
+}

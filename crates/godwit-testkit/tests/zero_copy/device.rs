@@ -1,0 +1,174 @@
+//! Pools that are one device of which each machine's memory is a part. A file stands for the device: the same code path,
+//! but that memory on tmpfs can also follow a machine out of it.
+
+use std::os::unix::fs::FileExt;
+
+use godwit_testkit::vm::idle_qemu;
+
+use super::*;
+
+/// MiB of a pool's table, of a small machine, and of the guest's memory.
+const TABLE_MIB: u64 = 2;
+const SMALL_MIB: u64 = 64;
+const GUEST_MIB: u64 = 192;
+
+/// A machine of 64 MiB without disks, as the node is told to start it.
+fn small<'a>(name: &'a str, memory: &'a str) -> Vec<&'a str> {
+    let mut command = vec!["vm", "run", name, "--memory", memory, "--accel", "tcg"];
+    command.extend(["--memory-pool", MemoryPool::NAME, "--", "-nodefaults"]);
+    command
+}
+
+/// A machine's memory as the pool shows it at this node.
+fn segment(node: &Node, vm: &str) -> Value {
+    let shown = node.godwit(&["memory-pool", "show", MemoryPool::NAME]);
+    let shown = shown.json().unwrap();
+    let all = shown["segments"].as_array().unwrap();
+    let found = all.iter().find(|segment| segment["vm"] == vm);
+    found
+        .unwrap_or_else(|| panic!("{vm} is not in {shown}"))
+        .clone()
+}
+
+/// What is in a part of the pool that no machine has now.
+fn fill(pool: &MemoryPool, offset: u64, bytes: u64) {
+    let file = std::fs::File::options().write(true).open(pool.path());
+    let secret = vec![0x5a; bytes as usize];
+    file.unwrap().write_all_at(&secret, offset).unwrap();
+}
+
+/// Beside another machine's memory: there and back with its memory staying and following, while its nodes die.
+#[test]
+fn a_guest_in_a_part_of_a_device_moves_there_and_back() {
+    let turn = Scenario::begin("zero_copy", "a_guest_in_a_part_of_a_device_moves");
+    let room = TABLE_MIB + SMALL_MIB + GUEST_MIB;
+    let pool = MemoryPool::blank_file(room).unwrap();
+    let mut cluster = cluster(&pool);
+    let a = cluster.node("a");
+    let refused = a.refusal(&small("web", "64M"));
+    assert!(refused.contains("godwit memory-pool format"), "{refused}");
+    let format = ["memory-pool", "format", MemoryPool::NAME];
+    cluster.node("b").godwit(&format).json().unwrap();
+    let refused = a.refusal(&format);
+    assert!(refused.contains("is a pool already"), "{refused}");
+    // What an earlier guest left is not this one's: it expects zeroes.
+    fill(&pool, TABLE_MIB << 20, (room - TABLE_MIB) << 20);
+    a.godwit(&small("web", "64M")).json().unwrap();
+    let guest = pooled_guest(&cluster, turn.seed, 1);
+    let at = segment(a, VM)["offset"].as_u64().unwrap();
+    assert_eq!(at, (TABLE_MIB + SMALL_MIB) << 20, "behind the other one's");
+    let refused = a.refusal(&small("more", "2M"));
+    assert!(refused.contains("has 0 bytes free"), "{refused}");
+
+    let stays = ["--memory", "zero-copy", "--stay-in-pool"];
+    let (moved, gaps) = guest.migrate(a, "b", &stays).unwrap();
+    let sent = moved["memory_bytes"].as_u64().unwrap();
+    println!("{sent} bytes sent, {gaps:?}");
+    assert!(sent < MOST_BYTES, "{moved}");
+    for node in ["a", "b"] {
+        let segment = segment(cluster.node(node), VM);
+        assert_eq!(segment["owner"], "b", "as {node} sees it: {segment}");
+        assert_eq!(segment["offset"], at, "{segment}");
+    }
+    cluster.node_mut("b").kill();
+    cluster.node_mut("b").start(&[]).unwrap();
+    guest.alive().unwrap();
+
+    let follows = ["--memory", "zero-copy"];
+    let b = cluster.node("b");
+    let (moved, _) = guest.migrate(b, "a", &follows).unwrap();
+    assert!(moved["memory_bytes"].as_u64().unwrap() < MOST_BYTES);
+    let a = cluster.node("a");
+    let memory = guest.memory_moved(a).unwrap();
+    assert_eq!(memory["moving"]["problem"], Value::Null, "{memory}");
+    assert_eq!(memory["bytes_in_pool"], 0, "{memory}");
+    // Its room stays its own, and whatever is there meanwhile is overwritten when the memory goes back.
+    fill(&pool, at, GUEST_MIB << 20);
+
+    cluster.node_mut("a").kill();
+    cluster.node_mut("a").start(BEFORE_GIVING_BACK).unwrap();
+    let a = cluster.node("a");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let goes = a.godwit(&["vm", "memory", VM, "--to", "pool"]);
+            goes.json().unwrap_err()
+        });
+        memory_moves(a, "pool");
+        send(u64::from(a.pid().unwrap()), Signal::KILL);
+    });
+    cluster.node_mut("a").kill();
+    cluster.node_mut("a").start(&[]).unwrap();
+    let a = cluster.node("a");
+    let memory = memory_of(a);
+    let in_pool = memory["bytes_in_pool"].as_u64().unwrap();
+    assert!(0 < in_pool && in_pool < GUEST_MIB << 20, "{memory}");
+    assert_eq!(
+        allocated(pool.path()),
+        room << 20,
+        "the pool keeps its room"
+    );
+    guest.alive().unwrap();
+    goes(&guest, a, "pool");
+    guest.migrate(a, "b", &stays).unwrap();
+    let b = cluster.node("b");
+    println!("{:?}", guest.finish(b).unwrap());
+    b.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
+    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+    assert!(pool.is_empty().unwrap(), "the pool is free again");
+}
+
+/// Somebody else started its QEMU, with its memory in a part of the pool that no machine has: the next one gets it.
+#[test]
+fn a_guest_in_a_part_of_a_device_that_nobody_reserved_is_not_adopted() {
+    let _turn = Scenario::begin("zero_copy", "a_guest_in_a_part_of_a_device_that_nobody");
+    let pool = MemoryPool::file(TABLE_MIB + GUEST_MIB).unwrap();
+    let cluster = cluster(&pool);
+    let a = cluster.node("a");
+    let monitor = cluster.dir().join("monitor.sock");
+    let memory = format!(
+        "memory-backend-file,offset={}M,align=2M,mem-path={}",
+        TABLE_MIB,
+        pool.path().display()
+    );
+    let _qemu = idle_qemu(&monitor, &memory, &[]).unwrap();
+    let monitor = monitor.to_string_lossy().into_owned();
+    let refused = a.refusal(&["vm", "adopt", "web", "--qmp", &monitor]);
+    for words in [
+        "nobody reserved that part of the device for it",
+        "start it with 'godwit vm run --memory-pool cxl'",
+    ] {
+        assert!(refused.contains(words), "{refused}");
+    }
+    assert!(a.godwit(&["vm", "show", "web"]).json().is_err());
+    assert!(pool.is_empty().unwrap(), "nothing is reserved");
+}
+
+/// A program that says that it is a QEMU which frees the wrong pages.
+#[test]
+fn an_old_qemu_gets_no_part_of_a_device() {
+    let _turn = Scenario::begin("zero_copy", "an_old_qemu_gets_no_part_of_a_device");
+    let pool = MemoryPool::file(TABLE_MIB + SMALL_MIB).unwrap();
+    let cluster = cluster(&pool);
+    let a = cluster.node("a");
+    let old = cluster.dir().join("qemu-system-old");
+    let text = "#!/bin/sh\n[ \"$1\" = --version ] && echo 'QEMU emulator version 9.2.4' && exit\n\
+                exec qemu-system-x86_64 \"$@\"\n";
+    std::fs::write(&old, text).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&old, mode).unwrap();
+    let old = old.to_string_lossy().into_owned();
+    let mut command = small("web", "64M");
+    let at = command.iter().position(|word| *word == "--").unwrap();
+    command.splice(at..at, ["--qemu", &old]);
+    let refused = a.refusal(&command);
+    for words in [
+        "QEMU 9.2.4 can free memory of other machines",
+        "--qemu PATH",
+    ] {
+        assert!(refused.contains(words), "{refused}");
+    }
+    assert!(pool.is_empty().unwrap(), "nothing is reserved");
+    a.godwit(&small("web", "64M")).json().unwrap();
+    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+    assert!(pool.is_empty().unwrap(), "the pool is free again");
+}
