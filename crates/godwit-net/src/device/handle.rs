@@ -170,6 +170,17 @@ impl NetDevice {
     /// # Errors
     /// When there are too many or none, or the kernel refuses a thread or what it waits with.
     pub fn spawn(name: &str, nic: Nic, uplink: Uplink) -> io::Result<(Self, NetThread)> {
+        let (device, worker) = Self::with_worker(name, nic, uplink)?;
+        // Thread names hold 15 bytes.
+        let thread_name = format!("net {name}").chars().take(15).collect();
+        let thread = thread::Builder::new()
+            .name(thread_name)
+            .spawn(move || worker.run())?;
+        Ok((device, NetThread(thread)))
+    }
+
+    /// The NIC with what its thread runs.
+    pub(super) fn with_worker(name: &str, nic: Nic, uplink: Uplink) -> io::Result<(Self, Worker)> {
         if !(1..=MOST_PAIRS).contains(&uplink.count()) {
             let why = format!("a NIC has 1 to {MOST_PAIRS} pairs of queues");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
@@ -192,12 +203,7 @@ impl NetDevice {
             pairs: uplink.count() as u16,
         });
         let worker = Worker::new(Arc::clone(&shared), inbox, nic, uplink)?;
-        // Thread names hold 15 bytes.
-        let thread_name = format!("net {name}").chars().take(15).collect();
-        let thread = thread::Builder::new()
-            .name(thread_name)
-            .spawn(move || worker.run())?;
-        Ok((Self { shared, commands }, NetThread(thread)))
+        Ok((Self { shared, commands }, worker))
     }
 
     /// How it is now.

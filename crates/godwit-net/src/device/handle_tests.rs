@@ -1,14 +1,11 @@
-use std::os::fd::AsFd;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::sync::mpsc;
 use std::thread::sleep;
 use std::time::Instant;
 
-use godwit_vhost::protocol::session::RingSetup;
-
 use super::*;
 use crate::device::queues::features::{MERGEABLE, VERSION_1};
-use crate::device::session::receive_ring;
+use crate::device::session::{receive_ring, transmit_ring};
 use crate::device::test_guest::TestGuest;
 use crate::frame::announce::{Token, rarp};
 use crate::frame::packet::{HEADER, SMALLEST};
@@ -64,20 +61,19 @@ fn attach(nic: &NetDevice, guest: &TestGuest) -> UnixStream {
 /// A front end starts a ring of the guest's. Gives what the guest tells of its buffers with.
 fn start(nic: &NetDevice, guest: &TestGuest, ring: usize, base: u16) -> Wake {
     let kick = Wake::new().expect("a counter");
-    let setup = Box::new(RingSetup {
-        layout: guest.layout(),
-        base,
-        event_index: true,
-        enabled: true,
-        log: None,
-        inflight: None,
-        kick: kick.as_fd().try_clone_to_owned().expect("another"),
-        call: None,
-        error: None,
-    });
+    let setup = guest.setup(base, &kick);
     let ring = ring as u16;
     step(nic, FrontEndCommand::Start { ring, setup });
     kick
+}
+
+/// A front end starts rings of the guest's for what it sends by pairs that receive, so many.
+fn start_sending(nic: &NetDevice, last_receiving: &TestGuest, pairs: usize) {
+    let mut sending = last_receiving.beside();
+    for pair in 0..pairs {
+        start(nic, &sending, transmit_ring(pair), 0);
+        sending = sending.beside();
+    }
 }
 
 /// Packets that wait for the guest when it runs, and buffers of its ring.
@@ -110,6 +106,7 @@ impl Burst {
         guest.offer(SIZE);
         let front_end = attach(&nic, &guest);
         let kick = start(&nic, &guest, receive_ring(0), 0);
+        start_sending(&nic, &guest, 1);
         nic.release();
         Self {
             nic,
@@ -156,6 +153,21 @@ fn a_burst_reaches_the_guest_at_the_pace_at_which_it_comes_to_it() {
         burst.kick.signal();
         burst.gets(most + again);
     }
+    burst.end();
+}
+
+#[test]
+fn what_was_held_for_a_guest_waits_for_the_ring_of_its_answers() {
+    let burst = Burst::new();
+    let most = MOST_AHEAD as u16;
+    burst.gets(most);
+    let sending = transmit_ring(0) as u16;
+    step(&burst.nic, FrontEndCommand::Stop { ring: sending });
+    burst.guest.offer(SIZE + 10);
+    burst.kick.signal();
+    burst.gets(most);
+    start_sending(&burst.nic, &burst.guest, 1);
+    burst.gets(most + 10);
     burst.end();
 }
 
@@ -261,6 +273,7 @@ fn a_pair_without_room_does_not_stop_the_other() {
     first.offer(SIZE);
     let _kick = start(&nic, &first, receive_ring(0), 0);
     let kick = start(&nic, &second, receive_ring(1), 0);
+    start_sending(&nic, &second, 2);
     networks[1].send(&[7; SMALLEST]).expect("is taken");
     assert!(within(Duration::from_secs(10), || nic.snapshot().waiting == 1));
     for count in 1..=2 {
@@ -333,6 +346,7 @@ fn each_pair_gets_what_its_queue_of_the_uplink_brings_and_one_that_is_used_what_
         guest.offer(SIZE);
         start(&nic, guest, receive_ring(pair), 0);
     }
+    start_sending(&nic, &second, 2);
     let used = || [first.used(), second.used()];
     let come = |expected: [u16; 2]| {
         within(Duration::from_secs(10), || used() == expected);

@@ -1,16 +1,22 @@
-//! A guest's driver of the receive ring, for tests: it offers buffers, and says which of those that it got back it has
+//! A guest's driver of a ring, for tests: it offers buffers, and says which of those that it got back it has
 //! come to.
 
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use godwit_vhost::memory::GuestRam;
+use godwit_vhost::protocol::session::RingSetup;
 use godwit_vhost::rings::split::RingLayout;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::{Bytes, GuestAddress};
 
-const MEMORY: u64 = 4 << 20;
+use crate::device::wake::Wake;
+
+const MEMORY: u64 = 8 << 20;
+/// Between the beginnings of two rings.
+const AREA: u64 = 2 << 20;
 const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
 const BUFFERS: u64 = 0x10000;
@@ -19,7 +25,7 @@ const BUFFER: u32 = 1000;
 /// The descriptor's buffer is the device's to write (`VIRTQ_DESC_F_WRITE`).
 const WRITABLE: u16 = 2;
 
-/// A guest whose receive ring has an event index.
+/// A ring of a guest's, which has an event index.
 pub(super) struct TestGuest {
     pub(super) ram: Arc<GuestRam>,
     size: u16,
@@ -42,12 +48,12 @@ impl TestGuest {
         }
     }
 
-    /// Another ring of the same size in the same memory.
+    /// Another ring of the same size in the same memory; there is room for four in all.
     pub(super) fn beside(&self) -> Self {
         Self {
             ram: Arc::clone(&self.ram),
             size: self.size,
-            start: MEMORY / 2,
+            start: self.start + AREA,
         }
     }
 
@@ -58,6 +64,21 @@ impl TestGuest {
             available: GuestAddress(self.start + AVAILABLE),
             used: GuestAddress(self.start + USED),
         }
+    }
+
+    /// What a front end starts the ring with, of which the guest tells with `kick`.
+    pub(super) fn setup(&self, base: u16, kick: &Wake) -> Box<RingSetup> {
+        Box::new(RingSetup {
+            layout: self.layout(),
+            base,
+            event_index: true,
+            enabled: true,
+            log: None,
+            inflight: None,
+            kick: kick.as_fd().try_clone_to_owned().expect("another"),
+            call: None,
+            error: None,
+        })
     }
 
     /// The guest has offered so many buffers in all: each descriptor is one, over and over.

@@ -25,6 +25,8 @@ pub(super) struct Pair {
     pub(super) may_bring: bool,
     /// The guest may have room for a packet.
     pub(super) room: bool,
+    /// The guest has come to packets since this turn's sending: it gets more in the next.
+    comes_on: bool,
     /// Since when the guest has not come to any of the packets that it has.
     ahead_since: Option<Instant>,
     /// When it is looked whether it has.
@@ -60,12 +62,52 @@ impl Worker {
 
     /// Whether the guest may have room for what a queue of the uplink brings.
     pub(super) fn has_room(&self, queue: usize) -> bool {
-        let pair = self.pair_for(queue);
-        pair.is_some_and(|pair| self.pairs[pair].room)
+        self.pair_with_room(queue).is_some()
+    }
+
+    /// By which pair the guest gets what came by a queue of the uplink, if it may have room.
+    ///
+    /// A front end starts one ring after the other, and its guest may run before this thread has come to the last: what
+    /// was held for the guest waits for the ring of its answers.
+    fn pair_with_room(&self, queue: usize) -> Option<usize> {
+        let pair = self.pair_for(queue)?;
+        let session = self.session.as_ref()?;
+        let may_answer = !self.nic.keeps_all() || session.may_serve(transmit_ring(pair));
+        (may_answer && self.pairs[pair].room).then_some(pair)
+    }
+
+    /// One turn: sends what the guest offers, then gives it what there is for it. True when there is more.
+    ///
+    /// A guest that has come to a packet has answered it. It gets the next in its place only when its answer has been
+    /// taken: otherwise answers would pile up in the guest whenever this thread stands still in between.
+    pub(super) fn turn(&mut self) -> bool {
+        self.send() | self.receive()
+    }
+
+    /// Sees how far the guest has come, and then sends what it offers. True when there is more.
+    fn send(&mut self) -> bool {
+        self.at_each_ring(Self::see_offered);
+        if self.nic.keeps_all() {
+            self.look_for_answers();
+        }
+        self.transmit()
+    }
+
+    /// Answers are there before the guest has told of them.
+    fn look_for_answers(&mut self) {
+        for pair in 0..self.pairs.len() {
+            let served = self
+                .session
+                .as_mut()
+                .and_then(|s| s.serve(transmit_ring(pair)));
+            if let Some((ring, _)) = served {
+                ring.ready = true;
+            }
+        }
     }
 
     /// Sends what the guest offers. True when there is more.
-    pub(super) fn transmit(&mut self) -> bool {
+    fn transmit(&mut self) -> bool {
         let mut more = false;
         for pair in 0..self.pairs.len() {
             let index = transmit_ring(pair);
@@ -90,8 +132,7 @@ impl Worker {
     }
 
     /// Gives the guest what waits for it, then what the uplink has. True when there is more.
-    pub(super) fn receive(&mut self) -> bool {
-        self.at_each_ring(Self::see_offered);
+    fn receive(&mut self) -> bool {
         let mut more = self.give_held();
         for queue in 0..self.pairs.len() {
             more |= self.pass(queue);
@@ -103,6 +144,12 @@ impl Worker {
             Some((ring, guest)) => ring.publish(guest),
             None => Ok(()),
         });
+        for pair in &mut self.pairs {
+            if std::mem::take(&mut pair.comes_on) {
+                pair.room = true;
+                more = true;
+            }
+        }
         more
     }
 
@@ -181,7 +228,7 @@ impl Worker {
     /// Passes on what a queue of the uplink has. True when there is more, and the guest may have room.
     fn pass(&mut self, queue: usize) -> bool {
         for _ in 0..TURN {
-            let pair = self.pair_for(queue);
+            let pair = self.pair_with_room(queue);
             match self.pass_one(queue, pair) {
                 Ok(true) => {}
                 Ok(false) => return false,
@@ -191,9 +238,9 @@ impl Worker {
         true
     }
 
-    /// One packet, which the guest gets by this pair if it can. False when there is none, or the guest has no room.
-    fn pass_one(&mut self, queue: usize, pair: Option<usize>) -> Result<bool, Broken> {
-        let room = pair.filter(|pair| self.pairs[*pair].room);
+    /// One packet, which the guest gets by this pair, where it may have room. False when there is none, or the guest has no
+    /// room.
+    fn pass_one(&mut self, queue: usize, room: Option<usize>) -> Result<bool, Broken> {
         if let Some(pair) = room
             && self.nic.is_ahead(pair)
         {
@@ -223,7 +270,8 @@ impl Worker {
         Ok(true)
     }
 
-    /// The guest has as many packets as it is given before it comes to some: it gets more when it has.
+    /// The guest has as many packets as it is given before it comes to some: it gets more when it has, and when what it
+    /// answered has been sent.
     fn wait_for_guest(&mut self, pair: usize) -> Result<(), Broken> {
         let served = self.session.as_mut();
         let Some((ring, guest)) = served.and_then(|s| s.serve(receive_ring(pair))) else {
@@ -233,10 +281,11 @@ impl Worker {
         // A guest offers buffers again before it says that it waits: looked at the other way round, it might seem late.
         let is_all_seen = ring.split.is_all_seen(memory)?;
         let available = ring.split.available(memory)?;
-        self.nic.pace(pair).offered(available);
         let state = &mut self.pairs[pair];
-        if !self.nic.is_ahead(pair) {
+        if available != self.nic.pace(pair).offered_so_far() {
             state.is_not_ahead();
+            state.room = false;
+            state.comes_on = true;
             return Ok(());
         }
         let now = Instant::now();
@@ -350,3 +399,7 @@ impl Worker {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "traffic_tests.rs"]
+mod tests;

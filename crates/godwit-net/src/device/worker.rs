@@ -115,8 +115,7 @@ impl Worker {
             self.wait(eager, &mut events);
             self.commands();
             self.timers();
-            eager = self.transmit();
-            eager |= self.receive();
+            eager = self.turn();
             self.publish();
         }
         if let Some(session) = &self.session {
@@ -139,7 +138,7 @@ impl Worker {
         for event in events.drain(..) {
             match event.data.u64() {
                 COMMANDS => self.shared.wake.clear(),
-                UPLINK => self.pairs.iter_mut().for_each(|pair| pair.may_bring = true),
+                UPLINK => self.uplink_brings(),
                 kick => {
                     let index = (kick - KICKS) as usize;
                     let ring = self.session.as_mut().and_then(|s| s.rings[index].as_mut());
@@ -152,6 +151,11 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// The uplink may have packets.
+    pub(super) fn uplink_brings(&mut self) {
+        self.pairs.iter_mut().for_each(|pair| pair.may_bring = true);
     }
 
     /// When something has to be done that nobody tells of.
@@ -172,7 +176,7 @@ impl Worker {
         Some(since + *ANNOUNCE_AGAIN.get(count)?)
     }
 
-    fn timers(&mut self) {
+    pub(super) fn timers(&mut self) {
         let now = Instant::now();
         if self.announces_at().is_some_and(|due| now >= due) {
             self.announced = self.announced.map(|(since, count)| (since, count + 1));
@@ -226,7 +230,7 @@ impl Worker {
         }
     }
 
-    fn commands(&mut self) {
+    pub(super) fn commands(&mut self) {
         loop {
             match self.inbox.try_recv() {
                 Ok(command) => self.obey(command),

@@ -324,6 +324,11 @@ impl Nic {
         self.keeps_all = keeps;
     }
 
+    /// Whether it does.
+    pub const fn keeps_all(&self) -> bool {
+        self.keeps_all
+    }
+
     /// Whether packets of a queue of the uplink are to be read. A guest without room for more by that queue lets them wait in
     /// the uplink.
     pub fn wants_uplink(&self, queue: usize, guest_has_room: bool) -> bool {

@@ -180,7 +180,33 @@ fn lost_nothing(talk: Talk, pinger: Pinger) -> io::Result<()> {
 fn answered_once(pings: &[Ping]) {
     let lost = pings.iter().filter(|ping| ping.answers == 0).count();
     let twice = pings.iter().filter(|ping| ping.answers > 1).count();
-    assert_eq!((lost, twice), (0, 0), "of {} pings", pings.len());
+    assert_eq!(
+        (lost, twice),
+        (0, 0),
+        "of {} pings: {}",
+        pings.len(),
+        lost_at(pings)
+    );
+}
+
+/// The runs of pings without an answer, and when in the test they left; and how late the slowest answer beside them was.
+fn lost_at(pings: &[Ping]) -> String {
+    let Some(start) = pings.first().map(|ping| ping.sent) else {
+        return String::new();
+    };
+    let runs = pings.chunk_by(|a, b| (a.answers == 0) == (b.answers == 0));
+    let told = runs.map(|run| {
+        let from = run[0].sent.duration_since(start);
+        let to = run[run.len() - 1].sent.duration_since(start);
+        let waits = run
+            .iter()
+            .filter_map(|ping| Some(ping.answered?.duration_since(ping.sent)));
+        match waits.max() {
+            Some(slowest) => format!("{} answered, at most {slowest:?} late", run.len()),
+            None => format!("{} lost from {from:?} to {to:?}", run.len()),
+        }
+    });
+    told.collect::<Vec<_>>().join(", ")
 }
 
 #[test]
