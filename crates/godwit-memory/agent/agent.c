@@ -222,18 +222,6 @@ static void let_go(uint64_t offset, uint64_t bytes)
         end_move();
 }
 
-/* Whether all pages of a piece are in memory. What is not may be a hole, or swapped out. */
-static int is_there(uint64_t offset, uint64_t bytes)
-{
-    unsigned char pages[PIECE / PAGE];
-    if (mincore(moving.memory + offset, bytes, pages))
-        return 0;
-    for (uint64_t page = 0; page < bytes / PAGE; page++)
-        if (!(pages[page] & 1))
-            return 0;
-    return 1;
-}
-
 /* Copies bytes that are there. To write whole pages of the target costs less than to map it: nobody zeroes them first. */
 static int copy_data(off_t at, off_t end)
 {
@@ -248,11 +236,39 @@ static int copy_data(off_t at, off_t end)
     return 0;
 }
 
-/* Whether the source has a hole at a place, or where its data goes on: as lseek, with places of the memory. */
-static off_t next_data(off_t at)
+static int is_zero(const char *bytes, size_t count)
 {
-    off_t data = lseek(moving.from, moving.from_offset + at, SEEK_DATA);
-    return data < 0 ? data : data - moving.from_offset;
+    return bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0;
+}
+
+/*
+ * Copies pages of which the page cache has no content, at most a piece: they are holes, set aside and never written, or
+ * swapped out. To read them tells, and makes no room in the source; SEEK_DATA would walk through all that is set aside up
+ * to the next content, which may be the whole memory's rest.
+ */
+static int copy_absent(off_t at, off_t end, uint64_t *copied)
+{
+    static char content[PIECE];
+    size_t bytes = (size_t)(end - at);
+    ssize_t read;
+    do
+        read = pread(moving.from, content, bytes, moving.from_offset + at);
+    while (read < 0 && errno == EINTR);
+    /* A DAX device cannot be read, and has no holes. */
+    int is_device = read < 0 && (errno == EINVAL || errno == ESPIPE);
+    if (read < 0 && !is_device)
+        return errno;
+    if (!is_device && (size_t)read != bytes)
+        return EIO;
+    for (size_t page = 0; page < bytes; page += PAGE) {
+        if (!is_device && is_zero(content + page, PAGE))
+            continue;
+        int error = copy_data(at + (off_t)page, at + (off_t)(page + PAGE));
+        if (error)
+            return error;
+        *copied += PAGE;
+    }
+    return 0;
 }
 
 /*
@@ -261,28 +277,18 @@ static off_t next_data(off_t at)
  */
 static int copy(uint64_t offset, uint64_t bytes, uint64_t *copied)
 {
-    off_t at = (off_t)offset, end = (off_t)(offset + bytes);
-    int all = moving.keeps || is_there(offset, bytes);
-    while (at < end) {
-        off_t data = at, hole = end;
-        if (!all) {
-            data = next_data(at);
-            if (data < 0 && errno == ENXIO)
-                return 0;
-            if (data < 0)
-                return errno;
-            if (data >= end)
-                return 0;
-            /* SEEK_HOLE would walk through all pages up to the next hole, which may be those of the whole memory. */
-            hole = data + (off_t)PAGE;
-            while (hole < end && next_data(hole) == hole)
-                hole += (off_t)PAGE;
-        }
-        int error = copy_data(data, hole);
+    unsigned char pages[PIECE / PAGE];
+    if (!moving.keeps && mincore(moving.memory + offset, bytes, pages))
+        return errno;
+    for (uint64_t at = 0, end; at < bytes; at = end) {
+        int is_there = moving.keeps || pages[at / PAGE] & 1;
+        for (end = at + PAGE; end < bytes && (moving.keeps || (pages[end / PAGE] & 1) == is_there); end += PAGE)
+            ;
+        off_t from = (off_t)(offset + at), to = (off_t)(offset + end);
+        int error = is_there ? copy_data(from, to) : copy_absent(from, to, copied);
         if (error)
             return error;
-        *copied += (uint64_t)(hole - data);
-        at = hole;
+        *copied += is_there ? end - at : 0;
     }
     return 0;
 }

@@ -469,6 +469,55 @@ fn room_for_what_comes_next_is_made_ahead_and_given_back_when_it_does_not_come()
     assert!(told.trim().ends_with("lost 0"), "{told}");
 }
 
+/// How long it takes to move memory of which but one page was ever written, in a file with so many bytes set aside.
+fn moves_what_was_never_written(set_aside: u64) -> Duration {
+    let folder = shm();
+    let (path, home) = home(folder.path());
+    let mut process = Process::start(
+        folder.path(),
+        "the_process_whose_memory_moves",
+        (WAITS, &path),
+    );
+    process.line("mapped");
+    let grows = rustix::fs::FallocateFlags::empty();
+    rustix::fs::fallocate(home.as_fd(), grows, 0, set_aside).unwrap();
+    let written = 3 * 4096;
+    home.write_all_at(b"written", written).unwrap();
+    let address = layout(&process, &home, None).unwrap().address;
+    let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
+    let away = memfd();
+    agent
+        .begin(address, BYTES, Side::whole(&home), Side::whole(&away))
+        .unwrap();
+    let (begun, mut done) = (Instant::now(), 0);
+    while done < BYTES {
+        let moved = agent.move_run(run(done, BYTES - done)).unwrap();
+        assert!(moved.refused.is_none(), "{moved:?}");
+        done += moved.bytes;
+    }
+    let took = begun.elapsed();
+    agent.end().unwrap();
+    let mut content = [0; 7];
+    away.read_exact_at(&mut content, written).unwrap();
+    assert_eq!(&content, b"written");
+    process.say("");
+    process.end();
+    took
+}
+
+#[test]
+fn what_lies_behind_memory_that_was_never_written_does_not_delay_it() {
+    let fastest = |set_aside| {
+        let times = (0..2).map(|_| moves_what_was_never_written(set_aside));
+        times.min().unwrap()
+    };
+    let (alone, before_much) = (fastest(BYTES), fastest(1 << 30));
+    assert!(
+        before_much < 6 * alone,
+        "{before_much:?} instead of {alone:?}"
+    );
+}
+
 /// Pages of a process that its page tables have, of some.
 fn mapped(process: &Process, address: u64, pages: u64) -> usize {
     let pagemap = File::open(format!("/proc/{}/pagemap", process.id())).unwrap();
