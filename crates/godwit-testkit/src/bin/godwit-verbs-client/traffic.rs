@@ -81,7 +81,7 @@ impl Pair {
                 return Some(Step::Invalidate(window));
             }
             // A binding may follow an invalidation, which waits until all before it has completed, and nothing else: when
-            // soft-RoCE sends again what was lost, it also binds once more what came behind that, which fails.
+            // soft-RoCE sends again what was lost, it also binds once more what came behind that, and gets no further.
             let last = self.under_way.back();
             return matches!(last, None | Some(Step::Invalidate(_))).then_some(Step::Bind(window));
         }
