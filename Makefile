@@ -167,8 +167,8 @@ test-rdma-deaths: demo-rdma-build
 test-rdma-container-deaths: demo-rdma-build
 	target/debug/godwit-demo-rdma --only "death in runc"
 
-# Fifty moves of each pair of processes that check everything, in turns and both at once, over reliable connections and with
-# datagrams, with lost packets. An hour and a half.
+# Fifty moves of each pair of processes that check everything, in turns and both at once, over reliable connections, through
+# memory windows and with datagrams, with lost packets. Three hours.
 soak-rdma: demo-rdma-build
 	target/debug/godwit-demo-rdma --only checked --moves 50 --loss 1
 

@@ -130,9 +130,17 @@ pub const IBV_SEND_SIGNALED: c_uint = 1 << 1;
 pub const IBV_SEND_INLINE: c_uint = 1 << 3;
 
 pub const IBV_WC_SUCCESS: c_int = 0;
+/// The queue pair had failed before.
+pub const IBV_WC_WR_FLUSH_ERR: c_int = 5;
+/// The peer's device has no such key, or it does not permit that.
+pub const IBV_WC_REM_ACCESS_ERR: c_int = 10;
 /// Opcodes of completions of receives have this bit.
 pub const IBV_WC_RECV: c_int = 1 << 7;
+pub const IBV_WC_WITH_IMM: c_uint = 1 << 1;
+pub const IBV_WC_IP_CSUM_OK: c_uint = 1 << 2;
 pub const IBV_WC_WITH_INV: c_uint = 1 << 3;
+/// What says of a message that the peer had a key invalidated with it, by some devices or by others.
+pub const WITH_INV_OF_ANY_DEVICE: c_uint = IBV_WC_WITH_INV | IBV_WC_IP_CSUM_OK;
 
 impl ibv_send_wr {
     /// Whether this request uses up a receive at the other side.
@@ -150,6 +158,18 @@ impl ibv_send_wr {
     #[inline]
     pub fn is_local(&self) -> bool {
         matches!(self.opcode, IBV_WR_LOCAL_INV | IBV_WR_BIND_MW)
+    }
+}
+
+impl ibv_wc {
+    /// Whether the peer had a key invalidated with this message of a reliable connection.
+    ///
+    /// soft-RoCE gives applications the kernel's flag for that, which is the header's for a good checksum of an IP packet; no
+    /// reliable connection has those.
+    pub fn invalidates(&self) -> bool {
+        let as_the_kernel_says = IBV_WC_IP_CSUM_OK | IBV_WC_WITH_IMM;
+        self.wc_flags & IBV_WC_WITH_INV != 0
+            || self.wc_flags & as_the_kernel_says == IBV_WC_IP_CSUM_OK
     }
 }
 

@@ -116,6 +116,29 @@ impl Drop for Datagrams<'_> {
 }
 
 #[test]
+fn what_comes_until_a_queue_pair_ends_is_told_of_as_anything_else() {
+    let application = Application::start();
+    let datagrams = Datagrams::start(&application);
+    assert!((0..4).all(|wr_id| datagrams.receive(wr_id) == 0));
+    // SAFETY: the pair lives.
+    let known = unsafe { (*datagrams.pair).qp_num };
+    // At the second move the device knows it by another number.
+    for oldest in 0..2 {
+        shim::suspend(None).unwrap();
+        complete_sends();
+        datagrams.wait().unwrap();
+        let pairs = shim::queue_pairs();
+        let own = pairs.iter().find(|pair| pair.number == known).unwrap();
+        with(|device| device.last_moment.insert(own.physical));
+        shim::release().unwrap();
+        assert_eq!(datagrams.poll(), [oldest]);
+        assert_eq!(datagrams.receive(oldest + 4), 0);
+        with(|device| device.numbers.insert(known));
+        datagrams.go_on_elsewhere();
+    }
+}
+
+#[test]
 fn nobody_is_looked_for_at_the_other_end_of_datagrams() {
     let application = Application::start();
     let _datagrams = Datagrams::start(&application);

@@ -1,5 +1,6 @@
 //! Memory windows.
 
+mod invalidated;
 mod refused;
 
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ use godwit_verbs::shim::{self, Connection, Recreated};
 use godwit_verbs::tables::{RemoteKey, RemoteKeys};
 
 use crate::attached::held;
-use crate::device::{Reach, arrive_invalidating, complete_sends, with};
+use crate::device::{Reach, complete_sends, with};
 use crate::{Application, chain, suspend_and_release};
 
 /// What windows of these tests let peers reach of their region.
@@ -97,7 +98,12 @@ impl<'a> Windowed<'a> {
 
     /// Moves to where another process has the numbers that the device gave here, and goes on.
     fn moves(&self) -> RemoteKeys {
-        suspend_and_release(self.application, 0);
+        self.moves_after(0)
+    }
+
+    /// The same when its peer has sent so many messages.
+    fn moves_after(&self, peer_sent: u32) -> RemoteKeys {
+        suspend_and_release(self.application, peer_sent);
         let made = self.arrives();
         shim::connect(&[self.application.connection()]).unwrap();
         shim::resume(None).unwrap();
@@ -483,38 +489,6 @@ fn requests_about_windows_keep_their_place_in_a_list() {
         let key = list[2].bind_mw.rkey;
         assert_eq!(windowed.reach(keys.physical(key)), windowed.part(&keys));
     }
-}
-
-#[test]
-fn a_window_that_a_peer_has_invalidated_is_not_bound_again() {
-    let application = Application::start();
-    let windowed = Windowed::start(&application, IBV_MW_TYPE_2);
-    let polled = || {
-        let mut into = ibv_wc::default();
-        // SAFETY: there is room for one.
-        let count = unsafe { shim::poll_cq(application.cq, 1, &raw mut into) };
-        assert_eq!(count, 1);
-        (into.wr_id, into.imm_data)
-    };
-    let mut key = windowed.bind(1, 7);
-    assert_eq!(application.poll(), [1]);
-    assert_eq!([20, 21].map(|wr_id| application.receive(wr_id)), [0, 0]);
-    arrive_invalidating(windowed.device_pair(), key);
-    // The application has not polled it when the process moves.
-    shim::suspend(None).unwrap();
-    complete_sends();
-    application.wait(1).unwrap();
-    shim::release().unwrap();
-    let keys = RemoteKeys::new(&windowed.arrives().remote_keys);
-    shim::connect(&[application.connection()]).unwrap();
-    shim::resume(None).unwrap();
-    assert_eq!(polled(), (20, key));
-    assert_eq!(windowed.reach(keys.physical(key)), None);
-    // There the device knows it by another key.
-    key = windowed.bind(2, 8);
-    assert_eq!(application.poll(), [2]);
-    arrive_invalidating(windowed.device_pair(), keys.physical(key));
-    assert_eq!(polled(), (21, key));
 }
 
 #[test]

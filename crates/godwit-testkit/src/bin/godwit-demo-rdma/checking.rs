@@ -20,6 +20,8 @@ pub(crate) struct Variant {
     both: bool,
     /// Whether they send datagrams, which may be lost while one of them moves.
     datagrams: bool,
+    /// Whether objects are made ahead of them, also where the others move without that.
+    pre_setup: bool,
 }
 
 pub(crate) const VARIANTS: &[Variant] = &[
@@ -29,6 +31,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
         fails_first: true,
         both: false,
         datagrams: false,
+        pre_setup: false,
     },
     Variant {
         name: "checked: shared receive queue",
@@ -36,6 +39,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
         fails_first: false,
         both: false,
         datagrams: false,
+        pre_setup: false,
     },
     Variant {
         name: "checked: both ends at once",
@@ -43,6 +47,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
         fails_first: false,
         both: true,
         datagrams: false,
+        pre_setup: false,
     },
     Variant {
         name: "checked: datagrams",
@@ -50,6 +55,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
         fails_first: false,
         both: false,
         datagrams: true,
+        pre_setup: false,
     },
     Variant {
         name: "checked: datagrams, shared receive queue",
@@ -57,6 +63,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
         fails_first: false,
         both: false,
         datagrams: true,
+        pre_setup: false,
     },
     Variant {
         name: "checked: datagrams, both ends at once",
@@ -64,6 +71,47 @@ pub(crate) const VARIANTS: &[Variant] = &[
         fails_first: false,
         both: true,
         datagrams: true,
+        pre_setup: false,
+    },
+    Variant {
+        name: "checked: windows of type 1",
+        options: "--events --windows 1",
+        fails_first: false,
+        both: false,
+        datagrams: false,
+        pre_setup: false,
+    },
+    Variant {
+        name: "checked: windows of type 2",
+        options: "--events --shared-receives --windows 2",
+        fails_first: false,
+        both: false,
+        datagrams: false,
+        pre_setup: false,
+    },
+    Variant {
+        name: "checked: windows of type 2, both ends at once",
+        options: "--events --windows 2",
+        fails_first: false,
+        both: true,
+        datagrams: false,
+        pre_setup: false,
+    },
+    Variant {
+        name: "checked: windows of type 1, pre-setup",
+        options: "--events --windows 1",
+        fails_first: false,
+        both: false,
+        datagrams: false,
+        pre_setup: true,
+    },
+    Variant {
+        name: "checked: windows of type 2, pre-setup",
+        options: "--windows 2",
+        fails_first: false,
+        both: false,
+        datagrams: false,
+        pre_setup: true,
     },
 ];
 
@@ -107,7 +155,13 @@ pub(crate) fn check(
         said: Vec::new(),
         error: None,
     };
-    if let Err(error) = run(bed, variant, moves, pre_setup, &mut checked) {
+    if let Err(error) = run(
+        bed,
+        variant,
+        moves,
+        pre_setup || variant.pre_setup,
+        &mut checked,
+    ) {
         checked.error = Some(error.to_string());
     }
     Ok(checked)

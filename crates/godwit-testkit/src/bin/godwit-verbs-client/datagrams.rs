@@ -122,7 +122,7 @@ impl Load for Datagrams {
             one.last_sent = self.ending;
             let note = Note {
                 last: self.ending,
-                seen: one.came.next(),
+                more: one.came.next(),
             };
             let slot = Slot::Send(pair, number);
             ledger::fill(self.device.bytes(slot), self.side, one.place, number, note);
@@ -184,7 +184,7 @@ impl Datagrams {
             ));
         }
         let sent = one.sent.posted();
-        one.window.hear(note.seen, sent, now()).map_err(in_words)?;
+        one.window.hear(note.more, sent, now()).map_err(in_words)?;
         one.received += 1;
         one.last_received |= note.last;
         // One side's end is the other's.

@@ -20,6 +20,8 @@ pub(crate) const RECEIVES: u64 = 16;
 
 /// `IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ`
 const ACCESS: c_int = 7;
+/// `IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND`: peers reach memory through windows alone.
+const ACCESS_BY_WINDOWS: c_int = 17;
 /// Masks of the three changes that connect a queue pair (ibv_modify_qp(3)).
 const TO_INIT: c_int = 1 | 1 << 4 | 1 << 5 | 1 << 3;
 const TO_RTR: c_int = 1 | 1 << 7 | 1 << 8 | 1 << 20 | 1 << 12 | 1 << 17 | 1 << 15;
@@ -38,13 +40,13 @@ const HEADER: usize = 40;
 /// Bytes of a slot.
 const SLOT: usize = MESSAGE + 64;
 
-/// Slots of one message each, which may have a header in front of it. For every queue pair: what is sent, what is received, where the peer writes, and
-/// what was read back.
+/// Slots of one message each, which may have a header in front of it. For every queue pair: what is sent, what is received, where the peer writes (one
+/// place, or one for each of two windows), and what was read back.
 #[derive(Clone, Copy)]
 pub(crate) enum Slot {
     Send(usize, u64),
     Receive(usize, u64),
-    Landing(usize),
+    Landing(usize, usize),
     ReadBack(usize),
 }
 
@@ -54,16 +56,18 @@ pub(crate) struct Device {
     pub(crate) queue: *mut ibv_cq,
     pub(crate) shared: *mut ibv_srq,
     pub(crate) pairs: Vec<*mut ibv_qp>,
-    domain: *mut ibv_pd,
+    pub(crate) domain: *mut ibv_pd,
     /// Bytes in front of what is received.
     header: usize,
-    region: *mut ibv_mr,
+    pub(crate) region: *mut ibv_mr,
+    /// The type of the windows that peers reach memory through; 0 if they do by the region's key.
+    pub(crate) windows: c_int,
     memory: *mut u8,
     gid: ibv_gid,
     gid_index: u8,
 }
 
-fn made<T>(object: *mut T, what: &str) -> io::Result<*mut T> {
+pub(crate) fn made<T>(object: *mut T, what: &str) -> io::Result<*mut T> {
     if object.is_null() {
         let error = io::Error::last_os_error();
         return Err(io::Error::other(format!("{what}: {error}")));
@@ -71,7 +75,7 @@ fn made<T>(object: *mut T, what: &str) -> io::Result<*mut T> {
     Ok(object)
 }
 
-fn done(result: c_int, what: &str) -> io::Result<()> {
+pub(crate) fn done(result: c_int, what: &str) -> io::Result<()> {
     if result == 0 {
         return Ok(());
     }
@@ -107,8 +111,9 @@ impl Device {
             let pd = made((verbs.ibv_alloc_pd)(context), "ibv_alloc_pd")?;
             let length = slots(count) * SLOT;
             let memory = Box::leak(vec![0u8; length].into_boxed_slice()).as_mut_ptr();
+            let access = arguments.windows.map_or(ACCESS, |_| ACCESS_BY_WINDOWS);
             let region = made(
-                (verbs.ibv_reg_mr)(pd, memory.cast(), length, ACCESS),
+                (verbs.ibv_reg_mr)(pd, memory.cast(), length, access),
                 "ibv_reg_mr",
             )?;
             let channel = if arguments.events {
@@ -176,6 +181,7 @@ impl Device {
                 domain: pd,
                 header: if arguments.datagrams { HEADER } else { 0 },
                 region,
+                windows: arguments.windows.map_or(0, c_int::from),
                 memory,
                 gid,
                 gid_index: arguments.gid_index,
@@ -189,7 +195,7 @@ impl Device {
         unsafe {
             Reach {
                 gid: self.gid.raw,
-                landing: self.address(Slot::Landing(pairs.start)) as u64,
+                landing: self.address(Slot::Landing(pairs.start, 0)) as u64,
                 pairs: self.pairs[pairs]
                     .iter()
                     .map(|pair| (**pair).qp_num)
@@ -271,19 +277,19 @@ impl Device {
         made(handle, "ibv_create_ah")
     }
 
-    /// Where the peer finds the place `place` of what it was told as a landing.
-    pub(crate) fn landing(peer: &Reach, place: usize) -> u64 {
-        peer.landing + (place * SLOT) as u64
+    /// Where the peer has the landing of its queue pair at `place`, through this one of the two windows.
+    pub(crate) fn landing(peer: &Reach, place: usize, window: usize) -> u64 {
+        peer.landing + ((2 * place + window) * SLOT) as u64
     }
 
     pub(crate) fn address(&self, slot: Slot) -> *mut u8 {
         let count = self.pairs.len();
         let (pair, place) = match slot {
-            Slot::Landing(pair) => (pair, 0),
-            Slot::ReadBack(pair) => (count + pair, 0),
-            Slot::Send(pair, number) => (2 * count + pair * SENDS as usize, number % SENDS),
+            Slot::Landing(pair, window) => (2 * pair, window as u64),
+            Slot::ReadBack(pair) => (2 * count + pair, 0),
+            Slot::Send(pair, number) => (3 * count + pair * SENDS as usize, number % SENDS),
             Slot::Receive(pair, number) => (
-                2 * count + count * SENDS as usize + pair * RECEIVES as usize,
+                3 * count + count * SENDS as usize + pair * RECEIVES as usize,
                 number % (RECEIVES * count as u64),
             ),
         };
@@ -457,5 +463,5 @@ impl Device {
 }
 
 fn slots(pairs: usize) -> usize {
-    pairs * (2 + SENDS as usize + RECEIVES as usize)
+    pairs * (3 + SENDS as usize + RECEIVES as usize)
 }

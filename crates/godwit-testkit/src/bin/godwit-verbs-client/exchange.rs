@@ -18,7 +18,7 @@ const LONGEST: u64 = 64 << 10;
 pub(crate) struct Reach {
     pub(crate) gid: [u8; 16],
     pub(crate) pairs: Vec<u32>,
-    /// Where the peer may write: one message for each queue pair.
+    /// Where the peer may write: two messages for each queue pair.
     pub(crate) landing: u64,
     pub(crate) key: u32,
 }

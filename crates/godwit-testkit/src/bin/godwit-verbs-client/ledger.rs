@@ -23,6 +23,11 @@ pub(crate) enum Operation {
     ReadBack(u64),
 }
 
+/// Whether operation `number` is the first of a round.
+pub(crate) fn begins_round(number: u64) -> bool {
+    number.is_multiple_of(ROUND)
+}
+
 pub(crate) fn operation(number: u64) -> Operation {
     let (round, place) = (number / ROUND, number % ROUND);
     match place {
@@ -37,19 +42,20 @@ pub(crate) fn operation(number: u64) -> Operation {
 pub(crate) struct Note {
     /// Whether no message follows.
     pub(crate) last: bool,
-    /// The number after the highest one that has come from the other side on this queue pair; of datagrams only.
-    pub(crate) seen: u64,
+    /// What else there is to tell, in 63 bits. Of datagrams: the number after the highest one that has come from the other
+    /// side on this queue pair. Beside windows: what [`super::handover::Told`] says.
+    pub(crate) more: u64,
 }
 
 impl Note {
     fn word(self) -> u64 {
-        self.seen << 1 | u64::from(self.last)
+        self.more << 1 | u64::from(self.last)
     }
 
     fn of(word: u64) -> Self {
         Self {
             last: word & 1 == 1,
-            seen: word >> 1,
+            more: word >> 1,
         }
     }
 }
@@ -272,7 +278,7 @@ mod tests {
         let mut message = [0; MESSAGE];
         let note = Note {
             last: false,
-            seen: 5,
+            more: 5,
         };
         fill(&mut message, 1, 2, 7, note);
         assert_eq!(
@@ -297,7 +303,7 @@ mod tests {
         }
         let last = Note {
             last: true,
-            seen: 0,
+            more: 0,
         };
         fill(&mut message, 1, 2, 7, last);
         assert_eq!(check(&message, 1, 2, 7), Ok(last));

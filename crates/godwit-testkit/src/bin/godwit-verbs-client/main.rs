@@ -2,20 +2,24 @@
 //! once, in order and whole, and what was written at the peer can be read back.
 //!
 //! Two of them talk, a server and a client, over reliable connections, or a server and several clients. All send all the time, and every
-//! sixteenth operation reads back what the one before it wrote. Or they send each other numbered datagrams, of which none may come twice
-//! or damaged, and none may be lost unless the file that `--losses-while` names is there when that is found. They end when one of them
-//! finds the file that `--until` names; the exit status and the last line say whether everything was as it has to be.
+//! sixteenth operation reads back what the one before it wrote: by the key of the peer's memory, or by those of memory windows that the
+//! peer binds anew all the time, of which old ones have to be refused in the end. Or they send each other numbered datagrams, of which
+//! none may come twice or damaged, and none may be lost unless the file that `--losses-while` names is there when that is found. They
+//! end when one of them finds the file that `--until` names; the exit status and the last line say whether everything was as it has to be.
 //!
 //! It knows nothing of Godwit: it calls libibverbs, or what stands in front of it.
 
 mod datagrams;
 mod device;
 mod exchange;
+mod handover;
 mod ledger;
+mod old_keys;
 mod receives;
 mod rounds;
 mod traffic;
 mod verbs;
+mod windows;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -45,6 +49,9 @@ struct Arguments {
     /// Wait for events of a completion channel
     #[arg(long)]
     events: bool,
+    /// Write and read through memory windows of this type
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=2), conflicts_with = "datagrams")]
+    windows: Option<u8>,
     /// Send datagrams in place of messages of reliable connections
     #[arg(long)]
     datagrams: bool,

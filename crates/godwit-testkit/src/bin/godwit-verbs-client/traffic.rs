@@ -1,5 +1,7 @@
 //! Sending and receiving until the end, with every completion checked.
 
+use std::collections::VecDeque;
+use std::ffi::c_int;
 use std::io;
 
 use godwit_verbs::abi::*;
@@ -7,30 +9,108 @@ use godwit_verbs::abi::*;
 use super::Arguments;
 use super::device::{Device, SENDS, Slot};
 use super::exchange::{Reach, meet_all};
+use super::handover::Told;
 use super::ledger::{self, InOrder, Note, Operation};
+use super::old_keys;
 use super::receives::Receives;
 use super::rounds::{self, Load};
+use super::windows::PairWindows;
 
 /// Completions that are polled at a time.
 pub(crate) const BATCH: usize = 16;
 
-struct Traffic {
-    device: Device,
+pub(super) struct Traffic {
+    pub(super) device: Device,
     /// Each has as many queue pairs, one after the other.
     peers: Vec<Reach>,
     /// 0 for the server, 1 for the client.
-    side: u8,
-    pairs: Vec<Pair>,
+    pub(super) side: u8,
+    pub(super) pairs: Vec<Pair>,
     receives: Receives,
     ending: bool,
 }
 
 #[derive(Default)]
-struct Pair {
-    operations: InOrder,
+pub(super) struct Pair {
+    /// All requests.
+    pub(super) operations: InOrder,
+    /// Those that have not completed.
+    under_way: VecDeque<Step>,
+    /// Requests that are not about windows.
+    regular: u64,
+    windows: Option<PairWindows>,
     received: u64,
     last_sent: bool,
     last_received: bool,
+}
+
+/// What a request does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Regular(Operation),
+    /// Invalidates this one of the queue pair's two windows.
+    Invalidate(usize),
+    /// Binds it.
+    Bind(usize),
+}
+
+impl Step {
+    /// What its completion says that was done (`IBV_WC_*`).
+    fn completes_as(self) -> c_int {
+        match self {
+            Step::Regular(Operation::Send(_)) => 0,
+            Step::Regular(Operation::Write(_)) => 1,
+            Step::Regular(Operation::ReadBack(_)) => 2,
+            Step::Bind(_) => 5,
+            Step::Invalidate(_) => 6,
+        }
+    }
+}
+
+impl Pair {
+    /// What to post next; nothing if something has to come or complete before.
+    fn next_step(&mut self, device: &Device) -> Option<Step> {
+        let operation = ledger::operation(self.regular);
+        let Some(windows) = &mut self.windows else {
+            return Some(Step::Regular(operation));
+        };
+        if ledger::begins_round(self.regular)
+            && let Some(window) = windows.offered.next()
+        {
+            if windows.to_invalidate(device, window).is_some() {
+                return Some(Step::Invalidate(window));
+            }
+            // A binding may follow an invalidation, which waits until all before it has completed, and nothing else: when
+            // soft-RoCE sends again what was lost, it also binds once more what came behind that, and gets no further.
+            let last = self.under_way.back();
+            return matches!(last, None | Some(Step::Invalidate(_))).then_some(Step::Bind(window));
+        }
+        if matches!(operation, Operation::Write(_)) {
+            windows.used.newest()?;
+        }
+        Some(Step::Regular(operation))
+    }
+
+    /// What a message tells of windows, and the key that it invalidates.
+    fn tell(&mut self, device: &Device) -> (u64, Option<u32>) {
+        let Some(windows) = &mut self.windows else {
+            return (0, None);
+        };
+        let (adopted, old) = windows.used.adopt(self.operations.completed());
+        let key = windows.newest();
+        let told = Told { key, adopted };
+        (told.word(), old.filter(|_| device.windows == IBV_MW_TYPE_2))
+    }
+
+    fn bindings(&self) -> u64 {
+        let windows = self.windows.as_ref();
+        windows.map_or(0, |windows| u64::from(windows.offered.bindings()))
+    }
+
+    /// A window of the peer's, and a key that it does not have any more.
+    pub(super) fn old_key(&self) -> Option<(usize, u32)> {
+        self.windows.as_ref()?.used.stale()
+    }
 }
 
 /// Talks with the peer until the end; says what was checked.
@@ -42,22 +122,40 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<String> {
         connections.push(met.connection);
         peers.push(met.reach);
     }
-    let pairs = device.pairs.len();
+    let mut pairs = Vec::new();
+    for _ in &device.pairs {
+        let windows = arguments.windows.map(|_| PairWindows::alloc(&device));
+        pairs.push(Pair {
+            windows: windows.transpose()?,
+            ..Pair::default()
+        });
+    }
     let mut traffic = Traffic {
         receives: Receives::fill(&device)?,
         device,
         peers,
         side: u8::from(arguments.server.is_some()),
-        pairs: (0..pairs).map(|_| Pair::default()).collect(),
+        pairs,
         ending: false,
     };
     rounds::work(&mut traffic, &mut connections, &arguments.until)?;
     let total = |count: fn(&Pair) -> u64| traffic.pairs.iter().map(count).sum::<u64>();
-    Ok(format!(
-        "{} operations completed and {} messages received on {pairs} queue pairs",
+    let mut checked = format!(
+        "{} operations completed and {} messages received on {} queue pairs",
         total(|pair| pair.operations.completed()),
-        total(|pair| pair.received)
-    ))
+        total(|pair| pair.received),
+        traffic.pairs.len(),
+    );
+    if arguments.windows.is_some() {
+        let bindings = total(Pair::bindings);
+        let refused = old_keys::try_all(&mut traffic, &mut connections)?;
+        let windows = traffic.pairs.iter_mut();
+        for windows in windows.filter_map(|pair| pair.windows.take()) {
+            windows.dealloc()?;
+        }
+        checked += &format!("; {bindings} bindings of windows, and {refused} old keys refused");
+    }
+    Ok(checked)
 }
 
 impl Load for Traffic {
@@ -77,41 +175,27 @@ impl Load for Traffic {
 
     /// Fills the queue pair's send queue.
     fn send(&mut self, pair: usize) -> io::Result<()> {
-        let (peer, place) = self.at_peer(pair);
-        let (remote_addr, rkey) = (Device::landing(peer, place), peer.key);
         while !self.pairs[pair].last_sent && self.pairs[pair].operations.outstanding() < SENDS {
-            let number = self.pairs[pair].operations.post();
-            // SAFETY: integers, null pointers and a union of both.
-            let mut request: ibv_send_wr = unsafe { std::mem::zeroed() };
-            request.wr_id = wr_id(pair, number);
-            request.send_flags = IBV_SEND_SIGNALED;
-            request.num_sge = 1;
-            request.wr.rdma = ibv_rdma { remote_addr, rkey };
-            let mut slot = Slot::Send(pair, number);
-            let bytes = self.device.bytes(slot);
-            match ledger::operation(number) {
-                Operation::Send(message) => {
-                    let note = Note {
-                        last: self.ending,
-                        seen: 0,
-                    };
-                    ledger::fill(bytes, self.side, place, message, note);
-                    self.pairs[pair].last_sent = self.ending;
-                    request.opcode = IBV_WR_SEND;
+            let Some(step) = self.pairs[pair].next_step(&self.device) else {
+                return Ok(());
+            };
+            let one = &mut self.pairs[pair];
+            let number = one.operations.post();
+            one.under_way.push_back(step);
+            let wr_id = wr_id(pair, number);
+            match (step, &mut one.windows) {
+                (Step::Regular(operation), _) => {
+                    one.regular += 1;
+                    self.post(pair, number, operation)?;
                 }
-                Operation::Write(message) => {
-                    ledger::fill(bytes, self.side, place, message, Note::default());
-                    request.opcode = IBV_WR_RDMA_WRITE;
+                (Step::Invalidate(window), Some(windows)) => {
+                    windows.invalidate(&self.device, pair, window, wr_id)?;
                 }
-                Operation::ReadBack(_) => {
-                    slot = Slot::ReadBack(pair);
-                    self.device.bytes(slot).fill(0);
-                    request.opcode = IBV_WR_RDMA_READ;
+                (Step::Bind(window), Some(windows)) => {
+                    windows.bind(&self.device, pair, window, wr_id)?;
                 }
+                (_, None) => {}
             }
-            let mut piece = self.device.piece(slot);
-            request.sg_list = &raw mut piece;
-            self.device.post_send(pair, &mut request)?;
         }
         Ok(())
     }
@@ -128,9 +212,63 @@ impl Load for Traffic {
 
 impl Traffic {
     /// Whose queue pair this is, and the place that it has among this peer's.
-    fn at_peer(&self, pair: usize) -> (&Reach, usize) {
+    pub(super) fn at_peer(&self, pair: usize) -> (&Reach, usize) {
         let each = self.pairs.len() / self.peers.len();
         (&self.peers[pair / each], pair % each)
+    }
+
+    /// Posts what is not about windows.
+    fn post(&mut self, pair: usize, number: u64, operation: Operation) -> io::Result<()> {
+        let (_, place) = self.at_peer(pair);
+        // SAFETY: integers, null pointers and a union of both.
+        let mut request: ibv_send_wr = unsafe { std::mem::zeroed() };
+        request.wr_id = wr_id(pair, number);
+        request.send_flags = IBV_SEND_SIGNALED;
+        request.num_sge = 1;
+        let mut slot = Slot::Send(pair, number);
+        let bytes = self.device.bytes(slot);
+        match operation {
+            Operation::Send(message) => {
+                let (more, old_key) = self.pairs[pair].tell(&self.device);
+                let note = Note {
+                    last: self.ending,
+                    more,
+                };
+                ledger::fill(bytes, self.side, place, message, note);
+                self.pairs[pair].last_sent = self.ending;
+                request.opcode = old_key.map_or(IBV_WR_SEND, |_| IBV_WR_SEND_WITH_INV);
+                request.imm_data = old_key.unwrap_or(0);
+            }
+            Operation::Write(message) => {
+                ledger::fill(bytes, self.side, place, message, Note::default());
+                request.opcode = IBV_WR_RDMA_WRITE;
+                request.wr.rdma = self.remote(pair, number);
+            }
+            Operation::ReadBack(_) => {
+                slot = Slot::ReadBack(pair);
+                self.device.bytes(slot).fill(0);
+                request.opcode = IBV_WR_RDMA_READ;
+                request.wr.rdma = self.remote(pair, number);
+            }
+        }
+        let mut piece = self.device.piece(slot);
+        request.sg_list = &raw mut piece;
+        self.device.post_send(pair, &mut request)
+    }
+
+    /// Where request `number` of the queue pair writes or reads.
+    fn remote(&mut self, pair: usize, number: u64) -> ibv_rdma {
+        let used = self.pairs[pair].windows.as_mut().map(|own| &mut own.used);
+        let through = used.and_then(|used| {
+            used.used_by(number);
+            used.current()
+        });
+        let (peer, place) = self.at_peer(pair);
+        let (window, rkey) = through.unwrap_or((0, peer.key));
+        ibv_rdma {
+            remote_addr: Device::landing(peer, place, window),
+            rkey,
+        }
     }
 
     fn check(&mut self, completion: &ibv_wc) -> Result<(), String> {
@@ -154,7 +292,14 @@ impl Traffic {
             .operations
             .complete(number)
             .map_err(|error| format!("queue pair {pair}: {error}"))?;
-        if let Operation::ReadBack(message) = ledger::operation(number) {
+        let step = self.pairs[pair].under_way.pop_front();
+        if step.is_none_or(|step| step.completes_as() != completion.opcode) {
+            return Err(format!(
+                "queue pair {pair}: request {number} completed as {}",
+                completion.opcode
+            ));
+        }
+        if let Some(Step::Regular(Operation::ReadBack(message))) = step {
             let read = self.device.bytes(Slot::ReadBack(pair));
             ledger::check(read, self.side, self.at_peer(pair).1, message)
                 .map_err(|error| format!("what was read back: {error}"))?;
@@ -167,13 +312,22 @@ impl Traffic {
         let message = self.device.received(slot);
         let place = self.at_peer(pair).1;
         let number = self.pairs[pair].received;
-        let last = ledger::check(message, 1 - self.side, place, number)?.last;
+        let note = ledger::check(message, 1 - self.side, place, number)?;
         // What was received must not be taken for a later message.
         message.fill(0xee);
-        self.pairs[pair].received += 1;
-        self.pairs[pair].last_received |= last;
+        let one = &mut self.pairs[pair];
+        if let Some(windows) = &mut one.windows {
+            let told = Told::of(note.more);
+            windows
+                .used
+                .hear(told.key)
+                .and_then(|()| windows.hear(&self.device, told.adopted, completion))
+                .map_err(|error| format!("queue pair {pair}: {error}"))?;
+        }
+        one.received += 1;
+        one.last_received |= note.last;
         // One side's end is the other's.
-        self.ending |= last;
+        self.ending |= note.last;
         self.receives
             .post(&self.device, pair, completion.wr_id)
             .map_err(|error| error.to_string())

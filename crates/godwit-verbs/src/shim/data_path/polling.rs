@@ -76,8 +76,8 @@ impl CqLane {
             shadow.failed.store(true, Ordering::Release);
         } else if completion.opcode & IBV_WC_RECV != 0 {
             shadow.receives.complete_one();
-            if completion.wc_flags & IBV_WC_WITH_INV != 0 {
-                completion.imm_data = windows::invalidated(completion.imm_data);
+            if completion.wc_flags & WITH_INV_OF_ANY_DEVICE != 0 {
+                windows::may_be_invalidated(completion, shadow);
             }
         }
         completion.qp_num = shadow.face.qp_num;

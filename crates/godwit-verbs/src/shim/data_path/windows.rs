@@ -112,8 +112,14 @@ pub(super) unsafe fn key_of(request: &ibv_send_wr) -> Option<u32> {
     Some((*bind.mw).rkey)
 }
 
-/// A peer has invalidated a window by the key that the device knows. Gives the one that the application knows.
+/// A message was received by which the peer may have invalidated a window by the key that the device knows. Tells the
+/// application the one that it knows.
 #[cold]
-pub(super) fn invalidated(device_key: u32) -> u32 {
-    windows().invalidated(device_key).unwrap_or(device_key)
+pub(super) fn may_be_invalidated(completion: &mut ibv_wc, pair: &ShadowQp) {
+    if pair.face.qp_type == IBV_QPT_RC
+        && completion.invalidates()
+        && let Some(known) = windows().invalidated(completion.imm_data)
+    {
+        completion.imm_data = known;
+    }
 }

@@ -291,6 +291,8 @@ unsafe fn give_back(object: Object) -> Result<(), String> {
             }
             for queue in [(*pair).face.send_cq, (*pair).face.recv_cq] {
                 if let Some(queue) = objects::cq(queue) {
+                    // Whoever sends datagrams is not held: some may have come until the queue pair's end.
+                    queue.lane.visit().drain(queue);
                     remove_route(queue, pair);
                 }
             }

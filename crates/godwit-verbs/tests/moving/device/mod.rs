@@ -25,6 +25,8 @@ pub(crate) struct Device {
     pub(crate) receives: BTreeMap<u32, VecDeque<u64>>,
     pub(crate) room: BTreeMap<u32, usize>,
     pub(crate) completed: VecDeque<ibv_wc>,
+    /// Queue pairs at which a message arrives just before they end.
+    pub(crate) last_moment: BTreeSet<u32>,
     /// Receives of the shared queue.
     pub(crate) shared: VecDeque<u64>,
     /// Receives that the shared queue refuses from now on.
@@ -277,6 +279,9 @@ unsafe extern "C" fn destroy_qp(pair: *mut ibv_qp) -> c_int {
     wait_until_heard(pair.addr());
     let binds = with(|device| device.binds((*pair).qp_num));
     assert!(!binds, "it ends while windows are bound by it");
+    if with(|device| device.last_moment.remove(&(*pair).qp_num)) {
+        arrive((*pair).qp_num);
+    }
     forget((*pair).qp_num);
     with(|device| device.numbers.remove(&(*pair).qp_num));
     close((*pair).context);

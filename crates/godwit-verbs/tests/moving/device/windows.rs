@@ -1,7 +1,7 @@
 //! Memory windows of the device that is a few tables. It keeps them as soft-RoCE does (before Linux 6.0, which is the more
 //! strict one), and ends the test where that would wait without end or leave a window bound to nothing.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 
 use godwit_verbs::abi::*;
 
@@ -161,8 +161,8 @@ impl Device {
     }
 }
 
-/// A message arrives at queue pair `number`, and the peer has this key invalidated with it.
-pub(crate) fn arrive_invalidating(number: u32, key: u32) {
+/// A message arrives at queue pair `number`, and the peer has this key invalidated with it, which these flags tell.
+pub(crate) fn arrive_invalidating(number: u32, key: u32, wc_flags: c_uint) {
     with(|device| {
         assert_eq!(device.invalidate(key), IBV_WC_SUCCESS);
         let wr_id = device
@@ -175,7 +175,7 @@ pub(crate) fn arrive_invalidating(number: u32, key: u32) {
             wr_id,
             opcode: IBV_WC_RECV,
             qp_num: number,
-            wc_flags: IBV_WC_WITH_INV,
+            wc_flags,
             imm_data: key,
             ..Default::default()
         });
