@@ -1,8 +1,7 @@
-use std::os::fd::AsFd;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 
 use godwit_vhost::protocol::device::Device;
-use godwit_vhost::protocol::session::{FrontEndCommand, RingSetup};
+use godwit_vhost::protocol::session::FrontEndCommand;
 
 use super::*;
 use crate::device::handle::NetDevice;
