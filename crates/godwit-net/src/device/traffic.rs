@@ -93,15 +93,17 @@ impl Worker {
         self.transmit()
     }
 
-    /// Answers are there before the guest has told of them.
+    /// Answers are there before the guest has told of them. A ring without any is left as it is: to ask the guest again to
+    /// tell would write to its memory.
     fn look_for_answers(&mut self) {
         for pair in 0..self.pairs.len() {
-            let served = self
-                .session
-                .as_mut()
-                .and_then(|s| s.serve(transmit_ring(pair)));
-            if let Some((ring, _)) = served {
-                ring.ready = true;
+            let index = transmit_ring(pair);
+            let Some((ring, guest)) = self.session.as_mut().and_then(|s| s.serve(index)) else {
+                continue;
+            };
+            match ring.split.available(guest.ram.memory()) {
+                Ok(available) => ring.ready |= available != ring.split.base(),
+                Err(why) => self.break_ring(index, &why.into()),
             }
         }
     }
