@@ -83,6 +83,13 @@ fn start(folder: &Path, memory: &Path) -> Process {
     process
 }
 
+/// The same, which waits for a line and does not look at its memory.
+fn start_waiting(folder: &Path, memory: &Path) -> Process {
+    let mut process = Process::start(folder, "the_process_whose_memory_moves", (WAITS, memory));
+    process.line("mapped");
+    process
+}
+
 /// A process that writes to a file of memory in a folder, and its agent.
 struct Started {
     process: Process,
@@ -473,12 +480,7 @@ fn room_for_what_comes_next_is_made_ahead_and_given_back_when_it_does_not_come()
 fn moves_what_was_never_written(set_aside: u64) -> Duration {
     let folder = shm();
     let (path, home) = home(folder.path());
-    let mut process = Process::start(
-        folder.path(),
-        "the_process_whose_memory_moves",
-        (WAITS, &path),
-    );
-    process.line("mapped");
+    let mut process = start_waiting(folder.path(), &path);
     let grows = rustix::fs::FallocateFlags::empty();
     rustix::fs::fallocate(home.as_fd(), grows, 0, set_aside).unwrap();
     let written = 3 * 4096;
@@ -533,13 +535,7 @@ fn mapped(process: &Process, address: u64, pages: u64) -> usize {
 fn page_tables_are_filled_with_what_is_there_and_nothing_more() {
     let folder = shm();
     let (path, home) = home(folder.path());
-    // It waits for its first line before it looks at its memory.
-    let mut process = Process::start(
-        folder.path(),
-        "the_process_whose_memory_moves",
-        (WAITS, &path),
-    );
-    process.line("mapped");
+    let mut process = start_waiting(folder.path(), &path);
     let pages = BYTES / 4096;
     // Its second half, but for each third page.
     let there: Vec<u64> = (pages / 2..pages).filter(|page| page % 3 > 0).collect();
