@@ -59,6 +59,10 @@ impl Lan {
             host.ip(&["link", "set", "up0", "master", BRIDGE, "up"])?;
             lan.hosts.push(host);
         }
+        for (host, number) in lan.hosts.iter().zip(1..) {
+            host.wait_until_forwarding("up0")?;
+            lan.switch.wait_until_forwarding(&format!("port{number}"))?;
+        }
         lan.add_taps(Self::TAP)?;
         Ok(lan)
     }

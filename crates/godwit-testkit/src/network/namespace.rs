@@ -10,14 +10,17 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
 
-use crate::process::run;
+use crate::process::{run, wait_for};
 
 /// Where `ip netns` keeps the namespaces that have a name.
 const NAMED: &str = "/run/netns";
+/// How long a port of a bridge may take until packets pass by it.
+const PORT_COMES: Duration = Duration::from_secs(10);
 
 /// A network of its own: only its loopback, until it is linked.
 #[derive(Debug)]
@@ -81,17 +84,46 @@ impl Namespace {
         run(Command::new("ip").args(["-n", &self.name]).args(args)).map(drop)
     }
 
+    /// What `ip` shows of an interface inside, or of all of them, with what it counted and what kind it is.
+    fn links(&self, which: &[&str]) -> io::Result<Vec<Value>> {
+        let words = ["-json", "-statistics", "-details", "link", "show"];
+        let output = run(Command::new("ip")
+            .args(["-n", &self.name])
+            .args(words)
+            .args(which))?;
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    fn link(&self, interface: &str) -> io::Result<Value> {
+        let shown = self.links(&[interface])?.into_iter().next();
+        shown.ok_or_else(|| io::Error::other(format!("'{interface}' is not shown")))
+    }
+
     /// Bytes that an interface inside has received and sent.
     pub(super) fn interface_bytes(&self, interface: &str) -> io::Result<u64> {
-        let output = run(Command::new("ip")
-            .args(["-n", &self.name, "-json", "-statistics", "link", "show"])
-            .arg(interface))?;
-        let shown: Value = serde_json::from_slice(&output.stdout)?;
-        let bytes = |direction: &str| shown[0]["stats64"][direction]["bytes"].as_u64();
+        let shown = self.link(interface)?;
+        let bytes = |direction: &str| shown["stats64"][direction]["bytes"].as_u64();
         bytes("rx")
             .zip(bytes("tx"))
             .map(|(received, sent)| received + sent)
             .ok_or_else(|| io::Error::other(format!("'{interface}' shows no bytes: {shown}")))
+    }
+
+    /// Waits until the bridge lets packets pass by a port of its: the kernel looks at a port that has just come up once in a
+    /// second, and drops what is to leave by it until then.
+    pub(super) fn wait_until_forwarding(&self, port: &str) -> io::Result<()> {
+        let forwarding =
+            |shown: &Value| shown["linkinfo"]["info_slave_data"]["state"] == "forwarding";
+        let come = wait_for(PORT_COMES, || self.link(port).ok().filter(forwarding));
+        match come {
+            Some(_) => Ok(()),
+            None => {
+                let shown = self.link(port)?;
+                Err(io::Error::other(format!(
+                    "'{port}' forwards nothing: {shown}"
+                )))
+            }
+        }
     }
 
     /// Packets that the interfaces inside have dropped, by interface and direction: those that have dropped any.
@@ -99,16 +131,7 @@ impl Namespace {
     /// # Errors
     /// When `ip` fails.
     pub fn dropped(&self) -> io::Result<BTreeMap<String, u64>> {
-        let output = run(Command::new("ip").args([
-            "-n",
-            &self.name,
-            "-json",
-            "-statistics",
-            "link",
-            "show",
-        ]))?;
-        let shown: Value = serde_json::from_slice(&output.stdout)?;
-        let interfaces = shown.as_array().map(Vec::as_slice).unwrap_or_default();
+        let interfaces = self.links(&[])?;
         let counters = interfaces.iter().flat_map(|interface| {
             let name = interface["ifname"].as_str().unwrap_or_default();
             ["rx", "tx"].map(|direction| {
