@@ -22,6 +22,10 @@ pub struct Process {
     pub obstacles: Vec<String>,
 }
 
+fn yes() -> bool {
+    true
+}
+
 /// Asks for a move of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -35,6 +39,10 @@ pub struct MigrateProcess {
     /// Files of the process that are brought along, by their paths: what it has open has to be at the destination.
     #[serde(default)]
     pub files: Vec<String>,
+    /// Whether its memory is copied while it works, so that less is left for when it stands still. A move goes on without what
+    /// could not be copied, and warns.
+    #[serde(default = "yes")]
+    pub pre_copy: bool,
     /// Whether the device's objects are made at the destination and at partners while the process still works. A move
     /// goes on without what could not be made ahead, and warns.
     #[serde(default)]
@@ -71,6 +79,10 @@ pub struct MigrateContainer {
     /// Files that are brought along, by their paths at the host: what has been written into its root file system, for one.
     #[serde(default)]
     pub files: Vec<String>,
+    /// Whether its memory is copied while it works, so that less is left for when it stands still. A move goes on without what
+    /// could not be copied, and warns.
+    #[serde(default = "yes")]
+    pub pre_copy: bool,
 }
 
 /// What a move of a process does.
@@ -79,6 +91,8 @@ pub struct MigrateContainer {
 pub enum ProcessMigrationPhase {
     /// Another move has the process or one of its partners; nothing is done before that one has ended.
     Waiting,
+    /// Its memory is copied to the destination, while it works.
+    PreCopy,
     /// What the process will need is made at its destination and at its partners, while it works.
     PreSetup,
     /// The process and its partners keep new requests back, until nothing is in flight.
@@ -112,6 +126,7 @@ impl ProcessMigrationPhase {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
+            Self::PreCopy => "pre_copy",
             Self::PreSetup => "pre_setup",
             Self::Stopping => "stopping",
             Self::Dumping => "dumping",
@@ -178,7 +193,7 @@ pub struct ProcessMigration {
     pub partners: Vec<ProcessPartner>,
     /// Queue pairs that move.
     pub queue_pairs: usize,
-    /// Bytes of the image that were sent.
+    /// Bytes of the image and of the memory before it that were sent.
     pub image_bytes: u64,
     /// When it was asked for (RFC 3339).
     #[schema(format = DateTime)]
@@ -186,6 +201,15 @@ pub struct ProcessMigration {
     /// When it ended (RFC 3339).
     #[schema(format = DateTime)]
     pub ended_at: Option<String>,
+    /// Milliseconds for which memory was copied while the process worked; absent if none was.
+    #[serde(default)]
+    pub pre_copy_ms: Option<f64>,
+    /// Bytes that were copied then.
+    #[serde(default)]
+    pub pre_copied_bytes: u64,
+    /// In so many rounds: the first copies all, and each other one what has changed since the one before.
+    #[serde(default)]
+    pub pre_copy_rounds: u32,
     /// Milliseconds that pre-setup took while the process worked; absent if nothing was made ahead.
     pub pre_setup_ms: Option<f64>,
     /// Milliseconds from the first request kept back until all went on.

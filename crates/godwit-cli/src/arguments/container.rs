@@ -21,6 +21,9 @@ pub(crate) enum ContainerCommand {
         /// A file that is brought along (may be repeated), such as one that was written into its root file system
         #[arg(long = "file", value_name = "PATH")]
         files: Vec<String>,
+        /// Copy all of its memory while it stands still, and none before
+        #[arg(long)]
+        no_pre_copy: bool,
         /// Print the move's id and return at once; it is one of 'godwit process moves'
         #[arg(long)]
         detach: bool,

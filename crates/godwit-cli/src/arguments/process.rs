@@ -26,6 +26,9 @@ pub(crate) enum ProcessCommand {
         /// A file of the process that is brought along (may be repeated): what it has open must be there
         #[arg(long = "file", value_name = "PATH")]
         files: Vec<String>,
+        /// Copy all of its memory while it stands still, and none before
+        #[arg(long)]
+        no_pre_copy: bool,
         /// Make the device's objects at the destination and at partners while the process still works
         #[arg(long)]
         pre_setup: bool,

@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize};
 use tokio::fs::File;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::messages::ImageOffer;
+use super::messages::{ImageOffer, MemoryOffer};
 
 /// Most files of an image, and most that come along.
 const MAX_FILES: usize = 4096;
-/// What stays free where an image comes to.
-const LEFT_FREE: u64 = 64 << 20;
+/// What stays free where an image comes to, or is made.
+pub(crate) const LEFT_FREE: u64 = 64 << 20;
 /// Bytes that are read at a time.
 const PIECE: usize = 256 << 10;
 /// How long a piece may take.
@@ -127,16 +127,33 @@ pub(crate) fn gather(image: &Path, files: &[String]) -> Result<Gathered, String>
 /// # Errors
 /// One sentence.
 pub(crate) fn check(offer: &ImageOffer, free: u64) -> Result<(), String> {
-    if offer.image.is_empty() || offer.image.len() > MAX_FILES || offer.files.len() > MAX_FILES {
+    check_files(&offer.image, &offer.files, offer.container.is_some(), free)
+}
+
+/// Whether what another node offers can be memory of a process, and fits. `free`: bytes that there are.
+///
+/// # Errors
+/// One sentence.
+pub(crate) fn check_memory(offer: &MemoryOffer, free: u64) -> Result<(), String> {
+    check_files(&offer.image, &[], false, free)
+}
+
+fn check_files(
+    image: &[ImageFile],
+    along: &[ImageFile],
+    of_runc: bool,
+    free: u64,
+) -> Result<(), String> {
+    if image.is_empty() || image.len() > MAX_FILES || along.len() > MAX_FILES {
         return Err(format!(
             "an image has 1 to {MAX_FILES} files, and this one has {} and brings {}",
-            offer.image.len(),
-            offer.files.len()
+            image.len(),
+            along.len()
         ));
     }
     let mut names = BTreeSet::new();
-    for file in &offer.image {
-        if !is_image_name(&file.name) && (file.name != OF_RUNC || offer.container.is_none()) {
+    for file in image {
+        if !is_image_name(&file.name) && (file.name != OF_RUNC || !of_runc) {
             let shown: String = file.name.chars().take(64).collect();
             return Err(format!("{shown:?} is no name of a file of an image"));
         }
@@ -144,11 +161,7 @@ pub(crate) fn check(offer: &ImageOffer, free: u64) -> Result<(), String> {
             return Err(format!("the image has two files {}", file.name));
         }
     }
-    let lengths = offer
-        .image
-        .iter()
-        .chain(&offer.files)
-        .map(|file| file.bytes);
+    let lengths = image.iter().chain(along).map(|file| file.bytes);
     let total = lengths.fold(0u64, u64::saturating_add);
     if total.saturating_add(LEFT_FREE) > free {
         return Err(format!("the image has {total} bytes, and {free} are free"));
@@ -259,6 +272,7 @@ mod tests {
             layout: "1 2 3 4 5".to_owned(),
             container: None,
             address: None,
+            rounds: 0,
             image: names.iter().map(file).collect(),
             files: Vec::new(),
         }

@@ -73,6 +73,9 @@ pub(crate) enum Ask {
     },
     /// What was made ahead is not wanted.
     GiveUpHeld,
+    /// Take this part of the memory of a process that will come. Its files' bytes follow after [`Answer::Ready`], each with its
+    /// BLAKE3 hash. It is forgotten when the connection ends.
+    Memory(MemoryOffer),
     /// Take this image. Its files' bytes follow after [`Answer::Ready`], each with its BLAKE3 hash.
     Image(Box<ImageOffer>),
     /// Make the process of it.
@@ -95,6 +98,15 @@ pub(crate) enum Ask {
     Over,
 }
 
+/// Memory of a process as it was when it worked: all of it, or what has changed since the round before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MemoryOffer {
+    /// Which round it is; from 1.
+    pub(crate) round: u32,
+    /// CRIU's files.
+    pub(crate) image: Vec<ImageFile>,
+}
+
 /// A process's image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageOffer {
@@ -107,6 +119,9 @@ pub(crate) struct ImageOffer {
     pub(crate) container: Option<Container>,
     /// The address that it brings.
     pub(crate) address: Option<OwnAddress>,
+    /// How many rounds of its memory came before: the image has what changed since. If none, it has all.
+    #[serde(default)]
+    pub(crate) rounds: u32,
     /// CRIU's files.
     pub(crate) image: Vec<ImageFile>,
     /// Files that it brings along, by their paths.

@@ -38,6 +38,12 @@ pub struct Moved {
     /// Queue pairs that moved.
     #[serde(rename = "queue_pairs")]
     pub qps: usize,
+    /// Bytes that were sent in all.
+    pub image_bytes: u64,
+    /// Bytes of them that were copied while the process worked.
+    pub pre_copied_bytes: u64,
+    /// In so many rounds.
+    pub pre_copy_rounds: u32,
     /// How long pre-setup took while the process ran, in milliseconds; nothing without it.
     pub pre_setup_ms: Option<f64>,
     /// What the node warned of, such as that something made ahead was not used.

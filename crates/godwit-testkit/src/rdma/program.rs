@@ -320,7 +320,7 @@ pub fn clean_up(bed: &Bed) -> io::Result<()> {
     for number in 1..=3 {
         bed.guest(number).run(&format!(
             "pkill -9 -f '^ib'; pkill -9 -x godwit-verbs-cl; ip addr del {ALIAS} dev eth0; ip addr del {PARTNER_ALIAS} dev eth0; \
-             ip rule del lookup {TABLE}; ip route flush table {TABLE}; ip route flush 10.0.0.100/32; tc qdisc del dev eth0 root; nft flush ruleset; rm -rf /run/server.log /run/client.log /run/verbs-client-ends /run/verbs-client-loses; true"
+             ip rule del lookup {TABLE}; ip route flush table {TABLE}; ip route flush 10.0.0.100/32; tc qdisc del dev eth0 root; nft flush ruleset; rm -rf /usr/lib/criu/godwit_rdma.so /run/server.log /run/client.log /run/verbs-client-ends /run/verbs-client-loses; true"
         ))?;
     }
     Ok(())

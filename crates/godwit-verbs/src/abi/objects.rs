@@ -252,6 +252,7 @@ pub struct ibv_async_event {
     pub event_type: c_int,
 }
 
+pub const IBV_ACCESS_LOCAL_WRITE: c_int = 1;
 pub const IBV_ACCESS_ZERO_BASED: c_uint = 1 << 5;
 
 pub const IBV_MW_TYPE_1: c_int = 1;

@@ -35,6 +35,9 @@ pub enum Request {
     },
     /// Give the device's objects back.
     Release,
+    /// Once they are given back: mark all memory that the device could write as changed. Whoever makes an image of what has
+    /// changed since an earlier one sees what threads write, and not what devices do.
+    MarkWritten,
     /// Make them again.
     Recreate {
         /// The device's name here, if it is another one.
@@ -160,6 +163,7 @@ impl Request {
             Request::Drain { bound_ms, .. } => bounded(*bound_ms) + Duration::from_secs(20),
             // Each object is a call of the device, and there may be thousands.
             Request::Release
+            | Request::MarkWritten
             | Request::Recreate { .. }
             | Request::Connect { .. }
             | Request::Resume { .. }
@@ -191,6 +195,7 @@ impl Request {
                 }
             }),
             Request::Release => shim::release().map(|()| Answer::Done),
+            Request::MarkWritten => shim::mark_written().map(|()| Answer::Done),
             Request::Recreate { device } => {
                 shim::recreate(device.as_deref()).map(Answer::Recreated)
             }

@@ -11,6 +11,8 @@ pub const MAX_TRIES: u32 = 20;
 pub enum Step {
     /// Until no other move has the process or one of its partners; this one has them then. Nothing is touched.
     Wait,
+    /// The process's memory is copied to the destination while it works. The move goes on without what was not copied.
+    PreCopy,
     /// What the process will need is made at the destination and at its partners, while it works. The move goes on
     /// without what was not made.
     PreSetup,
@@ -54,6 +56,7 @@ impl Step {
         matches!(
             self,
             Step::Wait
+                | Step::PreCopy
                 | Step::PreSetup
                 | Step::Suspend
                 | Step::Drain
@@ -69,6 +72,7 @@ impl Step {
         matches!(
             self,
             Step::Wait
+                | Step::PreCopy
                 | Step::PreSetup
                 | Step::Suspend
                 | Step::Drain
@@ -84,6 +88,7 @@ impl Step {
     pub const fn name(self) -> &'static str {
         match self {
             Step::Wait => "claiming",
+            Step::PreCopy => "precopying",
             Step::PreSetup => "presetup",
             Step::Suspend => "suspending",
             Step::Drain => "waiting",
@@ -117,6 +122,15 @@ pub enum Happened {
     Died(String),
 }
 
+/// What is done for a move while the process works.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ahead {
+    /// Its memory is copied.
+    pub memory: bool,
+    /// The device's objects are made.
+    pub objects: bool,
+}
+
 /// How a move ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -144,6 +158,12 @@ pub enum Ending {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Move {
     step: Step,
+    /// Whether [`Step::PreCopy`] comes after [`Step::Wait`].
+    #[serde(default)]
+    pre_copy: bool,
+    /// Whether [`Step::PreCopy`] was done, so that an image needs no more than what has changed since.
+    #[serde(default)]
+    copied: bool,
     /// Whether [`Step::PreSetup`] comes before [`Step::Suspend`].
     #[serde(default)]
     pre_setup: bool,
@@ -171,6 +191,8 @@ impl Default for Move {
     fn default() -> Self {
         Self {
             step: Step::Wait,
+            pre_copy: false,
+            copied: false,
             pre_setup: false,
             why: None,
             lost: None,
@@ -185,10 +207,11 @@ impl Default for Move {
 }
 
 impl Move {
-    /// One with [`Step::PreSetup`].
-    pub fn with_pre_setup() -> Self {
+    /// One that does this while the process works.
+    pub fn with(ahead: Ahead) -> Self {
         Self {
-            pre_setup: true,
+            pre_copy: ahead.memory,
+            pre_setup: ahead.objects,
             ..Self::default()
         }
     }
@@ -201,6 +224,11 @@ impl Move {
     /// Whether the destination may know of the move.
     pub fn reached_destination(&self) -> bool {
         self.sent
+    }
+
+    /// Whether the destination has the process's memory as it was at [`Step::PreCopy`]. It may have lost it since.
+    pub fn memory_was_copied(&self) -> bool {
+        self.copied
     }
 
     /// Whether the process may have become an image at the source: what dumps it may end it and fail all the same.
@@ -258,7 +286,7 @@ impl Move {
         match self.step {
             Step::Wait if lives => self.back(Step::End, why),
             // Whether the process was dumped shows in whether it lives.
-            Step::PreSetup | Step::Suspend | Step::Drain if lives => {
+            Step::PreCopy | Step::PreSetup | Step::Suspend | Step::Drain if lives => {
                 self.back(Step::ResumeHere, why);
             }
             // An image of a process that runs is made use of by nobody.
@@ -270,7 +298,12 @@ impl Move {
             Step::BringBack if lives => self.step = Step::RecreateHere,
             Step::BringBack => {}
             Step::Restore => self.go(Step::Settle),
-            Step::Wait | Step::PreSetup | Step::Suspend | Step::Drain | Step::Release => {
+            Step::Wait
+            | Step::PreCopy
+            | Step::PreSetup
+            | Step::Suspend
+            | Step::Drain
+            | Step::Release => {
                 self.lose(format!("{why}, and the process has ended"));
             }
             Step::RecreateHere | Step::ConnectHere | Step::ResumeHere if !lives => {
@@ -293,8 +326,13 @@ impl Move {
         self.tries += 1;
         let again = self.tries < MAX_TRIES;
         match (self.step, what) {
-            (Step::Wait, Happened::Done) if self.pre_setup => self.go(Step::PreSetup),
-            (Step::Wait, Happened::Done) => self.go(Step::Suspend),
+            (Step::Wait, Happened::Done) if self.pre_copy => self.go(Step::PreCopy),
+            (Step::PreCopy, Happened::Done) => {
+                self.copied = true;
+                self.go_after_memory();
+            }
+            (Step::Wait, Happened::Done)
+            | (Step::PreCopy, Happened::Failed(_) | Happened::Unknown(_)) => self.go_after_memory(),
             (Step::PreSetup, Happened::Done | Happened::Failed(_) | Happened::Unknown(_)) => {
                 self.go(Step::Suspend);
             }
@@ -387,6 +425,15 @@ impl Move {
         }
     }
 
+    /// Goes to what comes after the memory.
+    fn go_after_memory(&mut self) {
+        self.go(if self.pre_setup {
+            Step::PreSetup
+        } else {
+            Step::Suspend
+        });
+    }
+
     fn go(&mut self, step: Step) {
         self.imaged |= matches!(step, Step::Dump | Step::Send | Step::BringBack);
         self.sent |= matches!(step, Step::Send);
@@ -404,7 +451,7 @@ impl Move {
         let first = match self.step {
             // Nobody was told anything that would have to be taken back.
             Step::Wait => Step::End,
-            Step::PreSetup | Step::Suspend | Step::Drain => Step::ResumeHere,
+            Step::PreCopy | Step::PreSetup | Step::Suspend | Step::Drain => Step::ResumeHere,
             Step::Release | Step::Dump => Step::RecreateHere,
             _ => Step::BringBack,
         };

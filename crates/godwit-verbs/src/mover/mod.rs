@@ -9,12 +9,14 @@ mod destination;
 mod links;
 #[cfg(test)]
 mod model;
+mod rounds;
 #[cfg(test)]
 mod several;
 
 pub use claims::{Claims, Taking, Wanted};
-pub use course::{Ending, Happened, MAX_TRIES, Move, Step};
+pub use course::{Ahead, Ending, Happened, MAX_TRIES, Move, Step};
 pub use destination::Arrival;
 pub use links::{
     Link, Party, ahead_at_holder, ahead_at_partner, at_moved, at_partner, ends_of, peer_sent,
 };
+pub use rounds::{MOST_ROUNDS, another_round, is_worth_copying};

@@ -3,7 +3,7 @@
 //! tried. Whatever happens, the process runs at one place at most, and what the move says of it is true.
 
 use super::destination::Arrival;
-use super::{Ending, Happened, Move, Step};
+use super::{Ahead, Ending, Happened, Move, Step};
 
 #[derive(Clone, Debug, PartialEq)]
 struct Process {
@@ -26,6 +26,10 @@ struct World {
     recreated: Option<u32>,
     made: u32,
     partner_suspended: bool,
+    /// Whether the destination has memory ahead of the process; it goes with the source's connection until the image is there.
+    memory_there: bool,
+    /// Whether the image has only what changed since.
+    image_needs_memory: bool,
     /// Whether the destination has objects ahead of the process; they go with the source's connection.
     held: bool,
     /// Whether the partner has queue pairs that are connected to those.
@@ -115,6 +119,8 @@ impl World {
             told: None,
             stored: (Move::default(), None),
             partner_suspended: false,
+            memory_there: false,
+            image_needs_memory: false,
             held: false,
             prepared: false,
             attached: false,
@@ -208,6 +214,10 @@ impl World {
         if !self.sent || !self.arrival.may_restore() {
             return no("there is nothing that may be restored");
         }
+        assert!(
+            self.memory_there || !self.image_needs_memory,
+            "it is made of a part of its memory: {self:?}"
+        );
         self.arrival = Arrival::Restoring;
         self.destination = self.image.clone();
         self.arrival = Arrival::Here;
@@ -230,6 +240,11 @@ impl World {
             Step::Wait => {
                 self.claimed = true;
                 Ok(())
+            }
+            // Half: some rounds are there.
+            Step::PreCopy => {
+                self.memory_there = !half;
+                if half { no("half") } else { Ok(()) }
             }
             Step::PreSetup => {
                 // Half: nobody hears that what was made is not wanted.
@@ -256,11 +271,15 @@ impl World {
             Step::Dump if half => no("half"),
             Step::Dump => {
                 self.image = self.source.take();
+                self.image_needs_memory = moving.memory_was_copied();
                 if self.image.is_some() {
                     Ok(())
                 } else {
                     no("no such process")
                 }
+            }
+            Step::Send if self.image_needs_memory && !self.memory_there => {
+                no("the memory that it needs is not there")
             }
             Step::Send => {
                 self.sent = !half;
@@ -297,6 +316,11 @@ impl World {
             }
             Step::End => unreachable!(),
         }
+    }
+
+    /// What came ahead is kept with the image, and not without.
+    fn forget_memory(&mut self) {
+        self.memory_there &= self.sent;
     }
 
     /// A partner that goes on breaks its connection where nobody answers it.
@@ -390,6 +414,7 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
     if fault == Fault::DestinationDies && step != Step::Recreate {
         // A holder ends with its node.
         world.held = false;
+        world.forget_memory();
     }
     let mut happened = match fault {
         Fault::PartnerLetGo => {
@@ -411,6 +436,7 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
         }
         Fault::DiesBefore => {
             world.held = false;
+            world.forget_memory();
             moving.recover(world.source.is_some());
             return;
         }
@@ -420,6 +446,7 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
             // What the source's node was told, it had not stored.
             world.told = told;
             world.held = false;
+            world.forget_memory();
             moving.recover(world.source.is_some());
             return;
         }
@@ -506,9 +533,26 @@ fn explore(
     }
 }
 
+const NOTHING: Ahead = Ahead {
+    memory: false,
+    objects: false,
+};
+const MEMORY: Ahead = Ahead {
+    memory: true,
+    ..NOTHING
+};
+const OBJECTS: Ahead = Ahead {
+    objects: true,
+    ..NOTHING
+};
+const ALL: Ahead = Ahead {
+    memory: true,
+    objects: true,
+};
+
 #[test]
 fn the_process_runs_at_one_place_and_what_is_said_of_it_is_true() {
-    for moving in [Move::default(), Move::with_pre_setup()] {
+    for moving in [NOTHING, OBJECTS, ALL].map(Move::with) {
         let mut ends = 0;
         explore(&World::new(), &moving, 3, &mut Vec::new(), &mut ends);
         assert!(ends > 10_000, "{ends} ends");
@@ -519,14 +563,17 @@ fn the_process_runs_at_one_place_and_what_is_said_of_it_is_true() {
 fn a_move_without_faults_takes_the_steps_in_order() {
     use Step::*;
     let all = [
-        Wait, PreSetup, Suspend, Drain, Release, Dump, Send, Restore, Recreate, Connect, Resume,
+        Wait, PreCopy, PreSetup, Suspend, Drain, Release, Dump, Send, Restore, Recreate, Connect,
+        Resume,
     ];
-    let without: Vec<Step> = all.into_iter().filter(|step| *step != PreSetup).collect();
-    for (mut moving, expected) in [
-        (Move::default(), &without[..]),
-        (Move::with_pre_setup(), &all[..]),
-    ] {
-        let (mut world, mut steps) = (World::new(), Vec::new());
+    for ahead in [NOTHING, OBJECTS, MEMORY, ALL] {
+        let left_out = |step| match step {
+            PreCopy => !ahead.memory,
+            PreSetup => !ahead.objects,
+            _ => false,
+        };
+        let expected: Vec<Step> = all.into_iter().filter(|step| !left_out(*step)).collect();
+        let (mut world, mut moving, mut steps) = (World::new(), Move::with(ahead), Vec::new());
         while moving.step() != End {
             steps.push(moving.step());
             try_step(&mut world, &mut moving, Fault::None);
@@ -539,9 +586,10 @@ fn a_move_without_faults_takes_the_steps_in_order() {
 #[test]
 fn a_move_goes_on_without_what_was_not_made_ahead() {
     for fault in [Fault::Refused, Fault::Lost, Fault::Unheard, Fault::Half] {
-        let (mut world, mut moving) = (World::new(), Move::with_pre_setup());
-        try_step(&mut world, &mut moving, Fault::None);
-        try_step(&mut world, &mut moving, fault);
+        let (mut world, mut moving) = (World::new(), Move::with(ALL));
+        for fault in [Fault::None, fault, fault] {
+            try_step(&mut world, &mut moving, fault);
+        }
         assert_eq!(moving.step(), Step::Suspend);
         while moving.step() != Step::End {
             try_step(&mut world, &mut moving, Fault::None);
@@ -549,12 +597,13 @@ fn a_move_goes_on_without_what_was_not_made_ahead() {
         assert_eq!(moving.ending(), Some(Ending::Moved { lost: None }));
         world.judge(&Ending::Moved { lost: None });
         assert!(!world.held && !world.prepared, "{fault:?}: {world:?}");
+        assert!(!world.image_needs_memory, "{fault:?}: {world:?}");
     }
 }
 
 #[test]
 fn a_move_is_cancelled_until_the_destination_was_told_to_restore() {
-    let (mut world, mut moving) = (World::new(), Move::with_pre_setup());
+    let (mut world, mut moving) = (World::new(), Move::with(ALL));
     loop {
         let (mut there, mut cancelled) = (world.clone(), moving.clone());
         let could = cancelled.cancel("cancelled");

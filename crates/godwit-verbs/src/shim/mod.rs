@@ -20,8 +20,8 @@ pub use data_path::polling::{poll_cq, req_notify_cq};
 pub use data_path::posting::{post_recv, post_send};
 pub use moving::{
     Attached, Connection, Obstacle, PreparedPair, QueuePairState, Recreated, abandon, attach,
-    connect, drain, needs, obstacles, prepare, queue_pairs, recreate, redirects, release, resume,
-    suspend, switch, tidy,
+    connect, drain, mark_written, needs, obstacles, prepare, queue_pairs, recreate, redirects,
+    release, resume, suspend, switch, tidy,
 };
 pub use presetup::{
     HandedOver, HeldPair, Plan, Planned, connect_held, hand_over, hold, is_holder, plan,

@@ -9,6 +9,7 @@ mod device;
 mod events;
 mod many;
 mod windows;
+mod written;
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;

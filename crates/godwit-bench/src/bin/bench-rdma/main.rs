@@ -3,6 +3,7 @@
 
 mod breakdown;
 mod figures;
+mod library;
 mod partners;
 mod report;
 mod targets;
@@ -31,7 +32,7 @@ struct Arguments {
     /// Queue pairs of the programs whose blackout is taken apart; 1,16,64,256, or 64 with --quick
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=4096))]
     qps: Vec<u32>,
-    /// Only these of breakdown, waiting, partners and throughput; again for more
+    /// Only these of breakdown, waiting, partners, throughput and library; again for more
     #[arg(long)]
     only: Vec<Part>,
 }
@@ -43,6 +44,7 @@ enum Part {
     Waiting,
     Partners,
     Throughput,
+    Library,
 }
 
 /// What is run.
@@ -57,6 +59,8 @@ struct Plan {
     message_bytes: &'static [u32],
     partners: &'static [u32],
     throughput_qps: u32,
+    /// How often each program runs in a round with the library, and without it.
+    library_turns: u32,
 }
 
 impl Plan {
@@ -80,6 +84,7 @@ impl Plan {
             message_bytes: of(&[65_536], &[512, 4096, 32_768, 131_072]),
             partners: of(&[2], &[1, 2, 4, 8]),
             throughput_qps: if quick { 4 } else { 16 },
+            library_turns: if quick { 2 } else { 5 },
         }
     }
 }
@@ -129,6 +134,9 @@ fn bench(arguments: &Arguments) -> io::Result<bool> {
         }
         if wants(Part::Throughput) {
             throughput::turn(&bed, &plan, round, &mut report)?;
+        }
+        if wants(Part::Library) {
+            library::turn(&bed, &plan, round, &mut report)?;
         }
     }
     report.draw()?;

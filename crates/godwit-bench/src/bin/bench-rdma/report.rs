@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::breakdown::{self, Summary};
 use crate::targets::{self, Target};
-use crate::{figures, throughput, waiting};
+use crate::{figures, library, throughput, waiting};
 
 pub(crate) const NAME: &str = "bench-rdma";
 
@@ -31,6 +31,9 @@ pub(crate) struct Report {
     overhead: Option<serde_json::Value>,
     /// Figure 5.
     pub(crate) throughput: Vec<throughput::Run>,
+    /// Nothing moves.
+    pub(crate) library: Vec<library::Run>,
+    library_summary: Vec<library::Summary>,
     figures: Vec<String>,
 }
 
@@ -55,6 +58,8 @@ impl Report {
             waiting: Vec::new(),
             overhead,
             throughput: Vec::new(),
+            library: Vec::new(),
+            library_summary: Vec::new(),
             figures: Vec::new(),
         })
     }
@@ -62,6 +67,7 @@ impl Report {
     /// Draws the figures beside the report.
     pub(crate) fn draw(&mut self) -> io::Result<()> {
         self.breakdown_summary = Summary::all(&self.breakdown);
+        self.library_summary = library::Summary::all(&self.library);
         let dir = target_dir().join(NAME);
         self.figures = figures::draw(
             &self.breakdown_summary,
@@ -74,7 +80,11 @@ impl Report {
 
     /// Holds it against what it must show, and says so on the screen.
     pub(crate) fn judge(&mut self) {
-        self.targets = targets::of(&self.breakdown_summary, &self.throughput);
+        self.targets = targets::of(
+            &self.breakdown_summary,
+            &self.throughput,
+            &self.library_summary,
+        );
         for target in &self.targets {
             let word = if target.holds {
                 "holds"
@@ -100,6 +110,7 @@ impl Report {
         errors
             .chain(self.waiting.iter().map(|run| &run.error))
             .chain(self.throughput.iter().map(|run| &run.error))
+            .chain(self.library.iter().map(|run| &run.error))
             .all(Option::is_none)
     }
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::breakdown::Summary;
-use crate::throughput;
+use crate::{library, throughput};
 
 /// A figure beside its goal.
 #[derive(Debug, PartialEq, Serialize)]
@@ -25,7 +25,11 @@ fn target(name: String, goal: &'static str, measured: Option<f64>, limit: f64) -
 }
 
 /// All of them.
-pub(crate) fn of(summaries: &[Summary], throughput: &[throughput::Run]) -> Vec<Target> {
+pub(crate) fn of(
+    summaries: &[Summary],
+    throughput: &[throughput::Run],
+    library: &[library::Summary],
+) -> Vec<Target> {
     let mut found = Vec::new();
     for side in ["sender", "receiver"] {
         let most = summaries
@@ -58,6 +62,16 @@ pub(crate) fn of(summaries: &[Summary], throughput: &[throughput::Run]) -> Vec<T
         shares.max_by(f64::total_cmp),
         0.05,
     ));
+    found.push(target(
+        "throughput that is missing with the library, by that without, at most of all programs"
+            .to_owned(),
+        "at most 0.02",
+        library
+            .iter()
+            .map(library::Summary::missing)
+            .max_by(f64::total_cmp),
+        0.02,
+    ));
     found
 }
 
@@ -89,11 +103,13 @@ mod tests {
             run(64, false, 100.0),
             run(64, true, 9.0),
         ];
-        let targets = of(&Summary::all(&runs), &[]);
+        let targets = of(&Summary::all(&runs), &[], &[]);
         assert_eq!(targets[0].measured, Some(0.09));
         assert!(targets[0].holds && targets[0].name.contains("64 queue pairs"));
         // What was not measured does not hold.
-        assert_eq!(targets.len(), 2);
-        assert!(targets[1].measured.is_none() && !targets[1].holds);
+        assert_eq!(targets.len(), 3);
+        for missing in &targets[1..] {
+            assert!(missing.measured.is_none() && !missing.holds);
+        }
     }
 }

@@ -24,6 +24,7 @@ pub(crate) async fn run(
             to,
             address,
             files,
+            no_pre_copy,
             detach,
         } => {
             // Before the request: Ctrl-C while the nodes check cancels what it started.
@@ -32,6 +33,7 @@ pub(crate) async fn run(
                 to,
                 address: address.map(|address| address.to_string()),
                 files,
+                pre_copy: !no_pre_copy,
             };
             let path = routes::container_migrate(&id);
             let begun =

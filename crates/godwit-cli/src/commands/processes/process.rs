@@ -33,6 +33,7 @@ pub(crate) async fn run(
             to,
             address,
             files,
+            no_pre_copy,
             pre_setup,
             detach,
         } => {
@@ -42,6 +43,7 @@ pub(crate) async fn run(
                 to,
                 address: address.map(|address| address.to_string()),
                 files,
+                pre_copy: !no_pre_copy,
                 pre_setup,
             };
             let path = routes::process_migrate(pid);
@@ -212,6 +214,10 @@ impl Moving for ProcessMigration {
         let what = match self.phase {
             ProcessMigrationPhase::Waiting => waits(self)
                 .unwrap_or_else(|| "looking whether another move is under way".to_owned()),
+            ProcessMigrationPhase::PreCopy => format!(
+                "copying its memory to {to} while it works, {} sent",
+                format_bytes(self.image_bytes)
+            ),
             ProcessMigrationPhase::PreSetup => format!("making what it needs ready at {to}"),
             ProcessMigrationPhase::Stopping => "waiting for requests in flight".to_owned(),
             ProcessMigrationPhase::Dumping => "making an image".to_owned(),
@@ -298,6 +304,9 @@ mod tests {
             image_bytes: 4 << 20,
             started_at: "2026-01-01T00:00:00Z".to_owned(),
             ended_at: None,
+            pre_copy_ms: None,
+            pre_copied_bytes: 0,
+            pre_copy_rounds: 0,
             pre_setup_ms: None,
             blackout_ms: Some(812.4),
             wait_ms: Some(3.0),

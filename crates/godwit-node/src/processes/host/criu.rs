@@ -72,14 +72,64 @@ pub(crate) async fn must(
     }
 }
 
-/// Makes files of a process, which then runs no more. Its TCP connections are cut off without a word to their peers.
+/// Makes files of a process, which then runs no more. Its TCP connections are cut off without a word to their peers. `since`:
+/// the folder of [`copy_memory`], seen from this one, if memory that has not changed since is to be left out.
 ///
 /// # Errors
 /// What CRIU says.
-pub(crate) async fn dump(pid: u32, image: &Path) -> Result<(), String> {
+pub(super) async fn dump(pid: u32, image: &Path, since: Option<&str>) -> Result<(), String> {
     let pid = pid.to_string();
-    let action = ["dump", "-t", &pid, "--network-lock", "nftables"];
+    let mut action = vec!["dump", "-t", &pid, "--network-lock", "nftables"];
+    if let Some(since) = since {
+        action.extend(["--track-mem", "--prev-images-dir", since]);
+    }
     criu(&action, image, "dump.log").await
+}
+
+/// Makes files of a process's memory, which runs on but for a moment. From then on the kernel notes what changes.
+///
+/// # Errors
+/// What CRIU says.
+pub(super) async fn copy_memory(pid: u32, image: &Path, since: Option<&str>) -> Result<(), String> {
+    let pid = pid.to_string();
+    let mut action = vec!["pre-dump", "-t", &pid, "--track-mem"];
+    if let Some(since) = since {
+        action.extend(["--prev-images-dir", since]);
+    }
+    criu(&action, image, "dump.log").await
+}
+
+/// Why the kernel cannot note which memory of a process changes, in one sentence; nothing if it can.
+pub(crate) async fn notes_no_changes() -> Option<String> {
+    let arguments = ["check", "--feature", "mem_dirty_track"];
+    let checked = run("criu", &arguments, Duration::from_secs(20)).await;
+    match checked {
+        Ok((true, _)) => None,
+        Ok((false, _)) => Some(
+            "the kernel does not note which memory changes (`criu check --feature mem_dirty_track`)"
+                .to_owned(),
+        ),
+        Err(why) => Some(why),
+    }
+}
+
+/// Bytes of memory of their own, or shared with each other, that a process and those that descend from it have.
+pub(crate) fn resident(pid: u32) -> u64 {
+    let all = std::iter::once(pid).chain(descendants(pid));
+    all.map(|pid| {
+        resident_in(&std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default())
+    })
+    .sum()
+}
+
+/// The fields RssAnon and RssShmem of proc_pid_status(5).
+fn resident_in(status: &str) -> u64 {
+    let fields = status.lines().filter_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        let kilobytes: u64 = value.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+        matches!(name, "RssAnon" | "RssShmem").then_some(kilobytes << 10)
+    });
+    fields.sum()
 }
 
 /// Why there is no process that was to be made of its files.
@@ -406,6 +456,14 @@ pub(crate) fn lives(pid: u32, known: &str) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_of_files_is_not_counted() {
+        let status = "Name:\tx\nVmRSS:\t    3000 kB\nRssAnon:\t    1024 kB\nRssFile:\t     952 kB\nRssShmem:\t       4 kB\n";
+        assert_eq!(resident_in(status), 1028 << 10);
+        assert_eq!(resident_in(""), 0);
+        assert!(resident(std::process::id()) > 4096);
+    }
 
     #[test]
     fn a_process_is_known_by_its_layout() {

@@ -149,6 +149,11 @@ pub(crate) fn without_library(id: &str, init: u32, users: &[u32]) -> Vec<String>
     named.collect()
 }
 
+/// What tells runc of an earlier image.
+fn parent(since: Option<&str>) -> Vec<&str> {
+    since.map_or(Vec::new(), |since| vec!["--parent-path", since])
+}
+
 impl Container {
     /// Whether it can be one: what comes from another node is given to commands.
     pub(crate) fn is_sound(&self) -> bool {
@@ -200,9 +205,23 @@ impl Container {
     ///
     /// # Errors
     /// What runc or CRIU says, or which process has one open.
-    pub(crate) async fn dump(&self, image: &Path) -> Result<(), String> {
+    pub(super) async fn dump(&self, image: &Path, since: Option<&str>) -> Result<(), String> {
         self.has_no_device_open(DEVICES)?;
-        self.runc(&["checkpoint"], &[], image, "dump.log").await
+        self.runc(&["checkpoint"], &parent(since), image, "dump.log")
+            .await
+    }
+
+    /// Makes files of the container's memory, which runs on but for a moment.
+    ///
+    /// # Errors
+    /// What runc or CRIU says.
+    pub(super) async fn copy_memory(
+        &self,
+        image: &Path,
+        since: Option<&str>,
+    ) -> Result<(), String> {
+        let action = ["checkpoint", "--pre-dump"];
+        self.runc(&action, &parent(since), image, "dump.log").await
     }
 
     /// Makes the container of its files.

@@ -48,13 +48,35 @@ impl Subject {
 
     /// Makes files of it; it runs no more then. Its TCP connections are cut off without a word to their peers.
     ///
+    /// `since`: the folder of [`Subject::copy_memory`], seen from this one, if memory that has not changed since is to be left out.
+    ///
     /// # Errors
     /// What CRIU says.
-    pub(crate) async fn dump(&self, image: &Path) -> Result<(), String> {
+    pub(crate) async fn dump(&self, image: &Path, since: Option<&str>) -> Result<(), String> {
         match &self.container {
-            None => criu::dump(self.pid, image).await,
-            Some(container) => container.dump(image).await,
+            None => criu::dump(self.pid, image, since).await,
+            Some(container) => container.dump(image, since).await,
         }
+    }
+
+    /// Makes files of its memory, or of what of it has changed `since` the last time; it runs on but for a moment.
+    ///
+    /// # Errors
+    /// What CRIU says.
+    pub(crate) async fn copy_memory(
+        &self,
+        image: &Path,
+        since: Option<&str>,
+    ) -> Result<(), String> {
+        match &self.container {
+            None => criu::copy_memory(self.pid, image, since).await,
+            Some(container) => container.copy_memory(image, since).await,
+        }
+    }
+
+    /// Bytes of memory of its own.
+    pub(crate) fn resident(&self) -> u64 {
+        criu::resident(self.container.as_ref().map_or(self.pid, |one| one.init))
     }
 
     /// Makes it of its files.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::AsyncRead;
 
 use super::holder::Holder;
+use super::rounds;
 use crate::failpoint;
 use crate::node::{Node, blocking};
 use crate::processes::host::criu::NotRestored;
@@ -75,15 +76,29 @@ fn since(began: Instant) -> f64 {
     began.elapsed().as_secs_f64() * 1e3
 }
 
-/// Whether an image may come.
+/// Whether nothing is known of a move.
 ///
 /// # Errors
 /// One sentence.
-pub(crate) fn admit(node: &Node, id: &str, offer: &ImageOffer) -> Result<(), String> {
+pub(super) fn check_new(node: &Node, id: &str) -> Result<(), String> {
     match folder(node, id).try_exists() {
-        Ok(false) => {}
-        Ok(true) => return Err("a move of this number is known here already".to_owned()),
-        Err(error) => return Err(format!("what is stored of moves cannot be read: {error}")),
+        Ok(false) => Ok(()),
+        Ok(true) => Err("a move of this number is known here already".to_owned()),
+        Err(error) => Err(format!("what is stored of moves cannot be read: {error}")),
+    }
+}
+
+/// Whether an image may come. `rounds`: how many rounds of its memory have come on this connection.
+///
+/// # Errors
+/// One sentence.
+pub(crate) fn admit(node: &Node, id: &str, offer: &ImageOffer, rounds: u32) -> Result<(), String> {
+    check_new(node, id)?;
+    if ![0, rounds].contains(&offer.rounds) {
+        return Err(format!(
+            "the image needs {} rounds of memory that came before it, and {rounds} are here",
+            offer.rounds
+        ));
     }
     images::check(offer, images::free(&node.config.processes_dir()))?;
     if !criu::is_layout(&offer.layout) || i32::try_from(offer.pid).is_err() || offer.pid < 2 {
@@ -118,6 +133,13 @@ pub(crate) async fn take(
     let taken = async {
         let image = place.join("image");
         std::fs::create_dir_all(&image)?;
+        rounds::keep(
+            &node.config.processes_dir(),
+            id,
+            &place,
+            &image,
+            offer.rounds,
+        )?;
         let of_criu = offer
             .image
             .iter()
@@ -242,8 +264,9 @@ fn store_for_good(node: &Node, id: &str, stored: &Stored) -> Result<(), String> 
     let place = folder(node, id);
     let along = (0..stored.offer.files.len()).map(|number| place.join(format!("along-{number}")));
     let removed = along.map(|path| (std::fs::remove_file(&path), path));
-    let image = place.join("image");
-    for (removed, path) in removed.chain([(std::fs::remove_dir_all(&image), image)]) {
+    let folders = ["image", rounds::KEPT].map(|name| place.join(name));
+    let folders = folders.map(|path| (std::fs::remove_dir_all(&path), path));
+    for (removed, path) in removed.chain(folders) {
         if let Err(error) = removed
             && error.kind() != std::io::ErrorKind::NotFound
         {

@@ -13,6 +13,7 @@ use godwit_verbs::shim::{Connection, Plan, QueuePairState, Redirect};
 use super::arrivals;
 use super::holder::Holder;
 use super::partners::{Mover, NotHeld};
+use super::rounds;
 use crate::failpoint;
 use crate::node::{Node, blocking};
 use crate::peers::PeerConnection;
@@ -35,6 +36,8 @@ pub(crate) struct Session {
     found: BTreeMap<u32, Vec<u32>>,
     /// What is made ahead of the process that will come.
     holder: Option<Holder>,
+    /// How many rounds of its memory have come.
+    rounds: u32,
 }
 
 impl Session {
@@ -44,10 +47,11 @@ impl Session {
             id,
             found: BTreeMap::new(),
             holder: None,
+            rounds: 0,
         }
     }
 
-    /// Does what is asked, but for [`Ask::Image`], whose bytes follow on the connection.
+    /// Does what is asked, but for [`Ask::Image`] and [`Ask::Memory`], whose bytes follow on the connection.
     pub(crate) async fn answer(&mut self, node: &Node, asked: Ask) -> Answer {
         if let Err(error) = check_enabled(node) {
             return Answer::Refused(error.message);
@@ -88,7 +92,9 @@ impl Session {
                 self.give_up_held().await;
                 Answer::Done
             }
-            Ask::Image(_) => Answer::Refused("an image cannot come this way".to_owned()),
+            Ask::Image(_) | Ask::Memory(_) => {
+                Answer::Refused("an image cannot come this way".to_owned())
+            }
             Ask::Restore => arrivals::restore(node, id, peer).await,
             Ask::Settle => arrivals::settle(node, id, peer).await,
             Ask::Recreate => {
@@ -322,6 +328,7 @@ fn beyond(request: &Request, numbers: &[u32]) -> Option<String> {
         | Request::Resume { only: None }
         | Request::Abandon { only: None }
         | Request::Release
+        | Request::MarkWritten
         | Request::Recreate { .. }
         | Request::Plan
         | Request::Redirects
@@ -372,11 +379,18 @@ pub(crate) async fn serve(
         let answer = match asked {
             Ok(Ask::Image(offer)) => {
                 session.make_way(&offer).await;
-                match image(&node, &mut connection, &peer, &id, *offer).await {
+                match image(&node, &mut connection, &session, *offer).await {
                     Some(answer) => answer,
                     None => break,
                 }
             }
+            Ok(Ask::Memory(offer)) => match memory(&node, &mut connection, &session, offer).await {
+                Some(answer) => {
+                    session.rounds += u32::from(matches!(answer, Answer::Done));
+                    answer
+                }
+                None => break,
+            },
             Ok(asked) => session.answer(&node, asked).await,
             Err(error) => {
                 tracing::debug!(peer, id, %error, "a connection about a process ended");
@@ -387,24 +401,61 @@ pub(crate) async fn serve(
             break;
         }
     }
+    if session.rounds > 0 {
+        rounds::forget(&node.config.processes_dir(), &id);
+    }
     node.processes.held.left_alone(&id, &peer);
 }
 
 async fn image(
     node: &Node,
     connection: &mut PeerConnection,
-    peer: &str,
-    id: &str,
+    session: &Session,
     offer: messages::ImageOffer,
 ) -> Option<Answer> {
+    let Session { peer, id, .. } = session;
     let admitted = check_enabled(node)
         .map_err(|error| error.message)
-        .and_then(|()| arrivals::admit(node, id, &offer));
+        .and_then(|()| arrivals::admit(node, id, &offer, session.rounds));
     if let Err(error) = admitted {
         return Some(Answer::Refused(error));
     }
     messages::write(connection, &Answer::Ready).await.ok()?;
-    match arrivals::take(node, id, peer, offer, connection).await {
+    let taken = arrivals::take(node, id, peer, offer, connection).await;
+    came(connection, session, taken).await
+}
+
+async fn memory(
+    node: &Node,
+    connection: &mut PeerConnection,
+    session: &Session,
+    offer: messages::MemoryOffer,
+) -> Option<Answer> {
+    let admitted = check_enabled(node)
+        .map_err(|error| error.message)
+        .and_then(|()| rounds::admit(node, &session.id, &offer, session.rounds));
+    if let Err(error) = admitted {
+        return Some(Answer::Refused(error));
+    }
+    messages::write(connection, &Answer::Ready).await.ok()?;
+    let taken = rounds::take(
+        &node.config.processes_dir(),
+        &session.id,
+        &offer,
+        connection,
+    )
+    .await;
+    came(connection, session, taken).await
+}
+
+/// What is said of bytes that came; nothing if the connection is of no use any more.
+async fn came(
+    connection: &mut PeerConnection,
+    session: &Session,
+    taken: Result<(), String>,
+) -> Option<Answer> {
+    let Session { peer, id, .. } = session;
+    match taken {
         Ok(()) => Some(Answer::Done),
         Err(error) => {
             tracing::warn!(peer, id, error, "an image did not come whole");
@@ -467,6 +518,7 @@ mod tests {
                 bound_ms: 1,
             },
             Request::Release,
+            Request::MarkWritten,
             Request::Recreate { device: None },
             Request::Prepare {
                 connections: vec![to(7), to(9)],

@@ -89,11 +89,17 @@ pub(crate) async fn migrate_container(
         return Err(conflict(text));
     }
     let chosen = choose(listed).await?;
-    let MigrateContainer { to, address, files } = request;
+    let MigrateContainer {
+        to,
+        address,
+        files,
+        pre_copy,
+    } = request;
     let request = MigrateProcess {
         to,
         address,
         files,
+        pre_copy,
         pre_setup: false,
     };
     super::start(node, chosen, request).await

@@ -4,6 +4,7 @@
 mod ahead;
 pub(crate) mod containers;
 mod datagrams;
+mod memory;
 mod preflight;
 mod reach;
 mod recovery;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use godwit_verbs::mover::{Ending, Happened, Move, Step};
+use godwit_verbs::mover::{Ahead, Ending, Happened, Move, Step, is_worth_copying};
 use godwit_verbs::shim::QueuePairState;
 
 use self::containers::Chosen;
@@ -35,6 +36,7 @@ use crate::migrations::options::new_id;
 use crate::node::Node;
 use crate::processes::host::address::OwnAddress;
 use crate::processes::host::criu;
+use crate::processes::incoming::rounds;
 use godwit_api::{
     ErrorBody, ErrorCode, MigrateProcess, ProcessMigration, ProcessMigrationPhase as Phase,
 };
@@ -85,6 +87,7 @@ async fn start(
         to,
         address,
         files,
+        pre_copy,
         pre_setup,
     } = request;
     if to == node.config.name {
@@ -154,7 +157,7 @@ async fn start(
     };
     // Nodes take few of these connections at once.
     reach.keep(|name| name == to || partners.iter().any(|(partner, _)| partner == name));
-    let plan = Outgoing {
+    let mut plan = Outgoing {
         id: id.to_string(),
         pid,
         container: chosen.container,
@@ -168,17 +171,18 @@ async fn start(
         datagrams,
         layout,
         started_at: clock::now_text(),
-        moving: if pre_setup {
-            Move::with_pre_setup()
-        } else {
-            Move::default()
-        },
+        moving: Move::default(),
         not_held: true,
         made: None,
+        rounds: 0,
         ahead: false,
         attached: false,
         goes_on: false,
     };
+    plan.moving = Move::with(Ahead {
+        memory: pre_copy && is_worth_copying(plan.subject().resident()),
+        objects: pre_setup,
+    });
     std::fs::create_dir_all(folder(node, &plan.id)).map_err(|error| {
         ErrorBody::new(
             ErrorCode::Internal,
@@ -273,8 +277,10 @@ impl Running {
         let step = self.plan.moving.step();
         let going_on = matches!(step, Step::RecreateHere | Step::ConnectHere);
         if going_on && self.plan.subject().surely_found().await.is_some() {
-            // That it is gone already does not matter.
-            let _ = std::fs::remove_dir_all(folder(&self.node, &self.plan.id).join("image"));
+            for name in ["image", rounds::KEPT] {
+                // That it is gone already does not matter.
+                let _ = std::fs::remove_dir_all(folder(&self.node, &self.plan.id).join(name));
+            }
         }
     }
 

@@ -10,11 +10,12 @@ use super::stored::Outgoing;
 use crate::node::Node;
 use crate::processes::host::address::OwnAddress;
 use crate::processes::host::criu;
-use crate::processes::incoming::arrivals;
+use crate::processes::incoming::{arrivals, rounds};
 use crate::processes::{files_of_ours, folder};
 
 /// Takes them up.
 pub(crate) fn recover(node: &Arc<Node>) {
+    rounds::forget_all(&node.config.processes_dir());
     let entries = std::fs::read_dir(node.config.processes_dir());
     if let Err(error) = &entries
         && error.kind() != std::io::ErrorKind::NotFound

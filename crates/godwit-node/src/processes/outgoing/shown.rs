@@ -23,6 +23,9 @@ pub(super) fn shown(node: &Node, plan: &Outgoing) -> ProcessMigration {
         image_bytes: 0,
         started_at: plan.started_at.clone(),
         ended_at: None,
+        pre_copy_ms: None,
+        pre_copied_bytes: 0,
+        pre_copy_rounds: 0,
         pre_setup_ms: None,
         blackout_ms: None,
         wait_ms: None,
@@ -44,6 +47,7 @@ pub(super) fn shown_partners(partners: &[(String, Party)]) -> Vec<ProcessPartner
 pub(super) fn phase(step: Step) -> Phase {
     match step {
         Step::Wait => Phase::Waiting,
+        Step::PreCopy => Phase::PreCopy,
         Step::PreSetup => Phase::PreSetup,
         Step::Suspend | Step::Drain => Phase::Stopping,
         Step::Release | Step::Dump => Phase::Dumping,

@@ -51,6 +51,7 @@ fn of_library(step: Step) -> bool {
         | Step::ResumeHere
         | Step::ResumePartners => true,
         Step::Wait
+        | Step::PreCopy
         | Step::Dump
         | Step::Send
         | Step::Restore
@@ -75,6 +76,7 @@ impl Running {
         }
         let done = match step {
             Step::Wait => self.wait_for_turn().await,
+            Step::PreCopy => self.pre_copy().await,
             step if self.plan.plain && of_library(step) => Ok(()),
             Step::PreSetup => self.pre_set_up().await,
             Step::Suspend => self.suspend().await,
@@ -98,6 +100,7 @@ impl Running {
         self.shows(|view| {
             let parts = &mut view.breakdown_ms;
             match step {
+                Step::PreCopy => view.pre_copy_ms = done.is_ok().then_some(took),
                 Step::PreSetup => view.pre_setup_ms = done.is_ok().then_some(took),
                 Step::Suspend | Step::Drain => *view.wait_ms.get_or_insert(0.0) += took,
                 Step::Release => parts.dump_rdma = took,
@@ -198,8 +201,9 @@ impl Running {
         });
         made.and_then(|()| std::fs::create_dir(&image))
             .map_err(|error| failed(format!("cannot make {}: {error}", image.display())))?;
+        let since = self.since().await;
         let subject = self.plan.subject();
-        let dumped = subject.dump(&image).await;
+        let dumped = subject.dump(&image, since.as_deref()).await;
         // Peers of one that has ended would be told so as long as its address is here.
         if dumped.is_err() && subject.surely_found().await.is_some() {
             subject.unlock_network().await;
@@ -221,18 +225,10 @@ impl Running {
             layout: self.plan.layout.clone(),
             container: self.plan.container.clone(),
             address: self.plan.address.clone(),
+            rounds: self.plan.rounds_before(),
             image: of_criu.clone(),
             files: along.clone(),
         };
-        let (to, id) = (self.plan.to.clone(), self.plan.id.clone());
-        match self
-            .reach
-            .ask(&to, Ask::Image(Box::new(offer)), ANSWER)
-            .await?
-        {
-            Answer::Ready => {}
-            _ => return Err(unexpected()),
-        }
         let sources = of_criu
             .iter()
             .map(|file| (Source::Own(image.join(&file.name)), file.bytes));
@@ -240,16 +236,35 @@ impl Running {
             .into_iter()
             .map(Source::Opened)
             .zip(along.iter().map(|file| file.bytes));
+        let asked = Ask::Image(Box::new(offer));
+        self.transfer(asked, sources.chain(along).collect()).await
+    }
+
+    /// Has the destination take these files.
+    pub(super) async fn transfer(
+        &mut self,
+        asked: Ask,
+        files: Vec<(Source, u64)>,
+    ) -> Result<(), Trouble> {
+        let (to, id) = (self.plan.to.clone(), self.plan.id.clone());
+        match self.reach.ask(&to, asked, ANSWER).await? {
+            Answer::Ready => {}
+            _ => return Err(unexpected()),
+        }
         let moves = &self.node.processes.moves;
         let count = |bytes| moves.change(&id, |view| view.image_bytes += bytes);
         let connection = self.reach.connection(&to).await?;
         let sent = async {
-            images::send(connection, sources.chain(along), count).await?;
+            images::send(connection, files.into_iter(), count).await?;
             crate::processes::messages::read::<Answer>(connection, ANSWER).await
         };
         match sent.await {
             Ok(Answer::Done) => Ok(()),
-            Ok(Answer::Refused(why)) => Err(failed(format!("node '{to}': {why}"))),
+            Ok(Answer::Refused(why)) => {
+                // The node hangs up: where in the stream it stopped is not known.
+                self.reach.hang_up(&to);
+                Err(failed(format!("node '{to}': {why}")))
+            }
             Ok(_) => Err(unexpected()),
             Err(error) => {
                 self.reach.hang_up(&to);

@@ -39,6 +39,9 @@ pub(super) struct Outgoing {
     pub(super) not_held: bool,
     /// What the process made when its objects were made again last.
     pub(super) made: Option<Recreated>,
+    /// How many rounds of the process's memory the destination was given.
+    #[serde(default)]
+    pub(super) rounds: u32,
     /// Whether objects were made ahead of the process.
     #[serde(default)]
     pub(super) ahead: bool,
@@ -64,6 +67,15 @@ impl Outgoing {
     /// What it is called in what is said.
     pub(super) fn name(&self) -> String {
         name_of(self.pid, self.container.as_ref())
+    }
+
+    /// How many rounds of its memory the image builds on.
+    pub(super) fn rounds_before(&self) -> u32 {
+        if self.moving.memory_was_copied() {
+            self.rounds
+        } else {
+            0
+        }
     }
 
     /// What becomes an image.
@@ -107,7 +119,7 @@ impl Outgoing {
 
 #[cfg(test)]
 mod tests {
-    use godwit_verbs::mover::Happened;
+    use godwit_verbs::mover::{Ahead, Happened};
 
     use super::*;
 
@@ -131,7 +143,10 @@ mod tests {
             plan.moving.happened(Happened::Done);
             plan
         };
-        let ahead = begun(in_turn(Move::with_pre_setup()));
+        let ahead = begun(in_turn(Move::with(Ahead {
+            memory: false,
+            objects: true,
+        })));
         let mut cancelled = ahead.clone();
         assert!(cancelled.moving.cancel("cancelled"));
         let mut recovered = ahead.clone();

@@ -5,7 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use godwit_testkit::rdma::{
-    ALIAS, Bed, PARTNER_ALIAS, Place, checked_end, connected, move_process, said,
+    ALIAS, Bed, Moved, PARTNER_ALIAS, Place, checked_end, connected, move_process, said,
 };
 
 use crate::report::Checked;
@@ -22,6 +22,8 @@ pub(crate) struct Variant {
     datagrams: bool,
     /// Whether objects are made ahead of them, also where the others move without that.
     pre_setup: bool,
+    /// MiB of memory that they have and write, so that it is copied while they work.
+    memory: u64,
 }
 
 pub(crate) const VARIANTS: &[Variant] = &[
@@ -32,6 +34,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
         both: false,
         datagrams: false,
         pre_setup: false,
+        memory: 0,
     },
     Variant {
         name: "checked: shared receive queue",
@@ -40,6 +43,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
         both: false,
         datagrams: false,
         pre_setup: false,
+        memory: 0,
     },
     Variant {
         name: "checked: both ends at once",
@@ -48,6 +52,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
         both: true,
         datagrams: false,
         pre_setup: false,
+        memory: 0,
     },
     Variant {
         name: "checked: datagrams",
@@ -56,6 +61,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
         both: false,
         datagrams: true,
         pre_setup: false,
+        memory: 0,
     },
     Variant {
         name: "checked: datagrams, shared receive queue",
@@ -64,6 +70,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
         both: false,
         datagrams: true,
         pre_setup: false,
+        memory: 0,
     },
     Variant {
         name: "checked: datagrams, both ends at once",
@@ -72,6 +79,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
         both: true,
         datagrams: true,
         pre_setup: false,
+        memory: 0,
     },
     Variant {
         name: "checked: windows of type 1",
@@ -80,6 +88,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
         both: false,
         datagrams: false,
         pre_setup: false,
+        memory: 0,
     },
     Variant {
         name: "checked: windows of type 2",
@@ -88,6 +97,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
         both: false,
         datagrams: false,
         pre_setup: false,
+        memory: 0,
     },
     Variant {
         name: "checked: windows of type 2, both ends at once",
@@ -96,6 +106,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
         both: true,
         datagrams: false,
         pre_setup: false,
+        memory: 0,
     },
     Variant {
         name: "checked: windows of type 1, pre-setup",
@@ -104,6 +115,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
         both: false,
         datagrams: false,
         pre_setup: true,
+        memory: 0,
     },
     Variant {
         name: "checked: windows of type 2, pre-setup",
@@ -112,8 +124,50 @@ pub(crate) const VARIANTS: &[Variant] = &[
         both: false,
         datagrams: false,
         pre_setup: true,
+        memory: 0,
+    },
+    Variant {
+        name: "checked: memory",
+        options: "--events --memory 40",
+        fails_first: true,
+        both: false,
+        datagrams: false,
+        pre_setup: false,
+        memory: 40,
+    },
+    Variant {
+        name: "checked: memory, pre-setup",
+        options: "--memory 40",
+        fails_first: false,
+        both: false,
+        datagrams: false,
+        pre_setup: true,
+        memory: 40,
     },
 ];
+
+impl Variant {
+    /// Whether memory was copied while the process worked, and not again with its image.
+    fn copied_ahead(&self, moved: &Moved) -> io::Result<()> {
+        let memory = self.memory << 20;
+        let with_image = moved.image_bytes - moved.pre_copied_bytes;
+        if self.memory == 0 || moved.pre_copied_bytes > memory && with_image < memory / 2 {
+            return Ok(());
+        }
+        Err(io::Error::other(format!(
+            "of {memory} bytes of memory {} were copied in {} rounds while the process worked, and {with_image} with its image",
+            moved.pre_copied_bytes, moved.pre_copy_rounds
+        )))
+    }
+}
+
+/// One with memory that is copied while the processes work.
+pub(crate) fn with_memory() -> &'static Variant {
+    let mut variants = VARIANTS.iter();
+    variants
+        .find(|variant| variant.memory > 0)
+        .unwrap_or(&VARIANTS[0])
+}
 
 /// How long both work between two moves.
 const WORK: Duration = Duration::from_millis(500);
@@ -212,6 +266,7 @@ fn run(
             io::Error::other(format!("move {}: {error}; {said}", number + 1))
         })?;
         moving.guest = free;
+        variant.copied_ahead(&moved)?;
         blackouts.push(moved.blackout_ms);
         checked.moves += 1;
     }
@@ -289,6 +344,14 @@ fn fail_once(bed: &Bed, moving: &Mover, pre_setup: bool) -> io::Result<()> {
 
 /// The server on guest 1 and the client on guest 3, each with an address of its own.
 pub(crate) fn start(bed: &Bed, variant: &Variant) -> io::Result<(Mover, Mover)> {
+    if variant.memory > 0 {
+        // Without it CRIU refuses the device's queues, which the process has as long as it works.
+        (1..=3).try_for_each(|number| {
+            let install =
+                "mkdir -p /usr/lib/criu && cp /opt/godwit/plugins/godwit_rdma.so /usr/lib/criu/";
+            bed.guest(number).must(install).map(drop)
+        })?;
+    }
     let command = format!(
         "env LD_PRELOAD=/opt/godwit/libgodwit_verbs.so godwit-verbs-client {}",
         variant.options

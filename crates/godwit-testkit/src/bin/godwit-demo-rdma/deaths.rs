@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use godwit_testkit::rdma::{Bed, MoveSeen, clean_up, kill_node, see_move, start_node};
 use serde::Serialize;
 
+use crate::checking::{self, VARIANTS};
 use crate::container;
 use crate::talkers::{Talkers, What};
 
@@ -34,6 +35,8 @@ enum Ends {
     Stays,
     /// It runs at the destination, with its connections.
     Moves,
+    /// It goes on at either, with its connections.
+    Works,
     /// It runs at the destination, and its connections were lost: its new keys are not known.
     MovesAlone,
 }
@@ -56,6 +59,7 @@ impl Ends {
                     && said.is_none()
                     && found.phase == "completed"
             }
+            Ends::Works => Ends::Stays.are(found) || Ends::Moves.are(found),
             Ends::MovesAlone => {
                 found.runs_at == [Who::Destination as usize]
                     && says(&["runs at node", "connections were lost"])
@@ -72,6 +76,8 @@ struct Case {
     /// `$pid` for the process.
     at: &'static str,
     ends: Ends,
+    /// Whether it has memory that is copied while it works.
+    memory: bool,
 }
 
 const fn case(name: &'static str, who: Who, at: &'static str, ends: Ends) -> Case {
@@ -81,6 +87,15 @@ const fn case(name: &'static str, who: Who, at: &'static str, ends: Ends) -> Cas
         who,
         at,
         ends,
+        memory: false,
+    }
+}
+
+/// The same of a process with memory that is copied while it works.
+const fn with_memory(case: Case) -> Case {
+    Case {
+        memory: true,
+        ..case
     }
 }
 
@@ -93,6 +108,31 @@ const fn contained(name: &'static str, who: Who, at: &'static str, ends: Ends) -
 }
 
 const CASES: &[Case] = &[
+    with_memory(case(
+        "death: source, copying memory",
+        Who::Source,
+        "process-precopying",
+        Ends::Stays,
+    )),
+    with_memory(case(
+        "death: source, sending what changed",
+        Who::Source,
+        "process-sending",
+        Ends::Stays,
+    )),
+    // Whether it is back when the image is to come is another matter.
+    with_memory(case(
+        "death: destination, copying memory",
+        Who::Destination,
+        "process-arrival-round",
+        Ends::Works,
+    )),
+    with_memory(case(
+        "death: destination, restoring what changed",
+        Who::Destination,
+        "process-arrival-restored",
+        Ends::Moves,
+    )),
     case(
         "death: source, suspending",
         Who::Source,
@@ -329,7 +369,12 @@ fn death(bed: &Bed, case: &Case) -> Death {
 }
 
 fn run(bed: &Bed, case: &Case, found: &mut Death) -> io::Result<()> {
-    let talkers = Talkers::start(bed, case.what)?;
+    let variant = if case.memory {
+        checking::with_memory()
+    } else {
+        &VARIANTS[0]
+    };
+    let talkers = Talkers::start(bed, case.what, variant)?;
     let id = if case.who == Who::Criu {
         kill_criu(bed, case.at, &talkers)?
     } else {

@@ -6,7 +6,7 @@ use godwit_testkit::rdma::{
     ALIAS, Bed, Place, checked_end, connected, detach_container_move, detach_move,
 };
 
-use crate::checking::{self, ENDS, VARIANTS};
+use crate::checking::{self, ENDS, Variant};
 use crate::container::{self, BUNDLES};
 
 /// The container's name.
@@ -31,14 +31,14 @@ pub(crate) struct Talkers<'a> {
 }
 
 impl<'a> Talkers<'a> {
-    /// Starts both and connects them.
+    /// Starts both and connects them; processes work in this way.
     ///
     /// # Errors
     /// If they do not connect, with what was said.
-    pub(crate) fn start(bed: &'a Bed, what: What) -> io::Result<Self> {
+    pub(crate) fn start(bed: &'a Bed, what: What, variant: &Variant) -> io::Result<Self> {
         let (mover, partner) = match what {
             What::Process => {
-                let (first, second) = checking::start(bed, &VARIANTS[0])?;
+                let (first, second) = checking::start(bed, variant)?;
                 (first.place(bed), second.place(bed))
             }
             What::Container => start_container(bed)?,

@@ -7,6 +7,7 @@ use std::ptr;
 use std::time::Duration;
 
 use godwit_verbs::abi::*;
+use rustix::mm::{MapFlags, ProtFlags};
 
 use super::Arguments;
 use super::exchange::Reach;
@@ -83,6 +84,20 @@ pub(crate) fn done(result: c_int, what: &str) -> io::Result<()> {
     Err(io::Error::other(format!("{what}: {error}")))
 }
 
+/// Memory that is mapped shared, for as long as the process runs.
+fn shared_memory(length: usize) -> io::Result<*mut u8> {
+    // SAFETY: new memory at a place of the kernel's choice.
+    let mapped = unsafe {
+        rustix::mm::mmap_anonymous(
+            ptr::null_mut(),
+            length,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+        )
+    };
+    Ok(mapped?.cast())
+}
+
 impl Device {
     pub(crate) fn open(arguments: &Arguments) -> io::Result<Self> {
         let verbs = Verbs::load()?;
@@ -110,7 +125,11 @@ impl Device {
             )?;
             let pd = made((verbs.ibv_alloc_pd)(context), "ibv_alloc_pd")?;
             let length = slots(count) * SLOT;
-            let memory = Box::leak(vec![0u8; length].into_boxed_slice()).as_mut_ptr();
+            let memory = if arguments.memory > 0 {
+                shared_memory(length)?
+            } else {
+                Box::leak(vec![0u8; length].into_boxed_slice()).as_mut_ptr()
+            };
             let access = arguments.windows.map_or(ACCESS, |_| ACCESS_BY_WINDOWS);
             let region = made(
                 (verbs.ibv_reg_mr)(pd, memory.cast(), length, access),

@@ -14,6 +14,7 @@ mod device;
 mod exchange;
 mod handover;
 mod ledger;
+mod memory;
 mod old_keys;
 mod receives;
 mod rounds;
@@ -55,6 +56,10 @@ struct Arguments {
     /// Send datagrams in place of messages of reliable connections
     #[arg(long)]
     datagrams: bool,
+    /// Have so many MiB of memory beside what RDMA needs, write some of it all the time and check all in the end. What RDMA
+    /// needs is shared memory then, of which the kernel does not note what devices change
+    #[arg(long, default_value_t = 0, conflicts_with = "datagrams", value_parser = clap::value_parser!(u16).range(..=4096))]
+    memory: u16,
     /// Datagrams may be lost while this file is there
     #[arg(long, default_value = "/run/verbs-client-loses")]
     losses_while: PathBuf,

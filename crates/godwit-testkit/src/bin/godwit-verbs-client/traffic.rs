@@ -11,6 +11,7 @@ use super::device::{Device, SENDS, Slot};
 use super::exchange::{Reach, meet_all};
 use super::handover::Told;
 use super::ledger::{self, InOrder, Note, Operation};
+use super::memory::Memory;
 use super::old_keys;
 use super::receives::Receives;
 use super::rounds::{self, Load};
@@ -27,6 +28,7 @@ pub(super) struct Traffic {
     pub(super) side: u8,
     pub(super) pairs: Vec<Pair>,
     receives: Receives,
+    memory: Memory,
     ending: bool,
 }
 
@@ -136,6 +138,7 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<String> {
         peers,
         side: u8::from(arguments.server.is_some()),
         pairs,
+        memory: Memory::new(arguments.memory),
         ending: false,
     };
     rounds::work(&mut traffic, &mut connections, &arguments.until)?;
@@ -154,6 +157,10 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<String> {
             windows.dealloc()?;
         }
         checked += &format!("; {bindings} bindings of windows, and {refused} old keys refused");
+    }
+    if arguments.memory > 0 {
+        let written = traffic.memory.check()?;
+        checked += &format!("; {written} pages written");
     }
     Ok(checked)
 }
@@ -202,6 +209,7 @@ impl Load for Traffic {
 
     /// Checks what has completed; waits for something if nothing has and there is a channel.
     fn take_completions(&mut self) -> io::Result<()> {
+        self.memory.write_sometimes();
         let mut completions = [ibv_wc::default(); BATCH];
         for completion in self.device.take(&mut completions, None)? {
             self.check(completion).map_err(io::Error::other)?;

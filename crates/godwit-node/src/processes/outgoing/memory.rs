@@ -1,0 +1,137 @@
+//! Pre-copy: the process's memory is copied to the destination while it works, round by round, so that what is sent while it
+//! stands still is what has changed since.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use godwit_verbs::control::Request;
+use godwit_verbs::mover::another_round;
+
+use super::Running;
+use super::reach::Trouble;
+use super::steps::failed;
+use crate::processes::host::criu;
+use crate::processes::images::Source;
+use crate::processes::incoming::rounds;
+use crate::processes::messages::{Ask, MemoryOffer};
+use crate::processes::{folder, images};
+
+/// How often it is looked whether the move was cancelled.
+const LOOK: Duration = Duration::from_millis(100);
+
+impl Running {
+    /// Has all rounds copied; nothing is left of them after an error.
+    pub(super) async fn pre_copy(&mut self) -> Result<(), Trouble> {
+        let place = folder(&self.node, &self.plan.id).join(rounds::KEPT);
+        let copied = self.copy_rounds(&place).await;
+        match &copied {
+            Ok(count) => self.plan.rounds = *count,
+            Err(trouble) => {
+                // What no image builds on would only fill the disk. It goes with the move's folder at the latest.
+                let _left = std::fs::remove_dir_all(&place);
+                if !self.is_cancelled() {
+                    let why = trouble.clone().into_text();
+                    self.warn(format!("its memory was not copied while it worked: {why}"));
+                }
+            }
+        }
+        copied.map(drop)
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    async fn copy_rounds(&mut self, place: &Path) -> Result<u32, Trouble> {
+        if let Some(why) = criu::notes_no_changes().await {
+            return Err(failed(why));
+        }
+        let subject = self.plan.subject();
+        // What changes is copied again, and again with the image.
+        let wanted = subject
+            .resident()
+            .saturating_mul(2)
+            .saturating_add(images::LEFT_FREE);
+        let free = images::free(&self.node.config.processes_dir());
+        if wanted > free {
+            let text = format!("that may take {wanted} bytes here, and {free} are free");
+            return Err(failed(text));
+        }
+        let mut copied = Vec::new();
+        while another_round(&copied) {
+            let before = copied.len() as u32;
+            let image = place.join((before + 1).to_string());
+            std::fs::create_dir_all(&image)
+                .map_err(|error| failed(format!("cannot make {}: {error}", image.display())))?;
+            let since = (before > 0).then(|| format!("../{before}"));
+            let made = subject.copy_memory(&image, since.as_deref()).await;
+            made.map_err(failed)?;
+            if self.is_cancelled() {
+                return Err(failed("it was cancelled".to_owned()));
+            }
+            let bytes = self.send_round(before + 1, &image).await?;
+            copied.push(bytes);
+            self.shows(|view| {
+                view.pre_copy_rounds = before + 1;
+                view.pre_copied_bytes += bytes;
+            });
+        }
+        Ok(copied.len() as u32)
+    }
+
+    /// Gives the bytes that were sent.
+    async fn send_round(&mut self, round: u32, image: &Path) -> Result<u64, Trouble> {
+        let (files, _) = images::gather(image, &[]).map_err(failed)?;
+        let bytes = files.iter().map(|file| file.bytes).sum();
+        let sources = files.iter().map(|file| {
+            let path: PathBuf = image.join(&file.name);
+            (Source::Own(path), file.bytes)
+        });
+        let sources = sources.collect();
+        let asked = Ask::Memory(MemoryOffer {
+            round,
+            image: files,
+        });
+        let (to, cancelled) = (self.plan.to.clone(), Arc::clone(&self.cancelled));
+        let sent = tokio::select! {
+            sent = self.transfer(asked, sources) => Some(sent),
+            () = until(&cancelled) => None,
+        };
+        match sent {
+            Some(sent) => sent.map(|()| bytes),
+            None => {
+                // In the middle of what is sent.
+                self.reach.hang_up(&to);
+                Err(failed("it was cancelled".to_owned()))
+            }
+        }
+    }
+
+    /// The folder of the last round, seen from the image that is about to be made; nothing if the image has to have all.
+    pub(super) async fn since(&mut self) -> Option<String> {
+        let count = self.plan.rounds_before();
+        if count == 0 {
+            return None;
+        }
+        if !self.plan.plain
+            && let Err(trouble) = self.own(Request::MarkWritten).await
+        {
+            let why = trouble.into_text();
+            self.warn(format!(
+                "all of its memory was copied once more, since it is not known what its device has written: {why}"
+            ));
+            self.plan.rounds = 0;
+            return None;
+        }
+        Some(rounds::since(count))
+    }
+}
+
+/// Returns once the move is cancelled.
+async fn until(cancelled: &AtomicBool) {
+    while !cancelled.load(Ordering::Acquire) {
+        tokio::time::sleep(LOOK).await;
+    }
+}

@@ -1,0 +1,92 @@
+//! What a device could write is marked as changed once nothing of it is in flight, and nothing else.
+
+use std::ptr;
+
+use godwit_verbs::abi::IBV_ACCESS_LOCAL_WRITE;
+use godwit_verbs::shim;
+
+use crate::{Application, suspend_and_release};
+
+const PAGE: usize = 4096;
+const PAGES: usize = 4;
+
+/// New memory of [`PAGES`] pages, which nobody has written.
+fn memory() -> *mut libc::c_void {
+    let (length, access) = (PAGES * PAGE, libc::PROT_READ | libc::PROT_WRITE);
+    let shared = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    // SAFETY: new memory at a place of the kernel's choice.
+    let place = unsafe { libc::mmap(ptr::null_mut(), length, access, shared, -1, 0) };
+    assert_ne!(place, libc::MAP_FAILED);
+    place
+}
+
+/// How many of its pages somebody has written.
+fn written(memory: *mut libc::c_void) -> usize {
+    let mut seen = [0u8; PAGES];
+    // SAFETY: one byte for each page of what is mapped.
+    assert_eq!(
+        unsafe { libc::mincore(memory, PAGES * PAGE, seen.as_mut_ptr()) },
+        0
+    );
+    seen.iter().filter(|page| **page & 1 == 1).count()
+}
+
+fn go_on(application: &Application) {
+    shim::recreate(None).unwrap();
+    shim::connect(&[application.connection()]).unwrap();
+    shim::resume(None).unwrap();
+}
+
+#[test]
+fn memory_that_the_device_could_write_is_marked() {
+    let application = Application::start();
+    let places = [memory(), memory(), memory()];
+    let register = |place: *mut libc::c_void, bytes: usize, access: i32| {
+        // SAFETY: the memory is mapped, and the domain lives.
+        let region = unsafe {
+            shim::reg_mr(
+                application.pd,
+                place,
+                bytes,
+                place.addr() as u64,
+                access as u32,
+            )
+        };
+        assert!(!region.is_null());
+        region
+    };
+    let mut regions = vec![
+        // From the middle of one page into the next.
+        register(
+            places[0].wrapping_byte_add(100),
+            PAGE,
+            IBV_ACCESS_LOCAL_WRITE,
+        ),
+        register(places[1], PAGES * PAGE, 0),
+    ];
+    let gone = register(places[2], PAGES * PAGE, IBV_ACCESS_LOCAL_WRITE);
+    // SAFETY: the region lives.
+    assert_eq!(unsafe { shim::dereg_mr(gone) }, 0);
+    shim::mark_written().expect_err("the device may write still");
+    suspend_and_release(&application, 0);
+    assert_eq!(places.map(written), [0, 0, 0]);
+    shim::mark_written().unwrap();
+    assert_eq!(places.map(written), [2, 0, 0]);
+    go_on(&application);
+    let lost = register(places[2], PAGES * PAGE, IBV_ACCESS_LOCAL_WRITE);
+    regions.push(lost);
+    // The application may unmap what is registered; the process goes on, and all of its memory has to be copied.
+    // SAFETY: nobody uses it.
+    assert_eq!(unsafe { libc::munmap(places[2], PAGES * PAGE) }, 0);
+    suspend_and_release(&application, 0);
+    let error = shim::mark_written().unwrap_err();
+    assert!(
+        error.contains(&format!("{:#x}", places[2].addr())),
+        "{error}"
+    );
+    go_on(&application);
+    for region in regions {
+        // SAFETY: the region lives.
+        assert_eq!(unsafe { shim::dereg_mr(region) }, 0);
+    }
+}
