@@ -50,10 +50,10 @@ fn a_list_with_an_error_is_not_posted_and_says_the_first_one() {
         addr: bytes,
         length: INLINE as usize / 2 + 1,
     }; 2];
-    let huge = [ibv_data_buf {
+    let huge = [usize::MAX, 2].map(|length| ibv_data_buf {
         addr: bytes,
-        length: usize::MAX,
-    }; 2];
+        length,
+    });
     let wrong = |expected, put_together: &dyn Fn(Calls)| {
         // SAFETY: the pair lives.
         unsafe {
