@@ -4,9 +4,11 @@
 #![allow(non_camel_case_types, missing_docs)]
 
 mod commands;
+mod extended;
 mod objects;
 mod requests;
 
 pub(crate) use commands::*;
+pub use extended::*;
 pub use objects::*;
 pub use requests::*;

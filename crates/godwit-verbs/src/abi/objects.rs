@@ -61,7 +61,7 @@ pub struct ibv_context {
     pub async_fd: c_int,
     pub num_comp_vectors: c_int,
     pub mutex: Mutex,
-    /// All ones if the context carries the extended verbs; the shim's contexts do not.
+    /// All ones if the context carries extended verbs ([`verbs_context`](super::verbs_context)).
     pub abi_compat: *mut c_void,
 }
 

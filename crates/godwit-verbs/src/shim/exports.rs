@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use super::objects;
 use super::real::real;
-use super::verbs::{completions, contexts, datagrams, queue_pairs, shared_receives};
+use super::verbs::{completions, contexts, datagrams, extended, queue_pairs, shared_receives};
 use crate::abi::*;
 use crate::shim::verbs::contexts::{behind, refuse};
 
@@ -53,18 +53,13 @@ export! {
     ibv_query_srq(srq: *mut ibv_srq, attributes: *mut ibv_srq_attr) -> c_int = shared_receives::query_srq(srq, attributes);
     ibv_destroy_srq(srq: *mut ibv_srq) -> c_int = shared_receives::destroy_srq(srq);
     ibv_create_qp(pd: *mut ibv_pd, attributes: *mut ibv_qp_init_attr) -> *mut ibv_qp = queue_pairs::create_qp(pd, attributes);
+    ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex = extended::qp_to_qp_ex(qp);
     ibv_query_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_int, init: *mut ibv_qp_init_attr) -> c_int = queue_pairs::query_qp(qp, attributes, mask, init);
     ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_int) -> c_int = queue_pairs::modify_qp(qp, attributes, mask);
     ibv_destroy_qp(qp: *mut ibv_qp) -> c_int = queue_pairs::destroy_qp(qp);
     ibv_create_ah(pd: *mut ibv_pd, attributes: *mut ibv_ah_attr) -> *mut ibv_ah = datagrams::create_ah(pd, attributes);
     ibv_destroy_ah(ah: *mut ibv_ah) -> c_int = datagrams::destroy_ah(ah);
     ibv_init_ah_from_wc(context: *mut ibv_context, port: u8, completion: *mut ibv_wc, header: *mut c_void, into: *mut ibv_ah_attr) -> c_int = (real().init_ah_from_wc)(behind(context), port, completion, header, into);
-}
-
-/// `ibv_qp_to_qp_ex`: shadows carry no extended verbs.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_qp_to_qp_ex(_qp: *mut ibv_qp) -> *mut c_void {
-    std::ptr::null_mut()
 }
 
 /// `ibv_create_ah_from_wc`, in the two steps that libibverbs documents.

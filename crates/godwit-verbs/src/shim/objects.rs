@@ -5,6 +5,7 @@
 //! is ours if its table of operations is: libibverbs also calls itself through the names that this
 //! library takes over, with its own objects.
 
+use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
@@ -12,6 +13,7 @@ use std::sync::{Condvar, Mutex};
 
 use crate::abi::*;
 use crate::shim::data_path::gate::Gate;
+use crate::shim::data_path::lists::RequestList;
 use crate::shim::moving::Place;
 use crate::shim::verbs::datagrams::Redirect;
 use crate::tables::{ObjectId, ReceiveQueue, RemoteKeys, SharedReceives};
@@ -19,6 +21,7 @@ use crate::tables::{ObjectId, ReceiveQueue, RemoteKeys, SharedReceives};
 /// Marks the end of a drained send queue; completions with it never reach the application.
 pub(super) const MARKER: u64 = 0x6764_7774_6d61_726b;
 
+/// The last member of a [`verbs_context`], which is allocated as a whole.
 #[repr(C)]
 pub(super) struct ShadowContext {
     pub(super) face: ibv_context,
@@ -162,6 +165,10 @@ unsafe impl Send for CqLane {}
 #[repr(C)]
 pub(super) struct ShadowQp {
     pub(super) face: ibv_qp,
+    /// With `face` an [`ibv_qp_ex`]. Number and flags of the next request are the application's to change.
+    pub(super) wr: UnsafeCell<ibv_qp_ex_wr>,
+    /// Requests that the application puts together, if the queue pair was made for that.
+    pub(super) list: Option<RequestList>,
     pub(super) id: ObjectId,
     /// What the application asked for and what it was told it has.
     pub(super) init: ibv_qp_init_attr,
@@ -184,6 +191,16 @@ pub(super) struct ShadowQp {
     pub(super) made_ahead: AtomicPtr<ibv_qp>,
     pub(super) lane: Gate<QpLane>,
 }
+
+// Applications find what lies beside a face by the header's layout.
+const _: () = {
+    use std::mem::offset_of;
+    let shadow = offset_of!(verbs_context<ShadowContext>, context);
+    assert!(shadow == offset_of!(verbs_context, context));
+    assert!(offset_of!(ShadowContext, face) == 0);
+    assert!(offset_of!(ShadowQp, face) == 0);
+    assert!(offset_of!(ShadowQp, wr) == offset_of!(ibv_qp_ex, wr));
+};
 
 /// A change of a queue pair's state that the application asked for.
 #[derive(Clone, Copy)]

@@ -7,6 +7,7 @@ mod attached;
 mod datagrams;
 mod device;
 mod events;
+mod extended;
 mod many;
 mod windows;
 mod written;

@@ -2,7 +2,10 @@
 //! memory windows, which take a lock.
 
 pub(super) mod doorbell;
+pub(super) mod extended;
 pub(super) mod gate;
+mod keeping;
+pub(super) mod lists;
 pub(super) mod polling;
 pub(super) mod posting;
 pub(super) mod windows;

@@ -40,13 +40,7 @@ unsafe extern "C" fn post_send_others(
     first: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    if lane.plain {
-        lane.pass_on(first, bad)
-    } else if lane.is_simple(first) {
-        lane.send_one(first, bad)
-    } else {
-        lane.send(first, bad)
-    }
+    lane.post(first, bad, windows::key_of)
 }
 
 #[inline]
@@ -61,19 +55,35 @@ unsafe extern "C" fn post_send_slowly(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     let mut lane = shadow.lane.lock();
-    if !lane.suspended && !lane.kept.is_empty() {
-        // Whatever goes wrong, what is kept stays kept and in its order.
-        let _still_full = lane.send_kept();
+    if lane.is_behind() {
+        return lane.keep(&shadow.init.cap, first, bad, windows::key_of);
     }
-    if lane.suspended || !lane.kept.is_empty() {
-        return lane.keep(&shadow.init.cap, first, bad);
-    }
-    let result = lane.send(first, bad);
+    let result = lane.send(first, bad, windows::key_of);
     lane.own();
     result
 }
 
 impl QpLane {
+    /// Gives requests to the device in the quickest way that they can go. Nothing is kept back, and the queue pair is not
+    /// suspended.
+    #[inline]
+    pub(super) unsafe fn post(
+        &mut self,
+        first: *mut ibv_send_wr,
+        bad: *mut *mut ibv_send_wr,
+        key_of: windows::KeyOf,
+    ) -> c_int {
+        if self.plain && is_single(first) {
+            self.pass_on_one(first, bad)
+        } else if self.plain {
+            self.pass_on(first, bad)
+        } else if self.is_simple(first) {
+            self.send_one(first, bad)
+        } else {
+            self.send(first, bad, key_of)
+        }
+    }
+
     /// Gives one request to the device as it is.
     #[inline]
     unsafe fn pass_on_one(
@@ -161,16 +171,17 @@ impl QpLane {
 
     /// Translates requests and posts them to the device.
     #[inline]
-    pub(in crate::shim) unsafe fn send(
+    pub(super) unsafe fn send(
         &mut self,
         first: *mut ibv_send_wr,
         bad: *mut *mut ibv_send_wr,
+        key_of: windows::KeyOf,
     ) -> c_int {
         let plain = self.plain;
         let mut next = first;
         while !next.is_null() {
             if (*next).is_local() {
-                let result = match windows::key_of(&*next) {
+                let result = match key_of(next) {
                     Some(has) => self.send_local(&*next, has),
                     None => libc::EINVAL,
                 };
@@ -264,87 +275,6 @@ impl QpLane {
         let posted = (self.post_send)(self.real, request, &raw mut bad);
         let result = self.rung(posted, bad);
         if result == 0 { Ok(()) } else { Err(result) }
-    }
-
-    /// Keeps requests until the queue pair is connected again; the application believes them posted.
-    unsafe fn keep(
-        &mut self,
-        limits: &ibv_qp_cap,
-        first: *mut ibv_send_wr,
-        bad: *mut *mut ibv_send_wr,
-    ) -> c_int {
-        let mut next = first;
-        while !next.is_null() {
-            let request = *next;
-            let count = usize::try_from(request.num_sge).unwrap_or(0);
-            if self.kept.len() >= limits.max_send_wr as usize {
-                *bad = next;
-                return libc::ENOMEM;
-            }
-            // What the device would refuse is refused now: later, nobody could be told.
-            let inline = request.send_flags & IBV_SEND_INLINE != 0;
-            let bytes: u64 = (0..count)
-                .map(|piece| u64::from((*request.sg_list.add(piece)).length))
-                .sum();
-            let too_long = inline && bytes > u64::from(limits.max_inline_data);
-            let fits = count <= (limits.max_send_sge as usize).min(BATCH_PIECES)
-                && !too_long
-                && !(self.datagrams && request.is_local());
-            let Some(window_key) = windows::key_of(&request).filter(|_| fits) else {
-                *bad = next;
-                return libc::EINVAL;
-            };
-            let mut kept = KeptSend {
-                request,
-                pieces: Vec::with_capacity(count),
-                inline: Vec::new(),
-                window_key,
-            };
-            for piece in 0..count {
-                let piece = *request.sg_list.add(piece);
-                if inline {
-                    // The application may use this memory again as soon as we return.
-                    let data =
-                        std::slice::from_raw_parts(piece.addr as *const u8, piece.length as usize);
-                    kept.inline.extend_from_slice(data);
-                } else {
-                    kept.pieces.push(piece);
-                }
-            }
-            self.kept.push_back(kept);
-            next = request.next;
-        }
-        0
-    }
-
-    /// Posts what was kept. Says how far it came if the device refuses a request.
-    pub(in crate::shim) unsafe fn send_kept(&mut self) -> Result<(), c_int> {
-        while let Some(mut kept) = self.kept.pop_front() {
-            let mut inline = [ibv_sge {
-                addr: kept.inline.as_ptr() as u64,
-                length: kept.inline.len() as u32,
-                lkey: 0,
-            }];
-            let pieces = if kept.inline.is_empty() {
-                &mut kept.pieces[..]
-            } else {
-                &mut inline[..]
-            };
-            let mut request = kept.request;
-            request.next = ptr::null_mut();
-            request.num_sge = pieces.len() as c_int;
-            request.sg_list = pieces.as_mut_ptr();
-            let result = if request.is_local() {
-                self.send_local(&request, kept.window_key)
-            } else {
-                self.send(&raw mut request, &mut ptr::null_mut())
-            };
-            if result != 0 {
-                self.kept.push_front(kept);
-                return Err(result);
-            }
-        }
-        Ok(())
     }
 
     /// Gives one receive to the device as it is, and notes it, which there has to be room for.

@@ -97,9 +97,13 @@ unsafe fn region_of<'a>(info: &ibv_mw_bind_info) -> Option<Option<&'a ShadowMr>>
     objects::mr(info.mr).map(Some)
 }
 
+/// Gives the key that the structure has, or had, of the window that a request is to bind.
+pub(super) type KeyOf = unsafe fn(*const ibv_send_wr) -> Option<u32>;
+
 /// The key that the structure has of the window that is to be bound. Nothing if the request names no window or region, or
 /// has data.
-pub(super) unsafe fn key_of(request: &ibv_send_wr) -> Option<u32> {
+pub(super) unsafe fn key_of(request: *const ibv_send_wr) -> Option<u32> {
+    let request = &*request;
     if request.opcode != IBV_WR_BIND_MW {
         return Some(0);
     }

@@ -291,7 +291,7 @@ pub(in crate::shim) unsafe fn take_event(channel: &ShadowChannel) -> Option<*mut
 }
 
 /// As `ibv_get_cq_event`, which takes what an event carries for a queue of libibverbs' own and looks for its operations
-/// in front of its context: a shadow has nothing there. Soft-RoCE, whose queues alone are made ahead, has no operation to
+/// in front of its context: a shadow has none of these there. Soft-RoCE, whose queues alone are made ahead, has no operation to
 /// be called for an event.
 unsafe fn read_event(device_channel: *mut ibv_comp_channel) -> Option<*mut ShadowCq> {
     // `struct ib_uverbs_comp_event_desc`

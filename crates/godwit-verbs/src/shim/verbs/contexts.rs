@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use super::{shared_receives, windows};
+use super::{extended, shared_receives, windows};
 use crate::abi::*;
 use crate::shim::data_path::{polling, posting};
 use crate::shim::descriptors;
@@ -22,8 +22,7 @@ pub(in crate::shim) fn refuse<T>(errno: c_int) -> *mut T {
     ptr::null_mut()
 }
 
-/// The operations of a shadow context. It carries no extended verbs: their functions live in the
-/// object's own memory, and applications fall back to these.
+/// The operations of a shadow context.
 fn operations() -> ibv_context_ops {
     ibv_context_ops {
         compat_control: [ptr::null_mut(); 7],
@@ -39,6 +38,19 @@ fn operations() -> ibv_context_ops {
         post_send: Some(posting::post_send),
         post_recv: Some(posting::post_recv),
         compat_rest: [ptr::null_mut(); 5],
+    }
+}
+
+/// A shadow with the extended verbs before it. Of those it carries one alone: for the absent others the functions of
+/// `verbs.h` fall back to what they are without them, or give `EOPNOTSUPP`.
+fn with_extended_verbs(context: ShadowContext) -> verbs_context<ShadowContext> {
+    verbs_context {
+        before_create_qp_ex: [ptr::null_mut(); 33],
+        create_qp_ex: Some(extended::create_qp_ex),
+        after_create_qp_ex: [ptr::null_mut(); 4],
+        abi_placeholder3: 0,
+        sz: size_of::<verbs_context>(),
+        context,
     }
 }
 
@@ -67,7 +79,7 @@ pub unsafe fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // names this one for as long as it lives, on whatever device; so it has a list of its own.
     let mut count = 0;
     let devices = (real().get_device_list)(&raw mut count);
-    let shadow = Box::into_raw(Box::new(ShadowContext {
+    let whole = Box::into_raw(Box::new(with_extended_verbs(ShadowContext {
         face: ibv_context {
             device,
             ops: operations(),
@@ -75,7 +87,7 @@ pub unsafe fn open_device(device: *mut ibv_device) -> *mut ibv_context {
             async_fd,
             num_comp_vectors: (*opened).num_comp_vectors,
             mutex: [0; 5],
-            abi_compat: ptr::null_mut(),
+            abi_compat: VERBS_ABI_IS_EXTENDED,
         },
         id,
         real: AtomicPtr::new(opened),
@@ -83,7 +95,8 @@ pub unsafe fn open_device(device: *mut ibv_device) -> *mut ibv_context {
         device_name: CStr::from_ptr((real().get_device_name)(device))
             .to_string_lossy()
             .into_owned(),
-    }));
+    })));
+    let shadow = &raw mut (*whole).context;
     world.objects.insert(id, Object::Context(shadow));
     shadow.cast()
 }
@@ -107,7 +120,11 @@ pub unsafe fn close_device(context: *mut ibv_context) -> c_int {
         if !shadow.devices.is_null() {
             (real().free_device_list)(shadow.devices);
         }
-        drop(Box::from_raw(context.cast::<ShadowContext>()));
+        let before = std::mem::offset_of!(verbs_context<ShadowContext>, context);
+        let whole = context
+            .byte_sub(before)
+            .cast::<verbs_context<ShadowContext>>();
+        drop(Box::from_raw(whole));
     }
     result
 }

@@ -3,6 +3,7 @@
 pub(super) mod completions;
 pub(super) mod contexts;
 pub(super) mod datagrams;
+pub(super) mod extended;
 pub(super) mod queue_pairs;
 pub(super) mod shared_receives;
 pub(super) mod windows;

@@ -1,5 +1,6 @@
 //! Queue pairs: made, changed, asked, destroyed.
 
+use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::ptr;
@@ -10,6 +11,7 @@ use super::contexts::refuse;
 use super::datagrams;
 use crate::abi::*;
 use crate::shim::data_path::gate::Gate;
+use crate::shim::data_path::lists::RequestList;
 use crate::shim::moving::{abandon_one, tidy_one};
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
@@ -64,6 +66,15 @@ pub(in crate::shim) unsafe fn make_pair(
 
 /// `ibv_create_qp`
 pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    create(pd, wanted, None)
+}
+
+/// A queue pair, with these calls to put requests together if there are any.
+pub(super) unsafe fn create(
+    pd: *mut ibv_pd,
+    wanted: *mut ibv_qp_init_attr,
+    calls: Option<ibv_qp_ex_wr>,
+) -> *mut ibv_qp {
     let Some(parent) = objects::pd(pd) else {
         return (real().create_qp)(pd, wanted);
     };
@@ -104,6 +115,12 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
     let (Some(post_send), Some(post_recv)) = (operations.post_send, operations.post_recv) else {
         return give_up(libc::EOPNOTSUPP);
     };
+    let mut told = attributes.cap;
+    told.max_send_wr = told.max_send_wr.saturating_sub(1);
+    let list = calls.as_ref().map(|_| RequestList::new(&told));
+    if matches!(list, Some(None)) {
+        return give_up(libc::ENOMEM);
+    }
     let Some(id) = world.add(call) else {
         return give_up(libc::EINVAL);
     };
@@ -112,8 +129,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
         // Its requests are copied, for their handles, and so are all of their keys.
         world.translate();
     }
-    (*wanted).cap = attributes.cap;
-    (*wanted).cap.max_send_wr = attributes.cap.max_send_wr.saturating_sub(1);
+    (*wanted).cap = told;
     let number = (*made).qp_num;
     shadow.write(ShadowQp {
         face: ibv_qp {
@@ -131,6 +147,8 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
             cond: [0; 6],
             events_completed: 0,
         },
+        wr: UnsafeCell::new(calls.unwrap_or_default()),
+        list: list.flatten(),
         id,
         init: *wanted,
         physical: AtomicU32::new(number),

@@ -1,5 +1,7 @@
 //! A device that is a few tables.
 
+pub(crate) mod header;
+mod taken;
 mod windows;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -10,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use godwit_verbs::abi::*;
 use godwit_verbs::shim::Real;
+pub(crate) use taken::Taken;
 use windows::{Local, Window};
 pub(crate) use windows::{Reach, arrive_invalidating};
 
@@ -25,6 +28,8 @@ pub(crate) struct Device {
     pub(crate) receives: BTreeMap<u32, VecDeque<u64>>,
     pub(crate) room: BTreeMap<u32, usize>,
     pub(crate) completed: VecDeque<ibv_wc>,
+    /// Whether what is in flight completes whenever a queue has refused a request.
+    pub(crate) completes_when_full: bool,
     /// Queue pairs at which a message arrives just before they end.
     pub(crate) last_moment: BTreeSet<u32>,
     /// Receives of the shared queue.
@@ -46,6 +51,8 @@ pub(crate) struct Device {
     /// The local keys of the last request's pieces, and its remote key, or the one that it has invalidated.
     pub(crate) local_keys: Vec<u32>,
     pub(crate) remote_key: u32,
+    /// The requests that it has taken.
+    pub(crate) taken: Vec<Taken>,
     /// Queue pairs of which a request has failed: they do no other until they begin anew.
     pub(crate) broken: BTreeSet<u32>,
     /// Memory windows by the upper bits of their keys, the bits that are taken, and how many there have been.
@@ -266,6 +273,7 @@ unsafe extern "C" fn create_qp(_: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *
     let pair = zeroed::<ibv_qp>();
     (*pair).context = open(ptr::null_mut());
     (*pair).qp_context = (*init).qp_context;
+    (*pair).qp_type = (*init).qp_type;
     with(|device| device.made.insert((*init).qp_context.addr(), pair.addr()));
     (*pair).qp_num = with(|device| {
         let number = take(&mut device.numbers, 1);
@@ -341,9 +349,12 @@ unsafe extern "C" fn send(
     let mut next = request;
     let mut result = 0;
     while !next.is_null() && result == 0 {
-        result = send_one(number, next);
+        result = send_one(number, (*pair).qp_type, next);
         if result != 0 {
             *bad = next;
+            if with(|device| device.completes_when_full) {
+                complete_sends();
+            }
         }
         next = (*next).next;
     }
@@ -353,7 +364,7 @@ unsafe extern "C" fn send(
     }
     result
 }
-unsafe fn send_one(number: u32, request: *mut ibv_send_wr) -> c_int {
+unsafe fn send_one(number: u32, pair_type: c_int, request: *mut ibv_send_wr) -> c_int {
     let full = with(|device| {
         device.local_keys = (0..(*request).num_sge as usize)
             .map(|place| (*(*request).sg_list.add(place)).lkey)
@@ -379,6 +390,7 @@ unsafe fn send_one(number: u32, request: *mut ibv_send_wr) -> c_int {
             },
             local: Local::of(&*request),
         });
+        device.taken.push(Taken::of(pair_type, &*request));
         false
     });
     if full { libc::ENOMEM } else { 0 }
