@@ -199,11 +199,11 @@ fn refused(bed: &Bed) -> io::Result<Refusal> {
     })
 }
 
-/// It counts into a file, which comes along.
+/// It counts into a file, which comes along, and has 16 MiB of memory, which is copied while it counts.
 fn without_rdma(bed: &Bed, moved: &mut Moved) -> io::Result<()> {
     let (source, destination) = (bed.guest(1), bed.guest(2));
     for guest in [source, destination] {
-        let script = "i=0; while :; do i=$((i+1)); echo $i >>/out.log; sleep 0.1; done";
+        let script = "big=$(head -c 16777216 /dev/zero | tr '\\0' x); i=0; while :; do i=$((i+1)); echo $i >>/out.log; sleep 0.1; done";
         bundle(guest, "plain", script, OWN)?;
     }
     let first = start(source, "plain")?;
@@ -213,6 +213,13 @@ fn without_rdma(bed: &Bed, moved: &mut Moved) -> io::Result<()> {
     ))?;
     *moved = move_container(source, "plain", destination, None, &log)?;
     restored(destination, "plain")?;
+    if moved.pre_copied_bytes < 16 << 20 || !moved.warnings.is_empty() {
+        let warnings = moved.warnings.join("; ");
+        return Err(io::Error::other(format!(
+            "{} bytes of its memory were copied while it worked: {warnings}",
+            moved.pre_copied_bytes
+        )));
+    }
     if source.run(&format!("[ -e /proc/{first} ]"))?.status == 0 {
         return Err(io::Error::other("it runs at the source as well"));
     }
