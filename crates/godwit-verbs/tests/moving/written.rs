@@ -24,10 +24,8 @@ fn memory() -> *mut libc::c_void {
 fn written(memory: *mut libc::c_void) -> usize {
     let mut seen = [0u8; PAGES];
     // SAFETY: one byte for each page of what is mapped.
-    assert_eq!(
-        unsafe { libc::mincore(memory, PAGES * PAGE, seen.as_mut_ptr()) },
-        0
-    );
+    let looked = unsafe { libc::mincore(memory, PAGES * PAGE, seen.as_mut_ptr()) };
+    assert_eq!(looked, 0);
     seen.iter().filter(|page| **page & 1 == 1).count()
 }
 

@@ -581,7 +581,10 @@ mod tests {
         assert!(why.contains(&own), "{why}");
         // What cannot be looked at is not dumped either.
         one.init = 0x7fff_ff00;
-        let why = one.dump(folder.path()).await.expect_err("it has ended");
+        let why = one
+            .dump(folder.path(), None)
+            .await
+            .expect_err("it has ended");
         assert!(why.contains("cannot be read"), "{why}");
     }
 
