@@ -35,6 +35,8 @@ pub enum Request {
     },
     /// Give the device's objects back.
     Release,
+    /// Track memory that the device writes, until the process goes on after its move: before the first image of its memory.
+    TrackWritten,
     /// Once they are given back: mark all memory that the device could write as changed. Whoever makes an image of what has
     /// changed since an earlier one sees what threads write, and not what devices do.
     MarkWritten,
@@ -154,6 +156,7 @@ impl Request {
     pub(super) fn patience(&self) -> Duration {
         match self {
             Request::Status
+            | Request::TrackWritten
             | Request::Suspend { .. }
             | Request::Plan
             | Request::Redirects
@@ -195,6 +198,10 @@ impl Request {
                 }
             }),
             Request::Release => shim::release().map(|()| Answer::Done),
+            Request::TrackWritten => {
+                shim::track_written();
+                Ok(Answer::Done)
+            }
             Request::MarkWritten => shim::mark_written().map(|()| Answer::Done),
             Request::Recreate { device } => {
                 shim::recreate(device.as_deref()).map(Answer::Recreated)

@@ -21,7 +21,7 @@ pub use data_path::posting::{post_recv, post_send};
 pub use moving::{
     Attached, Connection, Obstacle, PreparedPair, QueuePairState, Recreated, abandon, attach,
     connect, drain, mark_written, needs, obstacles, prepare, queue_pairs, recreate, redirects,
-    release, resume, suspend, switch, tidy,
+    release, resume, suspend, switch, tidy, track_written,
 };
 pub use presetup::{
     HandedOver, HeldPair, Plan, Planned, connect_held, hand_over, hold, is_holder, plan,

@@ -79,6 +79,8 @@ pub(super) struct World {
     pub(super) freed_windows: Recent,
     /// Queue pairs for datagrams that have moved.
     pub(super) redirects: Vec<Redirect>,
+    /// Absent unless memory that the device writes is tracked. An error: some that it may have written could not be marked.
+    pub(super) written: Option<Result<(), String>>,
 }
 
 // SAFETY: the pointers are to objects that live until the application destroys them, which takes them
@@ -97,6 +99,7 @@ static WORLD: Mutex<World> = Mutex::new(World {
     spoken_windows: BTreeSet::new(),
     freed_windows: Recent::new(),
     redirects: Vec::new(),
+    written: None,
 });
 static RESUMED: Condvar = Condvar::new();
 

@@ -10,9 +10,9 @@ use std::ptr;
 use godwit_verbs::abi::*;
 use godwit_verbs::shim;
 
-use crate::Application;
 use crate::device::header::{self, Calls};
 use crate::device::{Taken, complete_sends, with};
+use crate::{Application, make_ready};
 
 /// What this library offers for reliable connections: `IBV_QP_EX_WITH_*` up to `IBV_QP_EX_WITH_SEND_WITH_INV`.
 const ALL: u64 = 0x3ff;
@@ -33,15 +33,7 @@ impl<'a> Extended<'a> {
             wanted.send_ops_flags = operations;
         });
         assert!(!pair.is_null());
-        for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
-            let mut to = ibv_qp_attr {
-                qp_state: state,
-                ..Default::default()
-            };
-            // SAFETY: the pair lives.
-            let changed = unsafe { shim::modify_qp(pair, &raw mut to, IBV_QP_STATE) };
-            assert_eq!(changed, 0);
-        }
+        make_ready(pair);
         // SAFETY: the pair lives.
         let calls = Calls(unsafe { shim::qp_to_qp_ex(pair) });
         assert_eq!(calls.0.cast(), pair);

@@ -53,9 +53,7 @@ impl Application {
                 _alone: alone,
             };
             application.pair = application.create_pair(ptr::null_mut());
-            for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
-                assert_eq!(application.change(state), 0);
-            }
+            make_ready(application.pair);
             application
         }
     }
@@ -86,12 +84,7 @@ impl Application {
     }
 
     fn change(&self, state: c_int) -> c_int {
-        let mut to = ibv_qp_attr {
-            qp_state: state,
-            ..Default::default()
-        };
-        // SAFETY: the pair is this application's.
-        unsafe { shim::modify_qp(self.pair, &raw mut to, IBV_QP_STATE) }
+        change(self.pair, state)
     }
 
     fn number(&self) -> u32 {
@@ -202,6 +195,22 @@ fn chain(list: &mut [ibv_send_wr]) {
             None => ptr::null_mut(),
         };
     }
+}
+
+/// Brings a queue pair to where it can send.
+fn make_ready(pair: *mut ibv_qp) {
+    for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
+        assert_eq!(change(pair, state), 0);
+    }
+}
+
+fn change(pair: *mut ibv_qp, state: c_int) -> c_int {
+    let mut to = ibv_qp_attr {
+        qp_state: state,
+        ..Default::default()
+    };
+    // SAFETY: the pair lives.
+    unsafe { shim::modify_qp(pair, &raw mut to, IBV_QP_STATE) }
 }
 
 fn no_data(wr_id: u64) -> ibv_recv_wr {

@@ -9,8 +9,8 @@ use godwit_verbs::abi::*;
 use godwit_verbs::shim::{self, Connection};
 use godwit_verbs::tables::{Gid, RemoteKey};
 
-use super::Application;
 use super::device::{complete_sends, with};
+use super::{Application, make_ready};
 
 const PAIRS: usize = 64;
 /// Requests of each queue pair.
@@ -28,15 +28,7 @@ struct One {
 impl One {
     fn new(application: &Application) -> Self {
         let pair = application.create_pair(ptr::null_mut());
-        for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
-            let mut to = ibv_qp_attr {
-                qp_state: state,
-                ..Default::default()
-            };
-            // SAFETY: the pair lives.
-            let changed = unsafe { shim::modify_qp(pair, &raw mut to, IBV_QP_STATE) };
-            assert_eq!(changed, 0);
-        }
+        make_ready(pair);
         Self {
             pair,
             // SAFETY: as above.

@@ -67,10 +67,18 @@ fn memory_that_the_device_could_write_is_marked() {
     assert_eq!(unsafe { shim::dereg_mr(gone) }, 0);
     shim::mark_written().expect_err("the device may write still");
     suspend_and_release(&application, 0);
+    let error = shim::mark_written().unwrap_err();
+    assert!(error.contains("nobody has asked"), "{error}");
+    shim::track_written();
     assert_eq!(places.map(written), [0, 0, 0]);
     shim::mark_written().unwrap();
     assert_eq!(places.map(written), [2, 0, 0]);
     go_on(&application);
+    // Whoever moves it next asks anew.
+    suspend_and_release(&application, 0);
+    shim::mark_written().expect_err("nobody has asked");
+    go_on(&application);
+    shim::track_written();
     let lost = register(places[2], PAGES * PAGE, IBV_ACCESS_LOCAL_WRITE);
     regions.push(lost);
     // The application may unmap what is registered; the process goes on, and all of its memory has to be copied.
@@ -87,4 +95,38 @@ fn memory_that_the_device_could_write_is_marked() {
         // SAFETY: the region lives.
         assert_eq!(unsafe { shim::dereg_mr(region) }, 0);
     }
+}
+
+#[test]
+fn memory_of_a_region_that_is_given_back_before_the_stop_is_marked() {
+    let application = Application::start();
+    let (given_back, gone) = (memory(), memory());
+    let give_back = |place: *mut libc::c_void| {
+        let (length, access) = (PAGES * PAGE, IBV_ACCESS_LOCAL_WRITE as u32);
+        // SAFETY: the memory is mapped, the domain lives, and the region after it.
+        unsafe {
+            let region = shim::reg_mr(application.pd, place, length, place.addr() as u64, access);
+            assert!(!region.is_null());
+            if place == gone {
+                assert_eq!(libc::munmap(place, length), 0);
+            }
+            assert_eq!(shim::dereg_mr(region), 0);
+        }
+    };
+    give_back(given_back);
+    assert_eq!(written(given_back), 0, "nobody has asked for it");
+    shim::track_written();
+    give_back(given_back);
+    assert_eq!(written(given_back), PAGES);
+    suspend_and_release(&application, 0);
+    shim::mark_written().unwrap();
+    go_on(&application);
+    // What cannot be marked is not forgotten.
+    shim::track_written();
+    give_back(gone);
+    give_back(given_back);
+    suspend_and_release(&application, 0);
+    let error = shim::mark_written().unwrap_err();
+    assert!(error.contains(&format!("{:#x}", gone.addr())), "{error}");
+    go_on(&application);
 }

@@ -113,6 +113,31 @@ pub(crate) async fn notes_no_changes() -> Option<String> {
     }
 }
 
+/// The first Linux that leaves pages where a device has them when it begins to note changes, and marks pages as changed when it is
+/// asked to (MADV_POPULATE_WRITE).
+const LEAVES_PINNED_PAGES: (u32, u32) = (5, 14);
+
+/// Why memory that a device has must not be watched on this kernel, in one sentence; nothing if it may: an older one
+/// would give the process other pages than the device has.
+pub(crate) fn moves_pinned_pages() -> Option<String> {
+    let release = rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned();
+    let (major, minor) = LEAVES_PINNED_PAGES;
+    let is_new = version_of(&release).is_some_and(|version| version >= LEAVES_PINNED_PAGES);
+    (!is_new).then(|| {
+        format!("Linux {release} cannot note changes of memory that a device has; that needs {major}.{minor}")
+    })
+}
+
+/// The first two numbers of a kernel's name.
+fn version_of(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());
+    let mut next = || numbers.next()?.parse().ok();
+    Some((next()?, next()?))
+}
+
 /// Bytes of memory of their own, or shared with each other, that a process and those that descend from it have.
 pub(crate) fn resident(pid: u32) -> u64 {
     let all = std::iter::once(pid).chain(descendants(pid));
@@ -456,6 +481,17 @@ pub(crate) fn lives(pid: u32, known: &str) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernels_are_told_apart() {
+        assert_eq!(version_of("6.1.0-56-amd64"), Some((6, 1)));
+        assert_eq!(version_of("5.14.0"), Some((5, 14)));
+        assert_eq!(version_of("5.4-rc1"), Some((5, 4)));
+        assert!(version_of("5.4-rc1") < Some(LEAVES_PINNED_PAGES));
+        assert!(version_of("5.20") > Some(LEAVES_PINNED_PAGES));
+        assert_eq!(version_of("linux"), None);
+        assert_eq!(version_of(""), None);
+    }
 
     #[test]
     fn memory_of_files_is_not_counted() {

@@ -328,6 +328,7 @@ fn beyond(request: &Request, numbers: &[u32]) -> Option<String> {
         | Request::Resume { only: None }
         | Request::Abandon { only: None }
         | Request::Release
+        | Request::TrackWritten
         | Request::MarkWritten
         | Request::Recreate { .. }
         | Request::Plan
@@ -380,7 +381,13 @@ pub(crate) async fn serve(
             Ok(Ask::Image(offer)) => {
                 session.make_way(&offer).await;
                 match image(&node, &mut connection, &session, *offer).await {
-                    Some(answer) => answer,
+                    Some(answer) => {
+                        if matches!(answer, Answer::Done) {
+                            // They are the image's now.
+                            session.rounds = 0;
+                        }
+                        answer
+                    }
                     None => break,
                 }
             }
@@ -518,6 +525,7 @@ mod tests {
                 bound_ms: 1,
             },
             Request::Release,
+            Request::TrackWritten,
             Request::MarkWritten,
             Request::Recreate { device: None },
             Request::Prepare {

@@ -48,6 +48,12 @@ impl Running {
         if let Some(why) = criu::notes_no_changes().await {
             return Err(failed(why));
         }
+        if !self.plan.plain {
+            if let Some(why) = criu::moves_pinned_pages() {
+                return Err(failed(why));
+            }
+            self.own(Request::TrackWritten).await?;
+        }
         let subject = self.plan.subject();
         // What changes is copied again, and again with the image.
         let wanted = subject

@@ -245,6 +245,7 @@ pub fn resume(only: Option<&[u32]>) -> Result<(), String> {
     }
     if only.is_none() {
         world.phase = Phase::Running;
+        world.written = None;
         announce_running();
     }
     if refused.is_empty() {

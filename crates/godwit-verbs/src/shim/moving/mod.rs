@@ -7,7 +7,7 @@ mod places;
 mod preparing;
 mod stopping;
 mod windows;
-mod written;
+pub(super) mod written;
 
 pub(super) use connecting::walk;
 pub use connecting::{connect, resume};
@@ -18,7 +18,7 @@ pub use places::redirects;
 pub use preparing::{PreparedPair, abandon, prepare, switch, tidy};
 pub(super) use preparing::{abandon_one, tidy_one};
 pub use stopping::{drain, release, suspend};
-pub use written::mark_written;
+pub use written::{mark_written, track_written};
 
 use crate::abi::*;
 use crate::preflight::Need;

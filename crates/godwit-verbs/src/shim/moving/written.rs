@@ -1,32 +1,56 @@
 //! Memory that the device could write, for an image of what has changed since an earlier one.
 //!
-//! Such an image is made of the kernel's soft-dirty bits, which the processor sets. Linux leaves the bits of a private page set
-//! that a device has pinned, and clears those of shared memory.
+//! Such an image is made of the kernel's soft-dirty bits, which the processor sets. A device sets none. Linux leaves the bits of
+//! what a device has pinned set if the memory is private and in small pages, and clears those of all other memory.
 
 use std::ops::Range;
 use std::ptr;
 
 use crate::abi::IBV_ACCESS_LOCAL_WRITE;
 use crate::shim::world::{Phase, World, world};
-use crate::tables::Call;
+use crate::tables::{Call, ObjectId};
+
+/// From now on memory is marked whose region the application gives back, until the process goes on after its move.
+pub fn track_written() {
+    world().written = Some(Ok(()));
+}
 
 /// Marks all memory of regions that the device could write as changed.
 ///
 /// # Errors
-/// One sentence if the process has its objects, or the kernel refuses, which Linux before 5.14 does.
+/// One sentence if the process has its objects, nobody has called [`track_written`], or the kernel refuses, which Linux before
+/// 5.14 does.
 pub fn mark_written() -> Result<(), String> {
     let world = world();
     if world.phase != Phase::Released {
         return Err("this process has not given its objects back".to_owned());
     }
-    let page = page_size();
-    written(&world).try_for_each(|memory| mark(whole_pages(memory, page)))
+    match &world.written {
+        Some(Ok(())) => {}
+        Some(Err(why)) => return Err(why.clone()),
+        None => return Err("nobody has asked to track what the device writes".to_owned()),
+    }
+    let mut written = writable(&world).map(|(_, memory)| memory);
+    written.try_for_each(mark)
+}
+
+/// A region that the device could write, before the application gives it back; nothing if nobody asks for it.
+pub(in crate::shim) fn tracked(world: &World, region: ObjectId) -> Option<Range<usize>> {
+    world.written.as_ref()?;
+    let mut regions = writable(world);
+    regions.find_map(|(id, memory)| (id == region).then_some(memory))
+}
+
+/// Marks the memory of a region that has been given back: what the device wrote stays in it.
+pub(in crate::shim) fn mark_given_back(world: &mut World, memory: Range<usize>) {
+    if let (Some(written @ Ok(())), Err(why)) = (&mut world.written, mark(memory)) {
+        *written = Err(why);
+    }
 }
 
 /// The memory of regions that the device could write.
-fn written(world: &World) -> impl Iterator<Item = Range<usize>> {
-    let calls = world.roadmap.calls();
-    calls.filter_map(|(_, call)| match call {
+fn writable(world: &World) -> impl Iterator<Item = (ObjectId, Range<usize>)> {
+    world.roadmap.calls().filter_map(|(id, call)| match call {
         Call::MemoryRegion {
             address,
             length,
@@ -34,7 +58,7 @@ fn written(world: &World) -> impl Iterator<Item = Range<usize>> {
             ..
         } if access & IBV_ACCESS_LOCAL_WRITE != 0 => {
             let start = *address as usize;
-            Some(start..start.saturating_add(*length as usize))
+            Some((id, start..start.saturating_add(*length as usize)))
         }
         _ => None,
     })
@@ -52,8 +76,9 @@ fn whole_pages(memory: Range<usize>, page: usize) -> Range<usize> {
     memory.start / page * page..end
 }
 
-/// As if each page was written, with what it has.
-fn mark(pages: Range<usize>) -> Result<(), String> {
+/// As if each page of this memory was written, with what it has.
+fn mark(memory: Range<usize>) -> Result<(), String> {
+    let pages = whole_pages(memory, page_size());
     if pages.is_empty() {
         return Ok(());
     }
@@ -90,7 +115,7 @@ mod tests {
         let page = page_size();
         let memory = vec![7u8; 8 * page];
         let within = memory.as_ptr().addr() + 1..memory.as_ptr().addr() + 7 * page;
-        mark(whole_pages(within, page)).expect("marks");
+        mark(within).expect("marks");
         assert!(memory.iter().all(|byte| *byte == 7));
         // What is not mapped is no end of the process.
         mark(page..2 * page).expect_err("is not there");

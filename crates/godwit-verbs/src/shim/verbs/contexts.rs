@@ -9,6 +9,7 @@ use super::{extended, shared_receives, windows};
 use crate::abi::*;
 use crate::shim::data_path::{polling, posting};
 use crate::shim::descriptors;
+use crate::shim::moving::written;
 use crate::shim::objects::context_is_ours;
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
@@ -260,8 +261,12 @@ pub unsafe fn dereg_mr(mr: *mut ibv_mr) -> c_int {
         return (real().dereg_mr)(mr);
     };
     let mut world = running_world();
+    let tracked = written::tracked(&world, shadow.id);
     let result = (real().dereg_mr)(shadow.real.load(Ordering::Acquire));
     if result == 0 {
+        if let Some(memory) = tracked {
+            written::mark_given_back(&mut world, memory);
+        }
         KEYS.forget(shadow.face.lkey);
         world.freed_keys.push(shadow.face.rkey);
         all_windows().region_ended(shadow.id);
