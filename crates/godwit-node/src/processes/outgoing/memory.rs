@@ -20,6 +20,8 @@ use crate::processes::{folder, images};
 
 /// How often it is looked whether the move was cancelled.
 const LOOK: Duration = Duration::from_millis(100);
+/// What CRIU says of a device's queues when it has no plugin for them.
+const NO_PLUGIN: &str = "handle_device_vma plugin failed";
 
 impl Running {
     /// Has all rounds copied; nothing is left of them after an error.
@@ -33,7 +35,14 @@ impl Running {
                 let _left = std::fs::remove_dir_all(&place);
                 if !self.is_cancelled() {
                     let why = trouble.clone().into_text();
-                    self.warn(format!("its memory was not copied while it worked: {why}"));
+                    let plugin = if why.contains(NO_PLUGIN) {
+                        "; put the plugin godwit_rdma.so into /usr/lib/criu"
+                    } else {
+                        ""
+                    };
+                    self.warn(format!(
+                        "its memory was not copied while it worked: {why}{plugin}"
+                    ));
                 }
             }
         }
