@@ -1,0 +1,336 @@
+//! What there is while a process moves, and what each step does to it.
+
+use crate::mover::destination::Arrival;
+use crate::mover::{Ending, Move, Step};
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Process {
+    suspended: bool,
+    /// Which of its objects are there: counts how often they were made.
+    objects: Option<u32>,
+    connected: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct World {
+    pub(super) source: Option<Process>,
+    image: Option<Process>,
+    /// Whether making it of its image at the source was tried.
+    pub(super) tried_back: bool,
+    sent: bool,
+    arrival: Arrival,
+    destination: Option<Process>,
+    /// What the destination stored of the objects that it has made.
+    pub(super) recreated: Option<u32>,
+    made: u32,
+    partner_suspended: bool,
+    /// Whether the destination has memory ahead of the process; it goes with the source's connection until the image is there.
+    memory_there: bool,
+    /// Whether the image has only what changed since.
+    pub(super) image_needs_memory: bool,
+    /// Whether the destination has objects ahead of the process; they go with the source's connection.
+    pub(super) held: bool,
+    /// Whether the partner has queue pairs that are connected to those.
+    pub(super) prepared: bool,
+    /// What the destination stored: whether the process has taken what was made ahead of it.
+    attached: bool,
+    /// The objects whose keys the source's node was told of on the way back.
+    pub(super) told: Option<u32>,
+    /// What the source's node has stored: the move, and those objects.
+    pub(super) stored: (Move, Option<u32>),
+    /// The objects that the partner is connected to.
+    partner_knows: u32,
+    partner_connected: bool,
+    /// Whether this move has the process and its partner.
+    claimed: bool,
+    /// Whether anything was asked of them that changes them.
+    pub(super) touched: bool,
+}
+
+type Done = Result<(), String>;
+
+fn no(why: &str) -> Done {
+    Err(why.to_owned())
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        Self {
+            source: Some(Process {
+                suspended: false,
+                objects: Some(1),
+                connected: true,
+            }),
+            image: None,
+            tried_back: false,
+            sent: false,
+            arrival: Arrival::Coming,
+            destination: None,
+            recreated: None,
+            made: 1,
+            told: None,
+            stored: (Move::default(), None),
+            partner_suspended: false,
+            memory_there: false,
+            image_needs_memory: false,
+            held: false,
+            prepared: false,
+            attached: false,
+            partner_knows: 1,
+            partner_connected: true,
+            claimed: false,
+            touched: false,
+        }
+    }
+
+    fn at(&mut self, here: bool) -> Result<&mut Process, String> {
+        let place = if here {
+            &mut self.source
+        } else {
+            &mut self.destination
+        };
+        place.as_mut().ok_or_else(|| "no such process".to_owned())
+    }
+
+    pub(super) fn recreate(&mut self, here: bool, may_be_old: bool) -> Done {
+        if !here && let Some(made) = self.recreated {
+            // The destination's node has stored it.
+            let process = self.at(here)?;
+            assert_eq!(process.objects, Some(made));
+            return Ok(());
+        }
+        let next = self.made + 1;
+        let process = self.at(here)?;
+        if process.objects.is_some() {
+            return if here && may_be_old {
+                Ok(())
+            } else {
+                no("its keys are not known")
+            };
+        }
+        (process.objects, process.connected) = (Some(next), false);
+        self.made = next;
+        if here {
+            self.told = Some(next);
+        } else {
+            self.recreated = Some(next);
+            self.attached = std::mem::take(&mut self.held);
+            let connected = self.attached && self.prepared;
+            self.at(here)?.connected = connected;
+        }
+        Ok(())
+    }
+
+    /// The partner's half first.
+    fn connect(&mut self, here: bool, half: bool) -> Done {
+        self.at(here)?.objects.ok_or("it has no objects")?;
+        if !self.partner_suspended {
+            return no("the partner is not suspended");
+        }
+        let keys = if here { self.told } else { self.recreated };
+        if !here && self.attached && std::mem::take(&mut self.prepared) {
+            self.partner_knows = keys.unwrap_or(self.partner_knows);
+            self.partner_connected = true;
+            return if half {
+                no("not all were switched")
+            } else {
+                Ok(())
+            };
+        }
+        // Without any it keeps those that it knows.
+        self.partner_knows = keys.unwrap_or(self.partner_knows);
+        self.partner_connected = true;
+        let process = self.at(here)?;
+        if half || !process.suspended {
+            return no("the process was not connected");
+        }
+        process.connected = true;
+        Ok(())
+    }
+
+    pub(super) fn resume_partner(&mut self) {
+        (self.partner_suspended, self.prepared) = (false, false);
+    }
+
+    fn resume(&mut self, here: bool, half: bool) -> Done {
+        self.resume_partner();
+        let process = self.at(here)?;
+        if half || process.objects.is_none() {
+            return no("the process did not go on");
+        }
+        process.suspended = false;
+        Ok(())
+    }
+
+    fn restore(&mut self) -> Done {
+        if !self.sent || !self.arrival.may_restore() {
+            return no("there is nothing that may be restored");
+        }
+        assert!(
+            self.memory_there || !self.image_needs_memory,
+            "it is made of a part of its memory: {self:?}"
+        );
+        self.arrival = Arrival::Restoring;
+        self.destination = self.image.clone();
+        self.arrival = Arrival::Here;
+        Ok(())
+    }
+
+    /// Whether the process runs at the destination; the answer is for good.
+    pub(super) fn settle(&mut self) -> bool {
+        self.arrival = self.arrival.settled(self.destination.is_some());
+        self.arrival == Arrival::Here
+    }
+
+    pub(super) fn carry_out(&mut self, moving: &Move, half: bool) -> Done {
+        if moving.step() != Step::Wait {
+            assert!(self.claimed, "another move may have the process");
+        }
+        match moving.step() {
+            // Half: what was taken is given back.
+            Step::Wait if half => no("half"),
+            Step::Wait => {
+                self.claimed = true;
+                Ok(())
+            }
+            // Half: some rounds are there.
+            Step::PreCopy => {
+                self.memory_there = !half;
+                if half { no("half") } else { Ok(()) }
+            }
+            Step::PreSetup => {
+                // Half: nobody hears that what was made is not wanted.
+                (self.held, self.prepared) = (true, true);
+                if half { no("half") } else { Ok(()) }
+            }
+            Step::Suspend => {
+                self.partner_suspended = true;
+                if half {
+                    return no("half");
+                }
+                self.at(true)?.suspended = true;
+                Ok(())
+            }
+            Step::Drain if half => no("half"),
+            Step::Drain if !self.partner_suspended => no("the partner is not held"),
+            Step::Drain => Ok(()),
+            Step::Release => {
+                let process = self.at(true)?;
+                // What was given back of the objects is made again.
+                (process.objects, process.connected) = (None, false);
+                if half { no("half") } else { Ok(()) }
+            }
+            Step::Dump if half => no("half"),
+            Step::Dump => {
+                self.image = self.source.take();
+                self.image_needs_memory = moving.memory_was_copied();
+                if self.image.is_some() {
+                    Ok(())
+                } else {
+                    no("no such process")
+                }
+            }
+            Step::Send if self.image_needs_memory && !self.memory_there => {
+                no("the memory that it needs is not there")
+            }
+            Step::Send => {
+                self.sent = !half;
+                if half { no("half") } else { Ok(()) }
+            }
+            Step::Restore if half => {
+                // Its node finds nothing of it, and says so for good.
+                self.arrival = Arrival::Never;
+                no("half")
+            }
+            Step::Restore => self.restore().inspect_err(|_| {
+                self.arrival = self.arrival.settled(self.destination.is_some());
+            }),
+            Step::Settle if self.settle() => Ok(()),
+            Step::Settle => no("it does not run there"),
+            Step::Recreate => self.recreate(false, false),
+            Step::RecreateHere => self.recreate(true, moving.objects_may_be_old()),
+            Step::Connect => self.connect(false, half),
+            Step::ConnectHere => self.connect(true, half),
+            Step::Resume => self.resume(false, half),
+            Step::ResumeHere => self.resume(true, half),
+            Step::BringBack if half => no("half"),
+            Step::BringBack => {
+                assert!(self.source.is_none(), "restored over the process itself");
+                self.source = self.image.clone();
+                self.source
+                    .as_ref()
+                    .map(drop)
+                    .ok_or_else(|| "there is no image".to_owned())
+            }
+            Step::ResumePartners => {
+                self.resume_partner();
+                Ok(())
+            }
+            Step::End => unreachable!(),
+        }
+    }
+
+    /// What came ahead is kept with the image, and not without.
+    pub(super) fn forget_memory(&mut self) {
+        self.memory_there &= self.sent;
+    }
+
+    /// A partner that goes on breaks its connection where nobody answers it.
+    pub(super) fn partner_goes_on(&mut self) {
+        let other = self.source.as_ref().or(self.destination.as_ref());
+        let answers = other.is_some_and(|process| {
+            process.connected && process.objects == Some(self.partner_knows)
+        });
+        self.partner_connected &= self.partner_suspended || answers;
+    }
+
+    pub(super) fn runs_at_one_place_at_most(&self) {
+        assert!(
+            self.source.is_none() || self.destination.is_none(),
+            "the process runs at two places: {self:?}"
+        );
+    }
+
+    /// Whether the process and its partner can work with each other.
+    fn works(&self, process: &Process) -> bool {
+        process.connected
+            && process.objects == Some(self.partner_knows)
+            && self.partner_connected
+            && !process.suspended
+            && !self.partner_suspended
+    }
+
+    pub(super) fn judge(&self, ending: &Ending) {
+        let said = |process: &Option<Process>, lost: &Option<String>| {
+            let process = process
+                .as_ref()
+                .expect("the process runs where it is said to run");
+            assert!(
+                lost.is_some() || self.works(process),
+                "connections do not work, and nothing is said of it: {self:?}"
+            );
+        };
+        match ending {
+            Ending::Moved { lost } => said(&self.destination, lost),
+            Ending::Stayed { why, lost } => {
+                assert!(!why.is_empty());
+                assert!(
+                    lost.is_none() || self.touched,
+                    "nothing was touched, and {lost:?} is said to be lost"
+                );
+                said(&self.source, lost);
+            }
+            Ending::Gone { why } => {
+                assert!(!why.is_empty());
+                assert!(
+                    self.source.is_none() && self.destination.is_none(),
+                    "{self:?}"
+                );
+                assert!(
+                    self.image.is_none() || self.tried_back,
+                    "the process is an image, and was not made of it again: {self:?}"
+                );
+            }
+        }
+    }
+}
