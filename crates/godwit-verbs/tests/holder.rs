@@ -32,7 +32,7 @@ fn a_holder_says_what_is_not_there_and_ends_with_who_started_it() {
         );
         std::thread::sleep(Duration::from_millis(10));
     }
-    let plan = json!({"objects": [{"id": 1, "call": {"kind": "context"}, "cookie": 0, "details": {"device": "none"}}]});
+    let plan = json!({"name": 1, "objects": [{"id": 1, "call": {"kind": "context"}, "cookie": 0, "details": {"device": "none"}}]});
     let request = Request::Hold {
         plan: serde_json::from_value(plan).unwrap(),
     };

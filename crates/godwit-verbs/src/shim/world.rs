@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::objects::*;
+use crate::shim::presetup::Plan;
 use crate::shim::verbs::datagrams::Redirect;
 use crate::tables::{Call, LocalKeys, ObjectId, Recent, RemoteKey, Roadmap, TAG_BITS, Windows};
 
@@ -79,6 +80,8 @@ pub(super) struct World {
     pub(super) freed_windows: Recent,
     /// Queue pairs for datagrams that have moved.
     pub(super) redirects: Vec<Redirect>,
+    /// The plan that was told last, until the process goes on.
+    pub(super) told: Option<Plan>,
     /// Absent unless memory that the device writes is tracked. An error: some that it may have written could not be marked.
     pub(super) written: Option<Result<(), String>>,
 }
@@ -99,6 +102,7 @@ static WORLD: Mutex<World> = Mutex::new(World {
     spoken_windows: BTreeSet::new(),
     freed_windows: Recent::new(),
     redirects: Vec::new(),
+    told: None,
     written: None,
 });
 static RESUMED: Condvar = Condvar::new();

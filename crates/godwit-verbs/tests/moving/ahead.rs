@@ -4,6 +4,7 @@ use godwit_verbs::abi::*;
 use godwit_verbs::shim;
 use godwit_verbs::tables::RemoteKey;
 
+use crate::attached::held;
 use crate::device::{arrive, complete_sends, with};
 use crate::{Application, suspend_and_release};
 
@@ -124,8 +125,44 @@ fn an_application_holds_nothing_for_others_and_its_plan_is_what_it_has() {
             .unwrap_err()
             .contains("is an application")
     );
-    assert_eq!(plan, shim::plan());
+    let again = shim::plan();
+    assert_eq!(plan.objects, again.objects);
+    assert_ne!(plan.name, again.name, "two plans have one name");
     assert_eq!(application.change(IBV_QPS_RTS), 0);
     assert_eq!(plan.objects.len(), 4);
-    assert_ne!(plan, shim::plan(), "a change of state is not noticed");
+    assert_ne!(
+        plan.objects,
+        shim::plan().objects,
+        "a change of state is not noticed"
+    );
+}
+
+#[test]
+fn what_was_made_from_another_plan_is_not_taken() {
+    let application = Application::start();
+    let earlier = shim::plan();
+    let plan = shim::plan();
+    suspend_and_release(&application, 0);
+    let refused = shim::attach(held(&earlier, 2)).unwrap_err();
+    assert!(refused.contains("has changed since"), "{refused}");
+    // Nothing was touched.
+    shim::attach(held(&plan, 2)).unwrap();
+    shim::resume(None).unwrap();
+    // What was told before a move is of no use to the next.
+    suspend_and_release(&application, 0);
+    assert!(shim::attach(held(&plan, 2)).is_err());
+    shim::recreate(None).unwrap();
+    shim::resume(None).unwrap();
+    // What has been made since is not among what was made ahead.
+    let plan = shim::plan();
+    let (nobody, nothing) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the context is the application's.
+    let queue = unsafe { shim::create_cq(application.context, 4, nothing, nobody, 0) };
+    suspend_and_release(&application, 0);
+    let refused = shim::attach(held(&plan, 2)).unwrap_err();
+    assert!(refused.contains("has changed since"), "{refused}");
+    shim::recreate(None).unwrap();
+    shim::resume(None).unwrap();
+    // SAFETY: nothing uses the queue.
+    assert_eq!(unsafe { shim::destroy_cq(queue) }, 0);
 }

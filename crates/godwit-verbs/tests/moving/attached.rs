@@ -24,7 +24,7 @@ fn event_file() -> OwnedFd {
 
 /// What a holder gives for this plan.
 pub(crate) fn held(plan: &Plan, files: usize) -> HandedOver {
-    let said = json!({"plan": plan, "answers": []});
+    let said = json!({"plan": plan.name, "answers": []});
     let mut handed: HandedOver = serde_json::from_value(said).unwrap();
     handed.descriptors = (0..files).map(|_| event_file()).collect();
     handed

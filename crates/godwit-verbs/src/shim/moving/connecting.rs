@@ -245,6 +245,7 @@ pub fn resume(only: Option<&[u32]>) -> Result<(), String> {
     }
     if only.is_none() {
         world.phase = Phase::Running;
+        world.told = None;
         world.written = None;
         announce_running();
     }

@@ -6,7 +6,7 @@ use super::{Recreated, describe};
 use crate::abi::*;
 use crate::shim::descriptors;
 use crate::shim::objects::{self, *};
-use crate::shim::presetup::{Answer, HandedOver, plan_of, repeat};
+use crate::shim::presetup::{Answer, HandedOver, Planned, as_told, repeat};
 use crate::shim::real::real;
 use crate::shim::verbs::completions::{make_cq, show, state};
 use crate::shim::verbs::contexts::register;
@@ -58,13 +58,14 @@ pub struct Attached {
 /// One sentence, if the process has changed since it was asked for its plan, or what the device refused.
 pub fn attach(handed: HandedOver) -> Result<Attached, String> {
     let mut world = world();
-    if plan_of(&world) != handed.plan {
+    let Some(planned) = as_told(&world, handed.plan) else {
         return Err(
             "this process has changed since it said what to make ahead of it; its objects have to be made again"
                 .to_owned(),
         );
-    }
-    make_all(&mut world, Source::of(handed)?)?;
+    };
+    let source = Source::of(planned, handed)?;
+    make_all(&mut world, source)?;
     // SAFETY: objects live while the world is locked.
     for pair in unsafe { world.queue_pairs().map(|pair| &*pair) } {
         let mut lane = pair.lane.visit();
@@ -103,7 +104,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    fn of(handed: HandedOver) -> Result<Self, String> {
+    fn of(objects: &[Planned], handed: HandedOver) -> Result<Self, String> {
         let mut source = Self::default();
         let mut files = handed.descriptors.into_iter();
         let mut next = || {
@@ -111,12 +112,12 @@ impl Source<'_> {
                 .next()
                 .ok_or("the holder gave too few files".to_owned())
         };
-        for planned in &handed.plan.objects {
+        for planned in objects {
             if matches!(planned.call, Call::Context) {
                 source.files.insert(planned.id, [next()?, next()?]);
             }
         }
-        for planned in &handed.plan.objects {
+        for planned in objects {
             if matches!(planned.call, Call::CompletionChannel { .. }) {
                 source.channels.insert(planned.id, next()?);
             }

@@ -10,6 +10,8 @@ use std::collections::VecDeque;
 use std::ffi::{c_int, c_ulong, c_void};
 use std::sync::OnceLock;
 
+use base64::engine::general_purpose::STANDARD_NO_PAD as BASE64;
+use base64::{DecodeError, Engine as _};
 use serde::{Deserialize, Serialize};
 
 use super::libibverbs::replace_ioctl;
@@ -39,8 +41,10 @@ pub(crate) struct Answer {
     attributes: Vec<Attribute>,
 }
 
-/// One part of it.
+/// One part of it, which the kernel has written. Told briefly, since a process reads those of all of its queues while it
+/// stands still.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Told", into = "Told")]
 struct Attribute {
     id: u16,
     flags: u16,
@@ -48,6 +52,29 @@ struct Attribute {
     value: u64,
     /// What was written to where it points.
     contents: Vec<u8>,
+}
+
+/// An attribute as it is told.
+type Told = (u16, u16, u64, String);
+
+impl From<Attribute> for Told {
+    fn from(attribute: Attribute) -> Self {
+        let contents = BASE64.encode(attribute.contents);
+        (attribute.id, attribute.flags, attribute.value, contents)
+    }
+}
+
+impl TryFrom<Told> for Attribute {
+    type Error = DecodeError;
+
+    fn try_from((id, flags, value, contents): Told) -> Result<Self, DecodeError> {
+        Ok(Self {
+            id,
+            flags,
+            value,
+            contents: BASE64.decode(contents)?,
+        })
+    }
 }
 
 impl Answer {
@@ -193,8 +220,14 @@ fn carry_cookie(header: &CommandHeader, parts: &mut [CommandAttribute], cookie: 
 }
 
 unsafe fn answer_of(header: &CommandHeader, parts: &[CommandAttribute]) -> Answer {
-    let attributes = parts.iter().map(|part| {
+    let is_device = header.object == OBJECT_DEVICE;
+    let attributes = parts.iter().filter_map(|part| {
+        let names_object = !is_device && part.id == NEW_HANDLE;
         let written = part.flags & VALID_OUTPUT != 0 || part.id == DRIVER_OUT;
+        // A channel's descriptor is set there, whether the kernel marks it as written or not.
+        if !(written || names_object || is_device && part.id == CORE_OUT) {
+            return None;
+        }
         let length = usize::from(part.length).min(LONGEST);
         let contents = if written && length > 0 && part.data != 0 {
             // SAFETY: the kernel has just written there, as much as the attribute says.
@@ -202,12 +235,12 @@ unsafe fn answer_of(header: &CommandHeader, parts: &[CommandAttribute]) -> Answe
         } else {
             Vec::new()
         };
-        Attribute {
+        Some(Attribute {
             id: part.id,
             flags: part.flags,
-            value: part.data,
+            value: if names_object { part.data } else { 0 },
             contents,
-        }
+        })
     });
     Answer {
         object: header.object,

@@ -38,8 +38,8 @@ pub struct HeldPair {
 /// Everything that a restored process needs to have what was held.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct HandedOver {
-    /// What it was made from.
-    pub plan: Plan,
+    /// The name of the plan that it was made from.
+    pub plan: u64,
     /// What the kernel answered, by object.
     pub(crate) answers: Vec<(ObjectId, Vec<Answer>)>,
     /// For each context of the plan its two files, then the files of the channels. The message carries them.
@@ -208,7 +208,7 @@ pub fn hand_over() -> Result<HandedOver, String> {
         }
     }
     Ok(HandedOver {
-        plan: held.plan,
+        plan: held.plan.name,
         answers: held.answers,
         // SAFETY: the objects that owned these files are never used or closed again; this process ends.
         descriptors: numbers

@@ -22,5 +22,5 @@ pub(super) use commands::repeat;
 pub use holding::{
     HandedOver, HeldPair, connect_held, hand_over, hold, is_holder, serve_as_holder,
 };
-pub(super) use plan::plan_of;
+pub(super) use plan::as_told;
 pub use plan::{Plan, Planned, plan};

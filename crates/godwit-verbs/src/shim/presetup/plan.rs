@@ -1,18 +1,21 @@
 //! What a process has, as far as it can be made before the process is there.
 
-use serde::{Deserialize, Serialize};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::PoisonError;
+
+use serde::{Deserialize, Serialize};
 
 use crate::abi::*;
 use crate::shim::objects::{ShadowQp, Transition};
 use crate::shim::world::{Object, World, world};
 use crate::tables::{Call, ObjectId};
 
-/// The objects that a process has, in the order in which they can be made. Two plans are equal if what was made from one
-/// will do for the other.
+/// The objects that a process has, in the order in which they can be made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Contexts, domains, channels, queues and queue pairs.
+    /// Which of all plans it is: the process has told one of this name only once.
+    pub name: u64,
+    /// Contexts, domains, channels, queues and queue pairs. What was made from equal ones will do for others.
     pub objects: Vec<Planned>,
 }
 
@@ -67,12 +70,26 @@ impl PlannedPair {
     }
 }
 
-/// What this process has.
+/// What this process has. It remembers the plan, so that whoever has made something from it needs to say no more than its
+/// name.
 pub fn plan() -> Plan {
-    plan_of(&world())
+    let mut world = world();
+    let plan = Plan {
+        // Keys that are random in each process and other ones for each state.
+        name: RandomState::new().hash_one(std::process::id()),
+        objects: planned(&world),
+    };
+    world.told = Some(plan.clone());
+    plan
 }
 
-pub(in crate::shim) fn plan_of(world: &World) -> Plan {
+/// What the plan of this name asks for, if the process has told it and has changed nothing since.
+pub(in crate::shim) fn as_told(world: &World, name: u64) -> Option<&[Planned]> {
+    let told = world.told.as_ref().filter(|told| told.name == name)?;
+    (told.objects == planned(world)).then_some(&told.objects)
+}
+
+fn planned(world: &World) -> Vec<Planned> {
     let objects = world.roadmap.calls().filter_map(|(id, call)| {
         // SAFETY: objects live while the world is locked.
         let (cookie, details) = unsafe { details(*world.objects.get(&id)?)? };
@@ -83,9 +100,7 @@ pub(in crate::shim) fn plan_of(world: &World) -> Plan {
             details,
         })
     });
-    Plan {
-        objects: objects.collect(),
-    }
+    objects.collect()
 }
 
 /// Nothing for what is made only where the process is: memory regions, their windows, and what is made quickly.
