@@ -161,10 +161,12 @@ pub struct ProcessBreakdown {
     pub dump_others: f64,
     /// The image on its way.
     pub transfer: f64,
-    /// Making the objects again and connecting them.
+    /// Making the objects again, or taking what was made ahead, and connecting them.
     pub restore_rdma: f64,
     /// CRIU's restore.
     pub full_restore: f64,
+    /// Both sides post what was kept back, and go on.
+    pub resume: f64,
 }
 
 /// The move of a process, under way or ended; known at the node that the process leaves, until that node ends.

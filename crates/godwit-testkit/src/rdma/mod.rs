@@ -21,7 +21,7 @@ pub use moving::{
 };
 pub use nodes::{certificates, kill_node, start_node};
 pub use payload::payload;
-pub use perftest::write_bw;
+pub use perftest::{write_bw, write_bw_through_a_move};
 pub use place::Place;
 pub use program::{
     ALIAS, AtWork, PARTNER_ALIAS, Program, Side, checked_end, clean_up, connected, listening, said,

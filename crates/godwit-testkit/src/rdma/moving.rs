@@ -19,10 +19,12 @@ pub struct Breakdown {
     pub dump_others: f64,
     /// The image on its way.
     pub transfer: f64,
-    /// Making the objects again and connecting them.
+    /// Making the objects again, or taking what was made ahead, and connecting them.
     pub restore_rdma: f64,
     /// CRIU's restore.
     pub full_restore: f64,
+    /// Both sides post what was kept back, and go on.
+    pub resume: f64,
 }
 
 /// What a move took.

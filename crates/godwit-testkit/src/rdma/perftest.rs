@@ -25,6 +25,15 @@ pub fn write_bw(queue_pairs: u32, depth: u32, bytes: u32, messages: u32) -> Prog
     }
 }
 
+/// [`write_bw`] with enough small messages that it works still when it is moved, since what has to be made for a move takes
+/// the longer the more queue pairs there are.
+///
+/// # Panics
+/// If `queue_pairs` is 0.
+pub fn write_bw_through_a_move(queue_pairs: u32) -> Program {
+    write_bw(queue_pairs, 4, 4096, 24_000 / queue_pairs + 400)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,7 @@ use std::io;
 use godwit_bench::interrupt;
 use godwit_bench::spread::Spread;
 use godwit_testkit::rdma::{
-    ALIAS, AtWork, Bed, Moved, Program, Side, clean_up, move_process, write_bw,
+    ALIAS, AtWork, Bed, Moved, Program, Side, clean_up, move_process, write_bw_through_a_move,
 };
 use serde::Serialize;
 
@@ -25,18 +25,19 @@ pub(crate) struct Run {
 }
 
 /// Parts of a blackout, in the order in which they come. What is not one of them is in `rest`: waiting for the nodes.
-pub(crate) const PARTS: [&str; 7] = [
+pub(crate) const PARTS: [&str; 8] = [
     "wait_before_stop",
     "dump_rdma",
     "dump_others",
     "transfer",
     "full_restore",
     "restore_rdma",
+    "resume",
     "rest",
 ];
 
 /// The parts of a move's blackout, in milliseconds.
-pub(crate) fn parts(moved: &Moved) -> [f64; 7] {
+pub(crate) fn parts(moved: &Moved) -> [f64; 8] {
     let all = &moved.breakdown_ms;
     let known = [
         moved.wbs_ms,
@@ -45,11 +46,11 @@ pub(crate) fn parts(moved: &Moved) -> [f64; 7] {
         all.transfer,
         all.full_restore,
         all.restore_rdma,
+        all.resume,
     ];
     let rest = (moved.blackout_ms - known.iter().sum::<f64>()).max(0.0);
-    [
-        known[0], known[1], known[2], known[3], known[4], known[5], rest,
-    ]
+    let [wait, objects, others, transfer, restore, made, resume] = known;
+    [wait, objects, others, transfer, restore, made, resume, rest]
 }
 
 /// All moves of one kind.
@@ -106,18 +107,20 @@ impl Summary {
     }
 }
 
-/// Enough requests that the program works still when it is moved, of a size that leaves the emulated processors alone.
-fn program(qps: u32) -> Program {
-    write_bw(qps, 4, 4096, (24_000 / qps).max(60))
-}
-
 pub(crate) fn turn(bed: &Bed, plan: &Plan, round: u32, report: &mut Report) -> io::Result<()> {
     for &qps in &plan.qps {
         for &side in plan.sides {
             for pre_setup in [round.is_multiple_of(2), !round.is_multiple_of(2)] {
                 interrupt::check()?;
                 let mut moved = None;
-                let error = one(bed, &program(qps), side, pre_setup, &mut moved).err();
+                let error = one(
+                    bed,
+                    &write_bw_through_a_move(qps),
+                    side,
+                    pre_setup,
+                    &mut moved,
+                )
+                .err();
                 clean_up(bed)?;
                 let run = Run {
                     side: role(side),
@@ -187,6 +190,7 @@ mod tests {
                 transfer: 3.0,
                 full_restore: 4.0,
                 restore_rdma,
+                resume: 6.0,
             },
             wbs_ms: 5.0,
             ..Moved::default()
@@ -196,7 +200,7 @@ mod tests {
     #[test]
     fn parts_make_up_the_blackout() {
         let parts = parts(&moved(40.0, 10.0));
-        assert_eq!(parts, [5.0, 1.0, 2.0, 3.0, 4.0, 10.0, 15.0]);
+        assert_eq!(parts, [5.0, 1.0, 2.0, 3.0, 4.0, 10.0, 6.0, 9.0]);
         assert_eq!(parts.iter().sum::<f64>(), 40.0);
     }
 

@@ -17,8 +17,8 @@ use super::rounds;
 use crate::failpoint;
 use crate::node::{Node, blocking};
 use crate::peers::PeerConnection;
-use crate::processes::host::files;
 use crate::processes::host::threads::{MOST_THREADS, thread_in_image};
+use crate::processes::host::{criu, files};
 use crate::processes::messages::{self, Answer, Ask, FoundProcess};
 use crate::processes::{NotDone, ask_all, check_enabled, hear, statuses};
 
@@ -230,7 +230,15 @@ impl Session {
         }
         failpoint::reach(format!("process-partner-{}", name(&request))).await;
         let resumes = matches!(request, Request::Resume { .. });
-        let answer = hear(pid, request).await;
+        let mut answer = hear(pid, request).await;
+        if matches!(answer, Err(NotDone::Silent(_))) && matches!(criu::layout(pid), Ok(None)) {
+            // It has no connections any more, so it keeps nobody from anything.
+            answer = if resumes {
+                Ok(LibraryAnswer::Done)
+            } else {
+                Err(NotDone::Silent(format!("process {pid} has ended")))
+            };
+        }
         let works = match &answer {
             Ok(_) => resumes,
             // Who was not suspended is not held. One that says no may be held for another, and goes on by nobody's word.

@@ -368,6 +368,9 @@ impl Running {
             } => conflict(format!(
                 "{name} did not move and goes on at node '{here}', but its RDMA connections were lost: {why}; {lost}"
             )),
+            Ending::Gone { why } if !self.plan.moving.has_image() => {
+                conflict(format!("{name} did not move: {why}"))
+            }
             Ending::Gone { why } => conflict(format!("{name} is lost: {why}")).map(|error| {
                 if keep {
                     error.hint(format!("its image is kept in {}", place.display()))

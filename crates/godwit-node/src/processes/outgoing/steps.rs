@@ -106,7 +106,8 @@ impl Running {
                 Step::Release => parts.dump_rdma = took,
                 Step::Dump => parts.dump_others = took,
                 Step::Send => parts.transfer = took,
-                Step::Recreate | Step::Connect | Step::Resume => parts.restore_rdma += took,
+                Step::Recreate | Step::Connect => parts.restore_rdma += took,
+                Step::Resume => parts.resume += took,
                 _ => {}
             }
         });

@@ -2,12 +2,7 @@
 
 use std::borrow::Cow;
 
-use godwit_testkit::rdma::{Program, write_bw};
-
-/// A program with this many queue pairs, which moves slowly enough to be found at work.
-pub(crate) fn with_queue_pairs(count: u32) -> Program {
-    write_bw(count, 4, 4096, (24_000 / count).max(60))
-}
+use godwit_testkit::rdma::Program;
 
 /// All of them. GID index 1 is the guest's own address: the address that moves along adds another.
 pub(crate) const PROGRAMS: &[Program] = &[

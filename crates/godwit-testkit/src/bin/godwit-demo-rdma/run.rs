@@ -6,6 +6,7 @@ use std::time::Instant;
 use godwit_testkit::process::target_dir;
 use godwit_testkit::rdma::{
     ALIAS, AtWork, Bed, Moved, Program, Side, clean_up, move_process, payload,
+    write_bw_through_a_move,
 };
 use godwit_testkit::report::write_report;
 
@@ -14,7 +15,7 @@ use crate::checking::{VARIANTS, check};
 use crate::container::containers;
 use crate::deaths::deaths;
 use crate::holder::move_holder;
-use crate::programs::{PROGRAMS, with_queue_pairs};
+use crate::programs::PROGRAMS;
 use crate::refusals::refusals;
 use crate::report::{Move, Report};
 
@@ -68,7 +69,7 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
         }
     }
     for count in &arguments.qps {
-        let program = with_queue_pairs(*count);
+        let program = write_bw_through_a_move(*count);
         for pre_setup in [false, true] {
             record(&bed, &program, Side::Client, pre_setup, &mut report)?;
         }
