@@ -1,6 +1,7 @@
 //! `godwit process`
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use clap::Subcommand;
 
@@ -13,10 +14,14 @@ pub(crate) enum ProcessCommand {
         /// The process
         pid: u32,
     },
-    /// Move a running process with its RDMA connections to another node
+    /// Move a running process with its RDMA and TCP connections, and those that descend from it, to another node
     Migrate {
         /// The process
-        pid: u32,
+        #[arg(required_unless_present = "cgroup", conflicts_with = "cgroup")]
+        pid: Option<u32>,
+        /// Move the process of this control group that has started all others in it
+        #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::DirPath)]
+        cgroup: Option<PathBuf>,
         /// The node to move it to
         #[arg(long, value_name = "NODE")]
         to: String,

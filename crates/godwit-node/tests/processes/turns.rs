@@ -249,6 +249,38 @@ async fn a_process_waits_for_the_move_that_it_is_held_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_partner_that_has_ended_keeps_nobody_from_going_on() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut config = taking_part("b", dir.path());
+    config.peers = vec![peer("a", free_address())];
+    let node = RunningNode::start(config).await;
+    let ends = ends();
+    let process = Partner::start(&ends.0, &ends.1, None);
+    let (pid, config) = (process.pid(), node.config.clone());
+    let asked = tokio::task::spawn_blocking(move || {
+        let mut mover = Peer::connect(&config, 5);
+        find(&mut mover, pid, &ends);
+        let claim = json!({"claim": {"pid": pid, "moving": 99}});
+        assert_eq!(mover.ask(&claim), json!("done"));
+        let suspend = json!({"do": "suspend", "only": [7]});
+        assert!(ask_partner(&mut mover, pid, suspend)["library"].is_object());
+        drop(process);
+        let connect = json!({"do": "connect", "connections": []});
+        let said = ask_partner(&mut mover, pid, connect);
+        let why = format!("process {pid} has ended");
+        assert_eq!(said, json!({"refused": why}));
+        // Twice, as a mover that did not hear the answer asks.
+        for _ in 0..2 {
+            let resume = json!({"do": "resume", "only": [7]});
+            let said = ask_partner(&mut mover, pid, resume);
+            assert_eq!(said, json!({"library": "done"}));
+        }
+    });
+    asked.await.expect("it is as it has to be");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_moves_is_held_for_nobody() {
     let dir = tempfile::tempdir().expect("a folder");
     let ends = ends();

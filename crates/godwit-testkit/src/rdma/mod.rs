@@ -16,8 +16,8 @@ mod program;
 pub use bed::Bed;
 pub use guest::{Output, RdmaGuest};
 pub use moving::{
-    Breakdown, MoveSeen, Moved, detach_container_move, detach_move, move_container, move_process,
-    preflight, preflight_container, see_move,
+    Breakdown, MoveSeen, Moved, detach_container_move, detach_move, move_container,
+    move_control_group, move_process, preflight, preflight_container, see_move,
 };
 pub use nodes::{certificates, kill_node, start_node};
 pub use payload::payload;

@@ -162,6 +162,22 @@ pub fn move_container(
     Ok(serde_json::from_str(&ask_to(from, &what, to, &more)?)?)
 }
 
+/// Moves the process that a control group stands for from `from` to `to`, with the address `alias` and the file `carried`.
+///
+/// # Errors
+/// What the node says.
+pub fn move_control_group(
+    from: &RdmaGuest,
+    group: &str,
+    to: &RdmaGuest,
+    alias: &str,
+    carried: &str,
+) -> io::Result<Moved> {
+    let more = format!("--address {alias} --file {carried}");
+    let what = format!("process migrate --cgroup {group}");
+    Ok(serde_json::from_str(&ask_to(from, &what, to, &more)?)?)
+}
+
 /// Asks for a move of a process; gives what the command prints as JSON.
 fn migrate(from: Place<'_>, to: &RdmaGuest, more: &str) -> io::Result<String> {
     ask_to(

@@ -2,6 +2,7 @@
 
 use godwit_api::{MigrateProcess, Process, ProcessMigration, ProcessMigrationPhase};
 
+use super::cgroup::first_process;
 use crate::arguments::ProcessCommand;
 use crate::client::Client;
 use crate::commands::moves::follow::{
@@ -30,6 +31,7 @@ pub(crate) async fn run(
         }
         ProcessCommand::Migrate {
             pid,
+            cgroup,
             to,
             address,
             files,
@@ -37,6 +39,13 @@ pub(crate) async fn run(
             pre_setup,
             detach,
         } => {
+            let pid = match (pid, cgroup) {
+                (_, Some(path)) => first_process(&path)?,
+                (Some(pid), None) => pid,
+                (None, None) => {
+                    return Err(Failure::usage("a process or --cgroup has to be named"));
+                }
+            };
             // Before the request: Ctrl-C while the nodes check cancels what it started.
             let mut interrupts = interrupts()?;
             let request = MigrateProcess {

@@ -9,6 +9,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::process::Child;
 
 use super::address::{Direction, OwnAddress};
+use super::family::{descendants, family};
 use super::subject::Subject;
 
 /// How long CRIU may take: it copies the process's memory to or from files.
@@ -140,7 +141,7 @@ fn version_of(release: &str) -> Option<(u32, u32)> {
 
 /// Bytes of memory of their own, or shared with each other, that a process and those that descend from it have.
 pub(crate) fn resident(pid: u32) -> u64 {
-    let all = std::iter::once(pid).chain(descendants(pid));
+    let all = family(pid).into_iter();
     all.map(|pid| {
         resident_in(&std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default())
     })
@@ -364,29 +365,6 @@ fn signal(pid: u32, signal: Signal) {
         // It may have ended just now, and its number is no other's: its parent has stopped, and reaps nobody.
         let _ = rustix::process::kill_process(number, signal);
     }
-}
-
-/// The processes that descend from one, as far as they can be read.
-fn descendants(pid: u32) -> Vec<u32> {
-    let mut found = vec![pid];
-    let mut next = 0;
-    while let Some(parent) = found.get(next).copied() {
-        next += 1;
-        let threads = std::fs::read_dir(format!("/proc/{parent}/task"));
-        for thread in threads.into_iter().flatten().flatten() {
-            let children = std::fs::read_to_string(thread.path().join("children"));
-            let children = children.unwrap_or_default();
-            let children = children
-                .split_whitespace()
-                .filter_map(|one| one.parse().ok());
-            for child in children {
-                if !found.contains(&child) {
-                    found.push(child);
-                }
-            }
-        }
-    }
-    found.split_off(1)
 }
 
 /// Waits until no CRIU, and no runc, works with an image in this folder: one that a node has started outlives the node. Whether none

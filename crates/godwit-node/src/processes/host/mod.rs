@@ -2,6 +2,7 @@
 
 pub(crate) mod address;
 pub(crate) mod criu;
+pub(crate) mod family;
 pub(crate) mod files;
 pub(crate) mod runc;
 pub(crate) mod subject;

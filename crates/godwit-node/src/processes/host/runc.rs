@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::criu;
+use super::family::{DEVICES, with_open};
 
 /// How long runc may take to say something.
 const ANSWER: Duration = Duration::from_secs(60);
@@ -16,8 +17,6 @@ const ANSWER: Duration = Duration::from_secs(60);
 const END: Duration = Duration::from_secs(60);
 /// The oldest runc that is known to carry this.
 const OLDEST: (u32, u32) = (1, 1);
-/// What the names of files begin with by which processes use RDMA devices.
-const DEVICES: &str = "/dev/infiniband/uverbs";
 
 /// A container as it moves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,35 +102,10 @@ fn innermost(status: &str) -> Option<u32> {
     numbers.split_whitespace().last()?.parse().ok()
 }
 
-/// Those of the processes in this one's PID namespace that have a file open whose name begins so.
-///
-/// # Errors
-/// What one of them has open cannot be read. One that has ended meanwhile has nothing open.
-fn with_open(init: u32, prefix: &str) -> io::Result<Vec<u32>> {
-    let mut found = Vec::new();
-    for pid in members(init)? {
-        let entries = criu::of_process(std::fs::read_dir(format!("/proc/{pid}/fd")))?;
-        for entry in entries.into_iter().flatten() {
-            let Some(entry) = criu::of_process(entry)? else {
-                break;
-            };
-            let target = criu::of_process(std::fs::read_link(entry.path()))?;
-            if target.is_some_and(|target| {
-                let target = target.as_os_str().as_encoded_bytes();
-                target.starts_with(prefix.as_bytes())
-            }) {
-                found.push(pid);
-                break;
-            }
-        }
-    }
-    Ok(found)
-}
-
 /// The processes of a container that have an RDMA device open without the library, one sentence each: their connections
 /// would be lost. `users`: those that use the library.
 pub(crate) fn without_library(id: &str, init: u32, users: &[u32]) -> Vec<String> {
-    let holders = match with_open(init, DEVICES) {
+    let holders = match members(init).and_then(|all| with_open(&all, DEVICES)) {
         Ok(holders) => holders,
         Err(error) => {
             return vec![format!(
@@ -236,7 +210,8 @@ impl Container {
     /// CRIU would make an image of it all the same, and its connections would be gone.
     fn has_no_device_open(&self, prefix: &str) -> Result<(), String> {
         let id = &self.id;
-        let holders = with_open(self.init, prefix)
+        let holders = members(self.init)
+            .and_then(|all| with_open(&all, prefix))
             .map_err(|error| format!("the files of container {id} cannot be read: {error}"))?;
         match holders.first() {
             None => Ok(()),

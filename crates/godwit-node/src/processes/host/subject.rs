@@ -4,8 +4,8 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use super::criu;
 use super::runc::Container;
+use super::{criu, family};
 
 /// Between two attempts to find out whether it runs.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -54,7 +54,10 @@ impl Subject {
     /// What CRIU says.
     pub(crate) async fn dump(&self, image: &Path, since: Option<&str>) -> Result<(), String> {
         match &self.container {
-            None => criu::dump(self.pid, image, since).await,
+            None => {
+                family::has_no_device_open(self.pid)?;
+                criu::dump(self.pid, image, since).await
+            }
             Some(container) => container.dump(image, since).await,
         }
     }

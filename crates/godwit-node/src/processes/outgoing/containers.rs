@@ -1,4 +1,5 @@
-//! Which process of a container moves with its RDMA connections, and what of the container stands in the way.
+//! What moves: a process, or a container with the process in it that has RDMA connections; and what of those that come along
+//! stands in the way.
 
 use std::sync::Arc;
 
@@ -6,6 +7,7 @@ use godwit_verbs::control;
 
 use crate::node::{Node, blocking};
 use crate::processes::host::criu;
+use crate::processes::host::family::Users;
 use crate::processes::host::runc::{self, Container, Listed};
 use godwit_api::{ErrorBody, ErrorCode, MigrateContainer, MigrateProcess, ProcessMigration};
 
@@ -16,21 +18,28 @@ pub(super) struct Chosen {
     pub(super) pid: u32,
     /// The container that it runs in.
     pub(super) container: Option<Container>,
-    /// Whether nothing in it uses the library.
+    /// Whether nothing of it uses RDMA.
     pub(super) plain: bool,
     /// What of the container stands in the way, one sentence each.
     pub(super) reasons: Vec<String>,
 }
 
 impl Chosen {
-    /// A process by itself.
-    pub(super) const fn process(pid: u32) -> Self {
-        Self {
+    /// A process with those that descend from it.
+    ///
+    /// # Errors
+    /// One sentence: who uses RDMA cannot be read.
+    pub(super) async fn process(pid: u32) -> Result<Self, String> {
+        let found = blocking(move || Users::of(pid)).await;
+        let users = found
+            .map_err(|error| error.message)?
+            .map_err(|error| format!("whether process {pid} uses RDMA cannot be read: {error}"))?;
+        Ok(Self {
             pid,
             container: None,
-            plain: false,
-            reasons: Vec::new(),
-        }
+            plain: users.is_empty(),
+            reasons: users.reasons(pid),
+        })
     }
 
     /// The same, as it is now.
@@ -39,7 +48,14 @@ impl Chosen {
     /// One sentence: it is another one by now.
     pub(super) async fn again(&self) -> Result<Self, String> {
         let Some(container) = &self.container else {
-            return Ok(Self::process(self.pid));
+            let chosen = Self::process(self.pid).await?;
+            if chosen.plain == self.plain {
+                return Ok(chosen);
+            }
+            return Err(format!(
+                "whether process {} uses RDMA has changed",
+                self.pid
+            ));
         };
         let name = self.name();
         let listed = runc::named(&container.id).await?;

@@ -73,7 +73,10 @@ pub(crate) async fn migrate(
 ) -> Result<ProcessMigration, ErrorBody> {
     node.check_open()?;
     check_enabled(node)?;
-    start(node, Chosen::process(pid), request).await
+    let chosen = Chosen::process(pid)
+        .await
+        .map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    start(node, chosen, request).await
 }
 
 async fn start(

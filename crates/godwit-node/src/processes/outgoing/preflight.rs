@@ -10,7 +10,7 @@ use super::containers::Chosen;
 use super::reach::{ANSWER, Reach};
 use crate::node::Node;
 use crate::processes::host::address::OwnAddress;
-use crate::processes::host::{criu, runc, tcp};
+use crate::processes::host::{criu, family, runc, tcp};
 use crate::processes::images;
 use crate::processes::incoming::serve;
 use crate::processes::messages::{Answer, Ask};
@@ -152,7 +152,7 @@ pub(crate) async fn look(
     let all = match &chosen.container {
         // One that has ended has no connections, and that is said elsewhere.
         Some(container) => runc::members(container.init).unwrap_or_default(),
-        None => vec![pid],
+        None => family::family(pid),
     };
     for one in all {
         reasons.extend(tcp::reasons(one, address.map(|own| own.address)));

@@ -4,6 +4,7 @@ mod checking;
 mod container;
 mod deaths;
 mod holder;
+mod plain;
 mod programs;
 mod refusals;
 mod report;

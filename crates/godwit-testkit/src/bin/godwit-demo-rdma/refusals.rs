@@ -114,6 +114,19 @@ const CASES: &[Case] = &[
         mend: "true",
         reasons: &["is not connected; its partner could not find it after a move"],
     },
+    // The last, since the child goes when all are cleared away.
+    Case {
+        name: "a process that has started another one that uses RDMA",
+        server: "bash -c \"LD_PRELOAD=/opt/godwit/libgodwit_verbs.so ibv_rc_pingpong -d rxe0 -g 1 -p 18600 & \
+                 until ss -ltn | grep -q :18600; do sleep 0.05; done; \
+                 exec env LD_PRELOAD=/opt/godwit/libgodwit_verbs.so \\\"\\$@\\\"\" - ",
+        client: WITH,
+        program: Program::Reliable,
+        gid_index: 1,
+        spoil: "true",
+        mend: "true",
+        reasons: &["would come along with process"],
+    },
 ];
 
 /// Asks for a move from guest 1 to guest 2 in every case.

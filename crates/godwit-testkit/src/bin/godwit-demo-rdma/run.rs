@@ -15,6 +15,7 @@ use crate::checking::{VARIANTS, check};
 use crate::container::containers;
 use crate::deaths::deaths;
 use crate::holder::move_holder;
+use crate::plain;
 use crate::programs::PROGRAMS;
 use crate::refusals::refusals;
 use crate::report::{Move, Report};
@@ -56,6 +57,9 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
             report.passed &= refusal.as_expected;
         }
         clean_up(&bed)?;
+    }
+    if arguments.wants(plain::NAME) && arguments.qps.is_empty() {
+        plain::plain(&bed, &mut report)?;
     }
     if arguments.wants("container") && arguments.qps.is_empty() {
         containers(&bed, &mut report)?;

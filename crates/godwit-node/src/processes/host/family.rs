@@ -1,0 +1,199 @@
+//! A process and those that descend from it, which come along when it moves.
+
+use std::io;
+
+use godwit_verbs::control;
+
+use super::criu::of_process;
+
+/// What the names of files begin with by which processes use RDMA devices.
+pub(super) const DEVICES: &str = "/dev/infiniband/uverbs";
+
+/// The processes that descend from one, as far as they can be read.
+pub(super) fn descendants(pid: u32) -> Vec<u32> {
+    family(pid).split_off(1)
+}
+
+/// The process, and those that descend from it, as far as they can be read.
+pub(crate) fn family(pid: u32) -> Vec<u32> {
+    let mut found = vec![pid];
+    let mut next = 0;
+    while let Some(parent) = found.get(next).copied() {
+        next += 1;
+        let threads = std::fs::read_dir(format!("/proc/{parent}/task"));
+        for thread in threads.into_iter().flatten().flatten() {
+            let children = std::fs::read_to_string(thread.path().join("children"));
+            let children = children.unwrap_or_default();
+            let children = children
+                .split_whitespace()
+                .filter_map(|one| one.parse().ok());
+            for child in children {
+                if !found.contains(&child) {
+                    found.push(child);
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Those of these processes that have a file open whose name begins so.
+///
+/// # Errors
+/// What one of them has open cannot be read. One that has ended meanwhile has nothing open.
+pub(super) fn with_open(pids: &[u32], prefix: &str) -> io::Result<Vec<u32>> {
+    let mut found = Vec::new();
+    for pid in pids {
+        let entries = of_process(std::fs::read_dir(format!("/proc/{pid}/fd")))?;
+        for entry in entries.into_iter().flatten() {
+            let Some(entry) = of_process(entry)? else {
+                break;
+            };
+            let target = of_process(std::fs::read_link(entry.path()))?;
+            if target.is_some_and(|target| {
+                let target = target.as_os_str().as_encoded_bytes();
+                target.starts_with(prefix.as_bytes())
+            }) {
+                found.push(*pid);
+                break;
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Which processes of a family use RDMA.
+#[derive(Debug)]
+pub(crate) struct Users {
+    /// With the library.
+    with_library: Vec<u32>,
+    /// Without it.
+    without: Vec<u32>,
+}
+
+impl Users {
+    /// Those of this process's family.
+    ///
+    /// # Errors
+    /// The kernel's lists cannot be read.
+    pub(crate) fn of(pid: u32) -> io::Result<Self> {
+        let all = family(pid);
+        let mut with_library = control::processes()?;
+        with_library.retain(|one| all.contains(one));
+        let mut without = with_open(&all, DEVICES)?;
+        without.retain(|one| !with_library.contains(one));
+        Ok(Self {
+            with_library,
+            without,
+        })
+    }
+
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.with_library.is_empty() && self.without.is_empty()
+    }
+
+    /// Why what descends from the process cannot come along with it, one sentence each: what it has in a device is given back
+    /// by nobody.
+    pub(crate) fn reasons(&self, pid: u32) -> Vec<String> {
+        let others = |of: &[u32]| -> Vec<u32> {
+            let others = of.iter().filter(|other| **other != pid);
+            others.copied().collect()
+        };
+        let with = others(&self.with_library).into_iter().map(|other| {
+            format!(
+                "process {other}, which would come along with process {pid} that it descends from, uses RDMA; only the first of \
+                 those that move together may"
+            )
+        });
+        let without = others(&self.without).into_iter().map(|other| {
+            format!(
+                "process {other}, which would come along with process {pid} that it descends from, has an RDMA device open \
+                 without the library"
+            )
+        });
+        with.chain(without).collect()
+    }
+}
+
+/// Nobody of the process's family has an RDMA device open: CRIU would make an image of it all the same, and its connections
+/// would be gone.
+///
+/// # Errors
+/// One sentence: somebody has, or it cannot be read.
+pub(super) fn has_no_device_open(pid: u32) -> Result<(), String> {
+    let holders = with_open(&family(pid), DEVICES)
+        .map_err(|error| format!("the files of process {pid} cannot be read: {error}"))?;
+    match holders.first() {
+        None => Ok(()),
+        Some(holder) => Err(format!(
+            "process {holder} has an RDMA device open, which is in no image: start it with LD_PRELOAD=libgodwit_verbs.so"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// A shell with a child that has this file open.
+    fn parent_of_holder(file: &std::path::Path) -> Child {
+        let script = format!(
+            "sleep 100 3<'{}' </dev/null & echo started; wait",
+            file.display()
+        );
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &script]).stdout(Stdio::piped());
+        shell.spawn().expect("it starts")
+    }
+
+    fn end(mut shell: Child, child: u32) {
+        let child = rustix::process::Pid::from_raw(child as i32).expect("a number");
+        let _gone = rustix::process::kill_process(child, rustix::process::Signal::KILL);
+        let _gone = shell.kill();
+        shell.wait().expect("it ends");
+    }
+
+    #[test]
+    fn what_a_child_has_open_is_found() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let shell = parent_of_holder(file.path());
+        let name = file.path().display().to_string();
+        let began = std::time::Instant::now();
+        let holders = loop {
+            let holders = with_open(&family(shell.id()), &name).expect("reads");
+            if !holders.is_empty() || began.elapsed().as_secs() > 30 {
+                break holders;
+            }
+        };
+        assert_eq!(holders.len(), 1);
+        assert_ne!(holders[0], shell.id());
+        assert_eq!(descendants(shell.id()), holders);
+        assert_eq!(with_open(&[shell.id()], &name).expect("reads"), [0u32; 0]);
+        end(shell, holders[0]);
+    }
+
+    #[test]
+    fn a_child_that_uses_rdma_is_named_and_the_process_itself_is_not() {
+        let users = Users {
+            with_library: vec![7, 8],
+            without: vec![9],
+        };
+        let [with, without] = &users.reasons(7)[..] else {
+            panic!("{:?}", users.reasons(7));
+        };
+        assert!(
+            with.contains("process 8") && with.contains("uses RDMA"),
+            "{with}"
+        );
+        assert!(
+            without.contains("process 9") && without.contains("without the library"),
+            "{without}"
+        );
+        assert!(!users.is_empty());
+        let own = Users::of(std::process::id()).expect("reads");
+        assert!(own.is_empty(), "{own:?}");
+    }
+}
