@@ -1,86 +1,14 @@
-//! What moves: a process, or a container with the process in it that has RDMA connections; and what of those that come along
-//! stands in the way.
+//! Which process of a container moves with its RDMA connections, and what of the container stands in the way.
 
 use std::sync::Arc;
 
 use godwit_verbs::control;
 
+use super::chosen::Chosen;
 use crate::node::{Node, blocking};
 use crate::processes::host::criu;
-use crate::processes::host::family::Users;
 use crate::processes::host::runc::{self, Container, Listed};
 use godwit_api::{ErrorBody, ErrorCode, MigrateContainer, MigrateProcess, ProcessMigration};
-
-/// What is to move.
-#[derive(Debug)]
-pub(super) struct Chosen {
-    /// The process.
-    pub(super) pid: u32,
-    /// The container that it runs in.
-    pub(super) container: Option<Container>,
-    /// Whether nothing of it uses RDMA.
-    pub(super) plain: bool,
-    /// What of the container stands in the way, one sentence each.
-    pub(super) reasons: Vec<String>,
-}
-
-impl Chosen {
-    /// A process with those that descend from it.
-    ///
-    /// # Errors
-    /// One sentence: who uses RDMA cannot be read.
-    pub(super) async fn process(pid: u32) -> Result<Self, String> {
-        let found = blocking(move || Users::of(pid)).await;
-        let users = found
-            .map_err(|error| error.message)?
-            .map_err(|error| format!("whether process {pid} uses RDMA cannot be read: {error}"))?;
-        Ok(Self {
-            pid,
-            container: None,
-            plain: users.is_empty(),
-            reasons: users.reasons(pid),
-        })
-    }
-
-    /// The same, as it is now.
-    ///
-    /// # Errors
-    /// One sentence: it is another one by now.
-    pub(super) async fn again(&self) -> Result<Self, String> {
-        let Some(container) = &self.container else {
-            let chosen = Self::process(self.pid).await?;
-            if chosen.plain == self.plain {
-                return Ok(chosen);
-            }
-            return Err(format!(
-                "whether process {} uses RDMA has changed",
-                self.pid
-            ));
-        };
-        let name = self.name();
-        let listed = runc::named(&container.id).await?;
-        let listed = listed.filter(|listed| listed.pid == container.init);
-        let listed = listed.ok_or_else(|| format!("{name} has ended"))?;
-        let chosen = choose(listed).await.map_err(|error| error.message)?;
-        if (chosen.pid, chosen.plain) == (self.pid, self.plain) {
-            return Ok(chosen);
-        }
-        Err(format!("which process of {name} uses RDMA has changed"))
-    }
-
-    /// What it is called in what is said.
-    pub(super) fn name(&self) -> String {
-        name_of(self.pid, self.container.as_ref())
-    }
-}
-
-/// What a process, or the container that it runs in, is called in what is said.
-pub(super) fn name_of(pid: u32, container: Option<&Container>) -> String {
-    match container {
-        None => format!("process {pid}"),
-        Some(container) => format!("container {}", container.id),
-    }
-}
 
 /// Moves a container to another node. Answers once nothing is found that stands in the way.
 ///
@@ -121,7 +49,11 @@ pub(crate) async fn migrate_container(
     super::start(node, chosen, request).await
 }
 
-async fn choose(listed: Listed) -> Result<Chosen, ErrorBody> {
+/// What of this container moves, and what of it stands in the way.
+///
+/// # Errors
+/// Who uses RDMA in it, or which CRIU there is, cannot be read.
+pub(super) async fn choose(listed: Listed) -> Result<Chosen, ErrorBody> {
     let failed = |text: String| ErrorBody::new(ErrorCode::Conflict, text);
     let mut reasons = runc::reasons(&listed).await;
     let (id, init) = (listed.id, listed.pid);

@@ -2,6 +2,7 @@
 //! is begun.
 
 mod ahead;
+mod chosen;
 pub(crate) mod containers;
 mod datagrams;
 mod memory;
@@ -22,7 +23,7 @@ use std::time::{Duration, Instant};
 use godwit_verbs::mover::{Ahead, Ending, Happened, Move, Step, is_worth_copying};
 use godwit_verbs::shim::QueuePairState;
 
-use self::containers::Chosen;
+use self::chosen::Chosen;
 use self::preflight::Clear;
 use self::reach::{ANSWER, Reach};
 pub(crate) use self::recovery::recover;

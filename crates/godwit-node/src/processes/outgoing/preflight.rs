@@ -6,7 +6,7 @@ use godwit_verbs::control::Status;
 use godwit_verbs::mover::{Party, ends_of};
 use godwit_verbs::preflight::against;
 
-use super::containers::Chosen;
+use super::chosen::Chosen;
 use super::reach::{ANSWER, Reach};
 use crate::node::Node;
 use crate::processes::host::address::OwnAddress;

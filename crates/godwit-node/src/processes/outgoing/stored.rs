@@ -4,7 +4,7 @@ use godwit_verbs::mover::{Ending, Move, Party, Step};
 use godwit_verbs::shim::Recreated;
 use serde::{Deserialize, Serialize};
 
-use super::containers::{Chosen, name_of};
+use super::chosen::{Chosen, name_of};
 use super::steps::Where;
 use crate::processes::host::address::OwnAddress;
 use crate::processes::host::runc::Container;
