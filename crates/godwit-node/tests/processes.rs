@@ -238,11 +238,11 @@ async fn a_hostile_peer_gets_nowhere() {
                 "nothing was made ahead",
             ),
             (
-                json!({"hold": {"pid": 7, "threads": threads, "plan": {"objects": []}}}),
+                json!({"hold": {"pid": 7, "threads": threads, "plan": {"name": 1, "objects": []}}}),
                 "threads",
             ),
             (
-                json!({"hold": {"pid": 7, "plan": {"objects": [object]}}}),
+                json!({"hold": {"pid": 7, "plan": {"name": 1, "objects": [object]}}}),
                 why,
             ),
             (
