@@ -159,7 +159,7 @@ demo-rdma-build:
 test-rdma: demo-rdma-build
 	target/debug/godwit-demo-rdma --only refusals --only "checked: shared" --only "checked: datagrams, shared" --only "without RDMA" --only write_bw --only "pingpong -e"
 
-# A node of the source, the destination or the partner is killed in each phase of a move. Half an hour.
+# A node of the source, the destination or the partner is killed in each phase of a move. A quarter of an hour.
 test-rdma-deaths: demo-rdma-build
 	target/debug/godwit-demo-rdma --only "death: "
 
