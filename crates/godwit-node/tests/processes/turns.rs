@@ -174,14 +174,20 @@ async fn until(node: &RunningNode, is_so: impl Fn(&Value) -> bool) -> Value {
     panic!("{}", node.get("/v1/process-migrations").await.body);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_process_waits_for_the_move_that_it_is_held_for() {
-    let dir = tempfile::tempdir().expect("a folder");
-    let mut config = taking_part("b", dir.path());
+/// Node `b`, whose peer `a` is not there, and a process of its host at the first of these ends.
+async fn with_a_partner(dir: &Path) -> (RunningNode, Partner, (End, End)) {
+    let mut config = taking_part("b", dir);
     config.peers = vec![peer("a", free_address())];
     let node = RunningNode::start(config).await;
     let ends = ends();
     let process = Partner::start(&ends.0, &ends.1, None);
+    (node, process, ends)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_waits_for_the_move_that_it_is_held_for() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (node, process, ends) = with_a_partner(dir.path()).await;
     let (pid, config) = (process.pid(), node.config.clone());
     let held = tokio::task::spawn_blocking(move || {
         let mut mover = Peer::connect(&config, 5);
@@ -251,11 +257,7 @@ async fn a_process_waits_for_the_move_that_it_is_held_for() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partner_that_has_ended_keeps_nobody_from_going_on() {
     let dir = tempfile::tempdir().expect("a folder");
-    let mut config = taking_part("b", dir.path());
-    config.peers = vec![peer("a", free_address())];
-    let node = RunningNode::start(config).await;
-    let ends = ends();
-    let process = Partner::start(&ends.0, &ends.1, None);
+    let (node, process, ends) = with_a_partner(dir.path()).await;
     let (pid, config) = (process.pid(), node.config.clone());
     let asked = tokio::task::spawn_blocking(move || {
         let mut mover = Peer::connect(&config, 5);
