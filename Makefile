@@ -155,7 +155,7 @@ demo-rdma-build:
 	scripts/build-rdma-guest >/dev/null
 	$(CARGO) build --locked -p godwit-verbs -p godwit-testkit -p godwit-cli --features godwit-cli/failpoints --lib --bin godwit --bin godwit-verbs --bin godwit-demo-rdma --bin godwit-verbs-client
 
-# The shortest proof of it, for a continuous-integration run: four programs that each move once or twice.
+# The shortest proof of it, for a continuous-integration run: what is refused, and programs and processes that each move once or twice.
 test-rdma: demo-rdma-build
 	target/debug/godwit-demo-rdma --only refusals --only "checked: shared" --only "checked: datagrams, shared" --only "without RDMA" --only write_bw --only "pingpong -e"
 

@@ -116,18 +116,24 @@ impl Users {
     }
 }
 
-/// Nobody of the process's family has an RDMA device open: CRIU would make an image of it all the same, and its connections
-/// would be gone.
+/// None of these processes has a file open whose name begins with `prefix`, which those of devices do: CRIU would make an image
+/// of it all the same, and its connections would be gone. `of`: what they are called together.
 ///
 /// # Errors
-/// One sentence: somebody has, or it cannot be read.
-pub(super) fn has_no_device_open(pid: u32) -> Result<(), String> {
-    let holders = with_open(&family(pid), DEVICES)
-        .map_err(|error| format!("the files of process {pid} cannot be read: {error}"))?;
+/// One sentence: one has, or it cannot be read.
+pub(super) fn have_none_open(
+    pids: io::Result<Vec<u32>>,
+    prefix: &str,
+    of: &str,
+) -> Result<(), String> {
+    let holders = pids
+        .and_then(|pids| with_open(&pids, prefix))
+        .map_err(|error| format!("the files of {of} cannot be read: {error}"))?;
     match holders.first() {
         None => Ok(()),
-        Some(holder) => Err(format!(
-            "process {holder} has an RDMA device open, which is in no image: start it with LD_PRELOAD=libgodwit_verbs.so"
+        Some(pid) => Err(format!(
+            "process {pid} of {of} has an RDMA device open, which is in no image: start it with \
+             LD_PRELOAD=libgodwit_verbs.so"
         )),
     }
 }

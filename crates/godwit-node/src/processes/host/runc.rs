@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::criu;
-use super::family::{DEVICES, with_open};
+use super::family::{DEVICES, have_none_open, with_open};
 
 /// How long runc may take to say something.
 const ANSWER: Duration = Duration::from_secs(60);
@@ -209,17 +209,8 @@ impl Container {
 
     /// CRIU would make an image of it all the same, and its connections would be gone.
     fn has_no_device_open(&self, prefix: &str) -> Result<(), String> {
-        let id = &self.id;
-        let holders = members(self.init)
-            .and_then(|all| with_open(&all, prefix))
-            .map_err(|error| format!("the files of container {id} cannot be read: {error}"))?;
-        match holders.first() {
-            None => Ok(()),
-            Some(pid) => Err(format!(
-                "process {pid} of container {id} has an RDMA device open, which is in no image: start it with \
-                 LD_PRELOAD=libgodwit_verbs.so"
-            )),
-        }
+        let of = format!("container {}", self.id);
+        have_none_open(members(self.init), prefix, &of)
     }
 
     async fn runc(

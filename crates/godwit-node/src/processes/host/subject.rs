@@ -55,7 +55,8 @@ impl Subject {
     pub(crate) async fn dump(&self, image: &Path, since: Option<&str>) -> Result<(), String> {
         match &self.container {
             None => {
-                family::has_no_device_open(self.pid)?;
+                let of = format!("process {} and what descends from it", self.pid);
+                family::have_none_open(Ok(family::family(self.pid)), family::DEVICES, &of)?;
                 criu::dump(self.pid, image, since).await
             }
             Some(container) => container.dump(image, since).await,
