@@ -1,44 +1,68 @@
-//! Images in other formats than raw, through `qemu-img`.
+//! Images in the format qcow2, through `qemu-img`.
 
+use std::fs::File;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::process::Stdio;
 
-use serde::Deserialize;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::{Errno, pread};
+use serde_json::json;
 
 use crate::error::RepositoryError;
+use crate::qcow2;
 
 const PROGRAM: &str = "qemu-img";
 
-#[derive(Deserialize)]
-struct Info {
-    format: String,
-}
-
-/// The format of the image at `path`, as `qemu-img` calls it: `raw` for what has no other.
+/// Writes the content of the qcow2 image at `from`, a file or a block device, into a new raw file at `to`. Dropped before it is
+/// ready it ends.
 ///
 /// # Errors
-/// `qemu-img` is not installed, or cannot read the file.
-pub async fn format_of(path: &Path) -> Result<String, RepositoryError> {
-    let words = ["info", "--output=json"].map(String::from);
-    let answer = run("examine", path, words.into_iter().chain([shown(path)])).await?;
-    let info: Info = serde_json::from_slice(&answer)
-        .map_err(|error| RepositoryError::file("examine", path, error))?;
-    Ok(info.format)
+/// It is no qcow2 image, refers to other files, or is in use; `qemu-img` is not installed, or cannot do it. What `to` holds
+/// then is of no use.
+pub async fn from_qcow2(from: &Path, to: &Path) -> Result<(), RepositoryError> {
+    check(from)?;
+    let metadata = std::fs::metadata(from);
+    let is_device = metadata.is_ok_and(|metadata| metadata.file_type().is_block_device());
+    let driver = if is_device { "host_device" } else { "file" };
+    let source = json!({
+        "driver": "qcow2",
+        "file": { "driver": driver, "filename": shown(from) },
+        "backing": null,
+    });
+    let words = ["convert", "-O", "raw"].map(String::from);
+    let words = words
+        .into_iter()
+        .chain([format!("json:{source}"), shown(to)]);
+    run(from, words).await?;
+    // One whose header was changed meanwhile may have been read together with another file.
+    check(from)
 }
 
-/// Writes the image at `from` into a new file at `to`, in these formats. Dropped before it is ready it ends.
+/// Writes the raw image at `from` into a new qcow2 file at `to`. Dropped before it is ready it ends.
 ///
 /// # Errors
 /// `qemu-img` is not installed, or cannot do it.
-pub async fn convert(
-    from: &Path,
-    from_format: &str,
-    to: &Path,
-    to_format: &str,
-) -> Result<(), RepositoryError> {
-    let words = ["convert", "-f", from_format, "-O", to_format].map(String::from);
-    let words = words.into_iter().chain([shown(from), shown(to)]);
-    run("convert", from, words).await.map(|_| ())
+pub async fn to_qcow2(from: &Path, to: &Path) -> Result<(), RepositoryError> {
+    let words = ["convert", "-f", "raw", "-O", "qcow2"].map(String::from);
+    run(from, words.into_iter().chain([shown(from), shown(to)])).await
+}
+
+/// Refuses what is no qcow2 image, refers to other files, or is a disk that a node serves: its guest could change the header.
+fn check(path: &Path) -> Result<(), RepositoryError> {
+    let failed = |error: std::io::Error| RepositoryError::file("read", path, error);
+    let file = File::open(path).map_err(failed)?;
+    match flock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            let why = "a node serves it as a disk: export the disk, and push what that writes";
+            return Err(RepositoryError::file("push", path, why));
+        }
+        Err(errno) => return Err(failed(errno.into())),
+    }
+    let mut header = [0; qcow2::HEADER];
+    let length = pread(&file, &mut header, 0).map_err(|errno| failed(errno.into()))?;
+    qcow2::check(&header[..length]).map_err(|refused| refused.error(path))
 }
 
 /// A path that `qemu-img` takes for one, whatever it looks like.
@@ -47,12 +71,8 @@ fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
-async fn run(
-    action: &'static str,
-    path: &Path,
-    words: impl Iterator<Item = String>,
-) -> Result<Vec<u8>, RepositoryError> {
-    let failed = |why: String| RepositoryError::file(action, path, why);
+async fn run(path: &Path, words: impl Iterator<Item = String>) -> Result<(), RepositoryError> {
+    let failed = |why: String| RepositoryError::file("convert", path, why);
     let output = tokio::process::Command::new(PROGRAM)
         .args(words)
         .stdin(Stdio::null())
@@ -65,7 +85,7 @@ async fn run(
             ))
         })?;
     if output.status.success() {
-        return Ok(output.stdout);
+        return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let line = said.lines().next().unwrap_or("it said nothing").trim();

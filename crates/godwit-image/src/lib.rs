@@ -20,6 +20,7 @@ mod location;
 mod manifest;
 mod name;
 mod push_time;
+mod qcow2;
 mod repository;
 
 pub use chunk::{CHUNK_BYTES, ChunkId};

@@ -60,9 +60,9 @@ pub enum ImageError {
     },
     /// It is an image in a format that is not raw.
     #[error(
-        "{path} is an image in the format {format}, and a disk's image is raw: convert it with \
-         'qemu-img convert -O raw {path} NEW', or say --format raw if these very bytes are to be the \
-         disk's content",
+        "{path} is an image in the format {format}, and a disk's image is raw: if you trust whoever made \
+         it, convert it with 'qemu-img convert -O raw {path} NEW'; if a node exported it or a guest wrote it, \
+         these very bytes are the disk's content: say --format raw",
         path = path.display(),
         format = format.name()
     )]

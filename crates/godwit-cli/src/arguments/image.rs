@@ -62,7 +62,7 @@ pub(crate) enum ImageCommand {
         name: ImageName,
         /// The file or block device; nothing may write to it meanwhile
         file: PathBuf,
-        /// What it is; found out when left out. What is not raw is converted by qemu-img, in TMPDIR
+        /// What it is; raw when left out, unless it begins like another format. qcow2 is converted by qemu-img, in TMPDIR
         #[arg(long, value_enum)]
         format: Option<ImageFile>,
         /// Give the name to this image if another has it
@@ -117,14 +117,4 @@ pub(crate) enum ImageFile {
     Raw,
     /// QEMU's format
     Qcow2,
-}
-
-impl ImageFile {
-    /// What qemu-img calls it.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Raw => "raw",
-            Self::Qcow2 => "qcow2",
-        }
-    }
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use godwit_block::image::{ImageError, refuse_formats};
 use godwit_image::{
     ImageInfo, ImageName, Progress, PushOptions, Repository, RepositoryError, convert,
 };
@@ -110,23 +111,23 @@ async fn push(
     output: Output,
 ) -> Result<(), Failure> {
     let mut interrupted = interrupts()?;
-    let found = match format {
-        Some(format) => format.name().to_owned(),
-        None if is_device(file) => String::from("raw"),
-        None => convert::format_of(file).await?,
-    };
-    let converted = if found == "raw" {
-        None
-    } else {
-        let folder = tempfile::tempdir()
-            .map_err(|error| Failure::caused("cannot make a folder in TMPDIR", &error))?;
-        let raw = folder.path().join("raw");
-        output.say(&format!("converting {} from {found}", file.display()));
-        tokio::select! {
-            converted = convert::convert(file, &found, &raw, "raw") => converted?,
-            _ = interrupted.recv() => return Err(RepositoryError::Interrupted("nothing was pushed").into()),
+    let converted = match format {
+        Some(ImageFile::Raw) => None,
+        None => {
+            refuse_formats(file).map_err(|error| not_raw(file, &error))?;
+            None
         }
-        Some((folder, raw))
+        Some(ImageFile::Qcow2) => {
+            let folder = tempfile::tempdir()
+                .map_err(|error| Failure::caused("cannot make a folder in TMPDIR", &error))?;
+            let raw = folder.path().join("raw");
+            output.say(&format!("converting {} from qcow2", file.display()));
+            tokio::select! {
+                converted = convert::from_qcow2(file, &raw) => converted?,
+                _ = interrupted.recv() => return Err(RepositoryError::Interrupted("nothing was pushed").into()),
+            }
+            Some((folder, raw))
+        }
     };
     let raw = converted.as_ref().map_or(file, |(_, raw)| raw);
     let progress = Arc::new(Progress::default());
@@ -172,7 +173,7 @@ async fn pull(
     if format != ImageFile::Raw {
         let part = beside(&file, "part");
         let converted = tokio::select! {
-            converted = convert::convert(&raw, "raw", &part, format.name()) => converted,
+            converted = convert::to_qcow2(&raw, &part) => converted,
             _ = interrupted.recv() => Err(RepositoryError::Interrupted("there is no file")),
         };
         // Nothing more can be done about one that stays.
@@ -200,9 +201,20 @@ fn beside(file: &Path, what: &str) -> PathBuf {
     file.with_file_name(format!(".{name}.{}.{what}", std::process::id()))
 }
 
-fn is_device(file: &Path) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    std::fs::metadata(file).is_ok_and(|data| data.file_type().is_block_device())
+/// Why a file is not pushed as it is. A guest can make its disk look like any format, so that none is chosen for the user.
+fn not_raw(file: &Path, error: &ImageError) -> Failure {
+    let shown = file.display();
+    let ImageError::Format { format, .. } = error else {
+        return Failure::caused(format!("cannot push {shown}"), error);
+    };
+    let format = format.name();
+    let way = match format {
+        "qcow2" => String::from("say --format qcow2"),
+        _ => format!("convert it first with 'qemu-img convert -f {format} -O raw {shown} NEW'"),
+    };
+    Failure::usage(format!("{shown} begins like an image in the format {format}, and what it is was not said")).hint(format!(
+        "if a node exported it, or a guest wrote it, it is raw: say --format raw; if you trust whoever made it as {format}, {way}"
+    ))
 }
 
 /// A progress line that is kept up to date while something else goes on.

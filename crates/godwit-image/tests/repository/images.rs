@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
 
 use godwit_image::{CHUNK_BYTES, Progress, PushOptions, RepositoryError, Used, convert};
 
@@ -174,23 +176,56 @@ async fn qcow2_goes_in_and_comes_out() {
         fixture.file("back"),
     );
     raw_image(&raw, 10, &[2, 9], 0);
-    convert::convert(&raw, "raw", &qcow2, "qcow2")
-        .await
-        .expect("converted");
-    assert_eq!(convert::format_of(&qcow2).await.expect("told"), "qcow2");
-    assert_eq!(convert::format_of(&raw).await.expect("told"), "raw");
-    convert::convert(&qcow2, "qcow2", &back, "raw")
-        .await
-        .expect("converted");
-    assert!(fs::read(raw).unwrap() == fs::read(back).unwrap());
-    let error = convert::format_of(&fixture.file("none"))
-        .await
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("qemu-img said:") && error.contains("No such file"),
-        "{error}"
-    );
+    convert::to_qcow2(&raw, &qcow2).await.expect("converted");
+    let snapshot = qemu_img(&["snapshot", "-c", "before"], &qcow2);
+    assert!(snapshot, "a snapshot is nothing to refuse");
+    convert::from_qcow2(&qcow2, &back).await.expect("converted");
+    assert!(fs::read(&raw).unwrap() == fs::read(back).unwrap());
+    let again = fixture.file("again");
+    for (path, why) in [
+        (fixture.file("none"), "No such file"),
+        (raw, "no image in the format qcow2"),
+    ] {
+        let refused = convert::from_qcow2(&path, &again).await;
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+    let served = fs::File::open(&qcow2).expect("the image");
+    served.lock().expect("a node does that");
+    let refused = convert::from_qcow2(&qcow2, &again).await;
+    let error = refused.unwrap_err().to_string();
+    assert!(error.contains("a node serves it"), "{error}");
+    assert!(!again.exists());
+}
+
+fn qemu_img(words: &[&str], path: &Path) -> bool {
+    let ran = Command::new("qemu-img").args(words).arg(path).status();
+    ran.expect("qemu-img runs").success()
+}
+
+#[tokio::test]
+async fn qcow2_that_refers_to_other_files_is_not_opened() {
+    let fixture = Fixture::new();
+    let [secret, data] = ["secret", "data"].map(|name| fixture.file(name));
+    raw_image(&secret, 1, &[0], 0);
+    let create = ["create", "-q", "-f", "qcow2"];
+    let backing = ["-F", "raw", "-b", secret.to_str().expect("text")];
+    let external = format!("data_file={},data_file_raw=on", data.display());
+    for (name, words, why) in [
+        ("backed", &backing[..], "it has a backing file"),
+        ("split", &["-o", &external], "its data is in another file"),
+    ] {
+        let path = fixture.file(name);
+        let file = path.to_str().expect("text");
+        assert!(qemu_img(
+            &[&create, words, &[file]].concat(),
+            Path::new("1M")
+        ));
+        let raw = fixture.file("raw");
+        let error = convert::from_qcow2(&path, &raw).await.unwrap_err();
+        assert!(error.to_string().contains(why), "{error}");
+        assert!(!raw.exists());
+    }
 }
 
 #[tokio::test]

@@ -3,11 +3,12 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use godwit_testkit::nbd::NbdConnection;
-use godwit_testkit::process::wait_for;
+use godwit_testkit::process::{run, wait_for};
 use godwit_testkit::scenario::{PATIENCE, Scenario, verify};
 use godwit_testkit::small_fs::SmallFileSystem;
 
@@ -347,4 +348,55 @@ fn an_image_whose_manifest_is_missing_makes_no_disk_and_takes_nothing_from_other
     // The node has kept what its disk's image consists of.
     verify(fixture.a(), DISK, &mut model).unwrap();
     fixture.becomes_whole();
+}
+
+/// A qcow2 image of a MiB whose backing file is this.
+fn header_that_names(backing: &Path, at: &Path) -> Vec<u8> {
+    let mut make = Command::new("qemu-img");
+    make.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]);
+    run(make.arg(backing).arg(at).arg("1M")).unwrap();
+    fs::read(at).unwrap()
+}
+
+#[test]
+fn a_guest_does_not_choose_what_a_push_reads() {
+    let fixture = Fixture::start(&["a"], &[]);
+    let path = |name: &str| fixture.cluster.dir().join(name).display().to_string();
+    let (secret, evil, exported, back) =
+        (path("secret"), path("evil"), path("exported"), path("back"));
+    fs::write(&secret, [b'S'; 65536]).unwrap();
+    let mut header = header_that_names(Path::new(&secret), Path::new(&evil));
+    header.resize(header.len().next_multiple_of(512), 0);
+    let a = fixture.a();
+    a.godwit(&["disk", "create", DISK, "--size", "1M"])
+        .json()
+        .unwrap();
+    let mut guest = fixture.connect();
+    guest.write_at(0, &header).unwrap();
+    guest.flush().unwrap();
+    drop(guest);
+    let export = || a.godwit(&["disk", "export", DISK, &exported]).text().ok();
+    wait_for(PATIENCE, export).expect("no client uses it any more");
+    let refused = |words: &[&str], why: &[&str]| {
+        let said = fixture.image(words).unwrap_err().to_string();
+        assert!(why.iter().all(|part| said.contains(part)), "{said}");
+    };
+    refused(
+        &["push", "x", &exported],
+        &["qcow2", "--format raw", "--format qcow2"],
+    );
+    for file in [&exported, &evil] {
+        let words = ["push", "x", file, "--format", "qcow2"];
+        refused(
+            &words,
+            &["has a backing file", "--format raw", "qemu-img convert"],
+        );
+    }
+    // It is what the guest wrote, and nothing else.
+    fixture
+        .image(&["push", "x", &exported, "--format", "raw"])
+        .unwrap();
+    fixture.image(&["pull", "x", &back]).unwrap();
+    let (exported, back) = (fs::read(exported).unwrap(), fs::read(back).unwrap());
+    assert!(exported.starts_with(&header) && exported == back);
 }
