@@ -6,6 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use godwit_image::{ImageName, Location};
 
 use crate::failure::Failure;
+use crate::show::units::parse_duration;
 
 /// Where images are kept. Credentials are those of the environment: AWS_ACCESS_KEY_ID and so on.
 #[derive(Clone, Debug, Args)]
@@ -107,6 +108,10 @@ pub(crate) enum ImageCommand {
         /// Only tell how much that is
         #[arg(long)]
         dry_run: bool,
+        /// How long other hosts may see the repository as it was; a minute for a directory when left out, and 0s where only
+        /// this host uses it. Four times as long is waited
+        #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+        cache_time: Option<u64>,
     },
 }
 

@@ -86,7 +86,21 @@ async fn carry_out(
                 ),
             })
         }
-        ImageCommand::Gc { dry_run } => {
+        ImageCommand::Gc {
+            dry_run,
+            cache_time,
+        } => {
+            let repository = match cache_time {
+                Some(lag) => &repository.clone().with_lag(Duration::from_secs(lag))?,
+                None => repository,
+            };
+            let waits = repository.collecting_waits();
+            if !dry_run && !waits.is_zero() {
+                output.say(&format!(
+                    "waiting {} s in all, so that other hosts see what is done (--cache-time)",
+                    waits.as_secs()
+                ));
+            }
             let collected = repository.collect(!dry_run).await?;
             output.print(&collected, |collected| {
                 let done = if dry_run { "would remove" } else { "removed" };

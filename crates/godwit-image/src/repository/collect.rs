@@ -1,6 +1,7 @@
 //! Removes what no image has any more.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use futures_util::{TryStreamExt, stream};
 use object_store::ObjectMeta;
@@ -31,14 +32,19 @@ pub struct Collected {
 
 impl Repository {
     /// Removes chunks and manifests that neither an image nor a disk refers to; without `really` it only counts
-    /// them. Nothing is removed that somebody may be about to refer to.
+    /// them. Nothing is removed that somebody may be about to refer to, also at another host that sees what is written here
+    /// only later: see [`Self::collecting_waits`].
     ///
     /// # Errors
     /// An image is being pushed; an image's entry or manifest is missing or damaged, so that nobody knows what it
     /// needs; or the store does not do its part.
     pub async fn collect(&self, really: bool) -> Result<Collected, RepositoryError> {
-        let marker = self.begin_collecting().await?;
+        let lag = if really { self.lag } else { Duration::ZERO };
+        let marker = self.begin_collecting(lag).await?;
+        tokio::time::sleep(lag).await;
         let collected = self.sweep(really, &marker).await;
+        // Also where it failed: a part may be gone.
+        tokio::time::sleep(lag).await;
         marker.end().await;
         collected
     }
@@ -116,7 +122,7 @@ fn named<T: std::str::FromStr>(meta: &ObjectMeta) -> Option<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, SystemTime};
+    use std::time::SystemTime;
 
     use super::*;
 
@@ -129,7 +135,9 @@ mod tests {
         let location = folder.path().to_str().expect("text").parse();
         let location: crate::Location = location.expect("a directory");
         let repository = Repository::open(&location).expect("opened");
-        let marker = repository.begin_collecting().await.expect("it begins");
+        let repository = repository.with_lag(Duration::ZERO).expect("short");
+        let marker = repository.begin_collecting(Duration::ZERO);
+        let marker = marker.await.expect("it begins");
         let make_old = || {
             let file = std::fs::File::open(folder.path().join("collecting")).expect("its file");
             let old = SystemTime::now() - Duration::from_secs(3600);

@@ -5,6 +5,19 @@
 //! the other and steps back. Both kinds of objects are written again every minute. One that was not for a
 //! quarter of an hour is its dead owner's: the age is told by the store's clock alone, since it is compared with an
 //! object that was just written.
+//!
+//! A directory that hosts share over a network shows a write to the others only after a time `T`, for which they keep what
+//! they saw last. Who collects waits for that, so that who pushes need not:
+//!
+//! ```text
+//! says so at t, and looks for leases at t + 2T or later. A lease that it does not see is younger than t + T,
+//!     and whoever wrote that sees at once that chunks are being collected.
+//! lists what there is after another T: by then it sees the entries of all who had leases.
+//! removes, and takes back what it said after another T: by then nobody sees a chunk that is gone.
+//! ```
+//!
+//! Of two that say so within `T` of each other, the later one's object stays, and the earlier finds that it is not its own. For
+//! that neither writes it again before it has looked.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +33,12 @@ use crate::repository::Repository;
 const RENEWAL: Duration = Duration::from_secs(60);
 /// After how long without that it counts no more.
 const LIFETIME: Duration = Duration::from_secs(15 * 60);
+/// The longest time that caches may lag: three times as long, with a renewal, is within a lifetime.
+pub(super) const LONGEST_LAG: Duration = Duration::from_secs(4 * 60);
+/// Longest lease that is read.
+const LONGEST: u64 = 256;
 
+const PUSHING: &str = "an image is being pushed, or a disk created from one";
 const FOLDER: &str = "leases";
 const COLLECTING: &str = "collecting";
 
@@ -29,41 +47,60 @@ const COLLECTING: &str = "collecting";
 pub(super) struct Lease {
     repository: Repository,
     path: Path,
+    /// Its content, which no other lease has.
+    mark: Arc<str>,
     /// It was seen to be away: somebody took its owner for dead, and it must not come back.
     lost: Arc<AtomicBool>,
-    renewal: tokio::task::JoinHandle<()>,
+    renewal: Option<tokio::task::JoinHandle<()>>,
 }
 
 impl Lease {
     async fn write(repository: &Repository, path: Path) -> Result<Self, RepositoryError> {
-        repository.put(&path, Vec::new()).await?;
-        let lost = Arc::new(AtomicBool::new(false));
-        let (again, at, gone) = (repository.clone(), path.clone(), Arc::clone(&lost));
-        let renewal = tokio::spawn(async move {
-            while !gone.load(Ordering::Relaxed) {
-                tokio::time::sleep(RENEWAL).await;
-                if let Err(error) = renew(&again, &at, &gone).await {
-                    tracing::warn!(%error, "cannot renew a lease; trying on");
-                }
-            }
-        });
+        let mark: Arc<str> = unique().into();
+        repository.put(&path, mark.as_bytes().to_vec()).await?;
         Ok(Self {
             repository: repository.clone(),
             path,
-            lost,
-            renewal,
+            mark,
+            lost: Arc::new(AtomicBool::new(false)),
+            renewal: None,
         })
+    }
+
+    /// Renews it from now on.
+    fn keep(mut self) -> Self {
+        let (again, at) = (self.repository.clone(), self.path.clone());
+        let (mark, gone) = (Arc::clone(&self.mark), Arc::clone(&self.lost));
+        self.renewal = Some(tokio::spawn(async move {
+            while !gone.load(Ordering::Relaxed) {
+                tokio::time::sleep(RENEWAL).await;
+                if let Err(error) = renew(&again, &at, &mark, &gone).await {
+                    tracing::warn!(%error, "cannot renew a lease; trying on");
+                }
+            }
+        }));
+        self
+    }
+
+    /// Whether what is there is this one; nothing else is changed.
+    async fn is_there(&self) -> Result<bool, RepositoryError> {
+        let found = self.repository.get_with_meta(&self.path, LONGEST).await?;
+        let own = found.is_some_and(|(bytes, _)| bytes == self.mark.as_bytes());
+        if !own {
+            self.lost.store(true, Ordering::Relaxed);
+        }
+        Ok(own)
     }
 
     /// Renews it. Whether nobody can have taken its owner for dead until now.
     pub(super) async fn holds(&self) -> Result<bool, RepositoryError> {
-        renew(&self.repository, &self.path, &self.lost).await?;
+        renew(&self.repository, &self.path, &self.mark, &self.lost).await?;
         Ok(!self.lost.load(Ordering::Relaxed))
     }
 
     /// Removes it. One that cannot be removed ends by itself.
-    pub(super) async fn end(self) {
-        self.renewal.abort();
+    pub(super) async fn end(mut self) {
+        self.stop();
         if self.lost.load(Ordering::Relaxed) {
             // What is there now may be somebody else's.
             return;
@@ -74,10 +111,25 @@ impl Lease {
     }
 }
 
+impl Lease {
+    fn stop(&mut self) {
+        if let Some(renewal) = self.renewal.take() {
+            renewal.abort();
+        }
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.renewal.abort();
+        self.stop();
     }
+}
+
+/// What became of a lease's owner.
+#[derive(Debug)]
+enum Standing {
+    Alive(Path),
+    Dead(Path),
 }
 
 impl Repository {
@@ -92,7 +144,7 @@ impl Repository {
             Ok(own.is_none_or(|own| is_alive(&collecting, &own)))
         };
         match collecting.await {
-            Ok(false) => Ok(lease),
+            Ok(false) => Ok(lease.keep()),
             Ok(true) => {
                 lease.end().await;
                 Err(self.busy("chunks that no image has are being removed (gc)"))
@@ -104,23 +156,32 @@ impl Repository {
         }
     }
 
-    /// Begins to remove chunks that no manifest names.
-    pub(super) async fn begin_collecting(&self) -> Result<Lease, RepositoryError> {
+    /// Begins to remove chunks that no manifest names, where other hosts see a write after `lag` at the latest.
+    pub(super) async fn begin_collecting(&self, lag: Duration) -> Result<Lease, RepositoryError> {
         let path = Path::from(COLLECTING);
-        let before = self.head(&path).await?;
+        // Only what was just written tells what time it is at the store.
         let probe = Path::from(format!("{FOLDER}/probe-{}", unique()));
-        if let Some(before) = before {
-            // Only this tells what time it is at the store.
-            self.put(&probe, Vec::new()).await?;
-            let now = self.head(&probe).await;
-            self.delete(&probe).await?;
-            if now?.is_none_or(|now| is_alive(&before, &now)) {
+        self.put(&probe, Vec::new()).await?;
+        let free = self.is_free(&path, &probe).await;
+        self.delete(&probe).await?;
+        free?;
+        let marker = Lease::write(self, path).await?;
+        tokio::time::sleep(2 * lag).await;
+        let alone = async {
+            if !marker.is_there().await? {
                 return Err(self.busy("another gc runs"));
             }
-        }
-        let marker = Lease::write(self, path).await?;
-        match self.no_leases(&marker).await {
-            Ok(()) => Ok(marker),
+            let now = self.head(&marker.path).await?;
+            for lease in self.leases(now.as_ref()).await? {
+                match lease {
+                    Standing::Alive(_) => return Err(self.busy(PUSHING)),
+                    Standing::Dead(path) => self.delete(&path).await?,
+                }
+            }
+            Ok(())
+        };
+        match alone.await {
+            Ok(()) => Ok(marker.keep()),
             Err(error) => {
                 marker.end().await;
                 Err(error)
@@ -128,15 +189,29 @@ impl Repository {
         }
     }
 
-    async fn no_leases(&self, marker: &Lease) -> Result<(), RepositoryError> {
-        let own = self.head(&marker.path).await?;
-        for lease in self.list(&Path::from(FOLDER)).await? {
-            if own.as_ref().is_none_or(|own| is_alive(&lease, own)) {
-                return Err(self.busy("an image is being pushed, or a disk created from one"));
-            }
-            self.delete(&lease.location).await?;
+    /// Refuses at once where others are seen: who waits for caches would keep everybody away in vain.
+    async fn is_free(&self, marker: &Path, probe: &Path) -> Result<(), RepositoryError> {
+        let now = self.head(probe).await?;
+        if let Some(before) = self.head(marker).await?
+            && now.as_ref().is_none_or(|now| is_alive(&before, now))
+        {
+            return Err(self.busy("another gc runs"));
         }
-        Ok(())
+        let mut leases = self.leases(now.as_ref()).await?.into_iter();
+        match leases.any(|lease| matches!(lease, Standing::Alive(path) if path != *probe)) {
+            true => Err(self.busy(PUSHING)),
+            false => Ok(()),
+        }
+    }
+
+    /// All leases, as they stand at the time of what was written last.
+    async fn leases(&self, now: Option<&ObjectMeta>) -> Result<Vec<Standing>, RepositoryError> {
+        let leases = self.list(&Path::from(FOLDER)).await?.into_iter();
+        let standing = |lease: ObjectMeta| match now.is_none_or(|now| is_alive(&lease, now)) {
+            true => Standing::Alive(lease.location),
+            false => Standing::Dead(lease.location),
+        };
+        Ok(leases.map(standing).collect())
     }
 
     pub(super) fn busy(&self, why: &str) -> RepositoryError {
@@ -153,11 +228,14 @@ impl Repository {
 async fn renew(
     repository: &Repository,
     path: &Path,
+    mark: &str,
     lost: &AtomicBool,
 ) -> Result<(), RepositoryError> {
-    let before = repository.head(path).await?;
+    let before = repository.get_with_meta(path, LONGEST).await?;
+    // Another's is left alone.
+    let before = before.and_then(|(bytes, meta)| (bytes == mark.as_bytes()).then_some(meta));
     if before.is_some() {
-        repository.put(path, Vec::new()).await?;
+        repository.put(path, mark.as_bytes().to_vec()).await?;
     }
     let after = repository.head(path).await?;
     let held = before
@@ -197,9 +275,7 @@ mod tests {
         let location: crate::Location = location.expect("a directory");
         let repository = Repository::open(&location).expect("opened");
         let lease = repository.lease().await.expect("a lease");
-        renew(&repository, &lease.path, &lease.lost)
-            .await
-            .expect("renewed");
+        assert!(lease.holds().await.expect("renewed"));
         assert!(lease.holds().await.expect("an answer"));
         let old = std::time::SystemTime::now() - LIFETIME - RENEWAL;
         let file = std::fs::File::open(folder.path().join(lease.path.as_ref())).expect("its file");
@@ -210,9 +286,13 @@ mod tests {
         );
         let lease = repository.lease().await.expect("another");
         repository.delete(&lease.path).await.expect("removed");
-        renew(&repository, &lease.path, &lease.lost)
-            .await
-            .expect("an answer");
         assert!(!lease.holds().await.expect("an answer"));
+        assert!(!lease.holds().await.expect("it does not come back"));
+        let lease = repository.lease().await.expect("another");
+        repository.put(&lease.path, vec![1]).await.expect("taken");
+        assert!(!lease.holds().await.expect("an answer"));
+        let path = folder.path().join(lease.path.as_ref());
+        lease.end().await;
+        assert_eq!(std::fs::read(path).expect("it stays"), [1]);
     }
 }

@@ -7,9 +7,12 @@ pub(crate) mod progress;
 pub(crate) mod pull;
 pub(crate) mod push;
 pub(crate) mod restore;
+#[cfg(test)]
+mod stale;
 pub(crate) mod uses;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
@@ -24,6 +27,10 @@ use crate::manifest::{Manifest, ManifestId};
 /// Requests that are under way at once when chunks are moved.
 pub(crate) const PARALLEL: usize = 16;
 
+/// For how long hosts that share a directory may not see each other's writes: NFS keeps what it knows of a directory for up
+/// to a minute.
+const DIRECTORY_LAG: Duration = Duration::from_secs(60);
+
 /// A repository of images. Clones share their connections.
 #[derive(Clone, Debug)]
 pub struct Repository {
@@ -31,6 +38,8 @@ pub struct Repository {
     shown: Arc<str>,
     /// The directory that it is, if it is one.
     directory: Option<Arc<std::path::Path>>,
+    /// For how long another host may not see a write.
+    lag: Duration,
 }
 
 impl Repository {
@@ -54,7 +63,33 @@ impl Repository {
                 Location::Directory(path) => Some(path.as_path().into()),
                 Location::S3 { .. } => None,
             },
+            lag: match location {
+                Location::Directory(_) => DIRECTORY_LAG,
+                Location::S3 { .. } => Duration::ZERO,
+            },
         })
+    }
+
+    /// The same repository, in which other hosts see a write after so long at the latest.
+    ///
+    /// # Errors
+    /// That is longer than [`Self::collect`] can allow for.
+    pub fn with_lag(self, lag: Duration) -> Result<Self, RepositoryError> {
+        if lag > lease::LONGEST_LAG {
+            return Err(RepositoryError::Open {
+                repository: self.shown.to_string(),
+                why: format!(
+                    "caches that lag for more than {} s are not supported",
+                    lease::LONGEST_LAG.as_secs()
+                ),
+            });
+        }
+        Ok(Self { lag, ..self })
+    }
+
+    /// How long [`Self::collect`] waits in all, so that no other host is mistaken.
+    pub const fn collecting_waits(&self) -> Duration {
+        self.lag.saturating_mul(4)
     }
 
     /// Where it is, for people.
@@ -104,16 +139,27 @@ impl Repository {
 
     /// An object, or nothing; of a longer one than `most` bytes nothing but its begin is read.
     async fn get(&self, path: &Path, most: u64) -> Result<Option<Bytes>, RepositoryError> {
+        let found = self.get_with_meta(path, most).await?;
+        Ok(found.map(|(bytes, _)| bytes))
+    }
+
+    /// The same, and what the store says of it.
+    async fn get_with_meta(
+        &self,
+        path: &Path,
+        most: u64,
+    ) -> Result<Option<(Bytes, ObjectMeta)>, RepositoryError> {
         let answer = match self.store.get(path).await {
             Err(object_store::Error::NotFound { .. }) => return self.is_there().map(|()| None),
             answer => answer.map_err(|error| self.failed(&error))?,
         };
-        if answer.meta.size > most {
+        let meta = answer.meta.clone();
+        if meta.size > most {
             // Whoever asks checks it and finds that it is not what it should be.
-            return Ok(Some(Bytes::new()));
+            return Ok(Some((Bytes::new(), meta)));
         }
-        let bytes = answer.bytes().await;
-        bytes.map(Some).map_err(|error| self.failed(&error))
+        let bytes = answer.bytes().await.map_err(|error| self.failed(&error))?;
+        Ok(Some((bytes, meta)))
     }
 
     async fn put(&self, path: &Path, bytes: impl Into<PutPayload>) -> Result<(), RepositoryError> {

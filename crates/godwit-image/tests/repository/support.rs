@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::future::pending;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use godwit_image::{
     CHUNK_BYTES, ImageName, Location, Progress, Pulled, PushOptions, Pushed, Repository,
@@ -24,6 +25,8 @@ impl Fixture {
         let store = folder.path().join("repository");
         fs::create_dir(&store).expect("a folder");
         let repository = Repository::open(&Location::Directory(store.clone())).expect("opened");
+        // Nobody else uses it.
+        let repository = repository.with_lag(Duration::ZERO).expect("short");
         Self {
             repository,
             store,

@@ -108,7 +108,7 @@ fn what_was_removed_before_the_repository_heard_of_the_disk_is_put_back() {
     fixture.is_there(true);
     // Nothing there knows that the disk needs it.
     fixture.image(&["rm", "base"]).unwrap();
-    fixture.image(&["gc"]).unwrap();
+    fixture.gc().unwrap();
     assert!(fixture.chunks().is_empty());
 
     // The node dies while it puts it back, and begins anew.
@@ -128,13 +128,13 @@ fn what_was_removed_before_the_repository_heard_of_the_disk_is_put_back() {
     // No name stands for it: only the disk needs it, and gets it from there alone. The lease of the node that died
     // keeps gc away.
     fs::remove_dir_all(fixture.repository.join("leases")).unwrap();
-    fixture.image(&["gc"]).unwrap();
+    fixture.gc().unwrap();
     fixture.cluster.node_mut("b").terminate(PATIENCE).unwrap();
     verify(fixture.a(), DISK, &mut model).unwrap();
     fixture.becomes_whole();
     assert_eq!(fixture.fetched(), (0, SIZE));
     let unused = || {
-        fixture.image(&["gc"]).ok()?;
+        fixture.gc().ok()?;
         fixture.chunks().is_empty().then_some(())
     };
     assert!(wait_for(PATIENCE, unused).is_some(), "it is not needed");
@@ -203,7 +203,7 @@ fn a_name_that_stood_for_something_else_is_told_of_when_the_repository_is_back()
     let said = warning(&disk);
     assert!(said.contains("stood for something else"), "{said}");
     // It stays what it is, and what it needs stays.
-    fixture.image(&["gc"]).unwrap();
+    fixture.gc().unwrap();
     is_image(&fixture, DISK, &mut model);
     fixture.becomes_whole();
 }

@@ -64,6 +64,11 @@ impl Fixture {
         self.a().godwit(&words).text()
     }
 
+    /// Removes from the repository what no image has any more.
+    pub(crate) fn gc(&self) -> Result<String, Failure> {
+        self.image(&["gc", "--cache-time", "0s"])
+    }
+
     /// Pushes an image with the pattern of this seed in every sector.
     pub(crate) fn push_pattern(&self, seed: u64) -> Model {
         let model = Model::new(seed, SIZE, Initial::Pattern);

@@ -94,7 +94,7 @@ fn a_whole_disk_moves_as_a_whole_when_it_is_asked_to_or_its_image_is_gone() {
     let all = moves("a", "b", &["--no-delta"]);
     assert!(all > SIZE / 2, "{all} bytes were copied");
     fixture.image(&["rm", "base"]).unwrap();
-    fixture.image(&["gc"]).unwrap();
+    fixture.gc().unwrap();
     assert!(fixture.chunks().is_empty());
     moves("b", "a", &[]);
     verify(fixture.a(), DISK, &mut model).unwrap();
