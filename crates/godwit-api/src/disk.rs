@@ -139,7 +139,7 @@ pub struct Disk {
     /// Whether writes of its virtual machine wait because its image has no room for them.
     #[serde(default)]
     pub lacks_room: bool,
-    /// Why the disk cannot be used, when it cannot.
+    /// Why the disk cannot be used, when it cannot, or why the node disconnected its virtual machine.
     pub problem: Option<String>,
     /// What whoever created it, or looks after it, should know.
     #[serde(default)]

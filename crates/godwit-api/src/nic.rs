@@ -42,7 +42,7 @@ pub struct Nic {
     pub vm: Option<String>,
     /// The unix socket where the VM's QEMU uses it over vhost-user.
     pub socket: String,
-    /// Why it is not served, if it is not.
+    /// Why it is not served, if it is not, or why the node disconnected the VM's QEMU.
     pub problem: Option<String>,
     /// Its MAC address, which stays the same over moves.
     pub mac: String,
@@ -51,7 +51,7 @@ pub struct Nic {
     /// The bridge into which the node plugged the tap.
     pub bridge: Option<String>,
     /// What it does with packets: `releasing` lets them pass, `buffering` holds them, `clone` stands still; `unserved` is one
-    /// with a problem.
+    /// that is not served.
     pub mode: String,
     /// Whether the VM's QEMU is connected to it.
     pub attached: bool,

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use godwit_testkit::cluster::{ClusterOptions, godwit_binary};
 use godwit_testkit::nbd::{Command, NbdConnection, NbdStream, NbdTarget, Request};
+use godwit_testkit::process::wait_for;
 use godwit_testkit::random::Random;
 use godwit_testkit::scenario::{PATIENCE, Scenario, finish, import_pattern, load, migrate, verify};
+use godwit_testkit::vhost_client::{Client, Options, Status};
 use godwit_testkit::{Cluster, Model, Node};
 
 const SIZE: u64 = 16 << 20;
@@ -174,6 +176,36 @@ fn random_bytes_on_every_plain_port() {
 #[test]
 fn random_bytes_on_every_port_with_tls() {
     random_bytes_everywhere("random_bytes_on_every_port_with_tls", true);
+}
+
+#[test]
+fn a_front_end_whose_memory_shrinks_ends_alone() {
+    let _turn = Scenario::begin("hostile", "a_front_end_whose_memory_shrinks_ends_alone");
+    let cluster = Cluster::start(&["a"]).unwrap();
+    let a = cluster.node("a");
+    let [shrinking, mut beside] =
+        [("shrinking", true), ("beside", false)].map(|(disk, shrinks)| {
+            a.godwit(&["disk", "create", disk, "--size", "16MiB"])
+                .json()
+                .unwrap();
+            let options = Options {
+                shrinks,
+                ..Options::default()
+            };
+            let mut client = Client::connect(&a.vhost_socket(disk), options).unwrap();
+            client.start().unwrap();
+            assert_eq!(client.write(0, 0, &[7; 512]), Status::OK);
+            client
+        });
+    shrinking.memory.file().set_len(0).unwrap();
+    shrinking.queues[0].kick.write(1).unwrap();
+    let is_told = || {
+        let shown = a.disk("shrinking").ok()?;
+        let problem = shown["problem"].as_str()?;
+        problem.contains("made shorter").then_some(())
+    };
+    wait_for(PATIENCE, is_told).expect("the disk tells why");
+    assert_eq!(beside.write(0, 0, &[9; 512]), Status::OK);
 }
 
 #[test]

@@ -133,9 +133,15 @@ impl Engine {
             self.slots.hold(request);
             if bytes > 0
                 && let Owner::Ring { .. } = self.slots.owner(request)
-                && let Some(ram) = self.guest_memory_for(request, operation)
             {
-                keep = Some(Keep::Guest(ram));
+                keep = self.guest_memory_for(request, operation).map(Keep::Guest);
+                if self.has_lost_data(request, operation) {
+                    self.pieces.clear();
+                    self.slots.release(request);
+                    return self
+                        .core
+                        .handle_disk_done(self.now, tag, Err(RequestError::Io));
+                }
             }
         }
         // SAFETY: the hold keeps a slot's buffer allocated until `disk_done` releases it, as what was pulled keeps

@@ -115,6 +115,7 @@ pub fn spawn_restored(
             .is_some_and(|(missing, _)| missing.at_source().is_some()),
         missing_is_owed: false,
         lacks_room: false,
+        lost_pages: false,
         waits_long: false,
         cpu_seconds: 0.0,
     }));

@@ -385,6 +385,7 @@ impl Engine {
         self.retry_waiting();
         self.pump_rings();
         self.send_answers();
+        self.look_for_lost_pages();
         self.run_deferred_reads();
     }
 
@@ -464,6 +465,7 @@ impl Engine {
             needs_source: self.core.needs_source(),
             missing_is_owed: self.core.missing_is_owed(),
             lacks_room: self.vhost.room != Room::Enough,
+            lost_pages: self.vhost.lost_pages,
             waits_long: self.waits_long(),
             requests_in_flight: self.core.requests_in_flight(),
             counters: self.stats.counters,

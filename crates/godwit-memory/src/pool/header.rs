@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::ownership::Title;
 use crate::pool::PAGE_BYTES;
-use crate::pool::page::{Page, Words};
+use crate::pool::page::{LOST, Page, Words};
 
 /// The first word of each header.
 const MAGIC: u64 = u64::from_le_bytes(*b"GODWITMS");
@@ -78,7 +78,11 @@ impl Header {
     /// # Errors
     /// What is wrong with the header.
     pub(super) fn read(&self) -> Result<(u64, [u8; 16]), &'static str> {
-        if self.word(AT_MAGIC).load(Ordering::Acquire) != MAGIC {
+        let magic = self.word(AT_MAGIC).load(Ordering::Acquire);
+        if self.0.are_lost() {
+            return Err(LOST);
+        }
+        if magic != MAGIC {
             return Err("it does not begin as a segment's does");
         }
         if self.word(AT_VERSION).load(Ordering::Relaxed) != VERSION {
@@ -90,6 +94,9 @@ impl Header {
         }
         let low = u128::from(self.word(AT_ID).load(Ordering::Relaxed));
         let high = u128::from(self.word(AT_ID + 1).load(Ordering::Relaxed));
+        if self.0.are_lost() {
+            return Err(LOST);
+        }
         Ok((bytes, (high << 64 | low).to_le_bytes()))
     }
 
@@ -102,7 +109,11 @@ impl Header {
         for _ in 0..1000 {
             let epoch = self.word(AT_EPOCH).load(Ordering::Acquire);
             let owner = self.read_slot(epoch);
-            if self.word(AT_EPOCH).load(Ordering::Acquire) == epoch {
+            let is_settled = self.word(AT_EPOCH).load(Ordering::Acquire) == epoch;
+            if self.0.are_lost() {
+                return Err(LOST);
+            }
+            if is_settled {
                 // Nobody counts that far; the next one would be none.
                 if epoch == 0 || epoch == u64::MAX {
                     return Err("its epoch makes no sense");
@@ -114,16 +125,20 @@ impl Header {
         Err("its title changes all the time")
     }
 
-    /// Replaces the title of the epoch before. False when that is not the present one.
+    /// Replaces the title of the epoch before. False when that is not the present one, or others cannot see it.
     pub(super) fn replace(&self, title: &Title) -> bool {
         let before = title.epoch - 1;
         if self.word(AT_EPOCH).load(Ordering::Acquire) != before {
             return false;
         }
         self.write_slot(title);
-        self.word(AT_EPOCH)
-            .compare_exchange(before, title.epoch, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok()
+        let replaced = self.word(AT_EPOCH).compare_exchange(
+            before,
+            title.epoch,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
+        replaced.is_ok() && !self.0.are_lost()
     }
 
     fn slot(epoch: u64) -> usize {

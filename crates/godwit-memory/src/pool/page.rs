@@ -4,21 +4,20 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
+use rustix::mm::MsyncFlags;
 
+use crate::mapping::SharedMapping;
 use crate::pool::PAGE_BYTES;
+
+/// Why nothing that was read in a page counts.
+pub(super) const LOST: &str = "its file was made shorter, or its file system is full";
 
 /// A page, mapped, or several.
 #[derive(Debug)]
-pub(super) struct Page {
-    at: NonNull<AtomicU64>,
-    bytes: usize,
-}
+pub(super) struct Page(SharedMapping);
 
 /// Some words of it, one after the other.
 #[derive(Clone, Debug)]
@@ -38,6 +37,11 @@ impl Words {
         self.page.word(self.first + index)
     }
 
+    /// True if what was read in them before need not be what others wrote there, and what was written is lost.
+    pub(super) fn are_lost(&self) -> bool {
+        self.page.is_lost()
+    }
+
     /// Sees to it that what was written to these words by now is where other hosts, and this one after it failed, find it:
     /// before anything that is written afterwards.
     pub(super) fn persist(&self, words: Range<usize>) {
@@ -45,11 +49,6 @@ impl Words {
             .persist(self.first + words.start..self.first + words.end);
     }
 }
-
-// SAFETY: the page is shared with other processes anyway; it is only used through atomics.
-unsafe impl Send for Page {}
-// SAFETY: as above.
-unsafe impl Sync for Page {}
 
 impl Page {
     /// Maps the first page of a file whose pages have `bytes` bytes.
@@ -69,44 +68,44 @@ impl Page {
     /// The kernel refuses.
     pub(super) fn map_part(file: &File, offset: u64, bytes: u64) -> io::Result<Self> {
         let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
-        // SAFETY: a new mapping that nothing else in this process refers to. Somebody may make the file shorter
-        // afterwards; whoever may write to the pool's folder is trusted not to.
-        let page = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                file.as_fd(),
-                offset,
-            )?
-        };
-        let at = NonNull::new(page.cast()).ok_or_else(|| io::Error::other("it has no address"))?;
-        Ok(Self { at, bytes })
+        SharedMapping::map(file, offset, bytes).map(Self)
+    }
+
+    /// True if the file does not back all of it any more.
+    pub(super) fn is_lost(&self) -> bool {
+        self.0.has_lost_pages()
     }
 
     /// One of its words.
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
-        assert!(index < self.bytes / 8, "inside the page");
-        // SAFETY: the mapping has at least so many aligned words and lives as long as `self`.
-        unsafe { self.at.add(index).as_ref() }
+        assert!(index < self.0.bytes() / 8, "inside the page");
+        // SAFETY: the mapping has at least so many aligned words and lives as long as `self`. Others use them as well, and
+        // this process only through atomics.
+        unsafe { AtomicU64::from_ptr(self.0.as_ptr().cast::<u64>().add(index)) }
     }
 
     /// Overwrites all of it with zeroes, and sees to it that others find them.
-    pub(super) fn wipe(&self) {
+    ///
+    /// # Errors
+    /// Pages of it are lost.
+    pub(super) fn wipe(&self) -> io::Result<()> {
         // SAFETY: the mapping is `self`'s, and whoever has words of it only uses atomics. Others that map the same memory
         // do not use it: the caller knows.
-        unsafe { std::ptr::write_bytes(self.at.as_ptr().cast::<u8>(), 0, self.bytes) };
-        self.persist(0..self.bytes / 8);
+        unsafe { std::ptr::write_bytes(self.0.as_ptr(), 0, self.0.bytes()) };
+        self.persist(0..self.0.bytes() / 8);
+        match self.is_lost() {
+            true => Err(io::Error::other(LOST)),
+            false => Ok(()),
+        }
     }
 
     fn persist(&self, words: Range<usize>) {
         let page = PAGE_BYTES as usize;
         let (start, end) = (words.start * 8 / page * page, words.end * 8);
-        let end = end.next_multiple_of(page).min(self.bytes);
+        let end = end.next_multiple_of(page).min(self.0.bytes());
         // SAFETY: the range lies in the mapping and begins with a page.
         let synced = unsafe {
-            let at = self.at.as_ptr().cast::<u8>().add(start);
+            let at = self.0.as_ptr().add(start);
             rustix::mm::msync(at.cast(), end.saturating_sub(start), MsyncFlags::SYNC)
         };
         // A device has nothing behind it that the kernel would write to: what is missing is to leave the processor's caches.
@@ -128,11 +127,4 @@ impl Page {
     /// Memory that hosts of other kinds share is coherent between them.
     #[cfg(not(target_arch = "x86_64"))]
     fn flush(&self, _: Range<usize>) {}
-}
-
-impl Drop for Page {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is `self`'s alone, and no reference into it outlives `self`.
-        let _ = unsafe { rustix::mm::munmap(self.at.as_ptr().cast(), self.bytes) };
-    }
 }

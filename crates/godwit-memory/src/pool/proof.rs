@@ -11,7 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use crate::pool::page::Page;
+use crate::pool::page::{LOST, Page};
 use crate::pool::{Pool, PoolError};
 
 /// A nonce, or its echo, in bytes.
@@ -51,7 +51,10 @@ fn write_huge(pool: &Pool, file: &File, bytes: &[u8]) -> io::Result<()> {
         page.word(index)
             .store(u64::from_ne_bytes(value), Ordering::Release);
     }
-    Ok(())
+    match page.is_lost() {
+        true => Err(io::Error::other(LOST)),
+        false => Ok(()),
+    }
 }
 
 /// As much of it as matters, and a byte that shows that there is more.

@@ -183,6 +183,21 @@ fn hostile_headers_are_refused() {
 }
 
 #[test]
+fn a_header_that_shrank_is_an_error() {
+    let (_folder, pool) = pool();
+    let segment = Segment::allocate(&pool, "v", 4096, "a").expect("allocates");
+    let file = File::options().write(true).open(pool.header_path("v"));
+    file.expect("opens").set_len(0).expect("shrinks");
+    for _ in 0..2 {
+        let refused = segment.title().expect_err("nobody knows the owner");
+        assert!(refused.to_string().contains("made shorter"), "{refused}");
+        segment
+            .decide("a", 1, "b")
+            .expect_err("nobody would see it");
+    }
+}
+
+#[test]
 fn an_offer_that_ended_is_told_by_its_epoch() {
     let (_folder, pool) = pool();
     let segment = Segment::allocate(&pool, "v", 4096, "a").expect("allocates");

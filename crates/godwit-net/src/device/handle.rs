@@ -56,6 +56,9 @@ pub struct Snapshot {
     pub attached: bool,
     /// The guest put something into a ring that makes no sense; the ring rests until the guest resets the device.
     pub broken: bool,
+    /// True if the virtual machine was disconnected because [memory that it shared was lost](godwit_vhost::memory::LOST_PAGES),
+    /// and none has shared any since.
+    pub lost_pages: bool,
     /// What happened.
     pub counters: Counters,
     /// Packets that wait for the guest.
@@ -195,6 +198,7 @@ impl NetDevice {
                 mode: nic.mode(),
                 attached: false,
                 broken: false,
+                lost_pages: false,
                 counters: Counters::default(),
                 waiting: 0,
                 addresses: Vec::new(),

@@ -1,3 +1,4 @@
+use std::io::Read;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::sync::mpsc;
 use std::thread::sleep;
@@ -87,7 +88,7 @@ struct Burst {
     guest: TestGuest,
     kick: Wake,
     network: UnixDatagram,
-    _front_end: UnixStream,
+    front_end: UnixStream,
 }
 
 impl Burst {
@@ -114,7 +115,7 @@ impl Burst {
             guest,
             kick,
             network,
-            _front_end: front_end,
+            front_end,
         }
     }
 
@@ -182,6 +183,30 @@ fn a_guest_that_offers_its_buffers_again_late_waits_no_longer_than_it_takes_to_c
     let gets_all = || burst.guest.used() == BURST;
     assert!(within(Duration::from_millis(300), gets_all));
     burst.end();
+}
+
+#[test]
+fn a_machine_whose_memory_shrinks_is_disconnected_alone() {
+    let [mut burst, beside] = [Burst::new(), Burst::new()];
+    burst.gets(MOST_AHEAD as u16);
+    burst.guest.memory.set_len(0).expect("shrinks");
+    burst.kick.signal();
+    let is_told = || burst.nic.snapshot().lost_pages;
+    assert!(within(Duration::from_secs(10), is_told));
+    let left = burst.front_end.read(&mut [0; 1]).expect("is disconnected");
+    assert_eq!(left, 0);
+    assert!(!burst.nic.snapshot().broken, "its guest is not to blame");
+    beside.gets(MOST_AHEAD as u16);
+    step(&burst.nic, FrontEndCommand::Detach);
+    let next = TestGuest::new(SIZE);
+    next.offer(SIZE);
+    let _front_end = attach(&burst.nic, &next);
+    let _kick = start(&burst.nic, &next, receive_ring(0), 0);
+    start_sending(&burst.nic, &next, 1);
+    assert!(within(Duration::from_secs(10), || next.used() > 0));
+    assert!(!burst.nic.snapshot().lost_pages);
+    burst.end();
+    beside.end();
 }
 
 #[test]

@@ -8,6 +8,7 @@ use godwit_vhost::features::LOG_ALL;
 use godwit_vhost::memory::GuestRam;
 use godwit_vhost::memory::dirty_log::DirtyLog;
 use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError, RingSetup};
+use godwit_vhost::rings::inflight::InflightRing;
 
 use crate::device::queues::ring::{Guest, NetRing};
 use crate::device::wake::Wake;
@@ -71,10 +72,7 @@ impl Session {
 
     /// Whether a ring may be served.
     pub(super) fn may_serve(&self, index: usize) -> bool {
-        let is_there = self
-            .ram
-            .as_deref()
-            .is_some_and(|ram| !ram.arrival().is_lost());
+        let is_there = self.ram.as_deref().is_some_and(|ram| !ram.is_lost());
         let ring = self.rings.get(index).and_then(Option::as_deref);
         is_there && !self.still && ring.is_some_and(|ring| ring.enabled && !ring.broken)
     }
@@ -89,6 +87,18 @@ impl Session {
     /// Whether what is written into the guest's memory is logged, as it is while the memory moves.
     pub(super) const fn logs(&self) -> bool {
         self.features & LOG_ALL != 0
+    }
+
+    /// True if pages of anything that the virtual machine shares are lost.
+    pub(super) fn has_lost_pages(&self) -> bool {
+        let mut rings = self.rings.iter().flatten();
+        self.ram.as_ref().is_some_and(|ram| ram.has_lost_pages())
+            || self.log.as_ref().is_some_and(|log| log.has_lost_pages())
+            || rings.any(|ring| {
+                ring.inflight
+                    .as_ref()
+                    .is_some_and(InflightRing::has_lost_pages)
+            })
     }
 
     /// Whether a ring rests because of what the guest put into it.

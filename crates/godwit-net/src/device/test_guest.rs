@@ -28,6 +28,8 @@ const WRITABLE: u16 = 2;
 /// A ring of a guest's, which has an event index.
 pub(super) struct TestGuest {
     pub(super) ram: Arc<GuestRam>,
+    /// What it is in.
+    pub(super) memory: Arc<File>,
     size: u16,
     /// Where its ring and buffers begin.
     start: u64,
@@ -39,10 +41,12 @@ impl TestGuest {
         let memory = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a file");
         ftruncate(&memory, MEMORY).expect("grows");
         let region = VhostUserMemoryRegion::new(0, MEMORY, 0, 0);
-        let files = vec![File::from(memory)];
+        let memory = File::from(memory);
+        let files = vec![memory.try_clone().expect("another")];
         let ram = GuestRam::new(&[region], files, Arc::default()).expect("maps");
         Self {
             ram: Arc::new(ram),
+            memory: Arc::new(memory),
             size,
             start: 0,
         }
@@ -52,6 +56,7 @@ impl TestGuest {
     pub(super) fn beside(&self) -> Self {
         Self {
             ram: Arc::clone(&self.ram),
+            memory: Arc::clone(&self.memory),
             size: self.size,
             start: self.start + AREA,
         }

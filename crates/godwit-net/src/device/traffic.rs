@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use godwit_vhost::memory::LOST_PAGES;
+
 use crate::device::queues::receive::{Given, give};
 use crate::device::queues::ring::{Broken, Guest, NetRing};
 use crate::device::queues::transmit::{Way, transmit};
@@ -381,8 +383,21 @@ impl Worker {
         }
     }
 
+    /// Disconnects a virtual machine when pages of what it shares are lost.
+    pub(super) fn look_for_lost_pages(&mut self) {
+        let Some(session) = self.session.as_ref().filter(|it| it.has_lost_pages()) else {
+            return;
+        };
+        if !std::mem::replace(&mut self.lost_pages, true) {
+            let nic = &self.shared.name;
+            tracing::error!(nic, "the virtual machine is disconnected: {LOST_PAGES}");
+            // The protocol's thread sees that, and detaches it.
+            session.hang_up();
+        }
+    }
+
     pub(super) fn break_ring(&mut self, index: usize, why: &Broken) {
-        let Some(session) = &mut self.session else {
+        let Some(session) = self.session.as_mut().filter(|it| !it.has_lost_pages()) else {
             return;
         };
         let Some(ring) = session.rings[index].as_deref_mut() else {

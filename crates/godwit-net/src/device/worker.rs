@@ -73,6 +73,8 @@ pub(super) struct Worker {
     keeps_until: Option<Instant>,
     /// Until when the uplink is left alone.
     pub(super) uplink_rests: Option<Instant>,
+    /// The last virtual machine was disconnected because pages of what it shared were lost.
+    pub(super) lost_pages: bool,
     ended: bool,
 }
 
@@ -103,6 +105,7 @@ impl Worker {
             late_until: None,
             keeps_until: None,
             uplink_rests: None,
+            lost_pages: false,
             ended: false,
         })
     }
@@ -116,6 +119,7 @@ impl Worker {
             self.commands();
             self.timers();
             eager = self.turn();
+            self.look_for_lost_pages();
             self.publish();
         }
         if let Some(session) = &self.session {
@@ -334,7 +338,9 @@ impl Worker {
             }
             _ => None,
         };
+        let shares_memory = matches!(command, FrontEndCommand::Memory { .. });
         let answer = session.change(command)?;
+        self.lost_pages &= !shares_memory;
         if let Some(pair) = changed {
             self.keeps_until = Some(Instant::now() + KEEPS);
             if let Some(ring) = &session.rings[receive_ring(pair)] {
@@ -390,6 +396,7 @@ impl Worker {
             snapshot.mode = self.nic.mode();
             snapshot.attached = session.is_some();
             snapshot.broken = session.is_some_and(Session::is_broken);
+            snapshot.lost_pages = self.lost_pages;
             snapshot.counters = *self.nic.counters();
             snapshot.waiting = self.nic.waiting();
             snapshot.addresses.clear();

@@ -3,6 +3,7 @@
 use godwit_block::engine::{LatencySummary, Snapshot};
 use godwit_core::units::Sectors;
 use godwit_core::{Progress, event};
+use godwit_vhost::memory::LOST_PAGES;
 
 use crate::config::NodeConfig;
 use crate::disks::disk::{Disk, Inner};
@@ -65,7 +66,10 @@ pub(crate) fn disk(node: &Node, disk: &Disk) -> godwit_api::Disk {
             noted: !fetching || told.is_none_or(|told| told.is_noted()),
         }),
         lacks_room: inner.lacks_room(),
-        problem: inner.problem.clone(),
+        problem: inner.problem.clone().or_else(|| {
+            let lost = snapshot.as_ref().is_some_and(|s| s.lost_pages);
+            lost.then(|| format!("the virtual machine was disconnected: {LOST_PAGES}"))
+        }),
         warnings: warning.into_iter().collect(),
     }
 }

@@ -3,6 +3,7 @@
 use godwit_api::{NicCounters, NicQueue};
 use godwit_net::device::handle::QueueSeen;
 use godwit_qemu::machine::NicUplink;
+use godwit_vhost::memory::LOST_PAGES;
 
 use crate::nics::named::NamedNic;
 use crate::nics::served::ServedNic;
@@ -60,7 +61,9 @@ fn one(name: String, vm: Option<String>, served: &ServedNic) -> godwit_api::Nic 
         name,
         vm,
         socket: served.socket.display().to_string(),
-        problem: None,
+        problem: seen
+            .lost_pages
+            .then(|| format!("the virtual machine was disconnected: {LOST_PAGES}")),
         mac: served.nic.mac.clone(),
         tap: served.tap.clone(),
         bridge: match &served.nic.uplink {

@@ -61,6 +61,8 @@ pub struct Options {
     pub inflight: bool,
     /// Let the memory arrive while it is used, all but the queues.
     pub post_copy: bool,
+    /// The memory's file can become shorter.
+    pub shrinks: bool,
 }
 
 impl Default for Options {
@@ -75,6 +77,7 @@ impl Default for Options {
             flush: true,
             inflight: false,
             post_copy: false,
+            shrinks: false,
         }
     }
 }
@@ -126,7 +129,11 @@ impl Client {
     /// When the server cannot be reached or refuses.
     pub fn connect(path: &Path, options: Options) -> io::Result<Self> {
         let length = u64::from(options.queues) * QUEUE_BYTES + options.data as u64;
-        let memory = Arc::new(SharedMemory::new(length as usize)?);
+        let memory = match options.shrinks {
+            false => SharedMemory::new(length as usize)?,
+            true => SharedMemory::unsealed(length as usize)?,
+        };
+        let memory = Arc::new(memory);
         let queues = (0..options.queues).map(|index| {
             let start = u64::from(index) * QUEUE_BYTES;
             Queue::new(

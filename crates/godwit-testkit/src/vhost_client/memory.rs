@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// A sealed memory file, mapped. Offsets into it are in bytes.
+/// A memory file, mapped. Offsets into it are in bytes.
 #[derive(Debug)]
 pub struct SharedMemory {
     file: File,
@@ -23,15 +23,28 @@ unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// New memory of `length` bytes, a multiple of the page size, all zeroes.
+    /// New memory of `length` bytes, a multiple of the page size, all zeroes and sealed against shrinking.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub fn new(length: usize) -> io::Result<Self> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = File::from(rustix::fs::memfd_create(c"guest", flags)?);
+        let memory = Self::make(length, MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::fcntl_add_seals(&memory.file, SealFlags::SHRINK)?;
+        Ok(memory)
+    }
+
+    /// The same, in a file that nobody can seal.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn unsealed(length: usize) -> io::Result<Self> {
+        Self::make(length, MemfdFlags::empty())
+    }
+
+    fn make(length: usize, flags: MemfdFlags) -> io::Result<Self> {
+        let file = rustix::fs::memfd_create(c"guest", MemfdFlags::CLOEXEC | flags)?;
+        let file = File::from(file);
         file.set_len(length as u64)?;
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK)?;
         Self::map(file, length)
     }
 

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use vm_memory::MmapRegion;
+use godwit_memory::mapping::SharedMapping;
 
 use crate::memory::{MemoryError, Segment, map_file};
 
@@ -17,15 +17,20 @@ pub struct OutsideLog(u64);
 
 /// One bit per page, shared with the front end, which clears what it has read.
 pub struct DirtyLog {
-    bits: MmapRegion,
+    bits: SharedMapping,
 }
 
 impl DirtyLog {
     /// Maps the log.
     pub fn new(file: File, offset: u64, length: u64) -> Result<Self, MemoryError> {
         Ok(Self {
-            bits: map_file(file, offset, length)?,
+            bits: map_file(&file, offset, length)?,
         })
+    }
+
+    /// True if its file does not back all of it any more.
+    pub fn has_lost_pages(&self) -> bool {
+        self.bits.has_lost_pages()
     }
 
     /// Marks the pages of `length` bytes from `address`. To be called after they were written: a
@@ -36,7 +41,7 @@ impl DirtyLog {
         }
         let last = address.checked_add(length - 1).ok_or(OutsideLog(address))?;
         let last = last / PAGE;
-        if last / 8 >= self.bits.size() as u64 {
+        if last / 8 >= self.bits.bytes() as u64 {
             return Err(OutsideLog(last * PAGE));
         }
         let mut page = address / PAGE;
@@ -73,7 +78,7 @@ mod tests {
     }
 
     fn pages(log: &DirtyLog) -> Vec<u64> {
-        let bytes = log.bits.size();
+        let bytes = log.bits.bytes();
         // SAFETY: the mapping has that many bytes, and nobody changes them meanwhile.
         let bits = unsafe { std::slice::from_raw_parts(log.bits.as_ptr(), bytes) };
         (0..bytes as u64 * 8)

@@ -1,8 +1,8 @@
 //! The guest's memory, as the front end shares it.
 //!
-//! Whoever holds the file of a region can make it shorter afterwards, and then touching the lost
-//! part ends this process with SIGBUS. QEMU never does; a front end that is not trusted that far
-//! must share memory whose size is sealed (`F_SEAL_SHRINK` on a memfd).
+//! Whoever holds the file of a region can make it shorter afterwards. A file that can be sealed against that (a memfd) is
+//! sealed when it is mapped. Pages that others lose read as zeroes from then on ([`GuestRam::has_lost_pages`]); nothing that
+//! is found in such memory is acted on, and its front end is disconnected.
 
 mod device;
 pub mod dirty_log;
@@ -16,14 +16,16 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
+use godwit_memory::mapping::SharedMapping;
+use rustix::fs::SealFlags;
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use virtio_queue::desc::RawDescriptor;
+use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{
-    Bytes, FileOffset, GuestAddress, GuestMemory, GuestMemoryMmap, GuestMemoryRegion,
-    GuestRegionMmap, MmapRegion, Permissions,
+    Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+    MmapRegion, Permissions,
 };
 
-use crate::memory::device::DeviceMapping;
 use crate::memory::live::LiveMapping;
 use crate::memory::post_copy::Arrival;
 use crate::memory::relocated::{FileId, Home, Mapped, Part};
@@ -45,6 +47,9 @@ pub enum MemoryError {
         /// Where the region ends in it.
         end: u64,
     },
+    /// It can be sealed, and is not.
+    #[error("cannot seal a file of guest memory so that it keeps its size")]
+    Seal(#[source] io::Error),
     /// Parts of it that are in another file.
     #[error("cannot map guest memory that has moved")]
     Moved(#[source] io::Error),
@@ -57,6 +62,10 @@ pub enum MemoryError {
     )]
     Faults(#[source] io::Error),
 }
+
+/// Why a front end was disconnected whose memory [has lost pages](GuestRam::has_lost_pages).
+pub const LOST_PAGES: &str = "memory that it shares is lost: a file of it was made shorter, its file system is full, or \
+     the hardware reports an error in it";
 
 /// A contiguous part of guest memory: guest-physical address and length in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,8 +93,8 @@ pub struct GuestRam {
     /// Which part of which file each region is.
     mapped: Vec<Mapped>,
     arrival: Arc<Arrival>,
-    /// What regions of devices lie in: unmapped after the memory.
-    _devices: Vec<DeviceMapping>,
+    /// What the regions lie in: unmapped after the memory.
+    mappings: Vec<SharedMapping>,
     /// Ends when nothing of it is mapped any more.
     _live: LiveMapping,
 }
@@ -108,19 +117,20 @@ impl GuestRam {
         let mut mapped = Vec::with_capacity(regions.len());
         let mut translations = Vec::with_capacity(regions.len());
         let mut files_mapped = Vec::with_capacity(regions.len());
-        let mut devices = Vec::new();
+        let mut mappings = Vec::with_capacity(regions.len());
         for (region, file) in regions.iter().zip(files) {
             let id = FileId::of(&file).map_err(MemoryError::Inspect)?;
             let (offset, length) = (region.mmap_offset, region.memory_size);
-            let mapping = match DeviceMapping::of(&file, offset, length)? {
-                Some((device, mapping)) => {
-                    devices.push(device);
-                    mapping
-                }
-                None => map_file(file, offset, length)?,
+            let (mapping, skipped) = match device::map(&file, offset, length)? {
+                Some(found) => found,
+                None => (map_file(&file, offset, length)?, 0),
             };
+            let length =
+                usize::try_from(length).map_err(|error| MemoryError::Map(error.to_string()))?;
+            let region_mapping = region_of(&mapping, skipped, length)?;
+            mappings.push(mapping);
             let base = GuestAddress(region.guest_phys_addr);
-            let mapping = GuestRegionMmap::new(mapping, base)
+            let mapping = GuestRegionMmap::new(region_mapping, base)
                 .ok_or_else(|| MemoryError::Map("the region ends past all addresses".into()))?;
             translations.push(Translation {
                 user: region.user_addr,
@@ -146,7 +156,7 @@ impl GuestRam {
             translations,
             mapped: files_mapped,
             arrival,
-            _devices: devices,
+            mappings,
             _live: live,
         })
     }
@@ -169,6 +179,22 @@ impl GuestRam {
     /// How much of it is there.
     pub fn arrival(&self) -> &Arrival {
         &self.arrival
+    }
+
+    /// True if what was found in it before this was asked need not be what the guest put there: pages have not arrived and
+    /// will not, or are lost.
+    pub fn is_lost(&self) -> bool {
+        self.arrival.is_lost() || self.has_lost_pages()
+    }
+
+    /// True if its files do not back all of it any more.
+    pub fn has_lost_pages(&self) -> bool {
+        self.mappings.iter().any(SharedMapping::has_lost_pages)
+    }
+
+    /// The kernel could not use it on this process's behalf (`EFAULT`), which raises no signal.
+    pub fn lose_pages(&self) {
+        self.mappings.iter().for_each(SharedMapping::lose_pages);
     }
 
     /// Address in this process and bytes of each region, in the front end's order.
@@ -247,8 +273,20 @@ impl GuestRam {
     }
 }
 
-/// Maps `length` bytes of a file from `offset`, shared, after checking that it is that long.
-pub(crate) fn map_file(file: File, offset: u64, length: u64) -> Result<MmapRegion, MemoryError> {
+/// Maps `length` bytes of a file from `offset`, shared, after checking that it is that long and sealing it, if that is
+/// possible, so that it stays so.
+pub(crate) fn map_file(
+    file: &File,
+    offset: u64,
+    length: u64,
+) -> Result<SharedMapping, MemoryError> {
+    // Files other than memfds have no seals, or one against more of them.
+    if let Ok(seals) = rustix::fs::fcntl_get_seals(file)
+        && !seals.intersects(SealFlags::SEAL | SealFlags::SHRINK)
+    {
+        rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK)
+            .map_err(|errno| MemoryError::Seal(errno.into()))?;
+    }
     let metadata = file.metadata().map_err(MemoryError::Inspect)?;
     if !metadata.is_file() {
         return Err(MemoryError::Kind);
@@ -261,9 +299,76 @@ pub(crate) fn map_file(file: File, offset: u64, length: u64) -> Result<MmapRegio
         });
     }
     let length = usize::try_from(length).map_err(|error| MemoryError::Map(error.to_string()))?;
-    MmapRegion::from_file(FileOffset::new(file, offset), length)
-        .map_err(|error| MemoryError::Map(error.to_string()))
+    SharedMapping::map(file, offset, length).map_err(|error| MemoryError::Map(error.to_string()))
+}
+
+/// `length` bytes of a mapping, which the caller keeps for as long as the region is used.
+fn region_of(
+    mapping: &SharedMapping,
+    skipped: usize,
+    length: usize,
+) -> Result<MmapRegion, MemoryError> {
+    let refused = |why: &dyn std::fmt::Display| MemoryError::Map(why.to_string());
+    if mapping.bytes().checked_sub(skipped) < Some(length) {
+        return Err(refused(&"its region ends past its mapping"));
+    }
+    let builder = MmapRegionBuilder::new(length)
+        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+        .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE);
+    // SAFETY: the region lies in the mapping, as was checked above, which the caller keeps for as long as it uses the region.
+    let region = unsafe { builder.with_raw_mmap_pointer(mapping.as_ptr().add(skipped)) };
+    region.build().map_err(|error| refused(&error))
 }
 
 /// Bytes of a descriptor.
 pub const DESCRIPTOR: u64 = size_of::<RawDescriptor>() as u64;
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    const PAGE: u64 = 4096;
+    const BASE: u64 = 0x10_0000;
+
+    /// Two pages of memory in a file of this kind.
+    fn shared(flags: MemfdFlags) -> (File, GuestRam) {
+        let file = File::from(memfd_create(c"guest", flags).expect("a file"));
+        file.set_len(2 * PAGE).expect("grows");
+        let region = VhostUserMemoryRegion::new(BASE, 2 * PAGE, 0x7000_0000, 0);
+        let files = vec![file.try_clone().expect("another")];
+        let ram = GuestRam::new(&[region], files, Arc::default()).expect("is mapped");
+        (file, ram)
+    }
+
+    #[test]
+    fn memory_that_can_be_sealed_keeps_its_size() {
+        let (file, ram) = shared(MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+        file.set_len(PAGE).expect_err("it is sealed");
+        file.set_len(3 * PAGE).expect("it may grow");
+        drop(ram);
+        file.set_len(PAGE).expect_err("for good");
+    }
+
+    #[test]
+    fn memory_that_shrinks_is_lost_and_nothing_else() {
+        let [(file, ram), (_other, beside)] = [(); 2].map(|()| shared(MemfdFlags::CLOEXEC));
+        let mut byte = [9];
+        let last = Segment {
+            address: BASE + PAGE,
+            length: 1,
+        };
+        assert!(ram.scatter(&[7], &[last]));
+        file.set_len(PAGE).expect("shrinks");
+        assert!(!ram.is_lost(), "nobody has touched what is missing");
+        assert!(ram.gather(&[last], &mut byte));
+        assert_eq!(byte, [0]);
+        assert!(ram.is_lost());
+        assert!(beside.gather(&[last], &mut byte));
+        assert!(!beside.is_lost());
+        let region = VhostUserMemoryRegion::new(BASE, 2 * PAGE, 0x7000_0000, 0);
+        let again = GuestRam::new(&[region], vec![file], Arc::default());
+        assert!(matches!(again, Err(MemoryError::Short { .. })));
+    }
+}

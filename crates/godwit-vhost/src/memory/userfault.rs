@@ -24,6 +24,8 @@ const AGREE: libc::c_ulong = 0xc018_aa3f;
 const REGISTER: libc::c_ulong = 0xc020_aa00;
 /// `_IOR(0xaa, 1, struct uffdio_range)`
 const UNREGISTER: libc::c_ulong = 0x8010_aa01;
+/// `_IOR(0xaa, 2, struct uffdio_range)`
+const WAKE: libc::c_ulong = 0x8010_aa02;
 
 #[repr(C)]
 struct Agreement {
@@ -116,8 +118,13 @@ impl Userfault {
     /// # Errors
     /// When it is not a mapping that was registered.
     pub(crate) fn unregister(&self, start: u64, length: u64) -> io::Result<()> {
-        // SAFETY: the structure is the one that the operation reads.
-        unsafe { control(&self.0, UNREGISTER, &mut Range { start, length }) }
+        let mut range = Range { start, length };
+        // SAFETY: the structure is the one that the operations read.
+        unsafe {
+            control(&self.0, UNREGISTER, &mut range)?;
+            // A page that was lost is not registered any more, and the step before wakes nobody there.
+            control(&self.0, WAKE, &mut range)
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use crate::memory::dirty_log::DirtyLog;
-use crate::memory::{GuestRam, MemoryError};
+use crate::memory::{GuestRam, LOST_PAGES, MemoryError};
 use crate::rings::inflight::{InflightArea, InflightError, InflightRing};
 use crate::rings::split::{RingError, RingLayout, SplitRing};
 
@@ -42,6 +42,9 @@ pub enum FrontEndError {
     /// A kick or call descriptor is something else.
     #[error("a ring's kick, call or error descriptor is not an eventfd")]
     NotEventfd,
+    /// Pages of the memory that it shares are lost.
+    #[error("{LOST_PAGES}")]
+    LostPages,
     /// The device did not answer in time.
     #[error(
         "the ring's requests did not end in time; they stay recorded as in flight, and the front \
@@ -116,6 +119,9 @@ impl RingSetup {
                 (Some(inflight), again)
             }
         };
+        if ram.has_lost_pages() || inflight.as_ref().is_some_and(InflightRing::has_lost_pages) {
+            return Err(FrontEndError::LostPages);
+        }
         Ok(OpenedRing {
             split,
             inflight,

@@ -9,8 +9,8 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
+use godwit_memory::mapping::SharedMapping;
 use rustix::fs::{MemfdFlags, SealFlags};
-use vm_memory::MmapRegion;
 
 use crate::memory::{MemoryError, map_file};
 
@@ -43,7 +43,7 @@ pub enum InflightError {
 
 /// The memory of all rings.
 pub struct InflightArea {
-    memory: MmapRegion,
+    memory: SharedMapping,
     rings: u16,
     size: u16,
 }
@@ -73,7 +73,7 @@ impl InflightArea {
             return Err(InflightError::Short(length));
         }
         Ok(Self {
-            memory: map_file(file, offset, length)?,
+            memory: map_file(&file, offset, length)?,
             rings,
             size,
         })
@@ -129,6 +129,11 @@ impl InflightRing {
         Ok((ring, found.into_iter().map(|(_, head)| head).collect()))
     }
 
+    /// True if its file does not back all of it any more.
+    pub fn has_lost_pages(&self) -> bool {
+        self.area.memory.has_lost_pages()
+    }
+
     /// Finishes what an end between two steps of [`Self::link`] and [`Self::answered`] left.
     fn forget_answered(&self, used: u16) -> Result<(), InflightError> {
         let behind = used.wrapping_sub(self.used().load(Ordering::Acquire));
@@ -177,7 +182,7 @@ impl InflightRing {
 
     fn at(&self, offset: usize) -> *mut u8 {
         let offset = self.start + offset;
-        assert!(offset + 8 <= self.area.memory.size(), "within the area");
+        assert!(offset + 8 <= self.area.memory.bytes(), "within the area");
         // SAFETY: the assertion keeps the address within the mapping.
         unsafe { self.area.memory.as_ptr().add(offset) }
     }

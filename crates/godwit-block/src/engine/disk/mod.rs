@@ -69,7 +69,7 @@ pub(super) enum Keep {
     /// The buffers of a migration's chunks.
     Chunks(#[expect(dead_code, reason = "held for its end")] Rc<Mapping>),
     /// A virtual machine's memory.
-    Guest(#[expect(dead_code, reason = "held for its end")] Arc<GuestRam>),
+    Guest(Arc<GuestRam>),
 }
 
 /// One operation.
@@ -465,6 +465,13 @@ impl Disk {
 
     fn failed(&self, index: u32, errno: i32) -> RequestError {
         let entry = &self.entries[index as usize];
+        if errno == libc::EFAULT
+            && let Some(Keep::Guest(ram)) = &entry.keep
+        {
+            // The image is not to blame.
+            ram.lose_pages();
+            return RequestError::Io;
+        }
         let error = io::Error::from_raw_os_error(errno);
         tracing::warn!(
             disk = %self.name,

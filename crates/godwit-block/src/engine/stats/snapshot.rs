@@ -28,6 +28,9 @@ pub struct Snapshot {
     pub front_end: FrontEndState,
     /// Whether requests of the virtual machine wait because the image has no room for them.
     pub lacks_room: bool,
+    /// True if the virtual machine was disconnected because [memory that it shared was lost](godwit_vhost::memory::LOST_PAGES),
+    /// and none has shared any since.
+    pub lost_pages: bool,
     /// Whether a request waits for a part of the disk that is not here, for as long as is worth that its virtual machine
     /// is stopped; or would, if it were not.
     pub waits_long: bool,

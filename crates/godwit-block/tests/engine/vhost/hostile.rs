@@ -237,6 +237,39 @@ fn memory_that_is_not_there_is_refused() {
     assert_eq!(client.write(0, 0, &[7; 512]), Status::OK);
 }
 
+/// What a front end does after its memory shrank to so many bytes, at a sector where the disk has sevens.
+type Asks = fn(&mut Client, u64) -> u16;
+
+#[test]
+fn memory_that_shrinks_ends_its_front_end_alone() {
+    const SECTOR: u64 = 8;
+    let [served, other] = ["shrinks", "beside"].map(Served::new);
+    let mut beside = other.connect(Options::default());
+    let read: Asks = |client, data| client.submit_read(0, SECTOR, data, 4096);
+    let write: Asks = |client, data| client.submit_write(0, SECTOR, data, 4096);
+    // Without its data alone the kernel is the first to find out, without its queues the engine is.
+    for (with_queues, asks) in [(true, read), (true, write), (false, read)] {
+        let mut client = served.connect(Options {
+            shrinks: true,
+            ..Options::default()
+        });
+        assert_eq!(client.write(0, SECTOR, &[7; 4096]), Status::OK);
+        let data = client.data();
+        asks(&mut client, data);
+        let left = if with_queues { data } else { 0 };
+        client.memory.file().set_len(left).expect("shrinks");
+        client.queues[0].kick.write(1).expect("a kick");
+        served
+            .engine
+            .wait_until(|snapshot| snapshot.lost_pages && snapshot.clients == 0);
+        assert_eq!(beside.write(0, 0, &[9; 512]), Status::OK);
+        drop(client);
+        let mut next = served.connect(Options::default());
+        assert_eq!(next.read(0, SECTOR, 4096), Ok(vec![7; 4096]));
+        served.engine.wait_until(|snapshot| !snapshot.lost_pages);
+    }
+}
+
 #[test]
 fn kicks_must_be_eventfds() {
     let served = Served::new("kicks");

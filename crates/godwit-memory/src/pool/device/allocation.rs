@@ -151,6 +151,7 @@ impl Device {
                 stage: Stage::Claimed,
             });
         }
+        self.used()?;
         Err(PoolError::TooMany(RECORDS))
     }
 
@@ -242,7 +243,7 @@ impl Device {
             }
             let bytes = window.min(extent.end() - at);
             let page = Page::map_part(&file, at, bytes).map_err(PoolError::io(&self.path))?;
-            page.wipe();
+            page.wipe().map_err(PoolError::io(&self.path))?;
             at += bytes;
         }
         Ok(())

@@ -81,6 +81,20 @@ fn names_room_and_pages_are_refused_with_what_is_wrong() {
     );
 }
 
+#[test]
+fn a_table_that_shrank_has_nothing_free() {
+    let (file, pool) = pool_of(16);
+    allocate(&pool, "v", 4, "a").expect("allocates");
+    file.as_file().set_len(0).expect("shrinks");
+    for refused in [
+        allocate(&pool, "w", 4, "b").expect_err("nobody knows what is free"),
+        Segment::open(&pool, "v").expect_err("nobody knows"),
+        pool.room().expect_err("nobody knows"),
+    ] {
+        assert!(!matches!(refused, PoolError::Full { .. }), "{refused}");
+    }
+}
+
 /// Memory of one guest never becomes another's, wherever its node or the next one died.
 #[test]
 fn what_a_guest_left_is_overwritten_before_another_has_it() {

@@ -23,6 +23,7 @@ use self::record::{Content, Record};
 use self::space::Extent;
 use self::table::{Head, NoTable, RECORDS, Table};
 use super::header::Header;
+use super::page::LOST;
 use crate::dax::Geometry;
 use crate::pool::{PoolError, Room};
 
@@ -260,6 +261,12 @@ impl Device {
             why,
         };
         let entries = self.entries();
+        if self.table.is_lost() {
+            return Err(PoolError::Table {
+                path: self.path.clone(),
+                why: String::from(LOST),
+            });
+        }
         let held = |entry: &&claim::Entry<String>| entry.stage == Stage::Held && entry.name == name;
         let known = entries.iter().filter_map(|(_, entry)| entry.as_ref().ok());
         let mut found = known.clone().filter(held);

@@ -11,7 +11,7 @@ use super::space::Extent;
 use super::table::checked;
 use crate::ownership::Title;
 use crate::pool::header::{self, Header};
-use crate::pool::page::Words;
+use crate::pool::page::{LOST, Words};
 
 /// Words of a record.
 pub(super) const RECORD_WORDS: usize = 128;
@@ -84,7 +84,12 @@ impl Record {
     /// # Errors
     /// What is wrong with it.
     pub(super) fn stage(&self) -> Result<(Stage, u64), &'static str> {
-        Stage::of(self.load(AT_STAGE)).ok_or("its stage makes no sense")
+        let stage = self.load(AT_STAGE);
+        // Zeroes would say that it is free.
+        if self.0.are_lost() {
+            return Err(LOST);
+        }
+        Stage::of(stage).ok_or("its stage makes no sense")
     }
 
     /// Takes a free record for a claim of a node. False when another was first.
@@ -108,7 +113,7 @@ impl Record {
             // What is read afterwards is read after others can see this.
             self.0.persist(AT_STAGE..AT_STAGE + 1);
         }
-        changed
+        changed && !self.0.are_lost()
     }
 
     /// Writes what the segment is. The record must be claimed by the caller's node.
@@ -151,7 +156,11 @@ impl Record {
         let offset = self.load(AT_OFFSET);
         let extent = Extent { offset, bytes };
         let content = Content { name, extent, id };
-        if self.load(AT_CHECK) != content.check(index) {
+        let check = self.load(AT_CHECK);
+        if self.0.are_lost() {
+            return Err(LOST);
+        }
+        if check != content.check(index) {
             return Err("its check does not fit");
         }
         let is_whole = offset.is_multiple_of(align) && bytes.is_multiple_of(align);

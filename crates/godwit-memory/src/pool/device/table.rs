@@ -12,7 +12,7 @@ use super::record::{RECORD_WORDS, Record};
 use super::space::Extent;
 use crate::dax::Geometry;
 use crate::pool::PAGE_BYTES;
-use crate::pool::page::{Page, Words};
+use crate::pool::page::{LOST, Page, Words};
 
 /// The first word of each table.
 const MAGIC: u64 = u64::from_le_bytes(*b"GODWITMP");
@@ -162,6 +162,11 @@ impl Table {
         Page::map_part(file, 0, bytes).map(|page| Self(Arc::new(page)))
     }
 
+    /// True if nothing that it seems to say counts.
+    pub(super) fn is_lost(&self) -> bool {
+        self.0.is_lost()
+    }
+
     fn head_words(&self) -> Words {
         Words::from(Arc::clone(&self.0), 0)
     }
@@ -173,7 +178,11 @@ impl Table {
     pub(super) fn head(&self, geometry: Geometry) -> Result<Head, NoTable> {
         let at = self.head_words();
         let read = |index: usize| at.at(index).load(Ordering::Acquire);
-        Head::of(std::array::from_fn(read), read(AT_CHECK), geometry)
+        let (words, check) = (std::array::from_fn(read), read(AT_CHECK));
+        match at.are_lost() {
+            true => Err(NoTable::Wrong(String::from(LOST))),
+            false => Head::of(words, check, geometry),
+        }
     }
 
     /// Whether nothing at all is where the table goes.

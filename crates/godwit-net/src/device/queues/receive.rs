@@ -118,7 +118,7 @@ pub(in crate::device) fn give(
         }
         ring.answer(buffer.taken, here.len() as u32);
     }
-    if guest.ram.arrival().is_lost() {
+    if guest.ram.is_lost() {
         return Ok(Given::Lost);
     }
     Ok(Given::Taken(count))

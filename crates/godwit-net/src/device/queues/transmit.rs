@@ -114,7 +114,7 @@ fn send(guest: Guest<'_>, nic: &mut Nic, way: Way<'_>, space: &mut Space) -> Res
     if !guest.ram.gather(segments, copy) {
         return Err(Broken::Buffer);
     }
-    if guest.ram.arrival().is_lost() {
+    if guest.ram.is_lost() {
         return Ok(());
     }
     let sent = if copies {
@@ -133,7 +133,12 @@ fn send(guest: Guest<'_>, nic: &mut Nic, way: Way<'_>, space: &mut Space) -> Res
             let end = (HEADER - header + known).min(HEADER + ENOUGH);
             nic.sent(&space.packet[HEADER..end], total - header);
         }
-        Err(_) => nic.refused(),
+        Err(error) => {
+            if error.raw_os_error() == Some(libc::EFAULT) {
+                guest.ram.lose_pages();
+            }
+            nic.refused();
+        }
     }
     Ok(())
 }

@@ -24,7 +24,7 @@ use crate::engine::stats::snapshot::FrontEndState;
 use godwit_io::ring::Ring;
 use godwit_vhost::features::{LOG_ALL, MOST_RINGS};
 use godwit_vhost::memory::dirty_log::DirtyLog;
-use godwit_vhost::memory::{GuestRam, Segment};
+use godwit_vhost::memory::{GuestRam, LOST_PAGES, Segment};
 use godwit_vhost::protocol::device::FrontEndReply;
 use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError, OpenedRing, RingSetup};
 use godwit_vhost::rings::chain::Chain;
@@ -85,6 +85,18 @@ impl FrontEnd {
     pub(in crate::engine) fn log(&self) -> Option<&DirtyLog> {
         self.log.as_deref().filter(|_| self.features & LOG_ALL != 0)
     }
+
+    /// True if pages of anything that it shares are lost.
+    fn has_lost_pages(&self) -> bool {
+        let mut rings = self.rings.iter().flatten();
+        self.ram.as_ref().is_some_and(|ram| ram.has_lost_pages())
+            || self.log.as_ref().is_some_and(|log| log.has_lost_pages())
+            || rings.any(|ring| {
+                ring.inflight
+                    .as_ref()
+                    .is_some_and(InflightRing::has_lost_pages)
+            })
+    }
 }
 
 /// The front end, and what its requests use.
@@ -110,6 +122,8 @@ pub(in crate::engine) struct Vhost {
     pub(in crate::engine) hopeless: bool,
     /// Whether requests wait for room in the image.
     pub(in crate::engine) room: Room,
+    /// The last front end was disconnected because pages of what it shared were lost.
+    pub(in crate::engine) lost_pages: bool,
     /// How the guest and this engine wake each other.
     pub(in crate::engine) events: EventCounters,
 }
@@ -129,6 +143,7 @@ impl Vhost {
             eager: false,
             hopeless: false,
             room: Room::Enough,
+            lost_pages: false,
             events: EventCounters::default(),
         }
     }
@@ -154,11 +169,12 @@ impl Vhost {
         self.hopeless = self.ready != 0;
     }
 
-    /// The front end left before all of its memory had arrived.
-    pub(in crate::engine) fn has_lost_memory(&self) -> bool {
-        let front_end = self.front_end.as_ref();
-        let ram = front_end.and_then(|front_end| front_end.ram.as_ref());
-        ram.is_some_and(|ram| ram.arrival().is_lost())
+    /// The front end left before all of its memory had arrived, or pages of what it shares are lost.
+    fn has_lost_memory(&self) -> bool {
+        self.front_end.as_ref().is_some_and(|front_end| {
+            let ram = front_end.ram.as_ref();
+            ram.is_some_and(|ram| ram.is_lost()) || front_end.has_lost_pages()
+        })
     }
 
     pub(in crate::engine) fn ring(&mut self, index: u16) -> Option<&mut GuestRing> {
@@ -254,6 +270,7 @@ impl Engine {
                     .collect();
                 front_end.ram = Some(ram);
                 front_end.still = false;
+                self.vhost.lost_pages = false;
                 for (index, ring) in front_end.rings.iter().enumerate() {
                     self.vhost.ready |= u16::from(ring.is_some()) << index;
                 }
@@ -437,6 +454,21 @@ impl Engine {
                 self.front_end_left();
                 self.settle_front_end();
             }
+        }
+    }
+
+    /// Disconnects a front end when pages of what it shares are lost: its guest's requests cannot be served any more.
+    pub(in crate::engine) fn look_for_lost_pages(&mut self) {
+        let front_end = self.vhost.front_end.as_ref();
+        let Some(front_end) = front_end.filter(|it| it.has_lost_pages()) else {
+            return;
+        };
+        if !std::mem::replace(&mut self.vhost.lost_pages, true) {
+            let disk = &self.config.disk;
+            tracing::error!(disk, "the virtual machine is disconnected: {LOST_PAGES}");
+            // The protocol's thread sees that, and detaches it.
+            let _ = front_end.socket.shutdown(Shutdown::Both);
+            self.publish();
         }
     }
 

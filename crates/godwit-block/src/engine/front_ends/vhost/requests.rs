@@ -162,7 +162,7 @@ impl Engine {
         ) else {
             return Ok(Step::Idle);
         };
-        if ring.broken || front_end.still || ram.arrival().is_lost() {
+        if ring.broken || front_end.still || ram.is_lost() {
             return Ok(Step::Idle);
         }
         let memory = ram.memory();
@@ -188,6 +188,9 @@ impl Engine {
         let layout = ring.split.layout();
         chain.follow(memory, table_of(&ring.split), layout.size, head)?;
         let parsed = parse(memory, chain, capacity, data)?;
+        if ram.is_lost() {
+            return Ok(Step::Idle);
+        }
         // A guest that never flushes counts on every write.
         let fua = front_end.features & FLUSH == 0;
         let operation = match parsed.asked {
@@ -256,7 +259,7 @@ impl Engine {
             if let Operation::Write { .. } = operation {
                 self.gather(tag);
             }
-            if ram.arrival().is_lost() {
+            if ram.is_lost() {
                 self.answer_ring(tag, operation, Err(RequestError::Io));
                 return Ok(Step::Idle);
             }
@@ -308,6 +311,16 @@ impl Engine {
             self.gather(tag);
         }
         None
+    }
+
+    /// True if what this operation of a ring's request would write need not be what the guest wanted.
+    pub(in crate::engine) fn has_lost_data(
+        &self,
+        tag: RequestTag,
+        operation: DiskOperation,
+    ) -> bool {
+        let ram = self.vhost.requests[tag.0 as usize].ram.as_ref();
+        matches!(operation, DiskOperation::Write { .. }) && ram.is_some_and(|ram| ram.is_lost())
     }
 
     /// A frame about a ring's request is to be sent: its data must be in the slot's buffer, or is to
