@@ -84,8 +84,17 @@ pub struct Vm {
     /// Its memory, when the node knows of a memory pool for it.
     #[serde(default)]
     pub memory: Option<VmMemory>,
+    /// The program and the words with which it is started here, some of which differ from node to node.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// What runs its guest's instructions: `kvm` or `tcg`; nothing when it is neither.
+    #[serde(default)]
+    pub accelerator: Option<String>,
     /// What is wrong with it.
     pub problem: Option<String>,
+    /// What who started it should know.
+    #[serde(default)]
+    pub warnings: Vec<String>,
 }
 
 /// The memory of a VM that is in a memory pool.

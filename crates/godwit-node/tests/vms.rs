@@ -186,6 +186,136 @@ async fn a_vm_that_cannot_start_says_why_and_leaves_nothing() {
     node.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_runs_is_told_and_not_its_disk() {
+    let dir = MachineFolder::new();
+    let node = RunningNode::start(plain("a", dir.path())).await;
+    let disk = r#"{"name":"d","size_bytes":1048576}"#;
+    assert_eq!(node.request("POST", "/v1/disks", disk).await.status, 201);
+    let body = json!({
+        "name": "v", "disks": ["d"], "accelerator": "tcg", "memory_bytes": 16 << 20,
+        "arguments": ["-S", "-nodefaults"],
+    });
+    run(&node, &body.to_string()).await;
+    let again = node.request("POST", "/v1/vms", &body.to_string()).await;
+    assert_eq!(again.status, 409, "{}", again.body);
+    assert!(
+        again.body.contains("a VM named \\\"v\\\" is"),
+        "{}",
+        again.body
+    );
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_machine_tells_why_after_a_restart() {
+    let dir = MachineFolder::new();
+    let config = plain("a", dir.path());
+    for (killed_while_node_runs, expected) in [(true, "QEMU ended"), (false, "did not run")] {
+        let node = RunningNode::start(config.clone()).await;
+        let pid = run(&node, &idle("v")).await["pid"].as_u64().expect("a pid");
+        let kill = || {
+            let pid = rustix::process::Pid::from_raw(pid as i32).expect("a pid");
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("kills");
+        };
+        if killed_while_node_runs {
+            kill();
+            stopped(&node).await;
+            node.stop().await;
+        } else {
+            node.stop().await;
+            kill();
+            gone(pid).await;
+        }
+        let node = RunningNode::start(config.clone()).await;
+        let seen = stopped(&node).await;
+        let status = seen["status"].as_str().expect("a status");
+        assert!(status.contains(expected), "{status}");
+        assert!(
+            seen["command"].to_string().contains("-nodefaults"),
+            "{seen}"
+        );
+        node.stop().await;
+    }
+}
+
+/// A program that says it is a QEMU of this version, and otherwise tells its arguments and ends.
+fn fake_qemu(dir: &Path, version: &str) -> String {
+    let path = dir.join("qemu-system-x86_64");
+    let script = format!(
+        "#!/bin/sh\ncase $1 in --version) echo QEMU emulator version {version};; *) echo \"$@\" >&2; exit 1; esac\n"
+    );
+    std::fs::write(&path, script).expect("writes");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&path, mode).expect("sets the mode");
+    path.display().to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_qemu_is_told_to_reconnect_as_it_understands() {
+    let dir = MachineFolder::new();
+    let node = RunningNode::start(plain("a", dir.path())).await;
+    let disk = r#"{"name":"d","size_bytes":1048576}"#;
+    assert_eq!(node.request("POST", "/v1/disks", disk).await.status, 201);
+    for (version, expected) in [("7.2.22", ",reconnect=1 "), ("9.2.0", ",reconnect-ms=100 ")] {
+        let qemu = fake_qemu(dir.path(), version);
+        let body = json!({ "name": "v", "disks": ["d"], "qemu": qemu }).to_string();
+        let refused = node.request("POST", "/v1/vms", &body).await;
+        assert!(
+            refused.body.contains(expected),
+            "{version}: {}",
+            refused.body
+        );
+    }
+    node.stop().await;
+}
+
+/// `GODWIT_OLD_QEMU` is the path of a QEMU before 9.2, such as that of Debian 12.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a QEMU before 9.2"]
+async fn a_real_qemu_before_9_2_runs_a_machine() {
+    let qemu = std::env::var("GODWIT_OLD_QEMU").expect("GODWIT_OLD_QEMU is set");
+    let dir = MachineFolder::new();
+    let node = RunningNode::start(plain("a", dir.path())).await;
+    let disk = r#"{"name":"d","size_bytes":1048576}"#;
+    assert_eq!(node.request("POST", "/v1/disks", disk).await.status, 201);
+    let body = json!({
+        "name": "v", "disks": ["d"], "qemu": qemu, "accelerator": "tcg", "memory_bytes": 64 << 20,
+        "arguments": ["-nodefaults"],
+    });
+    let started = run(&node, &body.to_string()).await;
+    let version = started["qemu_version"].as_str().expect("a version");
+    assert!(!version.starts_with("10."), "{version}");
+    let body = r#"{"force":true}"#;
+    let ended = node.request("POST", "/v1/vms/v/stop", body).await;
+    assert_eq!(ended.status, 204, "{}", ended.body);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_that_gets_no_kvm_says_why() {
+    let dir = MachineFolder::new();
+    let node = RunningNode::start(plain("a", dir.path())).await;
+    let asked = |accelerator: &str| {
+        let arguments = ["-S", "-nodefaults"];
+        json!({ "name": "v", "memory_bytes": 16 << 20, "accelerator": accelerator, "arguments": arguments })
+            .to_string()
+    };
+    for (accelerator, may_warn) in [("auto", true), ("tcg", false)] {
+        let started = run(&node, &asked(accelerator)).await;
+        let warned = started["warnings"].to_string().contains("instead of KVM: ");
+        assert_eq!(
+            warned,
+            may_warn && started["accelerator"] == "tcg",
+            "{started}"
+        );
+        let body = r#"{"force":true}"#;
+        let ended = node.request("POST", "/v1/vms/v/stop", body).await;
+        assert_eq!(ended.status, 204, "{}", ended.body);
+    }
+    node.stop().await;
+}
+
 /// A QEMU that somebody else started; killed at the end.
 struct Foreign(Child);
 

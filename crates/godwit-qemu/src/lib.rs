@@ -4,6 +4,7 @@
 pub mod cards;
 pub mod debugger;
 pub mod inspect;
+pub mod kvm;
 pub mod mac;
 pub mod machine;
 pub mod migration;
@@ -11,5 +12,6 @@ pub mod monitor;
 pub mod plugged;
 pub mod process;
 mod user;
+pub mod version;
 
 pub use user::QemuUser;

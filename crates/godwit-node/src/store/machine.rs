@@ -24,6 +24,9 @@ pub(crate) struct VmEntry {
     /// The names that its NICs had before this node adopted it, in their order: its QEMU uses their sockets.
     #[serde(default)]
     pub(crate) named_nics: Vec<String>,
+    /// Why its QEMU ended, when it has: a sentence's end.
+    #[serde(default)]
+    pub(crate) ended: Option<String>,
 }
 
 /// The memory of a VM in a memory pool: a segment of the VM's name.

@@ -3,7 +3,9 @@
 use crate::store::machine::{VmMark, VmOrigin};
 use crate::vms::vm::{Inner, Vm};
 use godwit_api::{MemoryMode, MemoryMove, MemoryProgress, VmMemory, VmState};
+use godwit_qemu::machine::Machine;
 use godwit_qemu::migration::{self, Pull, Shared};
+use godwit_qemu::version::Version;
 
 /// The VM as the API shows it.
 pub(crate) fn vm(vm: &Vm) -> godwit_api::Vm {
@@ -40,6 +42,9 @@ pub(crate) fn vm(vm: &Vm) -> godwit_api::Vm {
             .filter(|log| log.exists())
             .map(|log| log.display().to_string()),
         memory: pooled(&inner),
+        command: command(vm, &inner.entry.machine),
+        accelerator: inner.entry.machine.accelerator().map(str::to_owned),
+        warnings: inner.warnings.clone(),
         problem: inner.problem.clone().or_else(|| {
             let why = inner.stands_still.as_ref()?;
             Some(match &inner.cannot_go_on {
@@ -53,6 +58,15 @@ pub(crate) fn vm(vm: &Vm) -> godwit_api::Vm {
             })
         }),
     }
+}
+
+/// How the machine is started: its QEMU's command line, with the sockets of its disks below the data directory.
+fn command(vm: &Vm, machine: &Machine) -> Vec<String> {
+    let socket = |disk: &str| format!("disks/{disk}.vhost").into();
+    let line = machine.command_line(Version::RECONNECT_MS, &vm.places, socket, None, None);
+    std::iter::once(machine.program.clone())
+        .chain(line)
+        .collect()
 }
 
 /// What of the VM's memory is in a memory pool, while the VM is here.
@@ -93,7 +107,10 @@ fn status(inner: &Inner, state: VmState) -> String {
         VmState::Paused => format!("stands still: QEMU says {run_state}"),
         VmState::Halted => format!("its guest has ended: QEMU says {run_state}"),
         VmState::Incoming => String::from("arrives from another node, where it runs"),
-        VmState::Stopped => String::from("no QEMU runs it"),
+        VmState::Stopped => match &inner.entry.ended {
+            Some(why) => format!("no QEMU runs it: {why}"),
+            None => String::from("no QEMU runs it"),
+        },
         VmState::Departed => match &inner.entry.moved_to {
             Some(node) if matches!(inner.entry.mark, Some(VmMark::Giving { .. })) => {
                 format!("runs at node '{node}', the rest of its memory is still here")

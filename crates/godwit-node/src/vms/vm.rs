@@ -109,6 +109,8 @@ pub(crate) struct Inner {
     pub(crate) problem: Option<String>,
     /// Why the guest was ended, when that is known.
     pub(crate) ended_for: Option<String>,
+    /// What who started it should know.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// A running QEMU.
@@ -149,6 +151,7 @@ impl Vm {
                 moving: None,
                 problem: None,
                 ended_for: None,
+                warnings: Vec::new(),
             }),
         })
     }
@@ -185,6 +188,22 @@ impl Vm {
             "ask node '{to}' to do it; 'godwit vm forget {}' takes it off this node's list",
             self.name
         )))
+    }
+
+    /// Whether another VM may have its name here.
+    ///
+    /// # Errors
+    /// [`ErrorCode::Exists`] when it runs, or something is done with it.
+    pub(crate) fn may_be_replaced(&self) -> Result<(), ErrorBody> {
+        let inner = self.lock();
+        let does = match inner.activity {
+            VmActivity::Idle if !inner.holds_disks() => return Ok(()),
+            VmActivity::Idle => inner.state().name(),
+            activity => activity.describe(),
+        };
+        let text = format!("a VM named {:?} is {does} on this node", self.name);
+        Err(ErrorBody::new(ErrorCode::Exists, text)
+            .hint("choose another name, or stop it with 'godwit vm stop'"))
     }
 
     /// Its QEMU.
@@ -324,18 +343,7 @@ impl Vms {
     pub(crate) fn insert(&self, vm: &Arc<Vm>) -> Result<Option<Arc<Vm>>, ErrorBody> {
         let mut vms = self.lock();
         if let Some(other) = vms.get(&vm.name) {
-            let inner = other.lock();
-            if inner.holds_disks() || inner.activity != VmActivity::Idle {
-                let does = match inner.activity {
-                    VmActivity::Idle => inner.state().name(),
-                    activity => activity.describe(),
-                };
-                return Err(ErrorBody::new(
-                    ErrorCode::Exists,
-                    format!("a VM named {:?} is {does} on this node", vm.name),
-                )
-                .hint("choose another name, or stop it with 'godwit vm stop'"));
-            }
+            other.may_be_replaced()?;
         } else if vms.len() >= MAX_VMS {
             return Err(ErrorBody::new(
                 ErrorCode::Busy,

@@ -3,6 +3,7 @@
 
 mod adopted;
 mod memory_files;
+mod reconnect;
 mod words;
 
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ pub use self::adopted::Served;
 pub use self::memory_files::{MemoryFile, MemoryPart, PoolMemory};
 pub(crate) use self::words::property;
 pub use self::words::{MachineNic, NicUplink, Word, field, is_set};
+use crate::version::Version;
 
 /// The id of the shared memory that the node adds.
 const MEMORY_ID: &str = "godwit-memory";
@@ -160,6 +162,12 @@ fn has(arguments: &[String], names: &[&str]) -> bool {
         .any(|name| names.contains(&name))
 }
 
+/// Whether arguments for QEMU say what runs the guest's instructions.
+pub fn names_accelerator(arguments: &[String]) -> bool {
+    let property = |word: &String| word.contains("accel=");
+    has(arguments, &["accel", "enable-kvm"]) || arguments.iter().any(property)
+}
+
 impl Machine {
     /// The command line of a new VM. What QEMU's own arguments say already is not said again.
     pub fn build(program: &str, parts: &Parts<'_>) -> Self {
@@ -173,7 +181,7 @@ impl Machine {
         if let Some(machine) = parts.machine {
             push(["-machine", machine]);
         }
-        if !has(given, &["accel", "enable-kvm"]) && !given.iter().any(|w| w.contains("accel=")) {
+        if !names_accelerator(given) {
             push(["-accel", parts.accelerator]);
         }
         if !has(given, &["m"]) {
@@ -232,13 +240,35 @@ impl Machine {
             words.extend(pairs.map(|w| Word::Plain(w.to_owned())));
         }
         words.extend(given.iter().cloned().map(Word::Plain));
-        Self {
+        let mut machine = Self {
             program: program.to_owned(),
             words,
             disks: parts.disks.to_vec(),
             nics: parts.nics.to_vec(),
             console: !has(given, &["serial", "nographic"]),
             bound_here: Vec::new(),
+        };
+        if let Some(model) = machine.usual_processor() {
+            machine
+                .words
+                .extend(["-cpu", model].map(|w| Word::Plain(w.to_owned())));
+        }
+        machine
+    }
+
+    /// The processor model of a machine for which nobody named one: all that its accelerator has. QEMU's own default
+    /// (qemu64) is older than what today's guests are compiled for (x86-64-v2).
+    fn usual_processor(&self) -> Option<&'static str> {
+        let program = Path::new(&self.program).file_name()?.to_str()?;
+        let has_max = matches!(
+            program.strip_prefix("qemu-system-")?,
+            "x86_64" | "i386" | "aarch64" | "s390x"
+        );
+        let named = self.last_value(&["cpu"]).is_some();
+        match self.accelerator() {
+            Some("kvm") if has_max && !named => Some("host"),
+            Some("tcg") if has_max && !named => Some("max"),
+            _ => None,
         }
     }
 
@@ -297,16 +327,21 @@ impl Machine {
             .any(|word| matches!(word, Word::Memory { .. } | Word::MemoryFile { .. }))
     }
 
-    /// The words with which this node starts the VM, the program aside. `machine_type` is what an
-    /// alias such as `q35` meant where the VM was started first; `memory` is what a memory pool has for
-    /// the guest, which gets local memory without one.
+    /// The words with which this node starts the VM, the program aside, for a QEMU of this version. `machine_type` is
+    /// what an alias such as `q35` meant where the VM was started first; `memory` is what a memory pool has for the
+    /// guest, which gets local memory without one.
     pub fn command_line(
         &self,
+        qemu: Version,
         places: &Places,
         disk_socket: impl Fn(&str) -> PathBuf,
         machine_type: Option<&str>,
         memory: Option<&PoolMemory>,
     ) -> Vec<String> {
+        let socket = |before: &str, path: &Path, after: &str| {
+            let [before, after] = [before, after].map(|part| reconnect::for_version(part, qemu));
+            format!("{before}{}{after}", escaped(path))
+        };
         let mut line: Vec<String> = self
             .words
             .iter()
@@ -316,10 +351,8 @@ impl Machine {
                     before,
                     disk,
                     after,
-                } => format!("{before}{}{after}", escaped(&disk_socket(disk))),
-                Word::Nic { before, nic, after } => {
-                    format!("{before}{}{after}", escaped(&places.nic(*nic)))
-                }
+                } => socket(before, &disk_socket(disk), after),
+                Word::Nic { before, nic, after } => socket(before, &places.nic(*nic), after),
                 Word::Memory { memory_bytes } => memory_backend(*memory_bytes, memory),
                 Word::MemoryFile {
                     before_memory,

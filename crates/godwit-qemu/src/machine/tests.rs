@@ -1,5 +1,7 @@
 use super::*;
 
+const QEMU: Version = Version([10, 0, 2]);
+
 fn strings(words: &[&str]) -> Vec<String> {
     words.iter().map(|&word| word.to_owned()).collect()
 }
@@ -30,6 +32,7 @@ fn built_with(nics: &[MachineNic], arguments: &[&str]) -> String {
     };
     Machine::build("qemu-system-x86_64", &parts)
         .command_line(
+            QEMU,
             &places(),
             |disk| PathBuf::from(format!("/n/{disk}")),
             None,
@@ -48,7 +51,7 @@ fn a_new_vm_has_shared_memory_disks_a_monitor_and_a_console() {
          -chardev socket,id=godwit-disk0,path=/n/root,reconnect-ms=100 \
          -device vhost-user-blk-pci,chardev=godwit-disk0,num-queues=2 \
          -chardev socket,id=godwit-disk1,path=/n/data,reconnect-ms=100 \
-         -device vhost-user-blk-pci,chardev=godwit-disk1,num-queues=2 -nic none \
+         -device vhost-user-blk-pci,chardev=godwit-disk1,num-queues=2 -nic none -cpu max \
          -chardev socket,id=godwit-console,path=/n/vms/v/console.sock,server=on,wait=off \
          -serial chardev:godwit-console \
          -chardev socket,id=godwit-qmp,path=/n/vms/v/qmp.sock,server=on,wait=off \
@@ -72,6 +75,22 @@ fn a_nic_of_the_nodes_has_a_socket_and_its_address() {
     let back_end = "vhost-user,id=godwit-net0,chardev=godwit-nic0,queues=4 ";
     let device = ",mac=52:54:00:00:00:07,romfile=,mq=on,vectors=10";
     assert!(line.contains(back_end) && line.contains(device), "{line}");
+}
+
+#[test]
+fn a_processor_model_is_named_unless_the_arguments_do() {
+    for (arguments, model) in [
+        (&[][..], Some("-cpu max")),
+        (&["-accel", "kvm"], Some("-cpu host")),
+        (&["-machine", "accel=kvm"], Some("-cpu host")),
+        (&["-accel", "xen"], None),
+        (&["--cpu", "Nehalem"], Some("--cpu Nehalem")),
+    ] {
+        let line = built(arguments);
+        let at: Vec<_> = line.match_indices("-cpu ").collect();
+        assert_eq!(at.len(), usize::from(model.is_some()), "{line}");
+        assert!(model.is_none_or(|model| line.contains(model)), "{line}");
+    }
 }
 
 #[test]
@@ -131,6 +150,7 @@ fn an_adopted_command_line_keeps_what_is_the_machines_own() {
     assert_eq!(machine.disks, ["root"]);
     assert!(machine.bound_here.is_empty(), "{machine:?}");
     let line = machine.command_line(
+        QEMU,
         &places(),
         |disk| PathBuf::from(format!("/other,{disk}")),
         Some("pc-i440fx-9.0"),
@@ -200,7 +220,7 @@ fn memory_that_somebody_else_put_into_a_file_is_elsewhere_at_another_node() {
         machine
     );
     let line = |memory: Option<&PoolMemory>| {
-        let line = machine.command_line(&places(), |_| PathBuf::new(), None, memory);
+        let line = machine.command_line(QEMU, &places(), |_| PathBuf::new(), None, memory);
         line[1].clone()
     };
     let memory = PoolMemory {
@@ -242,7 +262,7 @@ fn memory_in_a_part_of_a_device_is_mapped_from_there_and_local_memory_from_its_s
         },
     );
     let line = |memory: Option<&PoolMemory>| {
-        let line = machine.command_line(&places(), |_| PathBuf::new(), None, memory);
+        let line = machine.command_line(QEMU, &places(), |_| PathBuf::new(), None, memory);
         let words = line
             .iter()
             .filter(|word| word.starts_with("memory-backend-file"));
@@ -344,7 +364,7 @@ fn an_adopted_machine_brings_the_nics_whose_sockets_it_uses() {
         assert_eq!(machine.nics, std::slice::from_ref(&nic));
         assert_eq!(machine.nic_backends(), [(String::from("n"), 0)]);
         assert_eq!(machine.nic_mismatch(0), None);
-        let line = machine.command_line(&places(), |_| unreachable!(), None, None);
+        let line = machine.command_line(QEMU, &places(), |_| unreachable!(), None, None);
         let socket = "socket,path=/n/vms/v/nic0.vhost,reconnect-ms=100,id=c";
         assert!(line.contains(&socket.to_owned()), "{line:?}");
     }

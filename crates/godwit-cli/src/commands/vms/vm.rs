@@ -29,6 +29,9 @@ pub(crate) async fn run(
     match command {
         VmCommand::Run(arguments) => {
             let vm: Vm = client.post(routes::VMS, &request(*arguments)).await?;
+            for warning in &vm.warnings {
+                output.say(&format!("warning: {warning}"));
+            }
             output.print(&vm, |vm| format!("VM '{}' is {}", vm.name, vm.state.name()))
         }
         VmCommand::Adopt { name, qmp } => {
@@ -193,6 +196,7 @@ fn list(vms: &[Vm]) -> String {
     let row = |vm: &Vm| {
         let note = match (vm.state, &vm.moved_to) {
             (VmState::Departed, Some(node)) => format!("on {node}"),
+            (VmState::Stopped, _) if vm.problem.is_none() => vm.status.clone(),
             _ => vm.problem.clone().unwrap_or_default(),
         };
         [
@@ -230,10 +234,27 @@ fn show(vm: &Vm) -> String {
         ("migration", vm.migration.clone()),
         ("process", vm.pid.map(|pid| pid.to_string())),
         ("QEMU", vm.qemu_version.clone()),
+        ("accelerator", vm.accelerator.clone()),
         ("monitor", Some(vm.qmp.clone())),
         ("console", vm.console.clone()),
         ("log", vm.log.clone()),
+        (
+            "started as",
+            (vm.state == VmState::Stopped).then(|| quoted(&vm.command)),
+        ),
     ])
+}
+
+/// Words as a shell takes them.
+fn quoted(words: &[String]) -> String {
+    let plain = |word: &String| {
+        let safe = |c: char| c.is_ascii_alphanumeric() || "-_=,.:/+@%".contains(c);
+        match !word.is_empty() && word.chars().all(safe) {
+            true => word.clone(),
+            false => format!("'{}'", word.replace('\'', "'\\''")),
+        }
+    };
+    words.iter().map(plain).collect::<Vec<_>>().join(" ")
 }
 
 fn memory(memory: &VmMemory) -> String {
@@ -322,7 +343,10 @@ mod tests {
             console: Some("/n/console.sock".to_owned()),
             log: None,
             memory: None,
+            command: vec!["qemu".to_owned(), "-name".to_owned(), "it's v".to_owned()],
+            accelerator: Some("tcg".to_owned()),
             problem: None,
+            warnings: Vec::new(),
         }
     }
 
@@ -335,6 +359,18 @@ mod tests {
             ["v", "running", "root,data", "7"]
         );
         assert!(show(&vm()).contains("running: runs here"));
+    }
+
+    #[test]
+    fn a_stopped_vm_tells_what_it_was() {
+        let stopped = Vm {
+            state: VmState::Stopped,
+            status: "no QEMU runs it: its guest shut down".to_owned(),
+            ..vm()
+        };
+        let shown = show(&stopped);
+        assert!(shown.contains(r"qemu -name 'it'\''s v'"), "{shown}");
+        assert!(list(&[stopped]).contains("its guest shut down"));
     }
 
     #[test]

@@ -180,10 +180,11 @@ pub(crate) async fn start(
     let machine = &offer.machine;
     let socket = |disk: &str| node.config.vhost_socket(disk);
     let expected = offer.pool.as_ref().map(PoolOffer::expected);
-    qemu_fits::check(node, &vm.name, &machine.program, expected.as_ref()).await?;
+    let version = run::version(node, &vm.name, &machine.program).await?;
+    qemu_fits::check(node, &vm.name, version, expected.as_ref())?;
     let memory = pooled::mapped(node, vm).await?;
     let machine_type = offer.machine_type.as_deref();
-    let mut line = machine.command_line(&vm.places, socket, machine_type, memory.as_ref());
+    let mut line = machine.command_line(version, &vm.places, socket, machine_type, memory.as_ref());
     if node.config.qemu_sandbox {
         line.extend(sandbox::words(&line));
     }

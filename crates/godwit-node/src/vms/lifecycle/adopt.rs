@@ -73,6 +73,7 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
         moved_to: None,
         memory: None,
         named_nics: nics.iter().map(|nic| nic.named.name.clone()).collect(),
+        ended: None,
     };
     let vm = Vm::new(&node.config, name.clone(), entry.clone(), VmActivity::Idle);
     // Nobody stops it, starts another of its name or sends one here before its QEMU is watched.

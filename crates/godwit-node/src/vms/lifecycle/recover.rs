@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use godwit_core::authority::Ownership;
 use godwit_core::units::MigrationId;
@@ -190,8 +190,47 @@ async fn settle(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Option<Qemu>, held: Option
             let entry = vm.lock().entry.clone();
             pooled::keep(node, &vm.name, &entry);
         }
-        (_, None) => {}
+        (_, None) => note_end(node, vm).await,
     }
+}
+
+/// Notes why a VM has no QEMU any more, if nobody has seen it end.
+async fn note_end(node: &Arc<Node>, vm: &Arc<Vm>) {
+    let monitor = vm.lock().entry.qmp.clone();
+    let times = move || {
+        // QEMU makes the socket when it starts, and removes it when it ends in order.
+        let started = std::fs::symlink_metadata(monitor).and_then(|it| it.modified());
+        (started.ok(), boot_time())
+    };
+    let (started, booted) = blocking(times).await.unwrap_or_default();
+    let entry = {
+        let mut inner = vm.lock();
+        if inner.entry.ended.is_some() {
+            return;
+        }
+        inner.entry.ended = Some(String::from(end_of(started, booted)));
+        inner.entry.clone()
+    };
+    watch::keep_end(node, vm, &entry).await;
+}
+
+/// Why a QEMU that started at one time is gone from a host that was started at another.
+fn end_of(started: Option<SystemTime>, booted: Option<SystemTime>) -> &'static str {
+    match (started, booted) {
+        (Some(started), Some(booted)) if started < booted => {
+            "the host was started again while it ran"
+        }
+        _ => "its QEMU ended while this node did not run",
+    }
+}
+
+/// When this host was started.
+fn boot_time() -> Option<SystemTime> {
+    let statistics = std::fs::read_to_string("/proc/stat").ok()?;
+    let seconds = statistics
+        .lines()
+        .find_map(|line| line.strip_prefix("btime "))?;
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds.trim().parse().ok()?))
 }
 
 /// A VM that was coming in: what became of its disks tells whether it runs here.
@@ -408,4 +447,24 @@ fn find(qmp: Qmp) -> Option<Qemu> {
         qmp,
         process: Arc::new(process),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restart_of_the_host_is_told_from_other_ends() {
+        let booted = boot_time();
+        assert!(booted.is_some_and(|booted| booted < SystemTime::now()));
+        let before = booted.and_then(|booted| booted.checked_sub(Duration::from_secs(60)));
+        assert!(end_of(before, booted).starts_with("the host was started again"));
+        for (started, booted) in [
+            (Some(SystemTime::now()), booted),
+            (None, booted),
+            (before, None),
+        ] {
+            assert!(end_of(started, booted).starts_with("its QEMU ended"));
+        }
+    }
 }

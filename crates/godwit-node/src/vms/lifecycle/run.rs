@@ -17,9 +17,10 @@ use crate::vms::vm::{Qemu, Vm, VmActivity};
 use godwit_api::{Accelerator, DiskState, ErrorBody, ErrorCode, RunVm};
 use godwit_memory::mover::agent;
 use godwit_qemu::inspect::Facts;
-use godwit_qemu::machine::{Machine, Parts, Places};
+use godwit_qemu::machine::{Machine, Parts, Places, names_accelerator};
 use godwit_qemu::process::{self, Preload, StartError, sandbox};
-use godwit_qemu::{QemuUser, mac};
+use godwit_qemu::version::Version;
+use godwit_qemu::{QemuUser, kvm, mac};
 
 const DEFAULT_QEMU: &str = "qemu-system-x86_64";
 const DEFAULT_MACHINE: &str = "q35";
@@ -37,7 +38,12 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunVm) -> Result<Arc<Vm>, Err
     let host = mac::host();
     let user = node.config.qemu_user.as_ref();
     let poolable = !node.config.memory_pools.is_empty();
-    let machine = machine(&request, &node.config.name, &host, user, poolable)?;
+    let (accelerator, warning) = accelerator(&request, user).await?;
+    let machine = machine(&request, &node.config.name, &host, accelerator, poolable)?;
+    // Its disks would otherwise be blamed for the client that it is.
+    if let Some(other) = node.vms.find(&request.name) {
+        other.may_be_replaced()?;
+    }
     let memory = pooled_memory(node, &request, &machine)?;
     for disk in &machine.disks {
         usable(node, &request.name, disk)?;
@@ -57,6 +63,10 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunVm) -> Result<Arc<Vm>, Err
         memory,
     )
     .await?;
+    if let Some(warning) = &warning {
+        tracing::warn!(vm = vm.name, "{warning}");
+    }
+    vm.lock().warnings.extend(warning);
     let guard = vm.begin(VmActivity::Starting, |_| Ok(()))?;
     let started = launch(node, &vm).await;
     drop(guard);
@@ -96,12 +106,64 @@ fn pooled_memory(
     }))
 }
 
+/// What runs the guest's instructions, and a warning if that is not what one would expect.
+///
+/// # Errors
+/// KVM was asked for and cannot be used.
+async fn accelerator(
+    request: &RunVm,
+    user: Option<&QemuUser>,
+) -> Result<(&'static str, Option<String>), ErrorBody> {
+    let check = match request.accelerator {
+        Accelerator::Tcg => return Ok(("tcg", None)),
+        // Then it is left to them.
+        _ if names_accelerator(&request.arguments) => return Ok(("kvm", None)),
+        Accelerator::Kvm => kvm::check,
+        Accelerator::Auto => kvm::check_for_any_guest,
+    };
+    let user = user.cloned();
+    match (
+        blocking(move || check(user.as_ref())).await?,
+        request.accelerator,
+    ) {
+        (Ok(()), _) => Ok(("kvm", None)),
+        (Err(why), Accelerator::Auto) => Ok((
+            "tcg",
+            Some(format!(
+                "VM {} runs slowly, in QEMU's translator (TCG) instead of KVM: {why}",
+                request.name
+            )),
+        )),
+        (Err(why), _) => Err(ErrorBody::new(
+            ErrorCode::Conflict,
+            format!("VM {}: KVM cannot be used: {why}", request.name),
+        )
+        .hint("give the node's user access to /dev/kvm (group kvm), or run it with --accel tcg")),
+    }
+}
+
+/// The version of the QEMU that a VM is to be started with.
+///
+/// # Errors
+/// It cannot be run, or does not tell its version.
+pub(in crate::vms) async fn version(
+    node: &Node,
+    vm: &str,
+    program: &str,
+) -> Result<Version, ErrorBody> {
+    let found = Version::of(program, node.config.qemu_user.as_ref()).await;
+    found.map_err(|why| {
+        ErrorBody::new(ErrorCode::Invalid, format!("cannot start VM {vm}: {why}"))
+            .hint("install QEMU, or name it with --qemu PATH")
+    })
+}
+
 /// The machine that is asked for, as node `here` of `host` starts it.
 fn machine(
     request: &RunVm,
     here: &str,
     host: &str,
-    user: Option<&QemuUser>,
+    accelerator: &str,
     poolable: bool,
 ) -> Result<Machine, ErrorBody> {
     names::check("VM", &request.name)?;
@@ -160,11 +222,6 @@ fn machine(
         .arguments
         .windows(2)
         .any(|pair| is_machine(&pair[0]) && names_type(&pair[1]));
-    let accelerator = match request.accelerator {
-        Accelerator::Kvm => "kvm",
-        Accelerator::Auto if kvm_usable(user) => "kvm",
-        Accelerator::Auto | Accelerator::Tcg => "tcg",
-    };
     let machine = match &request.machine {
         Some(machine) => Some(machine.as_str()),
         None if own_machine => None,
@@ -202,16 +259,6 @@ fn is_machine(word: &str) -> bool {
 fn names_type(value: &str) -> bool {
     let first = value.split(',').next().unwrap_or_default();
     !first.contains('=') || value.contains("type=")
-}
-
-/// Whether KVM can be used here, by the user that QEMU runs as.
-pub(crate) fn kvm_usable(user: Option<&QemuUser>) -> bool {
-    let device = Path::new("/dev/kvm");
-    let here = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(device);
-    here.is_ok() && user.is_none_or(|user| user.may_write(device))
 }
 
 /// Whether a VM can use a disk of this node.
@@ -288,6 +335,7 @@ pub(crate) async fn reserve(
         moved_to: None,
         memory,
         named_nics: Vec::new(),
+        ended: None,
     };
     let vm = Vm::new(
         &node.config,
@@ -321,15 +369,15 @@ pub(crate) fn check_socket_path(vm: &str, path: &Path) -> Result<(), ErrorBody> 
 
 async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let mut entry = vm.lock().entry.clone();
-    let program = &entry.machine.program;
-    qemu_fits::check(node, &vm.name, program, entry.memory.as_ref()).await?;
+    let version = version(node, &vm.name, &entry.machine.program).await?;
+    qemu_fits::check(node, &vm.name, version, entry.memory.as_ref())?;
     pooled::allocate(node, &vm.name, &mut entry).await?;
     vm.lock().entry.memory = entry.memory.clone();
     let memory = pooled::mapped(node, vm).await?;
     let socket = |disk: &str| node.config.vhost_socket(disk);
     let mut line = entry
         .machine
-        .command_line(&vm.places, socket, None, memory.as_ref());
+        .command_line(version, &vm.places, socket, None, memory.as_ref());
     if node.config.qemu_sandbox {
         line.extend(sandbox::words(&line));
     }
@@ -469,7 +517,7 @@ mod tests {
             qemu: None,
             arguments: Vec::new(),
         };
-        machine(&good(), "a", "h", None, false).expect("is fine");
+        machine(&good(), "a", "h", "tcg", false).expect("is fine");
         for wrong in [
             RunVm {
                 name: String::from("a/b"),
@@ -501,7 +549,7 @@ mod tests {
             },
         ] {
             let shown = format!("{wrong:?}");
-            let error = machine(&wrong, "a", "h", None, false).expect_err(&shown);
+            let error = machine(&wrong, "a", "h", "tcg", false).expect_err(&shown);
             assert_eq!(error.code, ErrorCode::Invalid, "{shown}");
             assert!(error.hint.is_some(), "{shown}");
         }

@@ -7,6 +7,7 @@ use tokio::sync::broadcast::error::RecvError;
 
 use crate::nics::served;
 use crate::node::Node;
+use crate::store::machine::VmEntry;
 use crate::vms::vm::{Qemu, Vm, VmActivity};
 use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::Qmp;
@@ -57,24 +58,48 @@ async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
     }
     served::end(&vm).await;
     let log = vm.places.log();
+    let (asked, problem, entry) = {
+        let mut inner = vm.lock();
+        let asked = inner.activity == VmActivity::Stopping || inner.entry.moved_to.is_some();
+        let halted = inner.run_state.as_deref() == Some("shutdown");
+        let ended_for = inner.ended_for.take();
+        let problem = (!asked && !halted).then(|| {
+            ended_for.unwrap_or_else(|| match process::log_tail(&log).as_str() {
+                "" => String::from("QEMU ended"),
+                said => format!("QEMU ended: {said}"),
+            })
+        });
+        // Who stops or moves it has the last word; a restart settles what is marked.
+        let stays = !asked && inner.entry.mark.is_none();
+        if stays {
+            let shut_down = || String::from("its guest shut down");
+            inner.entry.ended = Some(problem.clone().unwrap_or_else(shut_down));
+        }
+        (asked, problem, stays.then(|| inner.entry.clone()))
+    };
+    if let Some(entry) = entry {
+        keep_end(&node, &vm, &entry).await;
+    }
     let mut inner = vm.lock();
-    let asked = inner.activity == VmActivity::Stopping || inner.entry.moved_to.is_some();
-    let halted = inner.run_state.as_deref() == Some("shutdown");
-    let ended_for = inner.ended_for.take();
     inner.qemu = None;
     inner.spare = None;
     inner.run_state = None;
     inner.stands_still = None;
     inner.cannot_go_on = None;
-    inner.problem = (!asked && !halted)
-        .then(|| process::log_tail(&log))
-        .map(|said| {
-            ended_for.unwrap_or(match said.as_str() {
-                "" => String::from("QEMU ended"),
-                said => format!("QEMU ended: {said}"),
-            })
-        });
+    inner.problem = problem;
     tracing::info!(vm = vm.name, asked, "QEMU has ended");
+}
+
+/// Stores why a VM's QEMU has ended. Without that a restart would guess.
+pub(super) async fn keep_end(node: &Arc<Node>, vm: &Arc<Vm>, entry: &VmEntry) {
+    // A name that was given away meanwhile is not written over.
+    let is_known = node
+        .vms
+        .find(&vm.name)
+        .is_some_and(|known| Arc::ptr_eq(&known, vm));
+    if is_known && let Err(error) = node.store.put_vm(&vm.name, entry).await {
+        tracing::error!(vm = vm.name, %error, "cannot store why QEMU has ended");
+    }
 }
 
 /// Follows the run state until the monitor is lost.

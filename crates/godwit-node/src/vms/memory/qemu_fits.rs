@@ -5,30 +5,30 @@
 use crate::node::Node;
 use crate::store::machine::PooledMemory;
 use crate::vms::memory::pooled;
-use crate::vms::outgoing::preflight;
 use godwit_api::{ErrorBody, ErrorCode};
+use godwit_qemu::version::Version;
 
 /// The first QEMU that frees the right ones, as far as this was looked at.
-const FIRST_SOUND: [u64; 3] = [10, 0, 0];
+const FIRST_SOUND: Version = Version([10, 0, 0]);
 
 /// What is wrong with a QEMU of this version for such memory, a sentence's end.
-pub(crate) fn unfit([major, minor, micro]: [u64; 3]) -> Option<String> {
-    ([major, minor, micro] < FIRST_SOUND).then(|| {
+pub(crate) fn unfit(version: Version) -> Option<String> {
+    (version < FIRST_SOUND).then(|| {
         format!(
-            "QEMU {major}.{minor}.{micro} can free memory of other machines in a memory pool that is a device or a file: \
+            "QEMU {version} can free memory of other machines in a memory pool that is a device or a file: \
              use 10.0 or later"
         )
     })
 }
 
-/// Looks whether a QEMU may be started with its memory in this pool.
+/// Looks whether a QEMU of this version may be started with its memory in this pool.
 ///
 /// # Errors
-/// It may not, or does not tell its version.
-pub(crate) async fn check(
+/// It may not.
+pub(crate) fn check(
     node: &Node,
     vm: &str,
-    program: &str,
+    qemu: Version,
     memory: Option<&PooledMemory>,
 ) -> Result<(), ErrorBody> {
     let Some(memory) = memory else {
@@ -37,17 +37,11 @@ pub(crate) async fn check(
     if !pooled::open(&node.config, &memory.pool)?.is_device() {
         return Ok(());
     }
-    let user = node.config.qemu_user.as_ref();
-    let found = preflight::version(program, user).await;
-    match found.map(unfit) {
-        Ok(None) => Ok(()),
-        Ok(Some(why)) => Err(
+    match unfit(qemu) {
+        None => Ok(()),
+        Some(why) => Err(
             ErrorBody::new(ErrorCode::Conflict, format!("VM {vm}: {why}"))
                 .hint("name another with --qemu PATH, or use a memory pool that is a folder"),
-        ),
-        Err(why) => Err(
-            ErrorBody::new(ErrorCode::Invalid, format!("cannot start VM {vm}: {why}"))
-                .hint("install QEMU, or name it with --qemu PATH"),
         ),
     }
 }
@@ -59,11 +53,11 @@ mod tests {
     #[test]
     fn qemus_that_free_others_memory_are_refused() {
         for version in [[8, 0, 0], [8, 1, 0], [9, 2, 4]] {
-            let why = unfit(version).expect("is refused");
+            let why = unfit(Version(version)).expect("is refused");
             assert!(why.contains("use 10.0 or later"), "{why}");
         }
         for version in [[10, 0, 0], [10, 0, 2], [11, 1, 0]] {
-            assert_eq!(unfit(version), None);
+            assert_eq!(unfit(Version(version)), None);
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use godwit_core::units::Bytes;
 
@@ -11,7 +10,6 @@ use crate::disks::storage::image;
 use crate::names;
 use crate::nics::{request, uplinks};
 use crate::node::{Node, blocking};
-use crate::vms::lifecycle::run::kvm_usable;
 use crate::vms::memory::{pooled, qemu_fits};
 use crate::vms::messages::MachineOffer;
 use crate::vms::outgoing::planes::rollback::BOUND;
@@ -20,13 +18,12 @@ use godwit_api::{DiskState, ErrorBody, MemoryMode};
 use godwit_net::mac::Mac;
 use godwit_qemu::QemuUser;
 use godwit_qemu::inspect::Facts;
+use godwit_qemu::kvm;
 use godwit_qemu::machine::{Machine, MemoryFile, Places};
-
-/// Longest wait for QEMU to list what it knows.
-const LIST_TIMEOUT: Duration = Duration::from_secs(10);
+use godwit_qemu::version::{Version, printed};
 
 /// Under TCG older ones lose writes to memory that is copied while the guest runs.
-const FIRST_SOUND_TCG: [u64; 3] = [10, 0, 0];
+const FIRST_SOUND_TCG: Version = Version([10, 0, 0]);
 
 /// Source: what stands in the way of the disks here.
 pub(super) fn disks_leaving(node: &Node, machine: &Machine, facts: &Facts) -> Vec<String> {
@@ -280,7 +277,7 @@ async fn qemu(
             "node '{here}' runs no program but qemu-system-*, and this is {file:?}"
         )];
     }
-    let own = match version(program, user).await {
+    let own = match Version::of(program, user).await {
         Ok(own) => own,
         Err(why) => return vec![format!("node '{here}': {why}")],
     };
@@ -289,40 +286,44 @@ async fn qemu(
         blockers.push(format!("node '{here}': {why}"));
     }
     let accelerator = offer.machine.accelerator();
-    if accelerator == Some("kvm") && !kvm_usable(user) {
+    if accelerator == Some("kvm")
+        && let Err(why) = usable_kvm(user).await
+    {
         blockers.push(format!(
-            "the VM runs with KVM, which node '{here}' cannot use"
+            "the VM runs with KVM, which node '{here}' cannot use: {why}"
         ));
     }
     let copies = matches!(offer.memory, MemoryMode::PreCopy | MemoryMode::Hybrid);
-    for (version, node) in [(own, here), (offer.qemu, "the source")] {
+    let sent_by = Version(offer.qemu);
+    for (version, node) in [(own, here), (sent_by, "the source")] {
         if accelerator == Some("tcg") && copies && version < FIRST_SOUND_TCG {
-            let [major, minor, micro] = version;
             blockers.push(format!(
-                "QEMU {major}.{minor}.{micro} at {node} can damage the memory of a guest that runs \
+                "QEMU {version} at {node} can damage the memory of a guest that runs \
                  with TCG while it is copied: use 10.0 or later"
             ));
         }
     }
     if let Some(wanted) = &offer.machine_type {
-        match list(program, &["-machine", "help"], user).await {
+        match printed(program, &["-machine", "help"], user).await {
             Ok(text) if names_first(&text, wanted) => {}
             Ok(_) => blockers.push(format!(
-                "QEMU {} of node '{here}' has no machine type {wanted}",
-                shown(own)
+                "QEMU {own} of node '{here}' has no machine type {wanted}"
             )),
             Err(why) => blockers.push(format!("{program} of node '{here}': {why}")),
         }
     }
     let model = offer.machine.last_value(&["cpu"]);
-    if let Some(model) = model.and_then(|value| value.split(',').next())
+    let model = model.and_then(|value| value.split(',').next());
+    if accelerator == Some("tcg") {
+        blockers.extend(lesser_translator(model, own, sent_by));
+    }
+    if let Some(model) = model
         && !matches!(model, "host" | "max")
     {
-        match list(program, &["-cpu", "help"], user).await {
+        match printed(program, &["-cpu", "help"], user).await {
             Ok(text) if names_first(&text, model) => {}
             Ok(_) => blockers.push(format!(
-                "QEMU {} of node '{here}' has no processor model {model}",
-                shown(own)
+                "QEMU {own} of node '{here}' has no processor model {model}"
             )),
             Err(why) => blockers.push(format!("{program} of node '{here}': {why}")),
         }
@@ -330,43 +331,22 @@ async fn qemu(
     blockers
 }
 
-fn shown([major, minor, micro]: [u64; 3]) -> String {
-    format!("{major}.{minor}.{micro}")
+/// Why KVM cannot be used by this user's QEMU, or by the node's own.
+async fn usable_kvm(user: Option<&QemuUser>) -> Result<(), String> {
+    let user = user.cloned();
+    let checked = blocking(move || kvm::check(user.as_ref())).await;
+    checked.unwrap_or_else(|error| Err(error.message))
 }
 
-/// The version of a QEMU.
-///
-/// # Errors
-/// It cannot be run, or does not tell it: a sentence.
-pub(crate) async fn version(program: &str, user: Option<&QemuUser>) -> Result<[u64; 3], String> {
-    let text = list(program, &["--version"], user).await;
-    let text = text.map_err(|why| format!("cannot run {program}: {why}"))?;
-    parse_version(&text).ok_or_else(|| format!("{program} does not tell its version"))
-}
-
-/// What a program prints, if it ends well.
-async fn list(
-    program: &str,
-    arguments: &[&str],
-    user: Option<&QemuUser>,
-) -> Result<String, String> {
-    let mut command = std::process::Command::new(program);
-    command.args(arguments);
-    if let Some(user) = user {
-        user.run_as(&mut command);
-    }
-    let running = tokio::process::Command::from(command)
-        .stdin(std::process::Stdio::null())
-        .kill_on_drop(true)
-        .output();
-    let output = tokio::time::timeout(LIST_TIMEOUT, running)
-        .await
-        .map_err(|_| String::from("it does not answer"))?
-        .map_err(|error| error.to_string())?;
-    if !output.status.success() {
-        return Err(format!("it ended with {}", output.status));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+/// What keeps a guest from this QEMU that has all that the source's QEMU can translate: an older one translates less.
+fn lesser_translator(model: Option<&str>, own: Version, sent_by: Version) -> Option<String> {
+    let minor = |Version([major, minor, _]): Version| [major, minor];
+    (model == Some("max") && minor(own) < minor(sent_by)).then(|| {
+        format!(
+            "the VM has the processor model max, which in QEMU {own} is less than in QEMU {sent_by} at the source: \
+             run it with a model that both know, such as -cpu Nehalem, or move it to a later QEMU"
+        )
+    })
 }
 
 /// Whether one of the lines begins with this word, or with a kind and this word.
@@ -375,26 +355,12 @@ fn names_first(text: &str, name: &str) -> bool {
         .any(|line| line.split_whitespace().take(2).any(|word| word == name))
 }
 
-/// The numbers of `QEMU emulator version 10.0.2 (...)`.
-fn parse_version(text: &str) -> Option<[u64; 3]> {
-    let (_, rest) = text.split_once("version ")?;
-    let end = rest.find(|c: char| !(c.is_ascii_digit() || c == '.'));
-    let mut numbers = rest[..end.unwrap_or(rest.len())].split('.');
-    let mut next = || numbers.next().and_then(|number| number.parse().ok());
-    Some([next()?, next().unwrap_or(0), next().unwrap_or(0)])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn versions_and_lists_are_read() {
-        let text = "QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds)\nCopyright";
-        assert_eq!(parse_version(text), Some([10, 0, 2]));
-        assert_eq!(parse_version("version 9.1"), Some([9, 1, 0]));
-        assert_eq!(parse_version("version x"), None);
-        assert_eq!(parse_version(""), None);
+    fn lists_are_read() {
         let text = "Supported:\npc-q35-10.0    Standard PC\nx86 qemu64  (alias)\n  486  x\n";
         for (name, there) in [
             ("pc-q35-10.0", true),
@@ -405,6 +371,19 @@ mod tests {
         ] {
             assert_eq!(names_first(text, name), there, "{name}");
         }
+    }
+
+    #[test]
+    fn an_older_translator_does_not_take_all_of_a_later_one() {
+        let (old, new, newer) = (
+            Version([7, 2, 22]),
+            Version([10, 0, 2]),
+            Version([10, 0, 5]),
+        );
+        let refused = |model, own, sent_by| lesser_translator(Some(model), own, sent_by).is_some();
+        assert!(refused("max", old, new));
+        assert!(!refused("max", new, old) && !refused("max", new, newer));
+        assert!(!refused("Nehalem", old, new) && lesser_translator(None, old, new).is_none());
     }
 
     #[test]
