@@ -107,8 +107,10 @@ pub struct TlsFiles {
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// The authority that every node's and client's certificate is checked against.
+    /// The authority that every node's and client's certificate is checked against; several while one follows another.
     pub authority: PathBuf,
+    /// Lists of certificates that are revoked.
+    pub revoked: Option<PathBuf>,
 }
 
 /// Another node.
@@ -155,7 +157,9 @@ impl NodeConfig {
     /// The optional parts of the protocol that it wants.
     pub(crate) fn features(&self) -> Features {
         let wanted = |part, wanted| if wanted { part } else { Features::default() };
-        wanted(Features::CLEAR_DATA, self.unencrypted_data)
+        // Without TLS nothing is encrypted that could be left as it is.
+        let clear = self.unencrypted_data && self.tls.is_some();
+        wanted(Features::CLEAR_DATA, clear)
             .with(wanted(Features::COMPRESSION, self.compression))
             .with(Features::PLACES)
             .with(Features::HOLES)
@@ -227,11 +231,25 @@ impl NodeConfig {
 }
 
 impl NodeConfig {
+    /// What a node should be told of when it starts: pools in which no disk can arrive now. A file system may be mounted
+    /// there later.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let missing = self.pools.iter().filter(|pool| !pool.folder.is_dir());
+        let warnings = missing.map(|pool| {
+            format!(
+                "pool {}: there is no folder {}, so no disk can be put there: make it, or mount what belongs there",
+                pool.name,
+                pool.folder.display()
+            )
+        });
+        warnings.collect()
+    }
+
     /// Checks that the parts do not contradict each other.
     ///
     /// # Errors
     /// [`NodeError::Config`] saying which do, and what to change.
-    pub(crate) fn check(&self) -> Result<(), NodeError> {
+    pub fn check(&self) -> Result<(), NodeError> {
         let wrong = |text: String| Err(NodeError::Config(text));
         let named = |name: &str| {
             names::check("node", name).map_err(|error| {
@@ -321,11 +339,6 @@ impl NodeConfig {
                     "--insecure-loopback turns certificates off: leave out one of them",
                 ));
             }
-            (None, true) if self.unencrypted_data => {
-                return wrong(String::from(
-                    "--insecure-loopback encrypts nothing anyway: leave out --unencrypted-data",
-                ));
-            }
             (None, true) if !self.listen.ip().is_loopback() => {
                 return wrong(format!(
                     "--insecure-loopback allows loopback addresses only, and --listen is {}",
@@ -386,6 +399,28 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_pool_without_its_folder_is_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pool = |name: &str, folder: PathBuf| PoolConfig {
+            name: String::from(name),
+            folder,
+        };
+        let there = pool("there", folder.path().to_owned());
+        let gone = pool("gone", folder.path().join("gone"));
+        let config = NodeConfig {
+            pools: vec![there, gone],
+            ..loopback()
+        };
+        let [warning] = &config.warnings()[..] else {
+            panic!("{:?}", config.warnings())
+        };
+        assert!(
+            warning.starts_with("pool gone: there is no folder "),
+            "{warning}"
+        );
+    }
+
+    #[test]
     fn plain_connections_never_leave_the_machine() {
         loopback().check().expect("loopback is fine");
         let anywhere = SocketAddr::from(([0, 0, 0, 0], 0));
@@ -397,10 +432,6 @@ pub(crate) mod tests {
             },
             NodeConfig {
                 listen: anywhere,
-                ..loopback()
-            },
-            NodeConfig {
-                unencrypted_data: true,
                 ..loopback()
             },
             NodeConfig {

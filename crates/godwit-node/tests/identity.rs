@@ -82,6 +82,7 @@ async fn an_nbd_clients_certificate_is_no_nodes() {
         certificate: ours.join("a/client-cert.pem"),
         key: ours.join("a/client-key.pem"),
         authority: ours.join("ca.pem"),
+        revoked: None,
     });
     config.peers = vec![peer("b", b.config.listen)];
     let guest = seen(config).await;

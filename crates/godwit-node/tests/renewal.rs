@@ -7,11 +7,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use godwit_node::Role;
-use godwit_node::certificates::{self, Validity};
+use godwit_node::certificates::{self, Revoked, Validity};
 use rustix::process::{Signal, getpid, kill_process};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
-use support::{RunningNode, free_address, issue, request, secure, shows};
+use support::{RunningNode, free_address, issue, peer, request, secure, shows};
+use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -98,4 +99,47 @@ async fn a_new_certificate_is_used_after_a_signal_and_a_broken_one_is_not() {
     let answer = request(open, "GET", "/metrics", "").await;
     assert_eq!(answer.status, 200, "what was open goes on");
     a.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revoked_certificate_is_refused_and_its_connections_end() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let ours = dir.path().join("ours");
+    certificates::init(&ours, false).expect("makes an authority");
+    issue(&ours, "a", Role::Node, Validity::Days(3));
+    issue(&ours, "b", Role::Node, Validity::Days(3));
+    issue(&ours, "reader", Role::Reader, Validity::Days(1));
+    issue(&ours, "other", Role::Reader, Validity::Days(1));
+    let revoke = |name| certificates::revoke(&ours, Revoked::Name(name)).expect("revokes");
+    let list = revoke("other").path;
+    let mut config = secure("a", dir.path(), &ours, "a");
+    config.tls.as_mut().expect("certificates").revoked = Some(list);
+    config.api_listen = Some(free_address());
+    let mut other = secure("b", dir.path(), &ours, "b");
+    other.peers = vec![peer("a", config.listen)];
+    config.peers = vec![peer("b", other.listen)];
+    let (a, b) = (
+        RunningNode::start(config).await,
+        RunningNode::start(other).await,
+    );
+    let seen_from_b = async || b.get("/v1/peers").await.body;
+    let peers = seen_from_b().await;
+    assert!(peers.contains("\"reachable\":true"), "{peers}");
+    let mut open = connect(&a, &ours).await;
+
+    revoke("reader");
+    revoke("b");
+    hang_up();
+    let end = tokio::time::timeout(Duration::from_secs(10), open.read(&mut [0])).await;
+    assert!(matches!(end, Ok(Ok(0) | Err(_))), "it goes on: {end:?}");
+    let mut again = connect(&a, &ours).await;
+    let mut answer = [0];
+    let refused = again.read(&mut answer).await;
+    assert!(refused.is_err(), "{refused:?}");
+    let peers = seen_from_b().await;
+    assert!(peers.contains("it has been revoked"), "{peers}");
+    let peers = a.get("/v1/peers").await.body;
+    assert!(peers.contains("has been revoked"), "{peers}");
+    a.stop().await;
+    b.stop().await;
 }

@@ -18,14 +18,9 @@ pub(crate) struct NodeArguments {
     /// Where images, the store and the sockets are
     #[arg(long, env = "GODWIT_DATA_DIR", default_value = DEFAULT_DATA_DIR, value_name = "DIR")]
     pub data_dir: PathBuf,
-    /// Where other nodes connect
-    #[arg(
-        long,
-        env = "GODWIT_LISTEN",
-        default_value = "0.0.0.0:7001",
-        value_name = "ADDR:PORT"
-    )]
-    pub listen: SocketAddr,
+    /// Where other nodes connect; 0.0.0.0:7001 when left out, and 127.0.0.1:7001 with --insecure-loopback
+    #[arg(long, env = "GODWIT_LISTEN", value_name = "ADDR:PORT")]
+    pub listen: Option<SocketAddr>,
     /// Another node (repeat, or separate by commas)
     #[arg(
         long = "peer",
@@ -79,6 +74,14 @@ pub(crate) struct NodeArguments {
     /// Talk to other nodes without TLS; on loopback addresses only
     #[arg(long)]
     pub insecure_loopback: bool,
+    /// Lists of revoked certificates (CRLs): PEM. Read again when the node is told to reload
+    #[arg(
+        long,
+        env = "GODWIT_CRL",
+        value_name = "FILE",
+        conflicts_with = "insecure_loopback"
+    )]
+    pub crl: Option<PathBuf>,
     /// Send disks and memory unencrypted to nodes that are told the same. Only where nobody else can
     /// read or change what passes: over WireGuard, IPsec, MACsec or a cable of one's own
     #[arg(long, env = "GODWIT_UNENCRYPTED_DATA")]

@@ -2,7 +2,8 @@
 
 use godwit_node::Role;
 use godwit_node::certificates::{
-    CertificateError, CertificateFiles, IssueRequest, Validity, init, issue,
+    CertificateError, CertificateFiles, IssueRequest, RevocationList, Revoked, Validity, init,
+    issue, revoke,
 };
 use serde::Serialize;
 
@@ -16,7 +17,16 @@ struct Written {
     ca: String,
     certificate: String,
     key: String,
+    serial: String,
     not_after: i64,
+}
+
+/// What was revoked, for `--json`.
+#[derive(Serialize)]
+struct WrittenList {
+    crl: String,
+    revoked: Vec<String>,
+    count: usize,
 }
 
 pub(crate) fn run(command: CertsCommand, output: Output) -> Result<(), Failure> {
@@ -54,10 +64,28 @@ pub(crate) fn run(command: CertsCommand, output: Output) -> Result<(), Failure> 
             force,
         })
         .map_err(explain)?,
+        CertsCommand::Revoke { name, serial, dir } => {
+            // One of both is there: the command line says so.
+            let what = match (&serial, &name) {
+                (Some(serial), _) => Revoked::Serial(serial),
+                (None, name) => Revoked::Name(name.as_deref().unwrap_or_default()),
+            };
+            let list = revoke(&dir, what).map_err(explain)?;
+            return output.print(&written_list(list), |list| {
+                format!(
+                    "revoked {}; {} lists {} in all\ngive it to every node (--crl) in place of the one before, and \
+                     reload the nodes: systemctl reload godwit",
+                    list.revoked.join(", "),
+                    list.crl,
+                    list.count
+                )
+            });
+        }
     };
     output.print(&written(&files), |files| {
         facts([
             ("certificate", Some(files.certificate.clone())),
+            ("serial", Some(files.serial.clone())),
             ("key", Some(format!("{} (keep it secret)", files.key))),
             ("authority", Some(files.ca.clone())),
         ])
@@ -69,7 +97,16 @@ fn written(files: &CertificateFiles) -> Written {
         ca: files.ca.display().to_string(),
         certificate: files.certificate.display().to_string(),
         key: files.key.display().to_string(),
+        serial: files.serial.clone(),
         not_after: files.not_after,
+    }
+}
+
+fn written_list(list: RevocationList) -> WrittenList {
+    WrittenList {
+        crl: list.path.display().to_string(),
+        revoked: list.added,
+        count: list.count,
     }
 }
 
@@ -90,6 +127,11 @@ fn explain(error: CertificateError) -> Failure {
         }
         CertificateError::Io { .. } => failure.hint("may you read and write the directory?"),
         CertificateError::DisksOfRole(_) => failure.hint("--disk goes with --role nbd-client"),
+        CertificateError::Unknown(_) => {
+            failure.hint("name its serial number instead: godwit certs revoke --serial HEX")
+        }
+        CertificateError::Serial(_) => failure
+            .hint("give it in hexadecimal, as godwit certs issue NAME printed it, or openssl x509 -serial does"),
         CertificateError::Name(_) | CertificateError::DnsName(_) | CertificateError::Disk(_) => {
             failure
         }

@@ -19,6 +19,7 @@ use super::{ErrorBody, ErrorCode};
 use crate::listeners::cannot_take;
 use crate::listeners::handshake_slots::HandshakeSlots;
 use crate::node::Node;
+use crate::peers::open::SocketNumber;
 use crate::peers::tls::NodeTls;
 
 /// Connections served at once, per listener.
@@ -75,6 +76,7 @@ pub(crate) async fn listen_tls(node: Arc<Node>, listener: TcpListener, tls: Node
                 let (node, app, limit) = (Arc::clone(&node), app.clone(), Arc::clone(&limit));
                 let tls = tls.clone();
                 slots.spawn(async move {
+                    let number = SocketNumber::of(&socket);
                     let acceptor = TlsAcceptor::from(Arc::clone(&tls.current().api));
                     let accepting = acceptor.accept(socket);
                     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, accepting).await
@@ -85,7 +87,11 @@ pub(crate) async fn listen_tls(node: Arc<Node>, listener: TcpListener, tls: Node
                     let Ok(permit) = limit.try_acquire_owned() else {
                         return;
                     };
-                    let holder = tls.holder(stream.get_ref().1.peer_certificates());
+                    let chain = stream.get_ref().1.peer_certificates();
+                    if tls.opened(number, chain).is_err() {
+                        return;
+                    }
+                    let holder = tls.holder(chain);
                     let app =
                         app.layer(axum::middleware::from_fn_with_state(holder, access::check));
                     tokio::spawn(async move {

@@ -50,6 +50,9 @@ pub async fn run(
 ) -> Result<(), NodeError> {
     failpoint::set_up();
     config.check()?;
+    for warning in config.warnings() {
+        tracing::warn!("{warning}");
+    }
     open_files::raise_limit();
     let tls = match &config.tls {
         Some(files) => Some(

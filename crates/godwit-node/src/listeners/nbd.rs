@@ -1,7 +1,7 @@
 //! Takes NBD clients: performs their handshake and hands them to the disk's engine.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use crate::disks::disk::Activity;
 use crate::listeners::cannot_take;
 use crate::listeners::handshake_slots::HandshakeSlots;
 use crate::node::Node;
+use crate::peers::open::SocketNumber;
 use crate::peers::tls::NodeTls;
 use crate::roles::Holder;
 use crate::transport::Transport;
@@ -46,7 +47,7 @@ enum ClientError {
 }
 
 /// A socket that clients connect with.
-trait ClientSocket: AsyncRead + AsyncWrite + Unpin + Send + Sized + 'static {
+trait ClientSocket: AsyncRead + AsyncWrite + AsFd + Unpin + Send + Sized + 'static {
     /// The blocking socket.
     fn into_fd(self) -> io::Result<OwnedFd>;
 }
@@ -124,6 +125,7 @@ async fn serve<S: ClientSocket>(
     address: &str,
     tls: Option<NodeTls>,
 ) -> Result<(), ClientError> {
+    let number = SocketNumber::of(&socket);
     let mut connection = Transport::Plain(socket);
     let policy = if tls.is_some() {
         TlsPolicy::Required
@@ -160,6 +162,9 @@ async fn serve<S: ClientSocket>(
             }
             HandshakeStep::StartTls => {
                 connection = start_tls(connection, tls.as_ref()).await?;
+                if let Some(tls) = &tls {
+                    tls.opened(number, connection.certificates())?;
+                }
                 holder = tls
                     .as_ref()
                     .map(|tls| tls.holder(connection.certificates()));

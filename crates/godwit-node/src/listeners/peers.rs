@@ -16,6 +16,7 @@ use crate::migrations::afterwards::{forward, pulling, resolve};
 use crate::migrations::incoming;
 use crate::names;
 use crate::node::Node;
+use crate::peers::open::SocketNumber;
 use crate::peers::tls::{NodeTls, belongs_to};
 use crate::peers::{GREETING_TIMEOUT, PeerConnection, greeting};
 use crate::processes;
@@ -81,11 +82,15 @@ async fn welcome(
 }
 
 async fn accept_tls(socket: TcpStream, tls: &NodeTls) -> io::Result<PeerConnection> {
+    let number = SocketNumber::of(&socket);
     let handshake =
         Handshake::server(Arc::clone(&tls.current().nodes)).map_err(io::Error::other)?;
     match tokio::time::timeout(GREETING_TIMEOUT, shake_hands(handshake, socket)).await {
         Err(_) => Err(io::ErrorKind::TimedOut.into()),
-        Ok(Ok(stream)) => Ok(Transport::Tls(Box::new(stream))),
+        Ok(Ok(stream)) => {
+            tls.opened(number, Some(stream.certificates()))?;
+            Ok(Transport::Tls(Box::new(stream)))
+        }
         Ok(Err((error, mut socket))) => {
             // The alert that says why must not be lost because the client's first bytes, which
             // nobody reads, reset the connection.

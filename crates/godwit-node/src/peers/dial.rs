@@ -8,11 +8,14 @@ use godwit_core::wire::{Features, Greeting, Hello, Refusal, RefusalCode, Reply};
 use godwit_io::tls::Handshake;
 use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, CertificateError};
+use time::OffsetDateTime;
 use tokio::net::TcpStream;
 
 use super::greeting::{self, GreetingError};
+use super::open::SocketNumber;
 use super::tls::NodeTls;
 use super::{GREETING_TIMEOUT, PeerConnection, after_welcome};
+use crate::clock;
 use crate::config::PeerConfig;
 use crate::transport::Transport;
 use crate::transport::secure::shake_hands;
@@ -97,7 +100,8 @@ pub(crate) fn refused(refusal: &Refusal, peer: &str, attempted: &str) -> ErrorBo
         RefusalCode::DiskExists => (
             ErrorCode::PeerRefused,
             Some(format!(
-                "remove or rename the disk of the same name on node '{peer}'"
+                "remove the disk of the same name on node '{peer}', or look whether it is the same one: 'godwit disk \
+                 show' there says where it came from"
             )),
         ),
         RefusalCode::Busy => (ErrorCode::PeerRefused, Some("try again shortly".to_owned())),
@@ -167,8 +171,15 @@ impl Dialer {
             }
             Ok(Greeting::Reply(Reply::Refused(refusal))) => Err(DialError::Refused(refusal)),
             Ok(_) => Err(protocol(peer, &GreetingError::Unexpected)),
-            Err(error) => Err(failed(peer, error)),
+            Err(error) => Err(self.failed(peer, error)),
         }
+    }
+
+    /// What went wrong with a connection to the peer that broke before its welcome.
+    fn failed(&self, peer: &PeerConfig, error: GreetingError) -> DialError {
+        let own_end = self.tls.as_ref().map(|tls| tls.current().ends.certificate);
+        let now = OffsetDateTime::now_utc().unix_timestamp();
+        failed(peer, error, own_end, now)
     }
 
     async fn connect(&self, peer: &PeerConfig) -> Result<PeerConnection, DialError> {
@@ -204,18 +215,24 @@ impl Dialer {
                 peer.name
             ))
         })?;
+        let number = SocketNumber::of(&socket);
         let handshake = Handshake::client(Arc::clone(&tls.current().client), name)
             .map_err(|error| protocol(peer, &error))?;
         match tokio::time::timeout(GREETING_TIMEOUT, shake_hands(handshake, socket)).await {
             Err(_) => Err(unreachable(timeout())),
-            Ok(Err((error, _))) => Err(failed(peer, GreetingError::Io(error))),
-            Ok(Ok(stream)) => Ok(Transport::Tls(Box::new(stream))),
+            Ok(Err((error, _))) => Err(self.failed(peer, GreetingError::Io(error))),
+            Ok(Ok(stream)) => {
+                tls.opened(number, Some(stream.certificates()))
+                    .map_err(|error| DialError::Identity(error.to_string()))?;
+                Ok(Transport::Tls(Box::new(stream)))
+            }
         }
     }
 }
 
-/// Tells certificate trouble from other trouble.
-fn failed(peer: &PeerConfig, error: GreetingError) -> DialError {
+/// Tells certificate trouble from other trouble. `own_end` is when this node's certificate ends, in seconds since 1970
+/// like `now`; nothing when it speaks plain TCP.
+fn failed(peer: &PeerConfig, error: GreetingError, own_end: Option<i64>, now: i64) -> DialError {
     let GreetingError::Io(io) = &error else {
         return protocol(peer, &error);
     };
@@ -224,15 +241,26 @@ fn failed(peer: &PeerConfig, error: GreetingError) -> DialError {
         .and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match tls {
         Some(rustls::Error::InvalidCertificate(wrong)) => {
-            DialError::Identity(certificate_trouble(peer, wrong))
+            DialError::Identity(certificate_trouble(peer, wrong, now))
         }
         Some(rustls::Error::AlertReceived(alert)) if is_about_certificates(*alert) => {
             DialError::Identity(format!(
-                "it does not accept this node's certificate ({alert:?}): the certificate is \
-                 expired or from another authority"
+                "it does not accept this node's certificate ({alert:?}): {}",
+                refused_certificate(peer, *alert, own_end, now)
             ))
         }
         Some(other) => protocol(peer, other),
+        None if is_hang_up(io) => {
+            let why = match own_end {
+                Some(_) => "was asked for TLS: was it started with --insecure-loopback?",
+                None => {
+                    "was greeted without TLS: does it have certificates, while this node was started with \
+                     --insecure-loopback?"
+                }
+            };
+            let address = &peer.address;
+            DialError::Identity(format!("what answers at {address} hung up when it {why}"))
+        }
         None => DialError::Unreachable {
             address: peer.address.clone(),
             why: io.to_string(),
@@ -240,14 +268,46 @@ fn failed(peer: &PeerConfig, error: GreetingError) -> DialError {
     }
 }
 
-fn certificate_trouble(peer: &PeerConfig, wrong: &CertificateError) -> String {
+fn is_hang_up(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
+    )
+}
+
+/// Why the other node may refuse this one's certificate.
+fn refused_certificate(
+    peer: &PeerConfig,
+    alert: AlertDescription,
+    own_end: Option<i64>,
+    now: i64,
+) -> String {
+    match (alert, own_end) {
+        (AlertDescription::CertificateExpired, Some(end)) if end > now => format!(
+            "it is not valid by the clock at {}, and by this node's, which says {}, it is until {}: set the clocks",
+            peer.address,
+            clock::text_of(now),
+            clock::text_of(end)
+        ),
+        (AlertDescription::CertificateRevoked, _) => String::from("it has been revoked"),
+        _ => String::from("the certificate is expired or from another authority"),
+    }
+}
+
+fn certificate_trouble(peer: &PeerConfig, wrong: &CertificateError, now: i64) -> String {
     let PeerConfig { name, address } = peer;
+    let clock = clock::text_of(now);
     match wrong {
-        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-            format!("the certificate of the node at {address} has expired")
-        }
-        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-            format!("the certificate of the node at {address} is not valid yet: check the clocks")
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => format!(
+            "the certificate of the node at {address} has expired, by the clock here, which says {clock}: if that is \
+             wrong, set it"
+        ),
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => format!(
+            "the certificate of the node at {address} is not valid yet, by the clock here, which says {clock}: set \
+             the clocks"
+        ),
+        CertificateError::Revoked => {
+            format!("the certificate of the node at {address} has been revoked")
         }
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             format!("the certificate of the node at {address} is not for the name {name:?}")
@@ -279,5 +339,56 @@ fn protocol(peer: &PeerConfig, why: &dyn std::fmt::Display) -> DialError {
     DialError::Protocol {
         address: peer.address.clone(),
         why: why.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: i64 = 1_700_000_000;
+    const END: i64 = NOW + 1_000_000;
+
+    fn told(error: io::Error, own_end: Option<i64>) -> String {
+        let peer = PeerConfig {
+            name: String::from("b"),
+            address: String::from("b:1"),
+        };
+        failed(&peer, GreetingError::Io(error), own_end, NOW).to_string()
+    }
+
+    #[test]
+    fn a_wrong_clock_is_named_on_both_sides() {
+        let tls = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        let expired = rustls::Error::AlertReceived(AlertDescription::CertificateExpired);
+        let there = told(tls(expired.clone()), Some(END));
+        assert!(
+            there.contains("by the clock at b:1") && there.contains("2023-11-14"),
+            "{there}"
+        );
+        let ended = told(tls(expired), Some(NOW - 1));
+        assert!(
+            ended.contains("is expired") && !ended.contains("clock"),
+            "{ended}"
+        );
+        let here = rustls::Error::InvalidCertificate(CertificateError::Expired);
+        let here = told(tls(here), Some(END));
+        assert!(
+            here.contains("the clock here, which says 2023-11-14"),
+            "{here}"
+        );
+    }
+
+    #[test]
+    fn a_node_without_tls_is_named_to_one_with() {
+        let end = || io::Error::from(io::ErrorKind::UnexpectedEof);
+        for own_end in [Some(END), None] {
+            let told = told(end(), own_end);
+            assert!(
+                told.contains("TLS") && told.contains("--insecure-loopback"),
+                "{told}"
+            );
+        }
+        assert!(!told(io::ErrorKind::ConnectionRefused.into(), None).contains("TLS"));
     }
 }

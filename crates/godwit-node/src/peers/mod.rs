@@ -3,6 +3,7 @@
 pub(crate) mod dial;
 pub(crate) mod framed;
 pub(crate) mod greeting;
+pub(crate) mod open;
 pub(crate) mod probe;
 pub(crate) mod renewal;
 pub(crate) mod tls;

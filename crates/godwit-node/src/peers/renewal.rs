@@ -13,7 +13,7 @@ use crate::node::Node;
 const TELL_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Reads the files again at each signal, until the node is about to end. Files that cannot be used change
-/// nothing. Connections that are open stay as they are.
+/// nothing. Connections that are open stay as they are, unless their certificate is revoked.
 pub(crate) async fn watch(node: Arc<Node>, tls: NodeTls, mut reload: Signal) {
     loop {
         tell(&tls);
@@ -33,7 +33,15 @@ pub(crate) async fn watch(node: Arc<Node>, tls: NodeTls, mut reload: Signal) {
 async fn renew(tls: &NodeTls) {
     let reading = tls.clone();
     match tokio::task::spawn_blocking(move || reading.reload()).await {
-        Ok(Ok(())) => tracing::info!("read the certificates again: new connections use them"),
+        Ok(Ok(ended)) => {
+            tracing::info!("read the certificates again: new connections use them");
+            if ended > 0 {
+                tracing::warn!(
+                    ended,
+                    "ended the connections of certificates that are revoked"
+                );
+            }
+        }
         Ok(Err(error)) => {
             tracing::error!(%error, "the new certificates are not used: the node keeps the old ones")
         }

@@ -1,17 +1,25 @@
 //! Who a node is and whom it trusts: mutual TLS with one authority.
 
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor, verify_server_name};
+use rustls::client::{
+    Resumption, WebPkiServerVerifier, verify_server_cert_signed_by_trust_anchor, verify_server_name,
+};
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{
+    CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime,
+};
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
-    ALL_VERSIONS, ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion, version,
+    ALL_VERSIONS, CertificateError, ClientConfig, RootCertStore, ServerConfig,
+    SupportedProtocolVersion, version,
 };
 
+use super::open::{OpenConnections, SocketNumber};
 use super::validity::Ends;
 use crate::config::TlsFiles;
 use crate::roles::Holder;
@@ -25,6 +33,7 @@ pub(crate) struct NodeTls {
     name: String,
     files: TlsFiles,
     current: Arc<RwLock<Arc<Settings>>>,
+    open: Arc<OpenConnections>,
 }
 
 /// The settings for connections that begin now.
@@ -41,6 +50,8 @@ pub(crate) struct Settings {
     /// When the certificates end.
     pub(crate) ends: Ends,
     roots: Arc<RootCertStore>,
+    /// Knows the revoked certificates, if there are any.
+    revocation: Option<Arc<dyn ClientCertVerifier>>,
 }
 
 /// Why the certificates cannot be used.
@@ -79,14 +90,35 @@ impl NodeTls {
             name: name.to_owned(),
             files: files.clone(),
             current: Arc::new(RwLock::new(Arc::new(settings))),
+            open: Arc::default(),
         })
     }
 
-    /// Reads the files again. Connections that begin afterwards use them; on an error, nothing changes.
-    pub(crate) fn reload(&self) -> Result<(), TlsError> {
+    /// Reads the files again. Connections that begin afterwards use them, and open ones end whose certificate is revoked
+    /// by now; returns how many did. On an error, nothing changes.
+    pub(crate) fn reload(&self) -> Result<usize, TlsError> {
         let settings = Arc::new(Settings::load(&self.name, &self.files)?);
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = settings;
-        Ok(())
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&settings);
+        Ok(self.open.end(|chain| settings.is_revoked(chain)))
+    }
+
+    /// Remembers an open connection by the certificate at its other end.
+    ///
+    /// # Errors
+    /// The certificate was revoked during the handshake.
+    pub(crate) fn opened(
+        &self,
+        socket: Option<SocketNumber>,
+        chain: Option<&[CertificateDer<'_>]>,
+    ) -> io::Result<()> {
+        let (Some(socket), Some(chain)) = (socket, chain) else {
+            return Ok(());
+        };
+        self.open.note(socket, chain);
+        match self.current().is_revoked(chain) {
+            true => Err(io::Error::other("its certificate has been revoked")),
+            false => Ok(()),
+        }
     }
 
     /// The settings for a connection that begins now.
@@ -112,14 +144,16 @@ impl Settings {
             });
         }
         let authorities = certificates("authority", &files.authority)?;
-        Self::new(authorities, chain, key)
+        let revoked = files.revoked.as_deref().map(revocation_lists).transpose()?;
+        Self::new(authorities, chain, key, revoked.unwrap_or_default())
     }
 
-    /// Settings for this chain and key, trusting these authorities.
+    /// Settings for this chain and key, trusting these authorities except for what their lists revoke.
     fn new(
         authorities: Vec<CertificateDer<'static>>,
         chain: Vec<CertificateDer<'static>>,
         key: PrivateKeyDer<'static>,
+        revoked: Vec<CertificateRevocationListDer<'static>>,
     ) -> Result<Self, TlsError> {
         let settings = |error: &dyn std::error::Error| TlsError::Settings(error.to_string());
         let provider = Arc::new(aws_lc_rs::default_provider());
@@ -131,6 +165,15 @@ impl Settings {
         let roots = Arc::new(roots);
         let verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
+                .with_crls(revoked.iter().cloned())
+                .allow_unknown_revocation_status()
+                .build()
+                .map_err(|error| settings(&error))?;
+        let has_lists = !revoked.is_empty();
+        let others =
+            WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
+                .with_crls(revoked)
+                .allow_unknown_revocation_status()
                 .build()
                 .map_err(|error| settings(&error))?;
         let serve = |versions: &[&'static SupportedProtocolVersion]| {
@@ -149,7 +192,7 @@ impl Settings {
         let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(NODE_VERSIONS)
             .map_err(|error| settings(&error))?
-            .with_root_certificates(Arc::clone(&roots))
+            .with_webpki_verifier(others)
             .with_client_auth_cert(chain.clone(), key.clone_key())
             .map_err(|error| settings(&error))?;
         client.resumption = Resumption::disabled();
@@ -163,7 +206,21 @@ impl Settings {
             api: Arc::new(api),
             ends,
             roots,
+            revocation: has_lists.then_some(verifier),
         })
+    }
+
+    /// Whether a list revokes a certificate whose chain was accepted before.
+    fn is_revoked(&self, chain: &[CertificateDer<'_>]) -> bool {
+        let (Some(verifier), Some((own, intermediates))) = (&self.revocation, chain.split_first())
+        else {
+            return false;
+        };
+        let verified = verifier.verify_client_cert(own, intermediates, UnixTime::now());
+        matches!(
+            verified,
+            Err(rustls::Error::InvalidCertificate(CertificateError::Revoked))
+        )
     }
 
     fn holder(&self, chain: Option<&[CertificateDer<'_>]>) -> Holder {
@@ -213,6 +270,17 @@ fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'s
         });
     }
     Ok(found)
+}
+
+fn revocation_lists(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
+    let what = "list of revoked certificates";
+    let found = CertificateRevocationListDer::pem_file_iter(path)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| unreadable(what, path, &error))?;
+    match found.is_empty() {
+        true => Err(unreadable(what, path, &"it holds no list (X509 CRL)")),
+        false => Ok(found),
+    }
 }
 
 fn unreadable(what: &'static str, path: &Path, error: &dyn std::fmt::Display) -> TlsError {

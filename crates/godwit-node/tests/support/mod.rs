@@ -73,6 +73,7 @@ pub(crate) fn secure(name: &str, dir: &Path, authority: &Path, certificate: &str
             certificate: authority.join(format!("{certificate}.pem")),
             key: authority.join(format!("{certificate}.key")),
             authority: authority.join("ca.pem"),
+            revoked: None,
         }),
         insecure_loopback: false,
         ..plain(name, dir)

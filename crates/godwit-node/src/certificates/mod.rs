@@ -5,10 +5,13 @@
 //! |---|---|---|
 //! | `ca.pem`, `ca.key` | the authority, valid for ten years | 0644, 0600 |
 //! | `NAME.pem`, `NAME.key` | a node or API client | 0644, 0600 |
+//! | `crl.pem` | the certificates that [`revoke`] revoked | 0644 |
 //! | `NAME/{ca-cert,client-cert,client-key}.pem` | an NBD client, in the layout that GnuTLS-based clients (QEMU, libnbd) take as a directory | 0644, 0644, 0600 |
 //!
 //! All keys are ECDSA P-256. A node's certificate names it as a DNS name: nodes check that name
 //! when they connect to each other.
+
+mod revoke;
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -23,6 +26,7 @@ use rcgen::{
 };
 use time::{Duration, OffsetDateTime};
 
+pub use self::revoke::{RevocationList, Revoked, revoke};
 use crate::names;
 use crate::roles::{Role, disk_uri};
 
@@ -57,6 +61,12 @@ pub enum CertificateError {
     /// The file is there and was not to be replaced.
     #[error("{} exists already", .0.display())]
     Exists(PathBuf),
+    /// There is no certificate of the name in the directory.
+    #[error("there is no certificate of {0:?} in the authority's directory")]
+    Unknown(String),
+    /// A serial number is none.
+    #[error("{0:?} is not the serial number of a certificate")]
+    Serial(String),
     /// There is no authority in the directory.
     #[error("there is no certificate authority in {}", .0.display())]
     NoAuthority(PathBuf),
@@ -89,6 +99,8 @@ pub struct CertificateFiles {
     pub certificate: PathBuf,
     /// Its private key; readable by its owner only.
     pub key: PathBuf,
+    /// Its serial number in hexadecimal, by which it can be revoked when its file is gone.
+    pub serial: String,
     /// The last moment of its validity, in seconds since 1970.
     pub not_after: i64,
 }
@@ -136,14 +148,16 @@ pub fn init(directory: &Path, force: bool) -> Result<CertificateFiles, Certifica
 
     let now = OffsetDateTime::now_utc();
     let mut parameters = CertificateParams::default();
+    let pair = KeyPair::generate().map_err(building)?;
+    // A name of its own: lists of revoked certificates are found by it, and an authority may follow another.
+    let number = blake3::hash(pair.public_key_raw()).to_hex();
     parameters
         .distinguished_name
-        .push(DnType::CommonName, "Godwit CA");
+        .push(DnType::CommonName, format!("Godwit CA {}", &number[..8]));
     parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     parameters.not_before = now - CLOCK_SKEW;
     parameters.not_after = now + CA_VALIDITY;
-    let pair = KeyPair::generate().map_err(building)?;
     let signed = parameters.self_signed(&pair).map_err(building)?;
 
     write_file(&key, &pair.serialize_pem(), 0o600, force)?;
@@ -153,6 +167,7 @@ pub fn init(directory: &Path, force: bool) -> Result<CertificateFiles, Certifica
         ca: certificate.clone(),
         certificate,
         key,
+        serial: revoke::serial_text(signed.der()),
         not_after,
     })
 }
@@ -182,6 +197,7 @@ pub fn issue(request: &IssueRequest<'_>) -> Result<CertificateFiles, Certificate
     write_file(&files.key, &pair.serialize_pem(), 0o600, request.force)?;
     write_file(&files.certificate, &signed.pem(), 0o644, request.force)?;
     Ok(CertificateFiles {
+        serial: revoke::serial_text(signed.der()),
         not_after: parameters.not_after.unix_timestamp(),
         ..files
     })
@@ -210,6 +226,7 @@ fn target_files(request: &IssueRequest<'_>) -> CertificateFiles {
         ca,
         certificate,
         key,
+        serial: String::new(),
         not_after: 0,
     }
 }
