@@ -230,6 +230,17 @@ pub struct ExportDisk {
     pub path: String,
 }
 
+/// Asks to make a disk larger.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResizeDisk {
+    /// Its size from now on, in bytes: a multiple of 512, and of a block device what that has. Left out: what the image
+    /// has by now.
+    #[serde(default)]
+    #[schema(minimum = 512, multiple_of = 512)]
+    pub size_bytes: Option<u64>,
+}
+
 /// Forces this node to own a disk that is in doubt.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

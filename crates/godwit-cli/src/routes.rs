@@ -34,6 +34,10 @@ pub(crate) fn disk_export(name: &str) -> String {
     format!("{}/export", disk(name))
 }
 
+pub(crate) fn disk_resize(name: &str) -> String {
+    format!("{}/resize", disk(name))
+}
+
 pub(crate) fn disk_claim(name: &str) -> String {
     format!("{}/claim", disk(name))
 }

@@ -61,6 +61,7 @@ const ROUTES: [(&str, &[&str]); 3] = [
             "post /v1/disks/import",
             "post /v1/disks/{name}/claim",
             "post /v1/disks/{name}/export",
+            "post /v1/disks/{name}/resize",
             "post /v1/memory-pools/{name}/format",
             "post /v1/migrations",
             "post /v1/nics",

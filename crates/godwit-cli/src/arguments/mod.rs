@@ -1,6 +1,7 @@
 //! The command line.
 
 mod container;
+mod environment;
 mod image;
 mod nic;
 mod node;
@@ -354,6 +355,14 @@ pub(crate) enum DiskCommand {
         #[arg(long)]
         tcp: bool,
     },
+    /// Make a disk larger
+    Resize {
+        /// The disk
+        name: String,
+        /// Its size from now on; as large as its image or device is by now when left out
+        #[arg(value_parser = parse_size)]
+        size: Option<u64>,
+    },
     /// Make this node the owner of a disk whose owner is in doubt and will never answer
     Claim {
         /// The disk
@@ -429,6 +438,18 @@ pub(crate) enum CertsCommand {
         /// Replace files that are there
         #[arg(long)]
         force: bool,
+    },
+    /// Add a certificate to the authority's list of revoked ones, which nodes read with --crl
+    Revoke {
+        /// The holder's name: its certificate in the authority's directory
+        #[arg(required_unless_present = "serial")]
+        name: Option<String>,
+        /// The certificate's serial number in hexadecimal, when its file is gone
+        #[arg(long, value_name = "HEX", conflicts_with = "name")]
+        serial: Option<String>,
+        /// The authority's directory
+        #[arg(long, value_name = "DIR", default_value = "godwit-certs")]
+        dir: PathBuf,
     },
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use godwit_api::{ClaimDisk, CreateDisk, Disk, DiskState, ExportDisk, ImportDisk, Job};
+use godwit_api::{ClaimDisk, CreateDisk, Disk, DiskState, ExportDisk, ImportDisk, Job, ResizeDisk};
 use serde_json::json;
 
 use super::job;
@@ -98,6 +98,17 @@ pub(crate) async fn run(
                 output.say("note: the node listens on every address; name its host instead");
             }
             output.print(&json!({ "uri": uri }), |_| uri.clone())
+        }
+        DiskCommand::Resize { name, size } => {
+            let request = ResizeDisk { size_bytes: size };
+            let disk: Disk = client.post(&routes::disk_resize(&name), &request).await?;
+            output.print(&disk, |disk| {
+                let size = format_bytes(disk.size_bytes);
+                format!(
+                    "disk '{}' has {size} now; a virtual machine on it sees that when it is started anew",
+                    disk.name
+                )
+            })
         }
         DiskCommand::Claim { name, force } => {
             // Without force the node refuses, and says which node it is about.

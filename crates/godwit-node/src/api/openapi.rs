@@ -25,6 +25,7 @@ use super::{memory_routes, nic_routes, process_routes, routes, vm_routes};
         routes::remove_disk,
         routes::export_disk,
         routes::claim_disk,
+        routes::resize_disk,
         routes::list_jobs,
         routes::show_job,
         routes::list_migrations,

@@ -16,12 +16,12 @@ use serde::{Deserialize, Serialize};
 use super::refusal::Refusal;
 use super::{
     ClaimDisk, CreateDisk, Disk, ExportDisk, ImportDisk, Job, MigrateRequest, Migration,
-    Node as NodeView, Peer, SwitchMigration,
+    Node as NodeView, Peer, ResizeDisk, SwitchMigration,
 };
 use super::{ErrorBody, ErrorCode};
 use super::{memory_routes, nic_routes, process_routes, vm_routes};
 use crate::clock;
-use crate::disks::lifecycle::{claim, create, remove};
+use crate::disks::lifecycle::{claim, create, remove, resize};
 use crate::disks::storage::promised;
 use crate::disks::{jobs, view};
 use crate::metrics;
@@ -49,6 +49,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
         ("/v1/disks/{name}", get(show_disk).delete(remove_disk)),
         ("/v1/disks/{name}/export", post(export_disk)),
         ("/v1/disks/{name}/claim", post(claim_disk)),
+        ("/v1/disks/{name}/resize", post(resize_disk)),
         ("/v1/jobs", get(list_jobs)),
         ("/v1/jobs/{id}", get(show_job)),
         ("/v1/migrations", get(list_migrations).post(migrate)),
@@ -330,6 +331,23 @@ pub(super) async fn claim_disk(
         claim::claim(&node, &name, request.force).await
     });
     let disk = claimed.await?;
+    Ok(Json(shown(node, disk).await?))
+}
+
+/// Makes a disk larger. A virtual machine on it sees that when it is started anew.
+#[utoipa::path(post, path = "/v1/disks/{name}/resize", params(("name" = String, Path)),
+    request_body = ResizeDisk, responses(
+    (status = 200, body = Disk), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+pub(super) async fn resize_disk(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Body(request): Body<ResizeDisk>,
+) -> Result<Json<Disk>, Refusal> {
+    node.check_open()?;
+    let resized = detached(Arc::clone(&node), move |node| async move {
+        resize::resize(&node, &name, request).await
+    });
+    let disk = resized.await?;
     Ok(Json(shown(node, disk).await?))
 }
 

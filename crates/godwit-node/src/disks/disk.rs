@@ -79,6 +79,8 @@ pub(crate) enum Activity {
     Removing,
     /// An operator takes it.
     Claiming,
+    /// It is being made larger.
+    Resizing,
     /// It moves away.
     Outgoing(MigrationId),
     /// It comes in.
@@ -94,6 +96,7 @@ impl Activity {
             Self::Exporting => "being exported",
             Self::Removing => "being removed",
             Self::Claiming => "being claimed",
+            Self::Resizing => "being made larger",
             Self::Outgoing(_) => "migrating to another node",
             Self::Incoming(_) => "being received from another node",
         }

@@ -87,6 +87,11 @@ pub(crate) struct BaseImage {
 pub(crate) enum Mark {
     /// The image is being made or copied in: a restart removes both.
     Creating,
+    /// The disk is being made as large as this: a restart looks whether its image is.
+    Resizing {
+        /// Its size then, in sectors.
+        sectors: u64,
+    },
     /// The disk is being received. `new` when this node did not know it before: then a restart
     /// that finds it not accepted removes image and entry.
     Receiving {

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use crate::config::AfterReadWait;
 use crate::disks::Said;
 use crate::disks::disk::{Disk, Engine};
-use crate::disks::lifecycle::{lacking, older_copy};
+use crate::disks::lifecycle::{lacking, older_copy, resize};
 use crate::disks::vhost;
 use crate::failpoint;
 use crate::node::{Node, blocking};
@@ -53,7 +53,10 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<
                 image.capacity.bytes()
             ),
         )
-        .hint("give the image its size back, or remove the disk and create it anew"));
+        .hint(format!(
+            "if the image was made larger on purpose: 'godwit disk resize {}'; else give it its size back",
+            disk.name
+        )));
     }
     let mut config = EngineConfig::new(disk.name.clone());
     config.max_clients = node.config.nbd_connections;
@@ -282,6 +285,10 @@ pub(crate) async fn open_and_start(node: &Arc<Node>, disk: &Arc<Disk>) {
     let opened = blocking(move || crate::disks::storage::image::open(&name, &path))
         .await
         .flatten();
+    let opened = match opened {
+        Ok(image) => resize::finish(node, disk, &image).await.map(|()| image),
+        Err(error) => Err(error),
+    };
     if let Err(error) = opened.and_then(|image| start(node, disk, image)) {
         tracing::error!(disk = disk.name, %error, "cannot start the disk");
         disk.lock().problem = Some(error.message);

@@ -87,6 +87,23 @@ pub(crate) fn create(disk: &str, path: &Path, size: Bytes) -> Result<Image, Erro
     Image::create(path, size).map_err(|problem| error(disk, &problem))
 }
 
+/// Makes an image in a file as large as this; what is added reads as zeroes. Blocks.
+///
+/// # Errors
+/// What the file system says.
+pub(crate) fn grow(disk: &str, image: &Image, size: Bytes) -> Result<(), ErrorBody> {
+    if size <= image.capacity.bytes() {
+        return Ok(());
+    }
+    let grown =
+        rustix::fs::ftruncate(&image.file, size.0).and_then(|()| rustix::fs::fsync(&image.file));
+    grown.map_err(|error| {
+        let path = image.path.display();
+        let text = format!("disk {disk}: its image {path} cannot be made {size} long: {error}");
+        ErrorBody::new(ErrorCode::Internal, text).hint("is there space for it on the file system?")
+    })
+}
+
 /// Creates an image at node `node` that has all of its storage. Blocks.
 ///
 /// # Errors

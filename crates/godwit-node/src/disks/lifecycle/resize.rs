@@ -1,0 +1,190 @@
+//! Makes disks larger.
+//!
+//! The new size is stored as under way, then the image gets it, then the disk: after a restart the image says how far
+//! that came. The disk's engine is started anew, which its virtual machine takes for a restart of the node: requests
+//! wait, and none is lost.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use godwit_block::image::{Image, ImageKind};
+use godwit_core::authority::Ownership;
+use godwit_core::units::{Bytes, Sectors};
+
+use crate::disks::disk::{Activity, Disk};
+use crate::disks::lifecycle::{create, run};
+use crate::disks::storage::image;
+use crate::node::{Node, blocking};
+use crate::store::Mark;
+use godwit_api::{ErrorBody, ErrorCode, ResizeDisk};
+
+/// Makes a disk larger: as large as is asked for, or as its image is by now.
+///
+/// # Errors
+/// It would become smaller, is not here as a whole, or is used in a way that forbids it; the image cannot be larger. The
+/// disk is then served as before.
+pub(crate) async fn resize(
+    node: &Arc<Node>,
+    name: &str,
+    request: ResizeDisk,
+) -> Result<Arc<Disk>, ErrorBody> {
+    let disk = node.disks.get(name)?;
+    let _guard = disk.begin(Activity::Resizing, |inner| {
+        if inner.record.ownership != Ownership::Serving {
+            let text = format!("disk {name} is {} here", inner.state().name());
+            return Err(ErrorBody::new(ErrorCode::Conflict, text)
+                .hint("only the node that serves a disk makes it larger"));
+        }
+        inner.is_whole(name, "made larger")?;
+        allowed(
+            name,
+            Sectors(inner.entry.sectors).bytes(),
+            request.size_bytes,
+        )
+    })?;
+    if node.vms.receiving().contains(name) {
+        let text = format!("disk {name}: the memory of its machine is still on its way here");
+        return Err(ErrorBody::new(ErrorCode::Conflict, text).hint("try again when it is here"));
+    }
+    let clients = disk.places.taken();
+    if clients > 0 {
+        let text =
+            format!("disk {name} has {clients} NBD clients, which cannot be told of another size");
+        return Err(ErrorBody::new(ErrorCode::Conflict, text)
+            .hint("detach them, and attach them again when the disk is larger"));
+    }
+    run::stop(&disk).await;
+    let grown = grow(node, &disk, request.size_bytes).await;
+    run::open_and_start(node, &disk).await;
+    grown?;
+    let size = Sectors(disk.lock().entry.sectors).bytes();
+    tracing::info!(disk = name, %size, "the disk is larger now");
+    Ok(disk)
+}
+
+/// Whether a disk of this size may become as large as is asked for.
+fn allowed(name: &str, now: Bytes, wanted: Option<u64>) -> Result<(), ErrorBody> {
+    let refused = |text: String, hint: String| {
+        Err(ErrorBody::new(ErrorCode::Invalid, format!("disk {name} {text}")).hint(hint))
+    };
+    match wanted {
+        Some(wanted) if wanted < now.0 => refused(
+            format!("has {now}, and does not become smaller"),
+            String::from(
+                "copy what is needed to a smaller disk: what is behind its end would be lost",
+            ),
+        ),
+        Some(wanted) if wanted == now.0 => refused(
+            format!("has {now} already"),
+            String::from("name a larger size"),
+        ),
+        Some(wanted) if !wanted.is_multiple_of(512) => refused(
+            format!("cannot have {wanted} bytes"),
+            match wanted.checked_next_multiple_of(512) {
+                Some(next) => format!("the next size that fits is {next} bytes"),
+                None => String::from("choose a smaller size"),
+            },
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Makes image and entry larger. Nothing serves the disk meanwhile.
+async fn grow(node: &Arc<Node>, disk: &Arc<Disk>, wanted: Option<u64>) -> Result<(), ErrorBody> {
+    let (name, path) = (disk.name.clone(), disk.lock().entry.path.clone());
+    let opened = open(name.clone(), path.clone()).await?;
+    let has = opened.capacity.bytes();
+    let now = Sectors(disk.lock().entry.sectors).bytes();
+    let wanted = Bytes(wanted.unwrap_or(has.0));
+    let refused = |text: String, hint: &str| {
+        let text = format!("disk {name}: its image {} {text}", path.display());
+        Err(ErrorBody::new(ErrorCode::Conflict, text).hint(hint))
+    };
+    if wanted <= now {
+        return refused(
+            format!("has {has}, no more than the disk"),
+            "make it larger first, or name a size",
+        );
+    }
+    if wanted < has {
+        return refused(
+            format!("has {has} already"),
+            "leave the size out: the disk then takes all of it",
+        );
+    }
+    if wanted > has && opened.kind == ImageKind::BlockDevice {
+        return refused(
+            format!("is a device of {has}"),
+            "make the device larger first (lvextend, for instance), then the disk without naming a size",
+        );
+    }
+    let sectors = wanted.0 / 512;
+    store(node, disk, Some(Mark::Resizing { sectors }), None).await?;
+    let grown = blocking(move || image::grow(&name, &opened, wanted))
+        .await
+        .flatten();
+    if let Err(error) = grown {
+        store(node, disk, None, None).await?;
+        return Err(error);
+    }
+    store(node, disk, None, Some(sectors)).await
+}
+
+/// Finishes what a restart interrupted, if anything: the image tells whether it was made larger.
+pub(super) async fn finish(
+    node: &Arc<Node>,
+    disk: &Arc<Disk>,
+    image: &Image,
+) -> Result<(), ErrorBody> {
+    let mark = disk.lock().entry.mark.clone();
+    let Some(Mark::Resizing { sectors }) = mark else {
+        return Ok(());
+    };
+    let grown = (image.capacity == Sectors(sectors)).then_some(sectors);
+    tracing::info!(
+        disk = disk.name,
+        grown = grown.is_some(),
+        "finished to make the disk larger"
+    );
+    store(node, disk, None, grown).await
+}
+
+async fn open(name: String, path: PathBuf) -> Result<Image, ErrorBody> {
+    blocking(move || image::open(&name, &path)).await.flatten()
+}
+
+/// Stores what is under way with the disk, and its size if that is another.
+async fn store(
+    node: &Arc<Node>,
+    disk: &Arc<Disk>,
+    mark: Option<Mark>,
+    sectors: Option<u64>,
+) -> Result<(), ErrorBody> {
+    let (mut entry, record) = {
+        let inner = disk.lock();
+        (inner.entry.clone(), inner.record)
+    };
+    entry.mark = mark;
+    entry.sectors = sectors.unwrap_or(entry.sectors);
+    let stored = node.store.put_disk(&disk.name, &entry, record).await;
+    stored.map_err(|error| create::stored_badly(disk, &error))?;
+    disk.lock().entry = entry;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_becomes_larger_only_and_by_whole_sectors() {
+        let now = Bytes(8 << 20);
+        for wanted in [None, Some((8 << 20) + 512)] {
+            allowed("d", now, wanted).expect("is allowed");
+        }
+        for wanted in [0, (8 << 20) - 512, 8 << 20, (8 << 20) + 1, u64::MAX] {
+            let refused = allowed("d", now, Some(wanted)).expect_err("is refused");
+            assert!(refused.hint.is_some(), "{wanted}");
+        }
+    }
+}
