@@ -68,7 +68,7 @@ pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Even
             mismatch,
         } => {
             disk.end(Activity::Outgoing(migration));
-            let error = aborted(&disk.name, reason, mismatch);
+            let error = aborted(&disk.name, reason, mismatch, node.is_closing());
             table::end(node, disk, migration, Err(error)).await;
         }
         Event::ReceiveCompleted { migration } => {
@@ -77,13 +77,8 @@ pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Even
         }
         Event::ReceiveAborted { migration, reason } => {
             lacking::forget(node, disk).await;
-            table::end(
-                node,
-                disk,
-                migration,
-                Err(aborted(&disk.name, reason, None)),
-            )
-            .await;
+            let error = aborted(&disk.name, reason, None, node.is_closing());
+            table::end(node, disk, migration, Err(error)).await;
             // It ends the engine, whose events this task handles.
             tokio::spawn(incoming::discard(
                 Arc::clone(node),
@@ -151,8 +146,14 @@ const fn under_way(phase: Phase) -> Option<MigrationPhase> {
     })
 }
 
-/// Why a migration ended without moving the disk, and what to do about it.
-fn aborted(disk: &str, reason: AbortReason, mismatch: Option<Extent>) -> ErrorBody {
+/// Why a migration ended without moving the disk, and what to do about it. `closing`: this node is about to end, which
+/// cancels what its disks do.
+fn aborted(disk: &str, reason: AbortReason, mismatch: Option<Extent>, closing: bool) -> ErrorBody {
+    if closing && reason == AbortReason::Cancelled {
+        let text = format!("the migration of disk {disk} ended: this node was stopped meanwhile");
+        return ErrorBody::new(ErrorCode::ShuttingDown, text)
+            .hint("start the migration again when the node is back");
+    }
     let (code, hint) = match reason {
         AbortReason::Cancelled => (ErrorCode::Conflict, "start it again when you are ready"),
         AbortReason::PeerLost | AbortReason::PeerTimeout => (
@@ -183,4 +184,18 @@ fn aborted(disk: &str, reason: AbortReason, mismatch: Option<Extent>) -> ErrorBo
         format!("the migration of disk {disk} ended: {reason}{place}"),
     )
     .hint(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ends_with_its_node_was_cancelled_by_nobody() {
+        let told = |closing| aborted("d", AbortReason::Cancelled, None, closing).to_string();
+        assert!(told(false).ends_with("it was cancelled"));
+        assert!(told(true).ends_with("this node was stopped meanwhile"));
+        let lost = aborted("d", AbortReason::PeerLost, None, true);
+        assert_eq!(lost.code, ErrorCode::PeerUnreachable);
+    }
 }

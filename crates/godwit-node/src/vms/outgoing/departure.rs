@@ -31,6 +31,16 @@ pub(super) struct Departure {
 }
 
 impl Departure {
+    /// Why a move ends that was told to: somebody cancelled it, or this node is ending.
+    pub(super) fn given_up(&self) -> ErrorBody {
+        match self.node.is_closing() {
+            true => self
+                .error(ErrorCode::ShuttingDown, &"this node was stopped meanwhile")
+                .hint("start the migration again when the node is back"),
+            false => self.error(ErrorCode::Conflict, &"it was cancelled"),
+        }
+    }
+
     pub(super) fn error(&self, code: ErrorCode, why: &dyn std::fmt::Display) -> ErrorBody {
         let (vm, to) = (&self.vm.name, &self.peer.name);
         ErrorBody::new(code, format!("VM {vm} was not moved to node '{to}': {why}"))

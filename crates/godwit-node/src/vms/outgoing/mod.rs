@@ -213,7 +213,7 @@ impl Move {
     ) {
         let checked = tokio::select! {
             checked = self.check() => checked,
-            () = cancelled.notified() => Err(self.of.error(ErrorCode::Conflict, &"it was cancelled")),
+            () = cancelled.notified() => Err(self.of.given_up()),
         };
         let (result, refused) = match checked {
             Ok(working) => {
@@ -401,8 +401,7 @@ impl Move {
             moved = self.until_given(&mut working) => Some(moved),
             () = until_cancelled(&node, cancelled, given) => None,
         };
-        let moved =
-            moved.unwrap_or_else(|| Err(self.of.error(ErrorCode::Conflict, &"it was cancelled")));
+        let moved = moved.unwrap_or_else(|| Err(self.of.given_up()));
         if let Err(error) = moved
             && working.disks.group.fail(AbortReason::Cancelled)
         {
