@@ -35,6 +35,10 @@ pub enum ErrorCode {
     ShuttingDown,
     /// Something failed inside the node.
     Internal,
+    /// The node itself cannot be reached, or gives no answer that is understood: said by the command, never by a node.
+    Unreachable,
+    /// Ctrl-C ended what was waited for: said by the command, never by a node.
+    Interrupted,
 }
 
 impl ErrorCode {
@@ -51,7 +55,7 @@ impl ErrorCode {
             }
             Self::NoSpace => 507,
             Self::Busy | Self::ShuttingDown => 503,
-            Self::Internal => 500,
+            Self::Internal | Self::Unreachable | Self::Interrupted => 500,
         }
     }
 }

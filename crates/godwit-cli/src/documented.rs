@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ErrorKind};
 use clap::{Command, CommandFactory as _, Parser as _};
 
-use crate::arguments::Arguments;
+use crate::arguments::{Arguments, Command as Called};
+use crate::commands;
 
 /// The folder that holds the repository.
 fn root() -> PathBuf {
@@ -138,6 +139,31 @@ fn every_command_in_the_documents_can_be_given() {
     assert!(found > 40, "{found} commands were found");
 }
 
+#[test]
+fn every_node_in_the_documents_can_start() {
+    let mut found = 0;
+    for (name, document) in manuals() {
+        for words in commands_to_run(&document) {
+            let Ok(Arguments {
+                mut connection,
+                command: Called::Node(node),
+                ..
+            }) = Arguments::try_parse_from(&words)
+            else {
+                continue;
+            };
+            found += 1;
+            // A line before it may export the authority.
+            connection.ca = connection.ca.or_else(|| connection.cert.clone());
+            let config = commands::node::config(*node, connection);
+            let started = config.map_err(|error| error.to_string());
+            let started = started.and_then(|it| it.check().map_err(|error| error.to_string()));
+            assert_eq!(started, Ok(()), "{name}: {}", words.join(" "));
+        }
+    }
+    assert!(found > 5, "{found} nodes were found");
+}
+
 /// Why such a command cannot be meant. What is named need not be complete.
 fn does_not_exist(words: &[String]) -> Option<clap::Error> {
     let error = Arguments::try_parse_from(words).err()?;
@@ -158,11 +184,26 @@ fn every_command_that_the_documents_name_exists() {
     }
 }
 
-/// The commands between quotes in the texts of a source file: what errors and hints tell people to run.
+/// The commands in the texts of a source file, which errors and hints tell people to run. Comments name others.
 fn commands_hinted(source: &str) -> Vec<Vec<String>> {
-    let quoted = source.split('\'').skip(1);
-    let hinted = quoted.filter(|text| text.starts_with("godwit "));
-    hinted.flat_map(commands_in).collect()
+    let code = source
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"));
+    // A text goes on in the next line.
+    let code: String = code.map(|line| format!("{line}\n")).collect();
+    let code = code.split("\\\n").map(str::trim_start).collect::<String>();
+    let named = code
+        .split("godwit ")
+        .skip(1)
+        .zip(code.match_indices("godwit "));
+    let named = named.filter(|(_, (at, _))| code[..*at].ends_with(['\'', ' ']));
+    let hinted = named.filter_map(|(rest, _)| {
+        let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || " -_/{}.".contains(c)))?;
+        let words = rest[..end].replace(['{', '}'], "x");
+        let is_command = words.starts_with(|c: char| c.is_ascii_lowercase());
+        is_command.then(|| format!("godwit {words}"))
+    });
+    hinted.flat_map(|text| commands_in(&text)).collect()
 }
 
 /// The files with this ending below a folder, or the file itself.
@@ -179,18 +220,38 @@ fn files(place: &Path, ending: &str, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
+fn commands_are_found_in_hints_however_they_are_written() {
+    let source = "// godwit disk rename\n.hint(\"repeat it: godwit disk \\\n   rm NAME, or 'godwit vm list {x}'\")\n";
+    assert_eq!(
+        commands_hinted(source),
+        [
+            vec!["godwit", "disk", "rm", "NAME"],
+            vec!["godwit", "vm", "list", "xxx"]
+        ]
+    );
+}
+
+#[test]
 fn every_command_that_a_hint_names_exists() {
     let mut found = Vec::new();
     for name in ["cli", "node", "block", "qemu", "api"] {
         let place = root().join(format!("crates/godwit-{name}/src"));
         files(&place, "rs", &mut found);
     }
+    found.retain(|path| !path.ends_with(file!().rsplit('/').next().unwrap_or_default()));
     let mut hints = 0;
     for path in found {
         let source = std::fs::read_to_string(&path).expect("a source file");
         for words in commands_hinted(&source) {
             hints += 1;
             let (error, named) = (does_not_exist(&words), words.join(" "));
+            // The sentence goes on behind a command.
+            let error = error.filter(|error| {
+                error.kind() == ErrorKind::InvalidSubcommand
+                    || error
+                        .get(ContextKind::InvalidArg)
+                        .is_some_and(|it| it.to_string().starts_with('-'))
+            });
             assert!(error.is_none(), "{}: {named}: {error:?}", path.display());
         }
     }

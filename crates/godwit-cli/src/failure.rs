@@ -99,11 +99,12 @@ impl Failure {
 
     /// The failure as the API spells errors.
     pub(crate) fn to_body(&self) -> ErrorBody {
-        let code = self.code.unwrap_or(if self.exit == EXIT_USAGE {
-            ErrorCode::Invalid
-        } else {
-            ErrorCode::Internal
-        });
+        let code = match self.exit {
+            EXIT_INTERRUPTED => ErrorCode::Interrupted,
+            EXIT_UNREACHABLE => ErrorCode::Unreachable,
+            EXIT_USAGE => self.code.unwrap_or(ErrorCode::Invalid),
+            _ => self.code.unwrap_or(ErrorCode::Internal),
+        };
         ErrorBody {
             code,
             message: self.message.clone(),
@@ -158,9 +159,12 @@ const fn default_hint(code: ErrorCode) -> Option<&'static str> {
         ErrorCode::Forbidden => {
             Some("the node does not say which certificate does: ask who runs it")
         }
-        ErrorCode::Invalid | ErrorCode::NotFound | ErrorCode::Conflict | ErrorCode::PeerRefused => {
-            None
-        }
+        ErrorCode::Invalid
+        | ErrorCode::NotFound
+        | ErrorCode::Conflict
+        | ErrorCode::PeerRefused
+        | ErrorCode::Unreachable
+        | ErrorCode::Interrupted => None,
     }
 }
 
@@ -197,6 +201,19 @@ mod tests {
         assert_eq!(Failure::usage("x").exit, 2);
         assert_eq!(Failure::usage("x").to_body().code, ErrorCode::Invalid);
         assert_eq!(Failure::new("x").exit, 1);
+    }
+
+    #[test]
+    fn programs_learn_that_nobody_answered_or_somebody_interrupted() {
+        let code = |failure: Failure| failure.to_body().code;
+        assert_eq!(code(Failure::new("x")), ErrorCode::Internal);
+        assert_eq!(
+            code(Failure::new("x").unreachable()),
+            ErrorCode::Unreachable
+        );
+        let cancelled = ErrorBody::new(ErrorCode::Conflict, "it was cancelled");
+        let cancelled = Failure::from(cancelled).exit(EXIT_INTERRUPTED);
+        assert_eq!(code(cancelled), ErrorCode::Interrupted);
     }
 
     #[test]

@@ -13,15 +13,13 @@ mod show;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
-
 use crate::arguments::{Arguments, Command, Connection};
 use crate::client::{Client, Endpoint};
 use crate::failure::Failure;
 use crate::show::output::Output;
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
+    let arguments = match Arguments::read(std::env::args_os().collect()) {
         Ok(arguments) => arguments,
         Err(error) if error.use_stderr() && asks_for_json() => {
             return tell(&Failure::usage(reason(&error)), true);

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::arguments::{Connection, DEFAULT_DATA_DIR};
-use crate::failure::{EXIT_FAILED, Failure};
+use crate::failure::Failure;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -75,7 +75,7 @@ impl Endpoint {
             (&arguments.cert, &arguments.key, &arguments.ca)
         else {
             return Err(Failure::usage("--api needs --cert, --key and --ca")
-                .hint("make them on the host that has the authority: godwit certs issue NAME"));
+                .hint("make them on the host that has the authority: godwit certs issue NAME --role operator"));
         };
         let config = Arc::new(client_config(certificate, key, authority)?);
         Ok(Self::Tls {
@@ -102,8 +102,9 @@ impl Endpoint {
             ))
             .hint(
                 "it must come from the authority that the node was started with, be valid today, \
-                 and belong to the key: godwit certs issue NAME",
-            ),
+                 and belong to the key: godwit certs issue NAME --role operator",
+            )
+            .unreachable(),
             None => Failure::caused(format!("the connection to {self} broke"), error)
                 .hint("has the node been stopped? What was asked for may have been done")
                 .unreachable(),
@@ -152,7 +153,7 @@ impl Endpoint {
                     .connect(name.clone(), stream)
                     .await
                     .map_err(|error| {
-                        failed(&error).exit(EXIT_FAILED).hint(
+                        failed(&error).hint(
                         "the node's certificate must come from the authority in --ca and bear the \
                          host's name or address: godwit certs issue NODE --dns HOST --ip ADDRESS",
                     )
@@ -292,5 +293,7 @@ mod tests {
     fn an_address_without_certificates_says_which_options_are_missing() {
         let failure = Endpoint::from_arguments(&connection(Some("https://h:1"))).unwrap_err();
         assert!(failure.message.contains("--cert"), "{failure}");
+        let hint = failure.hint.expect("a hint");
+        assert!(hint.contains("--role operator"), "{hint}");
     }
 }

@@ -1,5 +1,6 @@
 //! `godwit node`
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use godwit_node::{
@@ -10,6 +11,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::arguments::{Connection, LogFormatArgument, NodeArguments, ReadWaitThen};
 use crate::failure::Failure;
+
+/// Where other nodes connect unless a node is told otherwise.
+const DEFAULT_PORT: u16 = 7001;
 
 pub(crate) fn run(arguments: NodeArguments, connection: Connection) -> Result<(), Failure> {
     let format = match arguments.log_format {
@@ -38,12 +42,20 @@ pub(crate) fn run(arguments: NodeArguments, connection: Connection) -> Result<()
     })
 }
 
-fn config(arguments: NodeArguments, connection: Connection) -> Result<NodeConfig, Failure> {
+/// What a node is told by these arguments.
+///
+/// # Errors
+/// They do not belong together.
+pub(crate) fn config(
+    arguments: NodeArguments,
+    connection: Connection,
+) -> Result<NodeConfig, Failure> {
     let tls = match (connection.cert, connection.key, connection.ca) {
         (Some(certificate), Some(key), Some(authority)) => Some(TlsFiles {
             certificate,
             key,
             authority,
+            revoked: arguments.crl,
         }),
         (None, None, None) if arguments.insecure_loopback => None,
         (None, None, None) => {
@@ -71,7 +83,13 @@ fn config(arguments: NodeArguments, connection: Connection) -> Result<NodeConfig
         },
         name: arguments.name,
         data_dir: arguments.data_dir,
-        listen: arguments.listen,
+        listen: arguments.listen.unwrap_or_else(|| {
+            let address = match arguments.insecure_loopback {
+                true => Ipv4Addr::LOCALHOST,
+                false => Ipv4Addr::UNSPECIFIED,
+            };
+            SocketAddr::from((address, DEFAULT_PORT))
+        }),
         tls,
         insecure_loopback: arguments.insecure_loopback,
         unencrypted_data: arguments.unencrypted_data,
@@ -135,7 +153,8 @@ mod tests {
                 .unwrap()
                 .contains("godwit certs init")
         );
-        assert!(parse(&["--insecure-loopback"]).unwrap().tls.is_none());
+        let loopback = parse(&["--insecure-loopback"]).unwrap();
+        assert!(loopback.tls.is_none() && loopback.listen.ip().is_loopback());
     }
 
     #[test]

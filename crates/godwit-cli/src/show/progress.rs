@@ -1,5 +1,6 @@
 //! The line that shows how far a migration or copy is.
 
+use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,9 @@ use crate::show::units::{format_bytes, format_micros, format_rate, format_second
 
 /// Lines per second where no terminal can redraw one.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long such a line is not repeated that says the same again.
+const SAME_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Columns of a terminal that does not tell how wide it is.
 const USUAL_COLUMNS: usize = 80;
@@ -37,6 +41,8 @@ pub(crate) struct ProgressLine {
     bar: Option<ProgressBar>,
     output: Output,
     printed: Option<Instant>,
+    /// What the last line said.
+    said: String,
     step: String,
     note: Option<String>,
 }
@@ -44,7 +50,8 @@ pub(crate) struct ProgressLine {
 impl ProgressLine {
     /// A line on standard error, beside a result on standard output.
     pub(crate) fn new(output: Output) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let redraws = std::io::stderr().is_terminal() && can_redraw(std::env::var_os("TERM"));
+        let bar = redraws.then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
             bar.set_style(spinner_style());
             bar
@@ -53,6 +60,7 @@ impl ProgressLine {
             bar,
             output,
             printed: None,
+            said: String::new(),
             step: String::new(),
             note: None,
         }
@@ -68,10 +76,16 @@ impl ProgressLine {
             self.note.clone_from(&status.note);
         }
         let Some(bar) = &self.bar else {
-            let due = self.printed.is_none_or(|at| at.elapsed() >= PLAIN_INTERVAL);
+            let line = status.line.to_string();
+            let pause = match line == self.said {
+                true => SAME_INTERVAL,
+                false => PLAIN_INTERVAL,
+            };
+            let due = self.printed.is_none_or(|at| at.elapsed() >= pause);
             if due || step != self.step {
-                self.output.say(&status.line.to_string());
+                self.output.say(&line);
                 self.printed = Some(Instant::now());
+                self.said = line;
                 step.clone_into(&mut self.step);
             }
             return;
@@ -108,6 +122,11 @@ impl ProgressLine {
             bar.finish_and_clear();
         }
     }
+}
+
+/// Whether a terminal of this name can move its cursor. One without a name is taken to.
+fn can_redraw(term: Option<OsString>) -> bool {
+    term.is_none_or(|term| term != "dumb")
 }
 
 /// How wide the terminal behind standard error is at the moment.

@@ -1,5 +1,6 @@
 //! The `godwit` command against an API that answers what each test tells it to.
 
+mod environment;
 mod fake;
 mod interrupts;
 mod terminal;

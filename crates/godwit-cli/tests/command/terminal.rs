@@ -7,8 +7,8 @@ use godwit_node::api::{GuestLatency, Migration, MigrationPhase};
 use super::fake::{FakeApi, Ran, ok};
 use super::{get_migration, migration};
 
-/// What a terminal of so many columns was sent while a migration was followed.
-fn followed(columns: usize) -> String {
+/// What a terminal of this name and so many columns was sent while a migration was followed.
+fn followed(term: &str, columns: usize) -> String {
     let copying = Migration {
         rate_bytes_per_second: Some(312.0 * 1048576.0),
         eta_seconds: Some(125.0),
@@ -39,7 +39,7 @@ fn followed(columns: usize) -> String {
             None => command.env_remove(name),
         };
     }
-    let ran = Ran::from(command.env("TERM", "xterm").output().unwrap());
+    let ran = Ran::from(command.env("TERM", term).output().unwrap());
     assert_eq!(ran.code, 0, "{}", ran.stdout);
     ran.stdout
 }
@@ -48,7 +48,7 @@ fn followed(columns: usize) -> String {
 fn rate_time_left_and_p99_are_seen_however_narrow_the_terminal_is() {
     std::thread::scope(|scope| {
         let terminals =
-            [60, 80, 120].map(|columns| (columns, scope.spawn(move || followed(columns))));
+            [60, 80, 120].map(|columns| (columns, scope.spawn(move || followed("xterm", columns))));
         for (columns, seen) in terminals {
             let seen = seen.join().unwrap();
             let line = seen
@@ -63,4 +63,13 @@ fn rate_time_left_and_p99_are_seen_however_narrow_the_terminal_is() {
             }
         }
     });
+}
+
+#[test]
+fn a_terminal_that_cannot_redraw_gets_lines() {
+    let seen = followed("dumb", 80);
+    assert!(!seen.contains('\u{1b}'), "{seen:?}");
+    let mut lines = seen.lines();
+    let line = lines.find(|line| line.starts_with("d: copying to b, 512 MiB of 1.00 GiB left"));
+    assert!(line.is_some(), "{seen:?}");
 }

@@ -115,6 +115,21 @@ fn the_first_digits_of_a_move_name_it() {
 }
 
 #[test]
+fn a_line_that_says_nothing_new_is_not_repeated() {
+    let still = moving(VmMigrationPhase::PullingMemory);
+    let mut answers = vec![ok(still.clone()); 25];
+    answers.push(ok(moving(VmMigrationPhase::Completed)));
+    let api = FakeApi::start(&[
+        ("POST /v1/vms/web/migrate", vec![ok(still)]),
+        (&get_move(), answers),
+    ]);
+    let ran = api.run(&["migrate", "vm/web", "--to", "b"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let told = ran.stderr.matches("memory follows").count();
+    assert_eq!(told, 1, "{}", ran.stderr);
+}
+
+#[test]
 fn a_move_is_watched_with_its_warnings_to_its_end() {
     let slow = VmMigration {
         warnings: vec!["the move may never end".to_owned()],

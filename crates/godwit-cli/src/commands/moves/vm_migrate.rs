@@ -109,6 +109,9 @@ fn status(seen: &VmMigration) -> Status {
             status
         }
         VmMigrationPhase::Starting => plain(format!("starting QEMU at {to}")),
+        VmMigrationPhase::PullingMemory if memory.bytes_left == 0 => plain(format!(
+            "runs at {to}, which has all that is known of its memory; both QEMUs end the move"
+        )),
         VmMigrationPhase::CopyingMemory | VmMigrationPhase::PullingMemory => {
             let left = format_bytes(memory.bytes_left);
             let total = format_bytes(memory.bytes_total);
@@ -204,6 +207,10 @@ mod tests {
             "vm/v: memory to b, 128 MiB of 512 MiB left, 400 MiB sent, pass 2"
         );
         assert_eq!(shown.done, Some((384 << 20, 512 << 20)));
+        let mut pulled = moving(VmMigrationPhase::PullingMemory);
+        pulled.memory.bytes_left = 0;
+        let line = status(&pulled).line.to_string();
+        assert!(!line.contains("0 B left"), "{line}");
         let shown = status(&moving(VmMigrationPhase::SwitchingOver));
         assert_eq!(shown.line.to_string(), "vm/v: switching over to b");
     }
