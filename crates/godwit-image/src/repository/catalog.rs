@@ -1,6 +1,7 @@
 //! Which images there are, and what their names stand for.
 
 use object_store::path::Path;
+use object_store::{ObjectStore, PutMode};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -174,9 +175,34 @@ impl Repository {
         Ok(Entry { info, repository })
     }
 
-    pub(super) async fn put_entry(&self, info: &ImageInfo) -> Result<(), RepositoryError> {
+    /// Lets the name stand for the image. Of two who push a new name at once one gets it, unless they may `replace` it.
+    pub(super) async fn put_entry(
+        &self,
+        info: &ImageInfo,
+        replace: bool,
+    ) -> Result<(), RepositoryError> {
         let json = serde_json::to_vec_pretty(info).unwrap_or_default();
-        self.put(&image_path(&info.name), json).await
+        let path = image_path(&info.name);
+        if !replace {
+            self.is_there()?;
+            let put = self.store.put_opts(&path, json.clone().into(), PutMode::Create.into());
+            match put.await {
+                Ok(_) => return Ok(()),
+                Err(object_store::Error::AlreadyExists { .. }) => {
+                    // The store may have taken it and its answer was lost.
+                    if self.entry(&info.name).await?.info.manifest == info.manifest {
+                        return Ok(());
+                    }
+                    return Err(RepositoryError::Exists {
+                        image: info.name.clone(),
+                        repository: self.shown.to_string(),
+                    });
+                }
+                // Not every store can do that. Before the chunks were sent the name stood for nothing.
+                Err(_) => {}
+            }
+        }
+        self.put(&path, json).await
     }
 }
 

@@ -66,6 +66,7 @@ impl Repository {
         progress: &Progress,
         cancel: impl Future<Output = ()>,
     ) -> Result<Pushed, RepositoryError> {
+        let replace = options.replace;
         let lease = self.lease().await?;
         let pushed = tokio::select! {
             pushed = self.push_chunks(name, path, options, progress) => pushed,
@@ -75,7 +76,7 @@ impl Repository {
         let pushed = match pushed {
             Ok(info) if lease.holds().await? => {
                 let sent_bytes = progress.moved();
-                let named = self.put_entry(&info).await;
+                let named = self.put_entry(&info, replace).await;
                 named.map(|()| Pushed {
                     image: info,
                     sent_bytes,

@@ -74,6 +74,26 @@ async fn a_name_is_taken_until_it_is_replaced() {
 }
 
 #[tokio::test]
+async fn of_two_that_push_a_name_at_once_one_gets_it() {
+    let fixture = Fixture::new();
+    let (first, second) = (fixture.file("1"), fixture.file("2"));
+    raw_image(&first, 2, &[0], 1);
+    raw_image(&second, 2, &[0], 2);
+    let (one, other) = tokio::join!(
+        push(&fixture.repository, "x", &first),
+        push(&fixture.repository, "x", &second)
+    );
+    let refused = [&one, &other].into_iter().find_map(|it| it.as_ref().err());
+    let refused = refused.expect("one of both is refused");
+    assert!(matches!(refused, RepositoryError::Exists { .. }), "{refused}");
+    let kept = if one.is_ok() { first } else { second };
+    pull(&fixture.repository, "x", &fixture.file("back"))
+        .await
+        .expect("pulled");
+    assert!(fs::read(kept).unwrap() == fs::read(fixture.file("back")).unwrap());
+}
+
+#[tokio::test]
 async fn whoever_is_interrupted_leaves_neither_a_name_nor_a_file() {
     let fixture = Fixture::new();
     let file = fixture.file("raw");

@@ -73,6 +73,9 @@ pub enum PoolError {
     /// Others allocate there as well.
     #[error("other nodes allocate there all the time")]
     Busy,
+    /// Somebody else is making it a pool.
+    #[error("somebody is making {0} a pool just now")]
+    BeingFormatted(PathBuf),
     /// A file whose room is not its own.
     #[error("the file {0} has holes, and its file system has no room to fill them")]
     Sparse(PathBuf),

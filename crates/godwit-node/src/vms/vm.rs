@@ -128,7 +128,6 @@ impl Vm {
         config: &NodeConfig,
         name: String,
         entry: VmEntry,
-        activity: VmActivity,
     ) -> Arc<Self> {
         let places = Places {
             folder: config.vms_dir().join(&name),
@@ -139,7 +138,7 @@ impl Vm {
             nics_end: tokio::sync::Mutex::default(),
             inner: Mutex::new(Inner {
                 entry,
-                activity,
+                activity: VmActivity::Idle,
                 qemu: None,
                 silent: None,
                 nics: Vec::new(),
@@ -336,11 +335,17 @@ impl Vms {
         self.lock().values().cloned().collect()
     }
 
-    /// Adds a VM. One of the same name that does not run here is replaced, and given back.
+    /// Gives a new VM its name, with `activity` under way: until that ends nobody else gets the name. One of the same name
+    /// that does not run here is replaced.
     ///
     /// # Errors
-    /// [`ErrorCode::Exists`] when one runs, [`ErrorCode::Busy`] at the limit.
-    pub(crate) fn insert(&self, vm: &Arc<Vm>) -> Result<Option<Arc<Vm>>, ErrorBody> {
+    /// [`ErrorCode::Exists`] when one runs or something is under way with it, [`ErrorCode::Conflict`] when another uses
+    /// one of its disks, [`ErrorCode::Busy`] at the limit.
+    pub(crate) fn claim(
+        &self,
+        vm: &Arc<Vm>,
+        activity: VmActivity,
+    ) -> Result<(NameClaim<'_>, VmGuard), ErrorBody> {
         let mut vms = self.lock();
         if let Some(other) = vms.get(&vm.name) {
             other.may_be_replaced()?;
@@ -350,19 +355,26 @@ impl Vms {
                 format!("this node has {MAX_VMS} VMs, the most it can"),
             ));
         }
-        Ok(vms.insert(vm.name.clone(), Arc::clone(vm)))
+        let disks = vm.lock().entry.machine.disks.clone();
+        for disk in &disks {
+            if let Some(user) = user_among(&vms, disk, Some(&vm.name)) {
+                return Err(disk_in_use(&vm.name, disk, &user));
+            }
+        }
+        let guard = vm.begin(activity, |_| Ok(()))?;
+        let replaced = vms.insert(vm.name.clone(), Arc::clone(vm));
+        let claim = NameClaim {
+            vms: self,
+            vm: Arc::clone(vm),
+            replaced,
+            kept: false,
+        };
+        Ok((claim, guard))
     }
 
-    /// Takes a VM out that was just added, and puts the one back that it had replaced.
-    pub(crate) fn put_back(&self, vm: &Arc<Vm>, replaced: Option<Arc<Vm>>) {
-        let mut vms = self.lock();
-        if !vms.get(&vm.name).is_some_and(|kept| Arc::ptr_eq(kept, vm)) {
-            return;
-        }
-        match replaced {
-            Some(replaced) => vms.insert(vm.name.clone(), replaced),
-            None => vms.remove(&vm.name),
-        };
+    /// Takes up a VM that an earlier process of this node stored.
+    pub(crate) fn restore(&self, vm: &Arc<Vm>) {
+        self.lock().insert(vm.name.clone(), Arc::clone(vm));
     }
 
     /// The disks of those whose memory may be on its way here.
@@ -385,17 +397,61 @@ impl Vms {
 
     /// The VM that uses a disk here, other than `except`.
     pub(crate) fn user_of(&self, disk: &str, except: Option<&str>) -> Option<String> {
-        let vms = self.lock();
-        let uses = |vm: &&Arc<Vm>| {
-            let inner = vm.lock();
-            Some(vm.name.as_str()) != except
-                && inner.holds_disks()
-                && inner.entry.machine.disks.iter().any(|used| used == disk)
-        };
-        vms.values().find(uses).map(|vm| vm.name.clone())
+        user_among(&self.lock(), disk, except)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Vm>>> {
         self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn user_among(
+    vms: &BTreeMap<String, Arc<Vm>>,
+    disk: &str,
+    except: Option<&str>,
+) -> Option<String> {
+    let uses = |vm: &&Arc<Vm>| {
+        let inner = vm.lock();
+        Some(vm.name.as_str()) != except
+            && inner.holds_disks()
+            && inner.entry.machine.disks.iter().any(|used| used == disk)
+    };
+    vms.values().find(uses).map(|vm| vm.name.clone())
+}
+
+/// What somebody is told whose new VM would share a disk.
+pub(crate) fn disk_in_use(vm: &str, disk: &str, user: &str) -> ErrorBody {
+    let text = format!("VM {vm}: disk {disk} is used by VM {user}");
+    ErrorBody::new(ErrorCode::Conflict, text).hint("two machines cannot share a disk")
+}
+
+/// A name that a new VM has been given. Dropping it undoes that: the name is again the VM's that had it before, if one did.
+#[derive(Debug)]
+pub(crate) struct NameClaim<'a> {
+    vms: &'a Vms,
+    vm: Arc<Vm>,
+    replaced: Option<Arc<Vm>>,
+    kept: bool,
+}
+
+impl NameClaim<'_> {
+    /// The VM keeps the name.
+    pub(crate) fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for NameClaim<'_> {
+    fn drop(&mut self) {
+        let mut vms = self.vms.lock();
+        let name = &self.vm.name;
+        let has_it = vms.get(name).is_some_and(|it| Arc::ptr_eq(it, &self.vm));
+        if self.kept || !has_it {
+            return;
+        }
+        match self.replaced.take() {
+            Some(replaced) => vms.insert(name.clone(), replaced),
+            None => vms.remove(name),
+        };
     }
 }

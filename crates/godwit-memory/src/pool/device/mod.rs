@@ -153,6 +153,12 @@ impl Device {
     /// It is too small, or something is there: machines' memory, or with `overwrite` false anything.
     pub(super) fn format(path: &Path, overwrite: bool) -> Result<Self, PoolError> {
         let (file, geometry) = open(path)?;
+        // Of two who make it a pool at once one does. The lock goes with the file.
+        let lock = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+        rustix::fs::flock(&file, lock).map_err(|error| match error {
+            rustix::io::Errno::WOULDBLOCK => PoolError::BeingFormatted(path.to_owned()),
+            error => PoolError::io(path)(error.into()),
+        })?;
         let mut id = [0; 16];
         rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
             .map_err(io::Error::from)

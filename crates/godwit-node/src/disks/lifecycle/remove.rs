@@ -16,14 +16,10 @@ use godwit_api::{ErrorBody, ErrorCode};
 /// The disk is being worked with, has clients or is in doubt; `force` overrides the last two.
 pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<(), ErrorBody> {
     let disk = node.disks.get(name)?;
-    if let Some(vm) = node.vms.user_of(name, None) {
-        return Err(ErrorBody::new(
-            ErrorCode::Conflict,
-            format!("disk {name} is used by VM {vm}"),
-        )
-        .hint(format!("stop the VM first: godwit vm stop {vm}")));
-    }
+    no_machine_has(node, name)?;
     let guard = disk.begin(Activity::Removing, |inner| allowed(&disk, inner, force))?;
+    // Whoever starts a machine with it from now on finds it being removed.
+    no_machine_has(node, name)?;
     run::stop(&disk).await;
     if let Err(error) = finish(node, &disk).await {
         disk.lock().problem = Some(error.message.clone());
@@ -33,6 +29,15 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<
     node.images.release();
     tracing::info!(disk = name, "removed the disk");
     Ok(())
+}
+
+fn no_machine_has(node: &Node, disk: &str) -> Result<(), ErrorBody> {
+    let Some(vm) = node.vms.user_of(disk, None) else {
+        return Ok(());
+    };
+    let text = format!("disk {disk} is used by VM {vm}");
+    Err(ErrorBody::new(ErrorCode::Conflict, text)
+        .hint(format!("stop the VM first: godwit vm stop {vm}")))
 }
 
 fn allowed(disk: &Disk, inner: &Inner, force: bool) -> Result<(), ErrorBody> {

@@ -151,7 +151,7 @@ impl<'a> Incoming<'a> {
                         _ => return self.lose(guard).await,
                     }
                 }
-                Claim::Elsewhere if self.given_up.is_some() => return self.remove().await,
+                Claim::Elsewhere if self.given_up.is_some() => return self.remove(guard).await,
                 Claim::Elsewhere => {}
                 Claim::Open if self.given_up.is_some() => self.stop_receiving().await,
                 Claim::Open => {}
@@ -458,13 +458,13 @@ impl<'a> Incoming<'a> {
     }
 
     /// It does not come: nothing of it stays.
-    async fn remove(&self) {
+    async fn remove(&self, guard: VmGuard) {
         let why = self.given_up.as_deref().unwrap_or("it was given up");
         tracing::info!(vm = self.vm.name, why, "the VM does not come");
         if let Some(qemu) = &self.qemu {
             qemu.process.kill().await;
         }
-        forget(self.node, self.vm).await;
+        forget(self.node, self.vm, guard).await;
     }
 }
 

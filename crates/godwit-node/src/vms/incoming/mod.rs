@@ -26,7 +26,7 @@ use crate::vms::messages::{self, Answer, MachineOffer, Order, SILENCE};
 use crate::vms::outgoing::preflight;
 use crate::vms::tunnel;
 use crate::vms::view::{pull, shared};
-use crate::vms::vm::{Qemu, Vm, VmActivity};
+use crate::vms::vm::{Qemu, Vm, VmActivity, VmGuard};
 use godwit_api::{ErrorBody, ErrorCode};
 use godwit_qemu::migration;
 use godwit_qemu::monitor::qmp::QmpError;
@@ -78,16 +78,8 @@ pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection
         link.say(Answer::Blocked(vec![why])).await;
         return;
     }
-    let vm = match reserve(&node, &hello, &offer).await {
-        Ok(vm) => vm,
-        Err(error) => {
-            link.say(Answer::Blocked(vec![error.message])).await;
-            return;
-        }
-    };
-    let activity = VmActivity::Incoming(hello.migration);
-    let guard = match vm.begin(activity, |_| Ok(())) {
-        Ok(guard) => guard,
+    let (vm, guard) = match reserve(&node, &hello, &offer).await {
+        Ok(reserved) => reserved,
         Err(error) => {
             link.say(Answer::Blocked(vec![error.message])).await;
             return;
@@ -147,7 +139,7 @@ async fn reserve(
     node: &Arc<Node>,
     hello: &Hello,
     offer: &MachineOffer,
-) -> Result<Arc<Vm>, ErrorBody> {
+) -> Result<(Arc<Vm>, VmGuard), ErrorBody> {
     let origin = VmOrigin::Received {
         from: hello.node.clone(),
     };
@@ -157,15 +149,10 @@ async fn reserve(
         runs: true,
     };
     let memory = offer.pool.as_ref().map(PoolOffer::expected);
-    run::reserve(
-        node,
-        &hello.disk,
-        offer.machine.clone(),
-        origin,
-        mark,
-        memory,
-    )
-    .await
+    let machine = offer.machine.clone();
+    let entry = run::entry(node, &hello.disk, machine, (origin, mark), memory)?;
+    let activity = VmActivity::Incoming(hello.migration);
+    run::reserve(node, &hello.disk, entry, activity).await
 }
 
 /// Starts a QEMU that waits for the VM's memory.

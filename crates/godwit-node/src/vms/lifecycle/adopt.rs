@@ -75,28 +75,18 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
         named_nics: nics.iter().map(|nic| nic.named.name.clone()).collect(),
         ended: None,
     };
-    let vm = Vm::new(&node.config, name.clone(), entry.clone(), VmActivity::Idle);
+    let vm = Vm::new(&node.config, name.clone(), entry.clone());
     // Nobody stops it, starts another of its name or sends one here before its QEMU is watched.
-    let _adopting = vm.begin(VmActivity::Starting, |_| Ok(()))?;
+    let (claim, _adopting) = node.vms.claim(&vm, VmActivity::Starting)?;
     let places = vm.places.clone();
     run::make_folder(node, &name, places).await?;
-    let replaced = node.vms.insert(&vm)?;
     failpoint::reach(String::from("vm::adopting")).await;
     // The name is this machine's by now, and so is the segment of that name.
-    let taken = adopted::take(node, &name, pid, &mut entry.machine, &facts).await;
-    let stored = match taken {
-        Ok(memory) => {
-            entry.memory = memory;
-            vm.lock().entry = entry.clone();
-            let stored = node.store.put_adopted_vm(&name, &entry).await;
-            stored.map_err(|error| stored_badly(&name, &error))
-        }
-        Err(error) => Err(error),
-    };
-    if let Err(error) = stored {
-        node.vms.put_back(&vm, replaced);
-        return Err(error);
-    }
+    entry.memory = adopted::take(node, &name, pid, &mut entry.machine, &facts).await?;
+    vm.lock().entry = entry.clone();
+    let stored = node.store.put_adopted_vm(&name, &entry).await;
+    stored.map_err(|error| stored_badly(&name, &error))?;
+    claim.keep();
     for UsedNic { named, served } in nics {
         node.nics.remove(&named);
         vm.lock().nics.push(served);

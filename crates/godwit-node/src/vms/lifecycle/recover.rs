@@ -36,11 +36,8 @@ pub(crate) async fn recover(
     mut held: HashMap<String, Held>,
 ) {
     for (name, entry) in stored {
-        let vm = Vm::new(&node.config, name, entry, VmActivity::Idle);
-        if let Err(error) = node.vms.insert(&vm) {
-            tracing::error!(vm = vm.name, %error, "cannot take the VM up again");
-            continue;
-        }
+        let vm = Vm::new(&node.config, name, entry);
+        node.vms.restore(&vm);
         let held = held.remove(&vm.name);
         // Most have none.
         vm.lock().spare = Spare::open(&vm.places).ok();
@@ -165,7 +162,9 @@ async fn settle(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Option<Qemu>, held: Option
             if let Some(qemu) = qemu {
                 qemu.process.kill().await;
             }
-            run::forget(node, vm).await;
+            if let Ok(guard) = vm.begin(VmActivity::Stopping, |_| Ok(())) {
+                run::forget(node, vm, guard).await;
+            }
         }
         // Its disks went with it: what is left here must never run.
         (_, qemu) if moved => {

@@ -7,13 +7,15 @@ use std::sync::Arc;
 use godwit_core::units::Bytes;
 
 use crate::config::MAX_SOCKET_PATH;
+use crate::disks::disk::Activity;
+use crate::failpoint;
 use crate::names;
 use crate::nics::{request, served};
 use crate::node::{Node, blocking};
 use crate::store::machine::{PooledMemory, VmEntry, VmMark, VmOrigin};
 use crate::vms::lifecycle::watch;
 use crate::vms::memory::{pooled, qemu_fits, released};
-use crate::vms::vm::{Qemu, Vm, VmActivity};
+use crate::vms::vm::{Qemu, Vm, VmActivity, VmGuard, disk_in_use};
 use godwit_api::{Accelerator, DiskState, ErrorBody, ErrorCode, RunVm};
 use godwit_memory::mover::agent;
 use godwit_qemu::inspect::Facts;
@@ -49,34 +51,23 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunVm) -> Result<Arc<Vm>, Err
         usable(node, &request.name, disk)?;
         unused(node, &request.name, disk)?;
     }
-    if let Some(taken) = request::address_taken(node, &request.name, &machine.nics) {
-        let text = format!("VM {}: {taken}", request.name);
-        return Err(ErrorBody::new(ErrorCode::Conflict, text)
-            .hint("give the NIC another with mac=, or leave it out and the node chooses one"));
-    }
-    let vm = reserve(
+    let entry = entry(
         node,
         &request.name,
         machine,
-        VmOrigin::Run,
-        VmMark::Starting,
+        (VmOrigin::Run, VmMark::Starting),
         memory,
-    )
-    .await?;
+    )?;
+    let (vm, guard) = reserve(node, &request.name, entry, VmActivity::Starting).await?;
     if let Some(warning) = &warning {
         tracing::warn!(vm = vm.name, "{warning}");
     }
     vm.lock().warnings.extend(warning);
-    let guard = vm.begin(VmActivity::Starting, |_| Ok(()))?;
-    let started = launch(node, &vm).await;
-    drop(guard);
-    match started {
-        Ok(()) => Ok(vm),
-        Err(error) => {
-            forget(node, &vm).await;
-            Err(error)
-        }
+    if let Err(error) = launch(node, &vm).await {
+        forget(node, &vm, guard).await;
+        return Err(error);
     }
+    Ok(vm)
 }
 
 /// Where the memory of the machine goes that is asked for.
@@ -270,20 +261,24 @@ pub(crate) fn usable(node: &Node, vm: &str, name: &str) -> Result<(), ErrorBody>
     let conflict = |text: String, hint: String| {
         Err(ErrorBody::new(ErrorCode::Conflict, format!("VM {vm}: {text}")).hint(hint))
     };
-    let state = disk.lock().state();
-    if state != DiskState::Serving {
+    let (state, activity) = {
+        let inner = disk.lock();
+        (inner.state(), inner.activity)
+    };
+    if state != DiskState::Serving || activity == Activity::Removing {
+        let is = match activity {
+            Activity::Removing => activity.describe(),
+            _ => state.name(),
+        };
         return conflict(
-            format!("disk {name} is {} here", state.name()),
+            format!("disk {name} is {is} here"),
             format!("see 'godwit disk show {name}'"),
         );
     }
-    if let Some(user) = node.vms.user_of(name, Some(vm)) {
-        return conflict(
-            format!("disk {name} is used by VM {user}"),
-            String::from("two machines cannot share a disk"),
-        );
+    match node.vms.user_of(name, Some(vm)) {
+        Some(user) => Err(disk_in_use(vm, name, &user)),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Refuses a disk that somebody else writes to.
@@ -299,15 +294,17 @@ fn unused(node: &Node, vm: &str, name: &str) -> Result<(), ErrorBody> {
     .hint("detach them first: they and the VM would overwrite each other's data"))
 }
 
-/// Takes the name and stores the VM with what is under way.
-pub(crate) async fn reserve(
-    node: &Arc<Node>,
+/// What is stored of a VM before its QEMU runs.
+///
+/// # Errors
+/// The path of a socket is too long.
+pub(crate) fn entry(
+    node: &Node,
     name: &str,
     machine: Machine,
-    origin: VmOrigin,
-    mark: VmMark,
+    (origin, mark): (VmOrigin, VmMark),
     memory: Option<PooledMemory>,
-) -> Result<Arc<Vm>, ErrorBody> {
+) -> Result<VmEntry, ErrorBody> {
     let places = Places {
         folder: node.config.vms_dir().join(name),
     };
@@ -327,7 +324,7 @@ pub(crate) async fn reserve(
     for nic in 0..machine.nics.len() {
         check_socket_path(name, &places.nic(nic))?;
     }
-    let entry = VmEntry {
+    Ok(VmEntry {
         machine,
         qmp: places.qmp(),
         origin,
@@ -336,19 +333,37 @@ pub(crate) async fn reserve(
         memory,
         named_nics: Vec::new(),
         ended: None,
+    })
+}
+
+/// Takes the name for a new VM, with `activity` under way, and stores it. Nobody else gets the name, one of its disks or one
+/// of its addresses meanwhile.
+///
+/// # Errors
+/// Somebody has one of them, or the VM cannot be stored.
+pub(crate) async fn reserve(
+    node: &Arc<Node>,
+    name: &str,
+    entry: VmEntry,
+    activity: VmActivity,
+) -> Result<(Arc<Vm>, VmGuard), ErrorBody> {
+    let nics = &entry.machine.nics;
+    let _changing = match nics.is_empty() {
+        true => None,
+        false => Some(node.nics.change().await),
     };
-    let vm = Vm::new(
-        &node.config,
-        name.to_owned(),
-        entry.clone(),
-        VmActivity::Idle,
-    );
-    let replaced = node.vms.insert(&vm)?;
-    if let Err(error) = node.store.put_vm(name, &entry).await {
-        node.vms.put_back(&vm, replaced);
-        return Err(stored_badly(name, &error));
+    if let Some(taken) = request::address_taken(node, name, nics) {
+        let text = format!("VM {name}: {taken}");
+        return Err(ErrorBody::new(ErrorCode::Conflict, text)
+            .hint("give the NIC another with mac=, or leave it out and the node chooses one"));
     }
-    Ok(vm)
+    let vm = Vm::new(&node.config, name.to_owned(), entry.clone());
+    let (claim, guard) = node.vms.claim(&vm, activity)?;
+    failpoint::reach(String::from("vm::claimed")).await;
+    let stored = node.store.put_vm(name, &entry).await;
+    stored.map_err(|error| stored_badly(name, &error))?;
+    claim.keep();
+    Ok((vm, guard))
 }
 
 /// Refuses a socket whose path the kernel cannot take.
@@ -369,6 +384,10 @@ pub(crate) fn check_socket_path(vm: &str, path: &Path) -> Result<(), ErrorBody> 
 
 async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let mut entry = vm.lock().entry.clone();
+    // Nobody removes one that a VM has, and one may have begun to before.
+    for disk in &entry.machine.disks {
+        usable(node, &vm.name, disk)?;
+    }
     let version = version(node, &vm.name, &entry.machine.program).await?;
     qemu_fits::check(node, &vm.name, version, entry.memory.as_ref())?;
     pooled::allocate(node, &vm.name, &mut entry).await?;
@@ -455,13 +474,12 @@ pub(crate) fn check_memory(vm: &str, machine: &Machine, facts: &Facts) -> Result
     ))
 }
 
-/// Removes what is left of a VM that has no QEMU here.
-pub(crate) async fn forget(node: &Arc<Node>, vm: &Arc<Vm>) {
+/// Removes what is left of a VM that has no QEMU here. Its name is free once nothing of it is left.
+pub(crate) async fn forget(node: &Arc<Node>, vm: &Arc<Vm>, under_way: VmGuard) {
     served::end(vm).await;
     let entry = vm.lock().entry.clone();
-    // Before its name can be given to another.
     released::release(node, &vm.name, &entry).await;
-    node.vms.remove(vm);
+    failpoint::reach(String::from("vm::forgetting")).await;
     if let Err(error) = node.store.remove_vm(&vm.name).await {
         tracing::error!(vm = vm.name, %error, "cannot forget the VM");
     }
@@ -472,6 +490,8 @@ pub(crate) async fn forget(node: &Arc<Node>, vm: &Arc<Vm>) {
     {
         tracing::warn!(vm = vm.name, %error, "cannot remove the VM's folder");
     }
+    node.vms.remove(vm);
+    drop(under_way);
 }
 
 /// A store's failure about a VM, for the API.

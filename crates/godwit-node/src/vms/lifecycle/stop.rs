@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::node::Node;
 use crate::store::machine::VmMark;
 use crate::vms::lifecycle::run;
-use crate::vms::vm::VmActivity;
+use crate::vms::vm::{Vm, VmActivity};
 use godwit_api::{ErrorBody, ErrorCode, StopVm};
 
 /// How long the guest may take to shut down when nothing else is asked for.
@@ -40,7 +40,12 @@ pub(crate) async fn stop(node: &Arc<Node>, name: &str, request: StopVm) -> Resul
         }
     };
     // The QEMU that a VM left behind may have the rest of the memory of a guest that runs elsewhere.
-    let guard = vm.begin(VmActivity::Stopping, |inner| vm.is_here(inner))?;
+    let guard = match vm.begin(VmActivity::Stopping, |inner| vm.is_here(inner)) {
+        Err(_) if request.force && vm.lock().activity == VmActivity::Stopping => {
+            return hasten(node, &vm).await;
+        }
+        begun => begun?,
+    };
     let (qemu, silent) = {
         let inner = vm.lock();
         (inner.qemu.clone(), inner.silent.clone())
@@ -87,10 +92,30 @@ pub(crate) async fn stop(node: &Arc<Node>, name: &str, request: StopVm) -> Resul
     };
     // Somebody else may use one of them.
     let _ = tokio::time::timeout(RELEASE_TIMEOUT, released).await;
-    drop(guard);
-    run::forget(node, &vm).await;
+    run::forget(node, &vm, guard).await;
     tracing::info!(vm = name, forced = request.force, "stopped the VM");
     Ok(())
+}
+
+/// Somebody waits already for the guest to shut down: ends its QEMU, and returns when nothing of the VM is left.
+async fn hasten(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
+    let qemu = vm.lock().qemu.clone();
+    if let Some(qemu) = qemu {
+        qemu.process.kill().await;
+    }
+    let is_there = || {
+        let found = node.vms.find(&vm.name);
+        found.is_some_and(|found| Arc::ptr_eq(&found, vm))
+    };
+    let gone = async {
+        while is_there() {
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    tokio::time::timeout(QUIT_TIMEOUT, gone).await.map_err(|_| {
+        let text = format!("VM {} is still being stopped", vm.name);
+        ErrorBody::new(ErrorCode::Conflict, text).hint(format!("see 'godwit vm show {}'", vm.name))
+    })
 }
 
 /// Takes a VM that moved to another node off this node's list.
@@ -114,8 +139,7 @@ pub(crate) async fn forget(node: &Arc<Node>, name: &str, force: bool) -> Result<
         }
         Ok(())
     })?;
-    drop(guard);
-    run::forget(node, &vm).await;
+    run::forget(node, &vm, guard).await;
     tracing::info!(vm = name, force, "forgot the VM, which moved away");
     Ok(())
 }

@@ -174,7 +174,7 @@ pub(crate) fn refused(here: &str, pool: &str, error: &PoolError) -> ErrorBody {
             ErrorCode::NoSpace,
             "stop a machine whose memory is there, or use another pool",
         ),
-        PoolError::Busy => (ErrorCode::Conflict, "try again"),
+        PoolError::Busy | PoolError::BeingFormatted(_) => (ErrorCode::Conflict, "try again"),
         PoolError::Sparse(_) => (
             ErrorCode::NoSpace,
             "reserve it with 'fallocate', where there is room for it",
