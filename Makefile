@@ -61,12 +61,14 @@ test-memory: guest
 		$(CARGO) test --locked -p godwit-testkit --test zero_copy -- --ignored --nocapture --test-threads 1
 
 # Deaths of nodes and QEMUs in every phase of a move, moves that are cancelled, and nodes that are started again under
-# a machine with a NIC and a client that checks what it gets. Needs root, for network namespaces.
+# a machine with a NIC and a client that checks what it gets; and of nodes under a machine without disks, at any moment. Needs root, for network namespaces.
 .PHONY: test-nics
 test-nics: guest
 	$(CARGO) build --locked -p godwit-cli --features failpoints
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
 		$(CARGO) test --locked -p godwit-testkit --test vm_crash -- --ignored --nocapture --test-threads 1 nics::
+	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
+		$(CARGO) test --locked -p godwit-testkit --test diskless -- --ignored --nocapture --test-threads 1
 
 # A machine of libvirt's with a NIC that a node serves. Needs root, for network namespaces.
 .PHONY: test-libvirt

@@ -19,6 +19,9 @@ pub enum DiskState {
     Relinquished,
     /// The disk was moved to another node; the image here is stale.
     Departed,
+    /// This node owns the disk by its own record, and another node has had it since: its data directory was put back to an
+    /// earlier state, or an operator claimed the disk there. I/O is held.
+    Outdated,
     /// An image is being copied in.
     Importing,
     /// The image cannot be opened or failed; see the disk's `problem`.
@@ -39,6 +42,7 @@ impl DiskState {
             Self::Accepted => "accepted",
             Self::Relinquished => "relinquished",
             Self::Departed => "departed",
+            Self::Outdated => "outdated",
             Self::Importing => "importing",
             Self::Failed => "failed",
         }

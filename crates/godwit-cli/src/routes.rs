@@ -83,8 +83,9 @@ pub(crate) fn vm_stop(name: &str) -> String {
     format!("{}/stop", vm(name))
 }
 
-pub(crate) fn vm_resume(name: &str) -> String {
-    format!("{}/resume", vm(name))
+pub(crate) fn vm_resume(name: &str, force: bool) -> String {
+    let insisting = if force { "?force=true" } else { "" };
+    format!("{}/resume{insisting}", vm(name))
 }
 
 pub(crate) fn vm_memory(name: &str) -> String {

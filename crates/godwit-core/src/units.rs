@@ -184,33 +184,43 @@ pub struct Generation(pub u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MigrationId(pub [u8; 16]);
 
-impl fmt::Display for MigrationId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
+/// Tells a disk from others of its name, wherever it is: chosen at random when it is created, and never changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DiskId(pub [u8; 16]);
+
+macro_rules! in_hexadecimal {
+    ($($id:ident),*) => {$(
+        impl fmt::Display for $id {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+        }
+
+        impl core::str::FromStr for $id {
+            type Err = InvalidId;
+
+            fn from_str(text: &str) -> Result<Self, InvalidId> {
+                let digits = text.as_bytes();
+                if digits.len() != 32 || !digits.iter().all(u8::is_ascii_hexdigit) {
+                    return Err(InvalidId);
+                }
+                let mut id = [0; 16];
+                for (byte, pair) in id.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+                    let pair = core::str::from_utf8(pair).map_err(|_| InvalidId)?;
+                    *byte = u8::from_str_radix(pair, 16).map_err(|_| InvalidId)?;
+                }
+                Ok(Self(id))
+            }
+        }
+    )*};
 }
 
-impl core::str::FromStr for MigrationId {
-    type Err = InvalidMigrationId;
+in_hexadecimal!(MigrationId, DiskId);
 
-    fn from_str(text: &str) -> Result<Self, InvalidMigrationId> {
-        let digits = text.as_bytes();
-        if digits.len() != 32 || !digits.iter().all(u8::is_ascii_hexdigit) {
-            return Err(InvalidMigrationId);
-        }
-        let mut id = [0; 16];
-        for (byte, pair) in id.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-            let pair = core::str::from_utf8(pair).map_err(|_| InvalidMigrationId)?;
-            *byte = u8::from_str_radix(pair, 16).map_err(|_| InvalidMigrationId)?;
-        }
-        Ok(Self(id))
-    }
-}
-
-/// The text is not a migration id: 32 hexadecimal digits.
+/// The text is not an id: 32 hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a migration id is 32 hexadecimal digits")]
-pub struct InvalidMigrationId;
+#[error("an id is 32 hexadecimal digits")]
+pub struct InvalidId;
 
 /// A point in time: nanoseconds since an origin that the caller chooses once per controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -169,6 +169,7 @@ impl NodeConfig {
             .with(Features::IMAGE_CHUNKS)
             .with(Features::TWO_PLACES)
             .with(Features::IMAGE_NAMES)
+            .with(Features::OWNERS)
             .with(wanted(Features::IMAGES, self.images.repository.is_some()))
     }
 

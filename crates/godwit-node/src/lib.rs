@@ -16,6 +16,7 @@ mod names;
 mod nics;
 mod node;
 mod node_error;
+mod owners;
 mod peers;
 mod processes;
 mod roles;

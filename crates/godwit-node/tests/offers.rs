@@ -68,6 +68,7 @@ fn offer(stream: &mut dyn Stream, disk: &str, migration: u8) -> Reply {
         place: None,
         policy: TransferPolicy::default(),
         image: None,
+        id: None,
     };
     send(stream, &Greeting::Offer(offer));
     match receive(stream) {

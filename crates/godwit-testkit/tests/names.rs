@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, Failure, Node, godwit_binary};
 use godwit_testkit::process::{machines_in, wait_for};
 use godwit_testkit::scenario::{PATIENCE, Scenario, run_small_machine};
-use godwit_testkit::Cluster;
 
 const MACHINE: &str = "wanted";
 /// Long enough for others to ask meanwhile.
@@ -34,7 +34,10 @@ fn one_wins(answers: &[Result<String, Failure>], why: &[&str]) {
     let won = answers.iter().filter(|answer| answer.is_ok()).count();
     assert_eq!(won, 1, "{answers:?}");
     for refused in answers.iter().filter_map(|answer| answer.as_ref().err()) {
-        assert!(why.iter().any(|why| refused.text.contains(why)), "{refused}");
+        assert!(
+            why.iter().any(|why| refused.text.contains(why)),
+            "{refused}"
+        );
     }
 }
 
@@ -57,21 +60,32 @@ fn of_machines_run_at_once_one_wins() {
     for _ in 0..8 {
         one_wins(&at_once(a, &run_again()), &["a VM named \"wanted\" is"]);
         assert_eq!((listed(a), machines_in(&a.spec().dir).len()), (1, 1));
-        a.godwit(&["vm", "stop", MACHINE, "--force"]).text().unwrap();
+        a.godwit(&["vm", "stop", MACHINE, "--force"])
+            .text()
+            .unwrap();
         assert_eq!((listed(a), machines_in(&a.spec().dir).len()), (0, 0));
     }
 }
 
 #[test]
 fn a_machine_that_ends_keeps_its_name_until_it_is_gone() {
-    let _turn = Scenario::begin("names", "a_machine_that_ends_keeps_its_name_until_it_is_gone");
+    let _turn = Scenario::begin(
+        "names",
+        "a_machine_that_ends_keeps_its_name_until_it_is_gone",
+    );
     let mut cluster = cluster(&["a"]);
-    cluster.node_mut("a").start(&[("vm::forgetting", HOLD)]).unwrap();
+    cluster
+        .node_mut("a")
+        .start(&[("vm::forgetting", HOLD)])
+        .unwrap();
     let a = cluster.node("a");
     a.godwit(&run_again()).text().unwrap();
     std::thread::scope(|scope| {
         let stopping = scope.spawn(|| a.godwit(&["vm", "stop", MACHINE, "--force"]).text());
-        wait_for(PATIENCE, || a.log_tail(20).contains("vm::forgetting").then_some(())).unwrap();
+        wait_for(PATIENCE, || {
+            a.log_tail(20).contains("vm::forgetting").then_some(())
+        })
+        .unwrap();
         let refusal = a.refusal(&run_again());
         assert!(refusal.contains("is being stopped"), "{refusal}");
         stopping.join().unwrap().unwrap();
@@ -91,7 +105,9 @@ fn a_polite_stop_is_overtaken_by_a_forced_one() {
         // A guest that never ran does not shut down.
         let polite = scope.spawn(|| a.godwit(&["vm", "stop", MACHINE]).text());
         std::thread::sleep(Duration::from_secs(1));
-        a.godwit(&["vm", "stop", MACHINE, "--force"]).text().unwrap();
+        a.godwit(&["vm", "stop", MACHINE, "--force"])
+            .text()
+            .unwrap();
         assert_eq!(listed(a), 0);
         polite.join().unwrap().unwrap();
     });
@@ -105,13 +121,19 @@ fn a_name_is_not_given_to_one_that_comes_and_one_that_starts() {
     );
     let mut cluster = cluster(&["a", "b"]);
     cluster.node_mut("a").start(&[]).unwrap();
-    cluster.node_mut("b").start(&[("vm::claimed", HOLD)]).unwrap();
+    cluster
+        .node_mut("b")
+        .start(&[("vm::claimed", HOLD)])
+        .unwrap();
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     run_small_machine(a, MACHINE, "disk0", &["-S"]).unwrap();
     let machine = format!("vm/{MACHINE}");
     std::thread::scope(|scope| {
         let moving = scope.spawn(|| a.godwit(&["migrate", &machine, "--to", "b"]).text());
-        wait_for(PATIENCE, || b.log_tail(20).contains("vm::claimed").then_some(())).unwrap();
+        wait_for(PATIENCE, || {
+            b.log_tail(20).contains("vm::claimed").then_some(())
+        })
+        .unwrap();
         let refusal = b.refusal(&run_again());
         assert!(refusal.contains("a VM named \"wanted\" is"), "{refusal}");
         moving.join().unwrap().unwrap();
@@ -128,10 +150,16 @@ fn of_disks_and_files_made_at_once_one_wins() {
     let raw = cluster.dir().join("raw").display().to_string();
     std::fs::write(&raw, vec![1; 1 << 20]).unwrap();
     let taken = ["exists on this node", "exists already"];
-    one_wins(&at_once(a, &["disk", "create", "new", "--size", "1M"]), &taken);
+    one_wins(
+        &at_once(a, &["disk", "create", "new", "--size", "1M"]),
+        &taken,
+    );
     one_wins(&at_once(a, &["disk", "import", "copied", &raw]), &taken);
     let used = ["is the image of", "in use", "exists on this node"];
-    one_wins(&at_once(a, &["disk", "create", "there", "--path", &raw]), &used);
+    one_wins(
+        &at_once(a, &["disk", "create", "there", "--path", &raw]),
+        &used,
+    );
     let disks = a.godwit(&["disk", "list"]).json().unwrap();
     assert_eq!(disks.as_array().unwrap().len(), 3, "{disks}");
 }

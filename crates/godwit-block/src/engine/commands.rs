@@ -104,6 +104,10 @@ impl Engine {
                 self.core.handle_persisted(self.now);
                 self.drain();
             }
+            Command::Surpass => {
+                self.core.surpass(self.now);
+                self.drain();
+            }
             Command::SharingStored => {
                 self.core.handle_sharing_stored(self.now);
                 self.drain();

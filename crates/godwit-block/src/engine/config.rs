@@ -41,6 +41,8 @@ pub struct EngineConfig {
     /// The disk was created from an image: if it has left and this node owes some of it, what is here may never have been
     /// all of it ([`Controller::is_no_base`](godwit_core::Controller::is_no_base)).
     pub on_image: bool,
+    /// Another node's record shows that this node is the owner no more ([`Controller::surpass`](godwit_core::Controller::surpass)).
+    pub surpassed: bool,
 }
 
 /// What earlier processes stored of a disk.
@@ -73,6 +75,7 @@ impl EngineConfig {
             longest_missing_wait: None,
             missing_pauses_after: None,
             on_image: false,
+            surpassed: false,
         }
     }
 }

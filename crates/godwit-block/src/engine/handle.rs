@@ -89,6 +89,7 @@ pub(super) enum Command {
     MachineGoesOn,
     FailForwarded,
     Persisted,
+    Surpass,
     SharingStored,
     NotPersisted {
         reason: AbortReason,
@@ -391,6 +392,11 @@ impl EngineHandle {
     /// The record of the last [`EngineEvent::Persist`](crate::engine::EngineEvent::Persist) is durable.
     pub fn persisted(&self) {
         self.inner.send(Command::Persisted);
+    }
+
+    /// Another node's record shows that this node is the owner no more: clients' requests are held from now on.
+    pub fn surpass(&self) {
+        self.inner.send(Command::Surpass);
     }
 
     /// What the last [`Event::SharingChanged`](godwit_core::event::Event::SharingChanged) said is durable.

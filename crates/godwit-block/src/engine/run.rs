@@ -176,6 +176,9 @@ impl Engine {
         if let Some(longest) = config.longest_missing_wait {
             core.fail_missing_after(longest);
         }
+        if config.surpassed {
+            core.surpass(Time(0));
+        }
         if config.on_image && record.owes().is_some() {
             core.is_no_base();
         }

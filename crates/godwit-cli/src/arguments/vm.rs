@@ -59,6 +59,9 @@ pub(crate) enum VmCommand {
     Resume {
         /// The virtual machine
         name: String,
+        /// Also one that arrived from a node which does not say whether it gave it away: if it runs there, it then runs twice
+        #[arg(long)]
+        force: bool,
     },
     /// Take a virtual machine that moved to another node off this node's list
     Forget {

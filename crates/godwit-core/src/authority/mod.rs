@@ -32,10 +32,11 @@
 //! as often as the source says [`Message::Owes`].
 //!
 //! The machine is driven by [`Controller`](crate::Controller), and by a model checker in
-//! `tests/authority_model.rs`.
+//! `tests/authority_model/`.
 
 mod effect;
 mod record;
+mod surpassed;
 
 pub use self::effect::Effect;
 pub use self::record::{AuthorityRecord, Ownership};
@@ -82,6 +83,8 @@ pub struct Authority {
     storing: Option<AuthorityRecord>,
     attempt: Attempt,
     confirmed: bool,
+    /// Another node's record shows that this node is the owner no more.
+    surpassed: bool,
 }
 
 impl Authority {
@@ -93,12 +96,19 @@ impl Authority {
             storing: None,
             attempt: Attempt::None,
             confirmed,
+            surpassed: false,
         }
     }
 
     /// What is durable.
     pub const fn record(&self) -> AuthorityRecord {
         self.record
+    }
+
+    /// Another node's record [surpasses](AuthorityRecord::is_surpassed_by) this one's: nothing is served here any more, or
+    /// given away, until an operator decides.
+    pub const fn surpass(&mut self) {
+        self.surpassed = true;
     }
 
     /// Whether guest I/O may be served here: the owner, and not giving the disk away.
@@ -113,7 +123,7 @@ impl Authority {
             None => true,
             Some(record) => matches!(record.ownership, Ownership::Serving),
         };
-        matches!(self.record.ownership, Ownership::Serving) && keeps
+        matches!(self.record.ownership, Ownership::Serving) && keeps && !self.surpassed
     }
 
     /// Whether this node has durably stored that it is the owner of the whole disk, and is not giving the disk

@@ -96,6 +96,14 @@ impl Controller {
         self.apply(effects);
     }
 
+    /// Another node's record shows that this node is the owner no more
+    /// ([`AuthorityRecord::is_surpassed_by`](crate::authority::AuthorityRecord::is_surpassed_by)): clients' requests are held
+    /// from now on, and a departure ends.
+    pub fn surpass(&mut self, now: Time) {
+        self.cancel(now, AbortReason::Cancelled);
+        self.authority.surpass();
+    }
+
     pub(super) fn apply(&mut self, effects: Vec<Effect>) {
         let mut committing = false;
         for effect in effects {

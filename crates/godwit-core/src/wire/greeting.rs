@@ -5,7 +5,7 @@ use super::DecodeError;
 use super::TrafficClass;
 use super::header::{HEADER_SIZE, Header, Kind};
 use crate::controller::OlderCopy;
-use crate::units::{Epoch, MigrationId, Sectors};
+use crate::units::{DiskId, Epoch, MigrationId, Sectors};
 
 /// The protocol this build speaks. An old and a new node agree on the highest that both know.
 pub const PROTOCOL_VERSION: u16 = 2;
@@ -63,6 +63,9 @@ impl Features {
 
     /// On connections for chunks of images it may be asked what the name of an image stands for.
     pub const IMAGE_NAMES: Self = Self(1024);
+
+    /// An offer names the disk's id, and nodes that meet compare which disks and machines both say they have.
+    pub const OWNERS: Self = Self(1 << 16);
 
     /// These and the others.
     #[must_use]
@@ -205,6 +208,8 @@ pub struct Offer {
     pub policy: TransferPolicy,
     /// The image that what the source does not send is in. Only for nodes with [`Features::IMAGES`].
     pub image: Option<OfferedImage>,
+    /// What tells the disk from others of its name. Only for nodes with [`Features::OWNERS`].
+    pub id: Option<DiskId>,
 }
 
 /// Why a node said no, for programs.
@@ -338,8 +343,9 @@ impl Greeting {
                 put(&mut body, &offer.chunk_sectors.to_le_bytes());
                 put(&mut body, &offer.window_chunks.to_le_bytes());
                 body.push(offer.copy_connections);
-                let names_policy =
-                    offer.policy != TransferPolicy::default() || offer.image.is_some();
+                let names_policy = offer.policy != TransferPolicy::default()
+                    || offer.image.is_some()
+                    || offer.id.is_some();
                 match &offer.place {
                     // Older nodes know nothing of what would follow.
                     None if names_policy => body.push(0),
@@ -356,10 +362,17 @@ impl Greeting {
                 if names_policy {
                     body.push(offer.policy.code());
                 }
-                if let Some(image) = &offer.image {
-                    body.push(1 + u8::from(image.prefetch));
-                    put_text(&mut body, &image.image, MAX_NAME);
-                    put_text(&mut body, &image.manifest, MAX_NAME);
+                match &offer.image {
+                    None if offer.id.is_some() => body.push(0),
+                    None => {}
+                    Some(image) => {
+                        body.push(1 + u8::from(image.prefetch));
+                        put_text(&mut body, &image.image, MAX_NAME);
+                        put_text(&mut body, &image.manifest, MAX_NAME);
+                    }
+                }
+                if let Some(id) = &offer.id {
+                    put(&mut body, &id.0);
                 }
                 Kind::Offer
             }
@@ -462,6 +475,10 @@ impl Greeting {
                         prefetch: how == 2,
                     }),
                     Ok(_) => return Err(DecodeError::Field("image")),
+                },
+                id: match from.is_empty() {
+                    true => None,
+                    false => Some(DiskId(take(&mut from)?)),
                 },
             }),
             Kind::Welcome => Self::Reply(Reply::Welcome {

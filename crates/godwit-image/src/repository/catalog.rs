@@ -185,7 +185,9 @@ impl Repository {
         let path = image_path(&info.name);
         if !replace {
             self.is_there()?;
-            let put = self.store.put_opts(&path, json.clone().into(), PutMode::Create.into());
+            let put = self
+                .store
+                .put_opts(&path, json.clone().into(), PutMode::Create.into());
             match put.await {
                 Ok(_) => return Ok(()),
                 Err(object_store::Error::AlreadyExists { .. }) => {

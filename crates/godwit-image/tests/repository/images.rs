@@ -85,7 +85,10 @@ async fn of_two_that_push_a_name_at_once_one_gets_it() {
     );
     let refused = [&one, &other].into_iter().find_map(|it| it.as_ref().err());
     let refused = refused.expect("one of both is refused");
-    assert!(matches!(refused, RepositoryError::Exists { .. }), "{refused}");
+    assert!(
+        matches!(refused, RepositoryError::Exists { .. }),
+        "{refused}"
+    );
     let kept = if one.is_ok() { first } else { second };
     pull(&fixture.repository, "x", &fixture.file("back"))
         .await

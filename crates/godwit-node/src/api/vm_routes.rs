@@ -112,19 +112,29 @@ pub(super) async fn stop_vm(
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// How a VM is to be let go on.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ResumeParameters {
+    /// Also when it has arrived and its source does not say whether it gave it away: if it runs there, it then runs twice.
+    #[serde(default)]
+    #[param(required = false)]
+    force: bool,
+}
+
 /// Lets a VM go on that stands still, such as one whose host had no room for what it wrote.
-#[utoipa::path(post, path = "/v1/vms/{name}/resume", params(("name" = String, Path)),
+#[utoipa::path(post, path = "/v1/vms/{name}/resume", params(("name" = String, Path), ResumeParameters),
     responses((status = 204, description = "It runs"), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody)))]
 pub(super) async fn resume_vm(
     State(node): Shared,
     Path(name): Path<String>,
+    Parameters(parameters): Parameters<ResumeParameters>,
 ) -> Result<StatusCode, Refusal> {
     node.check_open()?;
-    let resumed = detached(
-        node,
-        move |node| async move { vms::resume(&node, &name).await },
-    );
+    let resumed = detached(node, move |node| async move {
+        vms::resume(&node, &name, parameters.force).await
+    });
     resumed.await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -31,6 +31,7 @@ pub(crate) fn hear(
                 node.images.release();
             }
             Said::Core(event) => migrations::handle_event(&node, &disk, event).await,
+            Said::Claimed(migration) => migrations::claimed(&node, &disk, migration).await,
             Said::ForwardDown => migrations::afterwards::forward::start(&node, &disk),
             Said::PullDown => migrations::afterwards::pulling::start_again(&node, &disk),
             Said::OutOfSpace => room::ran_out(&node, Still::Room(disk.name.clone())),

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use godwit_core::authority::{AuthorityRecord, Ownership};
-use godwit_core::units::MigrationId;
+use godwit_core::units::{DiskId, MigrationId};
 
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::lifecycle::run;
 use crate::disks::storage::image;
 use crate::disks::vhost;
+use crate::migrations::options::random_id;
 use crate::node::{Node, blocking};
 use crate::node_error::NodeError;
 use crate::store::{DiskEntry, Mark};
@@ -36,6 +37,7 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
         match plan(&entry, &record) {
             Plan::Remove => remove(node, &name, entry).await,
             Plan::Keep(activity) => {
+                let entry = identified(node, &name, entry, &record).await?;
                 undecided.extend(activity.migration());
                 let disk = Disk::new(name, entry, record, activity);
                 node.disks
@@ -69,6 +71,23 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
     crate::vms::lifecycle::recover::recover(node, contents.vms, held).await;
     crate::nics::named::recover(node, contents.nics).await;
     Ok(())
+}
+
+/// Gives a disk of an earlier version its id, if this node owns it.
+async fn identified(
+    node: &Arc<Node>,
+    name: &str,
+    mut entry: DiskEntry,
+    record: &AuthorityRecord,
+) -> Result<DiskEntry, NodeError> {
+    if entry.id.is_some() || record.ownership != Ownership::Serving {
+        return Ok(entry);
+    }
+    let id = random_id().map_err(|error| NodeError::Store(error.message))?;
+    entry.id = Some(DiskId(id));
+    let stored = node.store.put_disk(name, &entry, *record).await;
+    stored.map_err(|error| NodeError::Store(error.to_string()))?;
+    Ok(entry)
 }
 
 fn plan(entry: &DiskEntry, record: &AuthorityRecord) -> Plan {
@@ -109,6 +128,7 @@ mod tests {
 
     fn entry(mark: Option<Mark>) -> DiskEntry {
         DiskEntry {
+            id: None,
             path: "/nowhere".into(),
             sectors: 8,
             managed: true,
@@ -117,6 +137,7 @@ mod tests {
             mark,
             shared: false,
             base: None,
+            surpassed: None,
             kept: None,
         }
     }

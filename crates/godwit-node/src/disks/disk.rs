@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_block::engine::EngineHandle;
 use godwit_core::authority::{AuthorityRecord, Ownership};
-use godwit_core::units::MigrationId;
+use godwit_core::units::{DiskId, MigrationId};
+use godwit_core::wire::Features;
 use godwit_vhost::VhostUserServer;
 use tokio::task::{AbortHandle, JoinHandle};
 
@@ -144,6 +145,12 @@ impl Disk {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What tells it from others of its name, for a node that knows these parts of the protocol.
+    pub(crate) fn id_for(&self, knows: Features) -> Option<DiskId> {
+        let id = self.lock().entry.id;
+        id.filter(|_| knows.contain(Features::OWNERS))
+    }
+
     /// NBD clients attached.
     pub(crate) fn clients(&self) -> u32 {
         self.clients.load(Ordering::Relaxed)
@@ -168,7 +175,12 @@ impl Disk {
         allowed: impl FnOnce(&Inner) -> Result<(), ErrorBody>,
     ) -> Result<ActivityGuard, ErrorBody> {
         let mut inner = self.lock();
-        if inner.activity != Activity::Idle {
+        // The migration that has left a disk in doubt does not end by itself when the other node is lost.
+        let undecided = inner.in_doubt();
+        let claims = activity == Activity::Claiming
+            && undecided.is_some()
+            && inner.activity.migration() == undecided;
+        if inner.activity != Activity::Idle && !claims {
             let error = ErrorBody::new(
                 ErrorCode::Conflict,
                 format!("disk {} is {}", self.name, inner.activity.describe()),
@@ -206,6 +218,7 @@ impl Inner {
         }
         match self.record.ownership {
             _ if self.entry.mark == Some(Mark::Creating) => DiskState::Importing,
+            Ownership::Serving if self.entry.surpassed.is_some() => DiskState::Outdated,
             Ownership::Serving => DiskState::Serving,
             Ownership::Accepted { .. } => DiskState::Accepted,
             Ownership::Relinquished { .. } => DiskState::Relinquished,

@@ -125,10 +125,11 @@ impl SwitchGroup {
         }
     }
 
-    /// Gives away a machine that has no disks.
-    pub(crate) async fn ask_without_disks(&self, node: &Arc<Node>) {
+    /// Gives away a machine that has no disks. Returns at once: what has begun is not given up, as whoever asks may be.
+    pub(crate) fn ask_without_disks(self: &Arc<Self>, node: &Arc<Node>) {
         if self.disks == 0 && self.begin() {
-            self.give_away(node, Vec::new()).await;
+            let (group, node) = (Arc::clone(self), Arc::clone(node));
+            tokio::spawn(async move { group.give_away(&node, Vec::new()).await });
         }
     }
 

@@ -31,6 +31,8 @@ pub(crate) enum Said {
     Core(Event),
     /// The disk is elsewhere, and nothing leads to its owner.
     ForwardDown,
+    /// An operator took it while this migration was not decided.
+    Claimed(MigrationId),
     /// Its owner lacks a part of it, and no connection to that is up.
     PullDown,
     /// The image has no room for what a guest writes.

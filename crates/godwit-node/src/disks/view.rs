@@ -66,12 +66,29 @@ pub(crate) fn disk(node: &Node, disk: &Disk) -> godwit_api::Disk {
             noted: !fetching || told.is_none_or(|told| told.is_noted()),
         }),
         lacks_room: inner.lacks_room(),
-        problem: inner.problem.clone().or_else(|| {
-            let lost = snapshot.as_ref().is_some_and(|s| s.lost_pages);
-            lost.then(|| format!("the virtual machine was disconnected: {LOST_PAGES}"))
-        }),
+        problem: inner
+            .problem
+            .clone()
+            .or_else(|| outdated(&disk.name, &inner))
+            .or_else(|| {
+                let lost = snapshot.as_ref().is_some_and(|s| s.lost_pages);
+                lost.then(|| format!("the virtual machine was disconnected: {LOST_PAGES}"))
+            }),
         warnings: warning.into_iter().collect(),
     }
+}
+
+/// Why the disk is held, if another node has had it since.
+fn outdated(name: &str, inner: &Inner) -> Option<String> {
+    let surpassed = inner.entry.surpassed.as_ref()?;
+    let (why, by) = (
+        surpassed.why("the disk", inner.record.epoch.0),
+        &surpassed.by,
+    );
+    Some(format!(
+        "{why}; use it at node '{by}', and remove it here with 'godwit disk rm {name}'; or, if what is here is right, 'godwit \
+         disk claim {name} --force'"
+    ))
 }
 
 fn status(inner: &Inner, state: DiskState) -> String {
@@ -123,6 +140,10 @@ fn status(inner: &Inner, state: DiskState) -> String {
             format!("served here; {left} of it still at node '{other}', {how}")
         }
         DiskState::Serving => String::from("served here"),
+        DiskState::Outdated => match &inner.entry.surpassed {
+            Some(by) => format!("node '{}' has had it since; I/O is held", by.by),
+            None => String::from("another node has had it since; I/O is held"),
+        },
         DiskState::Receiving => format!("being received from node '{other}', which serves it"),
         DiskState::Accepted => format!(
             "in doubt: accepted from node '{other}', which is asked whether it gave the disk away; \

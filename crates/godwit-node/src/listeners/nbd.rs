@@ -310,6 +310,9 @@ fn export(
             Some(owner) => format!("disk {name} moved to node '{owner}': attach it there"),
             None => format!("disk {name} is not served here: see 'godwit disk show {name}'"),
         },
+        (DiskState::Outdated, ..) => format!(
+            "disk {name} is held here, because another node has had it since: see 'godwit disk show {name}'"
+        ),
         (DiskState::Importing, ..) => format!("disk {name} is being made: try again shortly"),
         (DiskState::Failed, ..) => format!(
             "disk {name} cannot be used: {}",

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_core::wire::{Greeting, Hello, Purpose, Refusal, RefusalCode, TrafficClass};
+use godwit_core::wire::{Features, Greeting, Hello, Purpose, Refusal, RefusalCode, TrafficClass};
 use godwit_io::tls::Handshake;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -16,6 +16,7 @@ use crate::migrations::afterwards::{forward, pulling, resolve};
 use crate::migrations::incoming;
 use crate::names;
 use crate::node::Node;
+use crate::owners;
 use crate::peers::open::SocketNumber;
 use crate::peers::tls::{NodeTls, belongs_to};
 use crate::peers::{GREETING_TIMEOUT, PeerConnection, greeting};
@@ -218,6 +219,9 @@ impl Action {
         greeting::write(&mut connection, &Greeting::Reply(reply)).await?;
         let connection = crate::peers::after_welcome(connection, hello.class, agreed)?;
         match self {
+            Self::Probe if agreed.contain(Features::OWNERS) => {
+                tokio::spawn(owners::answer(node, connection, hello.node));
+            }
             Self::Probe | Self::Resolve(_) => {}
             Self::Offer => {
                 tokio::spawn(incoming::take_offer(node, connection, hello));

@@ -224,7 +224,7 @@ fn promised(migration: &Migration, value: fn(&MigrationPromise) -> f64) -> f64 {
 
 impl Collector {
     fn disks(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let gauges: [(&str, &str, DiskValue); 10] = [
+        let gauges: [(&str, &str, DiskValue); 11] = [
             ("disk_clients", "NBD clients attached", |disk| {
                 f64::from(disk.clients)
             }),
@@ -240,6 +240,11 @@ impl Collector {
                 "disk_in_doubt",
                 "1 while it is not known who owns the disk",
                 |disk| f64::from(u8::from(disk.state.in_doubt())),
+            ),
+            (
+                "disk_outdated",
+                "1 while the disk is held because another node has had it since",
+                |disk| f64::from(u8::from(disk.state == api::DiskState::Outdated)),
             ),
             ("disk_failed", "1 while the disk cannot be used", |disk| {
                 f64::from(u8::from(disk.state == api::DiskState::Failed))

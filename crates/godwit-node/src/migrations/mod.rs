@@ -132,6 +132,17 @@ pub(crate) async fn engine_failed(
     incoming::discard(Arc::clone(node), Arc::clone(disk), migration).await;
 }
 
+/// An operator took the disk while this migration was not decided.
+pub(crate) async fn claimed(node: &Arc<Node>, disk: &Arc<Disk>, migration: MigrationId) {
+    let text = format!(
+        "the migration of disk {} was not decided when an operator claimed the disk",
+        disk.name
+    );
+    let error = ErrorBody::new(ErrorCode::Conflict, text)
+        .hint("do not start the other node with its copy of the disk: remove that there");
+    table::end(node, disk, migration, Err(error)).await;
+}
+
 /// The phase for the API, while the migration has not ended.
 const fn under_way(phase: Phase) -> Option<MigrationPhase> {
     Some(match phase {

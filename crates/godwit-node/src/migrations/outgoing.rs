@@ -382,6 +382,7 @@ impl Attempt {
                 manifest: on_image.manifest.clone(),
                 prefetch: on_image.prefetch,
             }),
+            id: self.disk.id_for(knows.features),
         });
         let lost = |why: &dyn std::fmt::Display| {
             ErrorBody::new(

@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use super::greeting;
 use crate::config::PeerConfig;
 use crate::node::Node;
+use crate::owners;
 use godwit_api::Peer;
 
 /// How often peers are asked for the metrics.
@@ -60,7 +61,17 @@ async fn probe(node: &Arc<Node>, peer: PeerConfig) -> Peer {
         MigrationId::default(),
     );
     let (agreed, error) = match node.dialer.dial(&peer, hello).await {
-        Ok((_, agreed)) => (Some(agreed), None),
+        Ok((connection, agreed)) => {
+            if agreed.features.contain(Features::OWNERS) {
+                let (node, peer) = (Arc::clone(node), peer.name.clone());
+                tokio::spawn(async move {
+                    if let Err(error) = owners::compare(&node, &peer, connection).await {
+                        tracing::debug!(peer, %error, "what both nodes have was not compared");
+                    }
+                });
+            }
+            (Some(agreed), None)
+        }
         Err(error) => (None, Some(error.into_note(&peer.name))),
     };
     node.peer_health.set(&peer.name, error.is_none());
@@ -87,5 +98,6 @@ pub(crate) async fn watch(node: Arc<Node>) {
             () = node.closed() => return,
         }
         probe_all(&node).await;
+        owners::look_at_memory(&node).await;
     }
 }

@@ -5,9 +5,17 @@ use std::path::PathBuf;
 use godwit_qemu::machine::Machine;
 use serde::{Deserialize, Serialize};
 
+use crate::store::surpassed::Surpassed;
+
 /// A VM as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct VmEntry {
+    /// What tells it from other machines of its name, in hexadecimal; empty when an earlier version stored it.
+    #[serde(default)]
+    pub(crate) id: String,
+    /// Counts the nodes that it was given to, from 1. It is that of the node that it was given to last.
+    #[serde(default = "first")]
+    pub(crate) epoch: u64,
     /// How it is started.
     pub(crate) machine: Machine,
     /// The socket of its QEMU's monitor.
@@ -16,8 +24,17 @@ pub(crate) struct VmEntry {
     pub(crate) origin: VmOrigin,
     /// What was under way: a restart finishes or undoes it.
     pub(crate) mark: Option<VmMark>,
+    /// What tells each of its disks from others of their names, in hexadecimal, while it arrives: others are not its own.
+    #[serde(default)]
+    pub(crate) disk_ids: Vec<String>,
     /// The node that it moved to.
     pub(crate) moved_to: Option<String>,
+    /// The migration by which it did, in hexadecimal.
+    #[serde(default)]
+    pub(crate) left_by: Option<String>,
+    /// Another node has had it, or its memory, since: it stands still here.
+    #[serde(default)]
+    pub(crate) surpassed: Option<Surpassed>,
     /// Its memory, when that is in a memory pool.
     #[serde(default)]
     pub(crate) memory: Option<PooledMemory>,
@@ -114,4 +131,8 @@ pub(crate) enum VmMark {
 
 const fn yes() -> bool {
     true
+}
+
+const fn first() -> u64 {
+    1
 }

@@ -1,17 +1,21 @@
 //! What survives a restart: disks, who owns them, past migrations, and VMs.
 
 mod database;
+mod ids;
 pub(crate) mod machine;
 mod nics;
+pub(crate) mod surpassed;
 
 use std::path::{Path, PathBuf};
 
 use godwit_core::authority::AuthorityRecord;
+use godwit_core::units::DiskId;
 use godwit_qemu::machine::MachineNic;
 use redb::{Database, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
 
 use self::database::SharedDatabase;
+use self::surpassed::Surpassed;
 use crate::store::machine::VmEntry;
 use godwit_api::{Migration, VmMigration};
 
@@ -32,6 +36,9 @@ const NICS: TableDefinition<&str, &[u8]> = TableDefinition::new("nics");
 /// A disk as it is stored, beside its authority record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DiskEntry {
+    /// What tells it from others of its name; nothing when an earlier version stored it.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "ids")]
+    pub(crate) id: Option<DiskId>,
     /// The image.
     pub(crate) path: PathBuf,
     /// The disk's size in sectors.
@@ -51,6 +58,9 @@ pub(crate) struct DiskEntry {
     /// The image that the disk was created from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) base: Option<BaseImage>,
+    /// Another node has had the disk since: this node, its owner by its own record, holds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) surpassed: Option<Surpassed>,
     /// That the image of a disk which has left still is what the disk was then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) kept: Option<KeptImage>,
@@ -114,6 +124,8 @@ impl DiskEntry {
     /// Brings the entry in line with a new authority record; both are stored together.
     pub(crate) fn adopt(&mut self, record: &AuthorityRecord) {
         use godwit_core::authority::Ownership;
+        self.surpassed
+            .take_if(|surpassed| record.epoch.0 > surpassed.epoch);
         match record.ownership {
             Ownership::Serving => {
                 self.moved_to = None;
@@ -441,6 +453,7 @@ mod tests {
 
     fn entry() -> DiskEntry {
         DiskEntry {
+            id: Some(DiskId([4; 16])),
             path: PathBuf::from("/images/root.raw"),
             sectors: 2048,
             managed: true,
@@ -449,6 +462,7 @@ mod tests {
             mark: None,
             shared: false,
             base: None,
+            surpassed: None,
             kept: None,
         }
     }

@@ -28,7 +28,14 @@
 //! ```
 //!
 //! In between both say that they are there; silence is taken for the other's death. No message
-//! transfers the right to run the guest: that comes with the disks.
+//! transfers the right to run the guest: that comes with the disks, or with the memory in a pool. For a machine that has
+//! neither the source stores that it gave the machine away, and whoever waits there for its word asks for it, also after a
+//! restart of either node:
+//!
+//! ```text
+//!    │ ◄───────────────────────────────────── Ask ─│ on a connection of the destination's
+//!    │── Word(Given, Kept, Undecided) ─────────► │
+//! ```
 
 use std::io;
 use std::time::Duration;
@@ -82,6 +89,12 @@ pub(crate) enum Order {
     },
     /// The memory's connection is broken: will you take the rest on another? Begins a connection.
     Resume,
+    /// Did you give me the machine by this connection's migration? Begins a connection, and is all that is said on it. `id`
+    /// is that of the machine that was offered.
+    Ask {
+        /// See above.
+        id: String,
+    },
     /// The rest of the memory is gone. May begin a connection.
     Lost {
         /// Why.
@@ -114,15 +127,37 @@ pub(crate) enum Answer {
     },
     /// All of the memory is here.
     Pulled,
+    /// The answer to [`Order::Ask`].
+    Word(Word),
     /// It does not work out.
     Failed(String),
     /// The destination is there.
     Pong,
 }
 
+/// What the source of a move durably knows of its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Word {
+    /// The machine is the destination's.
+    Given,
+    /// It is not, and by this migration it never will be.
+    Kept,
+    /// That is not decided.
+    Undecided,
+    /// Nothing of such a move.
+    Nothing,
+}
+
 /// What is to be moved.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct MachineOffer {
+    /// What tells the machine from others of its name; empty from an earlier version.
+    #[serde(default)]
+    pub(crate) id: String,
+    /// The epoch that begins when it is given away.
+    #[serde(default)]
+    pub(crate) epoch: u64,
     /// How the VM is started.
     pub(crate) machine: Machine,
     /// Its machine type with its version.
@@ -138,6 +173,9 @@ pub(crate) struct MachineOffer {
     pub(crate) pool: Option<PoolOffer>,
     /// Each disk's name and the bytes that its image occupies.
     pub(crate) disks: Vec<(String, u64)>,
+    /// What tells each of the disks from others of its name, in hexadecimal; missing from an earlier version.
+    #[serde(default)]
+    pub(crate) disk_ids: Vec<String>,
     /// Bytes of an IP packet that each NIC's uplink takes at most.
     #[serde(default)]
     pub(crate) nic_mtus: Vec<u32>,

@@ -45,19 +45,37 @@ pub(crate) fn vm(vm: &Vm) -> godwit_api::Vm {
         command: command(vm, &inner.entry.machine),
         accelerator: inner.entry.machine.accelerator().map(str::to_owned),
         warnings: inner.warnings.clone(),
-        problem: inner.problem.clone().or_else(|| {
-            let why = inner.stands_still.as_ref()?;
-            Some(match &inner.cannot_go_on {
-                None => format!(
-                    "{why}: it goes on when that has passed, or with 'godwit vm resume {}'",
-                    vm.name
-                ),
-                Some(error) => {
-                    format!("{why}: that has passed, but {error}; it is tried again until it does")
-                }
-            })
-        }),
+        problem: inner
+            .problem
+            .clone()
+            .or_else(|| outdated(&vm.name, &inner))
+            .or_else(|| {
+                let why = inner.stands_still.as_ref()?;
+                Some(match &inner.cannot_go_on {
+                    None => format!(
+                        "{why}: it goes on when that has passed, or with 'godwit vm resume {}'",
+                        vm.name
+                    ),
+                    Some(error) => {
+                        format!(
+                            "{why}: that has passed, but {error}; it is tried again until it does"
+                        )
+                    }
+                })
+            }),
     }
+}
+
+/// Why the VM stands still, if another node has had it since.
+fn outdated(name: &str, inner: &Inner) -> Option<String> {
+    let surpassed = inner.entry.surpassed.as_ref()?;
+    inner.entry.moved_to.is_none().then(|| {
+        let (why, by) = (surpassed.why("the VM", inner.entry.epoch), &surpassed.by);
+        format!(
+            "{why}; it is to stand still here: end it with 'godwit vm stop {name} --force'; or, if it is not to run at node \
+             '{by}', 'godwit vm resume {name} --force'"
+        )
+    })
 }
 
 /// How the machine is started: its QEMU's command line, with the sockets of its disks below the data directory.

@@ -8,6 +8,7 @@ use godwit_core::units::MigrationId;
 use crate::config::NodeConfig;
 use crate::nics::served::ServedNic;
 use crate::store::machine::{VmEntry, VmMark};
+use crate::vms::incoming::doubt::Verdicts;
 use crate::vms::lifecycle::room::Still;
 use crate::vms::memory::mover::MovingMemory;
 use godwit_api::{ErrorBody, ErrorCode, VmState};
@@ -107,6 +108,8 @@ pub(crate) struct Inner {
     pub(crate) moving: Option<MovingMemory>,
     /// What is wrong with it.
     pub(crate) problem: Option<String>,
+    /// Where an operator's decision goes while it arrives and its source does not say whether it gave it away.
+    pub(crate) verdicts: Option<Verdicts>,
     /// Why the guest was ended, when that is known.
     pub(crate) ended_for: Option<String>,
     /// What who started it should know.
@@ -124,11 +127,7 @@ pub(crate) struct Qemu {
 
 impl Vm {
     /// A VM that nothing runs yet.
-    pub(crate) fn new(
-        config: &NodeConfig,
-        name: String,
-        entry: VmEntry,
-    ) -> Arc<Self> {
+    pub(crate) fn new(config: &NodeConfig, name: String, entry: VmEntry) -> Arc<Self> {
         let places = Places {
             folder: config.vms_dir().join(&name),
         };
@@ -149,6 +148,7 @@ impl Vm {
                 local_bytes: 0,
                 moving: None,
                 problem: None,
+                verdicts: None,
                 ended_for: None,
                 warnings: Vec::new(),
             }),
@@ -203,6 +203,25 @@ impl Vm {
         let text = format!("a VM named {:?} is {does} on this node", self.name);
         Err(ErrorBody::new(ErrorCode::Exists, text)
             .hint("choose another name, or stop it with 'godwit vm stop'"))
+    }
+
+    /// Whether no other node has had the VM since it came here.
+    ///
+    /// # Errors
+    /// [`ErrorCode::Conflict`] naming that node.
+    pub(crate) fn is_current(&self, inner: &Inner) -> Result<(), ErrorBody> {
+        let Some(surpassed) = &inner.entry.surpassed else {
+            return Ok(());
+        };
+        let text = format!(
+            "VM {} is to stand still: {}",
+            self.name,
+            surpassed.why("the VM", inner.entry.epoch)
+        );
+        Err(ErrorBody::new(ErrorCode::Conflict, text).hint(format!(
+            "end it here with 'godwit vm stop {} --force', or insist with 'godwit vm resume {} --force'",
+            self.name, self.name
+        )))
     }
 
     /// Its QEMU.
@@ -405,11 +424,7 @@ impl Vms {
     }
 }
 
-fn user_among(
-    vms: &BTreeMap<String, Arc<Vm>>,
-    disk: &str,
-    except: Option<&str>,
-) -> Option<String> {
+fn user_among(vms: &BTreeMap<String, Arc<Vm>>, disk: &str, except: Option<&str>) -> Option<String> {
     let uses = |vm: &&Arc<Vm>| {
         let inner = vm.lock();
         Some(vm.name.as_str()) != except

@@ -9,6 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -83,6 +84,31 @@ impl Process {
     }
 }
 
+/// Ends a process that nobody watches, when this is dropped.
+#[derive(Debug)]
+pub struct Unwatched(Option<Arc<Process>>);
+
+impl Unwatched {
+    /// As long as this lasts.
+    pub fn new(process: &Arc<Process>) -> Self {
+        Self(Some(Arc::clone(process)))
+    }
+
+    /// The process goes on.
+    pub fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Unwatched {
+    fn drop(&mut self) {
+        if let Some(process) = &self.0 {
+            // It may have ended by itself.
+            let _ = pidfd_send_signal(process.handle.get_ref(), Signal::KILL);
+        }
+    }
+}
+
 /// Makes the folder of a VM, for the user that its QEMU runs as.
 ///
 /// # Errors
@@ -144,7 +170,7 @@ pub struct Preload<'a> {
 }
 
 /// Starts QEMU in a session of its own, with its messages in the VM's log, and waits until its
-/// monitor answers.
+/// monitor answers. When the future is dropped, the QEMU is ended.
 ///
 /// # Errors
 /// [`StartError`] with the end of QEMU's log when it does not start.
@@ -154,18 +180,21 @@ pub async fn start(
     places: &Places,
     user: Option<&QemuUser>,
     preload: Option<Preload<'_>>,
-) -> Result<(Process, Qmp), StartError> {
+) -> Result<(Arc<Process>, Qmp), StartError> {
     let cannot = |cause| StartError::Program {
         program: program.to_owned(),
         cause,
     };
     let mut child = spawn(program, line, places, user, preload).map_err(cannot)?;
     let pid = child.id().unwrap_or_default();
-    let process = Process::open(pid).map_err(|error| StartError::Ended {
-        arguments: false,
-        why: error.to_string(),
-        said: String::new(),
-    })?;
+    let process = Process::open(pid)
+        .map(Arc::new)
+        .map_err(|error| StartError::Ended {
+            arguments: false,
+            why: error.to_string(),
+            said: String::new(),
+        })?;
+    let unwatched = Unwatched::new(&process);
     // Reaps it whenever it ends, also long after the VM was handed over.
     let mut child = tokio::spawn(async move { child.wait().await });
     let answers = async {
@@ -178,7 +207,10 @@ pub async fn start(
     };
     // QEMU that ends by itself does not like its arguments; that is no fault of the node's.
     let (arguments, why) = tokio::select! {
-        qmp = answers => return Ok((process, qmp)),
+        qmp = answers => {
+            unwatched.keep();
+            return Ok((process, qmp));
+        }
         ended = &mut child => match ended {
             Ok(Ok(status)) => {
                 // Some of what it does not like it only notices by an assertion.

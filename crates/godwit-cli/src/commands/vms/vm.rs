@@ -95,8 +95,9 @@ pub(crate) async fn run(
             let vm = memory_moved(client, &name).await?;
             output.print(&vm, show)
         }
-        VmCommand::Resume { name } => {
-            client.order(&routes::vm_resume(&name), &json!({})).await?;
+        VmCommand::Resume { name, force } => {
+            let path = routes::vm_resume(&name, force);
+            client.order(&path, &json!({})).await?;
             output.print(&json!({ "name": name }), |_| format!("VM '{name}' goes on"))
         }
         VmCommand::Forget { name, force } => {

@@ -11,6 +11,7 @@ fn offer(place: Option<Place>, policy: TransferPolicy) -> Greeting {
         place,
         policy,
         image: None,
+        id: None,
     })
 }
 
@@ -116,6 +117,31 @@ fn an_offer_names_its_policy_unless_that_is_the_only_one_that_older_nodes_know()
             let mut unknown = body.to_vec();
             *unknown.last_mut().expect("a policy") = 9;
             assert_eq!(decoded(&unknown), Err(DecodeError::Field("policy")));
+        }
+    }
+}
+
+#[test]
+fn an_offer_names_its_disk_with_or_without_an_image() {
+    let image = OfferedImage {
+        image: String::from("debian:12"),
+        manifest: String::from("12ab"),
+        prefetch: true,
+    };
+    for image in [None, Some(image)] {
+        let Greeting::Offer(plain) = offer(None, TransferPolicy::default()) else {
+            unreachable!("it is an offer");
+        };
+        let named = Greeting::Offer(Offer {
+            image,
+            id: Some(DiskId([7; 16])),
+            ..plain
+        });
+        let frame = named.encode();
+        let body = &frame[HEADER_SIZE..];
+        assert_eq!(decoded(body), Ok(named));
+        for cut in 1..16 {
+            assert!(decoded(&body[..body.len() - cut]).is_err(), "{cut}");
         }
     }
 }

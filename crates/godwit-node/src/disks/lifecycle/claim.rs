@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::units::Epoch;
 
+use crate::disks::Said;
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::lifecycle::create;
 use crate::disks::lifecycle::run;
@@ -21,33 +23,49 @@ pub(crate) async fn claim(
 ) -> Result<Arc<Disk>, ErrorBody> {
     let disk = node.disks.get(name)?;
     let mut other = String::from("the other node");
-    let _guard =
-        disk.begin(Activity::Claiming, |inner| {
-            if inner.in_doubt().is_none() {
-                return Err(ErrorBody::new(
-                    ErrorCode::Conflict,
-                    format!(
-                        "disk {name} is not in doubt: it is {}",
-                        inner.state().name()
-                    ),
-                )
-                .hint("only a disk whose owner cannot be known can be claimed"));
-            }
-            if let Some(counterpart) = &inner.entry.counterpart {
-                other.clone_from(counterpart);
-            }
+    let mut undecided = None;
+    let _guard = disk.begin(Activity::Claiming, |inner| {
+        undecided = inner.in_doubt();
+        if let Some(surpassed) = &inner.entry.surpassed {
+            other.clone_from(&surpassed.by);
             if force {
                 return Ok(());
             }
-            Err(ErrorBody::new(
+            let why = surpassed.why("the disk", inner.record.epoch.0);
+            let text = format!(
+                "disk {name} is held: {why}; claiming it here lets node '{other}' hold it instead"
+            );
+            return Err(ErrorBody::new(ErrorCode::Conflict, text).hint(format!(
+                "if what is here is right, and not what node '{other}' has, claim it with --force"
+            )));
+        }
+        if undecided.is_none() {
+            return Err(ErrorBody::new(
+                ErrorCode::Conflict,
+                format!(
+                    "disk {name} is not in doubt: it is {}",
+                    inner.state().name()
+                ),
+            )
+            .hint("only a disk whose owner cannot be known can be claimed"));
+        }
+        if let Some(counterpart) = &inner.entry.counterpart {
+            other.clone_from(counterpart);
+        }
+        if force {
+            return Ok(());
+        }
+        Err(ErrorBody::new(
             ErrorCode::Conflict,
             format!(
                 "disk {name} is in doubt: if node '{other}' serves it, claiming it here makes two \
                  owners, and writes of one of them are lost"
             ),
         )
-        .hint(format!("make sure that {other} is down for good, then claim it with --force")))
-        })?;
+        .hint(format!(
+            "make sure that {other} is down for good, then claim it with --force"
+        )))
+    })?;
     tracing::warn!(
         disk = name,
         other,
@@ -59,23 +77,37 @@ pub(crate) async fn claim(
         (inner.entry.clone(), inner.record)
     };
     // The engine may have heard the answer while it was ending.
-    if record.ownership != Ownership::Serving {
+    if record.ownership != Ownership::Serving || entry.surpassed.is_some() {
+        let epoch = match &entry.surpassed {
+            Some(surpassed) => Epoch(surpassed.next(record.epoch.0)),
+            None => record.epoch.next(),
+        };
         let record = AuthorityRecord {
-            epoch: record.epoch.next(),
+            epoch,
             ownership: Ownership::Serving,
             // What this node has accepted without it lacks all the same.
-            remainder: record
-                .remainder
-                .filter(|_| matches!(record.ownership, Ownership::Accepted { .. })),
+            remainder: record.remainder.filter(|_| {
+                matches!(
+                    record.ownership,
+                    Ownership::Accepted { .. } | Ownership::Serving
+                )
+            }),
         };
         entry.adopt(&record);
         if let Err(error) = node.store.put_disk(name, &entry, record).await {
             run::open_and_start(node, &disk).await;
             return Err(create::stored_badly(&disk, &error));
         }
-        let mut inner = disk.lock();
-        inner.entry = entry;
-        inner.record = record;
+        {
+            let mut inner = disk.lock();
+            inner.entry = entry;
+            inner.record = record;
+        }
+        node.owners.send_replace(());
+        if let Some(migration) = undecided.filter(|_| record.ownership != Ownership::Serving) {
+            let said = Said::Claimed(migration);
+            (node.disk_users)(Arc::clone(node), Arc::clone(&disk), said).await;
+        }
     }
     run::open_and_start(node, &disk).await;
     Ok(disk)

@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use godwit_core::authority::AuthorityRecord;
-use godwit_core::units::{Bytes, Sectors};
+use godwit_core::units::{Bytes, DiskId, Sectors};
 
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::storage::image;
 use crate::images::creation;
+use crate::migrations::options::random_id;
 use crate::names;
 use crate::node::{Node, blocking};
 use crate::store::{DiskEntry, Mark};
@@ -108,6 +109,7 @@ pub(crate) async fn reserve(
     sectors: Sectors,
 ) -> Result<Arc<Disk>, ErrorBody> {
     let entry = DiskEntry {
+        id: Some(DiskId(random_id()?)),
         path,
         sectors: sectors.0,
         managed: true,
@@ -115,6 +117,7 @@ pub(crate) async fn reserve(
         moved_to: None,
         shared: false,
         base: None,
+        surpassed: None,
         kept: None,
         mark: Some(Mark::Creating),
     };
@@ -239,6 +242,7 @@ async fn attach(
         .hint("leave the size out to take the image's own"));
     }
     let entry = DiskEntry {
+        id: Some(DiskId(random_id()?)),
         path,
         sectors: opened.capacity.0,
         managed: false,
@@ -246,6 +250,7 @@ async fn attach(
         moved_to: None,
         shared: false,
         base: None,
+        surpassed: None,
         kept: None,
         mark: None,
     };

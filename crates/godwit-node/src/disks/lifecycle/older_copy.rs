@@ -141,6 +141,7 @@ mod tests {
     fn entry(image: PathBuf) -> DiskEntry {
         let fingerprint = Fingerprint::of_file(&image).expect("a file");
         DiskEntry {
+            id: None,
             path: image,
             sectors: 8,
             managed: true,
@@ -149,6 +150,7 @@ mod tests {
             mark: None,
             shared: false,
             base: None,
+            surpassed: None,
             kept: Some(KeptImage {
                 migration: LEFT.to_string(),
                 fingerprint: fingerprint.0,

@@ -28,7 +28,7 @@ const STORE_RETRY: Duration = Duration::from_secs(1);
 /// # Errors
 /// The image has another size than the disk, or the engine cannot start.
 pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<(), ErrorBody> {
-    let (record, sectors, shared, on_demand_only, on_image) = {
+    let (record, sectors, shared, on_demand_only, on_image, surpassed) = {
         let inner = disk.lock();
         let (entry, record) = (&inner.entry, inner.record);
         let base = entry.fetches(&record);
@@ -40,6 +40,7 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<
             entry.shared,
             on_demand_only,
             on_image,
+            entry.surpassed.is_some(),
         )
     };
     if image.capacity != Sectors(sectors) {
@@ -68,6 +69,7 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<
         AfterReadWait::Pause => config.missing_pauses_after = read_wait,
     }
     config.on_image = on_image;
+    config.surpassed = surpassed;
     let (sender, events) = mpsc::unbounded_channel();
     let clients = Arc::clone(&disk.clients);
     let report = move |event| {

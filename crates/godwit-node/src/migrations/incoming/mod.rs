@@ -11,7 +11,7 @@ use std::time::Duration;
 use godwit_block::engine::{PeerStream, PeerStreams};
 use godwit_core::OlderCopy;
 use godwit_core::authority::{AuthorityRecord, Ownership};
-use godwit_core::units::{MigrationId, Sectors};
+use godwit_core::units::{DiskId, MigrationId, Sectors};
 use godwit_core::wire::{
     Features, Greeting, Hello, Offer, Refusal, RefusalCode, Reply, TrafficClass,
 };
@@ -26,6 +26,7 @@ use crate::disks::lifecycle::{older_copy, remove, run};
 use crate::disks::storage::{image, placement};
 use crate::failpoint;
 use crate::images::arrival;
+use crate::migrations::options::random_id;
 use crate::names;
 use crate::node::{Node, PEER_TIMEOUT, blocking};
 use crate::peers::{PeerConnection, greeting, into_stream};
@@ -298,7 +299,12 @@ async fn prepare_new(
             ),
         });
     }
+    let id = match offer.id {
+        Some(id) => id,
+        None => DiskId(random_id().map_err(refusal)?),
+    };
     let entry = DiskEntry {
+        id: Some(id),
         path: wanted,
         sectors: offer.capacity.0,
         // What is on a device is nobody's file to delete.
@@ -307,6 +313,7 @@ async fn prepare_new(
         moved_to: None,
         shared: false,
         base: base.cloned(),
+        surpassed: None,
         kept: None,
         mark: Some(Mark::Receiving {
             migration: hello.migration.to_string(),
@@ -470,6 +477,7 @@ async fn prepare_known(
     let (entry, record) = {
         let mut inner = disk.lock();
         inner.entry.counterpart = Some(hello.node.clone());
+        inner.entry.id = offer.id.or(inner.entry.id);
         inner.entry.base = base.cloned();
         (inner.entry.clone(), inner.record)
     };

@@ -290,6 +290,14 @@ pub(crate) fn open_interface(
 /// # Errors
 /// The system has no randomness.
 pub(crate) fn new_id() -> Result<MigrationId, ErrorBody> {
+    random_id().map(MigrationId)
+}
+
+/// What no other migration, disk or machine is called.
+///
+/// # Errors
+/// The system has no random bytes.
+pub(crate) fn random_id() -> Result<[u8; 16], ErrorBody> {
     let mut id = [0; 16];
     aws_lc_rs::default_provider()
         .secure_random
@@ -297,8 +305,8 @@ pub(crate) fn new_id() -> Result<MigrationId, ErrorBody> {
         .map_err(|_| {
             ErrorBody::new(
                 ErrorCode::Internal,
-                "the system gave no random bytes for a migration's id",
+                "the system gave no random bytes for an id",
             )
         })?;
-    Ok(MigrationId(id))
+    Ok(id)
 }

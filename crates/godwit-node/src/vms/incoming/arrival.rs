@@ -5,7 +5,8 @@
 //! accepted but not decided, nothing is decided: QEMU is kept, and the guest stands still. Only when
 //! no disk is here and none can come any more is the VM given up. That makes the connection to the
 //! source a matter of speed alone: with or without it, and after a restart of this node, the same
-//! facts lead to the same end.
+//! facts lead to the same end. For a machine without disks the source's word takes their place (`asking.rs`), and where
+//! that cannot be had an operator's (`doubt.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,9 +14,9 @@ use std::time::{Duration, Instant};
 use godwit_core::authority::Ownership;
 use godwit_core::units::MigrationId;
 use godwit_memory::ownership::Arrival;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 
-use crate::disks::disk::Activity;
+use crate::disks::disk::{Activity, Disk};
 use crate::disks::vhost::Held;
 use crate::failpoint;
 use crate::migrations::outgoing::cancel_in_engine;
@@ -23,6 +24,7 @@ use crate::node::Node;
 use crate::peers::PeerConnection;
 use crate::store::machine::{VmMark, VmOrigin};
 use crate::vms::control::Link;
+use crate::vms::incoming::doubt::{self, Decided, Doubt, Verdict};
 use crate::vms::incoming::nics::ArrivingNics;
 use crate::vms::incoming::post_copy_destination::Pulling;
 use crate::vms::incoming::{let_run, pour, start};
@@ -32,7 +34,7 @@ use crate::vms::messages::{Answer, MachineOffer, Order};
 use crate::vms::outgoing::planes::nics::announce_cards;
 use crate::vms::tunnel::OpenDoor;
 use crate::vms::vm::{Qemu, Vm, VmGuard};
-use godwit_api::{MemoryPlace, MoveMemory};
+use godwit_api::{ErrorBody, ErrorCode, MemoryPlace, MoveMemory};
 use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::QmpError;
 
@@ -59,6 +61,9 @@ enum Claim {
 /// What the source says, and what it is answered.
 pub(crate) type DestinationLink = Link<Answer, Order>;
 
+/// A QEMU that is being started. It is ended with the task that does so.
+type Starting = JoinHandle<Result<Qemu, ErrorBody>>;
+
 /// A VM that comes in.
 pub(crate) struct Incoming<'a> {
     node: &'a Arc<Node>,
@@ -71,14 +76,17 @@ pub(crate) struct Incoming<'a> {
     /// Its disks, if they must wait.
     held: Option<Held>,
     qemu: Option<Qemu>,
+    starting: Option<Starting>,
     /// Why it should not come any more.
     given_up: Option<String>,
     /// The source waits to hear that QEMU has the memory.
     load_asked: bool,
     /// It has heard it.
     told_loaded: bool,
-    /// The source said that it gave the VM away: decides for a VM without disks.
-    given: bool,
+    /// The source said whether it gave the VM away: decides for a VM without disks.
+    given: Option<bool>,
+    /// What is waited for where the source is gone.
+    doubt: Doubt,
     nics: ArrivingNics,
     owned_at: Option<Instant>,
 }
@@ -87,7 +95,9 @@ pub(crate) struct Incoming<'a> {
 enum Happened {
     Order(Option<Order>),
     Memory(Option<PeerConnection>),
+    Started(Result<Qemu, ErrorBody>),
     QemuEnded,
+    Decided(Decided),
     Closing,
     Nothing,
 }
@@ -126,10 +136,12 @@ impl<'a> Incoming<'a> {
             carrying: None,
             held,
             qemu,
+            starting: None,
             given_up: Some(String::from("this node was started again")),
             load_asked: false,
             told_loaded: false,
-            given: false,
+            given: None,
+            doubt: Doubt::default(),
             nics: ArrivingNics::default(),
             owned_at: None,
         }
@@ -153,7 +165,12 @@ impl<'a> Incoming<'a> {
                 }
                 Claim::Elsewhere if self.given_up.is_some() => return self.remove(guard).await,
                 Claim::Elsewhere => {}
-                Claim::Open if self.given_up.is_some() => self.stop_receiving().await,
+                Claim::Open if self.given_up.is_some() => {
+                    self.stop_receiving().await;
+                    if self.link.is_none() {
+                        self.doubt.begin(self.node, self.vm);
+                    }
+                }
                 Claim::Open => {}
             }
             if self.load_asked
@@ -169,7 +186,9 @@ impl<'a> Incoming<'a> {
             let happened = tokio::select! {
                 order = hear(&mut self.link) => Happened::Order(order),
                 memory = arrived(&mut self.door), if self.qemu.is_some() => Happened::Memory(memory),
+                started = started(&mut self.starting) => Happened::Started(started),
                 () = ended(self.qemu.as_ref()) => Happened::QemuEnded,
+                decided = self.doubt.next() => Happened::Decided(decided),
                 () = self.node.closed() => Happened::Closing,
                 _ = owners.changed() => Happened::Nothing,
                 () = tokio::time::sleep(wait) => Happened::Nothing,
@@ -180,10 +199,34 @@ impl<'a> Incoming<'a> {
                     self.carrying = Some(pour(self.vm, connection, self.vm.places.incoming()));
                 }
                 Happened::Memory(None) => self.door = None,
+                Happened::Started(started) => {
+                    self.starting = None;
+                    match started {
+                        Ok(qemu) => {
+                            self.qemu = Some(qemu);
+                            self.say(Answer::Started).await;
+                        }
+                        Err(error) => self.fail(error.message).await,
+                    }
+                }
                 Happened::QemuEnded => {
                     self.qemu = None;
                     let said = godwit_qemu::process::log_tail(&self.vm.places.log());
                     self.fail(format!("its QEMU has ended: {said}")).await;
+                }
+                Happened::Decided(Decided::BySource(given)) => self.given = Some(given),
+                Happened::Decided(Decided::ByOperator(Verdict::Ours, reply)) => {
+                    let claimed = doubt::claim_all(self.node, self.vm).await;
+                    if claimed.is_ok() {
+                        self.given = Some(true);
+                    }
+                    // Whoever ordered it may have hung up.
+                    let _ = reply.send(claimed);
+                }
+                Happened::Decided(Decided::ByOperator(Verdict::GivenUp, reply)) => {
+                    self.remove(guard).await;
+                    let _ = reply.send(Ok(()));
+                    return;
                 }
                 Happened::Closing => return,
                 Happened::Nothing => {}
@@ -194,16 +237,11 @@ impl<'a> Incoming<'a> {
     async fn obey(&mut self, order: Option<Order>) {
         match order {
             Some(Order::Start) => {
-                let started = match (&self.offer, &self.qemu) {
-                    (Some(offer), None) => start(self.node, self.vm, offer).await,
-                    _ => return,
-                };
-                match started {
-                    Ok(qemu) => {
-                        self.qemu = Some(qemu);
-                        self.say(Answer::Started).await;
-                    }
-                    Err(error) => self.fail(error.message).await,
+                if let (Some(offer), None, None) = (&self.offer, &self.qemu, &self.starting) {
+                    let (node, vm) = (Arc::clone(self.node), Arc::clone(self.vm));
+                    let offer = offer.clone();
+                    let starting = async move { start(&node, &vm, offer).await };
+                    self.starting = Some(tokio::spawn(starting));
                 }
             }
             Some(Order::Load { runs }) => match self.store_runs(runs).await {
@@ -215,13 +253,17 @@ impl<'a> Incoming<'a> {
                     self.fail(why).await;
                 }
             }
-            Some(Order::Given) => self.given = true,
-            Some(Order::Abort { reason }) => self.given_up = Some(reason),
+            Some(Order::Given) => self.given = Some(true),
+            Some(Order::Abort { reason }) => {
+                self.given_up = Some(reason);
+                self.given.get_or_insert(false);
+            }
             Some(
                 Order::NicsQuiet
                 | Order::NicsDone
                 | Order::Offer(_)
                 | Order::Resume
+                | Order::Ask { .. }
                 | Order::Lost { .. }
                 | Order::Ping,
             ) => {}
@@ -267,32 +309,42 @@ impl<'a> Incoming<'a> {
         self.vm.lock().entry.machine.disks.clone()
     }
 
+    /// Its disks that are here, or come. Another disk of the name of one of them is none of them.
+    fn found_disks(&self) -> Vec<Arc<Disk>> {
+        let (names, ids) = {
+            let entry = &self.vm.lock().entry;
+            (entry.machine.disks.clone(), entry.disk_ids.clone())
+        };
+        let found = names.iter().enumerate().filter_map(|(number, name)| {
+            let disk = self.node.disks.find(name)?;
+            let id = disk.lock().entry.id.map(|id| id.to_string());
+            let is_it = match (ids.get(number), id) {
+                (Some(wanted), Some(id)) => *wanted == id,
+                // An earlier version names no disks.
+                _ => true,
+            };
+            is_it.then_some(disk)
+        });
+        found.collect()
+    }
+
     fn claim(&self) -> Claim {
         let disks = self.disks();
         let memory = pooled::arrival(self.node, self.vm);
         if disks.is_empty() {
-            // The memory's title tells, or nothing but the source's word. Without both the guest stands still
-            // for good if it could have been given.
-            let told = self.told_loaded || self.offer.is_none();
-            let could = self.qemu.is_some() && told;
-            let given = match memory {
-                None => self.given,
-                Some(Arrival::Given) => true,
-                Some(Arrival::Elsewhere) => return Claim::Elsewhere,
-                Some(Arrival::Undecided) => false,
-            };
-            return match (given, could && self.link.is_none()) {
-                (true, _) => Claim::Owned,
-                (false, false) => Claim::Elsewhere,
-                (false, true) => Claim::Open,
+            // The memory's title tells, or else the source's word. The source gave nothing away as long as it was not told
+            // that QEMU has the memory; a node that was started again does not know whether it was.
+            let could = self.told_loaded || self.offer.is_none();
+            return match (memory, self.given) {
+                (Some(Arrival::Given), _) | (None, Some(true)) => Claim::Owned,
+                (Some(Arrival::Elsewhere), _) | (_, Some(false)) => Claim::Elsewhere,
+                _ if could => Claim::Open,
+                _ => Claim::Elsewhere,
             };
         }
         let mut owned = 0;
         let mut open = false;
-        for disk in &disks {
-            let Some(disk) = self.node.disks.find(disk) else {
-                continue;
-            };
+        for disk in self.found_disks() {
             let inner = disk.lock();
             match inner.record.ownership {
                 Ownership::Serving => owned += 1,
@@ -314,10 +366,7 @@ impl<'a> Incoming<'a> {
 
     /// Disks that are not accepted yet must not be any more. Those that are wait for the source.
     async fn stop_receiving(&self) {
-        for name in self.disks() {
-            let Some(disk) = self.node.disks.find(&name) else {
-                continue;
-            };
+        for disk in self.found_disks() {
             let incoming = matches!(disk.lock().activity, Activity::Incoming(_));
             if incoming {
                 cancel_in_engine(&disk).await;
@@ -444,7 +493,9 @@ impl<'a> Incoming<'a> {
         let entry = {
             let mut inner = self.vm.lock();
             inner.entry.mark = mark;
+            inner.entry.disk_ids.clear();
             inner.problem = problem;
+            inner.verdicts = None;
             if let Some(memory) = &mut inner.entry.memory {
                 memory.epoch += 1;
             }
@@ -458,10 +509,16 @@ impl<'a> Incoming<'a> {
     }
 
     /// It does not come: nothing of it stays.
-    async fn remove(&self, guard: VmGuard) {
+    async fn remove(&mut self, guard: VmGuard) {
         let why = self.given_up.as_deref().unwrap_or("it was given up");
         tracing::info!(vm = self.vm.name, why, "the VM does not come");
-        if let Some(qemu) = &self.qemu {
+        // It may wait for a disk that does not come either.
+        if let Some(starting) = self.starting.take() {
+            starting.abort();
+            let _ = starting.await;
+        }
+        let watched = self.vm.lock().qemu.clone();
+        if let Some(qemu) = self.qemu.take().or(watched) {
             qemu.process.kill().await;
         }
         forget(self.node, self.vm, guard).await;
@@ -478,6 +535,16 @@ pub(in crate::vms) async fn hear(link: &mut Option<DestinationLink>) -> Option<O
 async fn arrived(door: &mut Option<OpenDoor<'_>>) -> Option<PeerConnection> {
     match door {
         Some(door) => door.arrivals.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn started(starting: &mut Option<Starting>) -> Result<Qemu, ErrorBody> {
+    match starting {
+        Some(starting) => starting.await.unwrap_or_else(|error| {
+            let text = format!("the task that starts its QEMU failed: {error}");
+            Err(ErrorBody::new(ErrorCode::Internal, text))
+        }),
         None => std::future::pending().await,
     }
 }

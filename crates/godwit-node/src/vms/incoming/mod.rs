@@ -1,11 +1,14 @@
 //! Takes VMs in.
 
 pub(crate) mod arrival;
+mod asking;
+pub(crate) mod doubt;
 mod nics;
 pub(crate) mod post_copy_destination;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use godwit_core::wire::Hello;
 use serde_json::json;
@@ -23,7 +26,7 @@ use crate::vms::memory::page_tables;
 use crate::vms::memory::pooled::{self, PoolOffer};
 use crate::vms::memory::qemu_fits;
 use crate::vms::messages::{self, Answer, MachineOffer, Order, SILENCE};
-use crate::vms::outgoing::preflight;
+use crate::vms::outgoing::{given, preflight};
 use crate::vms::tunnel;
 use crate::vms::view::{pull, shared};
 use crate::vms::vm::{Qemu, Vm, VmActivity, VmGuard};
@@ -32,13 +35,17 @@ use godwit_qemu::migration;
 use godwit_qemu::monitor::qmp::QmpError;
 use godwit_qemu::monitor::spare;
 use godwit_qemu::monitor::spare::Spare;
-use godwit_qemu::process;
 use godwit_qemu::process::sandbox;
+use godwit_qemu::process::{self, Unwatched};
+
+/// How long an offer waits for an earlier move of its machine to be forgotten, and how often it looks.
+const FORGETS_WITHIN: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(10);
 
 /// Takes a control connection whose hello was welcomed: the offer of a VM follows.
 pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection, hello: Hello) {
     let order = tokio::time::timeout(SILENCE, messages::read(&mut connection)).await;
-    let link = || {
+    let link = |connection| {
         Link::open(
             connection,
             || Answer::Pong,
@@ -47,16 +54,24 @@ pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection
     };
     let offer = match order {
         Ok(Ok(Order::Offer(offer))) => offer,
+        Ok(Ok(Order::Ask { id })) => {
+            let word = given::word(&node, &hello, &id);
+            tracing::info!(peer = hello.node, vm = hello.disk, migration = %hello.migration, ?word, "asked who has the VM");
+            // Whoever does not hear it asks again.
+            let _ = messages::write(&mut connection, &Answer::Word(word)).await;
+            return;
+        }
         Ok(Ok(order @ (Order::Resume | Order::Lost { .. }))) => {
-            return let_return(&node, link(), order, &hello).await;
+            return let_return(&node, link(connection), order, &hello).await;
         }
         _ => {
             tracing::debug!(peer = hello.node, "no offer of a VM followed the hello");
             return;
         }
     };
-    let link = link();
+    let link = link(connection);
     tracing::info!(peer = hello.node, vm = hello.disk, migration = %hello.migration, "offered a VM");
+    earlier_is_forgotten(&node, &hello).await;
     let mut blockers = preflight::coming(&node, &hello.disk, &offer).await;
     if let Some(pool) = &offer.pool {
         let migration = hello.migration.to_string();
@@ -78,6 +93,7 @@ pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection
         link.say(Answer::Blocked(vec![why])).await;
         return;
     }
+    earlier_is_forgotten(&node, &hello).await;
     let (vm, guard) = match reserve(&node, &hello, &offer).await {
         Ok(reserved) => reserved,
         Err(error) => {
@@ -90,6 +106,26 @@ pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection
     Incoming::new(&node, &vm, *offer, link, door)
         .decide(guard)
         .await;
+}
+
+/// A source has one move of a machine at a time, so the one before is over there, and is being forgotten here.
+async fn earlier_is_forgotten(node: &Node, hello: &Hello) {
+    let comes = || {
+        let Some(vm) = node.vms.find(&hello.disk) else {
+            return false;
+        };
+        let inner = vm.lock();
+        let from_there =
+            matches!(&inner.entry.origin, VmOrigin::Received { from } if *from == hello.node);
+        from_there && matches!(inner.activity, VmActivity::Incoming(of) if of != hello.migration)
+    };
+    let forgotten = async {
+        while comes() {
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    // The offer tells what is in its way if it is not.
+    let _ = tokio::time::timeout(FORGETS_WITHIN, forgotten).await;
 }
 
 /// The source of a VM that pulls its memory from there has lost its connections, or the memory.
@@ -150,7 +186,9 @@ async fn reserve(
     };
     let memory = offer.pool.as_ref().map(PoolOffer::expected);
     let machine = offer.machine.clone();
-    let entry = run::entry(node, &hello.disk, machine, (origin, mark), memory)?;
+    let id = (offer.id.clone(), offer.epoch);
+    let mut entry = run::entry(node, &hello.disk, machine, id, (origin, mark), memory)?;
+    entry.disk_ids.clone_from(&offer.disk_ids);
     let activity = VmActivity::Incoming(hello.migration);
     run::reserve(node, &hello.disk, entry, activity).await
 }
@@ -158,11 +196,11 @@ async fn reserve(
 /// Starts a QEMU that waits for the VM's memory.
 ///
 /// # Errors
-/// It does not start, or cannot do what the move needs.
+/// It does not start, or cannot do what the move needs. It is also ended when this is given up.
 pub(crate) async fn start(
     node: &Arc<Node>,
     vm: &Arc<Vm>,
-    offer: &MachineOffer,
+    offer: MachineOffer,
 ) -> Result<Qemu, ErrorBody> {
     let machine = &offer.machine;
     let socket = |disk: &str| node.config.vhost_socket(disk);
@@ -193,10 +231,8 @@ pub(crate) async fn start(
     let (process, qmp) = process::start(&machine.program, &line, &vm.places, user, preload)
         .await
         .map_err(|error| run::not_started(&vm.name, &error))?;
-    let qemu = Qemu {
-        qmp,
-        process: Arc::new(process),
-    };
+    let qemu = Qemu { qmp, process };
+    let unwatched = Unwatched::new(&qemu.process);
     let ready = async {
         if pulls {
             begin_spare(vm).await?;
@@ -210,6 +246,7 @@ pub(crate) async fn start(
         return Err(failed(&error));
     }
     watch::attach(node, vm, qemu.clone()).await;
+    unwatched.keep();
     page_tables::fill(node, vm, qemu.process.pid).await;
     Ok(qemu)
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::failpoint;
+use crate::migrations::options::new_id;
 use crate::names;
 use crate::nics::named::NamedNic;
 use crate::nics::served::ServedNic;
@@ -66,11 +67,16 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
     let nics = nics(node, &name, &machine)?;
     let process = Process::open(pid).map_err(|error| refused(ErrorCode::Conflict, &error))?;
     let mut entry = VmEntry {
+        id: new_id()?.to_string(),
+        epoch: 1,
         machine,
         qmp: path,
         origin: VmOrigin::Adopted,
         mark: None,
+        disk_ids: Vec::new(),
         moved_to: None,
+        left_by: None,
+        surpassed: None,
         memory: None,
         named_nics: nics.iter().map(|nic| nic.named.name.clone()).collect(),
         ended: None,

@@ -188,6 +188,7 @@ async fn settle(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Option<Qemu>, held: Option
             // There is nothing to go on with, and the destination hears that it does not come.
             let entry = vm.lock().entry.clone();
             pooled::keep(node, &vm.name, &entry);
+            unmark(node, vm).await;
         }
         (_, None) => note_end(node, vm).await,
     }
@@ -411,14 +412,17 @@ async fn take_back(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu, ran: bool) {
         Err(error) => Some(error.message),
     };
     watch::attach(node, vm, qemu).await;
-    let entry = {
-        let mut inner = vm.lock();
-        inner.problem = problem.map(|error| format!("the guest does not go on: {error}"));
-        inner.entry.mark = None;
-        inner.entry.clone()
-    };
-    if let Err(error) = node.store.put_vm(&vm.name, &entry).await {
-        tracing::error!(vm = vm.name, %error, "cannot store that the VM stays");
+    vm.lock().problem = problem.map(|error| format!("the guest does not go on: {error}"));
+    unmark(node, vm).await;
+}
+
+/// The VM stays: the destination may hear so once that is stored.
+async fn unmark(node: &Arc<Node>, vm: &Arc<Vm>) {
+    let mut entry = vm.lock().entry.clone();
+    entry.mark = None;
+    match node.store.put_vm(&vm.name, &entry).await {
+        Ok(()) => vm.lock().entry = entry,
+        Err(error) => tracing::error!(vm = vm.name, %error, "cannot store that the VM stays"),
     }
 }
 

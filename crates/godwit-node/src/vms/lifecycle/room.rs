@@ -17,6 +17,9 @@ use serde_json::json;
 use crate::disks::disk::Disk;
 use crate::failpoint;
 use crate::node::{Node, blocking};
+use crate::vms::incoming::doubt::{self, Verdict};
+use crate::vms::lifecycle::run::stored_badly;
+use crate::vms::memory::pooled;
 use crate::vms::vm::{Inner, Qemu, Vm, VmActivity};
 use godwit_api::{ErrorBody, ErrorCode};
 use godwit_qemu::inspect;
@@ -220,7 +223,7 @@ async fn until_it_can_go_on(node: &Arc<Node>, vm: &Arc<Vm>) {
             vm.lock().cannot_go_on = None;
             continue;
         }
-        match resume(node, &vm.name).await {
+        match resume(node, &vm.name, false).await {
             Ok(()) => return,
             Err(error) => tell(vm, error.message),
         }
@@ -239,11 +242,24 @@ fn tell(vm: &Vm, error: String) {
 /// Lets a VM go on that stands still.
 ///
 /// # Errors
-/// It is not here, something is under way with it, or QEMU does not let it.
-pub(crate) async fn resume(node: &Arc<Node>, name: &str) -> Result<(), ErrorBody> {
+/// It is not here, something is under way with it, QEMU does not let it, or it arrives and its source does not say whether
+/// it gave it away, or another node has had it since: `force` overrides the last two.
+pub(crate) async fn resume(node: &Arc<Node>, name: &str, force: bool) -> Result<(), ErrorBody> {
     let vm = node.vms.get(name)?;
-    let _guard = vm.begin(VmActivity::Resuming, |inner| vm.is_here(inner))?;
+    let verdicts = vm.lock().verdicts.clone();
+    if let Some(verdicts) = verdicts {
+        return match force {
+            true => doubt::decide(&vm, &verdicts, Verdict::Ours).await,
+            false => Err(doubt::warning(name, &vm.lock())),
+        };
+    }
+    let _guard = vm.begin(VmActivity::Resuming, |inner| {
+        vm.is_here(inner)?;
+        if force { Ok(()) } else { vm.is_current(inner) }
+    })?;
     let qmp = vm.qemu()?.qmp;
+    pooled::may_run(node, &vm)?;
+    override_later_owner(node, &vm).await?;
     qmp.execute("cont", json!({})).await.map_err(|error| {
         let text = format!("VM {name} does not go on: {error}");
         ErrorBody::new(ErrorCode::Conflict, text).hint(format!("see 'godwit vm show {name}'"))
@@ -261,6 +277,19 @@ pub(crate) async fn resume(node: &Arc<Node>, name: &str) -> Result<(), ErrorBody
         let node = Arc::clone(node);
         tokio::spawn(async move { until_its_note_is_removed(&node, &vm, &why).await });
     }
+    Ok(())
+}
+
+/// An operator insists that the VM is this node's, though another node has had it since: that holds it then.
+async fn override_later_owner(node: &Node, vm: &Vm) -> Result<(), ErrorBody> {
+    let mut entry = vm.lock().entry.clone();
+    let Some(surpassed) = entry.surpassed.take() else {
+        return Ok(());
+    };
+    entry.epoch = surpassed.next(entry.epoch);
+    let stored = node.store.put_vm(&vm.name, &entry).await;
+    stored.map_err(|error| stored_badly(&vm.name, &error))?;
+    vm.lock().entry = entry;
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use godwit_core::units::Bytes;
 use crate::config::MAX_SOCKET_PATH;
 use crate::disks::disk::Activity;
 use crate::failpoint;
+use crate::migrations::options::new_id;
 use crate::names;
 use crate::nics::{request, served};
 use crate::node::{Node, blocking};
@@ -55,6 +56,7 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunVm) -> Result<Arc<Vm>, Err
         node,
         &request.name,
         machine,
+        (new_id()?.to_string(), 1),
         (VmOrigin::Run, VmMark::Starting),
         memory,
     )?;
@@ -302,6 +304,7 @@ pub(crate) fn entry(
     node: &Node,
     name: &str,
     machine: Machine,
+    (id, epoch): (String, u64),
     (origin, mark): (VmOrigin, VmMark),
     memory: Option<PooledMemory>,
 ) -> Result<VmEntry, ErrorBody> {
@@ -325,11 +328,16 @@ pub(crate) fn entry(
         check_socket_path(name, &places.nic(nic))?;
     }
     Ok(VmEntry {
+        id,
+        epoch,
         machine,
         qmp: places.qmp(),
         origin,
         mark: Some(mark),
+        disk_ids: Vec::new(),
         moved_to: None,
+        left_by: None,
+        surpassed: None,
         memory,
         named_nics: Vec::new(),
         ended: None,
@@ -409,10 +417,7 @@ async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let (process, qmp) = process::start(&program, &line, &vm.places, user, preload)
         .await
         .map_err(|error| not_started(&vm.name, &error))?;
-    let qemu = Qemu {
-        qmp,
-        process: Arc::new(process),
-    };
+    let qemu = Qemu { qmp, process };
     let ready = async {
         let facts = Facts::read(&qemu.qmp).await.map_err(|error| {
             ErrorBody::new(ErrorCode::Internal, format!("VM {}: {error}", vm.name))

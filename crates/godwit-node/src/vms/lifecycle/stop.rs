@@ -7,6 +7,7 @@ use serde_json::json;
 
 use crate::node::Node;
 use crate::store::machine::VmMark;
+use crate::vms::incoming::doubt::{self, Verdict};
 use crate::vms::lifecycle::run;
 use crate::vms::vm::{Vm, VmActivity};
 use godwit_api::{ErrorBody, ErrorCode, StopVm};
@@ -40,6 +41,13 @@ pub(crate) async fn stop(node: &Arc<Node>, name: &str, request: StopVm) -> Resul
         }
     };
     // The QEMU that a VM left behind may have the rest of the memory of a guest that runs elsewhere.
+    let verdicts = vm.lock().verdicts.clone();
+    if let Some(verdicts) = verdicts {
+        return match request.force {
+            true => doubt::decide(&vm, &verdicts, Verdict::GivenUp).await,
+            false => Err(doubt::warning(name, &vm.lock())),
+        };
+    }
     let guard = match vm.begin(VmActivity::Stopping, |inner| vm.is_here(inner)) {
         Err(_) if request.force && vm.lock().activity == VmActivity::Stopping => {
             return hasten(node, &vm).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_core::units::Bytes;
-use godwit_memory::ownership::Arrival;
+use godwit_memory::ownership::{Arrival, Title};
 use godwit_memory::pool::proof::{self, Question};
 use godwit_memory::pool::segment::Segment;
 use godwit_memory::pool::{Place, Pool, PoolError};
@@ -375,6 +375,17 @@ pub(crate) fn may_run(node: &Node, vm: &Vm) -> Result<(), ErrorBody> {
         .hint(format!("see 'godwit vm show {}' there", vm.name)))
 }
 
+/// The title of the memory of a VM that is here; nothing when it is in no pool, or cannot be looked at.
+pub(crate) fn owner(node: &Node, vm: &Vm) -> Option<Title> {
+    let memory = {
+        let inner = vm.lock();
+        let is_here = inner.entry.moved_to.is_none();
+        inner.entry.memory.clone().filter(|_| is_here)?
+    };
+    let (_, segment) = segment(node, &vm.name, &memory).ok()?;
+    segment.title().ok()
+}
+
 /// What keeps a pool's memory from moving out of it while a guest runs, a sentence.
 pub(super) fn immovable(config: &NodeConfig, name: &str) -> Option<String> {
     let moves = open(config, name).and_then(|pool| {
@@ -493,6 +504,23 @@ pub(crate) fn arrival(node: &Node, vm: &Vm) -> Option<Arrival> {
             Some(Arrival::Undecided)
         }
     }
+}
+
+/// Destination: takes the title that the source has not decided about, by an operator's order. If the source decides at the
+/// same moment, its title or this one is written, and not both.
+///
+/// # Errors
+/// The segment cannot be looked at now, or has gone elsewhere.
+pub(crate) fn claim(node: &Node, vm: &str, memory: &PooledMemory) -> Result<(), ErrorBody> {
+    let here = &node.config.name;
+    let failed = |error: PoolError| refused(here, &memory.pool, &error);
+    let (_, segment) = segment(node, vm, memory)?;
+    let title = segment.title().map_err(failed)?;
+    if title.owner == *here {
+        return Ok(());
+    }
+    let claimed = segment.decide(&title.owner, memory.epoch, here);
+    claimed.map(drop).map_err(failed)
 }
 
 /// Source: makes the title say what is stored durably: that the VM is another node's. Tried until it works, or the

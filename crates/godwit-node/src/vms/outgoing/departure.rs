@@ -6,7 +6,8 @@ use std::time::Duration;
 use godwit_core::units::MigrationId;
 
 use crate::config::PeerConfig;
-use crate::node::Node;
+use crate::disks::storage::image;
+use crate::node::{Node, blocking};
 use crate::store::machine::{VmEntry, VmMark};
 use crate::vms::control::Link;
 use crate::vms::lifecycle::run::stored_badly;
@@ -74,6 +75,29 @@ impl Departure {
     /// The machine's disks, by name.
     pub(super) fn disks(&self) -> Vec<String> {
         self.vm.lock().entry.machine.disks.clone()
+    }
+
+    /// Each disk's name and the bytes that its image occupies.
+    pub(super) async fn disk_sizes(&self) -> Result<Vec<(String, u64)>, ErrorBody> {
+        let mut sizes = Vec::new();
+        for name in self.disks() {
+            let disk = self.node.disks.find(&name);
+            let path = disk.map(|disk| disk.lock().entry.path.clone());
+            let size = blocking(move || path.and_then(|path| image::allocated(&path))).await?;
+            sizes.push((name, size.unwrap_or(0)));
+        }
+        Ok(sizes)
+    }
+
+    /// The ids of the disks, in their order; of none when one of them has none.
+    pub(super) fn disk_ids(&self) -> Vec<String> {
+        let id = |name: &String| {
+            let disk = self.node.disks.find(name)?;
+            let id = disk.lock().entry.id?;
+            Some(id.to_string())
+        };
+        let ids: Option<Vec<_>> = self.disks().iter().map(id).collect();
+        ids.unwrap_or_default()
     }
 
     pub(super) async fn store(&self, entry: &VmEntry) -> Result<(), ErrorBody> {

@@ -2,6 +2,7 @@
 //! (`disks/group.rs`) decides where the VM is.
 
 mod departure;
+pub(in crate::vms) mod given;
 pub(in crate::vms) mod planes;
 pub(crate) mod post_copy_source;
 pub(crate) mod preflight;
@@ -24,11 +25,10 @@ use tokio::sync::{Notify, oneshot, watch};
 use crate::clock;
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::group::{GroupState, SwitchGroup};
-use crate::disks::storage::image;
 use crate::failpoint;
 use crate::migrations::options;
 use crate::nics::uplinks;
-use crate::node::{Node, blocking};
+use crate::node::Node;
 use crate::peers::greeting;
 use crate::store::machine::{VmEntry, VmMark};
 use crate::vms::memory::{blockers, pooled, released, relocated};
@@ -58,6 +58,8 @@ const DEPART_TIMEOUT: Duration = Duration::from_secs(5);
 const SWITCH_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a cancelled move may take to end.
 const CANCEL_WAIT: Duration = Duration::from_secs(20);
+/// How long the destination may take to forget a move that was given up.
+const FORGET_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Starts to move a VM. Returns once both nodes have found nothing that stands in the way.
 ///
@@ -85,6 +87,7 @@ pub(crate) async fn migrate(
     let id = options::new_id()?;
     let guard = vm.begin(VmActivity::Outgoing(id), |inner| {
         vm.is_here(inner)?;
+        vm.is_current(inner)?;
         memory_is_here(inner)?;
         nothing_waits_for_room(inner)
     })?;
@@ -249,6 +252,9 @@ impl Move {
             .await
             .map_err(|error| self.of.error(ErrorCode::Conflict, &error))?;
         let mut entry = self.of.vm.lock().entry.clone();
+        if entry.id.is_empty() {
+            entry.id = options::new_id()?.to_string();
+        }
         let mut blockers = Disks::preflight(&self.of, &entry.machine, &facts);
         blockers.extend(Memory::preflight(&self.of, &entry.machine, &facts));
         blockers.extend(Nics::preflight(&self.of, &entry.machine, &facts));
@@ -288,13 +294,16 @@ impl Move {
         }
         let version = self.of.qemu.qmp.version();
         let offer = MachineOffer {
+            id: entry.id.clone(),
+            epoch: entry.epoch + 1,
             machine: entry.machine.clone(),
             machine_type: facts.machine_type,
             qemu: [version.major, version.minor, version.micro],
             memory_bytes: facts.memory_bytes,
             memory: self.of.request.memory,
             pool,
-            disks: self.sizes(&entry.machine.disks).await?,
+            disks: self.of.disk_sizes().await?,
+            disk_ids: self.of.disk_ids(),
             nic_mtus: nic_mtus(&entry.machine),
         };
         link.say(Order::Offer(Box::new(offer))).await;
@@ -332,6 +341,8 @@ impl Move {
         entry.mark = self.of.request.memory.pulls().then(|| VmMark::Giving {
             migration: self.of.id.to_string(),
         });
+        entry.epoch += 1;
+        entry.left_by = Some(self.of.id.to_string());
         entry.moved_to = Some(self.of.peer.name.clone());
         if self.of.request.memory == MemoryMode::ZeroCopy
             && let Some(memory) = &mut entry.memory
@@ -374,21 +385,6 @@ impl Move {
             .hint("nothing was moved; put these right and start the migration again")
     }
 
-    async fn sizes(&self, disks: &[String]) -> Result<Vec<(String, u64)>, ErrorBody> {
-        let mut sizes = Vec::with_capacity(disks.len());
-        for name in disks {
-            let path = self
-                .of
-                .node
-                .disks
-                .find(name)
-                .map(|disk| disk.lock().entry.path.clone());
-            let size = blocking(move || path.and_then(|path| image::allocated(&path))).await?;
-            sizes.push((name.clone(), size.unwrap_or(0)));
-        }
-        Ok(sizes)
-    }
-
     /// Moves the VM, or puts everything back as it was.
     async fn carry_out(
         &mut self,
@@ -425,7 +421,7 @@ impl Move {
     async fn put_back(&self, working: Working) {
         let of = &self.of;
         let Working {
-            link,
+            mut link,
             mut disks,
             mut memory,
             mut nics,
@@ -443,6 +439,10 @@ impl Move {
         if let Err(error) = of.store(&entry).await {
             tracing::error!(vm = of.vm.name, %error, "cannot store that the VM stays");
         }
+        // The destination hangs up once it has forgotten the VM, so that whoever sees the end of the move may move it there
+        // again.
+        let forgotten = async { while link.hear().await.is_some() {} };
+        let _ = tokio::time::timeout(FORGET_TIMEOUT, forgotten).await;
     }
 
     /// After the disks were given away: the guest starts there, and QEMU ends here.

@@ -133,7 +133,7 @@ impl Plane for Disks {
     async fn hand_over(&mut self, of: &Departure) -> Result<(), ErrorBody> {
         let told = Instant::now();
         Self::switch_over(of).await?;
-        self.group.ask_without_disks(&of.node).await;
+        self.group.ask_without_disks(&of.node);
         let mut state = self.group.state();
         let decided = |state: &GroupState| *state != GroupState::Gathering;
         loop {

@@ -1,16 +1,15 @@
-//! Explores every order of events of the authority protocol on two nodes: messages lost, repeated
-//! and reordered, crashes between any two steps, cancels, and the disk coming back.
+//! Two nodes, what they have stored, and all that can happen to them.
 
 use godwit_core::authority::{Authority, AuthorityRecord, Effect, Ownership};
 use godwit_core::event::AbortReason;
 use godwit_core::units::MigrationId;
 use godwit_core::wire::Message;
-use stateright::{Checker, Model, Property};
+use stateright::{Model, Property};
 
 const CRASHES: u8 = 2;
 /// A step that the model reports as done without doing it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Planted {
+pub(crate) enum Planted {
     Nothing,
     AcceptedNotStored,
     RelinquishedNotStored,
@@ -21,11 +20,13 @@ enum Planted {
     ImageForgotten,
     /// A node that lacks something in two places says that it has what its source had, and has not.
     RepaidEarly,
+    /// What the first node has stored is put back to what it was before anything moved.
+    PutBack,
 }
 
 /// What of the disk a migration leaves behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Leaves {
+pub(crate) enum Leaves {
     Nothing,
     /// A part at its source, which owes it.
     APart,
@@ -41,11 +42,11 @@ impl Leaves {
     }
 }
 
-struct TwoNodes {
-    migrations: u8,
+pub(crate) struct TwoNodes {
+    pub(crate) migrations: u8,
     /// Which part each migration leaves behind.
-    leaves: [Leaves; 2],
-    planted: Planted,
+    pub(crate) leaves: [Leaves; 2],
+    pub(crate) planted: Planted,
 }
 
 impl TwoNodes {
@@ -61,7 +62,7 @@ const CREATION: MigrationId = MigrationId([0xFF; 16]);
 /// Messages stay in the network for good once they were sent: that they may be delivered at any
 /// time, again, or never, covers loss, repetition and reordering.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct State {
+pub(crate) struct State {
     nodes: [Node; 2],
     network: Network,
     started: u8,
@@ -92,7 +93,7 @@ enum Image {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Step {
+pub(crate) enum Step {
     Start {
         source: usize,
         leaves: Leaves,
@@ -135,6 +136,7 @@ enum Step {
     Crash {
         node: usize,
     },
+    PutBack,
 }
 
 /// The messages that were ever sent, in one order whatever the order of sending, so that equal
@@ -290,6 +292,10 @@ impl State {
                     self.network.send(1 - node, message);
                 }
             }
+            Step::PutBack => {
+                self.crashes += 1;
+                self.nodes[0] = Node::new(AuthorityRecord::created(), Image::Durable, false);
+            }
             Step::Crash { node } => {
                 self.crashes += 1;
                 let it = &self.nodes[node];
@@ -310,6 +316,21 @@ impl State {
             .iter()
             .filter(|node| node.authority.may_serve())
             .count()
+    }
+
+    /// The nodes that have stored that they serve, and do.
+    fn settled_owners(&self) -> usize {
+        let owns = |node: &&Node| {
+            let stored = node.authority.record().ownership == Ownership::Serving;
+            stored && node.authority.may_serve()
+        };
+        self.nodes.iter().filter(owns).count()
+    }
+
+    /// Whether the record of the other node shows that this one must not serve.
+    fn is_surpassed(&self, node: usize) -> bool {
+        let record = self.nodes[node].authority.record();
+        record.is_surpassed_by(&self.nodes[1 - node].durable)
     }
 
     /// Whether exactly one node serves, and nobody is in doubt, once the nodes are up, talk, and
@@ -400,6 +421,9 @@ impl Model for TwoNodes {
                 steps.push(Step::Crash { node });
             }
         }
+        if self.planted == Planted::PutBack && state.crashes < CRASHES {
+            steps.push(Step::PutBack);
+        }
     }
 
     fn next_state(&self, state: &State, step: Step) -> Option<State> {
@@ -454,6 +478,16 @@ impl Model for TwoNodes {
                     })
                 },
             ),
+            Property::always(
+                "an owner by right is never surpassed",
+                |model: &Self, state: &State| {
+                    model.planted == Planted::PutBack
+                        || (0..2).all(|node| !state.is_surpassed(node))
+                },
+            ),
+            Property::always("of two owners one is surpassed", |_, state: &State| {
+                state.settled_owners() < 2 || (0..2).any(|node| state.is_surpassed(node))
+            }),
             Property::always("every doubt can be resolved", |_, state: &State| {
                 state.resolves()
             }),
@@ -495,106 +529,4 @@ impl Model for TwoNodes {
             }),
         ]
     }
-}
-
-/// A step that is planted into a migration which leaves that behind is found by this property.
-fn is_found((leaves, planted): (Leaves, Planted), property: &'static str) {
-    let found = check(TwoNodes {
-        migrations: 1,
-        leaves: [leaves, Leaves::Nothing],
-        planted,
-    });
-    assert!(found.discovery(property).is_some());
-}
-
-fn check(nodes: TwoNodes) -> impl Checker<TwoNodes> {
-    nodes.checker().threads(2).spawn_bfs().join()
-}
-
-fn holds_in_all_states(checker: impl Checker<TwoNodes>) {
-    println!(
-        "{} states, depth {}",
-        checker.unique_state_count(),
-        checker.max_depth()
-    );
-    checker.assert_properties();
-}
-
-#[test]
-fn no_state_has_two_owners_or_a_doubt_that_cannot_be_resolved() {
-    holds_in_all_states(check(TwoNodes {
-        migrations: 2,
-        leaves: [Leaves::Nothing; 2],
-        planted: Planted::Nothing,
-    }));
-}
-
-#[test]
-fn what_a_node_lacks_is_kept_for_it_until_it_has_come() {
-    holds_in_all_states(check(TwoNodes {
-        migrations: 2,
-        leaves: [Leaves::APart, Leaves::Nothing],
-        planted: Planted::Nothing,
-    }));
-}
-
-#[test]
-fn a_disk_that_leaves_without_its_image_fetches_that_wherever_it_is() {
-    for leaves in [Leaves::ItsImage, Leaves::ItsImageAndAPart] {
-        for back in [Leaves::ItsImage, Leaves::Nothing] {
-            holds_in_all_states(check(TwoNodes {
-                migrations: 2,
-                leaves: [leaves, back],
-                planted: Planted::Nothing,
-            }));
-        }
-    }
-}
-
-#[test]
-fn a_debt_beside_an_image_that_is_said_to_be_paid_too_early_is_found() {
-    is_found(
-        (Leaves::ItsImageAndAPart, Planted::RepaidEarly),
-        "what a node lacks is kept for it",
-    );
-}
-
-#[test]
-fn a_disk_that_leaves_without_its_image_as_if_that_were_whole_is_found() {
-    is_found(
-        (Leaves::ItsImage, Planted::ImageForgotten),
-        "an owner that has not what is in its image fetches it",
-    );
-}
-
-#[test]
-fn a_debt_that_is_forgotten_is_found() {
-    is_found(
-        (Leaves::APart, Planted::DebtForgotten),
-        "what a node lacks is kept for it",
-    );
-}
-
-#[test]
-fn serving_on_after_an_acceptance_that_was_not_stored_is_found() {
-    is_found(
-        (Leaves::Nothing, Planted::AcceptedNotStored),
-        "every doubt can be resolved",
-    );
-}
-
-#[test]
-fn an_acceptance_of_what_was_not_flushed_is_found() {
-    is_found(
-        (Leaves::Nothing, Planted::NotFlushed),
-        "whoever owns the disk has flushed it",
-    );
-}
-
-#[test]
-fn committing_before_the_relinquishment_is_stored_is_found() {
-    is_found(
-        (Leaves::Nothing, Planted::RelinquishedNotStored),
-        "at most one owner",
-    );
 }

@@ -1,0 +1,82 @@
+//! Which disks of this node another node has had since.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use godwit_core::authority::Ownership;
+
+use super::{Kind, Shown};
+use crate::disks::disk::Disk;
+use crate::node::Node;
+use crate::store::surpassed::Surpassed;
+
+/// The disks that this node owns, as far as it knows.
+pub(super) fn owned(node: &Node) -> Vec<Shown> {
+    let disks = node.disks.all();
+    let shown = disks.iter().filter_map(|disk| {
+        let inner = disk.lock();
+        let owns = inner.record.ownership == Ownership::Serving;
+        let id = inner.entry.id.filter(|_| owns)?;
+        Some(Shown::new(Kind::Disk, id.to_string(), &inner.record))
+    });
+    shown.collect()
+}
+
+/// What this node knows of those that another node owns.
+pub(super) fn known(node: &Node, theirs: &[Shown]) -> Vec<Shown> {
+    let asked = theirs.iter().filter(|shown| shown.kind == Kind::Disk);
+    let asked: Vec<&str> = asked.map(|shown| shown.id.as_str()).collect();
+    if asked.is_empty() {
+        return Vec::new();
+    }
+    let disks = by_id(node);
+    let shown = asked.into_iter().filter_map(|id| {
+        let record = disks.get(id)?.lock().record;
+        Some(Shown::new(Kind::Disk, id.to_owned(), &record))
+    });
+    shown.collect()
+}
+
+fn by_id(node: &Node) -> HashMap<String, Arc<Disk>> {
+    let disks = node.disks.all().into_iter();
+    let named = disks.filter_map(|disk| {
+        let id = disk.lock().entry.id?;
+        Some((id.to_string(), disk))
+    });
+    named.collect()
+}
+
+/// Holds the disk of this id if that record surpasses this node's.
+pub(super) async fn judge(node: &Arc<Node>, peer: &str, shown: &Shown) {
+    let theirs = shown.record();
+    let is_it = |disk: &Arc<Disk>| {
+        let inner = disk.lock();
+        let id = inner.entry.id.map(|id| id.to_string());
+        id.as_deref() == Some(&shown.id) && inner.record.is_surpassed_by(&theirs)
+    };
+    let Some(disk) = node.disks.all().into_iter().find(is_it) else {
+        return;
+    };
+    let surpassed = Surpassed {
+        by: peer.to_owned(),
+        epoch: shown.epoch,
+    };
+    let (engine, own) = {
+        let mut inner = disk.lock();
+        // It may have been given away, or held, since.
+        if inner.entry.surpassed.is_some() || !inner.record.is_surpassed_by(&theirs) {
+            return;
+        }
+        inner.entry.surpassed = Some(surpassed.clone());
+        let engine = inner.engine.as_ref().map(|engine| engine.handle.clone());
+        (engine, inner.record.epoch.0)
+    };
+    if let Some(engine) = engine {
+        engine.surpass();
+    }
+    let why = surpassed.why("the disk", own);
+    tracing::error!(disk = disk.name, peer, why, "the disk's I/O is held");
+    if let Err(error) = node.store.put_surpassed(&disk.name, &surpassed).await {
+        tracing::error!(disk = disk.name, %error, "a restart would not know at once that the disk is to be held");
+    }
+}

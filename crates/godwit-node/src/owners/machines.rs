@@ -1,0 +1,134 @@
+//! Which machines of this node another node has had since, and which have their memory elsewhere.
+
+use std::sync::Arc;
+
+use godwit_core::authority::AuthorityRecord;
+use serde_json::json;
+
+use super::{Kind, Part, Shown, record};
+use crate::node::{Node, blocking};
+use crate::store::machine::{VmEntry, VmMark};
+use crate::store::surpassed::Surpassed;
+use crate::vms::memory::pooled;
+use crate::vms::vm::{Inner, Vm, VmActivity};
+use godwit_api::{ErrorBody, ErrorCode};
+
+/// What the stored machine says of whose it is. Nothing for one that an earlier version stored.
+fn shown(entry: &VmEntry) -> Option<Shown> {
+    let id = Some(entry.id.clone()).filter(|id| !id.is_empty())?;
+    Some(Shown::new(Kind::Machine, id, &authority(entry)))
+}
+
+fn authority(entry: &VmEntry) -> AuthorityRecord {
+    let part = match (&entry.moved_to, &entry.mark) {
+        (Some(_), _) => Part::Departed,
+        (None, Some(VmMark::Incoming { .. })) => Part::Accepted,
+        (None, _) => Part::Serving,
+    };
+    record(entry.epoch, part)
+}
+
+/// The machines that this node has, as far as it knows.
+pub(super) fn owned(node: &Node) -> Vec<Shown> {
+    let all = node.vms.all();
+    let shown = all.iter().filter_map(|vm| shown(&vm.lock().entry));
+    shown.filter(|it| it.part == Part::Serving).collect()
+}
+
+/// What this node knows of those that another node has.
+pub(super) fn known(node: &Node, theirs: &[Shown]) -> Vec<Shown> {
+    let asked = |id: &str| {
+        let mut machines = theirs.iter().filter(|it| it.kind == Kind::Machine);
+        machines.any(|it| it.id == id)
+    };
+    let all = node.vms.all();
+    let known = all.iter().filter_map(|vm| shown(&vm.lock().entry));
+    known.filter(|it| asked(&it.id)).collect()
+}
+
+/// Holds the machine of this id if that record surpasses this node's.
+pub(super) async fn judge(node: &Arc<Node>, peer: &str, theirs: &Shown) {
+    let is_it = |vm: &Arc<Vm>| vm.lock().entry.id == theirs.id;
+    if theirs.id.is_empty() {
+        return;
+    }
+    if let Some(vm) = node.vms.all().into_iter().find(is_it) {
+        let record = theirs.record();
+        let surpassed = |entry: &VmEntry| {
+            let by = authority(entry).is_surpassed_by(&record);
+            by.then(|| Surpassed {
+                by: peer.to_owned(),
+                epoch: theirs.epoch,
+            })
+        };
+        hold(node, &vm, surpassed).await;
+    }
+}
+
+/// Holds the machines whose memory in a memory pool is another node's, and those that run though they are to be held.
+pub(crate) async fn look_at_memory(node: &Arc<Node>) {
+    for vm in node.vms.all() {
+        let owner = {
+            let (node, vm) = (Arc::clone(node), Arc::clone(&vm));
+            blocking(move || pooled::owner(&node, &vm)).await
+        };
+        let title = owner.ok().flatten();
+        let surpassed = |entry: &VmEntry| match (&title, &entry.surpassed) {
+            (_, Some(earlier)) => Some(earlier.clone()),
+            (Some(title), None) if title.owner != node.config.name => Some(Surpassed {
+                by: title.owner.clone(),
+                epoch: title.epoch,
+            }),
+            _ => None,
+        };
+        hold(node, &vm, surpassed).await;
+    }
+}
+
+/// Whether something is under way that says itself whose the machine is.
+fn is_settled(inner: &Inner) -> bool {
+    let entry = &inner.entry;
+    let changes = matches!(
+        entry.mark,
+        Some(VmMark::Incoming { .. } | VmMark::Outgoing { .. } | VmMark::Starting)
+    );
+    entry.moved_to.is_none() && !changes
+}
+
+/// Stops the machine, if `surpassed` says that it must not run here, and keeps that.
+async fn hold(node: &Arc<Node>, vm: &Arc<Vm>, surpassed: impl Fn(&VmEntry) -> Option<Surpassed>) {
+    let mut found = None;
+    let due = |inner: &Inner| {
+        let runs = inner.run_state.as_deref() == Some("running");
+        found = surpassed(&inner.entry).filter(|_| is_settled(inner));
+        let is_new = found.is_some() && inner.entry.surpassed.is_none();
+        (is_new || found.is_some() && runs)
+            .then_some(())
+            .ok_or_else(|| ErrorBody::new(ErrorCode::Conflict, String::new()))
+    };
+    // Where something else is being done with it, it is looked at again.
+    let Ok(_guard) = vm.begin(VmActivity::Pausing, due) else {
+        return;
+    };
+    let Some(surpassed) = found else { return };
+    let (entry, is_new) = {
+        let mut inner = vm.lock();
+        let is_new = inner.entry.surpassed.is_none();
+        inner.entry.surpassed = Some(surpassed.clone());
+        (inner.entry.clone(), is_new)
+    };
+    if is_new {
+        let why = surpassed.why("the VM", entry.epoch);
+        tracing::error!(vm = vm.name, why, "the VM is to stand still");
+        if let Err(error) = node.store.put_vm(&vm.name, &entry).await {
+            tracing::error!(vm = vm.name, %error, "a restart would not know at once that the VM is to stand still");
+        }
+    }
+    let Ok(qemu) = vm.qemu() else { return };
+    match qemu.qmp.execute("stop", json!({})).await {
+        Ok(_) => vm.lock().run_state = Some(String::from("paused")),
+        Err(error) => {
+            tracing::error!(vm = vm.name, %error, "the VM does not stand still; trying again")
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Source: whether a machine was given away, for the destination of a move that has lost the connections on which it would
+//! have heard that.
+
+use godwit_core::wire::Hello;
+
+use crate::node::Node;
+use crate::store::machine::{VmEntry, VmMark};
+use crate::vms::messages::Word;
+use crate::vms::outgoing::table::Moves;
+use godwit_api::VmMigrationPhase as Phase;
+
+/// What is known of the move that `hello` names, of the machine of this id, by the node that began it.
+pub(in crate::vms) fn word(node: &Node, hello: &Hello, id: &str) -> Word {
+    let migration = hello.migration.to_string();
+    if let Some(vm) = node.vms.find(&hello.disk) {
+        let inner = vm.lock();
+        let leaves = inner.activity.migration() == Some(hello.migration);
+        if let Some(word) = stored(&inner.entry, (&migration, id, &hello.node), leaves) {
+            return word;
+        }
+    }
+    // The machine was forgotten here, or another has its name.
+    match node.vm_migrations.get(node, &migration) {
+        Ok(view) if view.to != hello.node || view.vm != hello.disk => Word::Nothing,
+        Ok(view) => match view.phase {
+            Phase::Completed | Phase::PullingMemory => Word::Given,
+            Phase::Aborted => Word::Kept,
+            _ => Word::Undecided,
+        },
+        Err(_) => Word::Nothing,
+    }
+}
+
+/// What the stored machine says of a move of the machine `id` to `to`; `leaves` while that is under way. Nothing when it
+/// knows nothing of it.
+fn stored(entry: &VmEntry, (migration, id, to): (&str, &str, &str), leaves: bool) -> Option<Word> {
+    let is_it = !id.is_empty() && entry.id == id;
+    match (&entry.mark, Moves::of(entry, migration)) {
+        (_, Moves::There | Moves::MemoryFollows) => {
+            let left = entry.left_by.as_deref() == Some(migration);
+            (left && entry.moved_to.as_deref() == Some(to)).then_some(Word::Given)
+        }
+        // A restart finds the mark, and takes the machine back.
+        (Some(VmMark::Outgoing { migration: now, .. }), Moves::Here) if now == migration => {
+            Some(Word::Undecided)
+        }
+        (_, Moves::Here) if leaves => Some(Word::Undecided),
+        (_, Moves::Here) => is_it.then_some(Word::Kept),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::machine::VmOrigin;
+
+    fn entry() -> VmEntry {
+        let machine = godwit_qemu::machine::Machine::adopt(&[String::from("q")], |_| None);
+        VmEntry {
+            id: String::from("i"),
+            epoch: 1,
+            machine: machine.expect("a machine"),
+            qmp: "/q".into(),
+            origin: VmOrigin::Run,
+            mark: None,
+            disk_ids: Vec::new(),
+            moved_to: None,
+            left_by: None,
+            surpassed: None,
+            memory: None,
+            named_nics: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_word_of_a_move_never_changes_once_it_is_given() {
+        let leaving = |migration: &str| VmEntry {
+            mark: Some(VmMark::Outgoing {
+                migration: migration.to_owned(),
+                to: String::from("b"),
+                runs: true,
+            }),
+            ..entry()
+        };
+        let gone = |by: &str, to: &str| VmEntry {
+            moved_to: Some(to.to_owned()),
+            left_by: Some(by.to_owned()),
+            ..entry()
+        };
+        let say = |entry: &VmEntry, leaves| stored(entry, ("m", "i", "b"), leaves);
+        assert_eq!(
+            say(&entry(), true),
+            Some(Word::Undecided),
+            "about to be stored"
+        );
+        assert_eq!(say(&leaving("m"), true), Some(Word::Undecided));
+        assert_eq!(
+            say(&leaving("m"), false),
+            Some(Word::Undecided),
+            "restarted"
+        );
+        assert_eq!(say(&gone("m", "b"), true), Some(Word::Given));
+        assert_eq!(say(&gone("m", "b"), false), Some(Word::Given));
+        assert_eq!(say(&entry(), false), Some(Word::Kept));
+        assert_eq!(say(&leaving("later"), false), Some(Word::Kept));
+        // The history tells of the move before the one by which it left.
+        assert_eq!(say(&gone("later", "b"), false), None);
+        assert_eq!(say(&gone("m", "c"), false), None);
+        let other = VmEntry {
+            id: String::from("another"),
+            ..entry()
+        };
+        assert_eq!(say(&other, false), None, "another machine of its name");
+    }
+}
