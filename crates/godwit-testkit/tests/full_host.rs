@@ -1,15 +1,20 @@
 //! A host whose file system is full: the virtual machine stands still instead of seeing I/O errors, says
 //! so, and goes on when there is room.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use godwit_memory::pool::segment::Segment;
+use godwit_memory::pool::{Pool, PoolError};
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, Node};
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{PATIENCE, Scenario};
 use godwit_testkit::small_fs::SmallFileSystem;
 use godwit_testkit::vm::{GuestLoad, NodeGuest, VM, format_disk};
+use rustix::fs::FallocateFlags;
 
 const DISK: &str = "disk0";
 const SIZE: u64 = 96 << 20;
@@ -88,6 +93,37 @@ impl Site {
         self.becomes("paused");
         filler
     }
+}
+
+/// A guest uses pages again that its balloon gave back, and has no memory if another machine got their room.
+#[test]
+fn a_pool_keeps_the_room_of_pages_that_were_given_back() {
+    const MIB: u64 = 1 << 20;
+    let small = SmallFileSystem::new(8 * MIB).unwrap();
+    let pool = Pool::open(&small.path()).unwrap();
+    let first = Segment::allocate(&pool, "first", 4 * MIB, "a").unwrap();
+    let free = pool.room().unwrap().free;
+    let memory = File::options().write(true).open(&first.place().path);
+    let memory = memory.unwrap();
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let give_back = || rustix::fs::fallocate(&memory, punch, MIB, 3 * MIB).unwrap();
+    give_back();
+    assert_eq!(pool.room().unwrap().free, free);
+    let full = Segment::allocate(&pool, "second", 4 * MIB, "b");
+    assert!(matches!(full, Err(PoolError::Full { .. })), "{full:?}");
+    let second = Segment::allocate(&pool, "second", 3 * MIB, "b").unwrap();
+    memory.write_all_at(&[7; 3 << 20], MIB).unwrap();
+    second.remove(&pool).unwrap();
+    // Memory that has moved out of the pool leaves its room to others, and takes it back if it is still there.
+    give_back();
+    rustix::fs::fallocate(&memory, punch, 0, MIB).unwrap();
+    first.give_up(4 * MIB);
+    let second = Segment::allocate(&pool, "second", 6 * MIB, "b").unwrap();
+    let full = first.take_back(&pool);
+    assert!(matches!(full, Err(PoolError::Full { .. })), "{full:?}");
+    second.remove(&pool).unwrap();
+    first.take_back(&pool).unwrap();
+    Segment::allocate(&pool, "second", 4 * MIB, "b").expect_err("it is the first machine's again");
 }
 
 #[test]

@@ -26,6 +26,7 @@ const AT_MAGIC: usize = 0;
 const AT_VERSION: usize = 1;
 const AT_BYTES: usize = 2;
 const AT_ID: usize = 3;
+const AT_AWAY: usize = 5;
 const AT_EPOCH: usize = 8;
 const AT_SLOTS: usize = 16;
 
@@ -98,6 +99,16 @@ impl Header {
             return Err(LOST);
         }
         Ok((bytes, (high << 64 | low).to_le_bytes()))
+    }
+
+    /// Bytes at the start of the memory whose room is given up, because they are elsewhere.
+    pub(super) fn away(&self) -> u64 {
+        self.word(AT_AWAY).load(Ordering::Acquire)
+    }
+
+    /// Says so. Only the segment's owner may.
+    pub(super) fn set_away(&self, bytes: u64) {
+        self.word(AT_AWAY).store(bytes, Ordering::Release);
     }
 
     /// The title by now.

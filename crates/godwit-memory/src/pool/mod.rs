@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use crate::pool::device::Device;
 use crate::pool::device::space::Extent;
-use crate::pool::segment::{MEMORY, SEGMENT};
+use crate::pool::segment::{MEMORY, SEGMENT, Segment};
 
 /// Bytes of the pages that memory is mapped in, but on hugetlbfs.
 pub const PAGE_BYTES: u64 = 4096;
@@ -296,7 +296,7 @@ impl Pool {
         Ok(system.f_type as u64 == TMPFS)
     }
 
-    /// How much it holds.
+    /// How much it holds. What a file system has free and segments may use again is not free.
     ///
     /// # Errors
     /// [`PoolError::Io`].
@@ -304,6 +304,39 @@ impl Pool {
         if let Some(device) = &self.device {
             return device.room();
         }
+        let room = self.file_system_room()?;
+        let free = room.free.saturating_sub(self.owed(None)?);
+        Ok(Room { free, ..room })
+    }
+
+    /// Looks whether its folder has room for so many bytes more beside all that segments may use again; of one that is not
+    /// counted, the caller does so.
+    ///
+    /// # Errors
+    /// [`PoolError::Full`] when it has not.
+    fn has_room(&self, uncounted: Option<&str>, wanted: u64) -> Result<(), PoolError> {
+        let (has, owed) = (self.file_system_room()?.free, self.owed(uncounted)?);
+        match owed.saturating_add(wanted) <= has {
+            true => Ok(()),
+            false => Err(PoolError::Full {
+                free: has.saturating_sub(owed),
+                wanted,
+            }),
+        }
+    }
+
+    /// Bytes that segments of its folder may use again, all but one's.
+    fn owed(&self, but: Option<&str>) -> Result<u64, PoolError> {
+        let names = self.segments()?.into_iter();
+        let others = names.filter(|name| Some(name.as_str()) != but);
+        // One that makes no sense has no machine.
+        let others = others.filter_map(|name| Segment::open(self, &name).ok());
+        Ok(others
+            .map(|segment| segment.owed())
+            .fold(0, u64::saturating_add))
+    }
+
+    fn file_system_room(&self) -> Result<Room, PoolError> {
         let system = rustix::fs::statvfs(&self.path)
             .map_err(io::Error::from)
             .map_err(PoolError::io(&self.path))?;

@@ -56,13 +56,7 @@ impl Segment {
             let found = device.allocate(name, bytes, owner, ends)?;
             return Ok(Self::of_record(pool, name, found));
         }
-        let free = pool.room()?.free;
-        if free < bytes.saturating_add(pool.page_bytes()) {
-            return Err(PoolError::Full {
-                free,
-                wanted: bytes,
-            });
-        }
+        pool.has_room(None, bytes.saturating_add(pool.page_bytes()))?;
         match Self::open(pool, name) {
             Ok(other) => {
                 let owner = other.title().map(|title| title.owner).unwrap_or_default();
@@ -90,6 +84,8 @@ impl Segment {
             })
         };
         let made = Self::make(pool, (&new_memory, &new_header), bytes, owner)
+            // Others may have allocated at once, and the room of holes was nobody's to take.
+            .and_then(|()| pool.has_room(None, 0))
             .and_then(|()| take())
             .and_then(|()| std::fs::rename(&new_memory, &memory).map_err(PoolError::io(&memory)));
         if let Err(error) = made {
@@ -167,11 +163,8 @@ impl Segment {
                 why: "its size is no number of whole pages",
             });
         }
-        let free = pool.room()?.free;
         let wanted = bytes.saturating_sub(metadata.blocks() * 512);
-        if free < wanted.saturating_add(more) {
-            return Err(PoolError::Full { free, wanted });
-        }
+        pool.has_room(Some(name), wanted.saturating_add(more))?;
         whole_pages(pool, bytes)?;
         // As the memory of any other guest: nobody else's to read.
         file.set_permissions(std::fs::Permissions::from_mode(0o600))
@@ -332,6 +325,41 @@ impl Segment {
         }
         let now = self.title()?.epoch;
         Err(refused(crate::ownership::Refused::Changed { now, offered }))
+    }
+
+    /// Gives up the room of the first `bytes` bytes of the memory, which are elsewhere and were freed here. Only the segment's
+    /// owner may. A part of a device keeps its room.
+    pub fn give_up(&self, bytes: u64) {
+        if self.found.is_none() {
+            self.header.set_away(bytes);
+        }
+    }
+
+    /// Takes back the room that was given up, so that all of the memory can be in the pool again.
+    ///
+    /// # Errors
+    /// [`PoolError::Full`], and then nothing has changed.
+    pub fn take_back(&self, pool: &Pool) -> Result<(), PoolError> {
+        let away = self.header.away();
+        if self.found.is_some() || away == 0 {
+            return Ok(());
+        }
+        self.give_up(0);
+        let room = pool.has_room(None, 0);
+        if room.is_err() {
+            self.give_up(away);
+        }
+        room
+    }
+
+    /// Bytes of the pool's room that are its memory's and that its file does not have: a guest's balloon or its reports of
+    /// free pages punched holes there, and the guest uses them again when it likes.
+    pub(super) fn owed(&self) -> u64 {
+        let Ok(metadata) = std::fs::metadata(&self.place.path) else {
+            return 0;
+        };
+        let kept = self.bytes().saturating_sub(self.header.away());
+        kept.saturating_sub(metadata.blocks() * 512)
     }
 
     /// Removes the segment, which must be used by nobody any more.

@@ -113,7 +113,13 @@ pub(crate) async fn start(
         return Err(refused(ErrorCode::Conflict, blockers.join("; "))
             .hint("nothing was moved; put this right and try again"));
     }
-    let place = pooled::place_of(node, name, &memory)?;
+    let (pool, segment) = pooled::segment(node, name, &memory)?;
+    if request.to == MemoryPlace::Pool {
+        segment
+            .take_back(&pool)
+            .map_err(|error| pooled::refused(&node.config.name, &memory.pool, &error))?;
+    }
+    let place = segment.place().clone();
     let of = Of {
         node: Arc::clone(node),
         vm: Arc::clone(&vm),
@@ -123,9 +129,13 @@ pub(crate) async fn start(
     };
     let to = request.to;
     let prepared = blocking(move || Move::prepare(of, to).map_err(|error| error.to_string()));
-    let mut work = prepared
-        .await?
-        .map_err(|why| refused(ErrorCode::Conflict, why))?;
+    let mut work = match prepared.await? {
+        Ok(work) => work,
+        Err(why) => {
+            relocated::note(node, &vm, pid);
+            return Err(refused(ErrorCode::Conflict, why));
+        }
+    };
     let cancelled = Arc::new(AtomicBool::new(false));
     let hold = request.hold_us.map_or(DEFAULT_HOLD, Duration::from_micros);
     vm.lock().moving = Some(MovingMemory {
@@ -145,6 +155,10 @@ pub(crate) async fn start(
         let moved = blocking(move || {
             let stop = || cancelled.load(Ordering::Relaxed) || closing.is_closing();
             let moved = work.run(hold, request.max_bandwidth, stop);
+            if !matches!(moved, Err(Trouble::Lost(_))) {
+                let away = work.of.vm.lock().local_bytes;
+                relocated::give_up_room(&work.of.node, &work.of.vm, away);
+            }
             moved.map_err(|trouble| match trouble {
                 Trouble::Ended(why) => (why, None),
                 Trouble::Lost(why) => work.look_again(&why, stop),
@@ -259,6 +273,7 @@ impl Of {
         go_on(&devices);
         relocated::give_back(self.pid, found, self.place.extent.bytes);
         self.vm.lock().local_bytes = away;
+        relocated::give_up_room(&self.node, &self.vm, away);
         Ok(())
     }
 }
@@ -482,7 +497,10 @@ impl Move {
             bytes: now - before,
         });
         match self.to {
-            MemoryPlace::Local => self.home.free(offset, bytes),
+            MemoryPlace::Local => {
+                self.home.free(offset, bytes);
+                relocated::give_up_room(&self.of.node, &self.of.vm, now);
+            }
             MemoryPlace::Pool => relocated::free(&self.away, offset, bytes),
         }
     }

@@ -167,6 +167,19 @@ pub(crate) fn note(node: &Node, vm: &Vm, pid: u32) {
         .and_then(|place| find(pid, &place).ok());
     if let Some(found) = found {
         vm.lock().local_bytes = found.layout.away;
+        give_up_room(node, vm, found.layout.away);
+    }
+}
+
+/// Lets other machines have the room in the memory pool of what a VM has at the start of its memory elsewhere.
+pub(super) fn give_up_room(node: &Node, vm: &Vm, away: u64) {
+    let memory = vm.lock().entry.memory.clone();
+    let Some(memory) = memory else { return };
+    match pooled::segment(node, &vm.name, &memory) {
+        Ok((_, segment)) => segment.give_up(away),
+        Err(error) => {
+            tracing::warn!(vm = vm.name, %error, "the room of memory that has left the pool stays the VM's");
+        }
     }
 }
 
