@@ -39,6 +39,30 @@ pub enum RepositoryError {
         /// What it says.
         why: String,
     },
+    /// Its certificate is of an authority that is not trusted, or is not valid for it.
+    #[error("the repository {repository} shows a certificate that is not trusted: {why}")]
+    Untrusted {
+        /// Its location.
+        repository: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The clocks of this host and of the store differ by too much.
+    #[error("the repository {repository} finds this host's clock wrong: {why}")]
+    Skewed {
+        /// Its location.
+        repository: String,
+        /// What it says.
+        why: String,
+    },
+    /// It is asked for too much.
+    #[error("the repository {repository} has too much to do: {why}")]
+    Overloaded {
+        /// Its location.
+        repository: String,
+        /// What it says.
+        why: String,
+    },
     /// It answers that it cannot do something.
     #[error("the repository {repository} failed: {why}")]
     Failed {
@@ -149,8 +173,13 @@ impl RepositoryError {
             }
             Self::Down { .. } => "is it running, and reachable from here? Try again when it is",
             Self::Credentials { .. } => {
-                "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and what they may do in the bucket"
+                "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SHARED_CREDENTIALS_FILE, and what they may do in the bucket"
             }
+            Self::Untrusted { .. } => {
+                "give the certificate of the store's authority with --repository-ca FILE"
+            }
+            Self::Skewed { .. } => "set the clock, here or at the store: timedatectl shows it",
+            Self::Overloaded { .. } => "try again later, or let the store take more requests",
             Self::Failed { .. } => "see the store's own log",
             Self::NoImage { .. } => "see which there are: godwit image list",
             Self::Exists { .. } => "choose another name, or say --replace",
@@ -177,8 +206,17 @@ impl RepositoryError {
     pub const fn may_pass(&self) -> bool {
         matches!(
             self,
-            Self::NoDirectory { .. } | Self::Down { .. } | Self::Failed { .. } | Self::Busy { .. }
+            Self::NoDirectory { .. }
+                | Self::Down { .. }
+                | Self::Overloaded { .. }
+                | Self::Failed { .. }
+                | Self::Busy { .. }
         )
+    }
+
+    /// Whether a store that says so may do what it was asked for in a moment, without anybody doing something about it.
+    pub(crate) const fn passes_by_itself(&self) -> bool {
+        matches!(self, Self::Down { .. } | Self::Overloaded { .. })
     }
 
     pub(crate) fn file(
@@ -206,11 +244,18 @@ impl RepositoryError {
         let repository = repository.to_owned();
         let why = sentence(error);
         match error {
+            _ if why.contains(SKEWED) => Self::Skewed { repository, why },
+            _ if why.contains(UNTRUSTED) => Self::Untrusted { repository, why },
+            _ if EXPIRED.iter().any(|code| why.contains(code)) => {
+                Self::Credentials { repository, why }
+            }
             object_store::Error::Unauthenticated { .. }
             | object_store::Error::PermissionDenied { .. } => Self::Credentials { repository, why },
             _ if is_down(error) => Self::Down { repository, why },
             // The store itself answers, and has too much to do.
-            _ if why.contains(TOO_MANY) => Self::Failed { repository, why },
+            _ if TOO_MANY.iter().any(|code| why.contains(code)) => {
+                Self::Overloaded { repository, why }
+            }
             // What stands before a store says that it does not answer.
             _ if GATEWAYS.iter().any(|answer| why.contains(answer)) => {
                 Self::Down { repository, why }
@@ -232,7 +277,16 @@ const GATEWAYS: [&str; 3] = [
 ];
 
 /// What a store says of itself that is asked for too much.
-const TOO_MANY: &str = "SlowDown";
+const TOO_MANY: [&str; 2] = ["SlowDown", "429 Too Many Requests"];
+
+/// What a store says when a request seems to be of another time.
+const SKEWED: &str = "RequestTimeTooSkewed";
+
+/// What TLS says of a certificate that it does not take.
+const UNTRUSTED: &str = "invalid peer certificate";
+
+/// What a store says of credentials that were good once.
+const EXPIRED: [&str; 3] = ["ExpiredToken", "InvalidToken", "TokenRefreshRequired"];
 
 fn disks(users: &[String]) -> String {
     match users {
@@ -308,6 +362,27 @@ mod tests {
         let document = "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>Reduce your rate</Message></Error>";
         let busy = says(&format!("{status}: {document}"));
         assert!(!busy.is_away() && busy.may_pass(), "{busy}");
+        assert!(matches!(busy, RepositoryError::Overloaded { .. }) && busy.passes_by_itself());
         assert!(says(status).is_away());
+    }
+
+    #[test]
+    fn wrong_clocks_and_expired_keys_are_told_as_such() {
+        let document = |code: &str| {
+            says(&format!(
+                "403 Forbidden: <?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>m</Message></Error>"
+            ))
+        };
+        let skewed = document("RequestTimeTooSkewed");
+        assert!(matches!(skewed, RepositoryError::Skewed { .. }), "{skewed}");
+        assert!(skewed.hint().is_some_and(|hint| hint.contains("clock")));
+        let expired = document("ExpiredToken");
+        assert!(
+            matches!(expired, RepositoryError::Credentials { .. }),
+            "{expired}"
+        );
+        for error in [skewed, expired] {
+            assert!(!error.is_away() && !error.passes_by_itself());
+        }
     }
 }

@@ -15,6 +15,7 @@
 
 mod chunk;
 pub mod convert;
+mod credentials;
 mod error;
 mod location;
 mod manifest;

@@ -1,6 +1,6 @@
 //! Where a repository is, and how it is opened.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,8 +8,9 @@ use std::time::Duration;
 use object_store::aws::AmazonS3Builder;
 use object_store::local::LocalFileSystem;
 use object_store::prefix::PrefixStore;
-use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+use object_store::{BackoffConfig, Certificate, ClientOptions, ObjectStore, RetryConfig};
 
+use crate::credentials::CredentialsFile;
 use crate::error::RepositoryError;
 
 /// Longest wait for a connection to a store.
@@ -53,7 +54,8 @@ pub enum Location {
     /// A directory that exists.
     Directory(PathBuf),
     /// A bucket of an S3-compatible store. Region and credentials are those of the environment: `AWS_REGION`,
-    /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`.
+    /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, or `AWS_SHARED_CREDENTIALS_FILE`, which is read
+    /// for each request, and `AWS_PROFILE`.
     S3 {
         /// The bucket.
         bucket: String,
@@ -61,6 +63,8 @@ pub enum Location {
         folder: String,
         /// Where the store answers, if it is not Amazon's: `http[s]://HOST[:PORT]`.
         endpoint: Option<String>,
+        /// Certificates of authorities that are trusted beside the system's: a PEM file.
+        authority: Option<PathBuf>,
     },
 }
 
@@ -79,6 +83,7 @@ impl FromStr for Location {
                 bucket: bucket.to_owned(),
                 folder: folder.to_owned(),
                 endpoint: None,
+                authority: None,
             });
         }
         let path = text.strip_prefix("file://").unwrap_or(text);
@@ -99,6 +104,7 @@ impl std::fmt::Display for Location {
                 bucket,
                 folder,
                 endpoint,
+                ..
             } => {
                 write!(f, "s3://{bucket}")?;
                 if !folder.is_empty() {
@@ -134,10 +140,43 @@ impl Location {
                 "{} is a directory, which has no endpoint",
                 path.display()
             )),
-            (Self::S3 { bucket, folder, .. }, Some(_)) => Ok(Self::S3 {
+            (
+                Self::S3 {
+                    bucket,
+                    folder,
+                    authority,
+                    ..
+                },
+                Some(_),
+            ) => Ok(Self::S3 {
                 bucket,
                 folder,
                 endpoint: Some(address.trim_end_matches('/').to_owned()),
+                authority,
+            }),
+        }
+    }
+
+    /// The same location, at which a store is trusted, too, whose certificate is of an authority in this PEM file.
+    ///
+    /// # Errors
+    /// It is a directory.
+    pub fn trusting(self, file: PathBuf) -> Result<Self, String> {
+        match self {
+            Self::Directory(path) => Err(format!(
+                "{} is a directory, which shows no certificate",
+                path.display()
+            )),
+            Self::S3 {
+                bucket,
+                folder,
+                endpoint,
+                ..
+            } => Ok(Self::S3 {
+                bucket,
+                folder,
+                endpoint,
+                authority: Some(file),
             }),
         }
     }
@@ -166,8 +205,9 @@ impl Location {
                 bucket,
                 folder,
                 endpoint,
+                authority,
             } => {
-                let client = ClientOptions::new()
+                let mut client = ClientOptions::new()
                     .with_connect_timeout(CONNECT)
                     .with_read_timeout(READ)
                     .with_timeout(WHOLE)
@@ -176,6 +216,11 @@ impl Location {
                             .as_ref()
                             .is_some_and(|url| url.starts_with("http://")),
                     );
+                if let Some(file) = authority {
+                    for certificate in certificates(file).map_err(refused)? {
+                        client = client.with_root_certificate(certificate);
+                    }
+                }
                 let mut builder = AmazonS3Builder::from_env()
                     .with_bucket_name(bucket)
                     .with_client_options(client)
@@ -191,10 +236,14 @@ impl Location {
                     builder = builder
                         .with_access_key_id(&keys.id)
                         .with_secret_access_key(&keys.secret);
+                } else if std::env::var_os(SOURCES[0]).is_some() {
+                    // As everywhere: what is in the environment itself counts more than the file that it names.
+                } else if let Some(file) = CredentialsFile::of_environment() {
+                    builder = builder.with_credentials(Arc::new(file));
                 } else if !SOURCES.iter().any(|name| std::env::var_os(name).is_some()) {
                     // Without this the client would ask the cloud's metadata service, and wait for it.
                     return Err(refused(String::from(
-                        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not in the environment",
+                        "neither AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY nor AWS_SHARED_CREDENTIALS_FILE are in the environment",
                     )));
                 }
                 let store = builder
@@ -206,6 +255,17 @@ impl Location {
                 Ok(Arc::new(PrefixStore::new(store, folder.as_str())))
             }
         }
+    }
+}
+
+/// The certificates in a PEM file.
+fn certificates(file: &Path) -> Result<Vec<Certificate>, String> {
+    let shown = file.display();
+    let pem = std::fs::read(file)
+        .map_err(|error| format!("the authority's certificate {shown} cannot be read: {error}"))?;
+    match Certificate::from_pem_bundle(&pem) {
+        Ok(certificates) if !certificates.is_empty() => Ok(certificates),
+        _ => Err(format!("{shown} has no certificate in PEM")),
     }
 }
 
@@ -236,7 +296,8 @@ mod tests {
             assert!(wrong.parse::<Location>().is_err(), "{wrong}");
         }
         let directory: Location = "/srv".parse().unwrap();
-        assert!(directory.at(String::from("http://h")).is_err());
+        assert!(directory.clone().at(String::from("http://h")).is_err());
+        assert!(directory.trusting(PathBuf::from("/ca.pem")).is_err());
         let bucket: Location = "s3://x".parse().unwrap();
         assert!(bucket.clone().at(String::from("h:9000")).is_err());
         let refused = bucket.at(String::from("https://me:secret@h")).unwrap_err();

@@ -8,7 +8,8 @@ use godwit_image::{ImageName, Location};
 use crate::failure::Failure;
 use crate::show::units::parse_duration;
 
-/// Where images are kept. Credentials are those of the environment: AWS_ACCESS_KEY_ID and so on.
+/// Where images are kept. Credentials are those of the environment: AWS_ACCESS_KEY_ID and so on, or
+/// AWS_SHARED_CREDENTIALS_FILE.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RepositoryArguments {
     /// Where images are kept: s3://BUCKET[/FOLDER], with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY from the
@@ -28,22 +29,38 @@ pub(crate) struct RepositoryArguments {
         value_name = "URL"
     )]
     pub repository_endpoint: Option<String>,
+    /// The certificate of an authority to trust for that S3 store beside the system's: PEM
+    #[arg(long, global = true, env = "GODWIT_REPOSITORY_CA", value_name = "FILE")]
+    pub repository_ca: Option<PathBuf>,
 }
 
 impl RepositoryArguments {
     /// The repository's location, if there is one.
     pub(crate) fn location(self) -> Result<Option<Location>, Failure> {
-        match (self.repository, self.repository_endpoint) {
-            (Some(location), Some(endpoint)) => {
-                let at = location.at(endpoint);
-                at.map(Some)
-                    .map_err(|error| Failure::usage(format!("--repository-endpoint: {error}")))
-            }
-            (None, Some(_)) => Err(Failure::usage(
-                "--repository-endpoint needs --repository s3://BUCKET",
-            )),
-            (location, None) => Ok(location),
+        let Some(mut location) = self.repository else {
+            let given = [
+                (self.repository_endpoint.is_some(), "--repository-endpoint"),
+                (self.repository_ca.is_some(), "--repository-ca"),
+            ];
+            return match given.into_iter().find(|(given, _)| *given) {
+                Some((_, option)) => Err(Failure::usage(format!(
+                    "{option} needs --repository s3://BUCKET"
+                ))),
+                None => Ok(None),
+            };
+        };
+        if let Some(endpoint) = self.repository_endpoint {
+            location = location
+                .at(endpoint)
+                .map_err(|error| Failure::usage(format!("--repository-endpoint: {error}")))?;
         }
+        if let Some(file) = self.repository_ca {
+            let file = std::path::absolute(&file).unwrap_or(file);
+            location = location
+                .trusting(file)
+                .map_err(|error| Failure::usage(format!("--repository-ca: {error}")))?;
+        }
+        Ok(Some(location))
     }
 }
 

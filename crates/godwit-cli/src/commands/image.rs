@@ -283,7 +283,7 @@ fn status(progress: &Progress, action: &str, elapsed: Duration) -> Status {
     Status {
         line,
         done: (total > 0).then_some((done, total)),
-        note: None,
+        note: progress.waits().map(|why| format!("waiting: {why}")),
     }
 }
 

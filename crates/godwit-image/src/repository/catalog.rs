@@ -200,8 +200,13 @@ impl Repository {
                         repository: self.shown.to_string(),
                     });
                 }
-                // Not every store can do that. Before the chunks were sent the name stood for nothing.
-                Err(_) => {}
+                Err(error) => {
+                    let failed = self.failed(&error);
+                    if self.bears(&failed) {
+                        return Err(failed);
+                    }
+                    // Not every store can do that. Before the chunks were sent the name stood for nothing.
+                }
             }
         }
         self.put(&path, json).await

@@ -2,7 +2,9 @@
 
 pub(crate) mod catalog;
 pub(crate) mod collect;
+mod hedge;
 mod lease;
+mod patience;
 pub(crate) mod progress;
 pub(crate) mod pull;
 pub(crate) mod push;
@@ -15,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::TryStreamExt;
+use futures_util::{FutureExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
 
@@ -23,6 +25,7 @@ use crate::chunk::ChunkId;
 use crate::error::RepositoryError;
 use crate::location::{Keys, Location};
 use crate::manifest::{Manifest, ManifestId};
+use crate::repository::hedge::Hedge;
 
 /// Requests that are under way at once when chunks are moved.
 pub(crate) const PARALLEL: usize = 16;
@@ -30,6 +33,11 @@ pub(crate) const PARALLEL: usize = 16;
 /// For how long hosts that share a directory may not see each other's writes: NFS keeps what it knows of a directory for up
 /// to a minute.
 const DIRECTORY_LAG: Duration = Duration::from_secs(60);
+
+/// The longest wait for a short answer.
+const LEAST_TIME: Duration = Duration::from_secs(30);
+/// What a store gives or takes at least, in bytes per second.
+const SLOWEST: u64 = 16 << 10;
 
 /// A repository of images. Clones share their connections.
 #[derive(Clone, Debug)]
@@ -40,6 +48,8 @@ pub struct Repository {
     directory: Option<Arc<std::path::Path>>,
     /// For how long another host may not see a write.
     lag: Duration,
+    /// How long it takes for answers.
+    hedge: Arc<Hedge>,
 }
 
 impl Repository {
@@ -67,6 +77,7 @@ impl Repository {
                 Location::Directory(_) => DIRECTORY_LAG,
                 Location::S3 { .. } => Duration::ZERO,
             },
+            hedge: Arc::default(),
         })
     }
 
@@ -102,7 +113,15 @@ impl Repository {
     /// # Errors
     /// It is missing or damaged, or the store does not do its part.
     pub async fn chunk(&self, id: ChunkId, length: u64) -> Result<Bytes, RepositoryError> {
-        let found = self.get(&chunk_path(id), length).await?;
+        let path = chunk_path(id);
+        let ask = || {
+            let (this, path) = (self.clone(), path.clone());
+            async move { this.get(&path, length).await }.boxed()
+        };
+        let found = match &self.directory {
+            Some(_) => ask().await?,
+            None => self.hedge.first(ask).await?,
+        };
         let Some(bytes) = found else {
             return Err(RepositoryError::NoChunk {
                 chunk: id,
@@ -149,6 +168,15 @@ impl Repository {
         path: &Path,
         most: u64,
     ) -> Result<Option<(Bytes, ObjectMeta)>, RepositoryError> {
+        self.in_time(most, async { self.get_at_ease(path, most).await })
+            .await
+    }
+
+    async fn get_at_ease(
+        &self,
+        path: &Path,
+        most: u64,
+    ) -> Result<Option<(Bytes, ObjectMeta)>, RepositoryError> {
         let answer = match self.store.get(path).await {
             Err(object_store::Error::NotFound { .. }) => return self.is_there().map(|()| None),
             answer => answer.map_err(|error| self.failed(&error))?,
@@ -165,8 +193,31 @@ impl Repository {
     async fn put(&self, path: &Path, bytes: impl Into<PutPayload>) -> Result<(), RepositoryError> {
         // A directory that is away would be made anew.
         self.is_there()?;
-        let put = self.store.put(path, bytes.into()).await;
-        put.map(|_| ()).map_err(|error| self.failed(&error))
+        let bytes = bytes.into();
+        let length = bytes.content_length() as u64;
+        let put = async {
+            let put = self.store.put(path, bytes).await;
+            put.map(|_| ()).map_err(|error| self.failed(&error))
+        };
+        self.in_time(length, put).await
+    }
+
+    /// Gives up an S3 store that takes much longer than a slow link for so many bytes.
+    async fn in_time<T>(
+        &self,
+        bytes: u64,
+        work: impl Future<Output = Result<T, RepositoryError>>,
+    ) -> Result<T, RepositoryError> {
+        if self.directory.is_some() {
+            return work.await;
+        }
+        let limit = LEAST_TIME + Duration::from_secs(bytes / SLOWEST);
+        tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+            Err(RepositoryError::Down {
+                repository: self.shown.to_string(),
+                why: format!("an answer did not come whole within {} s", limit.as_secs()),
+            })
+        })
     }
 
     async fn head(&self, path: &Path) -> Result<Option<ObjectMeta>, RepositoryError> {

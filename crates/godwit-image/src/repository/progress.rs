@@ -1,6 +1,9 @@
 //! How far a push or a pull is.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::error::RepositoryError;
 
 /// Counters that whoever shows them reads while a push or a pull runs.
 #[derive(Debug, Default)]
@@ -8,6 +11,7 @@ pub struct Progress {
     total: AtomicU64,
     done: AtomicU64,
     moved: AtomicU64,
+    waits_for: Mutex<Option<String>>,
 }
 
 impl Progress {
@@ -24,6 +28,25 @@ impl Progress {
     /// Bytes of these that went to or came from the repository.
     pub fn moved(&self) -> u64 {
         self.moved.load(Ordering::Relaxed)
+    }
+
+    /// Why nothing goes on now, while the repository is asked again and again.
+    pub fn waits(&self) -> Option<String> {
+        self.lock().clone()
+    }
+
+    pub(crate) fn waits_for(&self, why: &RepositoryError) {
+        *self.lock() = Some(why.to_string());
+    }
+
+    pub(crate) fn goes_on(&self) {
+        *self.lock() = None;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<String>> {
+        self.waits_for
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn expect(&self, total: u64) {

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -20,6 +21,9 @@ use crate::name::ImageName;
 use crate::repository::catalog::ImageInfo;
 use crate::repository::progress::Progress;
 use crate::repository::{PARALLEL, Repository, chunk_path, manifest_path};
+
+/// What is told of a push that was given up.
+const UNNAMED: &str = "the name was not given to anything";
 
 /// What a push did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -67,26 +71,43 @@ impl Repository {
         cancel: impl Future<Output = ()>,
     ) -> Result<Pushed, RepositoryError> {
         let replace = options.replace;
-        let lease = self.lease().await?;
+        let mut cancel = pin!(cancel);
+        let lease = match self.lease().await {
+            // A lease that is being written is not given up: it would stay, and keep gc away.
+            Err(error) if self.bears(&error) => tokio::select! {
+                lease = self.patiently(progress, async || self.lease().await) => lease?,
+                () = &mut cancel => return Err(RepositoryError::Interrupted(UNNAMED)),
+            },
+            lease => lease?,
+        };
         let pushed = tokio::select! {
             pushed = self.push_chunks(name, path, options, progress) => pushed,
-            () = cancel => Err(RepositoryError::Interrupted("the name was not given to anything")),
-        };
-        // A lease that is gone was taken for a dead one's: then chunks may be gone, too.
-        let pushed = match pushed {
-            Ok(info) if lease.holds().await? => {
-                let sent_bytes = progress.moved();
-                let named = self.put_entry(&info, replace).await;
-                named.map(|()| Pushed {
-                    image: info,
-                    sent_bytes,
-                })
+            () = &mut cancel => {
+                lease.end().await;
+                return Err(RepositoryError::Interrupted(UNNAMED));
             }
-            Ok(_) => Err(RepositoryError::Busy {
-                repository: self.shown.to_string(),
-                why: String::from("chunks were removed by gc, because this push seemed to be dead"),
-            }),
-            Err(error) => Err(error),
+        };
+        let named = async {
+            let info = pushed?;
+            // A lease that is gone was taken for a dead one's: then chunks may be gone, too.
+            if !self
+                .patiently(progress, async || lease.holds().await)
+                .await?
+            {
+                return Err(
+                    self.busy("chunks were removed by gc, because this push seemed to be dead")
+                );
+            }
+            let named = self.patiently(progress, async || self.put_entry(&info, replace).await);
+            named.await?;
+            Ok(Pushed {
+                image: info,
+                sent_bytes: progress.moved(),
+            })
+        };
+        let pushed = tokio::select! {
+            pushed = named => pushed,
+            () = &mut cancel => Err(RepositoryError::Interrupted("the name may stand for the image by now")),
         };
         lease.end().await;
         pushed
@@ -99,7 +120,10 @@ impl Repository {
         PushOptions { replace, check }: PushOptions,
         progress: &Progress,
     ) -> Result<ImageInfo, RepositoryError> {
-        match self.entry(name).await {
+        match self
+            .patiently(progress, async || self.entry(name).await)
+            .await
+        {
             Ok(_) if !replace => {
                 return Err(RepositoryError::Exists {
                     image: name.clone(),
@@ -135,7 +159,9 @@ impl Repository {
                     sent.insert(piece.id)
                 };
                 let moved = if first {
-                    self.put_chunk(piece.id, piece.bytes, check).await?
+                    let bytes = Bytes::from(piece.bytes);
+                    let put = async || self.put_chunk(piece.id, bytes.clone(), check).await;
+                    self.patiently(progress, put).await?
                 } else {
                     0
                 };
@@ -155,9 +181,12 @@ impl Repository {
         let manifest = Manifest::new(size, chunks)
             .map_err(|error| RepositoryError::file("push", path, error))?;
         let (id, bytes) = manifest.encode();
-        if self.head(&manifest_path(id)).await?.is_none() {
-            self.put(&manifest_path(id), bytes).await?;
-        }
+        let bytes = Bytes::from(bytes);
+        let put = async || match self.head(&manifest_path(id)).await? {
+            Some(_) => Ok(()),
+            None => self.put(&manifest_path(id), bytes.clone()).await,
+        };
+        self.patiently(progress, put).await?;
         Ok(ImageInfo::new(
             name.clone(),
             id,
@@ -170,10 +199,9 @@ impl Repository {
     pub(super) async fn put_chunk(
         &self,
         id: ChunkId,
-        bytes: impl Into<Bytes>,
+        bytes: Bytes,
         check: bool,
     ) -> Result<u64, RepositoryError> {
-        let bytes = bytes.into();
         let path = chunk_path(id);
         let length = bytes.len() as u64;
         let is_there = match check {

@@ -205,6 +205,7 @@ impl World {
             shown: "shared".into(),
             directory: None,
             lag: self.lag,
+            hedge: Arc::default(),
         };
         (repository, host)
     }

@@ -140,7 +140,7 @@ struct Gathered {
     vm_moves: Vec<VmMigration>,
     cpu_seconds: f64,
     /// Bytes of images' chunks, by where they came from.
-    image_bytes: [(&'static str, u64); 2],
+    image_bytes: [(&'static str, u64); 3],
 }
 
 fn gather(node: &Arc<Node>) -> Gathered {

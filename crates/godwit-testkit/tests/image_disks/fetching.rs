@@ -91,3 +91,26 @@ fn what_is_written_and_fetched_stays_whoever_dies_and_wherever_the_repository_is
     fixture.is_there(false);
     verify(fixture.a(), DISK, &mut model.unwrap()).unwrap();
 }
+
+#[test]
+fn disks_of_one_image_fetch_it_once() {
+    let turn = Scenario::begin("image_disks", "disks_of_one_image_fetch_it_once");
+    let fixture = Fixture::start(&["a"], &[]);
+    let mut model = fixture.push_pattern(turn.seed);
+    fixture.create(&[]);
+    fixture.becomes_whole();
+    let others: Vec<String> = (0..7).map(|number| format!("d{number}")).collect();
+    for disk in &others {
+        fixture.create_at("a", disk, &[]);
+    }
+    for disk in &others {
+        fixture.becomes_whole_at("a", disk);
+    }
+    // A file that does not answer at once is passed over.
+    let (_, from_repository) = fixture.fetched();
+    assert!(
+        from_repository <= SIZE + SIZE / 4,
+        "{from_repository} bytes"
+    );
+    verify(fixture.a(), &others[6], &mut model).unwrap();
+}

@@ -17,8 +17,10 @@ use godwit_image::{CHUNK_BYTES, ChunkId, Manifest, ManifestId};
 use rustix::fs::{SeekFrom, seek};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
+use super::Part;
 use super::messages::{Answer, Question};
 use super::names;
+use super::places::HEAD_START;
 use crate::images::creation::manifest_of;
 use crate::node::{Node, blocking};
 use crate::peers::PeerConnection;
@@ -27,6 +29,8 @@ use crate::peers::PeerConnection;
 const CONNECTIONS: usize = 64;
 /// Chunks that are read at once: this node's own guests use the same storage.
 const READS: usize = 4;
+/// The same for this node's own disks, whose guests wait.
+const OWN_READS: usize = 16;
 /// How long a connection may be without a question.
 pub(super) const IDLE: Duration = Duration::from_secs(60);
 /// How long an answer may take to be taken.
@@ -39,6 +43,8 @@ const FILES: usize = 16;
 pub(crate) struct Giving {
     connections: Arc<Semaphore>,
     reads: Semaphore,
+    /// Chunks that are read at once for disks of this node: a file that does not answer holds no more threads than that.
+    own_reads: Arc<Semaphore>,
     /// Where a chunk was found last.
     last: Mutex<Option<PathBuf>>,
     /// The manifest that was asked about last: no question is to read all of it again.
@@ -50,6 +56,7 @@ impl Default for Giving {
         Self {
             connections: Arc::new(Semaphore::new(CONNECTIONS)),
             reads: Semaphore::new(READS),
+            own_reads: Arc::new(Semaphore::new(OWN_READS)),
             last: Mutex::default(),
             manifest: Mutex::default(),
         }
@@ -141,6 +148,26 @@ pub(in crate::images) fn own_chunk(
     number: u64,
 ) -> Option<Bytes> {
     find(node, manifest, number, files(node, id))
+}
+
+/// The same for a disk of this node that lacks it, if another has it and its file answers soon.
+pub(super) async fn of_another_disk(node: &Arc<Node>, part: Part) -> Option<Bytes> {
+    let paths = files(node, part.manifest);
+    if paths.len() < 2 {
+        return None;
+    }
+    let reads = Arc::clone(&node.images.giving.own_reads);
+    let giver = Arc::clone(node);
+    let found = async {
+        let one = reads.acquire_owned().await.ok()?;
+        let read = blocking(move || {
+            let _one = one;
+            let manifest = giver.images.manifests.load(part.manifest).ok()?;
+            find(&giver, &manifest, part.number, paths)
+        });
+        part.right(read.await.ok()??)
+    };
+    tokio::time::timeout(HEAD_START, found).await.ok()?
 }
 
 /// The chunk, from memory or one of these files. Blocks.

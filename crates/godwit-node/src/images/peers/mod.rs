@@ -43,25 +43,35 @@ impl Part {
 /// How many bytes of chunks came from where since the node started.
 #[derive(Debug, Default)]
 pub(crate) struct Fetched {
+    from_disks: AtomicU64,
     from_peers: AtomicU64,
     from_repository: AtomicU64,
 }
 
 impl Fetched {
     /// The places, and the bytes that came from there.
-    pub(crate) fn all(&self) -> [(&'static str, u64); 2] {
+    pub(crate) fn all(&self) -> [(&'static str, u64); 3] {
         [
+            ("disks", self.from_disks.load(Ordering::Relaxed)),
             ("peers", self.from_peers.load(Ordering::Relaxed)),
             ("repository", self.from_repository.load(Ordering::Relaxed)),
         ]
     }
 }
 
-/// A chunk's bytes, which are checked: from another node, or from the repository.
+/// A chunk's bytes, which are checked: from another disk of this node, another node, or the repository.
 ///
 /// # Errors
 /// It cannot be had now; why, the repository says.
 pub(super) async fn chunk(node: &Arc<Node>, part: Part) -> Result<Bytes, ErrorBody> {
+    let fetched = &node.images.fetched;
+    let count = |counter: &AtomicU64, bytes: &Bytes| {
+        counter.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+    };
+    if let Some(bytes) = giving::of_another_disk(node, part).await {
+        count(&fetched.from_disks, &bytes);
+        return Ok(bytes);
+    }
     let question = Question::Chunk {
         manifest: part.manifest,
         number: part.number,
@@ -78,12 +88,11 @@ pub(super) async fn chunk(node: &Arc<Node>, part: Part) -> Result<Bytes, ErrorBo
         asking::patient(node, question, right),
     )
     .await?;
-    let fetched = &node.images.fetched;
     let counter = match from {
         places::From::Peers => &fetched.from_peers,
         places::From::Repository => &fetched.from_repository,
     };
-    counter.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+    count(counter, &bytes);
     Ok(bytes)
 }
 
