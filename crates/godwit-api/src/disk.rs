@@ -245,6 +245,15 @@ pub struct ResizeDisk {
     pub size_bytes: Option<u64>,
 }
 
+/// Goes on without what a disk lacks, because the node that has it is lost for good.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AbandonMissing {
+    /// Must be true: reads of what is missing fail from then on.
+    #[serde(default)]
+    pub lost: bool,
+}
+
 /// Forces this node to own a disk that is in doubt.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

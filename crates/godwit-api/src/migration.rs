@@ -198,6 +198,9 @@ pub struct MigrationProgress {
     pub double_write_bytes: u64,
     /// Bytes compared by verification.
     pub bytes_verified: u64,
+    /// Bytes that the destination lacks if the disk changes hands now, or lacked when it did.
+    #[serde(default)]
+    pub bytes_owed: u64,
     /// What is left out, because the destination has it from an earlier time; nothing when all of the disk is sent.
     #[serde(default)]
     pub delta: Option<MigrationDelta>,

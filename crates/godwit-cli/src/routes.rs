@@ -38,6 +38,10 @@ pub(crate) fn disk_resize(name: &str) -> String {
     format!("{}/resize", disk(name))
 }
 
+pub(crate) fn disk_abandon(name: &str) -> String {
+    format!("{}/abandon", disk(name))
+}
+
 pub(crate) fn disk_claim(name: &str) -> String {
     format!("{}/claim", disk(name))
 }

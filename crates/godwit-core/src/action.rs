@@ -3,7 +3,7 @@
 use crate::authority::AuthorityRecord;
 use crate::event::Event;
 use crate::request::{RequestError, RequestTag};
-use crate::units::Extent;
+use crate::units::{Extent, Lba};
 use crate::wire::{Message, TrafficClass};
 
 /// One slot of the locking window: the handle of a chunk and of its buffer at the source, below
@@ -57,6 +57,8 @@ pub enum DiskTag {
     Barrier,
     /// What the source asks about the disk ahead of the locking window.
     Layout,
+    /// What the source asks about the whole disk before that leaves.
+    Holes,
     /// A part of a disk that was given away, which this node owes: it is read into the slot's buffer.
     Owed(PullSlot),
     /// A part that this node, the owner, has pulled: it is written from the slot's buffer.
@@ -80,6 +82,7 @@ impl DiskTag {
             | Self::Replica(_)
             | Self::Barrier
             | Self::Layout
+            | Self::Holes
             | Self::Pulled(_)
             | Self::Checkpoint
             | Self::OwedFlush
@@ -137,7 +140,16 @@ pub enum DiskOperation {
         /// Where.
         extent: Extent,
     },
+    /// Find the first hole of [`LONG_HOLE_SECTORS`] or more at or behind a place: report [`Content::LongHole`]. No data is
+    /// read.
+    FindLongHole {
+        /// The place.
+        from: Lba,
+    },
 }
+
+/// Sectors of a hole that is worth being found for itself: 1 MiB.
+pub const LONG_HOLE_SECTORS: u32 = 2048;
 
 /// What the body should find out about data that it has just read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,6 +176,14 @@ pub enum Content {
     Digest(Digest),
     /// So many sectors from the extent's start on are a hole; 0 where that cannot be told.
     Hole(u32),
+    /// These sectors are a hole. Where the body has found none it is empty, and ends where the body has looked to, or at
+    /// the disk's end.
+    LongHole {
+        /// The first of them.
+        start: Lba,
+        /// The first behind them.
+        end: Lba,
+    },
 }
 
 /// An instruction to the body. Each is carried out once, in the order in which

@@ -22,9 +22,10 @@ mod write_table;
 
 pub use controller::{
     Admission, Arrivals, ChangeError, Controller, DeltaBy, DeltaProgress, GovernorParts, GuestLoad,
-    HOLE_PIECE_SECTORS, ImageOffer, Limits, LinkSignal, MAX_MOVED, MAX_PULLED, MAX_VERIFIED,
-    MigrationChange, MigrationOptions, Missing, OlderCopy, PolicyOptions, Progress,
-    PromiseProgress, PushOptions, RoundOptions, StartError, Switchover, UnknownPart, Written,
+    HOLE_PIECE_SECTORS, HeatPiece, ImageOffer, Limits, LinkSignal, MAX_MOVED, MAX_PULLED,
+    MAX_VERIFIED, MigrationChange, MigrationOptions, Missing, OlderCopy, PIECE_HEATS, PIECE_WORDS,
+    PolicyOptions, Progress, PromiseProgress, PushOptions, RoundOptions, StartError, Switchover,
+    UnknownPart, WordPiece, Written,
 };
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;

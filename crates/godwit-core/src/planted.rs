@@ -84,11 +84,15 @@ pub enum PlantedBug {
     ComparedBesideWrites,
     /// The image of a disk that has left counts as what the disk was then before it is durable.
     BaseUnflushed,
+    /// What the guest writes while its disk is searched for holes is taken for a part of them.
+    HolesOverWrites,
+    /// What was sent to a place that is a hole now does not count.
+    HolesOverSent,
 }
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 37] = [
         Self::SwitchoverWithPosted,
         Self::ForgetPosted,
         Self::ReadOverPosted,
@@ -124,6 +128,8 @@ impl PlantedBug {
         Self::DiscardsAsInImage,
         Self::ComparedBesideWrites,
         Self::BaseUnflushed,
+        Self::HolesOverWrites,
+        Self::HolesOverSent,
     ];
 
     /// The defect's name.
@@ -164,6 +170,8 @@ impl PlantedBug {
             Self::DiscardsAsInImage => "discards-as-in-image",
             Self::ComparedBesideWrites => "compared-beside-writes",
             Self::BaseUnflushed => "base-unflushed",
+            Self::HolesOverWrites => "holes-over-writes",
+            Self::HolesOverSent => "holes-over-sent",
         }
     }
 }

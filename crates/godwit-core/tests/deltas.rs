@@ -497,7 +497,7 @@ fn the_image_of_a_disk_that_left_without_a_part_of_its_own_image_never_counts() 
 fn a_process_that_ends_in_order_leaves_what_was_written_to_the_next() {
     let mut first = received();
     first.write(64, 8);
-    let words = first.core.written().expect("known").words().to_vec();
+    let words: Vec<u64> = first.core.written().expect("known").words().collect();
     let record = first.core.record();
     let mut next = Node::new(record);
     let written = Written::from_words(CAME, CAPACITY, &words).expect("it fits");

@@ -170,6 +170,7 @@ impl NodeConfig {
             .with(Features::TWO_PLACES)
             .with(Features::IMAGE_NAMES)
             .with(Features::OWNERS)
+            .with(Features::ZEROES)
             .with(wanted(Features::IMAGES, self.images.repository.is_some()))
     }
 

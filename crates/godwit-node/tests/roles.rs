@@ -59,6 +59,7 @@ const ROUTES: [(&str, &[&str]); 3] = [
             "post /v1/containers/{id}/migrate",
             "post /v1/disks",
             "post /v1/disks/import",
+            "post /v1/disks/{name}/abandon",
             "post /v1/disks/{name}/claim",
             "post /v1/disks/{name}/export",
             "post /v1/disks/{name}/resize",

@@ -93,7 +93,8 @@ impl Disk {
             }
             DiskOperation::WriteZeroes { .. }
             | DiskOperation::Flush
-            | DiskOperation::FindHole { .. } => 0,
+            | DiskOperation::FindHole { .. }
+            | DiskOperation::FindLongHole { .. } => 0,
         };
         let tail = if random.permille(self.plan.tail_permille) {
             random.exponential(self.plan.tail)

@@ -216,6 +216,28 @@ fn all_disks_of_a_machine_leave_when_it_is_told_to() {
 }
 
 #[test]
+fn a_move_under_way_refuses_the_promise_that_its_start_refuses() {
+    let turn = Scenario::begin(
+        "changed_moves",
+        "a_move_under_way_refuses_the_promise_that_its_start_refuses",
+    );
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let a = cluster.node("a");
+    let model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
+    let client = load(a, DISK, turn.seed, model).unwrap();
+    assert!(client.progress(500, PATIENCE));
+    let promise = ["--sla", "p99<10us"];
+    let at_start = a.refusal(&[&["migrate", DISK, "--to", "b"], &promise[..]].concat());
+    assert!(at_start.contains("cannot be kept"), "{at_start}");
+    let id = under_way(&cluster, "a", "b", &[]);
+    let text = a.refusal(&[&["migration", "switch", &id], &promise[..]].concat());
+    assert!(text.contains("cannot be kept"), "{text}");
+    assert!(migration(a, &id)["options"]["sla"].is_null());
+    a.godwit(&["migration", "cancel", &id]).text().unwrap();
+    finish(client).unwrap();
+}
+
+#[test]
 fn what_cannot_be_changed_is_refused_with_a_sentence() {
     let cluster = Cluster::start(&["a", "b"]).unwrap();
     let (a, b) = (cluster.node("a"), cluster.node("b"));

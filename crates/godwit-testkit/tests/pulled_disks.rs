@@ -1,6 +1,8 @@
 //! A disk changes hands before all of it has moved, and its new owner pulls the rest: under load, and whichever node
 //! dies meanwhile.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_testkit::Cluster;
@@ -252,6 +254,202 @@ fn a_machine_runs_on_while_its_disks_are_pulled() {
         assert_eq!(wait_for(PATIENCE, whole), Some(2));
     }
     println!("{:?}", guest.finish(cluster.node("a")).unwrap());
+}
+
+#[test]
+fn what_is_owed_is_told_by_command_lists_and_log() {
+    let turn = Scenario::begin(
+        "pulled_disks",
+        "what_is_owed_is_told_by_command_lists_and_log",
+    );
+    let mut cluster = held();
+    let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let moving = ["migrate", DISK, "--to", "b", "--policy", "post-copy"];
+    let told = a.godwit(&moving).text().unwrap();
+    assert!(told.contains("still needed: 96.0 MiB"), "{told}");
+    let list = a.godwit(&["disk", "list"]).text().unwrap();
+    assert!(list.contains("a part to b"), "{list}");
+    let list = b.godwit(&["disk", "list"]).text().unwrap();
+    assert!(list.contains("96.0 MiB at a"), "{list}");
+    cluster.node_mut("a").terminate(PATIENCE).unwrap();
+    let log = cluster.node("a").log_tail(200);
+    assert!(log.contains("still needs a part of it"), "{log}");
+    cluster.node_mut("a").start(&[]).unwrap();
+    becomes_whole(cluster.node("b"), cluster.node("a"), DISK);
+    // A command that waits comes back when that is so.
+    let moving = ["--policy", "post-copy", "--wait"];
+    migrate(cluster.node("b"), DISK, "a", &moving).unwrap();
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    assert!(a.disk(DISK).unwrap()["missing_bytes"].is_null());
+    assert_eq!(b.disk(DISK).unwrap()["owes"], false);
+    verify(cluster.node("a"), DISK, &mut model).unwrap();
+}
+
+#[test]
+fn a_disk_goes_on_without_what_is_lost_for_good() {
+    let turn = Scenario::begin(
+        "pulled_disks",
+        "a_disk_goes_on_without_what_is_lost_for_good",
+    );
+    let mut cluster = held();
+    import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    migrate(cluster.node("a"), DISK, "b", &["--policy", "post-copy"]).unwrap();
+    cluster.node_mut("a").kill();
+    let b = cluster.node("b");
+    let text = b.refusal(&["disk", "abandon", DISK]);
+    assert!(text.contains("96 MiB") && text.contains("--lost"), "{text}");
+    let mut waits = NbdConnection::connect(&b.nbd(DISK)).unwrap();
+    let waiting = std::thread::spawn(move || waits.read_at(8 << 20, &mut [0; 4096]));
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!waiting.is_finished());
+    b.godwit(&["disk", "abandon", DISK, "--lost"])
+        .text()
+        .unwrap();
+    assert!(waiting.join().unwrap().is_err(), "nobody waits any more");
+    let warnings = b.disk(DISK).unwrap()["warnings"].to_string();
+    assert!(warnings.contains("given up as lost"), "{warnings}");
+    // What is written is there, and a restart changes nothing.
+    cluster.node_mut("b").kill();
+    cluster.node_mut("b").start(&[]).unwrap();
+    let mut client = NbdConnection::connect(&cluster.node("b").nbd(DISK)).unwrap();
+    client.write_at(1 << 20, &[5; 4096]).unwrap();
+    let mut read = [0; 4096];
+    client.read_at(1 << 20, &mut read).unwrap();
+    assert_eq!(read, [5; 4096]);
+    assert!(client.read_at(8 << 20, &mut read).is_err());
+    // It was not lost after all.
+    cluster.node_mut("a").start(&[]).unwrap();
+    becomes_whole(cluster.node("b"), cluster.node("a"), DISK);
+}
+
+#[test]
+fn a_source_that_stands_still_is_noticed_within_seconds() {
+    let turn = Scenario::begin(
+        "pulled_disks",
+        "a_source_that_stands_still_is_noticed_within_seconds",
+    );
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    let options = ["--policy", "post-copy", "--max-bandwidth", "1MiB"];
+    migrate(cluster.node("a"), DISK, "b", &options).unwrap();
+    let b = cluster.node("b");
+    let says = |part: &str| {
+        let status = b.disk(DISK).ok()?["status"].as_str()?.to_owned();
+        status.contains(part).then_some(())
+    };
+    assert!(wait_for(PATIENCE, || says("which is needed until it has come")).is_some());
+    let pid = i32::try_from(cluster.node("a").pid().unwrap()).unwrap();
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let begun = Instant::now();
+    let noticed = wait_for(PATIENCE, || says("needed and not connected"));
+    let took = begun.elapsed();
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    assert!(
+        noticed.is_some() && took < Duration::from_secs(8),
+        "{took:?}"
+    );
+    assert!(wait_for(PATIENCE, || says("which is needed until it has come")).is_some());
+}
+
+/// Moves a thin disk of so many TiB, of which 8 MiB are data: how long a client that writes all the time waited at most,
+/// and when the disk was whole at its new node.
+fn move_thin(policy: &str, tib: u64) -> (Duration, Duration) {
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let size = format!("{tib}TiB");
+    let create = ["disk", "create", DISK, "--size", &size];
+    a.godwit(&create).json().unwrap();
+    let mut client = NbdConnection::connect(&a.nbd(DISK)).unwrap();
+    let data = vec![7; 1 << 20];
+    for part in 0..8 {
+        client.write_at((tib << 37) * part, &data).unwrap();
+    }
+    client.flush().unwrap();
+    let ended = Arc::new(AtomicBool::new(false));
+    let ends = Arc::clone(&ended);
+    let writing = std::thread::spawn(move || {
+        let mut longest = Duration::ZERO;
+        while !ends.load(Ordering::Relaxed) {
+            let begun = Instant::now();
+            client.write_at(4 << 20, &[9; 4096]).unwrap();
+            longest = longest.max(begun.elapsed());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        longest
+    });
+    let begun = Instant::now();
+    let moved = migrate(a, DISK, "b", &["--policy", policy]).unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    becomes_whole(b, a, DISK);
+    let whole = begun.elapsed();
+    ended.store(true, Ordering::Relaxed);
+    let longest = writing.join().unwrap();
+    let mut there = NbdConnection::connect(&b.nbd(DISK)).unwrap();
+    let mut read = vec![0; 1 << 20];
+    for part in 0..8 {
+        there.read_at((tib << 37) * part, &mut read).unwrap();
+        assert!(read == data, "part {part} of {tib} TiB by {policy}");
+    }
+    there.read_at((tib << 37) - (1 << 20), &mut read).unwrap();
+    assert!(read.iter().all(|byte| *byte == 0));
+    println!("{policy}, {tib} TiB: a client waited {longest:?} at most, whole after {whole:?}");
+    (longest, whole)
+}
+
+#[test]
+fn a_thin_disk_of_a_tib_leaves_at_once() {
+    let _turn = Scenario::begin("pulled_disks", "a_thin_disk_of_a_tib_leaves_at_once");
+    let (longest, whole) = move_thin("post-copy", 1);
+    // A busy machine is allowed several times what an idle one needs.
+    assert!(longest < Duration::from_millis(800), "{longest:?}");
+    assert!(whole < Duration::from_secs(20), "{whole:?}");
+}
+
+/// Prints a table for docs and people.
+#[test]
+#[ignore = "minutes; it measures"]
+fn thin_disks_of_many_tib_by_every_policy() {
+    let _turn = Scenario::begin("pulled_disks", "thin_disks_of_many_tib_by_every_policy");
+    for policy in [
+        "double-write",
+        "pre-copy",
+        "mirror",
+        "push-pull",
+        "post-copy",
+    ] {
+        for tib in [1, 4, 8] {
+            move_thin(policy, tib);
+        }
+    }
+}
+
+#[test]
+fn what_is_pulled_keeps_to_the_moves_bandwidth() {
+    let turn = Scenario::begin(
+        "pulled_disks",
+        "what_is_pulled_keeps_to_the_moves_bandwidth",
+    );
+    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let size = 24 << 20;
+    let mut model = import_pattern(cluster.node("a"), DISK, size, turn.seed).unwrap();
+    let options = ["--policy", "post-copy", "--max-bandwidth", "2MiB"];
+    let begun = Instant::now();
+    let moved = migrate(cluster.node("a"), DISK, "b", &options).unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    // Either node may start anew: the bound is the source's to tell.
+    cluster.node_mut("b").kill();
+    cluster.node_mut("b").start(&[]).unwrap();
+    cluster.node_mut("a").kill();
+    cluster.node_mut("a").start(&[]).unwrap();
+    let first = NbdConnection::connect(&cluster.node("b").nbd(DISK))
+        .and_then(|mut client| client.read_at(20 << 20, &mut [0; 4096]));
+    assert!(first.is_ok(), "{first:?}");
+    becomes_whole(cluster.node("b"), cluster.node("a"), DISK);
+    let took = begun.elapsed();
+    assert!(took > Duration::from_secs(9), "{size} bytes in {took:?}");
+    verify(cluster.node("b"), DISK, &mut model).unwrap();
 }
 
 #[test]

@@ -50,6 +50,11 @@ impl Engine {
             let found = Content::Hole(self.disk.hole(extent));
             return self.core.handle_disk_done(self.now, tag, Ok(found));
         }
+        if let DiskOperation::FindLongHole { from } = operation {
+            let (start, end) = self.disk.long_hole(from);
+            let found = Content::LongHole { start, end };
+            return self.core.handle_disk_done(self.now, tag, Ok(found));
+        }
         if let Some(slot) = tag.source_slot() {
             let buffers = self.source_buffers(slot);
             buffers.begin();
@@ -93,7 +98,8 @@ impl Engine {
             }
             DiskOperation::WriteZeroes { .. }
             | DiskOperation::Flush
-            | DiskOperation::FindHole { .. } => None,
+            | DiskOperation::FindHole { .. }
+            | DiskOperation::FindLongHole { .. } => None,
         };
         let bytes = needed.map_or(0, Extent::bytes) as usize;
         let (memory, keep) = match (tag, tag.source_slot()) {

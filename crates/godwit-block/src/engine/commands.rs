@@ -65,6 +65,10 @@ impl Engine {
             Command::Fetch(stream) if self.core.lacks_in_two_places() => self.fetch_up(stream),
             Command::Fetch(stream) => self.pull_up(stream, false),
             Command::PullOnDemandOnly => self.core.pull_on_demand_only(),
+            Command::AbandonMissing => {
+                self.config.missing_pauses_after = None;
+                self.core.fail_missing_after(Duration::ZERO);
+            }
             Command::BeginComparison { reply } => reply(self.core.begin_comparison()),
             Command::EndComparison { different, same } => {
                 // Where that is of no use any more, the disk does not start to leave either.

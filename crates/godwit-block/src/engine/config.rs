@@ -9,7 +9,7 @@ use crate::image::missing::MissingNotes;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::Event;
 use godwit_core::units::{Bytes, MigrationId};
-use godwit_core::{Limits, Missing, Written};
+use godwit_core::{HeatPiece, Limits, Missing, WordPiece, Written};
 
 /// How an engine is sized. All of it is fixed for the engine's life.
 #[derive(Clone, Debug)]
@@ -43,6 +43,8 @@ pub struct EngineConfig {
     pub on_image: bool,
     /// Another node's record shows that this node is the owner no more ([`Controller::surpass`](godwit_core::Controller::surpass)).
     pub surpassed: bool,
+    /// The most bytes per second that the disk's owner may pull, if this node owes some of it.
+    pub owed_bandwidth: Option<u64>,
 }
 
 /// What earlier processes stored of a disk.
@@ -76,6 +78,7 @@ impl EngineConfig {
             missing_pauses_after: None,
             on_image: false,
             surpassed: false,
+            owed_bandwidth: None,
         }
     }
 }
@@ -85,14 +88,19 @@ impl EngineConfig {
 pub struct MissingSnapshot {
     /// The migration whose source has what is missing.
     pub migration: MigrationId,
-    /// A bit for each block that is missing.
-    pub words: Vec<u64>,
-    /// How hot each chunk is; empty unless it is the first.
-    pub heat: Vec<u8>,
-    /// The blocks that are at that source, where the rest is in an image; nothing unless it is the first.
-    pub at_source: Option<Vec<u64>>,
+    /// The pieces that have changed.
+    pub pieces: Vec<WordPiece>,
     /// The disk comes here: nothing was stored of it before.
-    pub first: bool,
+    pub first: Option<FirstMissing>,
+}
+
+/// What is stored of what a disk lacks when it comes, and never changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FirstMissing {
+    /// How hot each chunk is.
+    pub heat: Vec<HeatPiece>,
+    /// The blocks that are at that source, where the rest is in an image.
+    pub at_source: Option<Vec<WordPiece>>,
 }
 
 /// What the engine tells its owner. Given to the `events` callback on the engine's thread, which

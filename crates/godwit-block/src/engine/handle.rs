@@ -53,6 +53,7 @@ pub(super) enum Command {
     Owe(PeerStream),
     Fetch(PeerStream),
     PullOnDemandOnly,
+    AbandonMissing,
     BeginComparison {
         reply: Reply<Result<Vec<u64>, StartError>>,
     },
@@ -303,6 +304,11 @@ impl EngineHandle {
     /// Of what the disk lacks only what somebody waits for is pulled from now on.
     pub fn pull_on_demand_only(&self) {
         self.inner.send(Command::PullOnDemandOnly);
+    }
+
+    /// What the disk lacks is not waited for any more: whoever needs it gets an I/O error. What comes all the same is used.
+    pub fn abandon_missing(&self) {
+        self.inner.send(Command::AbandonMissing);
     }
 
     /// Somebody begins to compare the disk with the image that it was created from; `reply` gets what

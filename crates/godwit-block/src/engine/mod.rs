@@ -39,7 +39,9 @@ use std::thread;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use rustix::event::{EventfdFlags, eventfd};
 
-pub use self::config::{EngineConfig, EngineError, EngineEvent, MissingSnapshot, Restored};
+pub use self::config::{
+    EngineConfig, EngineError, EngineEvent, FirstMissing, MissingSnapshot, Restored,
+};
 pub use self::connections::streams::{ClientStream, PeerStream, PeerStreams};
 pub use self::front_ends::vhost::device::BlockDevice;
 pub use self::handle::{EngineHandle, Reply};
@@ -114,6 +116,7 @@ pub fn spawn_restored(
             .as_ref()
             .is_some_and(|(missing, _)| missing.at_source().is_some()),
         missing_is_owed: false,
+        missing_trouble: None,
         lacks_room: false,
         lost_pages: false,
         waits_long: false,

@@ -179,6 +179,7 @@ impl Engine {
         if config.surpassed {
             core.surpass(Time(0));
         }
+        core.bound_owed(config.owed_bandwidth);
         if config.on_image && record.owes().is_some() {
             core.is_no_base();
         }
@@ -467,6 +468,7 @@ impl Engine {
             missing_at_source: self.core.missing().and_then(Missing::bytes_at_source),
             needs_source: self.core.needs_source(),
             missing_is_owed: self.core.missing_is_owed(),
+            missing_trouble: self.core.missing_trouble(),
             lacks_room: self.vhost.room != Room::Enough,
             lost_pages: self.vhost.lost_pages,
             waits_long: self.waits_long(),

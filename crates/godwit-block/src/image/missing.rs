@@ -9,17 +9,19 @@
 //! then   where the rest is in an image: a bit for each block that was at the node that gave the disk away
 //! ```
 //!
-//! Each part begins at a multiple of 4 KiB. The third is made durable with care: a block is missing there until its
+//! Each part begins at a multiple of 4 KiB, and what is all zeroes is a hole of the file. The third is made durable with care: a block is missing there until its
 //! data is durable. The fourth is only written, so it outlasts the process and not the host. After a boot the third
 //! takes its place. The last is never changed. Another magic says that it is there.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use godwit_core::Missing;
+use super::extents::hole_end;
 use godwit_core::units::{Extent, MigrationId, Sectors};
+use godwit_core::{HeatPiece, Missing, PIECE_HEATS, PIECE_WORDS, WordPiece};
 
 const MAGIC: [u8; 8] = *b"GDWMISS1";
 /// The same with what is in two places. Builds that know of one place refuse it.
@@ -29,6 +31,10 @@ const PAGE: u64 = 4096;
 const FIELDS: usize = 8 + 8 + 16 + 16;
 /// Sectors that a word of the bitmap stands for.
 const WORD_SECTORS: u64 = 64 * 8;
+/// Bytes of a piece of a bitmap.
+const PIECE_BYTES: usize = PIECE_WORDS * 8;
+/// Pieces that are read or written at once.
+const LONGEST_WRITE: usize = 256;
 
 /// Names a boot of the host.
 type Boot = [u8; 16];
@@ -59,6 +65,14 @@ impl Layout {
     const fn at_source(self) -> u64 {
         self.noted() + (self.words as u64 * 8).next_multiple_of(PAGE)
     }
+
+    /// Where the last part ends.
+    const fn end(self, of_two: bool) -> u64 {
+        match of_two {
+            true => self.at_source() + self.words as u64 * 8,
+            false => self.at_source(),
+        }
+    }
 }
 
 /// Notes what has come.
@@ -69,26 +83,95 @@ pub struct MissingNotes {
 }
 
 impl MissingNotes {
-    /// Notes that the disk, which lacks what these words say, lacks the extent no longer.
+    /// Notes that the disk, which lacks this, lacks the extent no longer.
     ///
     /// # Errors
     /// The file cannot be written: what has come must not be relied on.
-    pub(crate) fn note(&self, words: &[u64], extent: Extent) -> io::Result<()> {
+    pub(crate) fn note(&self, missing: &Missing, extent: Extent) -> io::Result<()> {
         let first = (extent.start().0 / WORD_SECTORS) as usize;
-        let end = (extent.end().0.div_ceil(WORD_SECTORS) as usize).min(words.len());
-        let bytes = to_bytes(words.get(first..end).unwrap_or_default());
+        let end = extent.end().0.div_ceil(WORD_SECTORS) as usize;
+        let words = (first..end).map(|word| missing.word(word));
+        let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
         self.file
             .write_all_at(&bytes, self.start + first as u64 * 8)
     }
 }
 
-fn to_bytes(words: &[u64]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+fn to_bytes(words: &[u64; PIECE_WORDS]) -> [u8; PIECE_BYTES] {
+    let mut bytes = [0; PIECE_BYTES];
+    for (bytes, word) in bytes.as_chunks_mut().0.iter_mut().zip(words) {
+        *bytes = word.to_le_bytes();
+    }
+    bytes
 }
 
-fn from_bytes(bytes: &[u8]) -> Vec<u64> {
-    let (words, _) = bytes.as_chunks();
-    words.iter().map(|word| u64::from_le_bytes(*word)).collect()
+/// Writes pieces of the part that begins at `start`.
+fn write_pieces(file: &File, start: u64, pieces: &[WordPiece]) -> io::Result<()> {
+    let consecutive = pieces.chunk_by(|(first, _), (second, _)| first + 1 == *second);
+    for run in consecutive {
+        let Some((first, _)) = run.first() else {
+            continue;
+        };
+        let at = start + *first as u64 * PIECE_BYTES as u64;
+        for (at, run) in (at..)
+            .step_by(LONGEST_WRITE * PIECE_BYTES)
+            .zip(run.chunks(LONGEST_WRITE))
+        {
+            let bytes: Vec<u8> = run.iter().flat_map(|(_, words)| to_bytes(words)).collect();
+            file.write_all_at(&bytes, at)?;
+        }
+    }
+    Ok(())
+}
+
+/// The pieces of the part that begins at `start`, but for those without any bit. Holes of the file are not read.
+fn read_pieces(file: &File, start: u64, words: usize) -> io::Result<Vec<WordPiece>> {
+    let end = start + words as u64 * 8;
+    let mut pieces = Vec::new();
+    let mut data = vec![0; LONGEST_WRITE * PIECE_BYTES];
+    let mut at = start;
+    while at < end {
+        at = hole_end(file.as_fd(), at, end) / PAGE * PAGE;
+        let length = (end - at).min(data.len() as u64) as usize;
+        let data = &mut data[..length];
+        file.read_exact_at(data, at)?;
+        let first = ((at - start) / PIECE_BYTES as u64) as usize;
+        for (number, bytes) in (first..).zip(data.chunks(PIECE_BYTES)) {
+            let mut words = [0; PIECE_WORDS];
+            for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+                *word = u64::from_le_bytes(*bytes);
+            }
+            if words != [0; PIECE_WORDS] {
+                pieces.push((number, words));
+            }
+        }
+        at += length as u64;
+    }
+    Ok(pieces)
+}
+
+/// The pieces of which these, in order, are not the same, as they are in the first.
+fn differing(first: &[WordPiece], second: &[WordPiece]) -> Vec<WordPiece> {
+    let nothing = [0; PIECE_WORDS];
+    let mut numbers: Vec<usize> = first
+        .iter()
+        .chain(second)
+        .map(|(number, _)| *number)
+        .collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let of = |pieces: &[WordPiece], number: usize| {
+        let found = pieces.binary_search_by_key(&number, |(number, _)| *number);
+        found.map_or(nothing, |at| pieces[at].1)
+    };
+    let mut differing = Vec::new();
+    for number in numbers {
+        let words = of(first, number);
+        if words != of(second, number) {
+            differing.push((number, words));
+        }
+    }
+    differing
 }
 
 fn header(capacity: Sectors, migration: MigrationId, boot: Boot, of_two: bool) -> Vec<u8> {
@@ -119,7 +202,8 @@ fn this_boot() -> Boot {
 }
 
 /// Makes durable what a disk of this capacity will lack when it has come by this migration, in place of what is at
-/// the path; and what of that is at the migration's source, if the rest is in an image.
+/// the path; and what of that is at the migration's source, if the rest is in an image. Pieces that are not named lack
+/// nothing, and take no space.
 ///
 /// # Errors
 /// The file cannot be written, or its folder not be made durable.
@@ -127,9 +211,9 @@ pub fn create(
     path: &Path,
     capacity: Sectors,
     migration: MigrationId,
-    words: &[u64],
-    heat: &[u8],
-    at_source: Option<&[u64]>,
+    pieces: &[WordPiece],
+    heat: &[HeatPiece],
+    at_source: Option<&[WordPiece]>,
 ) -> io::Result<MissingNotes> {
     let layout = Layout::new(capacity);
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -140,15 +224,15 @@ pub fn create(
         .create(true)
         .truncate(true)
         .open(&fresh)?;
-    let bytes = to_bytes(words);
     let of_two = at_source.is_some();
     file.write_all(&header(capacity, migration, this_boot(), of_two))?;
-    file.write_all_at(heat, PAGE)?;
-    file.write_all_at(&bytes, layout.durable())?;
-    file.write_all_at(&bytes, layout.noted())?;
-    if let Some(at_source) = at_source {
-        file.write_all_at(&to_bytes(at_source), layout.at_source())?;
+    for (number, heat) in heat {
+        file.write_all_at(heat, PAGE + (*number * PIECE_HEATS) as u64)?;
     }
+    write_pieces(&file, layout.durable(), pieces)?;
+    write_pieces(&file, layout.noted(), pieces)?;
+    write_pieces(&file, layout.at_source(), at_source.unwrap_or_default())?;
+    file.set_len(layout.end(of_two))?;
     file.sync_all()?;
     std::fs::rename(&fresh, path)?;
     if let Some(folder) = path.parent() {
@@ -158,22 +242,13 @@ pub fn create(
     Ok(MissingNotes { file, start })
 }
 
-/// Makes durable what the disk lacks now. A crash leaves some words as they were.
+/// Makes durable what the disk lacks now, as far as that has changed. A crash leaves some words as they were.
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn store(path: &Path, capacity: Sectors, words: &[u64]) -> io::Result<()> {
-    let file = OpenOptions::new().read(true).write(true).open(path)?;
-    let start = Layout::new(capacity).durable();
-    let new = to_bytes(words);
-    let mut old = vec![0; new.len()];
-    file.read_exact_at(&mut old, start)?;
-    let pages = new.chunks(PAGE as usize).zip(old.chunks(PAGE as usize));
-    for (at, (new, old)) in (start..).step_by(PAGE as usize).zip(pages) {
-        if new != old {
-            file.write_all_at(new, at)?;
-        }
-    }
+pub fn store(path: &Path, capacity: Sectors, pieces: &[WordPiece]) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    write_pieces(&file, Layout::new(capacity).durable(), pieces)?;
     file.sync_data()
 }
 
@@ -205,33 +280,51 @@ pub fn load(
         return Ok(None);
     }
     let layout = Layout::new(capacity);
-    let mut heat = vec![0; layout.heat];
-    file.read_exact_at(&mut heat, PAGE)?;
     let now = this_boot();
     let same_boot = boot == now && now != Boot::default();
-    let from = if same_boot {
-        layout.noted()
-    } else {
-        layout.durable()
-    };
-    let mut bits = vec![0; layout.words * 8];
-    file.read_exact_at(&mut bits, from)?;
+    let durable = read_pieces(&file, layout.durable(), layout.words)?;
+    let noted = read_pieces(&file, layout.noted(), layout.words)?;
+    let changed = differing(&durable, &noted);
     if !same_boot {
-        file.write_all_at(&bits, layout.noted())?;
+        write_pieces(&file, layout.noted(), &changed)?;
         file.sync_data()?;
         file.write_all_at(&header(capacity, migration, now, of_two), 0)?;
         file.sync_data()?;
     }
-    let mut missing = Missing::from_parts(capacity, &from_bytes(&bits), &heat)
-        .ok_or_else(|| damaged("it is of another disk"))?;
+    let (pieces, unstored) = match same_boot {
+        true => (noted, changed.iter().map(|(number, _)| *number).collect()),
+        false => (durable, Vec::new()),
+    };
+    let heat = read_heat(&file, layout.heat)?;
+    let damaged = || damaged("it is of another disk");
+    let missing = Missing::from_pieces(capacity, pieces, heat).ok_or_else(damaged)?;
+    let mut missing = missing.stored_but_for(unstored);
     if of_two {
-        file.read_exact_at(&mut bits, layout.at_source())?;
+        let at_source = read_pieces(&file, layout.at_source(), layout.words)?;
         missing = missing
-            .in_two_places(&from_bytes(&bits))
-            .ok_or_else(|| damaged("it is of another disk"))?;
+            .in_two_places_by_pieces(at_source)
+            .ok_or_else(damaged)?;
     }
     let start = layout.noted();
     Ok(Some((missing, MissingNotes { file, start })))
+}
+
+/// How hot chunks are. Holes of the file are not read.
+fn read_heat(file: &File, length: usize) -> io::Result<Vec<HeatPiece>> {
+    let end = PAGE + length as u64;
+    let mut pieces = Vec::new();
+    let mut at = PAGE;
+    while at < end {
+        at = hole_end(file.as_fd(), at, end) / PIECE_HEATS as u64 * PIECE_HEATS as u64;
+        let mut heat = [0; PIECE_HEATS];
+        let length = (end - at).min(PIECE_HEATS as u64) as usize;
+        file.read_exact_at(&mut heat[..length], at)?;
+        if heat != [0; PIECE_HEATS] {
+            pieces.push((((at - PAGE) / PIECE_HEATS as u64) as usize, heat));
+        }
+        at += PIECE_HEATS as u64;
+    }
+    Ok(pieces)
 }
 
 /// Removes what is stored.
@@ -266,11 +359,39 @@ mod tests {
         words
     }
 
+    /// Stores words, and that all chunks are equally hot.
+    fn stored(path: &Path, words: &[u64], at_source: Option<&[u64]>) -> MissingNotes {
+        let heat = vec![4; Missing::heat_length(CAPACITY)];
+        let missing = Missing::from_parts(CAPACITY, words, &heat).expect("it fits");
+        let pieces: Vec<_> = missing.pieces().collect();
+        let heat = [(0, [4; PIECE_HEATS])];
+        let at_source = at_source.and_then(|it| missing.in_two_places(it)?.pieces_at_source());
+        create(
+            path,
+            CAPACITY,
+            MIGRATION,
+            &pieces,
+            &heat,
+            at_source.as_deref(),
+        )
+        .expect("it is created")
+    }
+
+    /// The only piece that such a disk has.
+    fn all(words: &[u64]) -> WordPiece {
+        let mut piece = [0; PIECE_WORDS];
+        piece[..words.len()].copy_from_slice(words);
+        (0, piece)
+    }
+
+    fn missing(words: &[u64]) -> Missing {
+        let heat = vec![0; Missing::heat_length(CAPACITY)];
+        Missing::from_parts(CAPACITY, words, &heat).expect("it fits")
+    }
+
     fn created(folder: &tempfile::TempDir) -> (std::path::PathBuf, MissingNotes) {
         let path = folder.path().join("disk");
-        let heat = vec![4; Missing::heat_length(CAPACITY)];
-        let notes =
-            create(&path, CAPACITY, MIGRATION, &words(), &heat, None).expect("it is created");
+        let notes = stored(&path, &words(), None);
         (path, notes)
     }
 
@@ -279,7 +400,7 @@ mod tests {
             .expect("it is read")
             .expect("it is there");
         assert!(missing.heat().iter().all(|heat| *heat == 4));
-        missing.words().to_vec()
+        missing.words().collect()
     }
 
     /// As if the host had been started anew.
@@ -300,7 +421,7 @@ mod tests {
         assert_eq!(lacks(&path), words());
         let mut now = words();
         now[0] &= !0xFF;
-        notes.note(&now, extent(0, 64)).expect("noted");
+        notes.note(&missing(&now), extent(0, 64)).expect("noted");
         assert_eq!(lacks(&path), now);
         boot(&path);
         assert_eq!(lacks(&path), words());
@@ -308,7 +429,7 @@ mod tests {
         let (_, notes) = load(&path, CAPACITY, MIGRATION)
             .expect("read")
             .expect("there");
-        notes.note(&now, extent(0, 64)).expect("noted");
+        notes.note(&missing(&now), extent(0, 64)).expect("noted");
         assert_eq!(lacks(&path), now);
     }
 
@@ -318,7 +439,7 @@ mod tests {
         let (path, _notes) = created(&folder);
         let mut now = words();
         now[0] = 0;
-        store(&path, CAPACITY, &now).expect("stored");
+        store(&path, CAPACITY, &[all(&now)]).expect("stored");
         boot(&path);
         assert_eq!(lacks(&path), now);
         let (missing, _) = load(&path, CAPACITY, MIGRATION)
@@ -331,33 +452,24 @@ mod tests {
     fn what_is_in_two_places_stays_there_whatever_comes() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("disk");
-        let heat = vec![4; Missing::heat_length(CAPACITY)];
         let mut at_source = vec![0; Missing::word_length(CAPACITY)];
         at_source[0] = 0xFF00;
-        let notes = create(
-            &path,
-            CAPACITY,
-            MIGRATION,
-            &words(),
-            &heat,
-            Some(&at_source),
-        )
-        .expect("it is created");
+        let notes = stored(&path, &words(), Some(&at_source));
         let mut now = words();
         now[0] &= !0xF00;
-        notes.note(&now, extent(0, 128)).expect("noted");
+        notes.note(&missing(&now), extent(0, 128)).expect("noted");
         let left = |path: &Path| {
             assert!(lacks(path).len() == now.len());
             let (missing, _) = load(path, CAPACITY, MIGRATION)
                 .expect("read")
                 .expect("there");
-            assert_eq!(missing.at_source(), Some(&at_source[..]));
+            assert_eq!(missing.at_source().as_ref(), Some(&at_source));
             missing.bytes_at_source()
         };
         assert_eq!(left(&path), Some(Bytes(4 * 4096)));
         boot(&path);
         assert_eq!(left(&path), Some(Bytes(8 * 4096)));
-        store(&path, CAPACITY, &now).expect("stored");
+        store(&path, CAPACITY, &[all(&now)]).expect("stored");
         boot(&path);
         assert_eq!(left(&path), Some(Bytes(4 * 4096)));
     }

@@ -27,7 +27,10 @@ fn a_node_that_owes_keeps_the_connection_to_the_owner() {
         let patience = Some(Duration::from_secs(10));
         socket.set_read_timeout(patience).expect("a timeout");
     }
-    let owes = Message::Owes { migration };
+    let owes = Message::Owes {
+        migration,
+        max_bandwidth: None,
+    };
     assert_eq!(receive(&mut owner).0, owes);
     engine.handle.pull(plain(theirs));
     let mut said = Vec::new();

@@ -211,6 +211,9 @@ pub(crate) struct MigrateArguments {
     /// Print the migration's id and return at once
     #[arg(long)]
     pub detach: bool,
+    /// Wait until the node that the disk leaves is needed no more: until all of it has been pulled
+    #[arg(long, conflicts_with = "detach")]
+    pub wait: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -362,6 +365,14 @@ pub(crate) enum DiskCommand {
         /// Its size from now on; as large as its image or device is by now when left out
         #[arg(value_parser = parse_size)]
         size: Option<u64>,
+    },
+    /// Go on without what a disk lacks, because the node that has it is lost for good: reads of that fail
+    Abandon {
+        /// The disk
+        name: String,
+        /// Needed: the guest sees I/O errors where it reads what is missing
+        #[arg(long)]
+        lost: bool,
     },
     /// Make this node the owner of a disk whose owner is in doubt and will never answer
     Claim {

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use godwit_api::{ClaimDisk, CreateDisk, Disk, DiskState, ExportDisk, ImportDisk, Job, ResizeDisk};
+use godwit_api::{
+    AbandonMissing, ClaimDisk, CreateDisk, Disk, DiskState, ExportDisk, ImportDisk, Job, ResizeDisk,
+};
 use serde_json::json;
 
 use super::job;
@@ -110,6 +112,17 @@ pub(crate) async fn run(
                 )
             })
         }
+        DiskCommand::Abandon { name, lost } => {
+            // Without that the node refuses, and says what would be lost.
+            let request = AbandonMissing { lost };
+            let disk: Disk = client.post(&routes::disk_abandon(&name), &request).await?;
+            output.print(&disk, |disk| {
+                format!(
+                    "disk '{}' goes on without what it lacks: reads of that fail",
+                    disk.name
+                )
+            })
+        }
         DiskCommand::Claim { name, force } => {
             // Without force the node refuses, and says which node it is about.
             let request = ClaimDisk { force };
@@ -175,15 +188,36 @@ fn list(disks: &[Disk]) -> String {
             format_bytes(disk.size_bytes),
             disk.state.name().to_owned(),
             disk.clients.to_string(),
+            lacks(disk),
+            owes(disk),
             place,
         ]
     };
     let empty = "no disks: make one with godwit disk create NAME --size SIZE";
     table(
-        ["NAME", "SIZE", "STATE", "CLIENTS", "NOTE"],
+        ["NAME", "SIZE", "STATE", "CLIENTS", "LACKS", "OWES", "NOTE"],
         disks.iter().map(row),
         empty,
     )
+}
+
+/// What is not here of a disk that is served here, and where it is.
+fn lacks(disk: &Disk) -> String {
+    let place = match &disk.image {
+        Some(image) if image.fetching => format!("image '{}'", image.name),
+        _ => disk.counterpart.clone().unwrap_or_default(),
+    };
+    let lacks = disk.missing_bytes.filter(|bytes| *bytes > 0);
+    lacks.map_or_else(
+        || String::from("-"),
+        |bytes| format!("{} at {place}", format_bytes(bytes)),
+    )
+}
+
+/// Which node still needs a part of a disk that has left.
+fn owes(disk: &Disk) -> String {
+    let owner = disk.moved_to.as_ref().filter(|_| disk.owes);
+    owner.map_or_else(|| String::from("-"), |owner| format!("a part to {owner}"))
 }
 
 fn show(disk: &Disk) -> String {

@@ -446,7 +446,7 @@ impl Authority {
                 effects.push(Effect::Departed(migration));
                 effects
             }
-            Message::Owes { migration } => self.handle_owes(migration),
+            Message::Owes { migration, .. } => self.handle_owes(migration),
             Message::Whole { migration } => {
                 // Before this node has heard that the destination serves, which will be repeated, there is nothing
                 // to be stored.

@@ -1,5 +1,6 @@
 //! Carries out what the authority machine decides, and keeps asking while it cannot.
 
+use core::num::NonZeroU64;
 use core::time::Duration;
 
 use crate::action::Action;
@@ -129,6 +130,8 @@ impl Controller {
                 }
                 Effect::Relinquished(migration) => {
                     if self.authority.owes().is_some() {
+                        let bound = self.source.as_ref().map(|it| it.options.max_bandwidth);
+                        self.bound_owed(bound.flatten());
                         self.notify(Event::Owes { migration });
                     }
                     self.enter_stage(Stage::Decided(Phase::Committing));
@@ -210,6 +213,12 @@ impl Controller {
         sync_up
     }
 
+    /// The owner may pull at most so many bytes per second of what this node owes: what the migration was bound to. For a
+    /// process that starts; a migration that ends in this one says so itself.
+    pub fn bound_owed(&mut self, bytes_per_second: Option<u64>) {
+        self.owed_bandwidth = bytes_per_second.and_then(NonZeroU64::new);
+    }
+
     /// Tells the owner that this node owes a part of the disk, and does so again until the owner has it.
     pub(super) fn tell_of_debt(&mut self) {
         // One that was accepted leads to a node that owes by itself: what this node owes is owed to another.
@@ -217,7 +226,12 @@ impl Controller {
         let owed = self.authority.owes().filter(|_| leads_to_owner);
         self.owes_at = owed.map(|_| self.now.after(REMIND_EVERY));
         if let Some(migration) = owed {
-            self.send(TrafficClass::Pull, Message::Owes { migration });
+            let max_bandwidth = self.owed_bandwidth;
+            let owes = Message::Owes {
+                migration,
+                max_bandwidth,
+            };
+            self.send(TrafficClass::Pull, owes);
         }
     }
 

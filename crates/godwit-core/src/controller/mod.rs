@@ -8,6 +8,7 @@ mod progress;
 mod requests;
 mod transfer;
 
+use core::num::NonZeroU64;
 use core::time::Duration;
 use std::collections::VecDeque;
 
@@ -30,7 +31,9 @@ pub use self::transfer::outgoing::change::{ChangeError, MigrationChange};
 pub use self::transfer::outgoing::{MAX_MOVED, MAX_PULLED, MAX_VERIFIED};
 use self::transfer::receive::Destination;
 use self::transfer::remainder::lacking::Lacking;
-pub use self::transfer::remainder::missing::Missing;
+pub use self::transfer::remainder::missing::{
+    HeatPiece, Missing, PIECE_HEATS, PIECE_WORDS, WordPiece,
+};
 use self::transfer::remainder::owing::Owing;
 pub use self::transfer::verify_hole::HOLE_PIECE_SECTORS;
 use crate::action::{Action, Content, DiskTag, PULL_SLOTS};
@@ -90,12 +93,16 @@ pub struct Controller {
     image_is_up: bool,
     /// When the owner is told again that this node owes.
     owes_at: Option<Time>,
+    /// The most bytes per second that the owner may pull of what this node owes.
+    owed_bandwidth: Option<NonZeroU64>,
     /// The disk is being flushed before a part of it is owed.
     flushing_owed: bool,
     /// Chunk reads of an abandoned migration that the disk has not finished.
     orphaned_reads: u32,
     /// What the body was asked about, with [`DiskTag::Layout`], and has not answered.
     looking_at: Option<Extent>,
+    /// The body was asked with [`DiskTag::Holes`], and has not answered.
+    looking_for_holes: bool,
     forward_link: ForwardLink,
     forwarding: Forwarding,
     control_up: bool,
@@ -151,9 +158,11 @@ impl Controller {
             pull_dialled: false,
             image_is_up: false,
             owes_at: None,
+            owed_bandwidth: None,
             flushing_owed: false,
             orphaned_reads: 0,
             looking_at: None,
+            looking_for_holes: false,
             forward_link: ForwardLink::Absent,
             forwarding: Forwarding::new(),
             control_up: false,
@@ -246,6 +255,7 @@ impl Controller {
             DiskTag::Replica(tag) => self.replica_disk_done(tag, result),
             DiskTag::Barrier => self.barrier_done(result.map(|_| ())),
             DiskTag::Layout => self.layout_found(result),
+            DiskTag::Holes => self.long_hole_found(result),
             DiskTag::Owed(slot) => self.owed_read(slot, result),
             DiskTag::Pulled(slot) => self.pulled_written(slot, result.map(|_| ())),
             DiskTag::Checkpoint => self.checkpoint_flushed(result.map(|_| ())),
@@ -336,7 +346,10 @@ impl Controller {
                 let effects = self.authority.handle(&message);
                 self.apply(effects);
             }
-            Message::Owes { migration } => self.owed(class, migration),
+            Message::Owes {
+                migration,
+                max_bandwidth,
+            } => self.owed(class, migration, max_bandwidth),
             // Those go to `handle_forwarder_message`, `handle_pulled` and `admit_forwarded`.
             Message::Forward { .. }
             | Message::ForwardBegin { .. }

@@ -95,6 +95,8 @@ pub enum OlderCopy {
     None,
     /// The disk as it was when it changed hands by this migration, durably and untouched since.
     Since(MigrationId),
+    /// An image that reads as zeroes: it was made for this migration, or emptied for it.
+    Zeroes,
     /// An image of the disk with any content: both images are compared first. Push and pull, which is to leave soon,
     /// takes it for nothing.
     Unknown,

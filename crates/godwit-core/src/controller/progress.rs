@@ -25,6 +25,8 @@ pub struct Progress {
     pub double_write_bytes_sent: u64,
     /// Bytes that verification compared, over all passes.
     pub bytes_verified: u64,
+    /// Bytes that the destination lacks if the disk changes hands now, or lacked when it did.
+    pub bytes_owed: u64,
     /// Whether every byte was compared and found equal.
     pub verified: bool,
     /// What is not sent, because the destination has it; nothing where all of the disk is.

@@ -1,5 +1,7 @@
 //! How the frames between controllers are written and read.
 
+use core::num::NonZeroU64;
+
 use super::DecodeError;
 use super::header::{
     FLAG_FAILED, FLAG_FUA, FLAG_LACKS, FLAG_SHARED, FLAG_UNMAP, FLAG_ZEROES, Header, Kind,
@@ -172,7 +174,13 @@ impl Message {
                 (header.start, header.sectors) = (start, sectors);
                 header.tag = u32::from(heat);
             }
-            Self::Owes { migration } => header = about(Kind::Owes, migration, &mut inline),
+            Self::Owes {
+                migration,
+                max_bandwidth,
+            } => {
+                header = about(Kind::Owes, migration, &mut inline);
+                header.start = Lba(max_bandwidth.map_or(0, NonZeroU64::get));
+            }
             Self::Whole { migration } => header = about(Kind::Whole, migration, &mut inline),
             Self::Pull { slot, extent } => {
                 header = at(Kind::Pull, u32::from(slot.0), Generation(0), extent);
@@ -383,6 +391,7 @@ impl Message {
             },
             Kind::Owes => Self::Owes {
                 migration: migration_in(body)?,
+                max_bandwidth: NonZeroU64::new(header.start.0),
             },
             Kind::Whole => Self::Whole {
                 migration: migration_in(body)?,

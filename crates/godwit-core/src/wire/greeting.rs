@@ -64,6 +64,9 @@ impl Features {
     /// On connections for chunks of images it may be asked what the name of an image stands for.
     pub const IMAGE_NAMES: Self = Self(1024);
 
+    /// The answer to an offer may say that the destination's image reads as zeroes.
+    pub const ZEROES: Self = Self(2048);
+
     /// An offer names the disk's id, and nodes that meet compare which disks and machines both say they have.
     pub const OWNERS: Self = Self(1 << 16);
 
@@ -284,7 +287,8 @@ pub enum Reply {
         node: String,
     },
     /// Yes to an offer: the image is ready to receive, and holds this of the disk. Others than
-    /// [`OlderCopy::None`] only to nodes with [`Features::DELTAS`].
+    /// [`OlderCopy::None`] only to nodes with [`Features::DELTAS`], and [`OlderCopy::Zeroes`] only to those with
+    /// [`Features::ZEROES`].
     Accepted(OlderCopy),
     /// No; the connection is closed after it.
     Refused(Refusal),
@@ -395,6 +399,7 @@ impl Greeting {
                         put(&mut body, &migration.0);
                     }
                     OlderCopy::Unknown => body.push(2),
+                    OlderCopy::Zeroes => body.push(3),
                 }
                 Kind::Accepted
             }
@@ -490,6 +495,7 @@ impl Greeting {
                 Err(_) | Ok([0]) => OlderCopy::None,
                 Ok([1]) => OlderCopy::Since(MigrationId(take(&mut from)?)),
                 Ok([2]) => OlderCopy::Unknown,
+                Ok([3]) => OlderCopy::Zeroes,
                 Ok(_) => return Err(DecodeError::Field("older copy")),
             })),
             Kind::Refused => Self::Reply(Reply::Refused(Refusal {

@@ -1,5 +1,7 @@
 //! The frames that two controllers exchange once their connections are up.
 
+use core::num::NonZeroU64;
+
 use super::TrafficClass;
 use super::header::{Header, Kind};
 use crate::action::{ChunkSlot, DelayedSlot, Digest, PullSlot, SourceSlot};
@@ -235,6 +237,8 @@ pub enum Message {
     Owes {
         /// Which migration.
         migration: MigrationId,
+        /// The most bytes per second that the owner may pull, if the migration had a bound. Older nodes tell of none.
+        max_bandwidth: Option<NonZeroU64>,
     },
     /// From the owner to the node that gave it the disk: send this.
     Pull {

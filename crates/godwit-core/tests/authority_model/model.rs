@@ -238,7 +238,12 @@ impl State {
             }
             Step::TellDebt { node } => {
                 if let Some(migration) = self.nodes[node].authority.owes() {
-                    self.network.send(1 - node, Message::Owes { migration });
+                    let max_bandwidth = None;
+                    let owes = Message::Owes {
+                        migration,
+                        max_bandwidth,
+                    };
+                    self.network.send(1 - node, owes);
                 }
             }
             Step::Deliver { to, message } => {

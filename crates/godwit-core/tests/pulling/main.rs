@@ -1,5 +1,6 @@
 //! What an owner does for a disk of which a part is still at the node that gave it away.
 
+mod bounded;
 mod given_back;
 mod owner;
 mod third_node;
@@ -192,8 +193,8 @@ fn stored_by_a_flush(owner: &mut Owner, start: u64, sectors: u32) -> u64 {
     owner.hold_store = true;
     owner.held = flush;
     owner.finish_disk();
-    let (mut words, _) = owner.core.missing_to_store().expect("it lacks something");
-    words.next().expect("a word")
+    let pieces = owner.core.missing_to_store().expect("it lacks something");
+    pieces.first().expect("it has changed").1[0]
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! An owner of a disk of which it lacks a part.
 
+use std::num::NonZeroU64;
+
 use godwit_core::action::{Action, Content, DiskOperation, DiskTag, PullSlot};
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::event::Event;
@@ -124,10 +126,16 @@ impl Owner {
 
     /// The source is there, and says that it owes.
     pub(crate) fn connect(&mut self) {
+        self.connect_within(None);
+    }
+
+    /// The same, and that so many bytes per second may be pulled.
+    pub(crate) fn connect_within(&mut self, bytes_per_second: Option<u64>) {
         self.asked.clear();
         self.core.handle_pull_up(self.now, false);
         let owes = Message::Owes {
             migration: MIGRATION,
+            max_bandwidth: bytes_per_second.and_then(NonZeroU64::new),
         };
         self.core
             .handle_message(self.now, TrafficClass::Pull, owes, None);
@@ -166,10 +174,26 @@ impl Owner {
         extent: Extent,
         result: Result<(), RequestError>,
     ) {
+        self.arrives(slot, extent, false, result);
+    }
+
+    /// The source says that what it was asked for first is all zeroes.
+    pub(crate) fn send_zeroes(&mut self) {
+        let (slot, extent) = self.asked.remove(0);
+        self.arrives(slot, extent, true, Ok(()));
+    }
+
+    fn arrives(
+        &mut self,
+        slot: PullSlot,
+        extent: Extent,
+        zeroes: bool,
+        result: Result<(), RequestError>,
+    ) {
         let message = Message::Pulled {
             slot,
             extent,
-            zeroes: false,
+            zeroes,
             result,
         };
         assert!(

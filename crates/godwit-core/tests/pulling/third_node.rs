@@ -48,13 +48,19 @@ fn each_debt_is_paid_to_whom_it_is_owed() {
     let (mut first, mut second) = (owing(1, FIRST), owing(2, SECOND));
     first.handle_pull_up(NOW, true);
     second.handle_pull_up(NOW, false);
-    let owes = [Message::Owes { migration: FIRST }];
+    let owes = [Message::Owes {
+        migration: FIRST,
+        max_bandwidth: None,
+    }];
     assert_eq!(said(&mut first), owes);
     assert_eq!(said(&mut second), [], "it owes to another");
     let whole = Message::Whole { migration: FIRST };
     assert_eq!(hears(&mut second, owes[0]), [whole]);
     // Nor does the first take for the owner who says that it owes, as earlier versions do.
-    let owes_other = Message::Owes { migration: SECOND };
+    let owes_other = Message::Owes {
+        migration: SECOND,
+        max_bandwidth: None,
+    };
     assert_eq!(hears(&mut first, owes_other), []);
     assert_eq!(hears(&mut first, whole), []);
     assert_eq!(first.record().remainder, None);

@@ -29,6 +29,7 @@ fn image_up(owner: &mut Owner) {
     owner.core.handle_image_up(owner.now);
     let owes = Message::Owes {
         migration: MIGRATION,
+        max_bandwidth: None,
     };
     owner
         .core

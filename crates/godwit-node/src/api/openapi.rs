@@ -26,6 +26,7 @@ use super::{memory_routes, nic_routes, process_routes, routes, vm_routes};
         routes::export_disk,
         routes::claim_disk,
         routes::resize_disk,
+        routes::abandon_missing,
         routes::list_jobs,
         routes::show_job,
         routes::list_migrations,

@@ -15,13 +15,13 @@ use serde::{Deserialize, Serialize};
 
 use super::refusal::Refusal;
 use super::{
-    ClaimDisk, CreateDisk, Disk, ExportDisk, ImportDisk, Job, MigrateRequest, Migration,
-    Node as NodeView, Peer, ResizeDisk, SwitchMigration,
+    AbandonMissing, ClaimDisk, CreateDisk, Disk, ExportDisk, ImportDisk, Job, MigrateRequest,
+    Migration, Node as NodeView, Peer, ResizeDisk, SwitchMigration,
 };
 use super::{ErrorBody, ErrorCode};
 use super::{memory_routes, nic_routes, process_routes, vm_routes};
 use crate::clock;
-use crate::disks::lifecycle::{claim, create, remove, resize};
+use crate::disks::lifecycle::{abandon, claim, create, remove, resize};
 use crate::disks::storage::promised;
 use crate::disks::{jobs, view};
 use crate::metrics;
@@ -50,6 +50,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
         ("/v1/disks/{name}/export", post(export_disk)),
         ("/v1/disks/{name}/claim", post(claim_disk)),
         ("/v1/disks/{name}/resize", post(resize_disk)),
+        ("/v1/disks/{name}/abandon", post(abandon_missing)),
         ("/v1/jobs", get(list_jobs)),
         ("/v1/jobs/{id}", get(show_job)),
         ("/v1/migrations", get(list_migrations).post(migrate)),
@@ -348,6 +349,23 @@ pub(super) async fn resize_disk(
         resize::resize(&node, &name, request).await
     });
     let disk = resized.await?;
+    Ok(Json(shown(node, disk).await?))
+}
+
+/// Goes on without what a disk lacks, because the node that has it is lost for good: reads of that fail.
+#[utoipa::path(post, path = "/v1/disks/{name}/abandon", params(("name" = String, Path)),
+    request_body = AbandonMissing, responses(
+    (status = 200, body = Disk), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+pub(super) async fn abandon_missing(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Body(request): Body<AbandonMissing>,
+) -> Result<Json<Disk>, Refusal> {
+    node.check_open()?;
+    let abandoned = detached(Arc::clone(&node), move |node| async move {
+        abandon::abandon(&node, &name, request.lost).await
+    });
+    let disk = abandoned.await?;
     Ok(Json(shown(node, disk).await?))
 }
 

@@ -139,6 +139,8 @@ mod tests {
             base: None,
             surpassed: None,
             kept: None,
+            max_bandwidth: None,
+            abandoned: false,
         }
     }
 

@@ -92,6 +92,7 @@ pub async fn run(
 
     shutdown.await;
     notify::service_manager("STOPPING=1");
+    warn_of_debts(&node);
     close(node, tasks, lock).await;
     Ok(())
 }
@@ -126,6 +127,29 @@ async fn open(config: NodeConfig, tls: Option<NodeTls>) -> Result<Arc<Node>, Nod
         processes: Default::default(),
         closing: watch::Sender::new(false),
     }))
+}
+
+/// Tells whose disks wait for this node until it runs again.
+fn warn_of_debts(node: &Node) {
+    let mut owed = 0;
+    for disk in node.disks.all() {
+        let inner = disk.lock();
+        if inner.record.owes().is_some() {
+            owed += 1;
+            let owner = inner.entry.moved_to.as_deref().unwrap_or("its owner");
+            tracing::warn!(
+                disk = disk.name,
+                owner,
+                "this node ends, and the disk's owner still needs a part of it from here: reads of that wait until this \
+                 node runs again"
+            );
+        }
+    }
+    if owed > 0 {
+        notify::service_manager(&format!(
+            "STATUS=Ending, though other nodes still need parts of {owed} disks from here"
+        ));
+    }
 }
 
 /// Ends the node: nothing new comes in, what is in flight ends, and what was written is durable.

@@ -1,6 +1,7 @@
 //! Disks as the API shows them.
 
 use godwit_block::engine::{LatencySummary, Snapshot};
+use godwit_core::request::RequestError;
 use godwit_core::units::Sectors;
 use godwit_core::{Progress, event};
 use godwit_vhost::memory::LOST_PAGES;
@@ -73,8 +74,9 @@ pub(crate) fn disk(node: &Node, disk: &Disk) -> godwit_api::Disk {
             .or_else(|| {
                 let lost = snapshot.as_ref().is_some_and(|s| s.lost_pages);
                 lost.then(|| format!("the virtual machine was disconnected: {LOST_PAGES}"))
-            }),
-        warnings: warning.into_iter().collect(),
+            })
+            .or_else(|| pulling_trouble(&inner, snapshot.as_ref())),
+        warnings: warning.into_iter().chain(abandoned(&inner)).collect(),
     }
 }
 
@@ -89,6 +91,37 @@ fn outdated(name: &str, inner: &Inner) -> Option<String> {
         "{why}; use it at node '{by}', and remove it here with 'godwit disk rm {name}'; or, if what is here is right, 'godwit \
          disk claim {name} --force'"
     ))
+}
+
+/// That nobody waits for what the disk lacks.
+fn abandoned(inner: &Inner) -> Option<String> {
+    let other = inner
+        .entry
+        .counterpart
+        .as_deref()
+        .unwrap_or("the other node");
+    inner.entry.abandoned.then(|| {
+        format!("what it lacks was given up as lost with node '{other}': reads of that fail, unless the node comes back")
+    })
+}
+
+/// Why what the disk lacks does not come.
+fn pulling_trouble(inner: &Inner, snapshot: Option<&Snapshot>) -> Option<String> {
+    let trouble = snapshot?.missing_trouble?;
+    let other = inner.entry.counterpart.as_deref();
+    let other = other.unwrap_or("the other node");
+    Some(match trouble {
+        RequestError::NoSpace => {
+            let path = inner.entry.path.display();
+            format!(
+                "what it lacks cannot be pulled: no space is left for its image {path}; free some, and pulling goes on \
+                 by itself"
+            )
+        }
+        error => format!(
+            "a part of what it lacks cannot be pulled from node '{other}': {error}; it is tried again"
+        ),
+    })
 }
 
 fn status(inner: &Inner, state: DiskState) -> String {

@@ -1,7 +1,7 @@
 //! The blocks of a disk that its image has data for.
 
-use godwit_core::Missing;
 use godwit_core::units::Sectors;
+use godwit_core::{Missing, PIECE_WORDS, WordPiece};
 use godwit_image::{CHUNK_BYTES, Manifest};
 
 /// Sectors of a block, of which a disk has all or nothing.
@@ -18,6 +18,19 @@ pub(super) fn words(manifest: &Manifest, capacity: Sectors) -> Vec<u64> {
         }
     }
     words
+}
+
+/// The same in pieces, but for those without any bit.
+pub(super) fn pieces(words: &[u64]) -> Vec<WordPiece> {
+    let mut pieces = Vec::new();
+    for (number, words) in words.chunks(PIECE_WORDS).enumerate() {
+        if words.iter().any(|word| *word != 0) {
+            let mut piece = [0; PIECE_WORDS];
+            piece[..words.len()].copy_from_slice(words);
+            pieces.push((number, piece));
+        }
+    }
+    pieces
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use godwit_block::image::missing;
-use godwit_core::Missing;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::units::{Bytes, Sectors};
 use godwit_image::{ImageName, Manifest, ManifestId, PushTime};
@@ -12,7 +11,7 @@ use tokio::sync::MutexGuard;
 use crate::disks::disk::Disk;
 use crate::disks::lifecycle::{create, lacking};
 use crate::disks::storage::image;
-use crate::images::blocks::words;
+use crate::images::blocks::{pieces, words};
 use crate::images::uses::told::{self, Told};
 use crate::images::{NoAnswer, peers, uses};
 use crate::migrations::options::new_id;
@@ -142,16 +141,8 @@ async fn fill(
         }
         let file = image::create(&name, &path, Bytes(size))?;
         let map = lacking::prepare(&node.config, &name).map_err(failed)?;
-        let heat = vec![0; Missing::heat_length(sectors)];
-        missing::create(
-            &map,
-            sectors,
-            fetch,
-            &words(&manifest, sectors),
-            &heat,
-            None,
-        )
-        .map_err(failed)?;
+        let pieces = pieces(&words(&manifest, sectors));
+        missing::create(&map, sectors, fetch, &pieces, &[], None).map_err(failed)?;
         Ok(file)
     });
     let mut record = AuthorityRecord::created();

@@ -188,6 +188,7 @@ impl Source {
         let (mut reader, mut writer) = socket.into_split();
         let owes = Message::Owes {
             migration: self.fetch,
+            max_bandwidth: None,
         };
         writer.write_all(&frame(&owes)).await?;
         let (sender, answers) = mpsc::channel(usize::from(PULL_SLOTS));

@@ -260,6 +260,11 @@ impl Collector {
                 |disk| disk.missing_bytes.unwrap_or(0) as f64,
             ),
             (
+                "disk_problem",
+                "1 while something is wrong with the disk that 'godwit disk show' names",
+                |disk| f64::from(u8::from(disk.problem.is_some())),
+            ),
+            (
                 "disk_image_trouble",
                 "1 while the image that it was created from cannot be fetched",
                 |disk| {

@@ -8,7 +8,7 @@ use godwit_core::{ChangeError, MAX_PULLED, MigrationChange};
 use tokio::sync::oneshot;
 
 use super::options::push_options;
-use super::promise::Asked;
+use super::promise::{Asked, settle};
 use super::table;
 use crate::node::Node;
 use godwit_api::{
@@ -68,6 +68,8 @@ async fn carry_out(
     }
     let changed = answer.await.unwrap_or(Err(ChangeError::NoMigration));
     changed.map_err(|error| refused(&view, &error, "see 'godwit migration show'"))?;
+    // Stored together with the record that gives the disk away.
+    disk.lock().entry.max_bandwidth = wanted.settings.max_bandwidth;
     tracing::info!(
         disk = disk.name,
         migration = %id,
@@ -150,7 +152,7 @@ impl Wanted {
             settings: settings.clone(),
             warnings: Vec::new(),
         };
-        wanted.bounds(view, request)?;
+        wanted.bounds(node, view, request)?;
         if let Some(push) = push(view, request)? {
             if !agreed.contain(Features::PULLS) {
                 return conflict(
@@ -185,7 +187,12 @@ impl Wanted {
         }
     }
 
-    fn bounds(&mut self, view: &Migration, request: &SwitchMigration) -> Result<(), ErrorBody> {
+    fn bounds(
+        &mut self,
+        node: &Node,
+        view: &Migration,
+        request: &SwitchMigration,
+    ) -> Result<(), ErrorBody> {
         let settings = &mut self.settings;
         if let Some(limit) = request.max_bandwidth {
             settings.max_bandwidth = Some(limit).filter(|limit| *limit > 0);
@@ -196,17 +203,18 @@ impl Wanted {
             self.change.deadline = Some(settings.deadline_seconds.map(Duration::from_secs));
         }
         if let Some(text) = &request.sla {
-            let target = match Asked::parse(&view.disk, Some(text))? {
-                Asked::Off => None,
-                Asked::Target(target) => Some(target),
-                Asked::Auto => {
-                    return Err(invalid(
-                        view,
-                        "what a guest has without a migration can be measured only before it",
-                        "write off, or a percentile and a time like 'p99.99<2ms'",
-                    ));
-                }
-            };
+            let asked = Asked::parse(&view.disk, Some(text))?;
+            if asked == Asked::Auto {
+                return Err(invalid(
+                    view,
+                    "what a guest has without a migration can be measured only before it",
+                    "write off, or a percentile and a time like 'p99.99<2ms'",
+                ));
+            }
+            let baseline = node.migrations.baseline(&view.id);
+            let promise = settle(&view.disk, asked, baseline.as_ref())?;
+            let target = promise.target;
+            self.warnings.extend(promise.warnings);
             settings.sla = target.map(|target| target.to_string());
             settings.sla_auto = false;
             self.change.sla = Some(target);

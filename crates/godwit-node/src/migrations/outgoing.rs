@@ -128,11 +128,11 @@ pub(crate) async fn start_in(
         base::adapt(&mut settings, on_image);
     }
     let interface = options::open_interface(&disk.name, &settings)?;
-    let measured = match disk.engine() {
-        Some(engine) => promise::measure(&engine, asked).await,
+    let baseline = match disk.engine() {
+        Some(engine) => promise::measure(&engine).await,
         None => None,
     };
-    let promise = promise::settle(&disk.name, asked, measured)?;
+    let promise = promise::settle(&disk.name, asked, baseline.as_ref())?;
     settings.sla = promise.target.map(|target| target.to_string());
     for warning in &promise.warnings {
         tracing::warn!(migration = %id, "{warning}");
@@ -147,6 +147,7 @@ pub(crate) async fn start_in(
         options: Some(settings.clone()),
         bytes_total: capacity.bytes().0,
         data: taken,
+        baseline,
         warnings: promise.warnings.clone(),
     });
     table::store(node, number, &view).await;
@@ -399,8 +400,10 @@ impl Attempt {
             .map_err(|error| lost(&error))?;
         failpoint::reach(String::from("offer::sent")).await;
         let older_copy = match greeting::read_within(&mut control, OFFER_TIMEOUT).await {
-            Ok(Greeting::Reply(Reply::Accepted(_))) if self.settings.whole => OlderCopy::None,
-            Ok(Greeting::Reply(Reply::Accepted(older))) => older,
+            Ok(Greeting::Reply(Reply::Accepted(older))) => match older {
+                OlderCopy::Since(_) | OlderCopy::Unknown if self.settings.whole => OlderCopy::None,
+                older => older,
+            },
             Ok(Greeting::Reply(Reply::Refused(refusal))) => {
                 let error = refused(&refusal, &self.peer.name, &attempted);
                 return Err(match refusal.code {
@@ -514,6 +517,7 @@ impl Attempt {
             let mut inner = self.disk.lock();
             // Stored together with the record that gives the disk away.
             inner.entry.counterpart = Some(self.peer.name.clone());
+            inner.entry.max_bandwidth = self.settings.max_bandwidth;
             inner.group.clone_from(&self.group);
             inner.engine.as_ref().map(|engine| engine.handle.clone())
         }

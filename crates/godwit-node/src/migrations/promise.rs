@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use godwit_block::engine::EngineHandle;
+use godwit_block::engine::{EngineHandle, LatencyBaseline};
 use godwit_core::sla::LatencyTarget;
 use godwit_core::{Arrivals, GuestLoad};
 use tokio::sync::oneshot;
@@ -98,34 +98,40 @@ pub(crate) struct Promise {
     pub(crate) warnings: Vec<String>,
 }
 
-/// Asks the engine what the guest's latency was lately. `None` when nothing is promised or the
-/// engine has ended.
-pub(crate) async fn measure(engine: &EngineHandle, asked: Asked) -> Option<Measured> {
-    let quantile = match asked {
-        Asked::Off => return None,
-        Asked::Auto => quantile(AUTOMATIC_ALLOWANCE),
-        Asked::Target(target) => quantile(target.allowed_per_million),
-    };
+/// Asks the engine what the guest's latency was lately. `None` when the engine has ended.
+pub(crate) async fn measure(engine: &EngineHandle) -> Option<LatencyBaseline> {
     let (reply, answer) = oneshot::channel();
     let reply = move |baseline| {
         // The request that waits for it may be gone.
         let _ = reply.send(baseline);
     };
     engine.latency_baseline(Box::new(reply));
-    let baseline = answer.await.ok().flatten()?;
-    Some(Measured {
-        requests: baseline.requests(),
-        load: baseline.load(),
-        median: baseline.at_quantile(0.5),
-        promised: baseline.at_quantile(quantile),
-    })
+    answer.await.ok().flatten()
+}
+
+impl Measured {
+    /// What of the guest's latency matters for what is asked for. `None` when nothing is promised.
+    fn of(baseline: &LatencyBaseline, asked: Asked) -> Option<Self> {
+        let quantile = match asked {
+            Asked::Off => return None,
+            Asked::Auto => quantile(AUTOMATIC_ALLOWANCE),
+            Asked::Target(target) => quantile(target.allowed_per_million),
+        };
+        Some(Self {
+            requests: baseline.requests(),
+            load: baseline.load(),
+            median: baseline.at_quantile(0.5),
+            promised: baseline.at_quantile(quantile),
+        })
+    }
 }
 
 fn quantile(allowed_per_million: u32) -> f64 {
     f64::from(1_000_000 - allowed_per_million) / 1e6
 }
 
-/// Settles what is promised.
+/// Settles what is promised to a guest that had this latency without a migration: at its start, and when another promise
+/// takes its place.
 ///
 /// # Errors
 /// [`ErrorCode::Invalid`] when the target is shorter than half of the guest's requests take without
@@ -133,8 +139,13 @@ fn quantile(allowed_per_million: u32) -> f64 {
 pub(crate) fn settle(
     disk: &str,
     asked: Asked,
-    measured: Option<Measured>,
+    baseline: Option<&LatencyBaseline>,
 ) -> Result<Promise, ErrorBody> {
+    let measured = baseline.and_then(|baseline| Measured::of(baseline, asked));
+    settle_for(disk, asked, measured)
+}
+
+fn settle_for(disk: &str, asked: Asked, measured: Option<Measured>) -> Result<Promise, ErrorBody> {
     let measured = measured.filter(|measured| measured.requests >= FEWEST_REQUESTS);
     let mut warnings = Vec::new();
     let target = match asked {
@@ -259,7 +270,7 @@ mod tests {
             (guest(50_000, 90, 2401), "p99.99<3.1ms"),
             (guest(50_000, 90, 8061), "p99.99<10.1ms"),
         ] {
-            let promise = settle("root", Asked::Auto, baseline).expect("a promise");
+            let promise = settle_for("root", Asked::Auto, baseline).expect("a promise");
             assert_eq!(shown(&promise).as_deref(), Some(expected));
             assert!(promise.warnings.is_empty());
         }
@@ -269,7 +280,7 @@ mod tests {
     fn a_guest_that_takes_all_it_can_get_may_wait_for_its_share() {
         let promised = |arrivals, median_us, promised_us| {
             let guest = guest_with(arrivals, 50_000, median_us, promised_us);
-            shown(&settle("root", Asked::Auto, guest).expect("a promise"))
+            shown(&settle_for("root", Asked::Auto, guest).expect("a promise"))
         };
         for (median_us, promised_us, expected) in [
             (100, 2000, "p99.99<3ms"),
@@ -290,7 +301,7 @@ mod tests {
     #[test]
     fn a_guest_that_wakes_up_is_promised_what_was_asked_for_or_measured_and_no_guess() {
         let limit = |asked, measured| {
-            let promise = settle("root", asked, measured).expect("a promise");
+            let promise = settle_for("root", asked, measured).expect("a promise");
             promise.wake_up_limit
         };
         let busy = guest(50_000, 90, 8000);
@@ -304,7 +315,7 @@ mod tests {
     #[test]
     fn a_promise_that_the_disk_alone_breaks_is_refused() {
         let error =
-            settle("root", target("p99<2ms"), guest(200, 3000, 5000)).expect_err("not kept");
+            settle_for("root", target("p99<2ms"), guest(200, 3000, 5000)).expect_err("not kept");
         assert_eq!(error.code, ErrorCode::Invalid);
         for part in ["root", "p99<2ms", "3ms"] {
             assert!(error.message.contains(part), "{part}: {}", error.message);
@@ -312,14 +323,14 @@ mod tests {
         assert!(error.hint.is_some());
         // Of an idle guest nothing is known.
         let idle = guest(99, 3000, 5000);
-        let promise = settle("root", target("p99<2ms"), idle).expect("a promise");
+        let promise = settle_for("root", target("p99<2ms"), idle).expect("a promise");
         assert!(promise.warnings.is_empty());
     }
 
     #[test]
     fn a_promise_that_the_disk_hardly_keeps_is_warned_of() {
         let slow_at_times = guest(1000, 100, 3000);
-        let warned = settle("root", target("p99<2ms"), slow_at_times).expect("a promise");
+        let warned = settle_for("root", target("p99<2ms"), slow_at_times).expect("a promise");
         assert_eq!(shown(&warned).as_deref(), Some("p99<2ms"));
         let [warning] = &warned.warnings[..] else {
             panic!("{warned:?}")
@@ -327,7 +338,7 @@ mod tests {
         for part in ["root", "3ms", "p99<2ms"] {
             assert!(warning.contains(part), "{part}: {warning}");
         }
-        let kept = settle("root", target("p99<3ms"), slow_at_times).expect("a promise");
+        let kept = settle_for("root", target("p99<3ms"), slow_at_times).expect("a promise");
         assert!(kept.warnings.is_empty());
     }
 

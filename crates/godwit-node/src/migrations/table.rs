@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use godwit_block::engine::Snapshot;
+use godwit_block::engine::{LatencyBaseline, Snapshot};
 use godwit_core::Progress;
 use godwit_core::auto::Pace;
 use godwit_core::event::Obstacle;
@@ -64,6 +64,8 @@ struct Tracked {
     obstructed: Option<(Obstacle, Instant)>,
     /// Bytes of the disk that are no holes, as far as that is known.
     data: u64,
+    /// What latency the guest had before, until the migration has ended.
+    baseline: Option<LatencyBaseline>,
     lately: LatelySent,
 }
 
@@ -89,6 +91,8 @@ pub(crate) struct Begin {
     pub(crate) bytes_total: u64,
     /// Bytes of the disk that are no holes, as far as that is known.
     pub(crate) data: u64,
+    /// What latency the guest had before.
+    pub(crate) baseline: Option<LatencyBaseline>,
     pub(crate) warnings: Vec<String>,
 }
 
@@ -137,6 +141,7 @@ impl Migrations {
                 recent_rate: RecentRate::default(),
                 obstructed: None,
                 data: 0,
+                baseline: None,
                 lately: LatelySent::default(),
             });
         }
@@ -185,6 +190,7 @@ impl Migrations {
             recent_rate: RecentRate::default(),
             obstructed: None,
             data: begin.data,
+            baseline: begin.baseline,
             lately: LatelySent::default(),
         });
         while table.all.len() > MAX_ENDED
@@ -212,6 +218,13 @@ impl Migrations {
     pub(crate) fn agreed(&self, id: MigrationId) -> Option<Features> {
         let table = self.lock();
         table.all.iter().find(|tracked| tracked.id == id)?.agreed
+    }
+
+    /// What latency the guest had before a migration that is under way.
+    pub(super) fn baseline(&self, id: &str) -> Option<LatencyBaseline> {
+        let table = self.lock();
+        let mut all = table.all.iter();
+        all.find(|tracked| tracked.view.id == id)?.baseline.clone()
     }
 
     /// A migration goes on with other options. Its number and what is to be stored.
@@ -257,6 +270,7 @@ impl Migrations {
         if let Some(progress) = progress {
             adopt(&mut tracked.view, &progress);
         }
+        tracked.baseline = None;
         let view = &mut tracked.view;
         view.lm_seconds = tracked.accepted.map(|at| at.elapsed().as_secs_f64());
         view.ended_at = Some(clock::now_text());
@@ -427,6 +441,7 @@ fn adopt(view: &mut Migration, progress: &Progress) {
         bytes_sent: progress.copy_bytes_sent,
         double_write_bytes: progress.double_write_bytes_sent,
         bytes_verified: progress.bytes_verified,
+        bytes_owed: progress.bytes_owed,
         delta: progress.delta.map(view::delta),
     };
     view.verified = progress.verified;

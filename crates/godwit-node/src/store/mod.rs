@@ -64,6 +64,12 @@ pub(crate) struct DiskEntry {
     /// That the image of a disk which has left still is what the disk was then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) kept: Option<KeptImage>,
+    /// The most bytes per second that the last migration away from here may take, what is pulled afterwards included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) max_bandwidth: Option<u64>,
+    /// What the disk lacks is lost, an operator has said: nobody waits for it.
+    #[serde(default)]
+    pub(crate) abandoned: bool,
 }
 
 /// The image of a disk that has left.
@@ -126,6 +132,7 @@ impl DiskEntry {
         use godwit_core::authority::Ownership;
         self.surpassed
             .take_if(|surpassed| record.epoch.0 > surpassed.epoch);
+        self.abandoned &= record.lacks().is_some();
         match record.ownership {
             Ownership::Serving => {
                 self.moved_to = None;
@@ -464,6 +471,8 @@ mod tests {
             base: None,
             surpassed: None,
             kept: None,
+            max_bandwidth: None,
+            abandoned: false,
         }
     }
 

@@ -134,6 +134,7 @@ states! {
     Shared "forwarding: more than one party writes",
     Uncertain "forwarding: writes that nobody knows of",
     HoleFound "holes: found ahead of the window",
+    LongHoleFound "holes: found before a disk leaves that is pulled",
     HoleFilled "holes: written to before they were locked",
     HoleCompared "holes: compared with the destination's",
     Settled "settled",

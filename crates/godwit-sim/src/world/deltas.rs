@@ -24,6 +24,8 @@ impl World {
         match (planned, it.base) {
             (OlderCopyPlan::Use, Some(migration)) => OlderCopy::Since(migration),
             (OlderCopyPlan::Use | OlderCopyPlan::Compare, _) if had_it => OlderCopy::Unknown,
+            (OlderCopyPlan::Ignore, _) => OlderCopy::Zeroes,
+            _ if it.disk.current.iter().all(|value| *value == 0) => OlderCopy::Zeroes,
             _ => OlderCopy::None,
         }
     }
@@ -40,7 +42,7 @@ impl World {
             .and_then(|controller| controller.written());
         it.written = written.map(|written| StoredWritten {
             since: written.since(),
-            words: written.words().to_vec(),
+            words: written.words().collect(),
         });
     }
 

@@ -3,7 +3,7 @@
 use godwit_core::action::{Content, Digest, DiskOperation, DiskTag, Inspect};
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::event::AbortReason;
-use godwit_core::units::Extent;
+use godwit_core::units::{Extent, Lba};
 
 use super::MICROSECOND;
 use super::Occurrence;
@@ -45,6 +45,9 @@ impl World {
         match operation {
             DiskOperation::Read { extent, .. } | DiskOperation::FindHole { extent } if early => {
                 data = Some(it.disk.read(extent));
+            }
+            DiskOperation::FindLongHole { .. } if early => {
+                data = Some(it.disk.current.as_slice().into());
             }
             _ if early => it.disk.store(&operation, &data),
             _ => {}
@@ -138,6 +141,14 @@ impl World {
                     }
                     DiskTag::Replica(_) => self.reached(Reached::HoleCompared),
                     _ => {}
+                }
+            }
+            DiskOperation::FindLongHole { from } => {
+                let read = data.unwrap_or_else(|| it.disk.current.as_slice().into());
+                let (start, end) = long_hole(&read, from);
+                content = Content::LongHole { start, end };
+                if start < end {
+                    self.reached(Reached::LongHoleFound);
                 }
             }
             _ if !early => it.disk.store(&operation, &data),
@@ -296,11 +307,27 @@ impl World {
 /// each eight blocks one has some.
 fn hole(read: &[Value], extent: Extent) -> u32 {
     let start = extent.start().0;
-    let zeroes = (start..).zip(read).take_while(|&(sector, value)| {
-        let takes_space = sector / 8 % 8 == 5;
-        *value == 0 && !takes_space
-    });
+    let zeroes = (start..).zip(read).take_while(is_hole);
     zeroes.count() as u32
+}
+
+fn is_hole(&(sector, value): &(u64, &Value)) -> bool {
+    let takes_space = sector / 8 % 8 == 5;
+    *value == 0 && !takes_space
+}
+
+/// The first hole of a block or more at or behind a place of a disk that reads like this, or its end.
+fn long_hole(read: &[Value], from: Lba) -> (Lba, Lba) {
+    let mut at = from.0;
+    while at < read.len() as u64 {
+        let rest = (at..).zip(&read[at as usize..]);
+        let sectors = rest.take_while(is_hole).count() as u64;
+        if sectors >= 8 {
+            return (Lba(at), Lba(at + sectors));
+        }
+        at += sectors + 1;
+    }
+    (Lba(at), Lba(at))
 }
 
 fn look(read: &[Value], inspect: Inspect) -> Content {

@@ -240,7 +240,10 @@ impl World {
         });
         let class = self.nodes[node].image.class();
         self.with(node, |controller, now| {
-            let owes = Message::Owes { migration };
+            let owes = Message::Owes {
+                migration,
+                max_bandwidth: None,
+            };
             controller.handle_message(now, class, owes, None);
         });
     }

@@ -2,7 +2,7 @@
 
 use godwit_core::authority::Ownership;
 use godwit_core::event::{AbortReason, Phase};
-use godwit_core::{LinkSignal, MigrationOptions, PolicyOptions};
+use godwit_core::{LinkSignal, MigrationOptions, OlderCopy, PolicyOptions};
 use std::time::Duration;
 
 use super::MICROSECOND;
@@ -56,7 +56,8 @@ impl World {
         let accepted = self.with(other, |controller, now| {
             controller.start_destination(now, options.migration, options.peer_timeout)
         });
-        if accepted != Some(Ok(())) || on_image && !self.empty_for_image(other) {
+        let empties = on_image || options.older_copy == OlderCopy::Zeroes;
+        if accepted != Some(Ok(())) || empties && !self.empty_for_image(other) {
             // Nothing has happened: the destination is still busy with the last one.
             return self.schedule(2 * MILLISECOND, Occurrence::Migrate);
         }

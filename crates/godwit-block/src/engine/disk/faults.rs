@@ -13,7 +13,7 @@ pub(in crate::engine) fn result(tag: DiskTag, operation: &str, result: i32) -> i
         DiskTag::Chunk(_) | DiskTag::Delayed(_) => "chunk",
         DiskTag::Replica(_) => "replica",
         DiskTag::Barrier => "barrier",
-        DiskTag::Layout => "layout",
+        DiskTag::Layout | DiskTag::Holes => "layout",
         DiskTag::Owed(_) => "owed",
         DiskTag::Pulled(_) => "pulled",
         DiskTag::Checkpoint | DiskTag::OwedFlush => "checkpoint",

@@ -5,7 +5,7 @@ use godwit_core::request::RequestTag;
 use godwit_core::units::Extent;
 use godwit_core::wire::{Message, TrafficClass};
 
-use crate::engine::config::{EngineEvent, MissingSnapshot};
+use crate::engine::config::{EngineEvent, FirstMissing, MissingSnapshot};
 use crate::engine::connections::streams::PeerStream;
 use crate::engine::connections::{ConnectionKey, Uses};
 use crate::engine::run::Engine;
@@ -138,9 +138,8 @@ impl Engine {
     }
 
     pub(in crate::engine) fn note_here(&mut self, extent: Extent) {
-        let words = self.core.missing().map(godwit_core::Missing::words);
-        let noted = match (&self.notes, words) {
-            (Some(notes), Some(words)) => notes.note(words, extent),
+        let noted = match (&self.notes, self.core.missing()) {
+            (Some(notes), Some(missing)) => notes.note(missing, extent),
             _ => Err(std::io::Error::other("nothing is stored of what it lacks")),
         };
         if let Err(error) = noted {
@@ -149,19 +148,20 @@ impl Engine {
     }
 
     pub(in crate::engine) fn store_missing(&self) {
-        let (Some((words, heat)), Some(migration)) =
-            (self.core.missing_to_store(), self.core.lacks())
-        else {
+        let (Some(pieces), Some(missing), Some(migration)) = (
+            self.core.missing_to_store(),
+            self.core.missing(),
+            self.core.lacks(),
+        ) else {
             return;
         };
-        let first = self.notes.is_none();
+        let first = self.notes.is_none().then(|| FirstMissing {
+            heat: missing.heat_pieces(),
+            at_source: missing.pieces_at_source(),
+        });
         self.tell(EngineEvent::StoreMissing(MissingSnapshot {
             migration,
-            words: words.collect(),
-            heat: if first { heat.to_vec() } else { Vec::new() },
-            at_source: (self.core.missing_at_source())
-                .filter(|_| first)
-                .map(<[u64]>::to_vec),
+            pieces,
             first,
         }));
     }

@@ -2,6 +2,7 @@
 
 use godwit_core::Progress;
 use godwit_core::authority::AuthorityRecord;
+use godwit_core::request::RequestError;
 use godwit_core::units::Bytes;
 
 /// Upper bounds, in microseconds, of the buckets of [`Latencies::counts`]; the last bucket has no
@@ -42,6 +43,8 @@ pub struct Snapshot {
     pub needs_source: bool,
     /// Whether whoever has what is missing is there to be asked for it.
     pub missing_is_owed: bool,
+    /// Why what came last of what is missing could not be written here, or not be read there. It is tried again.
+    pub missing_trouble: Option<RequestError>,
     /// Requests that have entered and not been answered.
     pub requests_in_flight: u32,
     /// Totals since the engine started.

@@ -36,7 +36,9 @@ impl Waiting {
         let words = vec![u64::MAX; Missing::word_length(capacity)];
         let heat = vec![0; Missing::heat_length(capacity)];
         let path = directory.path().join("missing");
-        missing::create(&path, capacity, MIGRATION, &words, &heat, None).expect("it is stored");
+        let all = Missing::from_parts(capacity, &words, &heat).expect("it fits");
+        let pieces: Vec<_> = all.pieces().collect();
+        missing::create(&path, capacity, MIGRATION, &pieces, &[], None).expect("it is stored");
         let missing = missing::load(&path, capacity, MIGRATION).expect("it is stored");
         let restored = Restored {
             missing,
@@ -84,7 +86,10 @@ impl Waiting {
         self.served.engine.handle.pull(plain(theirs));
         let migration = MIGRATION;
         socket
-            .write_all(&frame(Message::Owes { migration }))
+            .write_all(&frame(Message::Owes {
+                migration,
+                max_bandwidth: None,
+            }))
             .expect("sent");
         let (Message::Pull { slot, extent }, _) = receive(&mut socket) else {
             panic!("nothing is asked for");

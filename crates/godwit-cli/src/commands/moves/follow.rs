@@ -15,6 +15,8 @@ use crate::show::progress::{ProgressLine, Status};
 
 /// How often the node is asked, unless the migration ends before.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// How often the node is asked whether another is still needed.
+const WAIT_INTERVAL: Duration = Duration::from_millis(500);
 /// How often a migration is printed as a line of JSON.
 const JSON_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a node that does not answer is asked again: it may be restarting.
@@ -61,6 +63,11 @@ pub(crate) trait Moving: Serialize + DeserializeOwned {
 
     /// What a completed one did, in two lines.
     fn summary(&self) -> String;
+
+    /// What of a completed one is still at the node that was left, in a sentence; nothing when that is needed no more.
+    fn owed(&self) -> Option<String> {
+        None
+    }
 
     /// The command that lists such moves.
     fn list_command() -> &'static str {
@@ -165,8 +172,66 @@ pub(crate) async fn see_off<M: Moving>(
     .await?;
     match migration.failure(cancelled) {
         Some(failure) => Err(failure),
-        None => output.print(&migration, M::summary),
+        None => output.print(&migration, told),
     }
+}
+
+/// What a completed one did, and what is owed.
+fn told<M: Moving>(migration: &M) -> String {
+    let owed = migration.owed().map(|owed| format!("\n{owed}"));
+    format!("{}{}", migration.summary(), owed.unwrap_or_default())
+}
+
+/// As [`see_off`], and then waits until the node that was left is needed no more, or until Ctrl-C.
+pub(crate) async fn see_off_and_wait<M: Moving>(
+    client: &mut Client,
+    begun: Begun<M>,
+    interrupts: Signal,
+    output: Output,
+) -> Result<(), Failure> {
+    let cancelled = begun.cancelled;
+    if cancelled {
+        ask_to_cancel(client, &begun.migration, &ProgressLine::new(output)).await;
+    }
+    let how = OnInterrupt::Cancel { cancelled };
+    let followed = follow(client, begun.migration, interrupts, how, output, false).await?;
+    if let Some(failure) = followed.migration.failure(followed.cancelled) {
+        return Err(failure);
+    }
+    let migration = until_paid(client, followed.migration, output).await?;
+    output.print(&migration, M::summary)
+}
+
+async fn until_paid<M: Moving>(
+    client: &mut Client,
+    mut migration: M,
+    output: Output,
+) -> Result<M, Failure> {
+    let mut line = ProgressLine::new(output);
+    let mut interrupts = interrupts()?;
+    let mut answered = Instant::now();
+    while let Some(owed) = migration.owed() {
+        let status = Status {
+            line: Line::plain(owed),
+            done: None,
+            note: None,
+        };
+        line.show("waiting", &status);
+        tokio::select! {
+            () = tokio::time::sleep(WAIT_INTERVAL) => {}
+            _ = interrupts.recv() => {
+                line.clear();
+                let message = "stopped waiting; the rest of it is pulled on";
+                return Err(Failure::new(message).exit(EXIT_INTERRUPTED));
+            }
+        }
+        if let Some(seen) = look(client, &migration.path(), answered, &mut line).await? {
+            migration = seen;
+            answered = Instant::now();
+        }
+    }
+    line.clear();
+    Ok(migration)
 }
 
 /// Follows a migration with its progress and warnings on standard error until it ends, or until

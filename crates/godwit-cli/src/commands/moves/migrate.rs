@@ -7,7 +7,7 @@ use godwit_api::{
 use crate::arguments::{MemoryArgument, MigrateArguments, PolicyArgument, Switch};
 use crate::client::Client;
 use crate::commands::moves::follow::{
-    Moving, POLL_INTERVAL, Switching, begin, interrupts, see_off,
+    Moving, POLL_INTERVAL, Switching, begin, interrupts, see_off, see_off_and_wait,
 };
 use crate::failure::{EXIT_INTERRUPTED, EXIT_NOT_MOVED, Failure};
 use crate::routes;
@@ -35,7 +35,7 @@ pub(crate) async fn run(
     // Before the request: Ctrl-C while the node dials its peer cancels what it started.
     let mut interrupts = interrupts()?;
     let (disk, with_guest) = (arguments.disk.clone(), arguments.with_guest);
-    let detach = arguments.detach;
+    let (detach, wait) = (arguments.detach, arguments.wait);
     let into = arguments.into.clone();
     let request = MigrateRequest {
         with_guest,
@@ -56,7 +56,10 @@ pub(crate) async fn run(
         }
         begun => begun?,
     };
-    see_off(client, begun, interrupts, detach, output).await
+    match wait {
+        true => see_off_and_wait(client, begun, interrupts, output).await,
+        false => see_off(client, begun, interrupts, detach, output).await,
+    }
 }
 
 /// What there is no disk of may be a virtual machine.
@@ -150,6 +153,28 @@ impl Moving for Migration {
     fn summary(&self) -> String {
         summary(self)
     }
+
+    fn owed(&self) -> Option<String> {
+        owed(self)
+    }
+}
+
+/// What of a disk that has moved only the node has which it left.
+pub(super) fn owed(migration: &Migration) -> Option<String> {
+    let Migration { disk, from, to, .. } = migration;
+    let bytes = migration
+        .missing_bytes
+        .unwrap_or(migration.progress.bytes_owed);
+    let part = match bytes {
+        0 => String::from("a part"),
+        bytes => format_bytes(bytes),
+    };
+    migration.source_needed.then(|| {
+        format!(
+            "still needed: {part} of disk '{disk}' is at node '{from}' only, which must run until node '{to}' has \
+             pulled it (godwit disk show {disk} at '{to}' tells what is left; --wait waits for it)"
+        )
+    })
 }
 
 /// Why a migration that ended did not move the disk; `None` when it did.
@@ -274,6 +299,18 @@ mod tests {
             failure(&ended(MigrationPhase::Completed), true).is_none(),
             "a cancel that came too late is no failure"
         );
+    }
+
+    #[test]
+    fn a_disk_that_left_early_says_what_is_owed() {
+        let mut migration = ended(MigrationPhase::Completed);
+        assert_eq!(owed(&migration), None);
+        migration.source_needed = true;
+        migration.progress.bytes_owed = 256 << 20;
+        let told = owed(&migration).unwrap();
+        for part in ["still needed", "256 MiB", "disk 'd'", "node 'a'", "--wait"] {
+            assert!(told.contains(part), "{part}: {told}");
+        }
     }
 
     #[test]

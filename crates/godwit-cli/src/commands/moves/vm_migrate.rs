@@ -4,8 +4,10 @@ use godwit_api::{MigrationPhase, VmMigration, VmMigrationPhase};
 
 use crate::arguments::MigrateArguments;
 use crate::client::Client;
-use crate::commands::moves::follow::{Moving, Switching, begin, interrupts, see_off};
-use crate::commands::moves::migrate::choices;
+use crate::commands::moves::follow::{
+    Moving, Switching, begin, interrupts, see_off, see_off_and_wait,
+};
+use crate::commands::moves::migrate::{choices, owed};
 use crate::failure::{EXIT_INTERRUPTED, EXIT_NOT_MOVED, Failure};
 use crate::routes;
 use crate::show::line::{Line, Matters};
@@ -33,11 +35,14 @@ pub(crate) async fn run(
     }
     // Before the request: Ctrl-C while the nodes check cancels what it started.
     let mut interrupts = interrupts()?;
-    let detach = arguments.detach;
+    let (detach, wait) = (arguments.detach, arguments.wait);
     let request = choices(arguments);
     let path = routes::vm_migrate(vm);
     let begun = begin::<VmMigration>(client, &path, &request, &mut interrupts, output).await?;
-    see_off(client, begun, interrupts, detach, output).await
+    match wait {
+        true => see_off_and_wait(client, begun, interrupts, output).await,
+        false => see_off(client, begun, interrupts, detach, output).await,
+    }
 }
 
 impl Switching for VmMigration {
@@ -81,6 +86,11 @@ impl Moving for VmMigration {
 
     fn summary(&self) -> String {
         summary(self)
+    }
+
+    fn owed(&self) -> Option<String> {
+        let owed: Vec<_> = self.disks.iter().filter_map(owed).collect();
+        (!owed.is_empty()).then(|| owed.join("\n"))
     }
 }
 

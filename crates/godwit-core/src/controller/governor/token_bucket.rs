@@ -34,6 +34,11 @@ impl TokenBucket {
         self.tokens = self.tokens.saturating_sub_unsigned(bytes);
     }
 
+    /// What was drawn was not needed.
+    pub(in crate::controller) fn give_back(&mut self, bytes: u64) {
+        self.tokens = self.tokens.saturating_add_unsigned(bytes);
+    }
+
     /// Whether a copy may be sent; otherwise when to ask again.
     pub(in crate::controller) fn ready(&mut self, now: Time) -> Result<(), Time> {
         let elapsed = now.since(self.refilled).as_nanos();

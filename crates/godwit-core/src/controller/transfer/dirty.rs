@@ -2,10 +2,22 @@
 
 use crate::units::{Extent, Lba, SECTOR_SIZE, Sectors};
 
-/// A bitmap over the disk's blocks: with blocks of 4 KiB, 32 MiB for a disk of 1 TiB.
+/// Words of a group, of which all bits may be alike.
+pub(in crate::controller) const GROUP_WORDS: usize = 64;
+
+/// Blocks of a group.
+const GROUP_BLOCKS: u64 = GROUP_WORDS as u64 * 64;
+
+/// A bitmap over the disk's blocks: with blocks of 4 KiB, 32 MiB for a disk of 1 TiB, as far as groups of blocks are
+/// neither all set nor all clear. Those take no memory and no time.
 #[derive(Debug)]
 pub(in crate::controller) struct DirtyBitmap {
+    /// Those of groups that are mixed; of others they say nothing.
     words: Box<[u64]>,
+    /// A bit for each group of which a block is set.
+    some: Box<[u64]>,
+    /// A bit for each group of which all blocks are set.
+    all: Box<[u64]>,
     capacity: Sectors,
     block_sectors: u64,
     count: u64,
@@ -14,10 +26,12 @@ pub(in crate::controller) struct DirtyBitmap {
 impl DirtyBitmap {
     pub(in crate::controller) fn new(capacity: Sectors, block_sectors: u32) -> Self {
         let block_sectors = u64::from(block_sectors);
-        let blocks = capacity.0.div_ceil(block_sectors);
-        let words = vec![0; blocks.div_ceil(64) as usize].into_boxed_slice();
+        let words = capacity.0.div_ceil(block_sectors).div_ceil(64) as usize;
+        let groups = words.div_ceil(GROUP_WORDS).div_ceil(64);
         Self {
-            words,
+            words: vec![0; words].into_boxed_slice(),
+            some: vec![0; groups].into_boxed_slice(),
+            all: vec![0; groups].into_boxed_slice(),
             capacity,
             block_sectors,
             count: 0,
@@ -39,12 +53,12 @@ impl DirtyBitmap {
     }
 
     /// Blocks that are set.
-    pub(in crate::controller) fn count(&self) -> u64 {
+    pub(in crate::controller) const fn count(&self) -> u64 {
         self.count
     }
 
     /// Sectors of the blocks that are set; a last block that the disk cuts short counts whole.
-    pub(in crate::controller) fn sectors(&self) -> u64 {
+    pub(in crate::controller) const fn sectors(&self) -> u64 {
         self.count * self.block_sectors
     }
 
@@ -59,16 +73,20 @@ impl DirtyBitmap {
         (self.sectors() - cut) * SECTOR_SIZE
     }
 
+    const fn block_count(&self) -> u64 {
+        self.capacity.0.div_ceil(self.block_sectors)
+    }
+
     /// Sets all blocks of the disk.
     pub(super) fn fill(&mut self) {
-        self.set_blocks(0..self.capacity.0.div_ceil(self.block_sectors));
+        self.set_blocks(0..self.block_count());
     }
 
     /// Clears all blocks of the disk.
     pub(super) fn empty(&mut self) {
-        if self.count > 0 {
-            self.clear_blocks(0..self.capacity.0.div_ceil(self.block_sectors));
-        }
+        self.some.fill(0);
+        self.all.fill(0);
+        self.count = 0;
     }
 
     /// Sets every block that the extent touches.
@@ -78,15 +96,19 @@ impl DirtyBitmap {
 
     /// Sets every block of these sectors, of which there may be more than an extent has.
     pub(super) fn set_range(&mut self, start: Lba, end: Lba) {
-        let first = start.0 / self.block_sectors;
-        self.set_blocks(first..end.0.min(self.capacity.0).div_ceil(self.block_sectors));
+        self.set_blocks(self.blocks_between(start, end));
+    }
+
+    /// Clears every block of these sectors, of which there may be more than an extent has.
+    pub(super) fn clear_range(&mut self, start: Lba, end: Lba) {
+        self.clear_blocks(self.blocks_between(start, end));
     }
 
     /// How many blocks are set that the extent touches.
     pub(super) fn count_in(&self, extent: Extent) -> u64 {
         let mut count = 0;
         each_word(self.blocks(extent), |word, mask| {
-            count += u64::from((self.words[word] & mask).count_ones());
+            count += u64::from((self.word(word) & mask).count_ones());
         });
         count
     }
@@ -103,24 +125,54 @@ impl DirtyBitmap {
         self.count_in(extent) == blocks.end - blocks.start
     }
 
+    /// How many blocks of the extent are set here and in `other`, which has the same shape.
+    pub(super) fn count_both(&self, other: &Self, extent: Extent) -> u64 {
+        let mut count = 0;
+        each_word(self.blocks(extent), |word, mask| {
+            count += u64::from((self.word(word) & other.word(word) & mask).count_ones());
+        });
+        count
+    }
+
+    /// How many blocks are set here and in `other`, which has the same shape.
+    pub(super) fn count_common(&self, other: &Self) -> u64 {
+        let common = self.groups().filter(|group| other.has_some(*group));
+        let words = common.flat_map(|group| group * GROUP_WORDS..(group + 1) * GROUP_WORDS);
+        words
+            .map(|word| u64::from((self.word(word) & other.word(word)).count_ones()))
+            .sum()
+    }
+
     /// Sets the blocks that the extent touches and that are set in `other`, which has the same shape.
     pub(super) fn set_those_of(&mut self, other: &Self, extent: Extent) {
         debug_assert_eq!(self.block_sectors, other.block_sectors, "one shape");
-        let blocks = self.blocks(extent);
-        let Self { words, count, .. } = self;
-        each_word(blocks, |word, mask| {
-            let added = mask & other.words[word] & !words[word];
-            *count += u64::from(added.count_ones());
-            words[word] |= added;
-        });
+        let mut head = Lba(extent.start().0 / self.block_sectors * self.block_sectors);
+        let end = self.end_of_block(extent);
+        while let Some((start, stop)) = other.next_blocks(head, u64::MAX)
+            && start < end
+        {
+            self.set_range(start, stop.min(end));
+            head = stop;
+        }
+    }
+
+    /// Sets the block of this number.
+    pub(super) fn set_number(&mut self, block: usize) {
+        self.set_blocks(block as u64..(block as u64 + 1).min(self.block_count()));
+    }
+
+    /// The numbers of the blocks that are set, in order.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = usize> {
+        let mut from = 0;
+        core::iter::from_fn(move || {
+            let found = self.next_alike(from, self.block_count(), true)?;
+            from = found + 1;
+            Some(found as usize)
+        })
     }
 
     fn set_blocks(&mut self, blocks: core::ops::Range<u64>) {
-        let Self { words, count, .. } = self;
-        each_word(blocks, |word, mask| {
-            *count += u64::from((mask & !words[word]).count_ones());
-            words[word] |= mask;
-        });
+        self.change(blocks, true);
     }
 
     /// Clears every block that the extent touches.
@@ -132,7 +184,7 @@ impl DirtyBitmap {
     pub(in crate::controller) fn clear_covered(&mut self, extent: Extent) {
         let first = extent.start().0.div_ceil(self.block_sectors);
         let end = if extent.end().0 >= self.capacity.0 {
-            self.capacity.0.div_ceil(self.block_sectors)
+            self.block_count()
         } else {
             extent.end().0 / self.block_sectors
         };
@@ -140,55 +192,221 @@ impl DirtyBitmap {
     }
 
     fn clear_blocks(&mut self, blocks: core::ops::Range<u64>) {
-        let Self { words, count, .. } = self;
-        each_word(blocks, |word, mask| {
-            let word = &mut words[word];
-            *count -= u64::from((*word & mask).count_ones());
-            // What was never written takes no memory.
-            if *word & mask != 0 {
-                *word &= !mask;
-            }
-        });
+        self.change(blocks, false);
     }
 
-    /// The bits, the first block's lowest.
-    pub(super) fn words(&self) -> &[u64] {
-        &self.words
+    fn change(&mut self, blocks: core::ops::Range<u64>, sets: bool) {
+        let mut first = blocks.start;
+        while first < blocks.end {
+            let group = (first / GROUP_BLOCKS) as usize;
+            let whole = self.blocks_of(group);
+            if let Some(end) = self.change_many(group, first..blocks.end, sets) {
+                first = end;
+                continue;
+            }
+            let end = blocks.end.min(whole.end);
+            if first == whole.start && end == whole.end {
+                self.count = self.count - self.count_of(group)
+                    + if sets { whole.end - whole.start } else { 0 };
+                self.mark(group, sets, sets);
+            } else {
+                self.change_part(group, first..end, sets);
+            }
+            first = end;
+        }
+    }
+
+    /// Changes 64 groups that are alike, if these blocks begin with them. Where they end.
+    fn change_many(
+        &mut self,
+        group: usize,
+        blocks: core::ops::Range<u64>,
+        sets: bool,
+    ) -> Option<u64> {
+        let (at, end) = (group / 64, blocks.start + 64 * GROUP_BLOCKS);
+        let is_whole = group.is_multiple_of(64) && blocks.start.is_multiple_of(GROUP_BLOCKS);
+        let are_set = match (self.some[at], self.all[at]) {
+            (0, _) => false,
+            (_, u64::MAX) => true,
+            _ => return None,
+        };
+        if !is_whole || end > blocks.end {
+            return None;
+        }
+        (self.some[at], self.all[at]) = if sets { (u64::MAX, u64::MAX) } else { (0, 0) };
+        match (are_set, sets) {
+            (false, true) => self.count += 64 * GROUP_BLOCKS,
+            (true, false) => self.count -= 64 * GROUP_BLOCKS,
+            _ => {}
+        }
+        Some(end)
+    }
+
+    fn change_part(&mut self, group: usize, blocks: core::ops::Range<u64>, sets: bool) {
+        let (some, all) = (self.has_some(group), self.has_all(group));
+        if sets && all || !sets && !some {
+            return;
+        }
+        let whole = self.blocks_of(group);
+        if some == all {
+            let words = whole.start as usize / 64..whole.end.div_ceil(64) as usize;
+            self.words[words].fill(0);
+            if all {
+                each_word(whole.clone(), |word, mask| self.words[word] = mask);
+            }
+        }
+        let Self { words, count, .. } = self;
+        let mut is_uniform = false;
+        each_word(blocks, |word, mask| {
+            let before = words[word];
+            let after = if sets { before | mask } else { before & !mask };
+            let changed = u64::from((before ^ after).count_ones());
+            *count = if sets {
+                *count + changed
+            } else {
+                *count - changed
+            };
+            words[word] = after;
+            is_uniform |= after == 0 || after == u64::MAX || word == words.len() - 1;
+        });
+        let set = match is_uniform {
+            true => self.count_mixed(group),
+            // Neither of one kind nor of the other.
+            false => 1,
+        };
+        self.mark(group, set > 0, set == whole.end - whole.start);
+    }
+
+    fn mark(&mut self, group: usize, some: bool, all: bool) {
+        let bit = 1 << (group % 64);
+        for (bits, is_set) in [(&mut self.some, some), (&mut self.all, all)] {
+            let word = &mut bits[group / 64];
+            *word = if is_set { *word | bit } else { *word & !bit };
+        }
+    }
+
+    fn has_some(&self, group: usize) -> bool {
+        self.some[group / 64] & 1 << (group % 64) != 0
+    }
+
+    fn has_all(&self, group: usize) -> bool {
+        self.all[group / 64] & 1 << (group % 64) != 0
+    }
+
+    /// How many blocks of a group are set.
+    fn count_of(&self, group: usize) -> u64 {
+        let whole = self.blocks_of(group);
+        match (self.has_some(group), self.has_all(group)) {
+            (false, _) => 0,
+            (true, true) => whole.end - whole.start,
+            (true, false) => self.count_mixed(group),
+        }
+    }
+
+    fn count_mixed(&self, group: usize) -> u64 {
+        let words = self
+            .words
+            .iter()
+            .skip(group * GROUP_WORDS)
+            .take(GROUP_WORDS);
+        words.map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    const fn blocks_of(&self, group: usize) -> core::ops::Range<u64> {
+        let start = group as u64 * GROUP_BLOCKS;
+        let end = start + GROUP_BLOCKS;
+        let last = self.block_count();
+        start..if end < last { end } else { last }
+    }
+
+    /// The groups of which some block is set, in order.
+    pub(super) fn groups(&self) -> impl Iterator<Item = usize> {
+        let bits = (0..).zip(self.some.iter());
+        bits.flat_map(|(at, word)| {
+            let word = *word;
+            (0..64).filter_map(move |bit| (word & 1 << bit != 0).then_some(at * 64 + bit))
+        })
+    }
+
+    /// The words of a group; nothing beyond the disk's end.
+    pub(super) fn group(&self, group: usize) -> [u64; GROUP_WORDS] {
+        core::array::from_fn(|at| self.word(group * GROUP_WORDS + at))
+    }
+
+    /// Puts these words in the place of a group's. Bits beyond the disk's end are left out.
+    pub(super) fn put_group(&mut self, group: usize, words: &[u64; GROUP_WORDS]) {
+        let whole = self.blocks_of(group);
+        self.clear_blocks(whole.clone());
+        if words.iter().all(|word| *word == 0) {
+            return;
+        }
+        let first = group * GROUP_WORDS;
+        each_word(whole.clone(), |word, mask| {
+            self.words[word] = words[word - first] & mask
+        });
+        let set = self.count_mixed(group);
+        self.count += set;
+        self.mark(group, set > 0, set == whole.end - whole.start);
+    }
+
+    /// How many groups there are.
+    pub(super) const fn group_count(&self) -> usize {
+        self.words.len().div_ceil(GROUP_WORDS)
+    }
+
+    /// The bits of a word, the first block's lowest; none beyond the disk's end.
+    pub(super) fn word(&self, word: usize) -> u64 {
+        let Some(stored) = self.words.get(word) else {
+            return 0;
+        };
+        let group = word / GROUP_WORDS;
+        match (self.has_some(group), self.has_all(group)) {
+            (false, _) => 0,
+            (true, false) => *stored,
+            (true, true) => match self.block_count() - word as u64 * 64 {
+                left @ ..64 => (1 << left) - 1,
+                _ => u64::MAX,
+            },
+        }
+    }
+
+    /// All words.
+    pub(super) fn words(&self) -> impl Iterator<Item = u64> {
+        (0..self.words.len()).map(|word| self.word(word))
     }
 
     /// The blocks whose bits are set in these words. Bits beyond the disk's end are left out.
     pub(super) fn from_words(capacity: Sectors, block_sectors: u32, words: &[u64]) -> Self {
         let mut map = Self::new(capacity, block_sectors);
-        for (own, word) in map.words.iter_mut().zip(words) {
-            *own = *word;
+        for (group, words) in words
+            .chunks(GROUP_WORDS)
+            .take(map.group_count())
+            .enumerate()
+        {
+            let mut whole = [0; GROUP_WORDS];
+            whole[..words.len()].copy_from_slice(words);
+            map.put_group(group, &whole);
         }
-        let blocks = capacity.0.div_ceil(u64::from(block_sectors));
-        if let (Some(last), tail @ 1..) = (map.words.last_mut(), blocks % 64) {
-            *last &= (1 << tail) - 1;
-        }
-        map.count = map
-            .words
-            .iter()
-            .map(|word| u64::from(word.count_ones()))
-            .sum();
         map
     }
 
     /// The first run of set blocks at or right of `from`, at most `limit` sectors of it, which is
     /// at least a block.
     pub(in crate::controller) fn next_run(&self, from: Lba, limit: u32) -> Option<Extent> {
-        let (start, end) = self.next_blocks(from, limit)?;
+        let (start, end) = self.next_blocks(from, u64::from(limit))?;
         Extent::new(start, u32::try_from(end.0 - start.0).ok()?)
     }
 
-    /// The same from its start to its end: a block may be longer than an extent.
-    pub(super) fn next_blocks(&self, from: Lba, limit: u32) -> Option<(Lba, Lba)> {
-        let first = self.next_set(from.0.div_ceil(self.block_sectors))?;
-        let most = first + u64::from(limit) / self.block_sectors;
-        let mut end = first + 1;
-        while end < most && self.is_set(end) {
-            end += 1;
-        }
+    /// The same from its start to its end: a block, or the limit, may be longer than an extent.
+    pub(super) fn next_blocks(&self, from: Lba, limit: u64) -> Option<(Lba, Lba)> {
+        let first = self.next_alike(
+            from.0.div_ceil(self.block_sectors),
+            self.block_count(),
+            true,
+        )?;
+        let most = first.saturating_add((limit / self.block_sectors).max(1));
+        let most = most.min(self.block_count());
+        let end = self.next_alike(first + 1, most, false).unwrap_or(most);
         let end = (end * self.block_sectors).min(self.capacity.0);
         Some((Lba(first * self.block_sectors), Lba(end)))
     }
@@ -199,28 +417,62 @@ impl DirtyBitmap {
         Lba(end.min(self.capacity.0))
     }
 
-    fn next_set(&self, from: u64) -> Option<u64> {
+    /// The first block in `from..end` that is set, or that is clear.
+    fn next_alike(&self, from: u64, end: u64, is_set: bool) -> Option<u64> {
         // It is asked for again for each chunk that is on its way.
-        if self.count == 0 {
+        if from >= end || is_set && self.count == 0 {
             return None;
         }
-        let mut index = (from / 64) as usize;
-        let mut word = self.words.get(index)? & (u64::MAX << (from % 64));
-        while word == 0 {
-            index += 1;
-            word = *self.words.get(index)?;
+        let mut at = from;
+        while at < end {
+            let group = (at / GROUP_BLOCKS) as usize;
+            let has_none = match is_set {
+                true => !self.has_some(group),
+                false => self.has_all(group),
+            };
+            if has_none {
+                at = self.skip_groups(group, is_set) as u64 * GROUP_BLOCKS;
+                continue;
+            }
+            let word = self.word((at / 64) as usize);
+            let alike = (if is_set { word } else { !word }) & (u64::MAX << (at % 64));
+            if alike != 0 {
+                let found = at / 64 * 64 + u64::from(alike.trailing_zeros());
+                return (found < end).then_some(found);
+            }
+            at = (at / 64 + 1) * 64;
         }
-        Some(index as u64 * 64 + u64::from(word.trailing_zeros()))
+        None
+    }
+
+    /// The first group behind this one that may have a block of that kind, or where there is none.
+    fn skip_groups(&self, group: usize, is_set: bool) -> usize {
+        let mut at = group + 1;
+        while let Some(word) = self.some.get(at / 64) {
+            let candidates = match is_set {
+                true => *word,
+                false => !self.all[at / 64],
+            };
+            let candidates = candidates & (u64::MAX << (at % 64));
+            if candidates != 0 {
+                return at / 64 * 64 + candidates.trailing_zeros() as usize;
+            }
+            at = (at / 64 + 1) * 64;
+        }
+        at
     }
 
     fn is_set(&self, block: u64) -> bool {
-        self.words
-            .get((block / 64) as usize)
-            .is_some_and(|word| word & (1 << (block % 64)) != 0)
+        self.word((block / 64) as usize) & 1 << (block % 64) != 0
     }
 
-    fn blocks(&self, extent: Extent) -> core::ops::Range<u64> {
+    const fn blocks(&self, extent: Extent) -> core::ops::Range<u64> {
         extent.start().0 / self.block_sectors..extent.end().0.div_ceil(self.block_sectors)
+    }
+
+    fn blocks_between(&self, start: Lba, end: Lba) -> core::ops::Range<u64> {
+        let end = end.0.min(self.capacity.0);
+        start.0 / self.block_sectors..end.div_ceil(self.block_sectors)
     }
 }
 
@@ -270,5 +522,77 @@ mod tests {
         dirty.set(extent(0, 24));
         dirty.clear_covered(extent(1, 22));
         assert_eq!(dirty.count(), 2, "what is covered in part stays");
+    }
+
+    /// A map, and the same block by block.
+    #[test]
+    fn groups_of_one_kind_are_like_blocks_of_one_kind() {
+        const BLOCKS: u64 = 5 * GROUP_BLOCKS + 77;
+        let capacity = Sectors(BLOCKS * 8 - 3);
+        let mut map = DirtyBitmap::new(capacity, 8);
+        let mut plain = vec![false; BLOCKS as usize];
+        let mut state = 11_u64;
+        let mut next = |most: u64| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (state >> 33) % most
+        };
+        for round in 0..600 {
+            let longest = [9, 700, 3 * GROUP_BLOCKS][next(3) as usize];
+            let first = next(BLOCKS);
+            let end = (first + 1 + next(longest)).min(BLOCKS);
+            let (first, end) = match next(4) {
+                // Whole groups.
+                0 => (first / GROUP_BLOCKS * GROUP_BLOCKS, BLOCKS),
+                _ => (first, end),
+            };
+            let sets = next(2) == 0;
+            let sectors = (Lba(first * 8), Lba(end * 8));
+            match sets {
+                true => map.set_range(sectors.0, sectors.1),
+                false => map.clear_range(sectors.0, sectors.1),
+            }
+            plain[first as usize..end as usize].fill(sets);
+            assert_eq!(map.count(), plain.iter().filter(|set| **set).count() as u64);
+            let from = next(BLOCKS);
+            let found = (from..BLOCKS).find(|block| plain[*block as usize]);
+            let expected = found.map(|found| {
+                let clear = (found..BLOCKS).find(|block| !plain[*block as usize]);
+                let end = clear.unwrap_or(BLOCKS) * 8;
+                (Lba(found * 8), Lba(end.min(capacity.0)))
+            });
+            assert_eq!(
+                map.next_blocks(Lba(from * 8), u64::MAX),
+                expected,
+                "{round}"
+            );
+            if round % 50 == 0 {
+                let words: Vec<u64> = map.words().collect();
+                let again = DirtyBitmap::from_words(capacity, 8, &words);
+                assert_eq!(again.count(), map.count());
+                assert!(again.words().eq(words));
+                assert_eq!(map.count_common(&again), map.count());
+            }
+        }
+        map.fill();
+        assert_eq!(map.count(), BLOCKS);
+        map.empty();
+        assert_eq!(map.next_blocks(Lba(0), 8), None);
+    }
+
+    #[test]
+    fn what_is_alike_costs_nothing_by_its_size() {
+        // 8 TiB.
+        let capacity = Sectors(8 << 31);
+        let begun = std::time::Instant::now();
+        let mut map = DirtyBitmap::new(capacity, 8);
+        map.fill();
+        map.clear_range(Lba(1 << 20), Lba(capacity.0 - (1 << 20)));
+        let run = map.next_blocks(Lba(1 << 20), u64::MAX);
+        assert_eq!(run, Some((Lba(capacity.0 - (1 << 20)), Lba(capacity.0))));
+        assert_eq!(map.sectors(), 2 << 20);
+        let took = begun.elapsed();
+        assert!(took.as_secs() < 1, "{took:?}");
     }
 }

@@ -93,7 +93,7 @@ impl PreCopy {
         let (start, end) = if head < self.block_end {
             (head, self.block_end)
         } else {
-            self.dirty.next_blocks(head, chunk_sectors)?
+            self.dirty.next_blocks(head, u64::from(chunk_sectors))?
         };
         let sectors = (end.0 - start.0).min(u64::from(chunk_sectors)) as u32;
         Extent::new(start, sectors)

@@ -29,6 +29,8 @@ pub(in crate::controller) struct PushPull {
     remaining: DirtyBitmap,
     /// How often each chunk was written (`WriteCount`), up to 255.
     counts: Box<[u8]>,
+    /// Chunks that were written.
+    written: DirtyBitmap,
     /// Blocks of `remaining` in chunks that may be pushed.
     pushable: u64,
 }
@@ -46,6 +48,7 @@ impl PushPull {
             pushable: if pushes { remaining.count() } else { 0 },
             remaining,
             counts: vec![0; chunks].into_boxed_slice(),
+            written: DirtyBitmap::new(capacity, CHUNK_SECTORS),
         }
     }
 
@@ -67,9 +70,9 @@ impl PushPull {
     /// The destination lacks these blocks, of the same length, as far as they lie from here on.
     pub(super) fn add_those_of(&mut self, blocks: &DirtyBitmap, start: Lba) {
         let mut head = start;
-        while let Some(run) = blocks.next_run(head, crate::units::MAX_EXTENT_SECTORS) {
-            head = run.end();
-            self.remaining.set(run);
+        while let Some((from, end)) = blocks.next_blocks(head, u64::MAX) {
+            head = end;
+            self.remaining.set_range(from, end);
         }
         self.recount();
     }
@@ -90,10 +93,13 @@ impl PushPull {
 
     /// Counts what may be pushed.
     fn recount(&mut self) {
-        let cold = |it: &Self, chunk: u64| it.is_cold(chunk).then(|| it.remaining_in(chunk));
-        self.pushable = (0..self.counts.len() as u64)
-            .filter_map(|chunk| cold(self, chunk))
-            .sum();
+        let written = self.written.numbers().map(|chunk| chunk as u64);
+        let hot = written.filter(|chunk| !self.is_cold(*chunk));
+        let hot: u64 = hot.map(|chunk| self.remaining_in(chunk)).sum();
+        self.pushable = match self.threshold {
+            0 => 0,
+            _ => self.remaining.count() - hot,
+        };
     }
 
     /// When pushing ends.
@@ -126,6 +132,7 @@ impl PushPull {
             self.remaining.set(part);
             let count = &mut self.counts[chunk as usize];
             *count = count.saturating_add(1);
+            self.written.set(part);
             if self.is_cold(chunk) {
                 self.pushable += self.remaining.count() - before;
             } else if was_cold {
@@ -201,8 +208,66 @@ impl PushPull {
 
     /// What the destination lacks, in runs that were written equally often.
     pub(in crate::controller) fn each_remaining(&self, visit: impl FnMut(Lba, u32, u8)) {
-        let of = |chunk: u64, _| heat(self.counts[chunk as usize]);
-        each_run_by_heat(&self.remaining, of, visit);
+        let mut runs = RunsByHeat::new(visit);
+        let mut head = Lba(0);
+        while let Some((start, end)) = self.remaining.next_blocks(head, u64::MAX) {
+            head = end;
+            let mut from = start;
+            while from < end {
+                let chunk = from.0 / u64::from(CHUNK_SECTORS);
+                let first = Lba(chunk * u64::from(CHUNK_SECTORS));
+                // What nobody has written is told as a whole.
+                let written = self.written.next_blocks(first, u64::from(CHUNK_SECTORS));
+                let (until, heat) = match written {
+                    Some((written, after)) if written == first => {
+                        (after.min(end), heat(self.counts[chunk as usize]))
+                    }
+                    Some((written, _)) => (written.min(end), 0),
+                    None => (end, 0),
+                };
+                runs.add(from, until, heat);
+                from = until;
+            }
+        }
+        runs.end();
+    }
+
+    /// What of these sectors the destination lacks, and has never been sent, is zeroes at both nodes.
+    pub(super) fn is_hole(&mut self, start: Lba, end: Lba, sent: &DirtyBitmap) {
+        let block = u64::from(BLOCK_SECTORS);
+        let end = match self.remaining.capacity() {
+            capacity if end.0 >= capacity.0 => Lba(capacity.0),
+            _ => Lba(end.0 / block * block),
+        };
+        let mut head = Lba(start.0.next_multiple_of(block));
+        while head < end {
+            let next = sent.next_blocks(head, u64::MAX);
+            let until = next.map_or(end, |(sent, _)| sent.min(end));
+            self.forget(head, until);
+            head = next.map_or(end, |(_, after)| after);
+        }
+    }
+
+    /// These blocks are left no longer.
+    fn forget(&mut self, start: Lba, end: Lba) {
+        let mut hot = 0;
+        let mut head = Lba(start.0 / u64::from(CHUNK_SECTORS) * u64::from(CHUNK_SECTORS));
+        while let Some(chunk) = self.written.next_run(head, CHUNK_SECTORS)
+            && chunk.start() < end
+        {
+            head = chunk.end();
+            let from = chunk.start().max(start);
+            let sectors = chunk.end().min(end).0.saturating_sub(from.0);
+            let is_cold = self.is_cold(chunk.start().0 / u64::from(CHUNK_SECTORS));
+            if let Some(part) = Extent::new(from, sectors as u32).filter(|_| !is_cold) {
+                hot += self.remaining.count_in(part);
+            }
+        }
+        let before = self.remaining.count();
+        self.remaining.clear_range(start, end);
+        if self.threshold > 0 {
+            self.pushable -= before - self.remaining.count() - hot;
+        }
     }
 }
 
@@ -210,33 +275,51 @@ impl PushPull {
 pub(super) fn each_run_by_heat(
     blocks: &DirtyBitmap,
     heat: impl Fn(u64, Extent) -> u8,
-    mut visit: impl FnMut(Lba, u32, u8),
+    visit: impl FnMut(Lba, u32, u8),
 ) {
-    let mut run: Option<(Lba, u32, u8)> = None;
+    let mut runs = RunsByHeat::new(visit);
     let mut head = Lba(0);
     while let Some(found) = blocks.next_run(head, crate::units::MAX_EXTENT_SECTORS) {
         head = found.end();
         for (chunk, part) in chunks(found) {
-            let heat = heat(chunk, part);
-            run = match run {
-                Some((start, sectors, before))
-                    if before == heat
-                        && start.0 + u64::from(sectors) == part.start().0
-                        && sectors <= u32::MAX - part.sectors() =>
-                {
-                    Some((start, sectors + part.sectors(), heat))
-                }
-                before => {
-                    if let Some((start, sectors, heat)) = before {
-                        visit(start, sectors, heat);
-                    }
-                    Some((part.start(), part.sectors(), heat))
-                }
-            };
+            runs.add(part.start(), part.end(), heat(chunk, part));
         }
     }
-    if let Some((start, sectors, heat)) = run {
-        visit(start, sectors, heat);
+    runs.end();
+}
+
+/// Joins parts that follow each other and are equally hot.
+struct RunsByHeat<V> {
+    run: Option<(Lba, Lba, u8)>,
+    visit: V,
+}
+
+impl<V: FnMut(Lba, u32, u8)> RunsByHeat<V> {
+    const fn new(visit: V) -> Self {
+        Self { run: None, visit }
+    }
+
+    fn add(&mut self, start: Lba, end: Lba, heat: u8) {
+        match &mut self.run {
+            Some((_, last, before)) if *last == start && *before == heat => *last = end,
+            _ => {
+                self.end();
+                self.run = Some((start, end, heat));
+            }
+        }
+    }
+
+    /// Nothing follows the last.
+    fn end(&mut self) {
+        const LONGEST: u64 = u32::MAX as u64 / CHUNK_SECTORS as u64 * CHUNK_SECTORS as u64;
+        let Some((mut start, end, heat)) = self.run.take() else {
+            return;
+        };
+        while start < end {
+            let until = end.min(Lba(start.0 + LONGEST));
+            (self.visit)(start, (until.0 - start.0) as u32, heat);
+            start = until;
+        }
     }
 }
 
@@ -345,6 +428,8 @@ mod tests {
     #[test]
     fn what_can_be_pushed_is_counted_whatever_happens() {
         let mut it = push_pull(3);
+        let mut sent = DirtyBitmap::new(CAPACITY, BLOCK_SECTORS);
+        sent.set(extent(200, 80));
         let mut state = 7_u64;
         let mut next = |most: u64| {
             state = state
@@ -355,9 +440,10 @@ mod tests {
         for _ in 0..2_000 {
             let start = next(1000);
             let part = extent(start, 1 + next((1021 - start).min(300)) as u32);
-            match next(4) {
+            match next(5) {
                 0 => it.mark(part),
                 1 => it.give_up(part),
+                2 => it.is_hole(part.start(), part.end(), &sent),
                 _ => {
                     if let Some(found) = it.next(Lba(start), 1 + next(300) as u32) {
                         it.locked(found);

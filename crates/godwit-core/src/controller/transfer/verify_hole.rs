@@ -39,7 +39,9 @@ fn next(extent: Extent, from: Lba, result: Result<Content, RequestError>) -> Ste
             let look = rest(from).map(|extent| DiskOperation::FindHole { extent });
             (from, look)
         }
-        Ok(Content::Data | Content::Digest(_)) => return Step::Over(Ok(false)),
+        Ok(Content::Data | Content::Digest(_) | Content::LongHole { .. }) => {
+            return Step::Over(Ok(false));
+        }
     };
     match next {
         Some(operation) => Step::Next { from, operation },

@@ -62,6 +62,7 @@ fn an_acceptance_tells_of_an_older_copy_and_is_what_older_nodes_say_where_there_
     for older in [
         OlderCopy::None,
         OlderCopy::Unknown,
+        OlderCopy::Zeroes,
         OlderCopy::Since(MigrationId([9; 16])),
     ] {
         let frame = accepted(older).encode();
@@ -69,7 +70,7 @@ fn an_acceptance_tells_of_an_older_copy_and_is_what_older_nodes_say_where_there_
     }
     let since = accepted(OlderCopy::Since(MigrationId([9; 16]))).encode();
     assert!(read(&since[HEADER_SIZE..HEADER_SIZE + 9]).is_err(), "cut");
-    assert_eq!(read(&[3]), Err(DecodeError::Field("older copy")));
+    assert_eq!(read(&[4]), Err(DecodeError::Field("older copy")));
 }
 
 #[test]

@@ -119,6 +119,8 @@ pub(crate) async fn reserve(
         base: None,
         surpassed: None,
         kept: None,
+        max_bandwidth: None,
+        abandoned: false,
         mark: Some(Mark::Creating),
     };
     let record = AuthorityRecord::created();
@@ -252,6 +254,8 @@ async fn attach(
         base: None,
         surpassed: None,
         kept: None,
+        max_bandwidth: None,
+        abandoned: false,
         mark: None,
     };
     let record = AuthorityRecord::created();

@@ -48,22 +48,15 @@ pub(crate) async fn store(
     loop {
         let (path, it) = (file(&node.config, &disk.name), Arc::clone(&snapshot));
         let stored = blocking(move || -> std::io::Result<Option<MissingNotes>> {
-            if !it.first {
-                return missing::store(&path, capacity, &it.words).map(|()| None);
-            }
+            let Some(first) = &it.first else {
+                return missing::store(&path, capacity, &it.pieces).map(|()| None);
+            };
             if let Some(folder) = path.parent() {
                 std::fs::create_dir_all(folder)?;
             }
-            let at_source = it.at_source.as_deref();
-            missing::create(
-                &path,
-                capacity,
-                it.migration,
-                &it.words,
-                &it.heat,
-                at_source,
-            )
-            .map(Some)
+            let at_source = first.at_source.as_deref();
+            let (pieces, heat) = (&it.pieces, &first.heat);
+            missing::create(&path, capacity, it.migration, pieces, heat, at_source).map(Some)
         });
         let error = match stored.await {
             Ok(Ok(notes)) => return engine.missing_stored(notes),

@@ -1,5 +1,6 @@
 //! A disk on this node: made or claimed, made larger, served, retired when it has left, removed.
 
+pub(crate) mod abandon;
 pub(crate) mod claim;
 pub(crate) mod create;
 pub(crate) mod lacking;

@@ -111,6 +111,8 @@ pub(crate) async fn spoil(store: &Store, disk: &Disk) -> Result<(), StoreError> 
         }
         let entry = DiskEntry {
             kept: None,
+            max_bandwidth: None,
+            abandoned: false,
             ..inner.entry.clone()
         };
         (entry, inner.record)

@@ -28,7 +28,7 @@ const STORE_RETRY: Duration = Duration::from_secs(1);
 /// # Errors
 /// The image has another size than the disk, or the engine cannot start.
 pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<(), ErrorBody> {
-    let (record, sectors, shared, on_demand_only, on_image, surpassed) = {
+    let (record, sectors, shared, on_demand_only, on_image, surpassed, owed_bandwidth) = {
         let inner = disk.lock();
         let (entry, record) = (&inner.entry, inner.record);
         let base = entry.fetches(&record);
@@ -41,6 +41,7 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<
             on_demand_only,
             on_image,
             entry.surpassed.is_some(),
+            entry.max_bandwidth,
         )
     };
     if image.capacity != Sectors(sectors) {
@@ -68,8 +69,13 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<
         AfterReadWait::Error => config.longest_missing_wait = read_wait,
         AfterReadWait::Pause => config.missing_pauses_after = read_wait,
     }
+    if disk.lock().entry.abandoned {
+        config.longest_missing_wait = Some(Duration::ZERO);
+        config.missing_pauses_after = None;
+    }
     config.on_image = on_image;
     config.surpassed = surpassed;
+    config.owed_bandwidth = owed_bandwidth;
     let (sender, events) = mpsc::unbounded_channel();
     let clients = Arc::clone(&disk.clients);
     let report = move |event| {

@@ -13,7 +13,7 @@ use godwit_core::OlderCopy;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::{DiskId, MigrationId, Sectors};
 use godwit_core::wire::{
-    Features, Greeting, Hello, Offer, Refusal, RefusalCode, Reply, TrafficClass,
+    Features, Greeting, Hello, Offer, Refusal, RefusalCode, Reply, TrafficClass, TransferPolicy,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -87,12 +87,17 @@ pub(crate) async fn take_offer(node: Arc<Node>, mut control: PeerConnection, hel
         options: None,
         bytes_total: offer.capacity.bytes().0,
         data: offer.allocated,
+        baseline: None,
         warnings: Vec::new(),
     });
     place.keep();
     table::store(&node, number, &view).await;
     failpoint::reach(String::from("offer::received")).await;
-    let older_copy = match hello.features.contain(Features::DELTAS) {
+    let needed = match older_copy {
+        OlderCopy::Zeroes => Features::ZEROES,
+        _ => Features::DELTAS,
+    };
+    let older_copy = match hello.features.contain(needed) {
         true => older_copy,
         false => OlderCopy::None,
     };
@@ -221,7 +226,7 @@ async fn prepare(
         let prepared = match node.disks.find(&hello.disk) {
             None => prepare_new(node, hello, offer, base)
                 .await
-                .map(|disk| (disk, OlderCopy::None)),
+                .map(|disk| (Arc::clone(&disk), new_image(&disk))),
             Some(disk) => prepare_known(node, &disk, hello, offer, base).await,
         };
         if prepared.is_err() && base.is_some() {
@@ -315,6 +320,8 @@ async fn prepare_new(
         base: base.cloned(),
         surpassed: None,
         kept: None,
+        max_bandwidth: None,
+        abandoned: false,
         mark: Some(Mark::Receiving {
             migration: hello.migration.to_string(),
             new: true,
@@ -487,14 +494,32 @@ async fn prepare_known(
         guard.keep();
         return Ok((Arc::clone(disk), OlderCopy::None));
     }
-    let older_copy = match usable {
+    let mut older_copy = match usable {
         true => blocking(move || older_copy::held(&entry, &record))
             .await
             .map_err(refusal)?,
-        false => OlderCopy::None,
+        false => new_image(disk),
     };
+    // Of what is there push and pull makes no use. Zeroes it need not ask for.
+    let is_empty = hello.features.contain(Features::ZEROES)
+        && offer.policy == TransferPolicy::PushPull
+        && older_copy == OlderCopy::Unknown
+        && managed
+        && arrival::empty(node, disk).await.is_ok();
+    if is_empty {
+        older_copy = OlderCopy::Zeroes;
+    }
     guard.keep();
     Ok((Arc::clone(disk), older_copy))
+}
+
+/// What an image that was made for a disk holds: nothing, unless it is a device.
+fn new_image(disk: &Disk) -> OlderCopy {
+    let entry = &disk.lock().entry;
+    match entry.managed && entry.base.is_none() {
+        true => OlderCopy::Zeroes,
+        false => OlderCopy::None,
+    }
 }
 
 /// Puts away what an incoming migration left that did not make this node the owner: of a disk that

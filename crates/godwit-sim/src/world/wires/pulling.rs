@@ -5,7 +5,7 @@ use godwit_core::action::DiskOperation;
 use godwit_core::authority::Ownership;
 use godwit_core::units::{Extent, Sectors};
 use godwit_core::wire::{Message, TrafficClass};
-use godwit_core::{Controller, Missing};
+use godwit_core::{Controller, Missing, PIECE_WORDS, WordPiece};
 
 use crate::disk::Data;
 use crate::run::coverage::Reached;
@@ -72,7 +72,7 @@ impl StoredMissing {
 /// What is on its way to stable storage.
 #[derive(Clone, Debug)]
 pub(in crate::world) struct StoringMissing {
-    words: Vec<u64>,
+    pieces: Vec<WordPiece>,
     heat: Vec<u8>,
     at_source: Option<Vec<u64>>,
     /// The disk comes here, and nothing was stored of it.
@@ -125,25 +125,21 @@ impl World {
     pub(in crate::world) fn store_missing(&mut self, node: usize) {
         let it = &mut self.nodes[node];
         let stored = it.controller.as_ref().and_then(|c| {
-            let (words, heat) = c.missing_to_store()?;
-            Some((words.collect(), heat.to_vec()))
+            let missing = c.missing()?;
+            let pieces = c.missing_to_store()?;
+            Some((pieces, missing.heat().to_vec(), missing.at_source()))
         });
-        let Some((words, heat)) = stored else {
+        let Some((pieces, heat, at_source)) = stored else {
             return self.fail(
                 "what a disk lacks is stored while it lacks something",
                 || name(node).to_string(),
             );
         };
-        let missing_at_source = it
-            .controller
-            .as_ref()
-            .and_then(|c| c.missing_at_source())
-            .map(<[u64]>::to_vec);
         let first = !it.serves();
         it.storing_missing = Some(StoringMissing {
-            words,
+            pieces,
             heat,
-            at_source: missing_at_source,
+            at_source,
             first,
         });
         let incarnation = it.incarnation;
@@ -157,7 +153,7 @@ impl World {
     pub(in crate::world) fn missing_stored(&mut self, node: usize) {
         let it = &mut self.nodes[node];
         if let Some(storing) = it.storing_missing.take() {
-            keep(&mut it.missing, storing);
+            keep(&mut it.missing, storing, Sectors(self.plan.sectors));
             self.reached(Reached::MissingStored);
             self.with(node, |controller, now| {
                 controller.handle_missing_stored(now)
@@ -186,14 +182,17 @@ impl World {
                 && kept == 1
             {
                 // Some words were written and others not.
-                for (word, before) in storing.words.iter_mut().zip(&before.durable) {
-                    if self.fault_random.below(2) == 0 {
-                        *word = *before;
+                for (number, piece) in &mut storing.pieces {
+                    let before = before.durable.iter().skip(*number * PIECE_WORDS);
+                    for (word, before) in piece.iter_mut().zip(before) {
+                        if self.fault_random.below(2) == 0 {
+                            *word = *before;
+                        }
                     }
                 }
             }
             if kept > 0 {
-                keep(&mut it.missing, storing);
+                keep(&mut it.missing, storing, Sectors(self.plan.sectors));
             }
         }
         if let Some(missing) = it.missing.as_mut().filter(|_| power) {
@@ -309,15 +308,23 @@ impl World {
     }
 }
 
-fn keep(missing: &mut Option<StoredMissing>, storing: StoringMissing) {
+fn keep(missing: &mut Option<StoredMissing>, storing: StoringMissing, capacity: Sectors) {
     let StoringMissing {
-        words,
+        pieces,
         heat,
         at_source,
         first,
     } = storing;
+    let mut words = match missing {
+        Some(missing) if !first => missing.durable.clone(),
+        _ => vec![0; Missing::word_length(capacity)],
+    };
+    for (number, piece) in pieces {
+        let words = words.iter_mut().skip(number * PIECE_WORDS);
+        words.zip(piece).for_each(|(word, new)| *word = new);
+    }
     match missing {
-        Some(missing) if !first => (missing.durable, missing.heat) = (words, heat),
+        Some(missing) if !first => missing.durable = words,
         _ => {
             *missing = Some(StoredMissing {
                 at_source,

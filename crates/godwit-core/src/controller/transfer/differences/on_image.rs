@@ -86,7 +86,7 @@ impl Controller {
         }
         self.on_image = Some(Box::new(on_image));
         Ok(match &self.lacking {
-            Some(lacking) => lacking.missing_words().to_vec(),
+            Some(lacking) => lacking.missing_words(),
             None => vec![0; Missing::word_length(self.capacity)],
         })
     }

@@ -334,6 +334,7 @@ impl Controller {
                 state: TransferState::Reading,
             });
             source.spend(extent.bytes(), true);
+            source.holes.sends(extent);
             self.act(Action::Disk {
                 tag: DiskTag::Delayed(slot),
                 operation: DiskOperation::Read {

@@ -186,6 +186,7 @@ impl Controller {
         let migration = source.options.migration;
         let was_another = !matches!(source.options.policy, PolicyOptions::PushPull(_));
         let pass = source.switch_policy(push, forgets_delayed, now);
+        source.holes.begin(now);
         source.awaits_generation = !overtakes;
         let generation = source.generation;
         self.send(TrafficClass::Sync, Message::NewGeneration { generation });

@@ -46,7 +46,7 @@ impl Wanted {
         }
         // Who pushes and pulls wants the disk to leave soon.
         let compares = !matches!(policy, PolicyOptions::PushPull(_))
-            && older != OlderCopy::None
+            && !matches!(older, OlderCopy::None | OlderCopy::Zeroes)
             && capacity.bytes() <= MAX_PULLED;
         if compares {
             let nothing = DirtyBitmap::new(capacity, BLOCK_SECTORS);
@@ -87,6 +87,7 @@ impl Source {
     /// The guest writes here.
     #[inline]
     pub(in crate::controller) fn guest_writes(&mut self, extent: Extent) {
+        self.holes.written(extent);
         let ahead =
             self.wanted_blocks().is_some() && extent.start() >= self.window.pointers.read_head;
         if let Some(blocks) = self.wanted.blocks_mut() {

@@ -4,6 +4,7 @@
 pub(in crate::controller) mod change;
 mod delta;
 pub(in crate::controller) mod freeze;
+pub(in crate::controller) mod holes;
 mod layout;
 mod promise;
 mod pump;
@@ -23,10 +24,12 @@ use crate::controller::transfer::double_write::delayed_writes::DelayedWrites;
 use crate::controller::transfer::double_write::posted_writes::PostedWrites;
 use crate::controller::transfer::outgoing::delta::Wanted;
 use crate::controller::transfer::outgoing::freeze::FIRST_FREEZE;
+use crate::controller::transfer::outgoing::holes::Holes;
 use crate::controller::transfer::outgoing::layout::Layout;
 use crate::controller::transfer::outgoing::stage::Stage;
 use crate::controller::transfer::pause::{Pause, PauseCounts};
 use crate::controller::transfer::policy::{Pass, Policy, Route};
+use crate::controller::transfer::push_pull::PushPull;
 use crate::controller::transfer::window::Window;
 use crate::controller::{
     Controller, MigrationOptions, PolicyOptions, Progress, PushOptions, StartError, Switchover,
@@ -68,6 +71,7 @@ pub(in crate::controller) struct Source {
     pub(in crate::controller) window: Window,
     idle_window: IdleWindow,
     layout: Layout,
+    pub(in crate::controller) holes: Holes,
     pub(in crate::controller) stage: Stage,
     policy: Policy,
     /// The policy becomes push and pull once no chunk is on its way.
@@ -160,6 +164,7 @@ impl Source {
 
     #[inline]
     pub(in crate::controller) fn double_written(&mut self, extent: Extent, zeroes: bool) {
+        self.holes.sends(extent);
         self.delayed.overtaken(extent);
         if let Some(dirty) = &mut self.dirty {
             dirty.set(extent);
@@ -185,6 +190,7 @@ impl Source {
             self.tolerance_expiry(slots),
             self.freeze_deadline(),
             self.policy.leaves_at(),
+            self.holes.deadline(),
         ]
         .into_iter()
         .flatten()
@@ -206,6 +212,7 @@ impl Source {
             copy_bytes_sent: self.counters.copy_sent,
             double_write_bytes_sent: self.counters.double_write_sent,
             bytes_verified: self.counters.verified,
+            bytes_owed: (self.policy.remainder()).map_or(0, PushPull::remaining_bytes),
             verified: self.counters.all_verified,
             delta: self.delta(),
             promise: self.promise(now),
@@ -317,6 +324,7 @@ impl Controller {
             window: Window::new(options.window_chunks),
             idle_window: IdleWindow::new(&options),
             layout: Layout::new(&options),
+            holes: Holes::new(&options, self.capacity),
             stage: Stage::Moving,
             policy,
             switching: None,
@@ -364,6 +372,9 @@ impl Controller {
             source.count_skipped();
         }
         source.start_pass(first_pass, now);
+        if pulls {
+            source.holes.begin(now);
+        }
         #[cfg(feature = "planted-bugs")]
         if self.has_bug(PlantedBug::DropDelayedOnOverflow) {
             source.delayed.drop_on_overflow();
@@ -457,6 +468,7 @@ impl Controller {
         };
         let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
         if source.policy.pass_time(now)
+            || due(source.holes.deadline())
             || due(source.paced_until)
             || due(source.delayed_paced_until)
         {

@@ -199,6 +199,7 @@ impl Source {
 impl Controller {
     /// Fills the locking window and sends what has been read.
     pub(in crate::controller) fn pump(&mut self) {
+        self.search_holes();
         let guest_is_idle = self.guest_is_idle();
         loop {
             let Some(source) = &mut self.source else {
@@ -248,6 +249,7 @@ impl Controller {
                     ChunkKind::Hole => HEADER_SIZE as u64,
                 };
                 source.chunk_started(bytes, guest_is_idle);
+                source.holes.sends(extent);
                 source.policy.locked(source.pass, extent);
                 read_when_quiet(
                     source,
@@ -469,6 +471,10 @@ impl Controller {
                     self.prepare();
                 }
             }
+            return false;
+        }
+        if source.holes.is_searching() {
+            // What is found need not be pulled.
             return false;
         }
         if !forgets_delayed && source.delayed.pending_bytes() > FREEZE_DELAYED_BYTES {

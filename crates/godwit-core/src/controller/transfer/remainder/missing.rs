@@ -1,10 +1,25 @@
 //! Which blocks of a disk are not here, and which of them are wanted most.
 
 use crate::action::PULL_SECTORS;
-use crate::controller::transfer::dirty::DirtyBitmap;
+use crate::controller::transfer::dirty::{DirtyBitmap, GROUP_WORDS};
 use crate::controller::transfer::push_pull::{BLOCK_SECTORS, CHUNK_SECTORS, chunks};
-use crate::units::{Bytes, Extent, Lba, MAX_EXTENT_SECTORS, SECTOR_SIZE, Sectors};
+use crate::units::{Bytes, Extent, Lba, SECTOR_SIZE, Sectors};
 use crate::wire::TrafficClass;
+
+/// Words of a piece of what is stored: 16 MiB of the disk.
+pub const PIECE_WORDS: usize = GROUP_WORDS;
+
+/// Sectors of such a piece.
+pub(super) const PIECE_SECTORS: u32 = PIECE_WORDS as u32 * 64 * BLOCK_SECTORS;
+
+/// Bytes of a piece of how hot chunks are: 32 MiB of the disk.
+pub const PIECE_HEATS: usize = 512;
+
+/// A part of a bitmap with a bit for each block of 4 KiB: its number, and its words.
+pub type WordPiece = (usize, [u64; PIECE_WORDS]);
+
+/// A part of how hot chunks are: its number, and a byte for each chunk of 64 KiB.
+pub type HeatPiece = (usize, [u8; PIECE_HEATS]);
 
 /// Blocks of 4 KiB that a disk lacks, and how often each chunk of 64 KiB was written, as far as that is known.
 #[derive(Debug)]
@@ -12,6 +27,8 @@ pub struct Missing {
     capacity: Sectors,
     blocks: DirtyBitmap,
     heat: Box<[u8]>,
+    /// Chunks that are not cold, and lack something.
+    hot: DirtyBitmap,
     /// How many blocks of each heat are missing.
     of_heat: [u64; HOTTEST as usize + 1],
     /// Those of the blocks that are at the node that gave the disk away, where the rest of them is in an image; nothing
@@ -19,6 +36,8 @@ pub struct Missing {
     at_source: Option<DirtyBitmap>,
     /// How many blocks are missing and there.
     left_at_source: u64,
+    /// The pieces that are not stored durably as they are; nothing where that is not known.
+    unstored: Option<Vec<usize>>,
 }
 
 impl Missing {
@@ -27,9 +46,11 @@ impl Missing {
             capacity,
             blocks: DirtyBitmap::new(capacity, BLOCK_SECTORS),
             heat: vec![0; Self::heat_length(capacity)].into_boxed_slice(),
+            hot: DirtyBitmap::new(capacity, CHUNK_SECTORS),
             of_heat: [0; HOTTEST as usize + 1],
             at_source: None,
             left_at_source: 0,
+            unstored: None,
         }
     }
 
@@ -41,16 +62,60 @@ impl Missing {
         if !fits {
             return None;
         }
-        let mut missing = Self {
-            capacity,
-            blocks: DirtyBitmap::from_words(capacity, BLOCK_SECTORS, words),
-            heat: heat.iter().map(|heat| (*heat).min(HOTTEST)).collect(),
-            of_heat: [0; HOTTEST as usize + 1],
-            at_source: None,
-            left_at_source: 0,
-        };
-        missing.count_heat();
+        let mut missing = Self::new(capacity);
+        missing.blocks = DirtyBitmap::from_words(capacity, BLOCK_SECTORS, words);
+        missing.restore_heat(0, heat);
+        missing.complete();
         Some(missing)
+    }
+
+    /// What was stored in pieces: [`Self::pieces`] and [`Self::heat_pieces`]. Those that are left out lack nothing, and
+    /// are cold. Nothing if a disk of this capacity has no such piece.
+    pub fn from_pieces(
+        capacity: Sectors,
+        words: impl IntoIterator<Item = WordPiece>,
+        heat: impl IntoIterator<Item = HeatPiece>,
+    ) -> Option<Self> {
+        let mut missing = Self::new(capacity);
+        for (number, words) in words {
+            if number >= missing.blocks.group_count() {
+                return None;
+            }
+            missing.blocks.put_group(number, &words);
+        }
+        for (number, heat) in heat {
+            let first = number.checked_mul(PIECE_HEATS)?;
+            let length = missing.heat.len().checked_sub(first)?.min(PIECE_HEATS);
+            missing.restore_heat(first, &heat[..length]);
+        }
+        missing.complete();
+        Some(missing)
+    }
+
+    /// These pieces are not stored durably as they are, and all others are.
+    #[must_use]
+    pub fn stored_but_for(mut self, pieces: Vec<usize>) -> Self {
+        self.unstored = Some(pieces);
+        self
+    }
+
+    /// The pieces that are not stored durably as they are, as far as that is known: a bit each.
+    pub(super) fn unstored(&self) -> DirtyBitmap {
+        let mut unstored = DirtyBitmap::new(self.capacity, PIECE_SECTORS);
+        match &self.unstored {
+            None => unstored.fill(),
+            Some(pieces) => pieces.iter().for_each(|piece| unstored.set_number(*piece)),
+        }
+        unstored
+    }
+
+    fn restore_heat(&mut self, first: usize, heat: &[u8]) {
+        for (chunk, heat) in (first..).zip(heat).filter(|(_, heat)| **heat > 0) {
+            self.heat[chunk] = (*heat).min(HOTTEST);
+            let start = chunk as u64 * u64::from(CHUNK_SECTORS);
+            self.hot
+                .set_range(Lba(start), Lba(start + u64::from(CHUNK_SECTORS)));
+        }
     }
 
     /// The same of a disk that lacks something in two places: [`Self::at_source`] as it was stored. Nothing if its length
@@ -64,10 +129,35 @@ impl Missing {
         fits.then_some(self)
     }
 
+    /// The same with what was stored in pieces ([`Self::pieces_at_source`]).
+    #[must_use]
+    pub fn in_two_places_by_pieces(
+        mut self,
+        pieces: impl IntoIterator<Item = WordPiece>,
+    ) -> Option<Self> {
+        let mut at_source = self.blocks.like();
+        for (number, words) in pieces {
+            if number >= at_source.group_count() {
+                return None;
+            }
+            at_source.put_group(number, &words);
+        }
+        self.at_source = Some(at_source);
+        self.count_at_source();
+        Some(self)
+    }
+
     /// A bit for each block that is, or was, at the node that gave the disk away, where the rest is in an image; nothing
     /// where all that is missing is in one place.
-    pub fn at_source(&self) -> Option<&[u64]> {
-        self.at_source.as_ref().map(DirtyBitmap::words)
+    pub fn at_source(&self) -> Option<Vec<u64>> {
+        Some(self.at_source.as_ref()?.words().collect())
+    }
+
+    /// The same in pieces, but for those without any.
+    pub fn pieces_at_source(&self) -> Option<Vec<WordPiece>> {
+        let at_source = self.at_source.as_ref()?;
+        let pieces = at_source.groups();
+        Some(pieces.map(|at| (at, at_source.group(at))).collect())
     }
 
     /// Whether what is missing is in two places, or was.
@@ -88,21 +178,13 @@ impl Missing {
 
     /// Whether some of these blocks was, or is, there.
     pub(super) fn was_at_source(&self, blocks: &DirtyBitmap) -> bool {
-        let at_source = self.at_source().unwrap_or_default().iter();
-        let both = at_source.zip(blocks.words());
-        both.into_iter()
-            .any(|(at_source, blocks)| at_source & blocks != 0)
+        let at_source = self.at_source.as_ref();
+        at_source.is_some_and(|at_source| at_source.count_common(blocks) > 0)
     }
 
     fn count_at_source(&mut self) {
-        let both = self
-            .at_source()
-            .unwrap_or_default()
-            .iter()
-            .zip(self.words());
-        self.left_at_source = both
-            .map(|(at_source, missing)| u64::from((at_source & missing).count_ones()))
-            .sum();
+        let at_source = self.at_source.as_ref();
+        self.left_at_source = at_source.map_or(0, |it| it.count_common(&self.blocks));
     }
 
     /// The first part of an extent that is all in one place, and on which connection it is to be had.
@@ -124,13 +206,13 @@ impl Missing {
     fn count_heat(&mut self) {
         self.of_heat = [0; HOTTEST as usize + 1];
         let mut head = Lba(0);
-        while let Some(run) = self.blocks.next_run(head, MAX_EXTENT_SECTORS) {
-            head = run.end();
-            for (chunk, part) in chunks(run) {
-                let heat = self.heat[chunk as usize];
-                self.of_heat[usize::from(heat)] += self.blocks.count_in(part);
-            }
+        while let Some(chunk) = self.hot.next_run(head, CHUNK_SECTORS) {
+            head = chunk.end();
+            let number = chunk.start().0 / u64::from(CHUNK_SECTORS);
+            let heat = self.heat[number as usize];
+            self.of_heat[usize::from(heat)] += self.blocks.count_in(chunk);
         }
+        self.of_heat[0] = self.blocks.count() - self.of_heat.iter().sum::<u64>();
     }
 
     /// How many words [`Self::words`] has for a disk of this capacity.
@@ -144,13 +226,48 @@ impl Missing {
     }
 
     /// A bit for each block of 4 KiB that is missing, the first block's the lowest of the first word.
-    pub fn words(&self) -> &[u64] {
+    pub fn words(&self) -> impl Iterator<Item = u64> {
         self.blocks.words()
+    }
+
+    /// The pieces of that of which some block is missing.
+    pub fn pieces(&self) -> impl Iterator<Item = WordPiece> {
+        let pieces = self.blocks.groups();
+        pieces.map(|number| (number, self.blocks.group(number)))
+    }
+
+    pub(super) fn piece(&self, number: usize) -> [u64; PIECE_WORDS] {
+        self.blocks.group(number)
+    }
+
+    /// A word of [`Self::words`]; 0 beyond the last.
+    pub fn word(&self, number: usize) -> u64 {
+        self.blocks.word(number)
     }
 
     /// How hot each chunk of 64 KiB is, 0 to 8.
     pub fn heat(&self) -> &[u8] {
         &self.heat
+    }
+
+    /// The pieces of that in which some chunk that lacks something is not cold.
+    pub fn heat_pieces(&self) -> Vec<HeatPiece> {
+        let mut pieces: Vec<HeatPiece> = Vec::new();
+        let mut head = Lba(0);
+        let piece_sectors = PIECE_HEATS as u64 * u64::from(CHUNK_SECTORS);
+        while let Some((start, _)) = self.hot.next_blocks(head, u64::from(CHUNK_SECTORS)) {
+            let number = (start.0 / piece_sectors) as usize;
+            let heat = self
+                .heat
+                .chunks(PIECE_HEATS)
+                .nth(number)
+                .unwrap_or_default();
+            let mut piece = [0; PIECE_HEATS];
+            piece[..heat.len()].copy_from_slice(heat);
+            pieces.push((number, piece));
+            head = Lba((number as u64 + 1) * piece_sectors);
+        }
+        pieces
     }
 
     /// Bytes that are missing; a last block that the disk cuts short counts whole.
@@ -190,8 +307,20 @@ impl Missing {
                 .set_range(start, Lba(end));
         }
         let size = u64::from(CHUNK_SECTORS);
-        let chunks = (start.0 / size) as usize..end.div_ceil(size) as usize;
-        self.heat[chunks].fill(heat.min(HOTTEST));
+        let (first, end) = (start.0 / size * size, end.next_multiple_of(size));
+        if heat > 0 {
+            self.heat[(first / size) as usize..(end / size) as usize].fill(heat.min(HOTTEST));
+            self.hot.set_range(Lba(first), Lba(end));
+            return true;
+        }
+        let mut head = Lba(first);
+        while let Some(chunk) = self.hot.next_run(head, CHUNK_SECTORS)
+            && chunk.start().0 < end
+        {
+            head = chunk.end();
+            self.heat[(chunk.start().0 / size) as usize] = 0;
+        }
+        self.hot.clear_range(Lba(first), Lba(end));
         true
     }
 
@@ -222,25 +351,21 @@ impl Missing {
         covered < self.blocks.count_in(extent)
     }
 
-    /// How many blocks of the extent are missing and at the node that gave the disk away.
-    fn count_both(&self, extent: Extent) -> u64 {
-        let Some(at_source) = self.at_source.as_ref().filter(|_| self.left_at_source > 0) else {
-            return 0;
-        };
-        let block = u64::from(BLOCK_SECTORS);
-        (extent.start().0 / block..extent.end().0.div_ceil(block))
-            .filter_map(|number| Extent::new(Lba(number * block), 1))
-            .filter(|sector| self.blocks.touches(*sector) && at_source.touches(*sector))
-            .count() as u64
-    }
-
     /// These blocks are here.
     pub(super) fn clear(&mut self, extent: Extent) {
         for (chunk, part) in chunks(extent) {
             let heat = self.heat[chunk as usize];
             self.of_heat[usize::from(heat)] -= self.blocks.count_in(part);
-            self.left_at_source -= self.count_both(part);
+            if let Some(at_source) = &self.at_source {
+                self.left_at_source -= at_source.count_both(&self.blocks, part);
+            }
             self.blocks.clear(part);
+            let start = chunk * u64::from(CHUNK_SECTORS);
+            let whole = Extent::new(Lba(start), CHUNK_SECTORS);
+            if heat > 0 && whole.is_some_and(|whole| !self.blocks.touches(whole)) {
+                self.hot
+                    .clear_range(Lba(start), Lba(start + u64::from(CHUNK_SECTORS)));
+            }
         }
     }
 
@@ -263,10 +388,14 @@ impl Missing {
         }
         let mut from = from;
         loop {
-            let run = self.blocks.next_run(from, PULL_SECTORS)?;
+            // What is cold lies between the others.
+            let run = match heat {
+                0 => self.next_cold(from)?,
+                _ => self.next_in_hot(from)?,
+            };
             let as_hot = |chunk: u64| self.heat[chunk as usize] == heat;
             let end = chunks(run)
-                .take_while(|(chunk, _)| as_hot(*chunk))
+                .take_while(|(chunk, _)| heat == 0 || as_hot(*chunk))
                 .last()
                 .map(|(_, part)| part.end());
             match end {
@@ -278,6 +407,39 @@ impl Missing {
                     from = Lba((chunk + 1) * u64::from(CHUNK_SECTORS));
                 }
             }
+        }
+    }
+
+    /// The first missing blocks at or behind `from` in chunks that are cold.
+    fn next_cold(&self, from: Lba) -> Option<Extent> {
+        let size = u64::from(CHUNK_SECTORS);
+        let mut from = from;
+        loop {
+            let run = self.blocks.next_run(from, PULL_SECTORS)?;
+            let first = Lba(run.start().0 / size * size);
+            match self.hot.next_blocks(first, u64::MAX) {
+                Some((hot, end)) if hot == first => from = end,
+                Some((hot, _)) if hot < run.end() => {
+                    return Extent::new(run.start(), (hot.0 - run.start().0) as u32);
+                }
+                _ => return Some(run),
+            }
+        }
+    }
+
+    /// The first missing blocks at or behind `from` in chunks that are not cold.
+    fn next_in_hot(&self, from: Lba) -> Option<Extent> {
+        let size = u64::from(CHUNK_SECTORS);
+        let mut from = from;
+        loop {
+            let first = Lba(from.0 / size * size);
+            let (hot, end) = self.hot.next_blocks(first, u64::MAX)?;
+            let run = self.blocks.next_run(from.max(hot), PULL_SECTORS)?;
+            if run.start() < end {
+                let sectors = run.end().min(end).0 - run.start().0;
+                return Extent::new(run.start(), sectors as u32);
+            }
+            from = end;
         }
     }
 }

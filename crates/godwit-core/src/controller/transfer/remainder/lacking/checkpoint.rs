@@ -5,6 +5,7 @@ use crate::controller::Controller;
 use crate::controller::requests::slots::{TagList, WorkStage};
 use crate::controller::transfer::remainder::lacking::Lacking;
 use crate::controller::transfer::remainder::lacking::pulling::REST;
+use crate::controller::transfer::remainder::missing::WordPiece;
 use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};
 use crate::units::Time;
@@ -28,6 +29,21 @@ pub(super) enum Checkpoint {
 }
 
 impl Lacking {
+    /// What was changed is stored, but for what has come since the flush began: that is stored the next time.
+    fn begin_to_store(&mut self) {
+        self.storing = core::mem::replace(&mut self.changed, self.storing.like());
+        for piece in self.young.groups() {
+            self.changed.set_number(piece);
+        }
+    }
+
+    fn to_store(&self) -> impl Iterator<Item = WordPiece> {
+        self.storing.numbers().map(|piece| {
+            let (missing, young) = (self.missing.piece(piece), self.young.group(piece));
+            (piece, core::array::from_fn(|at| missing[at] | young[at]))
+        })
+    }
+
     /// Whether the other node can be told, once that is durable, that nothing of what it has is missing here.
     fn owes_word(&self) -> bool {
         self.needs_source() && !self.missing.needs_source()
@@ -87,6 +103,7 @@ impl Controller {
         match result {
             Ok(()) => {
                 lacking.checkpoint = Checkpoint::Storing;
+                lacking.begin_to_store();
                 self.act(Action::StoreMissing);
             }
             Err(error) => {
@@ -97,21 +114,13 @@ impl Controller {
         }
     }
 
-    /// What [`Action::StoreMissing`] has to store: words and heat as [`Missing`](crate::Missing) has them. What has come here since
-    /// the flush began may not be durable, so it counts as missing.
-    pub fn missing_to_store(&self) -> Option<(impl Iterator<Item = u64>, &[u8])> {
+    /// What [`Action::StoreMissing`] has to store: the pieces of [`Missing`](crate::Missing) that have changed since it was
+    /// stored last. Where nothing of this disk was stored, it is all pieces, [`Missing::heat_pieces`](crate::Missing::heat_pieces) and
+    /// [`Missing::pieces_at_source`](crate::Missing::pieces_at_source) belong to it, and pieces that are not named lack
+    /// nothing. What has come here since the flush began may not be durable, so it counts as missing.
+    pub fn missing_to_store(&self) -> Option<Vec<WordPiece>> {
         let lacking = self.lacking.as_ref()?;
-        let words = lacking.missing.words().iter().zip(lacking.young.words());
-        Some((
-            words.map(|(missing, young)| missing | young),
-            lacking.missing.heat(),
-        ))
-    }
-
-    /// What [`Action::StoreMissing`] has to store for the first time beside that, where what the disk lacks is in two places:
-    /// what of it is at the node that gave it away, as [`Missing::at_source`](crate::Missing::at_source) has it.
-    pub fn missing_at_source(&self) -> Option<&[u64]> {
-        self.lacking.as_ref()?.missing.at_source()
+        Some(lacking.to_store().collect())
     }
 
     /// What [`Action::StoreMissing`] asked for is durable.

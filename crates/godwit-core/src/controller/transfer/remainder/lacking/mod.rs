@@ -24,16 +24,20 @@ use std::collections::VecDeque;
 
 use crate::action::{Action, PULL_SLOTS};
 use crate::controller::Controller;
+use crate::controller::governor::token_bucket::TokenBucket;
 use crate::controller::requests::slots::{TagList, WorkStage};
 use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::remainder::lacking::checkpoint::Checkpoint;
 use crate::controller::transfer::remainder::lacking::pulling::{Prefetch, Pull, PutOff};
-use crate::controller::transfer::remainder::missing::Missing;
+use crate::controller::transfer::remainder::missing::{Missing, PIECE_SECTORS};
 use crate::event::Event;
 use crate::planted::PlantedBug;
-use crate::request::RequestTag;
+use crate::request::{RequestError, RequestTag};
 use crate::units::{Extent, MigrationId, Time};
 use crate::wire::{Message, TrafficClass};
+
+/// Who owes says so every half second: one of which nothing is heard for so long stands still, or its host or link does.
+const SILENT_AFTER: Duration = Duration::from_secs(4);
 
 /// What the disk lacks, and what is done about it.
 #[derive(Debug)]
@@ -42,6 +46,10 @@ pub(in crate::controller) struct Lacking {
     missing: Missing,
     /// The node that has the rest has said so on the connection that is there.
     is_owed: bool,
+    /// When that node was heard of last on that connection.
+    heard: Time,
+    /// It has not been heard of for [`SILENT_AFTER`].
+    is_silent: bool,
     /// The same of the image, where what is missing is in two places.
     is_in_image: bool,
     /// Of what that node has nothing is missing any more, durably, where the rest is in an image.
@@ -58,6 +66,13 @@ pub(in crate::controller) struct Lacking {
     on_demand_only: bool,
     /// Something went wrong, and nothing is asked for before.
     resumes: Option<Time>,
+    /// Why what came last could not be written, or not be read there.
+    trouble: Option<RequestError>,
+    /// Keeps what is pulled from the node that gave the disk away within what the migration was bound to, whoever waits
+    /// for it.
+    bound: Option<TokenBucket>,
+    /// When the bound lets something be asked for again.
+    paced_until: Option<Time>,
     checkpoint: Checkpoint,
     /// Requests that are answered after a checkpoint that has not begun, and after the one that has.
     for_next: TagList,
@@ -65,15 +80,25 @@ pub(in crate::controller) struct Lacking {
     /// Blocks that came here since the last checkpoint began, and whether any have since the last that ended.
     young: DirtyBitmap,
     unsaved: bool,
+    /// The pieces that were changed since the last that were stored, and those that are being stored: a bit each.
+    changed: DirtyBitmap,
+    storing: DirtyBitmap,
 }
 
 impl Lacking {
     pub(in crate::controller) fn new(migration: MigrationId, missing: Missing) -> Self {
         let young = missing.blocks().like();
+        let changed = DirtyBitmap::new(missing.blocks().capacity(), PIECE_SECTORS);
+        let mut storing = changed.like();
+        for piece in missing.blocks().groups() {
+            storing.set_number(piece);
+        }
         Self {
             migration,
             missing,
             is_owed: false,
+            heard: Time(0),
+            is_silent: false,
             is_in_image: false,
             is_repaid: false,
             pulls: [Pull::Free; PULL_SLOTS as usize],
@@ -83,11 +108,16 @@ impl Lacking {
             prefetch: Prefetch::new(),
             on_demand_only: false,
             resumes: None,
+            trouble: None,
+            bound: None,
+            paced_until: None,
             checkpoint: Checkpoint::None,
             for_next: TagList::EMPTY,
             for_this: TagList::EMPTY,
             young,
             unsaved: false,
+            changed,
+            storing,
         }
     }
 
@@ -96,8 +126,8 @@ impl Lacking {
     }
 
     /// A bit for each block that is missing.
-    pub(in crate::controller) fn missing_words(&self) -> &[u64] {
-        self.missing.words()
+    pub(in crate::controller) fn missing_words(&self) -> Vec<u64> {
+        self.missing.words().collect()
     }
 
     /// Whether anything of what is missing can be had now, as far as that is known.
@@ -136,7 +166,9 @@ impl Lacking {
             Some(resumes) => Some(resumes),
             None => self.put_off.next().filter(|_| self.is_somewhere()),
         };
-        [next, self.wait_ends(longest_wait)]
+        let silent = self.heard.after(SILENT_AFTER);
+        let silent = Some(silent).filter(|_| self.is_owed && !self.is_silent);
+        [next, silent, self.paced_until, self.wait_ends(longest_wait)]
             .into_iter()
             .flatten()
             .min()
@@ -149,7 +181,9 @@ impl Controller {
     /// or has accepted. A disk of which that is not known must not be served.
     pub fn restore_missing(&mut self, missing: Missing) {
         if let Some(migration) = self.authority.lacks_or_will() {
+            let unstored = missing.unstored();
             let mut lacking = Lacking::new(migration, missing);
+            lacking.changed = unstored;
             // What was noted is not durable, and it may be the last.
             lacking.unsaved = true;
             lacking.resumes = Some(Time(0));
@@ -174,9 +208,24 @@ impl Controller {
         self.lacking.as_ref().map(|lacking| &lacking.missing)
     }
 
-    /// Whether the node that has what the disk lacks is connected, and has said so.
+    /// Whether the node that has what the disk lacks is connected, has said so, and has been heard of lately.
     pub fn missing_is_owed(&self) -> bool {
-        self.lacking.as_ref().is_some_and(|lacking| lacking.is_owed)
+        let lacking = self.lacking.as_ref();
+        lacking.is_some_and(|lacking| lacking.is_owed && !lacking.is_silent)
+    }
+
+    /// Why what came last of what the disk lacks could not be written here, or not be read there. It is tried again.
+    pub fn missing_trouble(&self) -> Option<RequestError> {
+        self.lacking.as_ref()?.trouble
+    }
+
+    /// The node that has what the disk lacks said something.
+    fn source_heard(&mut self) {
+        let now = self.now;
+        if let Some(lacking) = &mut self.lacking {
+            lacking.heard = now;
+            lacking.is_silent = false;
+        }
     }
 
     /// Whether what the disk lacks is in its image and at another node, or was when this process began.
@@ -234,6 +283,7 @@ impl Controller {
         let came = lacking.missing.blocks();
         lacking.young.set_those_of(came, extent);
         lacking.missing.clear(extent);
+        lacking.changed.set(extent);
         lacking.unsaved = true;
         let tells_early = lacking.needs_source() && !lacking.missing.needs_source();
         self.act(Action::NoteHere { extent });

@@ -1,13 +1,15 @@
 //! What is asked for, in which order: first what somebody waits for, then what was written most often (Alg. 3 and 4
 //! of the hybrid storage-transfer paper).
 
+use core::num::NonZeroU64;
 use core::time::Duration;
 
 use crate::action::{Action, DiskOperation, DiskTag, PULL_SLOTS, PullSlot};
 use crate::authority::Effect;
 use crate::controller::Controller;
+use crate::controller::governor::token_bucket::TokenBucket;
 use crate::controller::requests::slots::{Work, WorkStage};
-use crate::controller::transfer::remainder::lacking::Lacking;
+use crate::controller::transfer::remainder::lacking::{Lacking, SILENT_AFTER};
 use crate::controller::transfer::remainder::missing::HOTTEST;
 use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};
@@ -110,11 +112,19 @@ impl Lacking {
             .count()
     }
 
-    fn ask(&mut self, extent: Extent) -> Option<Action> {
+    /// Asks for a part. Nothing when all slots are taken, or the bound lets nothing be asked for now.
+    fn ask(&mut self, extent: Extent, now: Time) -> Option<Action> {
         let at = self.pulls.iter().position(|pull| *pull == Pull::Free)?;
+        let (_, class) = self.missing.place(extent);
+        if let Some(bound) = self.bound.as_mut().filter(|_| class == TrafficClass::Pull) {
+            if let Err(next) = bound.ready(now) {
+                self.paced_until = Some(next);
+                return None;
+            }
+            bound.spend(extent.bytes());
+        }
         self.pulls[at] = Pull::Asked(extent);
         let slot = PullSlot(at as u16);
-        let (_, class) = self.missing.place(extent);
         Some(Action::Send {
             class,
             message: Message::Pull { slot, extent },
@@ -195,13 +205,15 @@ impl Lacking {
 impl Controller {
     /// Some time has passed: asks for what is missing, and fails who has waited for too long.
     pub(in crate::controller) fn lacking_timer(&mut self) {
-        let Some(lacking) = &self.lacking else {
+        let now = self.now;
+        let Some(lacking) = &mut self.lacking else {
             return;
         };
-        if lacking
+        let is_due = lacking
             .deadline(self.longest_missing_wait)
-            .is_some_and(|at| at <= self.now)
-        {
+            .is_some_and(|at| at <= now);
+        lacking.is_silent |= lacking.is_owed && lacking.heard.after(SILENT_AFTER) <= now;
+        if is_due {
             self.end_long_waits();
             self.pull();
         }
@@ -215,6 +227,7 @@ impl Controller {
             return;
         };
         lacking.resumes.take_if(|at| *at <= now);
+        lacking.paced_until = None;
         lacking.put_off.pass_time(now);
         if serves && lacking.resumes.is_none() {
             self.checkpoint_if_due();
@@ -242,7 +255,7 @@ impl Controller {
             loop {
                 let (part, comes) = lacking.part_for(extent);
                 somebody_waits |= comes || part.is_some();
-                let Some(asks) = part.and_then(|part| lacking.ask(part)) else {
+                let Some(asks) = part.and_then(|part| lacking.ask(part, now)) else {
                     break;
                 };
                 self.actions.push_back(asks);
@@ -252,8 +265,11 @@ impl Controller {
             && lacking.prefetches()
             && lacking.free_slots() > FOR_WAITING
             && let Some(part) = lacking.next_prefetch()
-            && let Some(asks) = lacking.ask(part)
         {
+            let Some(asks) = lacking.ask(part, now) else {
+                lacking.prefetch.from = part.start();
+                break;
+            };
             self.actions.push_back(asks);
         }
     }
@@ -307,7 +323,12 @@ impl Controller {
     }
 
     /// The node that gave the disk away says that it has what this one lacks, or the image is there.
-    pub(in crate::controller) fn owed(&mut self, class: TrafficClass, migration: MigrationId) {
+    pub(in crate::controller) fn owed(
+        &mut self,
+        class: TrafficClass,
+        migration: MigrationId,
+        max_bandwidth: Option<NonZeroU64>,
+    ) {
         if class == TrafficClass::Image {
             if let Some(lacking) = &mut self.lacking
                 && lacking.migration() == migration
@@ -325,16 +346,22 @@ impl Controller {
             return;
         }
         self.tell_of_repayment();
-        for effect in self.authority.handle(&Message::Owes { migration }) {
+        for effect in self.authority.handle(&Message::Owes {
+            migration,
+            max_bandwidth,
+        }) {
             if let Effect::Send(message) = effect {
                 self.send(TrafficClass::Pull, message);
             }
         }
+        let now = self.now;
+        self.source_heard();
         if let Some(lacking) = &mut self.lacking
             && lacking.migration() == migration
             && !lacking.is_owed
         {
             lacking.is_owed = true;
+            lacking.bound = max_bandwidth.map(|limit| TokenBucket::new(limit.get(), now));
             lacking.begin_again();
             self.pull();
         }
@@ -364,6 +391,15 @@ impl Controller {
         };
         if !self.expects_pulled(class, slot, extent) {
             return false;
+        }
+        if class == TrafficClass::Pull {
+            self.source_heard();
+        }
+        if let Some(bound) = self.lacking.as_mut().and_then(|it| it.bound.as_mut())
+            && class == TrafficClass::Pull
+            && (zeroes || result.is_err())
+        {
+            bound.give_back(extent.bytes());
         }
         match result {
             Ok(()) => self.write_pulled(slot, extent, zeroes),
@@ -429,6 +465,9 @@ impl Controller {
         };
         match result {
             Ok(()) => {
+                if let Some(lacking) = &mut self.lacking {
+                    lacking.trouble = None;
+                }
                 self.is_here(extent);
                 self.end_pull(tag, slot);
             }
@@ -462,6 +501,7 @@ impl Controller {
             return;
         };
         lacking.pulls[usize::from(slot.0)] = Pull::Free;
+        lacking.trouble = Some(error).filter(|error| *error != RequestError::NotServing);
         let is_put_off =
             error == RequestError::NotServing && lacking.put_off.add(extent, now.after(PUT_OFF));
         if !is_put_off {

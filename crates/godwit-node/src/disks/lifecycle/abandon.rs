@@ -1,0 +1,76 @@
+//! Goes on without what a disk lacks: an operator says that the node which has it is lost for good.
+
+use std::sync::Arc;
+
+use crate::disks::disk::Disk;
+use crate::disks::lifecycle::create;
+use crate::node::Node;
+use godwit_api::{ErrorBody, ErrorCode};
+
+/// From now on, over restarts too, whoever needs what the disk lacks gets an I/O error instead of waiting. If the other
+/// node comes back after all, the rest is pulled as before.
+///
+/// # Errors
+/// The disk lacks nothing that only another node has, that node is connected, or `lost` is false.
+pub(crate) async fn abandon(
+    node: &Arc<Node>,
+    name: &str,
+    lost: bool,
+) -> Result<Arc<Disk>, ErrorBody> {
+    let disk = node.disks.get(name)?;
+    let refused =
+        |text: String, hint: String| Err(ErrorBody::new(ErrorCode::Conflict, text).hint(hint));
+    let (entry, record, engine, other) = {
+        let inner = disk.lock();
+        let engine = inner.engine.as_ref().map(|engine| engine.handle.clone());
+        let other = inner.entry.counterpart.clone();
+        (
+            inner.entry.clone(),
+            inner.record,
+            engine,
+            other.unwrap_or_default(),
+        )
+    };
+    let lacks = record.lacks().is_some() && entry.fetches(&record).is_none();
+    let Some(engine) = engine.filter(|_| lacks) else {
+        return refused(
+            format!("disk {name} lacks nothing that only another node has"),
+            String::from("see 'godwit disk show'"),
+        );
+    };
+    let snapshot = engine.snapshot();
+    let left = snapshot
+        .missing
+        .map_or_else(|| String::from("a part"), |left| left.to_string());
+    if snapshot.missing_is_owed {
+        return refused(
+            format!(
+                "node '{other}' is connected, and {left} of disk {name} is being pulled from there"
+            ),
+            String::from("wait until all of it is here, or stop that node for good first"),
+        );
+    }
+    if !lost {
+        return refused(
+            format!(
+                "{left} of disk {name} is at node '{other}' only: to go on without it makes reads of that fail, and \
+                 the guest sees a broken disk there"
+            ),
+            format!("make sure that {other} is lost for good, then abandon it with --lost"),
+        );
+    }
+    tracing::warn!(
+        disk = name,
+        other,
+        %left,
+        "an operator goes on without what the disk lacks: reads of that fail"
+    );
+    let mut abandoned = entry;
+    abandoned.abandoned = true;
+    if let Err(error) = node.store.put_disk(name, &abandoned, record).await {
+        return Err(create::stored_badly(&disk, &error));
+    }
+    disk.lock().entry.abandoned = true;
+    engine.abandon_missing();
+    Ok(disk)
+}
