@@ -21,6 +21,13 @@ pub struct RunNic {
     #[serde(default)]
     #[schema(minimum = 1, maximum = 8)]
     pub queues: Option<u16>,
+    /// With a bridge that keeps VLANs apart: the VLAN that the guest is in, which sees no tags of it.
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 4094)]
+    pub vlan: Option<u16>,
+    /// With such a bridge: VLANs that the guest is in with their tags, as numbers and ranges with + between them: 5+10-20.
+    #[serde(default)]
+    pub trunk: Option<String>,
 }
 
 /// A NIC with a name of its own, for a virtual machine that somebody else starts.
@@ -42,7 +49,7 @@ pub struct Nic {
     pub vm: Option<String>,
     /// The unix socket where the VM's QEMU uses it over vhost-user.
     pub socket: String,
-    /// Why it is not served, if it is not, or why the node disconnected the VM's QEMU.
+    /// Why it is not served, what keeps its packets from the network, or why the node disconnected the VM's QEMU.
     pub problem: Option<String>,
     /// Its MAC address, which stays the same over moves.
     pub mac: String,
@@ -59,8 +66,8 @@ pub struct Nic {
     pub broken: bool,
     /// Packets that wait for the guest now.
     pub waiting: u64,
-    /// IP addresses from which the guest sent lately, the last first: a move announces them. Of those in a VLAN it is
-    /// said: `10.0.0.7 in VLAN 5`.
+    /// MAC addresses from which the guest sent lately, the last first: a move announces them. Of those in a VLAN it is
+    /// said: `52:54:00:12:34:56 in VLAN 5`.
     pub addresses: Vec<String>,
     /// Its pairs of queues.
     pub queues: Vec<NicQueue>,

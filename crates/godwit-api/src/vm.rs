@@ -1,5 +1,7 @@
 //! Virtual machines in the API.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -291,6 +293,9 @@ pub struct MigrateVm {
     /// The destination's pool that the images are put in; its data directory when left out.
     #[serde(default)]
     pub pool: Option<String>,
+    /// What taps and bridges of its NICs are called at the destination, by their names here; the same where left out.
+    #[serde(default)]
+    pub uplinks: BTreeMap<String, String>,
     /// When the memory moves.
     #[serde(default)]
     pub memory: MemoryMode,

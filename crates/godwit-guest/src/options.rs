@@ -34,6 +34,8 @@ pub(crate) struct Options {
     pub(crate) beat_ms: u64,
     /// The port of a server that says back what it is told; 0 for none.
     pub(crate) echo_port: u16,
+    /// The port at which a server says back what is sent to its group of hosts; 0 for none.
+    pub(crate) group_port: u16,
     /// What decides where and what is written.
     pub(crate) seed: u64,
 }
@@ -60,6 +62,7 @@ impl Options {
             cold_mb: 0,
             beat_ms: 0,
             echo_port: 0,
+            group_port: 0,
             seed: 1,
         };
         for word in line.split_whitespace() {
@@ -86,6 +89,9 @@ impl Options {
                 "beat_ms" => options.beat_ms = number,
                 "echo_port" => {
                     options.echo_port = u16::try_from(number).map_err(|_| wrong(word))?
+                }
+                "group_port" => {
+                    options.group_port = u16::try_from(number).map_err(|_| wrong(word))?
                 }
                 "seed" => options.seed = number,
                 _ => return Err(wrong(word)),

@@ -43,6 +43,9 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     if options.echo_port != 0 {
         echo::serve(options.echo_port)?;
     }
+    if options.group_port != 0 {
+        echo::serve_group(options.group_port)?;
+    }
     let commands = commands::listen();
     console::say(&format!("{{\"started\":{}}}", mounts.len()));
     thread::scope(|scope| {

@@ -4,39 +4,48 @@
 //!
 //! ```text
 //! "GWNIC" | version u8 | MAC 6 | counters: count u16, u64 each
-//! | addresses: count u8, each its VLAN u16 (0 is none), 4 or 6, and its bytes
+//! | stations: count u16, each its VLAN u16 (0 is none), MAC 6, and for how many seconds it is remembered u16
 //! | pairs of queues: count u8, each buffers that the guest has offered u16,
 //!   and packets ahead of it: count u16, buffers of each u16
 //! | token of the move 16 | packets: count u32, each length u32 and its bytes
 //! | the first 16 bytes of the BLAKE3 hash of all that stands before
 //! ```
+//!
+//! In the place of stations, version 3 has the IP addresses that were seen: count u8, each its VLAN u16, 4 or 6, and its
+//! bytes. Of them their VLANs are taken.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use godwit_vhost::features::MOST_RINGS;
 
 use crate::frame::announce::Token;
 use crate::frame::packet::{LARGEST, SMALLEST};
-use crate::frame::source::{Source, Vlan};
+use crate::frame::vlan::Vlan;
 use crate::mac::Mac;
-use crate::state::addresses::{AddressBook, MOST_ADDRESSES};
 use crate::state::counters::{COUNT, Counters};
 use crate::state::held::{MOST_BYTES, MOST_PACKETS, Packet};
 use crate::state::pace::{MOST_IN_RING, Pace};
+use crate::state::stations::{MOST_STATIONS, REMEMBERED, Station};
 
 /// Most pairs of queues of a NIC.
 pub const MOST_PAIRS: usize = MOST_RINGS as usize / 2;
 
 const MAGIC: &[u8; 5] = b"GWNIC";
 
-/// What this crate writes, and the only one that it reads.
-const VERSION: u8 = 3;
+/// What this crate writes.
+const VERSION: u8 = 4;
+
+/// The oldest that it reads.
+const OLDEST: u8 = 3;
+
+/// Most addresses that version [`OLDEST`] has.
+const MOST_ADDRESSES: u8 = 32;
 
 const HASH: usize = 16;
 
 /// Most bytes of a state: what everything in it may take at most.
 pub const MOST_STATE_BYTES: usize =
-    MOST_BYTES + MOST_PACKETS * 4 + MOST_PAIRS * (4 + MOST_IN_RING * 2) + 4096;
+    MOST_BYTES + MOST_PACKETS * 4 + MOST_PAIRS * (4 + MOST_IN_RING * 2) + MOST_STATIONS * 10 + 4096;
 
 /// Everything that a NIC is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,8 +54,8 @@ pub struct State {
     pub mac: Mac,
     /// What happened so far.
     pub counters: Counters,
-    /// The addresses that the guest used lately.
-    pub addresses: AddressBook,
+    /// As which stations the guest sent lately, the last first, and for how long each is remembered: whole seconds.
+    pub stations: Vec<(Station, Duration)>,
     /// How far the guest is behind what it was given, by each pair of queues.
     pub paces: Vec<Pace>,
     /// What the announcement of this move says.
@@ -63,7 +72,7 @@ pub enum CloneError {
     Magic,
     /// Another version of the program wrote them.
     #[error(
-        "the state of a NIC has version {0}, and this node knows only version {VERSION}: run the same version of Godwit on both nodes"
+        "the state of a NIC has version {0}, and this node knows versions {OLDEST} to {VERSION}: run the same version of Godwit on both nodes"
     )]
     Version(u8),
     /// They end too early, or go on.
@@ -88,20 +97,13 @@ impl State {
         for number in self.counters.to_array() {
             bytes.extend_from_slice(&number.to_le_bytes());
         }
-        bytes.push(self.addresses.iter().len() as u8);
-        for Source { vlan, address } in self.addresses.iter() {
-            let vlan = vlan.map_or(0, Vlan::number);
-            bytes.extend_from_slice(&vlan.to_le_bytes());
-            match address {
-                IpAddr::V4(address) => {
-                    bytes.push(4);
-                    bytes.extend_from_slice(&address.octets());
-                }
-                IpAddr::V6(address) => {
-                    bytes.push(6);
-                    bytes.extend_from_slice(&address.octets());
-                }
-            }
+        bytes.extend_from_slice(&(self.stations.len() as u16).to_le_bytes());
+        for (Station { mac, vlan }, left) in &self.stations {
+            bytes.extend_from_slice(&vlan.map_or(0, Vlan::number).to_le_bytes());
+            bytes.extend_from_slice(&mac.0);
+            // What has begun is a whole one.
+            let seconds = left.as_nanos().div_ceil(1_000_000_000) as u16;
+            bytes.extend_from_slice(&seconds.to_le_bytes());
         }
         bytes.push(self.paces.len() as u8);
         for pace in &self.paces {
@@ -121,7 +123,7 @@ impl State {
     /// # Errors
     /// When they are none.
     pub fn decode(bytes: &[u8]) -> Result<Self, CloneError> {
-        let mut reader = open(bytes)?;
+        let (version, mut reader) = open(bytes)?;
         let mac = Mac(reader.array()?);
         if mac.is_group() {
             return Err(CloneError::Range("the MAC address is a group's"));
@@ -133,30 +135,10 @@ impl State {
         for number in &mut numbers {
             *number = u64::from_le_bytes(reader.array()?);
         }
-        let [count] = reader.array()?;
-        if usize::from(count) > MOST_ADDRESSES {
-            return Err(CloneError::Range("it has too many addresses"));
-        }
-        let mut found = Vec::with_capacity(usize::from(count));
-        for _ in 0..count {
-            let vlan = match u16::from_le_bytes(reader.array()?) {
-                0 => None,
-                number => {
-                    Some(Vlan::new(number).ok_or(CloneError::Range("there is no such VLAN"))?)
-                }
-            };
-            let address: IpAddr = match reader.array()? {
-                [4] => Ipv4Addr::from(reader.array::<4>()?).into(),
-                [6] => Ipv6Addr::from(reader.array::<16>()?).into(),
-                _ => return Err(CloneError::Range("an address is of no known kind")),
-            };
-            found.push(Source { vlan, address });
-        }
-        let mut addresses = AddressBook::default();
-        found
-            .into_iter()
-            .rev()
-            .for_each(|address| addresses.used(address));
+        let stations = match version {
+            OLDEST => reader.stations_of_addresses(mac)?,
+            _ => reader.stations()?,
+        };
         let [count] = reader.array()?;
         if !(1..=MOST_PAIRS).contains(&usize::from(count)) {
             return Err(CloneError::Range("it has no pair of queues, or too many"));
@@ -171,7 +153,7 @@ impl State {
             token,
             mac,
             counters: Counters::from_array(numbers),
-            addresses,
+            stations,
             held,
         })
     }
@@ -191,7 +173,7 @@ pub fn encode_packets(packets: &[Packet]) -> Vec<u8> {
 /// # Errors
 /// When they are none.
 pub fn decode_packets(bytes: &[u8]) -> Result<Vec<Packet>, CloneError> {
-    let mut reader = open(bytes)?;
+    let (_, mut reader) = open(bytes)?;
     let packets = reader.packets()?;
     reader.end()?;
     Ok(packets)
@@ -211,13 +193,13 @@ fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-fn open(bytes: &[u8]) -> Result<Reader<'_>, CloneError> {
+fn open(bytes: &[u8]) -> Result<(u8, Reader<'_>), CloneError> {
     if bytes.len() > MOST_STATE_BYTES {
         return Err(CloneError::Length);
     }
     let rest = bytes.strip_prefix(MAGIC).ok_or(CloneError::Magic)?;
     let version = *rest.first().ok_or(CloneError::Length)?;
-    if version != VERSION {
+    if !(OLDEST..=VERSION).contains(&version) {
         return Err(CloneError::Version(version));
     }
     let end = bytes.len().checked_sub(HASH).ok_or(CloneError::Length)?;
@@ -227,7 +209,7 @@ fn open(bytes: &[u8]) -> Result<Reader<'_>, CloneError> {
     if blake3::hash(content).as_bytes()[..HASH] != *hash {
         return Err(CloneError::Hash);
     }
-    Ok(Reader(rest))
+    Ok((version, Reader(rest)))
 }
 
 /// What is left to be read.
@@ -244,6 +226,56 @@ impl<'a> Reader<'a> {
         let (here, rest) = self.0.split_at_checked(length).ok_or(CloneError::Length)?;
         self.0 = rest;
         Ok(here)
+    }
+
+    fn vlan(&mut self) -> Result<Option<Vlan>, CloneError> {
+        match u16::from_le_bytes(self.array()?) {
+            0 => Ok(None),
+            number => match Vlan::new(number) {
+                None => Err(CloneError::Range("there is no such VLAN")),
+                vlan => Ok(vlan),
+            },
+        }
+    }
+
+    fn stations(&mut self) -> Result<Vec<(Station, Duration)>, CloneError> {
+        let count = u16::from_le_bytes(self.array()?);
+        if usize::from(count) > MOST_STATIONS {
+            return Err(CloneError::Range("it has too many stations"));
+        }
+        let station = |_| {
+            let vlan = self.vlan()?;
+            let mac = Mac(self.array()?);
+            let left = Duration::from_secs(u16::from_le_bytes(self.array()?).into());
+            if mac.is_group() || left > REMEMBERED {
+                return Err(CloneError::Range("there is no such station"));
+            }
+            Ok((Station { mac, vlan }, left))
+        };
+        (0..count).map(station).collect()
+    }
+
+    /// What version [`OLDEST`] has in their place.
+    fn stations_of_addresses(&mut self, mac: Mac) -> Result<Vec<(Station, Duration)>, CloneError> {
+        let [count] = self.array()?;
+        if count > MOST_ADDRESSES {
+            return Err(CloneError::Range("it has too many addresses"));
+        }
+        let mut stations = Vec::new();
+        for _ in 0..count {
+            let vlan = self.vlan()?;
+            let length = match self.array()? {
+                [4] => 4,
+                [6] => 16,
+                _ => return Err(CloneError::Range("an address is of no known kind")),
+            };
+            self.bytes(length)?;
+            let told = (Station { mac, vlan }, REMEMBERED);
+            if !stations.contains(&told) {
+                stations.push(told);
+            }
+        }
+        Ok(stations)
     }
 
     fn pace(&mut self) -> Result<Pace, CloneError> {
@@ -297,33 +329,31 @@ mod tests {
     fn states() -> impl Strategy<Value = State> {
         let packets =
             prop::collection::vec(prop::collection::vec(any::<u8>(), SMALLEST..200), 0..20);
-        let addresses = prop::collection::vec((0_u16..4095, any::<IpAddr>()), 0..MOST_ADDRESSES);
+        let left = 1..=REMEMBERED.as_secs();
+        let stations = prop::collection::vec((0_u16..4095, any::<[u8; 6]>(), left), 0..40);
         let pace = (prop::collection::vec(1_u16.., 0..300), any::<u16>());
         let paces = prop::collection::vec(pace, 1..=MOST_PAIRS);
         let others = (paces, any::<[u8; 16]>());
         (
             any::<[u8; 6]>(),
             any::<[u64; COUNT]>(),
-            addresses,
+            stations,
             packets,
             others,
         )
             .prop_map(|(mut mac, numbers, found, packets, (paces, token))| {
                 mac[0] &= 0xfe;
-                let mut addresses = AddressBook::default();
-                found
-                    .into_iter()
-                    .map(|(vlan, address)| Source {
-                        vlan: Vlan::new(vlan),
-                        address,
-                    })
-                    .for_each(|address| addresses.used(address));
+                let station = |(vlan, mut mac, left): (u16, [u8; 6], u64)| {
+                    mac[0] &= 0xfe;
+                    let (mac, vlan) = (Mac(mac), Vlan::new(vlan));
+                    (Station { mac, vlan }, Duration::from_secs(left))
+                };
                 let paces = paces.into_iter();
                 let paces = paces.map(|(ahead, offered)| Pace::from_told(ahead, offered));
                 State {
                     mac: Mac(mac),
                     counters: Counters::from_array(numbers),
-                    addresses,
+                    stations: found.into_iter().map(station).collect(),
                     paces: paces.map(|pace| pace.expect("can be")).collect(),
                     token: Token(token),
                     held: packets.into_iter().map(Into::into).collect(),
@@ -370,7 +400,7 @@ mod tests {
         let state = State {
             mac: Mac([2, 0, 0, 0, 0, 1]),
             counters: Counters::default(),
-            addresses: AddressBook::default(),
+            stations: Vec::new(),
             paces: vec![Pace::default()],
             token: Token::default(),
             held: Vec::new(),
@@ -385,8 +415,7 @@ mod tests {
             State::decode(&seal(bytes))
         };
         let places = content(&state).len();
-        let (addresses, pairs, ahead, packets) =
-            (places - 26, places - 25, places - 22, places - 4);
+        let (stations, pairs, ahead, packets) = (places - 27, places - 25, places - 22, places - 4);
         assert!(matches!(
             sealed(&|bytes| bytes[5] = 9),
             Err(CloneError::Version(9))
@@ -400,7 +429,7 @@ mod tests {
             Err(CloneError::Range(_))
         ));
         assert!(matches!(
-            sealed(&|bytes| bytes[addresses] = 0xff),
+            sealed(&|bytes| bytes[stations + 1] = 0xff),
             Err(CloneError::Range(_))
         ));
         for count in [0, MOST_PAIRS as u8 + 1] {
@@ -418,11 +447,36 @@ mod tests {
                 "{count}"
             );
         }
-        let no_vlan = |bytes: &mut Vec<u8>| {
-            bytes[addresses] = 1;
-            bytes.splice(addresses + 1..addresses + 1, [0xff, 0xff, 4, 10, 0, 0, 9]);
+        for odd in [
+            [0xff, 0xff, 2, 0, 0, 0, 0, 1, 9, 0],
+            [0, 0, 1, 0, 0, 0, 0, 1, 9, 0],
+            [0, 0, 2, 0, 0, 0, 0, 1, 9, 9],
+        ] {
+            let station = |bytes: &mut Vec<u8>| {
+                bytes[stations] = 1;
+                bytes.splice(stations + 2..stations + 2, odd);
+            };
+            assert!(matches!(sealed(&station), Err(CloneError::Range(_))));
+        }
+        // A node of an earlier version tells IP addresses.
+        let older = |bytes: &mut Vec<u8>| {
+            bytes[5] = OLDEST;
+            let addresses = [2, 0, 0, 4, 10, 0, 0, 9, 5, 0, 4, 10, 0, 0, 9];
+            bytes.splice(stations..stations + 2, addresses);
         };
-        assert!(matches!(sealed(&no_vlan), Err(CloneError::Range(_))));
+        let told = [None, Vlan::new(5)].map(|vlan| {
+            (
+                Station {
+                    mac: state.mac,
+                    vlan,
+                },
+                REMEMBERED,
+            )
+        });
+        assert_eq!(
+            sealed(&older).map(|state| state.stations),
+            Ok(told.to_vec())
+        );
         let many = |bytes: &mut Vec<u8>| bytes[packets..].copy_from_slice(&u32::MAX.to_le_bytes());
         assert!(matches!(sealed(&many), Err(CloneError::Range(_))));
         let missing = |bytes: &mut Vec<u8>| bytes[packets] = 1;

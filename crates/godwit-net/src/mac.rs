@@ -21,6 +21,12 @@ pub enum MacError {
 }
 
 impl Mac {
+    /// What no station has.
+    pub const NOBODY: Self = Self([0; 6]);
+
+    /// What frames for everybody are for.
+    pub const ALL: Self = Self([0xff; 6]);
+
     /// Whether frames for this address are for many: multicast and broadcast.
     pub const fn is_group(self) -> bool {
         self.0[0] & 1 != 0
@@ -50,7 +56,7 @@ impl FromStr for Mac {
             return Err(wrong());
         }
         let mac = Self(bytes);
-        if mac.is_group() || bytes == [0; 6] {
+        if mac.is_group() || mac == Self::NOBODY {
             return Err(MacError::Group(mac));
         }
         Ok(mac)

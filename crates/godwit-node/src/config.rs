@@ -171,6 +171,7 @@ impl NodeConfig {
             .with(Features::IMAGE_NAMES)
             .with(Features::OWNERS)
             .with(Features::ZEROES)
+            .with(Features::ANNOUNCING_GUESTS)
             .with(wanted(Features::IMAGES, self.images.repository.is_some()))
     }
 

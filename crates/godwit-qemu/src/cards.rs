@@ -81,6 +81,8 @@ mod tests {
             mac: String::from("52:54:00:00:00:07"),
             uplink: NicUplink::Tap(String::from("tap0")),
             queues: 1,
+            vlan: None,
+            trunk: Vec::new(),
         };
         let machine = Machine::adopt(&command, |_| Some(Served::Nic(nic.clone())));
         let machine = machine.expect("a machine");

@@ -111,6 +111,7 @@ fn domain(image: &GuestImage, folder: &Path, interface: &str) -> String {
             nic: String::new(),
             address: format!("{GUEST}/24"),
             echo_port: ECHO,
+            ..GuestNetwork::default()
         }),
         ..GuestLoad::default()
     };

@@ -18,6 +18,7 @@ use godwit_api::ImageFormat;
 pub(crate) use self::container::ContainerCommand;
 pub(crate) use self::image::{ImageArguments, ImageCommand, ImageFile, RepositoryArguments};
 pub(crate) use self::nic::NicCommand;
+use self::nic::parse_uplink;
 pub(crate) use self::node::{LogFormatArgument, NodeArguments, ReadWaitThen};
 pub(crate) use self::process::ProcessCommand;
 pub(crate) use self::switch::{LeavingPolicy, SwitchArguments};
@@ -141,6 +142,9 @@ pub(crate) struct MigrateArguments {
     /// loses what it holds
     #[arg(long, value_name = "PATH")]
     pub into: Option<String>,
+    /// What a tap or bridge of its NICs is called there, if not the same (repeat for more)
+    #[arg(long = "uplink", value_name = "NAME=NAME", value_parser = parse_uplink)]
+    pub uplinks: Vec<(String, String)>,
     /// When the memory of a virtual machine moves: pre-copy when left out
     #[arg(long, value_enum)]
     pub memory: Option<MemoryArgument>,

@@ -17,7 +17,8 @@ pub(crate) enum NicCommand {
     Create {
         /// What it is called: letters, digits, '.', '_' and '-'
         name: String,
-        /// tap=NAME or bridge=NAME, mac=ADDRESS if it must be that, and queues=N for more than one pair of queues
+        /// tap=NAME or bridge=NAME, mac=ADDRESS if it must be that, queues=N for more than one pair of queues, and for a bridge
+        /// vlan=N or trunk=N-M
         #[arg(value_parser = parse_nic)]
         nic: RunNic,
     },
@@ -36,12 +37,17 @@ pub(super) fn parse_nic(text: &str) -> Result<RunNic, String> {
     let mut nic = RunNic::default();
     for part in text.split(',') {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
-        if key == "queues" {
-            let queues = value.parse().map_err(|_| {
-                format!("{value:?} is no number of pairs of queues, as in queues=2")
-            })?;
-            if nic.queues.replace(queues).is_some() {
-                return Err(String::from("queues is given twice"));
+        let number = match key {
+            "queues" => Some((&mut nic.queues, "number of pairs of queues, as in queues=2")),
+            "vlan" => Some((&mut nic.vlan, "VLAN, as in vlan=10")),
+            _ => None,
+        };
+        if let Some((place, what)) = number {
+            let number = value
+                .parse()
+                .map_err(|_| format!("{value:?} is no {what}"))?;
+            if place.replace(number).is_some() {
+                return Err(format!("{key} is given twice"));
             }
             continue;
         }
@@ -49,9 +55,10 @@ pub(super) fn parse_nic(text: &str) -> Result<RunNic, String> {
             "tap" => &mut nic.tap,
             "bridge" => &mut nic.bridge,
             "mac" => &mut nic.mac,
+            "trunk" => &mut nic.trunk,
             _ => {
                 return Err(format!(
-                    "{key:?} is none of tap, bridge, mac and queues, as in tap=tap0 or bridge=br0,mac=52:54:00:12:34:56,queues=2"
+                    "{key:?} is none of tap, bridge, mac, queues, vlan and trunk, as in tap=tap0 or bridge=br0,mac=52:54:00:12:34:56,queues=2"
                 ));
             }
         };
@@ -68,6 +75,18 @@ pub(super) fn parse_nic(text: &str) -> Result<RunNic, String> {
     Ok(nic)
 }
 
+/// The name of a tap or bridge here, and there.
+pub(super) fn parse_uplink(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((here, there)) if !here.is_empty() && !there.is_empty() => {
+            Ok((here.to_owned(), there.to_owned()))
+        }
+        _ => Err(String::from(
+            "give the name here and the one there, as in br0=br1",
+        )),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,6 +99,8 @@ mod tests {
         assert_eq!(nic.queues, None);
         let nic = parse_nic("tap=tap0,queues=4").expect("is one");
         assert_eq!(nic.queues, Some(4));
+        let nic = parse_nic("bridge=br0,vlan=7,trunk=5+10-20").expect("is one");
+        assert_eq!((nic.vlan, nic.trunk.as_deref()), (Some(7), Some("5+10-20")));
         for wrong in [
             "",
             "tap",
@@ -92,6 +113,9 @@ mod tests {
             "tap=a,queues=many",
             "tap=a,queues=-1",
             "tap=a,queues=1,queues=2",
+            "bridge=a,vlan=many",
+            "bridge=a,vlan=1,vlan=2",
+            "bridge=a,trunk=",
         ] {
             assert!(parse_nic(wrong).is_err(), "{wrong}");
         }

@@ -93,8 +93,8 @@ pub(crate) struct VmRunArguments {
     /// Its disks in the guest's order (repeat, or separate by commas)
     #[arg(long = "disk", value_name = "DISK", value_delimiter = ',', action = ArgAction::Append)]
     pub disks: Vec<String>,
-    /// A NIC that moves with it: tap=NAME or bridge=NAME, mac=ADDRESS if it must be that, and queues=N for more than one
-    /// pair of queues (repeat for more NICs)
+    /// A NIC that moves with it: tap=NAME or bridge=NAME, mac=ADDRESS if it must be that, queues=N for more than one pair of
+    /// queues, and for a bridge vlan=N or trunk=N-M (repeat for more NICs)
     #[arg(long = "nic", value_name = "NIC", value_parser = parse_nic, action = ArgAction::Append)]
     pub nics: Vec<RunNic>,
     /// Its memory

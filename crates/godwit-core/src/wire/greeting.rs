@@ -67,6 +67,10 @@ impl Features {
     /// The answer to an offer may say that the destination's image reads as zeroes.
     pub const ZEROES: Self = Self(2048);
 
+    /// A machine may have NICs whose guest announces itself. A node without it does not offer that to guests, and so has no
+    /// QEMU that takes such a guest.
+    pub const ANNOUNCING_GUESTS: Self = Self(4096);
+
     /// An offer names the disk's id, and nodes that meet compare which disks and machines both say they have.
     pub const OWNERS: Self = Self(1 << 16);
 

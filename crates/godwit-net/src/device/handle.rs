@@ -14,11 +14,11 @@ use crate::device::queues::features;
 use crate::device::uplink::Uplink;
 use crate::device::wake::Wake;
 use crate::device::worker::Worker;
-use crate::frame::source::Source;
 use crate::mac::Mac;
 use crate::state::counters::Counters;
 use crate::state::held::{MOST_BYTES, MOST_PACKETS, Packet};
 use crate::state::nic::{Mode, Nic, RestoreError};
+use crate::state::stations::Station;
 
 /// Gets an answer of the thread; dropped without one when the thread has ended.
 pub type Reply<T> = Box<dyn FnOnce(T) + Send>;
@@ -42,6 +42,7 @@ pub(super) enum Command {
     TakeOver { awaits_late: bool, reply: Reply<()> },
     Late { packets: Vec<Packet>, lost: u64 },
     LateEnded,
+    Uplink(Uplink),
     End,
 }
 
@@ -63,8 +64,8 @@ pub struct Snapshot {
     pub counters: Counters,
     /// Packets that wait for the guest.
     pub waiting: usize,
-    /// Addresses that the guest used lately, the last first.
-    pub addresses: Vec<Source>,
+    /// As which stations the guest sent lately, the last first.
+    pub stations: Vec<Station>,
     /// Its pairs of queues.
     pub queues: Vec<QueueSeen>,
 }
@@ -201,7 +202,7 @@ impl NetDevice {
                 lost_pages: false,
                 counters: Counters::default(),
                 waiting: 0,
-                addresses: Vec::new(),
+                stations: Vec::new(),
                 queues: Vec::new(),
             }),
             pairs: uplink.count() as u16,
@@ -256,6 +257,11 @@ impl NetDevice {
         self.tell(Command::LateEnded);
     }
 
+    /// Its packets go another way from now on. The uplink has as many queues as the one before.
+    pub fn replace_uplink(&self, uplink: Uplink) {
+        self.tell(Command::Uplink(uplink));
+    }
+
     /// Ends the thread.
     pub fn end(&self) {
         self.tell(Command::End);
@@ -283,6 +289,10 @@ impl Device for NetDevice {
 
     fn queues(&self) -> u64 {
         u64::from(self.shared.pairs)
+    }
+
+    fn announces(&self) -> bool {
+        true
     }
 
     fn has_configuration(&self) -> bool {

@@ -13,6 +13,10 @@ use crate::frame::packet::{HEADER, SMALLEST};
 use crate::state::pace::MOST_AHEAD;
 
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+const OWN: Station = Station {
+    mac: MAC,
+    vlan: None,
+};
 /// Longer than the first time after which a place is announced again.
 const WHILE: Duration = Duration::from_millis(120);
 
@@ -33,7 +37,7 @@ fn announced(network: &UnixDatagram) -> usize {
     let mut count = 0;
     while let Ok(length) = network.recv(&mut packet) {
         let frame = &packet[HEADER..length];
-        assert_eq!(frame[..42], rarp(MAC, Token::default())[..42]);
+        assert_eq!(frame[..42], rarp(OWN, Token::default())[..42]);
         count += 1;
     }
     count
@@ -239,6 +243,22 @@ fn a_machine_that_moves_on_is_announced_here_no_more_unless_it_stays() {
 }
 
 #[test]
+fn a_front_end_has_its_machine_announced_once_that_is_here() {
+    let (uplink, network) = UnixDatagram::pair().expect("a pair");
+    uplink.set_nonblocking(true).expect("does not block");
+    let uplink = Uplink::from_packets([uplink.into()]);
+    let (nic, thread) = NetDevice::spawn("web/0", Nic::arriving(MAC), uplink).expect("a thread");
+    let announce = || step(&nic, FrontEndCommand::Announce { mac: MAC.0 });
+    announce();
+    assert_eq!(announced(&network), 0, "it is its former place's");
+    nic.release();
+    announce();
+    assert_eq!(announced(&network), 1);
+    nic.end();
+    assert!(thread.join_within(Duration::from_secs(10)));
+}
+
+#[test]
 fn what_waited_for_a_driver_is_not_given_to_the_next_that_begins_anew() {
     for goes_on in [true, false] {
         let burst = Burst::new();
@@ -340,7 +360,7 @@ fn what_a_queue_brought_before_the_announcement_came_by_another_is_not_lost() {
         nic.freeze(Box::new(move |state| {
             let for_many: Vec<u8> = [&[0; HEADER][..], &[0xff; 6], &[8; 60]].concat();
             sees[1].send(&for_many).expect("is taken");
-            let place = [&[0; HEADER][..], &rarp(MAC, state.token)].concat();
+            let place = [&[0; HEADER][..], &rarp(OWN, state.token)].concat();
             sees[0].send(&place).expect("is taken");
             if is_asked_at_once {
                 at_once();

@@ -3,6 +3,7 @@
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Instant;
 
 use godwit_vhost::features::LOG_ALL;
 use godwit_vhost::memory::GuestRam;
@@ -57,9 +58,32 @@ impl Session {
 
     /// The guest's memory, and one of the rings in it, if the ring may be served.
     pub(super) fn serve(&mut self, index: usize) -> Option<(&mut NetRing, Guest<'_>)> {
-        if !self.may_serve(index) {
-            return None;
+        match self.may_serve(index) {
+            true => self.open(index),
+            false => None,
         }
+    }
+
+    /// The same of a ring that is not enabled, once what the guest offers in it is to be dropped.
+    pub(super) fn discard(&mut self, index: usize) -> Option<(&mut NetRing, Guest<'_>)> {
+        let discards = |ring: &NetRing| {
+            ring.discards_from
+                .is_some_and(|from| from <= Instant::now())
+        };
+        match self.is_usable(index, discards) {
+            true => self.open(index),
+            false => None,
+        }
+    }
+
+    /// When a ring that is not enabled has to be looked at.
+    pub(super) fn discards_at(&self, now: Instant) -> Option<Instant> {
+        let rings = self.rings.iter().flatten();
+        let coming = rings.filter_map(|ring| ring.discards_from.filter(|from| *from > now));
+        coming.min()
+    }
+
+    fn open(&mut self, index: usize) -> Option<(&mut NetRing, Guest<'_>)> {
         let ram = self.ram.as_deref()?;
         let ring = self.rings[index].as_deref_mut()?;
         let guest = Guest {
@@ -72,9 +96,13 @@ impl Session {
 
     /// Whether a ring may be served.
     pub(super) fn may_serve(&self, index: usize) -> bool {
+        self.is_usable(index, NetRing::is_enabled)
+    }
+
+    fn is_usable(&self, index: usize, wanted: impl Fn(&NetRing) -> bool) -> bool {
         let is_there = self.ram.as_deref().is_some_and(|ram| !ram.is_lost());
         let ring = self.rings.get(index).and_then(Option::as_deref);
-        is_there && !self.still && ring.is_some_and(|ring| ring.enabled && !ring.broken)
+        is_there && !self.still && ring.is_some_and(|ring| !ring.broken && wanted(ring))
     }
 
     /// Whether a ring that starts here goes on where the same front end stopped it, as far as that is known: a driver that
@@ -141,8 +169,7 @@ impl Session {
             }
             FrontEndCommand::Enable { ring, enabled } => {
                 if let Some(ring) = self.slot(ring)? {
-                    ring.enabled = enabled;
-                    ring.ready = true;
+                    ring.enable(enabled);
                 }
             }
             FrontEndCommand::Call { ring, call } => {
@@ -164,7 +191,9 @@ impl Session {
                     ring.split.log = log;
                 }
             }
-            FrontEndCommand::Attach { .. } | FrontEndCommand::Detach => {}
+            FrontEndCommand::Attach { .. }
+            | FrontEndCommand::Detach
+            | FrontEndCommand::Announce { .. } => {}
         }
         Ok(0)
     }

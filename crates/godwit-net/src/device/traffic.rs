@@ -115,15 +115,23 @@ impl Worker {
         let mut more = false;
         for pair in 0..self.pairs.len() {
             let index = transmit_ring(pair);
-            let served = self.session.as_mut().and_then(|s| s.serve(index));
+            let Some(session) = &mut self.session else {
+                return false;
+            };
+            // What a guest offers in a ring that it does not use any more is dropped, and not left there: its sockets wait
+            // until it is gone.
+            let (served, way) = match session.may_serve(index) {
+                true => {
+                    let uplink = &self.uplink;
+                    let queue = pair;
+                    (session.serve(index), Some(Way { uplink, queue }))
+                }
+                false => (session.discard(index), None),
+            };
             let Some((ring, guest)) = served.filter(|(ring, _)| ring.ready) else {
                 continue;
             };
             let base = ring.split.base();
-            let way = Way {
-                uplink: &self.uplink,
-                queue: pair,
-            };
             let moved = transmit(ring, guest, &mut self.nic, way, &mut self.space)
                 .and_then(|more| ring.publish(guest).map(|()| more));
             self.pairs[pair].sent += u64::from(ring.split.base().wrapping_sub(base));

@@ -21,6 +21,7 @@ use crate::device::traffic::Pair;
 use crate::device::uplink::{Uplink, tap};
 use crate::frame::announce::Token;
 use crate::frame::packet::HEADER;
+use crate::mac::Mac;
 use crate::state::nic::Nic;
 
 /// When a machine's new place is announced again, counted from the first time: an announcement may be lost.
@@ -33,6 +34,9 @@ const ANNOUNCE_AGAIN: [Duration; 4] = [
 
 /// How long packets from a machine's former place are awaited.
 const LATE: Duration = Duration::from_secs(1);
+
+/// How long a machine's former place may send packets, of which some may have come here, too.
+const TWINS: Duration = Duration::from_secs(4);
 
 /// How long everything is kept for a guest after its ring was stopped, or is served again: a guest that stood still
 /// has much to catch up on.
@@ -63,12 +67,15 @@ pub(super) struct Worker {
     pub(super) uplink: Uplink,
     pub(super) session: Option<Session>,
     poller: OwnedFd,
+    began: Instant,
     pub(super) pairs: Vec<Pair>,
     pub(super) space: Space,
     /// When the announcements began, and how many were made again.
     announced: Option<(Instant, usize)>,
     /// Until when late packets are awaited.
     late_until: Option<Instant>,
+    /// Until when the former place may send what came here, too.
+    twins_until: Option<Instant>,
     /// Until when everything is kept for the guest.
     keeps_until: Option<Instant>,
     /// Until when the uplink is left alone.
@@ -88,10 +95,6 @@ impl Worker {
         let poller = epoll::create(CreateFlags::CLOEXEC)?;
         let commands = EventData::new_u64(COMMANDS);
         epoll::add(&poller, &shared.wake, commands, EventFlags::IN)?;
-        for queue in 0..uplink.count() {
-            let data = EventData::new_u64(UPLINK);
-            epoll::add(&poller, uplink.queue(queue), data, EventFlags::empty())?;
-        }
         Ok(Self {
             shared,
             inbox,
@@ -100,9 +103,11 @@ impl Worker {
             uplink,
             session: None,
             poller,
+            began: Instant::now(),
             space: Space::new(),
             announced: None,
             late_until: None,
+            twins_until: None,
             keeps_until: None,
             uplink_rests: None,
             lost_pages: false,
@@ -130,7 +135,7 @@ impl Worker {
     /// Waits until there is something to do; not at all when there is.
     fn wait(&mut self, eager: bool, events: &mut Vec<Event>) {
         let now = Instant::now();
-        let due = self.due().map(|due| due.saturating_duration_since(now));
+        let due = self.due(now).map(|due| due.saturating_duration_since(now));
         let limit = if eager { Some(Duration::ZERO) } else { due };
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         // An interrupted wait is one that found nothing.
@@ -163,15 +168,22 @@ impl Worker {
     }
 
     /// When something has to be done that nobody tells of.
-    fn due(&self) -> Option<Instant> {
+    fn due(&self, now: Instant) -> Option<Instant> {
         let own = [
             self.announces_at(),
             self.late_until,
+            self.twins_until,
             self.keeps_until,
             self.uplink_rests,
         ];
         let looks = self.pairs.iter().map(|pair| pair.looks_at);
-        own.into_iter().chain(looks).flatten().min()
+        let session = self.session.as_ref();
+        let discards = session.and_then(|session| session.discards_at(now));
+        own.into_iter()
+            .chain(looks)
+            .chain([discards])
+            .flatten()
+            .min()
     }
 
     /// When the machine's place is announced again: not while the machine moves on to another.
@@ -182,6 +194,7 @@ impl Worker {
 
     pub(super) fn timers(&mut self) {
         let now = Instant::now();
+        self.nic.time_is(now - self.began);
         if self.announces_at().is_some_and(|due| now >= due) {
             self.announced = self.announced.map(|(since, count)| (since, count + 1));
             let frames = self.nic.announcements();
@@ -194,6 +207,10 @@ impl Worker {
             );
             self.late_until = None;
             self.nic.late_ended();
+        }
+        if self.twins_until.is_some_and(|until| now >= until) {
+            self.twins_until = None;
+            self.nic.twins_ended();
         }
         if self.keeps_until.is_some_and(|until| now >= until) {
             self.keeps_until = None;
@@ -219,13 +236,13 @@ impl Worker {
             if wanted == self.pairs[queue].watches_uplink {
                 continue;
             }
-            let events = if wanted {
-                EventFlags::IN
-            } else {
-                EventFlags::empty()
+            let (poller, uplink) = (&self.poller, self.uplink.queue(queue));
+            // One that is not wanted is not even watched: the kernel would tell of a tap that is gone all the time.
+            let changed = match wanted {
+                true => epoll::add(poller, uplink, EventData::new_u64(UPLINK), EventFlags::IN),
+                false => epoll::delete(poller, uplink),
             };
-            let data = EventData::new_u64(UPLINK);
-            match epoll::modify(&self.poller, self.uplink.queue(queue), data, events) {
+            match changed {
                 Ok(()) => self.pairs[queue].watches_uplink = wanted,
                 Err(error) => {
                     tracing::error!(nic = self.shared.name, %error, "cannot wait for packets")
@@ -277,6 +294,7 @@ impl Worker {
                 let now = Instant::now();
                 self.announced = Some((now, 0));
                 self.late_until = awaits_late.then_some(now + LATE);
+                self.twins_until = awaits_late.then_some(now + TWINS);
                 self.keeps_until = Some(now + KEEPS);
                 reply(());
             }
@@ -289,7 +307,36 @@ impl Worker {
                 self.late_until = None;
                 self.nic.late_ended();
             }
+            Command::Uplink(uplink) => self.replace_uplink(uplink),
             Command::End => self.ended = true,
+        }
+    }
+
+    /// What the uplink before still had is lost. It may be gone already, as its tap is.
+    fn replace_uplink(&mut self, uplink: Uplink) {
+        if uplink.count() != self.pairs.len() {
+            return;
+        }
+        for (queue, pair) in self.pairs.iter_mut().enumerate() {
+            if std::mem::take(&mut pair.watches_uplink) {
+                let _ = epoll::delete(&self.poller, self.uplink.queue(queue));
+            }
+        }
+        self.uplink = uplink;
+        self.uplink_rests = None;
+        if let Some(features) = self.session.as_ref().map(|session| session.features) {
+            self.set_offloads(tap::offloads(features));
+        }
+        if self.nic.may_transmit() {
+            // Another bridge does not know yet where the machine is.
+            self.announced = Some((Instant::now(), 0));
+            self.announce(&self.nic.announcements());
+        }
+    }
+
+    fn set_offloads(&self, offloads: u32) {
+        if let Err(error) = self.uplink.set_offloads(offloads) {
+            tracing::warn!(nic = self.shared.name, %error, "the uplink cannot leave packets unfinished");
         }
     }
 
@@ -309,6 +356,10 @@ impl Worker {
                     pair.room = false;
                     pair.is_not_ahead();
                 }
+                Ok(0)
+            }
+            FrontEndCommand::Announce { mac } => {
+                self.announce_for_front_end(Mac(mac));
                 Ok(0)
             }
             command => self.change(command),
@@ -352,10 +403,8 @@ impl Worker {
         if begins_anew {
             self.start_anew();
         }
-        if let Some(offloads) = offloads
-            && let Err(error) = self.uplink.set_offloads(offloads)
-        {
-            tracing::warn!(nic = self.shared.name, %error, "the uplink cannot leave packets unfinished");
+        if let Some(offloads) = offloads {
+            self.set_offloads(offloads);
         }
         let rings = self.session.as_ref().map(|session| &session.rings);
         if let Some(index) = started
@@ -381,6 +430,14 @@ impl Worker {
         }
     }
 
+    /// A front end has moved its machine here by itself, whose guest does not announce itself. Before a machine that a node
+    /// moves is this node's, nobody may be told that it is here.
+    fn announce_for_front_end(&self, mac: Mac) {
+        if self.nic.may_transmit() {
+            self.announce(&self.nic.announcements_with(mac));
+        }
+    }
+
     fn announce(&self, frames: &[Vec<u8>]) {
         for frame in frames {
             let packet = [&[0; HEADER], frame.as_slice()].concat();
@@ -399,8 +456,8 @@ impl Worker {
             snapshot.lost_pages = self.lost_pages;
             snapshot.counters = *self.nic.counters();
             snapshot.waiting = self.nic.waiting();
-            snapshot.addresses.clear();
-            snapshot.addresses.extend(self.nic.addresses());
+            snapshot.stations.clear();
+            snapshot.stations.extend(self.nic.stations());
             snapshot.queues.clear();
             let queues = self
                 .pairs

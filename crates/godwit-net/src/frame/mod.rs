@@ -2,4 +2,4 @@
 
 pub mod announce;
 pub mod packet;
-pub mod source;
+pub mod vlan;

@@ -1,7 +1,8 @@
 //! A packet as it crosses the device: virtio's header, then an Ethernet frame.
 
-use crate::frame::source::Vlan;
+use crate::frame::vlan::Vlan;
 use crate::mac::Mac;
+use crate::state::stations::Station;
 
 /// EtherType of a VLAN's tag.
 pub const TAGGED: u16 = 0x8100;
@@ -43,6 +44,9 @@ pub fn set_queue(packet: &mut [u8], queue: u16) {
     }
 }
 
+/// Bytes from a frame's start that have to be known to tell its sender: the addresses, and a VLAN's tag.
+pub const TELLS_SENDER: usize = ETHERNET + 4;
+
 /// Who a frame is for.
 pub fn destination(frame: &[u8]) -> Option<Mac> {
     Some(Mac(*frame.first_chunk()?))
@@ -51,6 +55,14 @@ pub fn destination(frame: &[u8]) -> Option<Mac> {
 /// Who sent a frame.
 pub fn sender(frame: &[u8]) -> Option<Mac> {
     Some(Mac(*frame.get(6..)?.first_chunk()?))
+}
+
+/// As which station a frame was sent; nothing when the address is a group's or nobody's.
+pub fn station(frame: &[u8]) -> Option<Station> {
+    let mac = sender(frame)?;
+    let (vlan, ..) = untagged(frame)?;
+    let is_ones = !mac.is_group() && mac != Mac::NOBODY;
+    is_ones.then_some(Station { mac, vlan })
 }
 
 /// What a frame carries, behind a VLAN's tag if it has one: the VLAN, the EtherType, and what follows.
@@ -67,4 +79,25 @@ pub fn untagged(frame: &[u8]) -> Option<(Option<Vlan>, u16, &[u8])> {
 fn number(bytes: &[u8]) -> Option<(u16, &[u8])> {
     let (number, rest) = bytes.split_first_chunk()?;
     Some((u16::from_be_bytes(*number), rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_tells_as_which_station_it_was_sent() {
+        let mac = Mac([2, 0, 0, 0, 0, 1]);
+        let frame = |mac: Mac, rest: &[u8]| [&[0xff; 6][..], &mac.0, rest].concat();
+        let of = |vlan| Some(Station { mac, vlan });
+        assert_eq!(station(&frame(mac, &[8, 0])), of(None));
+        let in_vlan = frame(mac, &[0x81, 0, 0xe0, 7, 8, 0]);
+        assert_eq!(station(&in_vlan), of(Vlan::new(7)));
+        // A tag with a priority alone is no VLAN's.
+        assert_eq!(station(&frame(mac, &[0x81, 0, 0xe0, 0, 8, 0])), of(None));
+        for nobody in [Mac::NOBODY, Mac([1, 0, 0x5e, 0, 0, 1])] {
+            assert_eq!(station(&frame(nobody, &[8, 0])), None);
+        }
+        assert_eq!(station(&in_vlan[..15]), None, "cut off");
+    }
 }

@@ -43,7 +43,7 @@ impl HeldPackets {
     /// is no room for it.
     #[must_use]
     pub fn push(&mut self, packet: Packet) -> bool {
-        if self.count >= MOST_PACKETS || self.bytes + packet.len() > MOST_BYTES {
+        if !self.has_room_for(packet.len()) {
             return false;
         }
         self.count += 1;
@@ -56,7 +56,12 @@ impl HeldPackets {
 
     /// Whether there is room for any packet.
     pub fn has_room(&self) -> bool {
-        self.count < MOST_PACKETS && self.bytes + LARGEST <= MOST_BYTES
+        self.has_room_for(LARGEST)
+    }
+
+    /// Whether there is room for a packet of so many bytes.
+    pub const fn has_room_for(&self, bytes: usize) -> bool {
+        self.count < MOST_PACKETS && self.bytes + bytes <= MOST_BYTES
     }
 
     /// Of the queues that are wanted, the one whose packet came first.

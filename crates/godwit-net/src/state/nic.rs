@@ -15,17 +15,17 @@
 //! came there is all at the new place ([`Nic::late`], [`Nic::late_ended`]), the new place keeps what its own uplink
 //! brings back, since that is newer.
 
-use std::collections::HashMap;
+use std::time::Duration;
 
 use crate::clone::State;
 use crate::frame::announce::{self, Token};
-use crate::frame::packet::{SMALLEST, destination, frame_of, queue_of};
-use crate::frame::source::{self, Source};
+use crate::frame::packet::{SMALLEST, destination, frame_of, queue_of, sender, station};
 use crate::mac::Mac;
-use crate::state::addresses::AddressBook;
 use crate::state::counters::Counters;
 use crate::state::held::{HeldPackets, Packet};
 use crate::state::pace::Pace;
+use crate::state::stations::{Station, Stations};
+use crate::state::twins::{CameTo, Twins};
 
 /// What a NIC does with packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,25 +87,6 @@ pub enum RestoreError {
     },
 }
 
-/// What a NIC at its new place waits for.
-#[derive(Clone, Debug)]
-struct Arrival {
-    /// What its own uplink brought, which is newer than what is still to come from its former place.
-    newer: HeldPackets,
-    /// Packets for many that came from the former place after the announcement, which this uplink may have brought too.
-    twins: HeldPackets,
-}
-
-impl Default for Arrival {
-    fn default() -> Self {
-        // Nobody gets any before all are in order.
-        Self {
-            newer: HeldPackets::new(1),
-            twins: HeldPackets::new(1),
-        }
-    }
-}
-
 /// A NIC.
 #[derive(Clone, Debug)]
 pub struct Nic {
@@ -118,10 +99,17 @@ pub struct Nic {
     keeps_all: bool,
     /// What the announcement of the move that is under way, or was last, says.
     token: Token,
-    arrival: Option<Arrival>,
+    /// What its own uplink brought while packets of the former place are awaited, which are older. Nobody gets any before
+    /// all are in order.
+    newer: Option<HeldPackets>,
+    /// What a move brought to both places, for some time after it.
+    twins: Option<Twins>,
     /// The machine's announcement from its new place was seen here.
     announced_elsewhere: bool,
-    addresses: AddressBook,
+    /// As which stations the guest sent lately.
+    stations: Stations,
+    /// Since the NIC was made.
+    now: Duration,
     counters: Counters,
 }
 
@@ -135,9 +123,11 @@ impl Nic {
             paces: vec![Pace::default()],
             keeps_all: false,
             token: Token::default(),
-            arrival: None,
+            newer: None,
+            twins: None,
             announced_elsewhere: false,
-            addresses: AddressBook::default(),
+            stations: Stations::default(),
+            now: Duration::ZERO,
             counters: Counters::default(),
         }
     }
@@ -176,16 +166,19 @@ impl Nic {
 
     /// How many packets wait for the guest.
     pub fn waiting(&self) -> usize {
-        let newer = self
-            .arrival
-            .as_ref()
-            .map_or(0, |arrival| arrival.newer.len());
-        self.held.len() + newer
+        self.held.len() + self.newer.as_ref().map_or(0, HeldPackets::len)
     }
 
-    /// The addresses that the guest used lately.
-    pub fn addresses(&self) -> impl ExactSizeIterator<Item = Source> {
-        self.addresses.iter()
+    /// So much time has passed since the NIC was made.
+    pub const fn time_is(&mut self, now: Duration) {
+        self.now = now;
+    }
+
+    /// As which stations the guest sent lately, the last first.
+    pub fn stations(&self) -> impl Iterator<Item = Station> {
+        self.stations
+            .remembered(self.now)
+            .map(|(station, _)| station)
     }
 
     /// Holds packets back from now on. The hardware's tail stays where it is. A machine that moves on before all came
@@ -208,7 +201,7 @@ impl Nic {
         let state = State {
             mac: self.mac,
             counters: self.counters,
-            addresses: self.addresses.clone(),
+            stations: self.stations.remembered(self.now).collect(),
             paces: self.paces.clone(),
             token: self.token,
             held: self.held.copy_all(),
@@ -238,9 +231,10 @@ impl Nic {
             });
         }
         self.counters = state.counters;
-        self.addresses = state.addresses;
+        self.stations = Stations::from_told(&state.stations, self.now);
         self.paces = state.paces;
         self.token = state.token;
+        self.twins = Some(Twins::default());
         self.held.clear();
         for packet in state.held {
             self.hold(packet);
@@ -252,25 +246,32 @@ impl Nic {
     /// anything of the guest's. `late` is whether [`Self::late_ended`] will be called.
     pub fn take_over(&mut self, late: bool) -> Vec<Vec<u8>> {
         self.mode = Mode::Releasing;
-        self.arrival = late.then(Arrival::default);
+        self.newer = late.then(|| HeldPackets::new(1));
+        self.twins = self.twins.take().filter(|_| late);
         self.counters.moves += 1;
         self.announcements()
     }
 
-    /// The frames that tell the network where the machine is.
+    /// The frames that tell the network where the machine is: for its own address, and for each station as which its guest
+    /// sent lately. What addresses of other protocols its guest has, nobody but that knows for certain.
     pub fn announcements(&self) -> Vec<Vec<u8>> {
-        announce::all(self.mac, self.token, self.addresses.iter())
+        self.announcements_with(self.mac)
+    }
+
+    /// The same with an address that the machine's front end names.
+    pub fn announcements_with(&self, mac: Mac) -> Vec<Vec<u8>> {
+        let named = Station { mac, vlan: None };
+        let others = self.stations().filter(|station| *station != named);
+        let is_ones = !mac.is_group() && mac != Mac::NOBODY;
+        let named = is_ones.then_some(named);
+        let all = named.into_iter().chain(others);
+        all.map(|station| announce::rarp(station, self.token))
+            .collect()
     }
 
     /// A packet came to the former place before the network knew the new one.
     pub fn late(&mut self, packet: Packet) {
-        let twin = (self.awaits_late() && is_for_many(&packet)).then(|| packet.clone());
-        if self.hold(packet) == Fate::Held
-            && let (Some(arrival), Some(twin)) = (&mut self.arrival, twin)
-        {
-            // The guest gets the twins of more than are remembered.
-            let _ = arrival.twins.push(twin);
-        }
+        self.take(packet, CameTo::Former);
     }
 
     /// So many packets of the former place's found no room on their way here.
@@ -281,30 +282,51 @@ impl Nic {
 
     /// All that came to the former place is here, or will never be: what came here meanwhile follows.
     pub fn late_ended(&mut self) {
-        let Some(mut arrival) = self.arrival.take() else {
-            return;
-        };
-        let twins = arrival.twins.take();
-        let mut given: HashMap<&[u8], usize> = HashMap::new();
-        for twin in twins.iter().filter_map(|twin| frame_of(twin)) {
-            *given.entry(twin).or_default() += 1;
-        }
-        for packet in arrival.newer.take() {
-            match frame_of(&packet).and_then(|frame| given.get_mut(frame)) {
-                Some(times @ 1..) => {
-                    *times -= 1;
-                    self.counters.twins_dropped += 1;
-                }
-                // It was counted as held when it came.
-                _ if self.held.push(packet) => {}
-                _ => self.counters.held_overflow += 1,
+        let newer = self.newer.take().map(|mut newer| newer.take());
+        for packet in newer.into_iter().flatten() {
+            // It was counted as held when it came.
+            if !self.held.push(packet) {
+                self.counters.held_overflow += 1;
             }
         }
     }
 
     /// Whether packets of the former place are awaited.
     pub const fn awaits_late(&self) -> bool {
-        self.arrival.is_some()
+        self.newer.is_some()
+    }
+
+    /// Nothing more comes that the other place got, too.
+    pub fn twins_ended(&mut self) {
+        self.twins = None;
+    }
+
+    /// Takes a packet that waits for the guest, unless that has it already from the other place.
+    fn take(&mut self, packet: Packet, came_to: CameTo) -> Fate {
+        if self.is_twin(&packet, came_to) {
+            return Fate::Dropped;
+        }
+        self.counters.held += 1;
+        let held = match (&mut self.newer, came_to) {
+            (Some(newer), CameTo::New) => newer,
+            _ => &mut self.held,
+        };
+        if !held.has_room_for(packet.len()) {
+            if let Some(twins) = &mut self.twins {
+                twins.was_lost(&packet, came_to, self.now);
+            }
+            self.counters.held_overflow += 1;
+            return Fate::Dropped;
+        }
+        let _ = held.push(packet);
+        Fate::Held
+    }
+
+    fn is_twin(&mut self, packet: &[u8], came_to: CameTo) -> bool {
+        let twins = self.twins.as_mut();
+        let is_twin = twins.is_some_and(|twins| twins.is_one(packet, came_to, self.now));
+        self.counters.twins_dropped += u64::from(is_twin);
+        is_twin
     }
 
     /// Copies of the packets that came here since they were last asked for, for the machine's new place.
@@ -355,33 +377,36 @@ impl Nic {
         }
         let is_next = self.is_next(queue_of(packet), guest_has_room);
         match self.mode {
-            Mode::Clone => Fate::Dropped,
-            // What is for many reaches the new place, too. What is for this machine alone does not: a switch that
-            // works on several processors may bring it a moment after the announcement that it left before.
-            Mode::Buffering if self.announced_elsewhere && !self.is_for_it_alone(packet) => {
+            Mode::Clone => {
+                if let Some(twins) = &mut self.twins {
+                    twins.leave(packet, self.now);
+                }
+                Fate::Dropped
+            }
+            // What is for all reaches the new place, too. What is for this machine alone does not: a switch that works on
+            // several processors may bring it a moment after the announcement that it left before. Nor does what is for a
+            // group, where switches know who listens to it, until the guest has said so at its new place.
+            Mode::Buffering if self.announced_elsewhere && !self.may_miss_new_place(packet) => {
                 Fate::Dropped
             }
             Mode::Buffering => {
-                if frame_of(packet)
-                    .is_some_and(|frame| announce::is_rarp_of(frame, self.mac, self.token))
-                {
+                if frame_of(packet).is_some_and(|frame| announce::is_rarp_of(frame, self.token)) {
                     return Fate::Announced;
                 }
                 self.hold(packet.into())
             }
-            Mode::Releasing => match &mut self.arrival {
-                Some(arrival) => {
-                    self.counters.held += 1;
-                    if arrival.newer.push(packet.into()) {
-                        Fate::Held
-                    } else {
-                        self.counters.held_overflow += 1;
-                        Fate::Dropped
-                    }
+            Mode::Releasing => {
+                if let Some(from) = frame_of(packet).and_then(sender) {
+                    self.stations.is_elsewhere(from);
                 }
-                None if is_next => Fate::Deliver,
-                None => self.hold(packet.into()),
-            },
+                if is_next && self.newer.is_none() {
+                    return match self.is_twin(packet, CameTo::New) {
+                        true => Fate::Dropped,
+                        false => Fate::Deliver,
+                    };
+                }
+                self.take(packet.into(), CameTo::New)
+            }
         }
     }
 
@@ -405,8 +430,11 @@ impl Nic {
         }
     }
 
-    fn is_for_it_alone(&self, packet: &[u8]) -> bool {
-        frame_of(packet).and_then(destination) == Some(self.mac)
+    fn may_miss_new_place(&self, packet: &[u8]) -> bool {
+        let to = frame_of(packet).and_then(destination);
+        to.is_some_and(|to| {
+            to.is_group() && to != Mac::ALL || to == self.mac || self.stations.has(to)
+        })
     }
 
     fn hold(&mut self, packet: Packet) -> Fate {
@@ -475,8 +503,8 @@ impl Nic {
     pub fn sent(&mut self, beginning: &[u8], bytes: usize) {
         self.counters.sent_packets += 1;
         self.counters.sent_bytes += bytes as u64;
-        if let Some(address) = source::source(beginning) {
-            self.addresses.used(address);
+        if let Some(station) = station(beginning) {
+            self.stations.sent(station, self.now);
         }
     }
 
@@ -484,12 +512,6 @@ impl Nic {
     pub const fn refused(&mut self) {
         self.counters.send_refused += 1;
     }
-}
-
-fn is_for_many(packet: &[u8]) -> bool {
-    frame_of(packet)
-        .and_then(destination)
-        .is_some_and(Mac::is_group)
 }
 
 #[cfg(test)]

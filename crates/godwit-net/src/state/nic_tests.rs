@@ -1,12 +1,21 @@
 use super::*;
 use crate::frame::packet::{HEADER, set_queue};
+use crate::frame::vlan::Vlan;
 use crate::state::held::MOST_PACKETS;
 use crate::state::pace::MOST_AHEAD;
+use crate::state::stations::REMEMBERED;
 use proptest::prelude::*;
 
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const TOKEN: Token = Token([7; 16]);
 const OTHER: Mac = Mac([2, 0, 0, 0, 0, 2]);
+/// The NIC itself, without a VLAN.
+const OWN: Station = Station {
+    mac: MAC,
+    vlan: None,
+};
+/// A station behind the NIC, such as a container of the guest's.
+const BEHIND: Mac = Mac([2, 0, 0, 0, 0, 3]);
 
 fn packet_of(frame: &[u8]) -> Packet {
     [&[0; HEADER][..], frame].concat().into()
@@ -19,7 +28,7 @@ fn numbered(to: Mac, number: u32) -> Packet {
 
 /// The machine's announcement comes to its former place.
 fn announce(source: &mut Nic) {
-    let announcement = packet_of(&announce::rarp(MAC, TOKEN));
+    let announcement = packet_of(&announce::rarp(OWN, TOKEN));
     assert_eq!(source.from_uplink(&announcement, true), Fate::Announced);
     source.announced();
 }
@@ -40,6 +49,64 @@ fn moved(source: &mut Nic) -> Nic {
     let mut destination = Nic::arriving(MAC);
     destination.write_state(state).expect("is taken");
     destination
+}
+
+fn frame_from(mac: Mac) -> Vec<u8> {
+    [&[0xff; 6][..], &mac.0, &[8, 0], &[0x45; 46]].concat()
+}
+
+/// Of which stations the announcements are.
+fn announced(nic: &Nic) -> Vec<Station> {
+    let frames = nic.announcements();
+    frames.iter().filter_map(|frame| station(frame)).collect()
+}
+
+#[test]
+fn stations_are_announced_as_which_the_guest_sent_lately_and_no_others() {
+    let mut nic = Nic::new(MAC);
+    let old = Mac([2, 0, 0, 0, 0, 4]);
+    nic.sent(&frame_from(old), 60);
+    nic.time_is(REMEMBERED);
+    let in_vlan = [&[0xff; 6][..], &MAC.0, &[0x81, 0, 0, 5, 8, 0], &[0; 46]].concat();
+    for frame in [frame_from(BEHIND), in_vlan, frame_from(MAC)] {
+        nic.sent(&frame, 60);
+    }
+    let station = |mac, vlan| Station { mac, vlan };
+    let behind = station(BEHIND, None);
+    let all = [OWN, station(MAC, Vlan::new(5)), behind];
+    assert_eq!(announced(&nic), all);
+    // The former place knows what is for any of them.
+    let mut elsewhere = moved(&mut nic);
+    assert_eq!(announced(&elsewhere), all);
+    elsewhere.take_over(false);
+    elsewhere.buffer(TOKEN);
+    announce(&mut elsewhere);
+    assert_eq!(
+        elsewhere.from_uplink(&numbered(BEHIND, 1), true),
+        Fate::Held
+    );
+    // One that is heard on the network has gone there.
+    assert_eq!(
+        nic.from_uplink(&packet_of(&frame_from(BEHIND)), true),
+        Fate::Deliver
+    );
+    assert_eq!(announced(&nic), all[..2]);
+}
+
+#[test]
+fn an_address_that_a_front_end_names_is_announced_unless_it_is_none() {
+    let nic = Nic::new(MAC);
+    let of = |mac| {
+        nic.announcements_with(mac)
+            .iter()
+            .filter_map(|frame| station(frame))
+            .collect::<Vec<_>>()
+    };
+    let (mac, vlan) = (BEHIND, None);
+    assert_eq!(of(BEHIND), [Station { mac, vlan }]);
+    for none in [Mac::NOBODY, Mac([0xff; 6])] {
+        assert_eq!(of(none), []);
+    }
 }
 
 #[test]
@@ -137,7 +204,7 @@ fn a_guest_is_given_packets_at_a_pace_while_its_machine_moves_and_as_they_come_o
 fn a_station_that_only_claims_to_announce_the_machine_changes_nothing() {
     let mut nic = Nic::new(MAC);
     nic.buffer(TOKEN);
-    let forged = packet_of(&announce::rarp(MAC, Token([8; 16])));
+    let forged = packet_of(&announce::rarp(OWN, Token([8; 16])));
     nic.from_uplink(&forged, true);
     assert!(!nic.is_announced_elsewhere());
     announce(&mut nic);
@@ -149,7 +216,7 @@ fn what_other_queues_brought_before_the_announcement_is_held_until_all_of_it_is(
     let many = Mac([0xff; 6]);
     let mut nic = Nic::new(MAC);
     nic.buffer(TOKEN);
-    let announcement = packet_of(&announce::rarp(MAC, TOKEN));
+    let announcement = packet_of(&announce::rarp(OWN, TOKEN));
     assert_eq!(nic.from_uplink(&announcement, true), Fate::Announced);
     assert!(!nic.is_announced_elsewhere());
     assert_eq!(nic.from_uplink(&numbered(many, 1), true), Fate::Held);
@@ -183,7 +250,7 @@ fn a_move_that_fails_gives_everything_back_in_order() {
 #[test]
 fn at_the_new_place_the_guest_gets_the_former_places_packets_first() {
     let mut source = Nic::new(MAC);
-    source.sent(&announce::gratuitous_arp(MAC, [10, 0, 0, 9].into()), 60);
+    source.sent(&frame_from(BEHIND), 60);
     source.buffer(TOKEN);
     source.from_uplink(&numbered(MAC, 0), true);
     let mut destination = moved(&mut source);
@@ -197,7 +264,7 @@ fn at_the_new_place_the_guest_gets_the_former_places_packets_first() {
     assert_eq!(
         frames.len(),
         2,
-        "the MAC and the address that the guest used"
+        "its own address and the one that the guest sent from"
     );
     source.from_uplink(&numbered(MAC, 2), true);
     assert_eq!(destination.from_uplink(&numbered(MAC, 3), true), Fate::Held);
@@ -263,6 +330,43 @@ fn a_packet_for_many_that_came_to_both_places_is_given_once() {
     let expected = [numbered(many, 1), numbered(many, 1), numbered(MAC, 1)];
     assert_eq!(drain(&mut destination), expected);
     assert_eq!(destination.counters().twins_dropped, 1);
+}
+
+/// A switch that knows who listens to a group brings its packets to the former place until the guest has said so at the new.
+#[test]
+fn a_packet_for_a_group_that_came_to_one_place_or_both_is_given_once() {
+    let group = Mac([1, 0, 0x5e, 0x50, 0, 1]);
+    let mut source = Nic::new(MAC);
+    source.buffer(TOKEN);
+    let mut destination = moved(&mut source);
+    // Both have it, and the machine is at neither.
+    source.from_uplink(&numbered(group, 0), true);
+    destination.from_uplink(&numbered(group, 0), true);
+    destination.take_over(true);
+    announce(&mut source);
+    source.from_uplink(&numbered(group, 1), true);
+    destination.late_ended();
+    source.from_uplink(&numbered(group, 2), true);
+    assert_eq!(
+        destination.from_uplink(&numbered(group, 2), true),
+        Fate::Deliver
+    );
+    for packet in source.copy_new() {
+        destination.late(packet);
+    }
+    assert_eq!(
+        drain(&mut destination),
+        [numbered(group, 0), numbered(group, 1)]
+    );
+    source.from_uplink(&numbered(group, 3), true);
+    for packet in source.copy_new() {
+        destination.late(packet);
+    }
+    assert_eq!(
+        destination.from_uplink(&numbered(group, 3), true),
+        Fate::Dropped
+    );
+    assert_eq!(drain(&mut destination), [numbered(group, 3)]);
 }
 
 #[test]
@@ -406,23 +510,10 @@ fn a_machine_that_moves_on_before_all_came_takes_what_came_meanwhile_with_it() {
 }
 
 #[test]
-fn late_packets_without_end_are_bounded_also_while_the_guest_takes_them() {
-    let mut nic = Nic::arriving(MAC);
-    nic.take_over(true);
-    let everybody = Mac([0xff; 6]);
-    for number in 0..3 * MOST_PACKETS as u32 {
-        nic.late(numbered(everybody, number));
-        drain(&mut nic);
-    }
-    let twins = nic.arrival.as_ref().map(|arrival| arrival.twins.len());
-    assert!(twins <= Some(MOST_PACKETS), "{twins:?}");
-}
-
-#[test]
 fn a_late_packet_that_found_no_room_is_no_reason_to_drop_its_twin() {
-    let mut nic = Nic::arriving(MAC);
+    let mut nic = moved(&mut Nic::new(MAC));
     nic.take_over(true);
-    let everybody = Mac([0xff; 6]);
+    let everybody = Mac::ALL;
     for number in 0..MOST_PACKETS as u32 {
         nic.late(numbered(MAC, number));
     }

@@ -70,6 +70,7 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
     }
     crate::vms::lifecycle::recover::recover(node, contents.vms, held).await;
     crate::nics::named::recover(node, contents.nics).await;
+    tokio::spawn(crate::nics::follow::follow(Arc::clone(node)));
     Ok(())
 }
 

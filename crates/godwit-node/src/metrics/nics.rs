@@ -73,7 +73,7 @@ const PLAIN_COUNTERS: [(&str, &str, Count); 3] = [
 
 type Value = fn(&Nic) -> f64;
 
-const GAUGES: [(&str, &str, Value); 3] = [
+const GAUGES: [(&str, &str, Value); 4] = [
     (
         "nic_waiting_packets",
         "Packets that wait for the guest now",
@@ -88,6 +88,11 @@ const GAUGES: [(&str, &str, Value); 3] = [
         "nic_broken",
         "1 while a ring rests because of what the guest put into it",
         |nic| f64::from(u8::from(nic.broken)),
+    ),
+    (
+        "nic_without_network",
+        "1 while its tap or bridge is missing or lets nothing pass",
+        |nic| f64::from(u8::from(nic.problem.is_some())),
     ),
 ];
 
@@ -193,6 +198,7 @@ mod tests {
             format!("godwit_nic_waiting_packets{{{labels}}} 11"),
             format!("godwit_nic_attached{{{labels}}} 1"),
             format!("godwit_nic_broken{{{labels}}} 0"),
+            format!("godwit_nic_without_network{{{labels}}} 0"),
         ] {
             let found = text
                 .lines()

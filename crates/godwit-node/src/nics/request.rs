@@ -2,6 +2,7 @@
 
 use godwit_api::{ErrorBody, ErrorCode, RunNic};
 use godwit_net::clone::MOST_PAIRS;
+use godwit_net::frame::vlan::Vlan;
 use godwit_net::mac::Mac;
 use godwit_qemu::mac::Owner;
 use godwit_qemu::machine::{MachineNic, NicUplink};
@@ -10,6 +11,9 @@ use crate::node::Node;
 
 /// Most NICs of a machine.
 pub(crate) const MOST_NICS: usize = 8;
+
+/// Most ranges of VLANs of a NIC.
+const MOST_RANGES: usize = 64;
 
 /// The NICs that are asked for, each with an address.
 ///
@@ -85,11 +89,50 @@ pub(super) fn one(nic: &RunNic, address: impl FnOnce() -> String) -> Result<Mach
             hint: "give queues=1 to queues=8, or leave it out",
         });
     }
+    let trunk = trunk(nic.trunk.as_deref().unwrap_or_default())?;
+    let has_vlans = nic.vlan.is_some() || !trunk.is_empty();
+    if has_vlans && matches!(uplink, NicUplink::Tap(_)) {
+        return Err(Odd {
+            why: String::from("a tap that you made is in the VLANs that you gave its port"),
+            hint: "leave vlan and trunk out, or name a bridge",
+        });
+    }
+    if let Some(odd) = nic.vlan.filter(|vlan| Vlan::new(*vlan).is_none()) {
+        return Err(Odd {
+            why: format!("there is no VLAN {odd}"),
+            hint: "VLANs are 1 to 4094",
+        });
+    }
     Ok(MachineNic {
         mac,
         uplink,
         queues,
+        vlan: nic.vlan,
+        trunk,
     })
+}
+
+/// VLANs as numbers and ranges with + between them; none of nothing.
+fn trunk(text: &str) -> Result<Vec<(u16, u16)>, Odd> {
+    let ranges = text.split('+').filter(|_| !text.is_empty());
+    let ranges = ranges.map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let number = |text: &str| text.parse().ok().and_then(Vlan::new).map(Vlan::number);
+        let ends = number(first).zip(number(last));
+        ends.filter(|(first, last)| first <= last)
+            .ok_or_else(|| Odd {
+                why: format!("{range:?} is neither a VLAN nor a range of them"),
+                hint: "such as trunk=10-20 or trunk=5+10-20; VLANs are 1 to 4094",
+            })
+    });
+    let ranges = ranges.collect::<Result<Vec<_>, Odd>>()?;
+    if ranges.len() > MOST_RANGES {
+        return Err(Odd {
+            why: format!("{} ranges of VLANs are too many", ranges.len()),
+            hint: "give at most 64",
+        });
+    }
+    Ok(ranges)
 }
 
 /// Whether a NIC that this node knows has this address, be it on another node by now.
@@ -170,7 +213,27 @@ mod tests {
             nics(OWNER, &[with_queues(8)]).expect("is fine")[0].queues,
             8
         );
+        let in_vlans = |vlan, trunk: &str| RunNic {
+            bridge: Some(String::from("br0")),
+            vlan,
+            trunk: Some(String::from(trunk)),
+            ..RunNic::default()
+        };
+        let made = nics(OWNER, &[in_vlans(Some(7), "5+10-20")]).expect("is fine");
+        assert_eq!(
+            (made[0].vlan, &made[0].trunk[..]),
+            (Some(7), &[(5, 5), (10, 20)][..])
+        );
         for wanted in [
+            vec![in_vlans(Some(0), "")],
+            vec![in_vlans(Some(4095), "")],
+            vec![in_vlans(None, "20-10")],
+            vec![in_vlans(None, "1-9999")],
+            vec![in_vlans(None, "+")],
+            vec![RunNic {
+                vlan: Some(7),
+                ..tap("t0")
+            }],
             vec![with_queues(0)],
             vec![with_queues(9)],
             vec![RunNic::default()],

@@ -1,6 +1,7 @@
 //! A NIC that is served: from before its machine's QEMU starts until that has ended.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::disks::vhost::{self, listen};
 use crate::failpoint;
+use crate::nics::links::{Links, Way};
 use crate::nics::uplinks;
 use crate::node::{Node, blocking};
 use crate::store::machine::VmMark;
@@ -36,6 +38,12 @@ pub(crate) struct ServedNic {
     pub(crate) socket: PathBuf,
     /// Its thread, to be asked.
     pub(crate) device: NetDevice,
+    /// Its name in logs.
+    label: String,
+    /// By which number the kernel knows its tap.
+    index: AtomicU32,
+    /// What keeps its packets from the network.
+    problem: Mutex<Option<String>>,
     parts: Mutex<Option<(VhostUserServer, NetThread)>>,
 }
 
@@ -59,6 +67,58 @@ impl ServedNic {
             // Whoever uses the tap next finds it closed.
             thread.join_within(END_TIMEOUT);
         }
+    }
+
+    /// What keeps its packets from the network, if anything does.
+    pub(crate) fn problem(&self) -> Option<String> {
+        self.problem
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn set_problem(&self, now: Option<String>) {
+        let mut problem = self.problem.lock().unwrap_or_else(PoisonError::into_inner);
+        if *problem == now {
+            return;
+        }
+        match &now {
+            Some(why) => tracing::warn!(nic = self.label, why, "the NIC has no network"),
+            None => tracing::info!(nic = self.label, "the NIC has its network again"),
+        }
+        *problem = now;
+    }
+
+    /// Looks for its tap and its bridge, of which either may have been made again, and uses those that are there. Gives how it
+    /// is then.
+    pub(crate) async fn follow(&self, links: &Links) -> Way {
+        if self.parts.lock().is_ok_and(|parts| parts.is_none()) {
+            // It has ended.
+            return Way::Passes;
+        }
+        let index = self.index.load(Ordering::Relaxed);
+        let mut way = links.way(&self.nic, &self.tap, index);
+        let mended = match way {
+            Way::Gone => self.open_again().await,
+            Way::Unplugged => uplinks::plug(&self.nic, &self.tap).await,
+            _ => Ok(()),
+        };
+        if let Err(why) = mended {
+            way = Way::Blocked(why);
+        }
+        self.set_problem(match &way {
+            Way::Passes | Way::Begins | Way::Gone | Way::Unplugged => None,
+            Way::Comes(why) | Way::Blocked(why) => Some(why.clone()),
+        });
+        way
+    }
+
+    async fn open_again(&self) -> Result<(), String> {
+        let opened = uplinks::open(&self.nic, &self.tap).await?;
+        self.device.replace_uplink(opened.uplink);
+        self.index.store(opened.index, Ordering::Relaxed);
+        tracing::info!(nic = self.label, tap = self.tap, "opened the tap again");
+        Ok(())
     }
 
     /// Asks the NIC's thread; nothing when it has ended, or does not answer in time: a guest may stand still meanwhile.
@@ -156,7 +216,8 @@ pub(super) async fn open(
         number,
         socket,
     } = place;
-    let opened = uplinks::open(&node.config.name, owner, number, &nic).await?;
+    let tap = uplinks::tap_of(&node.config.name, owner, number, &nic);
+    let opened = uplinks::open(&nic, &tap).await?;
     let mac: Mac = nic.mac.parse().map_err(|error| format!("{error}"))?;
     let state = if arrives {
         Nic::arriving(mac)
@@ -168,9 +229,12 @@ pub(super) async fn open(
         made.map_err(|error| format!("its socket {}: {error}", socket.display()))?;
     Ok(Arc::new(ServedNic {
         nic,
-        tap: opened.tap,
+        tap,
         socket,
         device,
+        label,
+        index: AtomicU32::new(opened.index),
+        problem: Mutex::default(),
         parts: Mutex::new(Some((server, thread))),
     }))
 }

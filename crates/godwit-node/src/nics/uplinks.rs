@@ -4,49 +4,56 @@ use godwit_net::clone::MOST_PAIRS;
 use godwit_net::device::uplink::tap::TapError;
 use godwit_net::device::uplink::{Uplink, tap};
 use godwit_qemu::machine::{MachineNic, NicUplink};
-use rtnetlink::LinkUnspec;
+use rtnetlink::packet_route::link::{BridgeVlanInfoFlags, LinkMessage};
+use rtnetlink::{LinkBridgeVlan, LinkUnspec};
+
+use crate::nics::links::Links;
 
 /// An uplink that is open.
 #[derive(Debug)]
 pub(crate) struct OpenUplink {
     /// The tap.
     pub(crate) uplink: Uplink,
-    /// Its name.
-    pub(crate) tap: String,
+    /// By which number the kernel knows it: a tap of the same name that is made later has another.
+    pub(crate) index: u32,
 }
 
-/// Opens a NIC's uplink. A tap for a bridge is made, plugged in, and gone when it is closed.
+/// The name of a NIC's tap.
+pub(crate) fn tap_of(node: &str, vm: &str, number: usize, nic: &MachineNic) -> String {
+    match &nic.uplink {
+        NicUplink::Tap(name) => name.clone(),
+        NicUplink::Bridge(_) => tap_name(node, vm, number),
+    }
+}
+
+/// Opens a NIC's uplink, whose tap has this name ([`tap_of`]). A tap for a bridge is made, plugged in, and gone when it is
+/// closed.
 ///
 /// # Errors
 /// What is wrong with it, in a sentence that says what to do.
-pub(crate) async fn open(
-    node: &str,
-    vm: &str,
-    number: usize,
-    nic: &MachineNic,
-) -> Result<OpenUplink, String> {
-    match &nic.uplink {
-        NicUplink::Tap(name) => {
-            let uplink = tap::open(name, nic.queues).map_err(|error| error.to_string())?;
-            Ok(OpenUplink {
-                uplink,
-                tap: name.clone(),
-            })
-        }
+pub(crate) async fn open(nic: &MachineNic, tap: &str) -> Result<OpenUplink, String> {
+    // A kernel that does not tell its interfaces has the last word when the tap is plugged in.
+    if let Some(why) = Links::read().await.unwrap_or_default().vlans_missing(nic) {
+        return Err(why);
+    }
+    let uplink = match &nic.uplink {
+        NicUplink::Tap(_) => tap::open(tap, nic.queues).map_err(|error| error.to_string())?,
         NicUplink::Bridge(bridge) => {
-            let mtu = bridge_mtu(bridge)?;
-            let name = tap_name(node, vm, number);
-            let uplink = tap::make(&name, nic.queues).map_err(|error| match error {
+            bridge_mtu(bridge)?;
+            let made = tap::make(tap, nic.queues);
+            let uplink = made.map_err(|error| match error {
                 TapError::NotAllowed(_) => format!(
                     "no tap can be made for bridge {bridge}: the node lacks CAP_NET_ADMIN; give it that, or give the \
                      NIC a tap that you made with tap=NAME"
                 ),
                 error => error.to_string(),
             })?;
-            plug(&name, address(&name), bridge, mtu).await?;
-            Ok(OpenUplink { uplink, tap: name })
+            plug(nic, tap).await?;
+            uplink
         }
-    }
+    };
+    let index = tap::index(tap).map_err(|error| error.to_string())?;
+    Ok(OpenUplink { uplink, index })
 }
 
 /// Most bytes of an IP packet that passes an uplink, which need not be open.
@@ -64,7 +71,7 @@ pub(crate) fn mtu(uplink: &NicUplink) -> Result<u32, String> {
 }
 
 /// What stands in the way of a NIC whose machine wants to come here.
-pub(crate) fn blocker(nic: &MachineNic, source_mtu: Option<u32>) -> Option<String> {
+pub(crate) fn blocker(nic: &MachineNic, source_mtu: Option<u32>, links: &Links) -> Option<String> {
     let MachineNic { uplink, queues, .. } = nic;
     if !(1..=MOST_PAIRS).contains(&usize::from(*queues)) {
         return Some(format!(
@@ -80,6 +87,9 @@ pub(crate) fn blocker(nic: &MachineNic, source_mtu: Option<u32>) -> Option<Strin
         return Some(format!(
             "{name} has an MTU of {here} bytes there and of {there} here: give both the same"
         ));
+    }
+    if let Some(why) = links.blocker(nic) {
+        return Some(why);
     }
     match uplink {
         // Whether somebody else has it shows only when it is opened.
@@ -120,32 +130,72 @@ fn address(tap: &str) -> Vec<u8> {
     [&[0xfe], &hash.as_bytes()[..5]].concat()
 }
 
-async fn plug(tap: &str, address: Vec<u8>, bridge: &str, mtu: u32) -> Result<(), String> {
+/// Plugs a NIC's tap into its bridge, if it is to be in one.
+///
+/// # Errors
+/// Why that is not possible.
+pub(crate) async fn plug(nic: &MachineNic, tap: &str) -> Result<(), String> {
+    let NicUplink::Bridge(bridge) = &nic.uplink else {
+        return Ok(());
+    };
     let failed = |error: &dyn std::fmt::Display| {
         format!(
             "tap {tap} cannot be plugged into bridge {bridge} ({error}): the node needs CAP_NET_ADMIN"
         )
     };
+    let mtu = bridge_mtu(bridge)?;
     let (connection, handle, _) = rtnetlink::new_connection().map_err(|error| failed(&error))?;
     let serving = tokio::spawn(connection);
     let plugged = async {
+        let port = tap::index(tap).map_err(|error| failed(&error))?;
         let index = tap::index(bridge).map_err(|error| failed(&error))?;
-        let change = LinkUnspec::new_with_name(tap)
+        let plugs = LinkUnspec::new_with_name(tap)
             .mtu(mtu)
-            .address(address)
+            .address(address(tap))
             .controller(index)
-            .up()
             .build();
-        handle
-            .link()
-            .set(change)
-            .execute()
-            .await
-            .map_err(|error| failed(&error))
+        let link = handle.link();
+        let plugged = link.set(plugs).execute().await;
+        plugged.map_err(|error| failed(&error))?;
+        if nic.vlan.is_some() || !nic.trunk.is_empty() {
+            let every = LinkBridgeVlan::new(port)
+                .vlan_range_start(1, BridgeVlanInfoFlags::empty())
+                .vlan_range_end(4094, BridgeVlanInfoFlags::empty())
+                .build();
+            let removed = link.del_with_message(every).execute().await;
+            removed.map_err(|error| failed(&error))?;
+            let added = link.set(vlans(nic, port)).execute().await;
+            added.map_err(|error| failed(&error))?;
+        }
+        // Packets pass no sooner than only those that may.
+        let brings_up = LinkUnspec::new_with_name(tap).up().build();
+        let up = link.set(brings_up).execute().await;
+        up.map_err(|error| failed(&error))
     };
     let plugged = plugged.await;
     serving.abort();
     plugged
+}
+
+/// The VLANs that a NIC's port of a bridge is in.
+fn vlans(nic: &MachineNic, port: u32) -> LinkMessage {
+    let mut vlans = LinkBridgeVlan::new(port);
+    if let Some(vlan) = nic.vlan {
+        vlans = vlans.vlan(
+            vlan,
+            BridgeVlanInfoFlags::Pvid | BridgeVlanInfoFlags::Untagged,
+        );
+    }
+    for (first, last) in &nic.trunk {
+        let none = BridgeVlanInfoFlags::empty();
+        vlans = match first == last {
+            true => vlans.vlan(*first, none),
+            false => vlans
+                .vlan_range_start(*first, none)
+                .vlan_range_end(*last, none),
+        };
+    }
+    vlans.build()
 }
 
 #[cfg(test)]
@@ -172,6 +222,8 @@ mod tests {
             mac: String::from("52:54:00:00:00:01"),
             uplink,
             queues: 1,
+            vlan: None,
+            trunk: Vec::new(),
         };
         for (uplink, command) in [
             (NicUplink::Tap(String::from("godwit-none")), "ip tuntap add"),
@@ -180,17 +232,17 @@ mod tests {
                 "ip link add",
             ),
         ] {
-            let why = blocker(&nic(uplink), None).expect("is missing");
+            let why = blocker(&nic(uplink), None, &Links::default()).expect("is missing");
             assert!(
                 why.contains("godwit-none") && why.contains(command),
                 "{why}"
             );
         }
         let lo = nic(NicUplink::Bridge(String::from("lo")));
-        let why = blocker(&lo, None).expect("is no bridge");
+        let why = blocker(&lo, None, &Links::default()).expect("is no bridge");
         assert!(why.contains("no bridge"), "{why}");
         let many = MachineNic { queues: 9, ..lo };
-        let why = blocker(&many, None).expect("are too many");
+        let why = blocker(&many, None, &Links::default()).expect("are too many");
         assert!(why.contains("9 pairs of queues"), "{why}");
     }
 }

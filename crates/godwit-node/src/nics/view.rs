@@ -61,9 +61,10 @@ fn one(name: String, vm: Option<String>, served: &ServedNic) -> godwit_api::Nic 
         name,
         vm,
         socket: served.socket.display().to_string(),
-        problem: seen
-            .lost_pages
-            .then(|| format!("the virtual machine was disconnected: {LOST_PAGES}")),
+        problem: served.problem().or_else(|| {
+            let lost = seen.lost_pages;
+            lost.then(|| format!("the virtual machine was disconnected: {LOST_PAGES}"))
+        }),
         mac: served.nic.mac.clone(),
         tap: served.tap.clone(),
         bridge: match &served.nic.uplink {
@@ -74,7 +75,7 @@ fn one(name: String, vm: Option<String>, served: &ServedNic) -> godwit_api::Nic 
         attached: seen.attached,
         broken: seen.broken,
         waiting: seen.waiting as u64,
-        addresses: seen.addresses.iter().map(ToString::to_string).collect(),
+        addresses: seen.stations.iter().map(ToString::to_string).collect(),
         queues: seen.queues.iter().map(queue).collect(),
         counters: NicCounters {
             received_packets: counters.received_packets,

@@ -47,6 +47,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use godwit_api::MemoryMode;
 use godwit_qemu::machine::Machine;
 
+use crate::nics::links::NicPlacing;
 use crate::nics::pieces::NicPiece;
 use crate::peers::framed;
 use crate::vms::memory::pooled::PoolOffer;
@@ -112,6 +113,8 @@ pub(crate) enum Answer {
     Ready,
     /// What stands in its way.
     Blocked(Vec<String>),
+    /// What its user should know; [`Answer::Ready`] follows. Only for sources that told where NICs are.
+    Notices(Vec<String>),
     /// QEMU waits for the memory.
     Started,
     /// QEMU can run the guest.
@@ -179,6 +182,9 @@ pub(crate) struct MachineOffer {
     /// Bytes of an IP packet that each NIC's uplink takes at most.
     #[serde(default)]
     pub(crate) nic_mtus: Vec<u32>,
+    /// Where its NICs are at the source, which takes [`Answer::Notices`] when it tells.
+    #[serde(default)]
+    pub(crate) nic_placings: Vec<NicPlacing>,
 }
 
 /// Sends a message.

@@ -229,8 +229,13 @@ impl Machine {
                 after: format!(",reconnect-ms={RECONNECT_MS}"),
             });
             let mut back_end = format!("vhost-user,id={netdev},chardev={chardev}");
-            // Without a boot ROM, whose size may differ from host to host, and which must not in a move.
-            let mut device = format!("virtio-net-pci,netdev={netdev},mac={},romfile=", nic.mac);
+            // Without a boot ROM, whose size may differ from host to host, and which must not in a move. Without the
+            // guest's say in which packets it takes unfinished, which QEMU would answer and tell nobody: a guest that
+            // runs XDP would get packets that it cannot take.
+            let mut device = format!(
+                "virtio-net-pci,netdev={netdev},mac={},romfile=,ctrl_guest_offloads=off",
+                nic.mac
+            );
             if nic.queues > 1 {
                 back_end.push_str(&format!(",queues={}", nic.queues));
                 // An interrupt for each queue, for the control queue, and for changes of the configuration.

@@ -65,15 +65,17 @@ fn a_nic_of_the_nodes_has_a_socket_and_its_address() {
         mac: String::from("52:54:00:00:00:07"),
         uplink: NicUplink::Tap(String::from("tap0")),
         queues: 1,
+        vlan: None,
+        trunk: Vec::new(),
     };
     let line = built_with(std::slice::from_ref(&nic), &[]);
     let wanted = "-chardev socket,id=godwit-nic0,path=/n/vms/v/nic0.vhost,reconnect-ms=100 \
                   -netdev vhost-user,id=godwit-net0,chardev=godwit-nic0 \
-                  -device virtio-net-pci,netdev=godwit-net0,mac=52:54:00:00:00:07,romfile=";
+                  -device virtio-net-pci,netdev=godwit-net0,mac=52:54:00:00:00:07,romfile=,ctrl_guest_offloads=off";
     assert!(line.contains(wanted) && !line.contains("mq=on"), "{line}");
     let line = built_with(&[MachineNic { queues: 4, ..nic }], &[]);
     let back_end = "vhost-user,id=godwit-net0,chardev=godwit-nic0,queues=4 ";
-    let device = ",mac=52:54:00:00:00:07,romfile=,mq=on,vectors=10";
+    let device = ",mac=52:54:00:00:00:07,romfile=,ctrl_guest_offloads=off,mq=on,vectors=10";
     assert!(line.contains(back_end) && line.contains(device), "{line}");
 }
 
@@ -334,6 +336,8 @@ fn an_adopted_machine_brings_the_nics_whose_sockets_it_uses() {
         mac: String::from("52:54:00:00:00:01"),
         uplink: NicUplink::Tap(String::from("tap0")),
         queues: 2,
+        vlan: None,
+        trunk: Vec::new(),
     };
     let at =
         |path: &Path| (path == Path::new("/a/nics/web.vhost")).then(|| Served::Nic(nic.clone()));

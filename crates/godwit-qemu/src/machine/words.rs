@@ -62,6 +62,12 @@ pub struct MachineNic {
     /// Pairs of queues, at least 1.
     #[serde(default = "one")]
     pub queues: u16,
+    /// In a bridge that keeps VLANs apart: the one that it is in without a tag.
+    #[serde(default)]
+    pub vlan: Option<u16>,
+    /// In such a bridge: those that it is in with their tags, as the first and the last of each range.
+    #[serde(default)]
+    pub trunk: Vec<(u16, u16)>,
 }
 
 /// What NICs have of which nobody said how many pairs of queues they have.

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::Ipv4Addr;
 
-use super::Namespace;
+use super::{Capture, Namespace};
 
 /// The name of the bridge in each namespace.
 const BRIDGE: &str = "br0";
@@ -77,6 +77,22 @@ impl Lan {
             plug(host, name)?;
         }
         Ok(())
+    }
+
+    /// Takes what the switch brings to one more port of it.
+    ///
+    /// # Errors
+    /// When `ip` fails.
+    pub fn capture(&self) -> io::Result<Capture> {
+        const PORT: &str = "capture0";
+        self.switch.ip(&["tuntap", "add", PORT, "mode", "tap"])?;
+        // Higher than those of other ports: the bridge keeps its own.
+        let address = ["address", "fe:ff:ff:ff:ff:ff"];
+        self.switch.ip(&[&["link", "set", PORT][..], &address].concat())?;
+        let capture = Capture::start(&self.switch, PORT)?;
+        plug(&self.switch, PORT)?;
+        self.switch.wait_until_forwarding(PORT)?;
+        Ok(capture)
     }
 
     /// Plugs an interface that somebody made on a host into its bridge.

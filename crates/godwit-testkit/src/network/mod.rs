@@ -2,6 +2,7 @@
 //! traffic on that link. All of it needs root.
 
 mod beats;
+mod capture;
 mod lan;
 mod link;
 mod namespace;
@@ -11,6 +12,7 @@ mod talk;
 mod testpmd;
 mod traffic;
 
+pub use capture::Capture;
 pub use lan::Lan;
 pub use link::Link;
 pub use namespace::{Namespace, inside};

@@ -340,7 +340,16 @@ impl Client {
         frontend
             .set_vring_kick(index, &queue.kick)
             .map_err(failed)?;
-        frontend.set_vring_enable(index, true).map_err(failed)
+        self.enable_queue(index, true)
+    }
+
+    /// Lets requests pass by a queue, or not.
+    ///
+    /// # Errors
+    /// When the server refuses.
+    pub fn enable_queue(&mut self, index: usize, enabled: bool) -> io::Result<()> {
+        let enabling = self.frontend.set_vring_enable(index, enabled);
+        enabling.map_err(failed)
     }
 
     /// Tells where a queue is, and whether what the server writes there is logged.

@@ -1,5 +1,7 @@
 //! How QEMU is told to run the guest.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +11,7 @@ use crate::process::Process;
 use crate::vm::GuestImage;
 
 /// The network of a guest that a node runs, which serves its NIC.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct GuestNetwork {
     /// What `godwit vm run --nic` is given, such as `tap=tap0`.
     pub nic: String,
@@ -17,6 +19,10 @@ pub struct GuestNetwork {
     pub address: String,
     /// The TCP port where the guest says everything back that it is told.
     pub echo_port: u16,
+    /// The UDP port where the guest says back what is sent to the group 239.80.0.1; 0 for none.
+    pub group_port: u16,
+    /// What the guest's shell does before its load, once its card has the address.
+    pub script: String,
 }
 
 /// A random pointer chase in the guest; none by default.
@@ -100,9 +106,17 @@ impl GuestLoad {
     pub fn kernel_arguments(&self, disks: usize) -> String {
         let network = self.network.as_ref().map_or_else(String::new, |network| {
             let GuestNetwork {
-                address, echo_port, ..
+                address,
+                echo_port,
+                group_port,
+                script,
+                ..
             } = network;
-            format!(" network.address={address} godwit.echo_port={echo_port}")
+            let script = STANDARD.encode(script);
+            format!(
+                " network.address={address} network.script={script} godwit.echo_port={echo_port} \
+                 godwit.group_port={group_port}"
+            )
         });
         let PointerChase { mib, percent } = self.pointer_chase;
         let chase = format!("godwit.pointer_chase_mb={mib} godwit.pointer_chase_percent={percent}");

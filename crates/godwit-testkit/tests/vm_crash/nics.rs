@@ -56,6 +56,7 @@ impl Served {
                 nic: format!("bridge={}", Lan::BRIDGE),
                 address: format!("{GUEST}/24"),
                 echo_port: ECHO,
+                ..GuestNetwork::default()
             }),
             ..GuestLoad::default()
         };

@@ -21,6 +21,12 @@ pub trait Device: Clone + Send + 'static {
         u64::from(MOST_RINGS)
     }
 
+    /// Whether it tells the network where its machine is when a front end asks for that
+    /// ([`FrontEndCommand::Announce`]).
+    fn announces(&self) -> bool {
+        false
+    }
+
     /// Whether it has a configuration that the front end asks for.
     fn has_configuration(&self) -> bool {
         true

@@ -22,6 +22,7 @@ use crate::memory::post_copy::{self, Arrival, PostCopy};
 use crate::memory::relocated::Relocation;
 use crate::memory::{GuestRam, MemoryError};
 use crate::protocol::device::Device;
+use crate::protocol::own::Takes;
 use crate::protocol::session::{FrontEndCommand, FrontEndError, RingSetup};
 use crate::rings::inflight::InflightArea;
 use crate::rings::split::RingLayout;
@@ -86,9 +87,18 @@ impl<D: Device> Handler<D> {
         self.problem.take()
     }
 
-    /// Whether the front end has said that it enables rings itself.
-    pub(crate) const fn may_enable(&self) -> bool {
-        self.features & PROTOCOL != 0
+    /// Which messages the crate does not take now: that a ring is enabled, until the front end has said that it does so itself.
+    pub(crate) fn takes(&self) -> Takes {
+        Takes {
+            enable: self.features & PROTOCOL == 0,
+            announce: self.device.announces(),
+        }
+    }
+
+    /// Tells the network that a machine with this address is here.
+    pub(crate) fn announce(&mut self, mac: [u8; 6]) -> Result<()> {
+        self.ask(FrontEndCommand::Announce { mac }, PROMPT)?;
+        Ok(())
     }
 
     fn ring(&mut self, index: u32) -> Result<&mut RingState> {
@@ -434,6 +444,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD
             | VhostUserProtocolFeatures::REPLY_ACK;
         features.set(VhostUserProtocolFeatures::PAGEFAULT, self.may_post_copy);
+        features.set(VhostUserProtocolFeatures::RARP, self.device.announces());
         let configured = self.device.has_configuration();
         features.set(VhostUserProtocolFeatures::CONFIG, configured);
         Ok(features)

@@ -11,8 +11,8 @@ use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut 
 
 use crate::memory::post_copy;
 use crate::protocol::device::Device;
-use crate::protocol::early;
 use crate::protocol::handler::{Handler, ask};
+use crate::protocol::own::{self, Asked};
 use crate::protocol::session::{FrontEndCommand, FrontEndError};
 
 /// How long to wait after a connection could not be accepted.
@@ -157,11 +157,13 @@ fn attend<D: Device>(socket: UnixStream, device: &D) -> Result<(), Problem> {
                 continue;
             }
         }
-        if !lock(&handler).may_enable()
-            && let Some(enable) = early::take(&mut watched)?
-        {
-            let done = lock(&handler).set_vring_enable(enable.ring, enable.enabled);
-            early::answer(&mut watched, enable, done.is_ok())?;
+        let takes = lock(&handler).takes();
+        if let Some(message) = own::take(&mut watched, takes)? {
+            let done = match message.asked {
+                Asked::Enable { ring, enabled } => lock(&handler).set_vring_enable(ring, enabled),
+                Asked::Announce { mac } => lock(&handler).announce(mac),
+            };
+            own::answer(&mut watched, message, done.is_ok())?;
             continue;
         }
         match protocol.handle_request() {

@@ -195,6 +195,12 @@ pub enum FrontEndCommand {
         /// An event counter, or nothing.
         error: Option<OwnedFd>,
     },
+    /// Tell the network that a machine with this MAC address is here: the front end has moved it, and its guest does not do
+    /// so itself.
+    Announce {
+        /// The address.
+        mac: [u8; 6],
+    },
     /// The used ring's address in the log.
     RingLog {
         /// Its index.

@@ -32,6 +32,13 @@ pub(crate) async fn run(
         ))
         .hint("for a virtual machine give vm/NAME"));
     }
+    if !arguments.uplinks.is_empty() {
+        return Err(Failure::usage(format!(
+            "'{}' is a disk and has no NICs, which --uplink is for",
+            arguments.disk
+        ))
+        .hint("for a virtual machine give vm/NAME"));
+    }
     // Before the request: Ctrl-C while the node dials its peer cancels what it started.
     let mut interrupts = interrupts()?;
     let (disk, with_guest) = (arguments.disk.clone(), arguments.with_guest);
@@ -77,6 +84,7 @@ pub(in crate::commands) fn choices(arguments: MigrateArguments) -> MigrateVm {
     MigrateVm {
         to: arguments.to,
         pool: arguments.pool,
+        uplinks: arguments.uplinks.into_iter().collect(),
         memory: match arguments.memory {
             None | Some(MemoryArgument::PreCopy) => MemoryMode::PreCopy,
             Some(MemoryArgument::PostCopy) => MemoryMode::PostCopy,

@@ -58,7 +58,7 @@ fn created(nic: &Nic, queues: u16) -> String {
          QEMU, with memory that is shared:\n\
          -chardev socket,id=nic-{name},path={path},reconnect-ms=100 \\\n\
          -netdev vhost-user,id=net-{name},chardev=nic-{name}{several} \\\n\
-         -device virtio-net-pci,netdev=net-{name},mac={mac},romfile={device}\n\n\
+         -device virtio-net-pci,netdev=net-{name},mac={mac},romfile=,ctrl_guest_offloads=off{device}\n\n\
          libvirt, with <access mode='shared'/> in <memoryBacking>:\n\
          <interface type='vhostuser'>\n  \
          <mac address='{mac}'/>\n  \
@@ -232,7 +232,7 @@ mod tests {
             attached: true,
             broken: false,
             waiting: 0,
-            addresses: vec![String::from("10.0.0.7")],
+            addresses: vec![String::from("52:54:00:00:00:07")],
             queues: vec![
                 NicQueue {
                     used: true,

@@ -16,6 +16,10 @@ pub(in crate::device) const GUEST_TSO6: u64 = 1 << bits::VIRTIO_NET_F_GUEST_TSO6
 /// The guest takes such packets with congestion marks.
 pub(in crate::device) const GUEST_ECN: u64 = 1 << bits::VIRTIO_NET_F_GUEST_ECN;
 
+/// The guest tells the network itself where it is, when the front end asks it to: that of which nobody else knows, such as
+/// its IP addresses and the groups that it listens to. A front end that is QEMU asks after each move.
+pub(in crate::device) const GUEST_ANNOUNCE: u64 = 1 << bits::VIRTIO_NET_F_GUEST_ANNOUNCE;
+
 /// The guest may use several pairs of queues.
 pub(in crate::device) const SEVERAL_PAIRS: u64 = 1 << bits::VIRTIO_NET_F_MQ;
 
@@ -25,6 +29,7 @@ pub(in crate::device) const OFFERED: u64 = MERGEABLE
     | GUEST_TSO4
     | GUEST_TSO6
     | GUEST_ECN
+    | GUEST_ANNOUNCE
     | 1 << bits::VIRTIO_NET_F_CSUM
     | 1 << bits::VIRTIO_NET_F_HOST_TSO4
     | 1 << bits::VIRTIO_NET_F_HOST_TSO6

@@ -1,6 +1,7 @@
 //! A ring being served.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use godwit_vhost::memory::GuestRam;
 use godwit_vhost::memory::dirty_log::{DirtyLog, OutsideLog};
@@ -10,6 +11,9 @@ use godwit_vhost::rings::inflight::InflightRing;
 use godwit_vhost::rings::split::{RingError, SplitRing};
 
 use crate::device::wake::Wake;
+
+/// How long a ring is left alone that is not enabled: a front end may enable it only after it has started it.
+const STARTS: Duration = Duration::from_millis(100);
 
 /// Why a ring cannot be served any further.
 #[derive(Debug, thiserror::Error)]
@@ -46,13 +50,18 @@ pub(in crate::device) struct NetRing {
     pub(in crate::device) inflight: Option<InflightRing>,
     /// Chains that an earlier server took and did not answer.
     again: VecDeque<u16>,
-    pub(in crate::device) enabled: bool,
+    /// From when on what the guest offers is dropped; nothing while the ring is enabled.
+    pub(in crate::device) discards_from: Option<Instant>,
     pub(in crate::device) broken: bool,
     /// Whether anything may be there: the guest has told of it, or was not asked to.
     pub(in crate::device) ready: bool,
     pub(in crate::device) kick: Wake,
     pub(in crate::device) call: Option<Wake>,
     pub(in crate::device) error: Option<Wake>,
+}
+
+fn discards_from(enabled: bool) -> Option<Instant> {
+    (!enabled).then(|| Instant::now() + STARTS)
 }
 
 /// Where a chain came from, to be put back there.
@@ -72,13 +81,24 @@ impl NetRing {
             split: opened.split,
             inflight: opened.inflight,
             again: opened.again.into(),
-            enabled,
+            discards_from: discards_from(enabled),
             broken: false,
             ready: true,
             kick: kick?,
             call,
             error,
         })
+    }
+
+    /// Enables the ring, or disables it.
+    pub(in crate::device) fn enable(&mut self, enabled: bool) {
+        self.discards_from = discards_from(enabled);
+        self.ready = true;
+    }
+
+    /// Whether packets go through it.
+    pub(in crate::device) const fn is_enabled(&self) -> bool {
+        self.discards_from.is_none()
     }
 
     /// Takes the next chain, and follows it.

@@ -6,8 +6,7 @@ use crate::device::queues::features::VERSION_1;
 use crate::device::queues::receive::Buffers;
 use crate::device::queues::ring::{Broken, Guest, NetRing};
 use crate::device::uplink::Uplink;
-use crate::frame::packet::{HEADER, LARGEST, SHORT_HEADER, SMALLEST};
-use crate::frame::source::ENOUGH;
+use crate::frame::packet::{HEADER, LARGEST, SHORT_HEADER, SMALLEST, TELLS_SENDER};
 use crate::state::nic::Nic;
 
 /// Packets that are taken in one turn, after which others get theirs.
@@ -54,12 +53,13 @@ pub(in crate::device) struct Way<'a> {
     pub(in crate::device) queue: usize,
 }
 
-/// Sends what the guest offers, as far as the state allows. True when there is more for another turn.
+/// Sends what the guest offers, as far as the state allows; without a way it is dropped. True when there is more for another
+/// turn.
 pub(in crate::device) fn transmit(
     ring: &mut NetRing,
     guest: Guest<'_>,
     nic: &mut Nic,
-    way: Way<'_>,
+    way: Option<Way<'_>>,
     space: &mut Space,
 ) -> Result<bool, Broken> {
     let memory = guest.ram.memory();
@@ -74,7 +74,10 @@ pub(in crate::device) fn transmit(
             return Ok(false);
         };
         ring.split.ignore(memory, guest.log)?;
-        send(guest, nic, way, space)?;
+        match way {
+            Some(way) => send(guest, nic, way, space)?,
+            None => nic.refused(),
+        }
         ring.answer(taken, 0);
     }
     Ok(true)
@@ -108,7 +111,7 @@ fn send(guest: Guest<'_>, nic: &mut Nic, way: Way<'_>, space: &mut Space) -> Res
     let known = if copies {
         total
     } else {
-        total.min(header + ENOUGH)
+        total.min(header + TELLS_SENDER)
     };
     let copy = &mut space.packet[HEADER - header..HEADER - header + known];
     if !guest.ram.gather(segments, copy) {
@@ -130,7 +133,7 @@ fn send(guest: Guest<'_>, nic: &mut Nic, way: Way<'_>, space: &mut Space) -> Res
     };
     match sent {
         Ok(()) => {
-            let end = (HEADER - header + known).min(HEADER + ENOUGH);
+            let end = (HEADER - header + known).min(HEADER + TELLS_SENDER);
             nic.sent(&space.packet[HEADER..end], total - header);
         }
         Err(error) => {

@@ -8,13 +8,14 @@ pub(crate) mod post_copy_destination;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use godwit_core::wire::Hello;
 use serde_json::json;
 use tokio::task::AbortHandle;
 
-use crate::nics::served;
+use crate::disks::disk::{Activity, Disk};
+use crate::nics::{follow, served};
 use crate::node::Node;
 use crate::peers::PeerConnection;
 use crate::store::machine::{VmMark, VmOrigin};
@@ -30,7 +31,7 @@ use crate::vms::outgoing::{given, preflight};
 use crate::vms::tunnel;
 use crate::vms::view::{pull, shared};
 use crate::vms::vm::{Qemu, Vm, VmActivity, VmGuard};
-use godwit_api::{ErrorBody, ErrorCode};
+use godwit_api::{ErrorBody, ErrorCode, VmState};
 use godwit_qemu::migration;
 use godwit_qemu::monitor::qmp::QmpError;
 use godwit_qemu::monitor::spare;
@@ -38,9 +39,11 @@ use godwit_qemu::monitor::spare::Spare;
 use godwit_qemu::process::sandbox;
 use godwit_qemu::process::{self, Unwatched};
 
-/// How long an offer waits for an earlier move of its machine to be forgotten, and how often it looks.
-const FORGETS_WITHIN: Duration = Duration::from_secs(5);
-const POLL: Duration = Duration::from_millis(10);
+/// How long what is left of an earlier attempt may take to go.
+const LEFTOVERS: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether it has gone.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Takes a control connection whose hello was welcomed: the offer of a VM follows.
 pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection, hello: Hello) {
@@ -71,7 +74,7 @@ pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection
     };
     let link = link(connection);
     tracing::info!(peer = hello.node, vm = hello.disk, migration = %hello.migration, "offered a VM");
-    earlier_is_forgotten(&node, &hello).await;
+    outlive_leftovers(&node, &hello.disk, &offer).await;
     let mut blockers = preflight::coming(&node, &hello.disk, &offer).await;
     if let Some(pool) = &offer.pool {
         let migration = hello.migration.to_string();
@@ -101,6 +104,10 @@ pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection
             return;
         }
     };
+    let notices = preflight::notices(&node, &offer).await;
+    if !notices.is_empty() {
+        link.say(Answer::Notices(notices)).await;
+    }
     link.say(Answer::Ready).await;
     let door = node.memory_doors.open(hello.migration, &hello.node);
     Incoming::new(&node, &vm, *offer, link, door)
@@ -108,24 +115,23 @@ pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection
         .await;
 }
 
-/// A source has one move of a machine at a time, so the one before is over there, and is being forgotten here.
-async fn earlier_is_forgotten(node: &Node, hello: &Hello) {
-    let comes = || {
-        let Some(vm) = node.vms.find(&hello.disk) else {
-            return false;
+/// Waits for what is left of an earlier attempt to bring a VM here: it goes once this node knows how that ended, as it does a
+/// moment after it was started again.
+async fn outlive_leftovers(node: &Node, vm: &str, offer: &MachineOffer) {
+    let until = Instant::now() + LEFTOVERS;
+    let is_left = || {
+        let comes = |vm: &Arc<Vm>| vm.lock().state() == VmState::Incoming;
+        let goes = |disk: &Arc<Disk>| {
+            let inner = disk.lock();
+            matches!(inner.activity, Activity::Incoming(_) | Activity::Removing)
         };
-        let inner = vm.lock();
-        let from_there =
-            matches!(&inner.entry.origin, VmOrigin::Received { from } if *from == hello.node);
-        from_there && matches!(inner.activity, VmActivity::Incoming(of) if of != hello.migration)
+        let mut disks = offer.disks.iter();
+        node.vms.find(vm).is_some_and(|vm| comes(&vm))
+            || disks.any(|(disk, _)| node.disks.find(disk).is_some_and(|disk| goes(&disk)))
     };
-    let forgotten = async {
-        while comes() {
-            tokio::time::sleep(POLL).await;
-        }
-    };
-    // The offer tells what is in its way if it is not.
-    let _ = tokio::time::timeout(FORGETS_WITHIN, forgotten).await;
+    while is_left() && Instant::now() < until {
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 /// The source of a VM that pulls its memory from there has lost its connections, or the memory.
@@ -244,6 +250,11 @@ pub(crate) async fn start(
     if let Err(error) = ready.await {
         qemu.process.kill().await;
         return Err(failed(&error));
+    }
+    let nics = vm.lock().nics.clone();
+    if let Err(why) = follow::until_passing(&nics).await {
+        qemu.process.kill().await;
+        return Err(failed(&why));
     }
     watch::attach(node, vm, qemu.clone()).await;
     unwatched.keep();

@@ -155,6 +155,8 @@ mod tests {
             mac: format!("52:54:00:00:00:0{number}"),
             uplink: NicUplink::Tap(format!("tap{number}")),
             queues: 1,
+            vlan: None,
+            trunk: Vec::new(),
         };
         let machine = Machine::build(
             "qemu-system-x86_64",

@@ -27,6 +27,7 @@ use crate::disks::disk::{Activity, Disk};
 use crate::disks::group::{GroupState, SwitchGroup};
 use crate::failpoint;
 use crate::migrations::options;
+use crate::nics::links::Links;
 use crate::nics::uplinks;
 use crate::node::Node;
 use crate::peers::greeting;
@@ -267,8 +268,10 @@ impl Move {
         );
         let attempted = format!("migrate VM {}", self.of.vm.name);
         let dialled = self.of.node.dialer.dial(&self.of.peer, hello).await;
-        let (connection, _) =
+        let (connection, agreed) =
             dialled.map_err(|error| error.into_body(&self.of.peer.name, &attempted))?;
+        let peer = &self.of.peer.name;
+        blockers.extend(Nics::unknown(peer, agreed.features, &entry.machine));
         let mut link = SourceLink::open(
             connection,
             || Order::Ping,
@@ -293,10 +296,11 @@ impl Move {
             }
         }
         let version = self.of.qemu.qmp.version();
+        let links = Links::read().await.unwrap_or_default();
         let offer = MachineOffer {
             id: entry.id.clone(),
             epoch: entry.epoch + 1,
-            machine: entry.machine.clone(),
+            machine: Nics::elsewhere(&self.of, &entry.machine)?,
             machine_type: facts.machine_type,
             qemu: [version.major, version.minor, version.micro],
             memory_bytes: facts.memory_bytes,
@@ -305,9 +309,15 @@ impl Move {
             disks: self.of.disk_sizes().await?,
             disk_ids: self.of.disk_ids(),
             nic_mtus: nic_mtus(&entry.machine),
+            nic_placings: links.placings(&entry.machine.nics),
         };
         link.say(Order::Offer(Box::new(offer))).await;
-        match link.hear_within(CHECK_TIMEOUT).await {
+        let mut answer = link.hear_within(CHECK_TIMEOUT).await;
+        if let Some(Answer::Notices(notices)) = answer {
+            notices.into_iter().for_each(|notice| self.of.warn(notice));
+            answer = link.hear_within(CHECK_TIMEOUT).await;
+        }
+        match answer {
             Some(Answer::Ready) => {
                 let peer = &self.of.peer.name;
                 let answered = question.as_ref().map(|asked| asked.answered_by(peer));

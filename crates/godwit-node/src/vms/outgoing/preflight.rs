@@ -8,6 +8,7 @@ use godwit_core::units::Bytes;
 use crate::disks::disk::Activity;
 use crate::disks::storage::image;
 use crate::names;
+use crate::nics::links::Links;
 use crate::nics::{request, uplinks};
 use crate::node::{Node, blocking};
 use crate::vms::memory::{pooled, qemu_fits};
@@ -94,7 +95,7 @@ pub(crate) async fn coming(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> 
     };
     blockers.extend(paths(node, vm, &offer.machine, &places));
     blockers.extend(disks(node, vm, offer).await);
-    blockers.extend(nics(node, vm, offer));
+    blockers.extend(nics(node, vm, offer).await);
     blockers.extend(files(here, &offer.machine));
     blockers.extend(memory_files(here, &offer.machine, &places));
     let stays = offer.pool.as_ref().is_some_and(|pool| pool.stays);
@@ -203,7 +204,7 @@ async fn disks(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> Vec<String> 
 }
 
 /// The uplinks must be there, and like the source's.
-fn nics(node: &Node, vm: &str, offer: &MachineOffer) -> Vec<String> {
+async fn nics(node: &Node, vm: &str, offer: &MachineOffer) -> Vec<String> {
     let here = &node.config.name;
     let nics = &offer.machine.nics;
     if nics.len() > request::MOST_NICS {
@@ -212,10 +213,11 @@ fn nics(node: &Node, vm: &str, offer: &MachineOffer) -> Vec<String> {
             nics.len()
         )];
     }
+    let links = Links::read().await.unwrap_or_default();
     let uplinks = nics.iter().enumerate().filter_map(|(number, nic)| {
         let mtu = offer.nic_mtus.get(number).copied();
         let why = match nic.mac.parse::<Mac>() {
-            Ok(_) => uplinks::blocker(nic, mtu)?,
+            Ok(_) => uplinks::blocker(nic, mtu, &links)?,
             Err(error) => error.to_string(),
         };
         Some(format!(
@@ -225,6 +227,15 @@ fn nics(node: &Node, vm: &str, offer: &MachineOffer) -> Vec<String> {
     let mut blockers: Vec<String> = uplinks.collect();
     blockers.extend(request::address_taken(node, vm, nics));
     blockers
+}
+
+/// What the user should know of a machine that can come.
+pub(crate) async fn notices(node: &Node, offer: &MachineOffer) -> Vec<String> {
+    if offer.nic_placings.is_empty() {
+        return Vec::new();
+    }
+    let links = Links::read().await.unwrap_or_default();
+    links.notices(&node.config.name, &offer.machine.nics, &offer.nic_placings)
 }
 
 /// Files that QEMU reads when it starts.

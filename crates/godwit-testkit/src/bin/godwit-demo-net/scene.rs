@@ -46,6 +46,7 @@ pub(crate) fn play(moves: usize, disk_mib: u64) -> io::Result<Report> {
             nic: format!("tap={}", Lan::TAP),
             address: format!("{GUEST}/24"),
             echo_port: ECHO_PORT,
+            ..GuestNetwork::default()
         }),
         ..GuestLoad::default()
     };

@@ -317,7 +317,8 @@ impl Engine {
             | FrontEndCommand::Detach
             | FrontEndCommand::Start { .. }
             | FrontEndCommand::Stop { .. }
-            | FrontEndCommand::Still => {}
+            | FrontEndCommand::Still
+            | FrontEndCommand::Announce { .. } => {}
         }
         Ok(())
     }

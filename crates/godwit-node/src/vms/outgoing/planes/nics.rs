@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_api::{ErrorBody, ErrorCode};
+use godwit_core::wire::Features;
 use godwit_net::clone::encode_packets;
 use godwit_net::device::handle::LatePackets;
 use godwit_qemu::cards;
 use godwit_qemu::inspect::Facts;
-use godwit_qemu::machine::Machine;
+use godwit_qemu::machine::{Machine, NicUplink};
 use tokio::sync::{mpsc, watch};
 
 use crate::nics::pieces::{Content, cut};
@@ -31,6 +32,10 @@ const ANNOUNCES: Duration = Duration::from_secs(2);
 
 /// How long packets are taken that an announcement has overtaken.
 const OVERTAKEN: Duration = Duration::from_millis(100);
+
+/// How much longer if some still come: those for groups to which the guest listens come here where switches do not know yet
+/// that it does so elsewhere.
+const GROUPS: Duration = Duration::from_secs(1);
 
 /// The plane of NICs.
 #[derive(Debug, Default)]
@@ -66,6 +71,49 @@ impl Nics {
         })
     }
 
+    /// The machine as the destination is to run it, where its taps and bridges may have other names.
+    ///
+    /// # Errors
+    /// A name is given for one that it does not have.
+    pub(in crate::vms::outgoing) fn elsewhere(
+        of: &Departure,
+        machine: &Machine,
+    ) -> Result<Machine, ErrorBody> {
+        let mut machine = machine.clone();
+        for (here, there) in &of.request.uplinks {
+            let mut found = false;
+            for nic in &mut machine.nics {
+                let (NicUplink::Tap(name) | NicUplink::Bridge(name)) = &mut nic.uplink;
+                if name == here {
+                    name.clone_from(there);
+                    found = true;
+                }
+            }
+            if !found {
+                let why = format!("it has no NIC on {here}, for which --uplink names {there}");
+                return Err(of
+                    .error(ErrorCode::Invalid, &why)
+                    .hint("see 'godwit nic list'"));
+            }
+        }
+        Ok(machine)
+    }
+
+    /// What keeps a node from having them that knows no more than this.
+    pub(in crate::vms::outgoing) fn unknown(
+        peer: &str,
+        knows: Features,
+        machine: &Machine,
+    ) -> Option<String> {
+        let knows = machine.nics.is_empty() || knows.contain(Features::ANNOUNCING_GUESTS);
+        (!knows).then(|| {
+            format!(
+                "node '{peer}' has an older version of Godwit, which cannot take a machine with NICs from this one: \
+                 upgrade it"
+            )
+        })
+    }
+
     /// The machine is the destination's: sends what still comes here, until nothing more can. When the destination
     /// announces the machine is told with `announced`.
     pub(in crate::vms::outgoing) fn forward(
@@ -80,14 +128,21 @@ impl Nics {
         tokio::spawn(async move {
             let began = Instant::now();
             let mut quiet: Option<Instant> = None;
+            let mut came = began;
             loop {
                 // What came until the end of a wait is still asked for.
                 let waited = announced
                     .borrow()
                     .is_some_and(|at: Instant| at.elapsed() >= ANNOUNCED);
                 let gives_up = waited || began.elapsed() >= ANNOUNCES;
-                let ends = quiet.is_some_and(|since| since.elapsed() >= OVERTAKEN);
-                let is_all = send_new(&nics, &speaker).await;
+                let ends = quiet.is_some_and(|since| {
+                    let nothing_comes = since.max(came).elapsed() >= OVERTAKEN;
+                    nothing_comes || since.elapsed() >= GROUPS
+                });
+                let New { any, is_all } = send_new(&nics, &speaker).await;
+                if any {
+                    came = Instant::now();
+                }
                 if ends {
                     break;
                 }
@@ -102,9 +157,17 @@ impl Nics {
     }
 }
 
-/// Sends what has come to the NICs since this was last done. True when the announcement came to all of them.
-async fn send_new(nics: &[Arc<ServedNic>], speaker: &mpsc::Sender<Order>) -> bool {
-    let mut all = true;
+/// What has come to the NICs.
+struct New {
+    /// Any packet.
+    any: bool,
+    /// The announcement, to all of them.
+    is_all: bool,
+}
+
+/// Sends what has come to the NICs since this was last done.
+async fn send_new(nics: &[Arc<ServedNic>], speaker: &mpsc::Sender<Order>) -> New {
+    let (mut any, mut all) = (false, true);
     for (number, nic) in nics.iter().enumerate() {
         let answer = nic.ask(|device, reply| device.copy_late(reply)).await;
         // Nothing comes to one that has ended.
@@ -115,11 +178,12 @@ async fn send_new(nics: &[Arc<ServedNic>], speaker: &mpsc::Sender<Order>) -> boo
         if packets.is_empty() {
             continue;
         }
+        any = true;
         for piece in cut(number, Content::Late, &encode_packets(&packets)) {
             let _ = speaker.send(Order::Nic(piece)).await;
         }
     }
-    all
+    New { any, is_all: all }
 }
 
 impl Plane for Nics {

@@ -1,0 +1,20 @@
+//! VLANs.
+
+/// A VLAN, 1 to 4094.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Vlan(u16);
+
+impl Vlan {
+    /// The VLAN of this number; nothing when there is none.
+    pub const fn new(number: u16) -> Option<Self> {
+        match number {
+            1..=4094 => Some(Self(number)),
+            _ => None,
+        }
+    }
+
+    /// Its number.
+    pub const fn number(self) -> u16 {
+        self.0
+    }
+}

@@ -1,0 +1,145 @@
+//! Packets for many, which a move may bring to both nodes: the guest gets each as often as the node that got it more often.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::frame::packet::{destination, frame_of};
+use crate::state::held::MOST_PACKETS;
+
+/// How long the second of two may take. A station that says the same again and again does so less often.
+const WITHIN: Duration = Duration::from_millis(500);
+
+/// Where a packet came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CameTo {
+    /// The machine's new place.
+    New,
+    /// Its former place.
+    Former,
+}
+
+/// What came to either place lately.
+#[derive(Clone, Debug, Default)]
+pub struct Twins(HashMap<[u8; 16], Seen>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    /// How much more often the guest got it from the new place than from the former.
+    ahead: i32,
+    /// How often the new place left it to the former.
+    left: u32,
+    /// When this changed last, since the NIC was made.
+    at: Duration,
+}
+
+impl Twins {
+    /// The new place leaves a packet to the former: the machine is not its own yet.
+    pub fn leave(&mut self, packet: &[u8], now: Duration) {
+        if let Some(seen) = self.seen(packet, now) {
+            seen.left += 1;
+        }
+    }
+
+    /// Whether the guest has a packet already that has now come here; it gets it otherwise.
+    pub fn is_one(&mut self, packet: &[u8], to: CameTo, now: Duration) -> bool {
+        let Some(seen) = self.seen(packet, now) else {
+            return false;
+        };
+        let (was_ahead, change) = match to {
+            CameTo::New => (seen.ahead < 0, 1),
+            CameTo::Former if seen.left > 0 => {
+                seen.left -= 1;
+                return false;
+            }
+            CameTo::Former => (seen.ahead > 0, -1),
+        };
+        seen.ahead += change;
+        was_ahead
+    }
+
+    /// The guest does not get a packet after all, for want of room.
+    pub fn was_lost(&mut self, packet: &[u8], came_to: CameTo, now: Duration) {
+        if let Some(seen) = self.seen(packet, now) {
+            seen.ahead -= match came_to {
+                CameTo::New => 1,
+                CameTo::Former => -1,
+            };
+        }
+    }
+
+    /// What is known of a packet for many; nothing of others, and of more different ones than [`MOST_PACKETS`].
+    fn seen(&mut self, packet: &[u8], now: Duration) -> Option<&mut Seen> {
+        let frame = frame_of(packet)?;
+        destination(frame).filter(|to| to.is_group())?;
+        let name = *blake3::hash(frame).as_bytes().first_chunk()?;
+        if self.0.len() >= MOST_PACKETS && !self.0.contains_key(&name) {
+            return None;
+        }
+        let seen = self.0.entry(name).or_default();
+        if now.saturating_sub(seen.at) > WITHIN {
+            *seen = Seen::default();
+        }
+        seen.at = now;
+        Some(seen)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::packet::HEADER;
+    use crate::mac::Mac;
+
+    fn packet(to: Mac) -> Vec<u8> {
+        [&[0; HEADER][..], &to.0, &[2, 0, 0, 0, 0, 1, 8, 0, 7]].concat()
+    }
+
+    #[test]
+    fn a_packet_for_many_is_given_as_often_as_it_came_to_one_place() {
+        use CameTo::{Former, New};
+        let (many, now) = (packet(Mac::ALL), Duration::ZERO);
+        for (order, given) in [
+            (&[New, Former, Former, New, New][..], 3),
+            (&[Former, Former, New], 2),
+        ] {
+            let mut twins = Twins::default();
+            let given_now = order.iter().filter(|to| !twins.is_one(&many, **to, now));
+            assert_eq!(given_now.count(), given, "{order:?}");
+        }
+        let mut twins = Twins::default();
+        let own = packet(Mac([2, 0, 0, 0, 0, 2]));
+        assert!([New, Former].iter().all(|to| !twins.is_one(&own, *to, now)));
+    }
+
+    #[test]
+    fn what_was_left_to_the_former_place_or_lost_has_no_twin() {
+        let (many, now) = (packet(Mac::ALL), Duration::ZERO);
+        let mut twins = Twins::default();
+        twins.leave(&many, now);
+        assert!(!twins.is_one(&many, CameTo::Former, now));
+        assert!(!twins.is_one(&many, CameTo::New, now), "it is said again");
+        let mut twins = Twins::default();
+        assert!(!twins.is_one(&many, CameTo::Former, now));
+        twins.was_lost(&many, CameTo::Former, now);
+        assert!(!twins.is_one(&many, CameTo::New, now));
+    }
+
+    #[test]
+    fn what_is_said_again_later_is_no_twin() {
+        let many = packet(Mac::ALL);
+        let mut twins = Twins::default();
+        assert!(!twins.is_one(&many, CameTo::Former, Duration::ZERO));
+        let later = Duration::from_secs(1);
+        assert!(!twins.is_one(&many, CameTo::New, later));
+    }
+
+    #[test]
+    fn no_more_is_kept_than_can_be_held() {
+        let mut twins = Twins::default();
+        for number in 0..2 * MOST_PACKETS as u32 {
+            let packet = [&packet(Mac::ALL)[..], &number.to_le_bytes()].concat();
+            assert!(!twins.is_one(&packet, CameTo::Former, Duration::ZERO));
+        }
+        assert_eq!(twins.0.len(), MOST_PACKETS);
+    }
+}

@@ -1,0 +1,229 @@
+//! Whom the network hears that a machine has moved: what its node says, and what its guest says itself.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::thread::sleep;
+use std::time::Duration;
+
+use godwit_testkit::network::{Capture, Lan, Pinger, inside};
+use godwit_testkit::process::wait_for;
+use godwit_testkit::vm::{GuestLoad, GuestNetwork, NodeGuest};
+
+use super::{GUEST, PING_EVERY, answered_once, cluster, ip, load, may_run};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long announcements may take to come that are made again and again.
+const ANNOUNCES: Duration = Duration::from_secs(3);
+
+type Mac = [u8; 6];
+
+/// The NIC's own address, the one that its guest gave it, and that of a container.
+const OWN: Mac = [0x52, 0x54, 0, 0x80, 2, 1];
+const CHANGED: Mac = [0x52, 0x54, 0, 0x80, 2, 2];
+const CONTAINER: Mac = [0x52, 0x54, 0, 0x80, 2, 3];
+const CONTAINERS_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 80, 0, 11);
+/// VLANs of the guest's.
+const VLANS: std::ops::RangeInclusive<u16> = 2..=41;
+
+/// A guest that is an IPv6 router, has changed its MAC address, and has VLANs and a container of its own.
+const SCRIPT: &str = "
+for f in /proc/sys/net/ipv6/conf/*/forwarding; do echo 1 >$f; done
+ip link set eth0 address 52:54:00:80:02:02
+for n in $(seq 2 41); do
+    ip link add link eth0 name v$n type vlan id $n
+    ip addr add 10.81.$n.1/24 dev v$n
+    ip link set v$n up
+done
+ip link add link eth0 name c0 type macvlan
+ip link set c0 address 52:54:00:80:02:03
+ip addr add 10.80.0.11/24 dev c0
+ip link set c0 up
+";
+
+fn with_network(network: GuestNetwork) -> GuestLoad {
+    let mut load = load("tap=tap0,mac=52:54:00:80:02:01");
+    if let Some(own) = &mut load.network {
+        own.script = network.script;
+        own.group_port = network.group_port;
+    }
+    load
+}
+
+/// What a frame says of its sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Said {
+    /// It is here, by a station's address and VLAN.
+    Rarp(Mac, u16),
+    /// Who has an IPv4 address.
+    Arp(Mac, u16, Ipv4Addr),
+    /// Who has an IPv6 address, and whether that is a router.
+    Neighbour(Mac, u16, bool),
+}
+
+fn said(frame: &[u8]) -> Option<Said> {
+    let from: Mac = *frame.get(6..)?.first_chunk()?;
+    let kind = |at: usize| Some(u16::from_be_bytes(*frame.get(at..)?.first_chunk()?));
+    let (vlan, at) = match kind(12)? {
+        0x8100 => (kind(14)? & 0xfff, 18),
+        _ => (0, 14),
+    };
+    let body = frame.get(at..)?;
+    match kind(at - 2)? {
+        0x8035 => Some(Said::Rarp(from, vlan)),
+        0x806 => {
+            let address: [u8; 4] = *body.get(14..)?.first_chunk()?;
+            Some(Said::Arp(from, vlan, address.into()))
+        }
+        // A neighbour advertisement.
+        0x86dd if body.get(6) == Some(&58) && body.get(40) == Some(&136) => {
+            Some(Said::Neighbour(from, vlan, body.get(44)? & 0x80 != 0))
+        }
+        _ => None,
+    }
+}
+
+/// What is said until all of this is, and for some time after that.
+fn hear(capture: &Capture, wanted: &BTreeSet<Said>) -> BTreeSet<Said> {
+    let mut heard = BTreeSet::new();
+    let mut hear_more = || {
+        heard.extend(capture.take().iter().filter_map(|frame| said(frame)));
+        wanted.is_subset(&heard).then_some(())
+    };
+    wait_for(PATIENCE, &mut hear_more);
+    sleep(ANNOUNCES);
+    hear_more();
+    heard
+}
+
+#[test]
+fn what_a_guest_is_reached_by_is_announced_and_nothing_else() -> io::Result<()> {
+    if !may_run() {
+        return Ok(());
+    }
+    let lan = Lan::new(2)?;
+    let cluster = cluster(&lan, &[])?;
+    let network = GuestNetwork {
+        script: SCRIPT.to_owned(),
+        ..GuestNetwork::default()
+    };
+    let guest = NodeGuest::start(&cluster, "a", 1, 64, &with_network(network))?;
+    let pingers = [GUEST, CONTAINERS_ADDRESS].map(|to| Pinger::start(lan.switch(), to, PING_EVERY));
+    let capture = lan.capture()?;
+    capture.take();
+    guest.migrate(cluster.node("a"), "b", &[])?;
+    let stations = [(OWN, 0), (CHANGED, 0), (CONTAINER, 0)].into_iter();
+    let stations = stations.chain(VLANS.map(|vlan| (CHANGED, vlan)));
+    let rarps: BTreeSet<Said> = stations.map(|(mac, vlan)| Said::Rarp(mac, vlan)).collect();
+    // The guest has its say on what only the guest knows.
+    let vlans_address = |vlan: u16| Ipv4Addr::new(10, 81, vlan as u8, 1);
+    let mut wanted: BTreeSet<Said> = VLANS
+        .map(|vlan| Said::Arp(CHANGED, vlan, vlans_address(vlan)))
+        .collect();
+    let mut addresses: BTreeSet<Ipv4Addr> = VLANS.map(vlans_address).collect();
+    addresses.extend([GUEST, CONTAINERS_ADDRESS]);
+    wanted.insert(Said::Arp(CHANGED, 0, GUEST));
+    wanted.insert(Said::Arp(CONTAINER, 0, CONTAINERS_ADDRESS));
+    wanted.insert(Said::Neighbour(CHANGED, 0, true));
+    wanted.extend(rarps.iter().copied());
+    let heard = hear(&capture, &wanted);
+    let missing: Vec<&Said> = wanted.difference(&heard).collect();
+    assert_eq!(missing, [] as [&Said; 0]);
+    for said in heard {
+        let is_true = match said {
+            Said::Rarp(..) => rarps.contains(&said),
+            // Linux asks for others from any of its interfaces.
+            Said::Arp(CHANGED | CONTAINER, _, address) => addresses.contains(&address),
+            Said::Arp(mac, ..) => mac != OWN,
+            Said::Neighbour(.., is_router) => is_router,
+        };
+        assert!(is_true, "{said:?}");
+    }
+    for pinger in pingers {
+        answered_once(&pinger?.finish(Duration::from_secs(5))?);
+    }
+    guest.finish(cluster.node("b"))?;
+    Ok(())
+}
+
+/// Datagrams to a group of hosts that each of them says back.
+const GROUP: (Ipv4Addr, u16) = (Ipv4Addr::new(239, 80, 0, 1), 7200);
+
+#[test]
+fn a_guest_hears_its_group_behind_a_switch_that_snoops() -> io::Result<()> {
+    const EVERY: Duration = Duration::from_millis(10);
+    if !may_run() {
+        return Ok(());
+    }
+    let lan = Lan::new(2)?;
+    let cluster = cluster(&lan, &[])?;
+    let snoops = "link set br0 type bridge mcast_snooping 1 mcast_querier 1 mcast_query_response_interval 100 \
+                  mcast_startup_query_interval 100";
+    ip(lan.switch(), snoops)?;
+    ip(lan.switch(), "route add 239.0.0.0/8 dev br0")?;
+    let network = GuestNetwork {
+        group_port: GROUP.1,
+        script: String::from("ip route add 239.0.0.0/8 dev eth0"),
+        ..GuestNetwork::default()
+    };
+    let guest = NodeGuest::start(&cluster, "a", 1, 64, &with_network(network))?;
+    let socket = inside(lan.switch(), || UdpSocket::bind("0.0.0.0:0")).join();
+    let socket = socket.expect("does not panic")?;
+    socket.set_nonblocking(true)?;
+    let mut answers: Vec<u32> = Vec::new();
+    let mut hear = || {
+        let mut number = [0; 4];
+        while let Ok(4) = socket.recv(&mut number) {
+            let number = u32::from_be_bytes(number) as usize;
+            answers.resize(answers.len().max(number + 1), 0);
+            answers[number] += 1;
+        }
+        answers.clone()
+    };
+    let mut sent = 0_u32;
+    let send = |sent: &mut u32| {
+        let _ = socket.send_to(&sent.to_be_bytes(), GROUP);
+        *sent += 1;
+        sleep(EVERY);
+    };
+    while hear().is_empty() {
+        send(&mut sent);
+        assert!(sent < 6000, "the guest hears its group");
+    }
+    let first = hear().len() - 1;
+    let moving = cluster
+        .node("a")
+        .godwit(&["migrate", "vm/guest", "--to", "b"]);
+    let moving = std::thread::spawn(move || moving.json());
+    let mut until = None;
+    loop {
+        send(&mut sent);
+        hear();
+        if until.is_none() && moving.is_finished() {
+            until = Some(sent + 300);
+        }
+        if until.is_some_and(|until| sent >= until) {
+            break;
+        }
+    }
+    moving.join().expect("does not panic")?;
+    let all = |answers: &[u32]| {
+        answers.len() as u32 == sent && answers[first..].iter().all(|count| *count > 0)
+    };
+    wait_for(Duration::from_secs(5), || all(&hear()).then_some(()));
+    let mut answers = hear();
+    answers.resize(sent as usize, 0);
+    let odd: Vec<(usize, u32)> = answers
+        .into_iter()
+        .enumerate()
+        .skip(first)
+        .filter(|(_, count)| *count != 1)
+        .collect();
+    assert_eq!(
+        odd,
+        [] as [(usize, u32); 0],
+        "of {sent}, each is heard once"
+    );
+    guest.finish(cluster.node("b"))?;
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! Messages that the `vhost` crate does not take, and would end the connection for. They are recognized before the crate
+//! sees them, and carried out here.
+//!
+//! - A ring is enabled before the front end has said which features it takes, as QEMU does with NICs: the crate takes that
+//!   message only after `SET_FEATURES` with protocol features.
+//! - A machine is to be announced (`SEND_RARP`): the crate does not know that message.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+
+use rustix::net::RecvFlags;
+use vhost::vhost_user::message::FrontendReq;
+
+/// Bytes of a message's header: what is asked, flags, and bytes that follow, each a u32 of this machine's order.
+const HEADER: usize = 12;
+/// Bytes that follow, of both messages: a ring's index and whether it is enabled, each a u32; a MAC address and two more.
+const BODY: usize = 8;
+/// The sender waits for an answer.
+const NEEDS_REPLY: u32 = 1 << 3;
+/// The version of the protocol, and that this is an answer.
+const IS_REPLY: u32 = 1 | 1 << 2;
+
+/// Which of the messages are taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Takes {
+    pub(crate) enable: bool,
+    pub(crate) announce: bool,
+}
+
+/// What a message asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// A ring is to be enabled, or not.
+    Enable { ring: u32, enabled: bool },
+    /// The network is to be told that a machine with this MAC address is here.
+    Announce { mac: [u8; 6] },
+}
+
+/// A message that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Message {
+    pub(crate) asked: Asked,
+    request: FrontendReq,
+    needs_reply: bool,
+}
+
+/// Takes the next message if it is one of those, and leaves any other.
+pub(crate) fn take(socket: &mut UnixStream, takes: Takes) -> io::Result<Option<Message>> {
+    const ENABLE: u32 = FrontendReq::SET_VRING_ENABLE as u32;
+    const ANNOUNCE: u32 = FrontendReq::SEND_RARP as u32;
+    if !takes.enable && !takes.announce {
+        return Ok(None);
+    }
+    let mut header = [0_u8; HEADER];
+    let flags = RecvFlags::PEEK | RecvFlags::WAITALL;
+    let (seen, _) = rustix::net::recv(&*socket, &mut header, flags)?;
+    let [request, flags, length] = words(&header);
+    let request = match request {
+        ENABLE if takes.enable => FrontendReq::SET_VRING_ENABLE,
+        ANNOUNCE if takes.announce => FrontendReq::SEND_RARP,
+        _ => return Ok(None),
+    };
+    if seen < HEADER || length as usize != BODY {
+        // The crate says what is wrong with it, if anything is.
+        return Ok(None);
+    }
+    let mut message = [0; HEADER + BODY];
+    socket.read_exact(&mut message)?;
+    let [_, _, _, ring, enabled] = words(&message);
+    let asked = match message[HEADER..].first_chunk() {
+        Some(mac) if request == FrontendReq::SEND_RARP => Asked::Announce { mac: *mac },
+        _ => Asked::Enable {
+            ring,
+            enabled: enabled != 0,
+        },
+    };
+    Ok(Some(Message {
+        asked,
+        request,
+        needs_reply: flags & NEEDS_REPLY != 0,
+    }))
+}
+
+/// Answers a message, if an answer is waited for.
+pub(crate) fn answer(socket: &mut UnixStream, message: Message, done: bool) -> io::Result<()> {
+    if !message.needs_reply {
+        return Ok(());
+    }
+    let header = [message.request as u32, IS_REPLY, BODY as u32];
+    let mut message: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    message.extend_from_slice(&u64::from(!done).to_ne_bytes());
+    socket.write_all(&message)
+}
+
+fn words<const N: usize>(bytes: &[u8]) -> [u32; N] {
+    std::array::from_fn(|word| {
+        let part = bytes[word * 4..].first_chunk();
+        u32::from_ne_bytes(part.copied().unwrap_or_default())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: Takes = Takes {
+        enable: true,
+        announce: true,
+    };
+
+    fn message(request: FrontendReq, flags: u32, body: &[u32]) -> Vec<u8> {
+        let length = body.len() as u32 * 4;
+        let header = [request as u32, flags, length];
+        let words = header.iter().chain(body);
+        words.flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    #[test]
+    fn only_messages_that_the_crate_does_not_take_are_taken() {
+        let (mut here, mut there) = UnixStream::pair().expect("a pair");
+        let enable = message(FrontendReq::SET_VRING_ENABLE, 1 | NEEDS_REPLY, &[3, 1]);
+        there.write_all(&enable).expect("writes");
+        let mut announce = message(FrontendReq::SEND_RARP, 1, &[0, 0]);
+        announce[HEADER..HEADER + 6].copy_from_slice(&[2, 0, 0, 0, 0, 9]);
+        there.write_all(&announce).expect("writes");
+        let other = message(FrontendReq::SET_VRING_NUM, 1, &[3, 256]);
+        there.write_all(&other).expect("writes");
+        let only = |enable, announce| Takes { enable, announce };
+        assert_eq!(take(&mut here, only(false, true)).expect("looks"), None);
+        let taken = take(&mut here, ALL).expect("reads").expect("is ours");
+        let (ring, enabled) = (3, true);
+        assert_eq!(taken.asked, Asked::Enable { ring, enabled });
+        answer(&mut here, taken, true).expect("writes");
+        let mut reply = [0; HEADER + 8];
+        there.read_exact(&mut reply).expect("an answer");
+        assert_eq!(reply[HEADER..], [0; 8], "it was done");
+        assert_eq!(take(&mut here, only(true, false)).expect("looks"), None);
+        let taken = take(&mut here, ALL).expect("reads").expect("is ours");
+        let mac = [2, 0, 0, 0, 0, 9];
+        assert_eq!(taken.asked, Asked::Announce { mac });
+        assert_eq!(take(&mut here, ALL).expect("looks"), None);
+        let mut left = vec![0; other.len()];
+        here.read_exact(&mut left).expect("is left");
+        assert_eq!(left, other);
+        drop(there);
+        assert_eq!(
+            take(&mut here, ALL).expect("looks"),
+            None,
+            "the end is the crate's to see"
+        );
+    }
+}
