@@ -313,6 +313,7 @@ fn governor_parts(random: &mut Random) -> GovernorParts {
         local_answer_budget: part(),
         queueing_ratio: part(),
         net_progress: part(),
+        haste: part(),
     }
 }
 

@@ -13,6 +13,7 @@ pub(super) mod tuning;
 use core::time::Duration;
 
 use crate::controller::governor::in_flight::busy_window::{BusyWindow, GuestDid, Pace};
+use crate::controller::governor::judgement::haste::Haste;
 use crate::controller::governor::judgement::local_answer_budget::LocalAnswerBudget;
 use crate::controller::governor::judgement::net_progress::NetProgress;
 use crate::controller::governor::judgement::rate_search::RateSearch;
@@ -53,6 +54,8 @@ pub(super) struct Governor {
     strain_cause: Option<StrainCause>,
     /// Unless there is a bound on what the migration may take, which it would wait for in vain.
     net_progress: Option<NetProgress>,
+    /// Only when nobody stated the promise, nor what the interface may carry.
+    haste: Option<Haste>,
     /// Requests lately, those of them that were late, and their bytes, decaying.
     recent: f64,
     recent_late: f64,
@@ -107,6 +110,10 @@ impl Governor {
                 .guest_load
                 .filter(|_| parts.strain_cause)
                 .map(|_| StrainCause::default()),
+            haste: options
+                .guest_load
+                .filter(|_| parts.haste && options.interface_budget.is_none())
+                .map(|before| Haste::new(before.per_second, now)),
             net_progress: (!is_bounded && parts.net_progress).then(|| NetProgress::new(now)),
             recent: 0.0,
             recent_late: 0.0,
@@ -134,9 +141,17 @@ impl Governor {
         Some(limit.saturating_sub(REACTION).max(limit / 2))
     }
 
+    /// True while copies go as fast as they can, because going slowly does not spare the guest.
+    fn hurries(&self) -> bool {
+        self.haste.as_ref().is_some_and(Haste::hurries)
+    }
+
     /// What was promised, eased by what is not the migration's doing, and by what it cannot end without.
     fn eased(&self, promised: Duration) -> Duration {
         let own = promised.mul_f64(self.own.factor());
+        if self.hurries() {
+            return own.max(Controller::MOST_EASED);
+        }
         // What the user stated is kept.
         let net_progress = match (&self.net_progress, &self.throughput) {
             (Some(net_progress), Some(_)) => net_progress.factor(),
@@ -256,9 +271,14 @@ impl Governor {
         {
             self.periods += 1;
             self.breached += u64::from(worst > target.limit);
-            self.adjust(worst, target.limit, period);
+            if self.hurries() {
+                self.widen(worst);
+            } else {
+                self.adjust(worst, target.limit, period);
+            }
         }
         self.judge_throughput(now);
+        self.judge_haste(now, period);
         let least = self.least_rate();
         let least = if copying {
             least
@@ -267,6 +287,9 @@ impl Governor {
         };
         let required = self.required(now, left);
         self.rate = self.rate.clamp(least.max(required), MOST_RATE_BYTES);
+        if self.hurries() {
+            self.rate = MOST_RATE_BYTES;
+        }
         self.budget.set_rate(self.rate);
         // What delayed writes may take of the budget while copies go on.
         let share = if copying { self.rate / 2 } else { self.rate };
@@ -318,7 +341,9 @@ impl Governor {
     /// Judges what the guest got done.
     fn judge_throughput(&mut self, now: Time) {
         let crawl = self.creeps().then(|| self.least_rate());
-        let stood_still = self.answered == 0 && !self.busy_window.arrives();
+        // What it lacks while copies hurry says nothing about the rate before.
+        let hurries = self.hurries();
+        let stood_still = hurries || self.answered == 0 && !self.busy_window.arrives();
         let Some(throughput) = &mut self.throughput else {
             return;
         };
@@ -332,6 +357,32 @@ impl Governor {
             Some(Finding::Saturates) => self.rate_search = RateSearch::new(),
             None => {}
         }
+    }
+
+    /// Judges whether the guest is spared by going slowly.
+    fn judge_haste(&mut self, now: Time, period: &Period) {
+        let held_back = self.creeps() || period.paused;
+        let is_idle = self.answered == 0 && period.oldest.is_zero();
+        let hurried = self.hurries();
+        let Some(haste) = &mut self.haste else {
+            return;
+        };
+        if is_idle {
+            return haste.stood_still(now);
+        }
+        haste.count(now, self.answered, self.spent, held_back);
+        if hurried && !haste.hurries() {
+            // The search begins anew from below.
+            self.rate = LEAST_RATE_BYTES;
+            self.rate_search = RateSearch::new();
+        }
+    }
+
+    /// More chunks may be in flight, as long as they take no longer than any request may.
+    fn widen(&mut self, worst: Duration) {
+        let guest = GuestDid { worst, lags: false };
+        let limit = Controller::MOST_EASED;
+        self.busy_window.adjust(limit, guest, Pace::Starved);
     }
 
     fn adjust(&mut self, worst: Duration, promised: Duration, period: &Period) {
@@ -419,7 +470,8 @@ impl Governor {
             .is_some_and(|resumed| now.since(resumed) < self.pause * 4);
         // While it loses ground, it loses more in a longer one.
         let loses = self.net_progress.as_ref().is_some_and(NetProgress::is_lost);
-        self.pause = if soon && !loses {
+        // One that hurries would lose what it hurries for.
+        self.pause = if soon && !loses && !self.hurries() {
             (self.pause * 2).min(LONGEST_PAUSE)
         } else {
             SHORTEST_PAUSE
@@ -467,7 +519,7 @@ impl Governor {
         progress.allowed = progress.limit.map(|limit| self.eased(limit));
         progress.periods = self.periods;
         progress.breached_periods = self.breached;
-        progress.rate_limit = Some(self.rate);
+        progress.rate_limit = (!self.hurries()).then_some(self.rate);
     }
 }
 

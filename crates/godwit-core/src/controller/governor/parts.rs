@@ -13,6 +13,8 @@ pub struct GovernorParts {
     pub queueing_ratio: bool,
     /// A promise that nobody stated is eased until copies gain on the guest.
     pub net_progress: bool,
+    /// Copies hurry where going slowly does not spare the guest.
+    pub haste: bool,
 }
 
 impl GovernorParts {
@@ -22,14 +24,16 @@ impl GovernorParts {
         local_answer_budget: true,
         queueing_ratio: true,
         net_progress: true,
+        haste: true,
     };
 
     /// The names of the parts.
-    pub const NAMES: [&'static str; 4] = [
+    pub const NAMES: [&'static str; 5] = [
         "strain_cause",
         "local_answer_budget",
         "queueing_ratio",
         "net_progress",
+        "haste",
     ];
 }
 
@@ -50,6 +54,7 @@ impl FromStr for GovernorParts {
                 "local_answer_budget" => &mut parts.local_answer_budget,
                 "queueing_ratio" => &mut parts.queueing_ratio,
                 "net_progress" => &mut parts.net_progress,
+                "haste" => &mut parts.haste,
                 unknown => return Err(UnknownPart(unknown.to_owned())),
             };
             *part = false;

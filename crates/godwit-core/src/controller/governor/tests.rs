@@ -172,7 +172,10 @@ fn waits_while_copies_hardly_move_do_not_slow_them_down_later() {
 
 #[test]
 fn a_guest_that_gets_less_done_gets_room_back_however_short_its_waits() {
-    let mut governor = governor(|options| options.guest_load = unknown(20_000));
+    let mut governor = governor(|options| {
+        options.guest_load = unknown(20_000);
+        options.governor.haste = false;
+    });
     busy_periods(&mut governor, 1..=80, LIMIT / 10);
     // A period has 100 answers: half of what the guest did before.
     assert_eq!(governor.rate, LEAST_AUTOMATIC_RATE_BYTES);
@@ -181,7 +184,10 @@ fn a_guest_that_gets_less_done_gets_room_back_however_short_its_waits() {
 #[test]
 fn a_guest_that_takes_all_there_is_shares_it_as_long_as_its_waits_are_short() {
     let rate = |worst| {
-        let mut governor = governor(|options| options.guest_load = unknown(20_000));
+        let mut governor = governor(|options| {
+            options.guest_load = unknown(20_000);
+            options.governor.haste = false;
+        });
         busy_periods(&mut governor, 1..=99, LIMIT / 10);
         busy_periods(&mut governor, 100..=150, worst);
         governor.rate
@@ -231,6 +237,7 @@ fn what_nobody_stated_does_not_keep_a_migration_from_its_end() {
         let mut governor = governor(|options| {
             options.guest_load = guest_load;
             options.interface_budget = interface_budget;
+            options.governor.haste = false;
         });
         for number in 1..=600 {
             governor.spend(governor.rate / 100, false);
@@ -260,6 +267,42 @@ fn what_nobody_stated_does_not_keep_a_migration_from_its_end() {
     // 10,000 requests of 64 KiB in a second, nearly.
     let guests = slowest(unknown(20_000), None, Bytes(64 << 10));
     assert!((600_000_000..=660_000_000).contains(&guests), "{guests}");
+}
+
+/// The rate after four seconds on a host whose processors are full: the guest gets six tenths of its work done however
+/// slowly copies go.
+fn rate_on_a_full_host(change: impl FnOnce(&mut MigrationOptions)) -> u64 {
+    const TAKES: u64 = 400 << 20;
+    let mut governor = governor(change);
+    let mut fastest = 0;
+    for number in 1..=400 {
+        governor.spend(governor.rate.min(TAKES) / 100, false);
+        for _ in 0..60 {
+            governor.answered(BLOCK, LIMIT * 2, false);
+        }
+        let period = Period {
+            copying: true,
+            ..Period::default()
+        };
+        governor.sample(Time(0).after(SAMPLING * number), &period);
+        if number > 200 {
+            fastest = fastest.max(governor.rate);
+        }
+    }
+    fastest
+}
+
+#[test]
+fn a_full_host_is_left_soon_unless_the_promise_was_stated() {
+    let automatic = rate_on_a_full_host(|options| options.guest_load = unknown(10_000));
+    assert_eq!(automatic, MOST_RATE_BYTES);
+    let stated = rate_on_a_full_host(|_| {});
+    assert!(stated < LEAST_AUTOMATIC_RATE_BYTES * 2, "{stated}");
+    let bounded = rate_on_a_full_host(|options| {
+        options.guest_load = unknown(10_000);
+        options.interface_budget = Some(100 << 20);
+    });
+    assert!(bounded < MOST_RATE_BYTES, "{bounded}");
 }
 
 #[test]

@@ -75,6 +75,47 @@ pub(in crate::controller) mod local_answer_budget {
     pub(in crate::controller) const MOST_PART: f64 = 0.01;
 }
 
+/// Those of `judgement/haste.rs`.
+pub(in crate::controller) mod haste {
+    use core::time::Duration;
+
+    /// How long answers are counted before they are judged.
+    ///
+    /// From: docs/lab/what-a-guest-missed-not-what-a-window-shows.md.
+    pub(in crate::controller) const WINDOW: Duration = Duration::from_millis(100);
+
+    /// Copies are held back for so long on end before they may hurry.
+    ///
+    /// From: docs/lab/a-busy-host.md.
+    pub(in crate::controller) const HELD_BACK: Duration = Duration::from_millis(500);
+
+    /// A guest that lost less than this part of its work is well.
+    ///
+    /// From: docs/lab/a-busy-host.md.
+    pub(in crate::controller) const LACKING_PART: f64 = 0.04;
+
+    /// Hurrying is worth it if a byte costs this many times less.
+    ///
+    /// From: docs/lab/a-busy-host.md.
+    pub(in crate::controller) const LEAST_GAIN_FACTOR: f64 = 1.1;
+
+    /// Copies hurry for at least this long: the window of chunks in flight widens meanwhile.
+    ///
+    /// From: docs/lab/a-busy-host.md.
+    pub(in crate::controller) const SHORTEST: Duration = Duration::from_millis(500);
+
+    /// Copies that hurry spare the guest again after this long, to compare anew: doubled each time that hurrying was
+    /// worth it.
+    ///
+    /// From: no experiment: a comparison costs [`HELD_BACK`].
+    pub(in crate::controller) const LONGEST: Duration = Duration::from_secs(8);
+
+    /// After a hurry that was not worth it copies wait for so long with the next one: doubled each time.
+    ///
+    /// From: no experiment: an eighth of the time may be spent in vain at first.
+    pub(in crate::controller) const FIRST_WAIT: Duration = Duration::from_secs(4);
+}
+
 /// Those of `judgement/net_progress.rs`.
 pub(in crate::controller) mod net_progress {
     use core::time::Duration;
