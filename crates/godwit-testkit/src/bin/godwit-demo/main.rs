@@ -4,6 +4,8 @@
 //! The disk's first half holds an ext4 file system that nobody writes to, so it must come out
 //! byte-identical; its second half belongs to fio, which writes random blocks with checksums all
 //! the time and reads every one back.
+//!
+//! With `--rates` the disk also moves at five fixed rates, and the report compares what they cost.
 
 mod guest_disk;
 mod report;
@@ -12,7 +14,15 @@ mod run;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match run::demo() {
+    let rates = match std::env::args().skip(1).collect::<Vec<_>>().as_slice() {
+        [] => false,
+        [option] if option == "--rates" => true,
+        _ => {
+            eprintln!("usage: godwit-demo [--rates]");
+            return ExitCode::from(2);
+        }
+    };
+    match run::demo(rates) {
         Ok(problems) if problems.is_empty() => ExitCode::SUCCESS,
         Ok(problems) => {
             eprintln!("\nThe demo found problems:");

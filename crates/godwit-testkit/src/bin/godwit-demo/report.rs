@@ -24,10 +24,23 @@ pub(crate) struct Report {
     pub(crate) round_trip_verified: bool,
     /// The way back.
     pub(crate) round_trip: RoundTrip,
+    /// What both ways cost.
+    pub(crate) cost: Rate,
+    /// What they cost at fixed rates, if those were asked for.
+    pub(crate) fixed_rates: Vec<Rate>,
     /// Requests that fio had answered in all.
     pub(crate) guest_requests: u64,
     /// Whatever went wrong, in words.
     pub(crate) problems: Vec<String>,
+}
+
+/// The cost in seconds of a move there and back.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Rate {
+    /// The rate that copies were held to, in MiB/s.
+    pub(crate) mebibytes: Option<u32>,
+    pub(crate) there: f64,
+    pub(crate) back: f64,
 }
 
 /// The guest's view.
@@ -88,6 +101,33 @@ impl Report {
             "  {:<24} {:>10.2} {:>10.2}",
             "CPU of the destination, s", self.cpu_seconds.destination, back.cpu_seconds.destination
         );
+        println!(
+            "  {:<24} {:>10.2} {:>10.2}",
+            "cost, s", self.cost.there, self.cost.back
+        );
+        for rate in &self.fixed_rates {
+            let held = rate
+                .mebibytes
+                .map_or_else(|| "no limit".into(), |rate| format!("{rate} MiB/s"));
+            println!(
+                "  {:<24} {:>10.2} {:>10.2}",
+                format!("  at {held}"),
+                rate.there,
+                rate.back
+            );
+        }
+        if !self.fixed_rates.is_empty() {
+            let least = |cost: fn(&Rate) -> f64| {
+                let costs = self.fixed_rates.iter().map(cost);
+                cost(&self.cost) / costs.fold(f64::INFINITY, f64::min)
+            };
+            println!(
+                "  {:<24} {:>10.2} {:>10.2}",
+                "by that of the best rate",
+                least(|rate| rate.there),
+                least(|rate| rate.back)
+            );
+        }
         let word = |good: bool| if good { "identical" } else { "NOT identical" };
         println!("\n  verified: {}", word(self.verified));
         println!("  round trip verified: {}", word(self.round_trip_verified));

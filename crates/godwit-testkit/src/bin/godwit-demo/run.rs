@@ -3,6 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use godwit_core::auto::Cost;
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, release_binary};
 use godwit_testkit::fio::{RunningFio, now_ms};
@@ -10,11 +11,14 @@ use godwit_testkit::report::write_report;
 use serde_json::Value;
 
 use crate::guest_disk::GuestDisk;
-use crate::report::{Cpu, Guest, Report, RoundTrip};
+use crate::report::{Cpu, Guest, Rate, Report, RoundTrip};
 
 const DISK: &str = "demo";
 const WARM_UP: Duration = Duration::from_secs(2);
 const QUIET: Duration = Duration::from_secs(5);
+
+/// The fixed rates that `--rates` compares with, in MiB/s; none holds nothing back.
+const RATES: [Option<u32>; 5] = [Some(50), Some(100), Some(200), Some(400), None];
 
 /// A migration that ended well.
 struct Moved {
@@ -32,6 +36,19 @@ impl Moved {
             .unwrap_or(self.command_seconds)
     }
 
+    /// The cost in seconds for a guest that had `before` requests per second, and `during` the move.
+    fn cost(&self, before: f64, during: f64) -> f64 {
+        let elapsed = Duration::from_secs_f64(self.lm_seconds());
+        let lost = (1.0 - during / before).clamp(0.0, 1.0);
+        let cost = Cost {
+            until_free: elapsed,
+            on_two_nodes: elapsed,
+            lost: elapsed.mul_f64(lost),
+            late: Duration::ZERO,
+        };
+        cost.seconds()
+    }
+
     fn bytes(&self, field: &str) -> u64 {
         self.answer["progress"][field].as_u64().unwrap_or(0)
     }
@@ -41,8 +58,8 @@ impl Moved {
     }
 }
 
-/// Runs it; returns what was found wrong.
-pub(crate) fn demo() -> io::Result<Vec<String>> {
+/// Runs the demo, with `rates` also at [`RATES`]; returns the problems.
+pub(crate) fn demo(rates: bool) -> io::Result<Vec<String>> {
     let options = ClusterOptions {
         godwit: release_binary()?,
         tls: true,
@@ -65,7 +82,7 @@ pub(crate) fn demo() -> io::Result<Vec<String>> {
     stay(&mut fio, QUIET)?;
 
     let mut problems = Vec::new();
-    let there = migrate(&cluster, "a", "b")?;
+    let there = migrate(&cluster, "a", "b", &[])?;
     stay(&mut fio, QUIET)?;
     let after_ms = now_ms();
     expect_states(&cluster, "departed", "serving", &mut problems);
@@ -74,10 +91,15 @@ pub(crate) fn demo() -> io::Result<Vec<String>> {
     let verified = there.verified() && different.is_none();
     problems.extend(different.map(|words| format!("at node b: {words}")));
 
-    let back = migrate(&cluster, "b", "a")?;
+    let back = migrate(&cluster, "b", "a", &[])?;
     stay(&mut fio, QUIET)?;
     let end_ms = now_ms();
     expect_states(&cluster, "serving", "departed", &mut problems);
+    let trips = if rates {
+        fixed_rates(&cluster, &mut fio)?
+    } else {
+        Vec::new()
+    };
     let load = fio.stop()?;
     if load.error != 0 {
         problems.push(format!(
@@ -106,13 +128,26 @@ pub(crate) fn demo() -> io::Result<Vec<String>> {
     }
 
     let window = |from_ms, to_ms| load.window(from_ms, to_ms);
+    let before = window(started_ms, there.from_ms);
+    let cost = |moved: &Moved| moved.cost(before.iops, window(moved.from_ms, moved.to_ms).iops);
+    let fixed_rates = trips.iter().map(|(mebibytes, [there, back])| Rate {
+        mebibytes: *mebibytes,
+        there: cost(there),
+        back: cost(back),
+    });
     let report = Report {
+        cost: Rate {
+            mebibytes: None,
+            there: cost(&there),
+            back: cost(&back),
+        },
+        fixed_rates: fixed_rates.collect(),
         lm_seconds: there.lm_seconds(),
         command_seconds: there.command_seconds,
         bytes_copied: there.bytes("bytes_copied"),
         bytes_sent: there.bytes("bytes_sent") + there.bytes("double_write_bytes"),
         guest: Guest {
-            before: window(started_ms, there.from_ms),
+            before,
             during: window(there.from_ms, there.to_ms),
             after: window(there.to_ms, after_ms),
         },
@@ -134,14 +169,36 @@ pub(crate) fn demo() -> io::Result<Vec<String>> {
     Ok(report.problems)
 }
 
-fn migrate(cluster: &Cluster, from: &str, to: &str) -> io::Result<Moved> {
-    step(&format!("godwit migrate {DISK} --to {to} --verify"));
+/// A move there and back at each of [`RATES`], without a promise.
+fn fixed_rates(
+    cluster: &Cluster,
+    fio: &mut RunningFio,
+) -> io::Result<Vec<(Option<u32>, [Moved; 2])>> {
+    let mut trips = Vec::new();
+    for mebibytes in RATES {
+        let bandwidth = mebibytes.map(|rate| format!("{rate}MiB"));
+        let mut options = vec!["--sla", "off", "--policy", "double-write"];
+        if let Some(bandwidth) = &bandwidth {
+            options.extend(["--max-bandwidth", bandwidth]);
+        }
+        // The copy that the way back left would be compared, and hardly anything be sent.
+        cluster.node("b").godwit(&["disk", "rm", DISK]).json()?;
+        let there = migrate(cluster, "a", "b", &options)?;
+        stay(fio, QUIET)?;
+        let back = migrate(cluster, "b", "a", &options)?;
+        stay(fio, QUIET)?;
+        trips.push((mebibytes, [there, back]));
+    }
+    Ok(trips)
+}
+
+fn migrate(cluster: &Cluster, from: &str, to: &str, options: &[&str]) -> io::Result<Moved> {
+    let command = [&["migrate", DISK, "--to", to, "--verify"], options].concat();
+    step(&format!("godwit {}", command.join(" ")));
     let (source, destination) = (cluster.node(from), cluster.node(to));
     let cpu = || (source.cpu_seconds(), destination.cpu_seconds());
     let (before, from_ms, started) = (cpu(), now_ms(), Instant::now());
-    let answer = source
-        .godwit(&["migrate", DISK, "--to", to, "--verify"])
-        .json()?;
+    let answer = source.godwit(&command).json()?;
     let (command_seconds, to_ms, after) = (started.elapsed().as_secs_f64(), now_ms(), cpu());
     let cpu = Cpu {
         source: after.0 - before.0,
