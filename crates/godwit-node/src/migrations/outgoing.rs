@@ -128,10 +128,7 @@ pub(crate) async fn start_in(
         base::adapt(&mut settings, on_image);
     }
     let interface = options::open_interface(&disk.name, &settings)?;
-    let baseline = match disk.engine() {
-        Some(engine) => promise::measure(&engine).await,
-        None => None,
-    };
+    let baseline = promise::measure(disk.engine()).await;
     let promise = promise::settle(&disk.name, asked, baseline.as_ref())?;
     settings.sla = promise.target.map(|target| target.to_string());
     for warning in &promise.warnings {

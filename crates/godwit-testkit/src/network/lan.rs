@@ -88,7 +88,8 @@ impl Lan {
         self.switch.ip(&["tuntap", "add", PORT, "mode", "tap"])?;
         // Higher than those of other ports: the bridge keeps its own.
         let address = ["address", "fe:ff:ff:ff:ff:ff"];
-        self.switch.ip(&[&["link", "set", PORT][..], &address].concat())?;
+        self.switch
+            .ip(&[&["link", "set", PORT][..], &address].concat())?;
         let capture = Capture::start(&self.switch, PORT)?;
         plug(&self.switch, PORT)?;
         self.switch.wait_until_forwarding(PORT)?;

@@ -1,6 +1,7 @@
 //! Operations on the image, through the ring.
 
 pub(super) mod faults;
+mod long_hole;
 pub(super) mod sparse;
 pub(super) mod step;
 #[cfg(test)]
@@ -12,14 +13,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use godwit_core::action::{Content, DiskOperation, DiskTag, Inspect, LONG_HOLE_SECTORS};
+use godwit_core::action::{Content, DiskOperation, DiskTag, Inspect};
 use godwit_core::request::RequestError;
-use godwit_core::units::{Extent, Lba, SECTOR_SIZE, Sectors};
+use godwit_core::units::{Extent, SECTOR_SIZE, Sectors};
 use io_uring::opcode;
 use rustix::fs::FallocateFlags;
 
 use crate::engine::disk::step::{Call, Step, Target};
-use crate::image::extents::{extent_at, hole_end};
+use crate::image::extents::hole_end;
 use crate::image::{Fingerprint, Image, ImageKind};
 use godwit_io::page_buffers::Mapping;
 use godwit_io::ring::{Ring, Token};
@@ -32,9 +33,6 @@ const ZERO_PIECE: u64 = 1 << 20;
 /// Operations, but for reads, that are carried out in place after the kernel could start no thread for one.
 /// Until it says so some 50 ms pass.
 const IN_PLACE: u32 = 64;
-
-/// Parts of a file that are looked at in one search for a long hole.
-const LOOKS: u32 = 32;
 
 /// How a range is made to read as zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,24 +171,6 @@ impl Disk {
         let (start, end) = (extent.start().byte_offset(), extent.end().byte_offset());
         let hole = hole_end(self.file(), start, end) - start;
         (hole / SECTOR_SIZE) as u32
-    }
-
-    /// The first long hole at or behind a place; an empty one where the search has come to, or at the disk's end.
-    pub(super) fn long_hole(&self, from: Lba) -> (Lba, Lba) {
-        let end = self.capacity().bytes().0;
-        let sector = |at: u64| Lba(at / SECTOR_SIZE);
-        let mut at = from.byte_offset();
-        for _ in 0..LOOKS {
-            if at >= end {
-                break;
-            }
-            let found = extent_at(self.file(), at, end);
-            if found.hole && found.end - at >= u64::from(LONG_HOLE_SECTORS) * SECTOR_SIZE {
-                return (sector(at), sector(found.end));
-            }
-            at = found.end;
-        }
-        (sector(at), sector(at))
     }
 
     /// Whether a write or the like to a part of the range, in bytes, is not done.

@@ -111,8 +111,6 @@ pub(crate) async fn spoil(store: &Store, disk: &Disk) -> Result<(), StoreError> 
         }
         let entry = DiskEntry {
             kept: None,
-            max_bandwidth: None,
-            abandoned: false,
             ..inner.entry.clone()
         };
         (entry, inner.record)
@@ -157,6 +155,8 @@ mod tests {
                 migration: LEFT.to_string(),
                 fingerprint: fingerprint.0,
             }),
+            max_bandwidth: None,
+            abandoned: false,
         }
     }
 
