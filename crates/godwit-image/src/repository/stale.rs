@@ -19,7 +19,7 @@ use crate::repository::push::PushOptions;
 use crate::{Manifest, Progress, Repository, RepositoryError};
 
 /// For how long a host may not see what another has written.
-const LAG: Duration = Duration::from_millis(60);
+const LAG: Duration = Duration::from_millis(150);
 
 /// One write: when, by which host, and what; nothing is a removal.
 type Write = (Instant, usize, Option<(Bytes, SystemTime)>);
@@ -285,10 +285,16 @@ async fn losses(worlds: u64, lag: Duration) -> usize {
 
 #[tokio::test]
 async fn hosts_with_stale_caches_lose_no_chunk() {
-    assert_eq!(losses(300, LAG).await, 0);
+    assert_eq!(losses(200, LAG).await, 0);
 }
 
 #[tokio::test]
 async fn without_waiting_hosts_with_stale_caches_lose_chunks() {
-    assert!(losses(300, Duration::ZERO).await > 0, "nothing was tried");
+    // On a host that is busy everything takes longer than caches lag.
+    for _ in 0..20 {
+        if losses(100, Duration::ZERO).await > 0 {
+            return;
+        }
+    }
+    panic!("nothing was tried");
 }
