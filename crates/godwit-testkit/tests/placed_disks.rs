@@ -8,6 +8,7 @@ use std::process::Command;
 
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::ClusterOptions;
+use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::{run, wait_for};
 use godwit_testkit::random::Random;
 use godwit_testkit::scenario::{PATIENCE, Scenario, migrate, start_migration};
@@ -266,7 +267,7 @@ fn a_disk_arrives_on_a_block_device() {
     symlink(&short.0, site.pool.join("short")).unwrap();
     let path = |name: &str| site.pool.join(name).to_string_lossy().into_owned();
     let refused = site.refused("d", &["--into", &path("short")]);
-    assert!(refused.contains("make it exactly as large"), "{refused}");
+    assert!(refused.contains("make it at least as large"), "{refused}");
 
     let into = path("volume");
     site.moves("d", &["--into", &into]);
@@ -277,4 +278,48 @@ fn a_disk_arrives_on_a_block_device() {
     assert!(refused.contains("is the image of disk d"), "{refused}");
     site.removed("d");
     holds(&device.0, &site.content);
+}
+
+#[test]
+fn a_larger_device_is_taken_and_the_disk_stays_as_large() {
+    let turn = Scenario::begin("placed_disks", "a_larger_device_is_taken");
+    let mut site = Site::start(turn.seed);
+    site.create("d");
+    // As LVM rounds up to whole extents.
+    const REST: u64 = 4 << 20;
+    let device = Device::new(&site.cluster.dir().join("larger"), SIZE + REST);
+    symlink(&device.0, site.pool.join("larger")).unwrap();
+    let into = site.pool.join("larger").to_string_lossy().into_owned();
+    site.moves("d", &["--into", &into]);
+    for restarted in [false, true] {
+        if restarted {
+            let b = site.cluster.node_mut("b");
+            b.terminate(PATIENCE).unwrap();
+            b.start(&[]).unwrap();
+        }
+        assert_eq!(site.at_b("d")["size_bytes"], SIZE);
+        let b = site.cluster.node("b");
+        let mut client = NbdConnection::connect(&b.nbd("d")).unwrap();
+        let mut sector = [0; 512];
+        client.read_at(SIZE - 512, &mut sector).unwrap();
+        assert!(client.read_at(SIZE, &mut sector).is_err());
+    }
+    let exported = site.cluster.dir().join("exported");
+    let export = ["disk", "export", "d", &exported.to_string_lossy()];
+    let done = || site.cluster.node("b").godwit(&export).text().ok();
+    wait_for(PATIENCE, done).expect("no client uses it any more");
+    holds(&exported, &site.content);
+    let all = std::fs::read(&device.0).unwrap();
+    assert!(all[..SIZE as usize] == site.content);
+    assert!(
+        all[SIZE as usize..].iter().all(|byte| *byte == 0xa5),
+        "it is not the disk's"
+    );
+    let b = site.cluster.node("b");
+    let moved = migrate(b, "d", "a", &["--verify"]).unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    assert_eq!(
+        site.cluster.node("a").disk("d").unwrap()["size_bytes"],
+        SIZE
+    );
 }

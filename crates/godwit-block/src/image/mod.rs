@@ -115,6 +115,13 @@ impl Image {
         })
     }
 
+    /// Makes a device that is larger end where the disk on it does.
+    pub fn leave_the_rest_of_a_device(&mut self, capacity: Sectors) {
+        if self.kind == ImageKind::BlockDevice && self.capacity > capacity {
+            self.capacity = capacity;
+        }
+    }
+
     /// Bytes of storage that the image takes: of a sparse file, those that were written.
     ///
     /// # Errors

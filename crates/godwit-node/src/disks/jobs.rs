@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_block::image::{CopyProgress, Image, export, import};
+use godwit_core::units::Sectors;
 
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::lifecycle::create;
@@ -268,9 +269,14 @@ async fn copy_out(
 ) -> Result<(), ErrorBody> {
     run::stop(disk).await;
     let report = reporter(node, done);
-    let (name, path) = (disk.name.clone(), disk.lock().entry.path.clone());
+    let name = disk.name.clone();
+    let (path, sectors) = {
+        let inner = disk.lock();
+        (inner.entry.path.clone(), Sectors(inner.entry.sectors))
+    };
     let copied = blocking(move || {
-        let opened: Image = image::open(&name, &path)?;
+        let mut opened: Image = image::open(&name, &path)?;
+        opened.leave_the_rest_of_a_device(sectors);
         export(&opened, &to, report).map_err(|problem| image::error(&name, &problem))
     });
     let result = copied.await.flatten();

@@ -26,8 +26,8 @@ const STORE_RETRY: Duration = Duration::from_secs(1);
 /// Starts the disk's engine on its image, with the record that is stored.
 ///
 /// # Errors
-/// The image has another size than the disk, or the engine cannot start.
-pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<(), ErrorBody> {
+/// The image has another size than the disk, but for a device that is larger; or the engine cannot start.
+pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, mut image: Image) -> Result<(), ErrorBody> {
     let (record, sectors, shared, on_demand_only, on_image, surpassed, owed_bandwidth) = {
         let inner = disk.lock();
         let (entry, record) = (&inner.entry, inner.record);
@@ -44,6 +44,7 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<
             entry.max_bandwidth,
         )
     };
+    image.leave_the_rest_of_a_device(Sectors(sectors));
     if image.capacity != Sectors(sectors) {
         return Err(ErrorBody::new(
             ErrorCode::Conflict,

@@ -56,7 +56,7 @@ pub(super) async fn open_new_image(
         .map_err(refusal)
 }
 
-/// Takes the device of a disk, which must have its size, and starts the disk.
+/// Takes the device of a disk, which must be as large at least, and starts the disk.
 pub(super) async fn open_device(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), Refusal> {
     let (path, size) = {
         let inner = disk.lock();
@@ -65,11 +65,12 @@ pub(super) async fn open_device(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<()
     let name = disk.name.clone();
     let opened = blocking(move || image::open(&name, &path)).await.flatten();
     let opened = opened.map_err(refusal)?;
-    if opened.capacity != size {
+    // Volumes come in whole extents: what is too much is left alone.
+    if opened.capacity < size {
         return Err(Refusal {
             code: RefusalCode::Invalid,
             text: format!(
-                "the device {} at node '{}' has {}, and disk {} {}: make it exactly as large",
+                "the device {} at node '{}' has {}, and disk {} {}: make it at least as large",
                 disk.lock().entry.path.display(),
                 node.config.name,
                 opened.capacity.bytes(),
