@@ -224,7 +224,7 @@ fn promised(migration: &Migration, value: fn(&MigrationPromise) -> f64) -> f64 {
 
 impl Collector {
     fn disks(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let gauges: [(&str, &str, DiskValue); 11] = [
+        let gauges: [(&str, &str, DiskValue); 12] = [
             ("disk_clients", "NBD clients attached", |disk| {
                 f64::from(disk.clients)
             }),

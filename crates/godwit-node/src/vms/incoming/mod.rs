@@ -96,7 +96,6 @@ pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection
         link.say(Answer::Blocked(vec![why])).await;
         return;
     }
-    earlier_is_forgotten(&node, &hello).await;
     let (vm, guard) = match reserve(&node, &hello, &offer).await {
         Ok(reserved) => reserved,
         Err(error) => {

@@ -69,6 +69,7 @@ mod tests {
             surpassed: None,
             memory: None,
             named_nics: Vec::new(),
+            ended: None,
         }
     }
 
