@@ -364,7 +364,7 @@ mod tests {
         let row = text.lines().nth(1).unwrap();
         assert_eq!(
             row.split_whitespace().collect::<Vec<_>>(),
-            ["d", "1.00", "GiB", "departed", "2", "on", "b"]
+            ["d", "1.00", "GiB", "departed", "2", "-", "-", "on", "b"]
         );
     }
 

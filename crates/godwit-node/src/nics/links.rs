@@ -306,7 +306,8 @@ mod tests {
     #[test]
     fn what_keeps_packets_from_the_network_is_told() {
         type Change = fn(&mut Vec<Link>);
-        let changes: [(Change, fn(Way) -> bool); 10] = [
+        type Claim = fn(Way) -> bool;
+        let changes: [(Change, Claim); 10] = [
             (|_| {}, |way| way == Way::Passes),
             (|links| links.truncate(2), |way| way == Way::Gone),
             (|links| links[2].index = 9, |way| way == Way::Gone),

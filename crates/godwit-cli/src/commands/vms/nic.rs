@@ -192,7 +192,7 @@ mod tests {
         for part in [
             "-chardev socket,id=nic-web0,path=/a,,b/it's.vhost,reconnect-ms=100 \\\n-netdev vhost-user,",
             "chardev=nic-web0,queues=2 \\\n-device virtio-net-pci,",
-            "mac=52:54:00:00:00:01,romfile=,mq=on,vectors=6\n",
+            "mac=52:54:00:00:00:01,romfile=,ctrl_guest_offloads=off,mq=on,vectors=6\n",
             "path='/a,b/it&apos;s.vhost' mode='client'>",
             "  <driver queues='2'/>\n  <rom",
         ] {
@@ -212,7 +212,7 @@ mod tests {
         );
         let shown = show(&nic);
         assert!(
-            shown.contains("10.0.0.7")
+            shown.contains("52:54:00:00:00:07")
                 && shown.contains("2 too many")
                 && shown.contains("2 of 2 used (0: 4 received, 1 sent; 1: "),
             "{shown}"
