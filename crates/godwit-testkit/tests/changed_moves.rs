@@ -57,8 +57,13 @@ fn whatever_its_policy_a_move_can_be_told_to_leave_now() {
         let id = under_way(&cluster, from, to, options);
         assert!(client.progress(100, PATIENCE), "{:?}", client.stats());
         let told = Instant::now();
-        let words = [&["migration", "switch", &id, "--policy"], leaves].concat();
-        let changed = node.godwit(&words).json().unwrap();
+        // The bound holds for what is pulled, too.
+        let words: [&[&str]; 3] = [
+            &["migration", "switch", &id, "--max-bandwidth", "1G"],
+            &["--policy"],
+            leaves,
+        ];
+        let changed = node.godwit(&words.concat()).json().unwrap();
         assert_eq!(changed["options"]["policy"], leaves[0], "{changed}");
         assert_eq!(changed["options"]["verify"], false, "{changed}");
         let moved = await_end(node, &id);
