@@ -106,7 +106,11 @@ impl Body {
             zeroes,
             result,
         };
-        assert!(self.core.handle_pulled(self.now, TrafficClass::Pull, message), "{message:?}");
+        assert!(
+            self.core
+                .handle_pulled(self.now, TrafficClass::Pull, message),
+            "{message:?}"
+        );
     }
 
     /// Something arrives that was not, as a rule.
@@ -114,7 +118,12 @@ impl Body {
         if let Message::Pulled { slot, extent, .. } = message
             && !self.pulls.contains(&(slot, extent))
         {
-            assert!(!self.core.handle_pulled(self.now, TrafficClass::Pull, message), "{message:?}");
+            assert!(
+                !self
+                    .core
+                    .handle_pulled(self.now, TrafficClass::Pull, message),
+                "{message:?}"
+            );
         }
     }
 
@@ -302,6 +311,12 @@ impl Body {
                     DiskTag::Layout => {
                         assert!(matches!(operation, DiskOperation::FindHole { .. }));
                     }
+                    DiskTag::Holes => {
+                        let DiskOperation::FindLongHole { from } = operation else {
+                            panic!("{operation:?} finds no long hole");
+                        };
+                        assert!(from.0 < self.capacity.0, "{from:?} is not on the disk");
+                    }
                 }
                 self.disk.push((tag, operation));
             }
@@ -385,6 +400,6 @@ fn extent_of(operation: &DiskOperation) -> Option<Extent> {
         | DiskOperation::Write { extent, .. }
         | DiskOperation::WriteZeroes { extent, .. }
         | DiskOperation::FindHole { extent } => Some(extent),
-        DiskOperation::Flush => None,
+        DiskOperation::Flush | DiskOperation::FindLongHole { .. } => None,
     }
 }

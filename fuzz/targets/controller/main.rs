@@ -8,6 +8,7 @@
 mod body;
 mod input;
 
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use body::Body;
@@ -171,7 +172,12 @@ fn pull_event(body: &mut Body, input: &mut Input<'_>) {
         }
         6 => {
             let migration = migration(input);
-            body.message(TrafficClass::Pull, Message::Owes { migration });
+            let max_bandwidth = NonZeroU64::new(u64::from(input.byte()) << 12);
+            let owes = Message::Owes {
+                migration,
+                max_bandwidth,
+            };
+            body.message(TrafficClass::Pull, owes);
         }
         _ => {
             let migration = migration(input);
@@ -259,7 +265,12 @@ fn disk_result(input: &mut Input<'_>) -> Result<Content, RequestError> {
         0 => Err(RequestError::Io),
         1 => Err(RequestError::NoSpace),
         2 => Ok(Content::Hole(u32::from(input.byte()) * 8)),
-        3..=6 => Ok(Content::Zeroes),
+        3 => {
+            let start = Lba(u64::from(input.byte()) * 8);
+            let end = Lba(start.0 + u64::from(input.byte()) * 8);
+            Ok(Content::LongHole { start, end })
+        }
+        4..=6 => Ok(Content::Zeroes),
         7..=9 => Ok(Content::Digest([input.byte() % 2; 32])),
         _ => Ok(Content::Data),
     }
