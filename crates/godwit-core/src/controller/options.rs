@@ -36,7 +36,8 @@ pub struct MigrationOptions {
     /// it nothing but the window holds the migration back.
     pub sla: Option<LatencyTarget>,
     /// What the guest asked for before the migration: copies leave it room for as many requests, as
-    /// long as it makes them. Only with [`Self::sla`].
+    /// long as it makes them. Only with [`Self::sla`], and only where nobody stated that: a stated promise is kept
+    /// whatever it costs.
     pub guest_load: Option<GuestLoad>,
     /// The longest that a guest waits for chunks in flight when it wakes up: a shorter one lets
     /// fewer be in flight while it is idle. Without it they take 15 ms at most, and 30 ms when the

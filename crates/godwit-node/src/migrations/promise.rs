@@ -90,7 +90,7 @@ impl Measured {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Promise {
     pub(crate) target: Option<LatencyTarget>,
-    /// What the guest asks for now, if it is known: room for as much is promised by `auto`.
+    /// What the guest asks for now: room for as much is promised by `auto`. `None` if the user stated the promise.
     pub(crate) guest_load: Option<GuestLoad>,
     /// The longest that a guest waits for the migration when it wakes up. `None` when nobody asked
     /// for a latency and the guest has shown none: the migration goes by its own measure then.
@@ -159,9 +159,10 @@ fn settle_for(disk: &str, asked: Asked, measured: Option<Measured>) -> Result<Pr
         }
     };
     // A target speaks of latency alone; what room it leaves beyond that is the migration's.
-    let guest_load = measured
-        .filter(|_| asked == Asked::Auto)
-        .and_then(|measured| measured.load);
+    let guest_load = (asked == Asked::Auto).then(|| {
+        let seen = measured.and_then(|measured| measured.load);
+        seen.unwrap_or(GuestLoad::NOT_SEEN)
+    });
     let wake_up_limit = target
         .filter(|_| asked != Asked::Auto || measured.is_some())
         .map(|target| target.limit);
@@ -310,6 +311,18 @@ mod tests {
         assert_eq!(limit(Asked::Auto, busy), Some(Duration::from_millis(10)));
         let asked_for = limit(target("p99<2ms"), None);
         assert_eq!(asked_for, Some(Duration::from_millis(2)));
+    }
+
+    #[test]
+    fn an_automatic_promise_is_not_taken_for_one_that_was_stated() {
+        let load = |asked| {
+            settle_for("root", asked, None)
+                .expect("a promise")
+                .guest_load
+        };
+        assert_eq!(load(Asked::Auto), Some(GuestLoad::NOT_SEEN));
+        assert_eq!(load(target("p99<2ms")), None);
+        assert_eq!(load(Asked::Off), None);
     }
 
     #[test]
