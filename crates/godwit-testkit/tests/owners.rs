@@ -55,8 +55,11 @@ fn a_store_put_back_serves_nothing_that_was_given_away() {
     std::fs::copy(&copy, store(cluster.node("a"))).unwrap();
     cluster.node_mut("a").start(&[]).unwrap();
     comes_to(cluster.node("a"), "outdated");
-    let shown = cluster.node("a").disk(DISK).unwrap();
-    assert_eq!(shown["serves"], false, "{shown}");
+    let held = || {
+        let shown = cluster.node("a").disk(DISK).ok()?;
+        (shown["serves"] == false).then_some(shown)
+    };
+    let shown = wait_for(PATIENCE, held).expect("its engine serves no more");
     let problem = shown["problem"].as_str().unwrap();
     assert!(
         problem.contains("node 'b' has had the disk since"),
