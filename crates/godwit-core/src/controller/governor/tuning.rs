@@ -86,22 +86,22 @@ pub(in crate::controller) mod haste {
 
     /// Copies are held back for so long on end before they may hurry.
     ///
-    /// From: docs/lab/a-busy-host.md.
+    /// From: no experiment that is recorded.
     pub(in crate::controller) const HELD_BACK: Duration = Duration::from_millis(500);
 
     /// A guest that lost less than this part of its work is well.
     ///
-    /// From: docs/lab/a-busy-host.md.
+    /// From: no experiment that is recorded.
     pub(in crate::controller) const LACKING_PART: f64 = 0.04;
 
     /// Hurrying is worth it if a byte costs this many times less.
     ///
-    /// From: docs/lab/a-busy-host.md.
+    /// From: no experiment that is recorded.
     pub(in crate::controller) const LEAST_GAIN_FACTOR: f64 = 1.1;
 
     /// Copies hurry for at least this long: the window of chunks in flight widens meanwhile.
     ///
-    /// From: docs/lab/a-busy-host.md.
+    /// From: no experiment that is recorded.
     pub(in crate::controller) const SHORTEST: Duration = Duration::from_millis(500);
 
     /// Copies that hurry spare the guest again after this long, to compare anew: doubled each time that hurrying was
