@@ -210,8 +210,7 @@ fn ask_to(from: &RdmaGuest, what: &str, to: &RdmaGuest, more: &str) -> io::Resul
 /// # Errors
 /// If the node names none.
 pub fn preflight(from: Place<'_>, to: &RdmaGuest) -> io::Result<Vec<String>> {
-    // Its output goes along, as in a move.
-    reasons(migrate(from, to, "--file /run/server.log"))
+    reasons(migrate(from, to, ""))
 }
 
 /// All reasons against a move of the container `id` to `to`, one sentence each, as the node names them.
