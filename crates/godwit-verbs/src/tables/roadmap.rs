@@ -81,7 +81,7 @@ pub enum Call {
     },
     /// A call whose object cannot be made again; its process does not move.
     Stays {
-        /// Its parents.
+        /// What it was made from.
         parents: [Option<ObjectId>; 5],
     },
 }
