@@ -8,5 +8,3 @@ pub(crate) mod runc;
 pub(crate) mod subject;
 pub(crate) mod tcp;
 pub(crate) mod threads;
-pub(crate) mod unmovable;
-mod watched;

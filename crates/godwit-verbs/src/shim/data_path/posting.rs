@@ -466,8 +466,7 @@ unsafe extern "C" fn post_recv_others(
     if lane.plain {
         lane.pass_on_receives(shadow, first, bad)
     } else {
-        let noted_by = lane.notes.then_some(shadow);
-        lane.receive(noted_by, first, bad)
+        lane.receive(Some(shadow), first, bad)
     }
 }
 
@@ -479,8 +478,7 @@ unsafe extern "C" fn post_recv_slowly(
 ) -> c_int {
     let mut lane = shadow.lane.lock();
     // A suspended queue pair still receives: what its peer sent before needs a place to arrive at.
-    let noted_by = lane.notes.then_some(shadow);
-    let result = lane.receive(noted_by, first, bad);
+    let result = lane.receive(Some(shadow), first, bad);
     // An owner's next request to send would overtake what is kept.
     if !lane.suspended && lane.kept.is_empty() {
         lane.own();
