@@ -8,6 +8,7 @@ use godwit_core::authority::Ownership;
 use super::{Kind, Shown};
 use crate::disks::disk::Disk;
 use crate::node::Node;
+use crate::store::DiskEntry;
 use crate::store::surpassed::Surpassed;
 
 /// The disks that this node owns, as far as it knows.
@@ -46,17 +47,20 @@ fn by_id(node: &Node) -> HashMap<String, Arc<Disk>> {
     named.collect()
 }
 
-/// Holds the disk of this id if that record surpasses this node's.
-pub(super) async fn judge(node: &Arc<Node>, peer: &str, shown: &Shown) {
+/// Holds the disks of these ids whose records surpass this node's.
+pub(super) async fn judge(node: &Arc<Node>, peer: &str, theirs: &[Shown]) {
+    let mut shown = theirs.iter().filter(|shown| shown.kind == Kind::Disk);
+    let Some(first) = shown.next() else { return };
+    let disks = by_id(node);
+    for shown in std::iter::once(first).chain(shown) {
+        if let Some(disk) = disks.get(&shown.id) {
+            judge_one(node, disk, peer, shown).await;
+        }
+    }
+}
+
+async fn judge_one(node: &Arc<Node>, disk: &Arc<Disk>, peer: &str, shown: &Shown) {
     let theirs = shown.record();
-    let is_it = |disk: &Arc<Disk>| {
-        let inner = disk.lock();
-        let id = inner.entry.id.map(|id| id.to_string());
-        id.as_deref() == Some(&shown.id) && inner.record.is_surpassed_by(&theirs)
-    };
-    let Some(disk) = node.disks.all().into_iter().find(is_it) else {
-        return;
-    };
     let surpassed = Surpassed {
         by: peer.to_owned(),
         epoch: shown.epoch,
@@ -76,7 +80,8 @@ pub(super) async fn judge(node: &Arc<Node>, peer: &str, shown: &Shown) {
     }
     let why = surpassed.why("the disk", own);
     tracing::error!(disk = disk.name, peer, why, "the disk's I/O is held");
-    if let Err(error) = node.store.put_surpassed(&disk.name, &surpassed).await {
+    let keep = move |entry: &mut DiskEntry| entry.surpassed = Some(surpassed.clone());
+    if let Err(error) = node.store.change_disk(&disk.name, keep).await {
         tracing::error!(disk = disk.name, %error, "a restart would not know at once that the disk is to be held");
     }
 }

@@ -149,10 +149,8 @@ async fn read(connection: &mut PeerConnection) -> io::Result<Vec<Shown>> {
 
 /// Holds what this node has and another node has had since.
 async fn judge(node: &Arc<Node>, peer: &str, theirs: Vec<Shown>) {
-    for shown in theirs {
-        match shown.kind {
-            Kind::Disk => disks::judge(node, peer, &shown).await,
-            Kind::Machine => machines::judge(node, peer, &shown).await,
-        }
+    disks::judge(node, peer, &theirs).await;
+    for shown in theirs.iter().filter(|shown| shown.kind == Kind::Machine) {
+        machines::judge(node, peer, shown).await;
     }
 }

@@ -1,6 +1,7 @@
 //! What survives a restart: disks, who owns them, past migrations, and VMs.
 
 mod database;
+mod entries;
 mod ids;
 pub(crate) mod machine;
 mod nics;
@@ -283,28 +284,6 @@ impl Store {
             contents.vm_migrations.push((number, migration));
         }
         Ok(contents)
-    }
-
-    /// Stores a disk and its authority record in one step.
-    pub(crate) async fn put_disk(
-        &self,
-        name: &str,
-        entry: &DiskEntry,
-        record: AuthorityRecord,
-    ) -> Result<(), StoreError> {
-        let name = name.to_owned();
-        let entry = json(&name, entry)?;
-        self.database
-            .write(move |write| {
-                write
-                    .open_table(DISKS)?
-                    .insert(name.as_str(), entry.as_slice())?;
-                write
-                    .open_table(AUTHORITY)?
-                    .insert(name.as_str(), record.to_bytes().as_slice())?;
-                Ok(())
-            })
-            .await
     }
 
     /// Forgets a disk.

@@ -1,9 +1,6 @@
 //! That another node has had a disk or machine since this node became its owner.
 
-use redb::ReadableTable;
 use serde::{Deserialize, Serialize};
-
-use super::{DISKS, DiskEntry, Store, StoreError};
 
 /// What is stored of an owner that another node has surpassed: it holds what it has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,32 +24,5 @@ impl Surpassed {
     /// The epoch of an owner that overrides that.
     pub(crate) fn next(&self, own: u64) -> u64 {
         own.max(self.epoch).saturating_add(1)
-    }
-}
-
-impl Store {
-    /// Stores that another node has had the disk since, and nothing else of it.
-    pub(crate) async fn put_surpassed(
-        &self,
-        name: &str,
-        surpassed: &Surpassed,
-    ) -> Result<(), StoreError> {
-        let (name, surpassed) = (name.to_owned(), surpassed.clone());
-        self.database
-            .write(move |write| {
-                let mut disks = write.open_table(DISKS)?;
-                let stored = disks
-                    .get(name.as_str())?
-                    .and_then(|entry| serde_json::from_slice::<DiskEntry>(entry.value()).ok());
-                let changed = stored.and_then(|mut entry| {
-                    entry.surpassed = Some(surpassed.clone());
-                    serde_json::to_vec(&entry).ok()
-                });
-                if let Some(changed) = changed {
-                    disks.insert(name.as_str(), changed.as_slice())?;
-                }
-                Ok(())
-            })
-            .await
     }
 }

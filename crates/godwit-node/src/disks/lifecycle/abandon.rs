@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::disks::disk::Disk;
 use crate::disks::lifecycle::create;
 use crate::node::Node;
+use crate::store::DiskEntry;
 use godwit_api::{ErrorBody, ErrorCode};
 
 /// From now on, over restarts too, whoever needs what the disk lacks gets an I/O error instead of waiting. If the other
@@ -20,18 +21,13 @@ pub(crate) async fn abandon(
     let disk = node.disks.get(name)?;
     let refused =
         |text: String, hint: String| Err(ErrorBody::new(ErrorCode::Conflict, text).hint(hint));
-    let (entry, record, engine, other) = {
+    let (lacks, engine, other) = {
         let inner = disk.lock();
+        let (entry, record) = (&inner.entry, &inner.record);
+        let lacks = record.lacks().is_some() && entry.fetches(record).is_none();
         let engine = inner.engine.as_ref().map(|engine| engine.handle.clone());
-        let other = inner.entry.counterpart.clone();
-        (
-            inner.entry.clone(),
-            inner.record,
-            engine,
-            other.unwrap_or_default(),
-        )
+        (lacks, engine, entry.counterpart.clone().unwrap_or_default())
     };
-    let lacks = record.lacks().is_some() && entry.fetches(&record).is_none();
     let Some(engine) = engine.filter(|_| lacks) else {
         return refused(
             format!("disk {name} lacks nothing that only another node has"),
@@ -65,9 +61,9 @@ pub(crate) async fn abandon(
         %left,
         "an operator goes on without what the disk lacks: reads of that fail"
     );
-    let mut abandoned = entry;
-    abandoned.abandoned = true;
-    if let Err(error) = node.store.put_disk(name, &abandoned, record).await {
+    // The rest may come, and be stored, meanwhile.
+    let give_up = |entry: &mut DiskEntry| entry.abandoned = true;
+    if let Err(error) = node.store.change_disk(name, give_up).await {
         return Err(create::stored_badly(&disk, &error));
     }
     disk.lock().entry.abandoned = true;

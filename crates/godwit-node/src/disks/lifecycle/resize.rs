@@ -15,7 +15,7 @@ use crate::disks::disk::{Activity, Disk};
 use crate::disks::lifecycle::{create, run};
 use crate::disks::storage::image;
 use crate::node::{Node, blocking};
-use crate::store::Mark;
+use crate::store::{DiskEntry, Mark};
 use godwit_api::{ErrorBody, ErrorCode, ResizeDisk};
 
 /// Makes a disk larger: as large as is asked for, or as its image is by now.
@@ -160,15 +160,13 @@ async fn store(
     mark: Option<Mark>,
     sectors: Option<u64>,
 ) -> Result<(), ErrorBody> {
-    let (mut entry, record) = {
-        let inner = disk.lock();
-        (inner.entry.clone(), inner.record)
+    let change = move |entry: &mut DiskEntry| {
+        entry.mark.clone_from(&mark);
+        entry.sectors = sectors.unwrap_or(entry.sectors);
     };
-    entry.mark = mark;
-    entry.sectors = sectors.unwrap_or(entry.sectors);
-    let stored = node.store.put_disk(&disk.name, &entry, record).await;
+    let stored = node.store.change_disk(&disk.name, change.clone()).await;
     stored.map_err(|error| create::stored_badly(disk, &error))?;
-    disk.lock().entry = entry;
+    change(&mut disk.lock().entry);
     Ok(())
 }
 
