@@ -1,5 +1,7 @@
 //! A packet as it crosses the device: virtio's header, then an Ethernet frame.
 
+use std::borrow::Cow;
+
 use crate::frame::vlan::Vlan;
 use crate::mac::Mac;
 use crate::state::stations::Station;
@@ -29,6 +31,39 @@ pub const LARGEST: usize = HEADER + ETHERNET + 4 + 65_535;
 /// The Ethernet frame of a packet; nothing when it is too short to have one.
 pub fn frame_of(packet: &[u8]) -> Option<&[u8]> {
     packet.get(HEADER..).filter(|frame| frame.len() >= ETHERNET)
+}
+
+/// The flag of a header that says that a packet's checksum is not made yet (`VIRTIO_NET_HDR_F_NEEDS_CSUM`). The checksum's own
+/// place then has the sum of the pseudo-header.
+const NEEDS_CHECKSUM: u8 = 1;
+
+/// The Ethernet frame of a packet with its checksum made, as the kernel makes it for whoever does not take packets without;
+/// nothing when the packet is too short to have a frame. A header that points outside of the frame is not heeded.
+pub fn finished_frame_of(packet: &[u8]) -> Option<Cow<'_, [u8]>> {
+    let frame = frame_of(packet)?;
+    if packet[0] & NEEDS_CHECKSUM == 0 {
+        return Some(Cow::Borrowed(frame));
+    }
+    let told = |at: usize| usize::from(u16::from_le_bytes([packet[at], packet[at + 1]]));
+    let (start, place) = (told(6), told(6) + told(8));
+    if place + 2 > frame.len() {
+        return Some(Cow::Borrowed(frame));
+    }
+    let mut sum: u64 = frame[start..]
+        .chunks(2)
+        .map(|word| u64::from(word[0]) << 8 | u64::from(*word.get(1).unwrap_or(&0)))
+        .sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    // Zero would say that there is no checksum.
+    let checksum = match !(sum as u16) {
+        0 => 0xffff,
+        other => other,
+    };
+    let mut frame = frame.to_vec();
+    frame[place..place + 2].copy_from_slice(&checksum.to_be_bytes());
+    Some(Cow::Owned(frame))
 }
 
 /// By which queue of the uplink a packet came that waits for the guest. A peer may have said anything here.
@@ -84,6 +119,32 @@ fn number(bytes: &[u8]) -> Option<(u16, &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A datagram of four bytes to a group, without its checksum and with it.
+    #[test]
+    fn a_checksum_that_is_not_made_is_made() {
+        let frame = |checksum: [u8; 2]| {
+            let ethernet = [1, 0, 0x5e, 0x50, 0, 1, 2, 0, 0, 0, 0, 9, 8, 0];
+            let ip = [
+                0x45, 0, 0, 32, 0, 0, 0x40, 0, 1, 17, 0, 0, 10, 80, 0, 254, 239, 80, 0, 1,
+            ];
+            let udp = [0x9c, 0x40, 0x1c, 0x20, 0, 12];
+            [&ethernet[..], &ip, &udp, &checksum, &[0, 0, 0, 18]].concat()
+        };
+        let header = |flags: u8, place: u8| [flags, 0, 0, 0, 0, 0, 34, 0, place, 0, 0, 0];
+        // The sum of the pseudo-header: both addresses, the protocol and the length.
+        let unfinished = frame([0xfa, 0xbc]);
+        let sums = [0x9c40, 0x1c20, 12, 0xfabc, 18_u32].iter().sum::<u32>();
+        let made = !((sums & 0xffff) + (sums >> 16)) as u16;
+        let of = |header: [u8; 12]| {
+            let packet = [&header[..], &unfinished].concat();
+            finished_frame_of(&packet).map(Cow::into_owned)
+        };
+        assert_eq!(of(header(1, 6)), Some(frame(made.to_be_bytes())));
+        assert_eq!(of(header(0, 6)), Some(unfinished.clone()), "is made");
+        assert_eq!(of(header(1, 11)), Some(unfinished.clone()), "outside");
+        assert_eq!(finished_frame_of(&header(1, 6)), None, "no frame");
+    }
 
     #[test]
     fn a_frame_tells_as_which_station_it_was_sent() {
