@@ -166,4 +166,5 @@ absent! {
     ibv_create_ah ibv_init_ah_from_wc ibv_destroy_ah ibv_attach_mcast ibv_detach_mcast
     ibv_get_async_event ibv_ack_async_event
     ibv_create_srq ibv_modify_srq ibv_query_srq ibv_destroy_srq
+    ibv_rereg_mr ibv_resize_cq ibv_qp_to_qp_ex ibv_resolve_eth_l2_from_gid
 }

@@ -41,6 +41,9 @@ pub(crate) enum Ask {
         address: Option<OwnAddress>,
         /// The files that it would bring.
         files: Vec<String>,
+        /// Files and folders that it has open, has mapped or watches, and would not bring.
+        #[serde(default)]
+        needs: Vec<String>,
     },
     /// Have this process, which was found on this connection, for this move as long as the move needs it. It works on.
     Claim {

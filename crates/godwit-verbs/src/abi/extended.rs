@@ -1,33 +1,10 @@
-//! The extended verbs, as far as contexts of the shim carry them: queue pairs whose requests are put together by calls
-//! (`ibv_wr_*`).
+//! Queue pairs whose requests are put together by calls (`ibv_wr_*`).
 
 use std::ffi::{c_int, c_uint, c_void};
 
 use super::{
-    ibv_ah, ibv_context, ibv_cq, ibv_mw, ibv_mw_bind_info, ibv_pd, ibv_qp, ibv_qp_cap, ibv_sge,
-    ibv_srq,
+    ibv_ah, ibv_cq, ibv_mw, ibv_mw_bind_info, ibv_pd, ibv_qp, ibv_qp_cap, ibv_sge, ibv_srq,
 };
-
-pub type CreateQpEx =
-    unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp;
-
-/// What lies around a context that carries extended verbs. It grows at its beginning, so `sz` says how much of it there is.
-/// The context is the last member, with whatever a library has behind it.
-#[repr(C)]
-pub struct verbs_context<Context = ibv_context> {
-    /// `query_port` to `open_qp`; one of them is libibverbs' own (`priv`).
-    pub before_create_qp_ex: [*mut c_void; 33],
-    pub create_qp_ex: Option<CreateQpEx>,
-    /// `get_srq_num`, `create_srq_ex`, `open_xrcd`, `close_xrcd`
-    pub after_create_qp_ex: [*mut c_void; 4],
-    pub abi_placeholder3: u64,
-    /// The size of the whole, with the header's context.
-    pub sz: usize,
-    pub context: Context,
-}
-
-/// `__VERBS_ABI_IS_EXTENDED`: what `abi_compat` of a context says that has a [`verbs_context`] around it.
-pub const VERBS_ABI_IS_EXTENDED: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);
 
 /// Begins as `ibv_qp_init_attr` does.
 #[repr(C)]
@@ -54,6 +31,8 @@ pub struct ibv_qp_init_attr_ex {
 }
 
 pub const IBV_QP_INIT_ATTR_PD: u32 = 1 << 0;
+pub const IBV_QP_INIT_ATTR_CREATE_FLAGS: u32 = 1 << 2;
+pub const IBV_QP_INIT_ATTR_MAX_TSO_HEADER: u32 = 1 << 3;
 pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 
 /// The flag of an operation is the bit of its opcode (`IBV_QP_EX_WITH_*`).
@@ -111,10 +90,6 @@ pub struct ibv_qp_ex_wr {
 
 const _: () = {
     use std::mem::{offset_of, size_of};
-    assert!(size_of::<verbs_context>() == 648);
-    assert!(offset_of!(verbs_context, create_qp_ex) == 264);
-    assert!(offset_of!(verbs_context, sz) == 312);
-    assert!(offset_of!(verbs_context, context) == 320);
     assert!(size_of::<ibv_qp_init_attr_ex>() == 136);
     assert!(offset_of!(ibv_qp_init_attr_ex, comp_mask) == 60);
     assert!(offset_of!(ibv_qp_init_attr_ex, pd) == 64);

@@ -5,10 +5,12 @@
 
 mod commands;
 mod extended;
+mod extended_verbs;
 mod objects;
 mod requests;
 
 pub(crate) use commands::*;
 pub use extended::*;
+pub use extended_verbs::*;
 pub use objects::*;
 pub use requests::*;

@@ -9,7 +9,9 @@ use std::sync::atomic::Ordering;
 
 use super::objects;
 use super::real::real;
-use super::verbs::{completions, contexts, datagrams, extended, queue_pairs, shared_receives};
+use super::verbs::{
+    completions, contexts, datagrams, extended, passed, queue_pairs, shared_receives,
+};
 use crate::abi::*;
 use crate::shim::verbs::contexts::{behind, refuse};
 
@@ -38,13 +40,13 @@ export! {
     ibv_reg_mr(pd: *mut ibv_pd, address: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr = contexts::reg_mr(pd, address, length, address as u64, access as u32);
     ibv_reg_mr_iova(pd: *mut ibv_pd, address: *mut c_void, length: usize, iova: u64, access: c_int) -> *mut ibv_mr = contexts::reg_mr(pd, address, length, iova, access as u32);
     ibv_reg_mr_iova2(pd: *mut ibv_pd, address: *mut c_void, length: usize, iova: u64, access: c_uint) -> *mut ibv_mr = contexts::reg_mr(pd, address, length, iova, access);
-    ibv_reg_dmabuf_mr(_pd: *mut ibv_pd, _offset: u64, _length: usize, _iova: u64, _fd: c_int, _access: c_int) -> *mut ibv_mr = refuse(libc::EOPNOTSUPP);
-    ibv_rereg_mr(_mr: *mut ibv_mr, _flags: c_int, _pd: *mut ibv_pd, _address: *mut c_void, _length: usize, _access: c_int) -> c_int = libc::EOPNOTSUPP;
+    ibv_reg_dmabuf_mr(pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int) -> *mut ibv_mr = contexts::reg_dmabuf_mr(pd, offset, length, iova, fd, access);
+    ibv_rereg_mr(mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, address: *mut c_void, length: usize, access: c_int) -> c_int = contexts::rereg_mr(mr, flags, pd, address, length, access);
     ibv_dereg_mr(mr: *mut ibv_mr) -> c_int = contexts::dereg_mr(mr);
     ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel = completions::create_comp_channel(context);
     ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int = completions::destroy_comp_channel(channel);
     ibv_create_cq(context: *mut ibv_context, entries: c_int, cookie: *mut c_void, channel: *mut ibv_comp_channel, vector: c_int) -> *mut ibv_cq = completions::create_cq(context, entries, cookie, channel, vector);
-    ibv_resize_cq(_cq: *mut ibv_cq, _entries: c_int) -> c_int = libc::EOPNOTSUPP;
+    ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int = completions::resize_cq(cq, entries);
     ibv_destroy_cq(cq: *mut ibv_cq) -> c_int = completions::destroy_cq(cq);
     ibv_get_cq_event(channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cookie: *mut *mut c_void) -> c_int = completions::get_cq_event(channel, cq, cookie);
     ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) = completions::ack_cq_events(cq, count);
@@ -84,14 +86,21 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
     datagrams::create_ah(pd, &raw mut attributes)
 }
 
-/// The device's queue pair, for what concerns no other object.
-unsafe fn pair_behind(qp: *mut ibv_qp) -> *mut ibv_qp {
-    objects::qp(qp).map_or(qp, |shadow| shadow.lane.lock().real)
-}
-
 export! {
-    ibv_attach_mcast(qp: *mut ibv_qp, group: *const ibv_gid, lid: u16) -> c_int = (real().attach_mcast)(pair_behind(qp), group, lid);
-    ibv_detach_mcast(qp: *mut ibv_qp, group: *const ibv_gid, lid: u16) -> c_int = (real().detach_mcast)(pair_behind(qp), group, lid);
+    ibv_attach_mcast(qp: *mut ibv_qp, group: *const ibv_gid, lid: u16) -> c_int = queue_pairs::attach_mcast(qp, group, lid);
+    ibv_detach_mcast(qp: *mut ibv_qp, group: *const ibv_gid, lid: u16) -> c_int = (real().detach_mcast)(queue_pairs::behind(qp), group, lid);
+    ibv_query_ece(qp: *mut ibv_qp, options: *mut c_void) -> c_int = queue_pairs::query_ece(qp, options);
+    ibv_set_ece(qp: *mut ibv_qp, options: *mut c_void) -> c_int = queue_pairs::set_ece(qp, options);
+    ibv_query_qp_data_in_order(qp: *mut ibv_qp, opcode: c_int, flags: u32) -> c_int = queue_pairs::query_data_in_order(qp, opcode, flags);
+    ibv_resolve_eth_l2_from_gid(context: *mut ibv_context, attributes: *mut ibv_ah_attr, address: *mut u8, vlan: *mut u16) -> c_int = (real().resolve_eth_l2_from_gid)(behind(context), attributes, address, vlan);
+    ibv_query_gid_type(context: *mut ibv_context, port: u8, index: c_uint, kind: *mut c_int) -> c_int = real().query_gid_type.map_or(-1, |query| query(behind(context), port, index, kind));
+    ibv_import_device(cmd_fd: c_int) -> *mut ibv_context = contexts::import_device(cmd_fd);
+    ibv_import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd = contexts::import_pd(context, handle);
+    ibv_unimport_pd(pd: *mut ibv_pd) = contexts::unimport_pd(pd);
+    ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr = contexts::import_mr(pd, handle);
+    ibv_unimport_mr(mr: *mut ibv_mr) = contexts::unimport_mr(mr);
+    ibv_import_dm(context: *mut ibv_context, handle: u32) -> *mut c_void = contexts::import_dm(context, handle);
+    verbs_open_device(device: *mut ibv_device, asks_for: *mut c_void) -> *mut ibv_context = contexts::open_by_library(device, asks_for);
 }
 
 /// Kinds of asynchronous events that name a queue pair: `IBV_EVENT_QP_FATAL` to `IBV_EVENT_PATH_MIG_ERR`, and
@@ -166,6 +175,9 @@ pub unsafe extern "C" fn ibv_get_async_event(
             taken.element = shadow.made_ahead.load(Ordering::Acquire).cast();
         } else if names_queue_pair((*event).event_type) {
             (*event).element = (*cookie.cast::<ibv_qp>()).qp_context;
+        } else if (*event).event_type == CQ_ERR && passed::queues().contains(&cookie.addr()) {
+            // One that the application has as the device made it, and acknowledges.
+            return result;
         } else if (*event).event_type == CQ_ERR {
             (*event).element = (*cookie.cast::<ibv_cq>()).cq_context;
         } else if matches!((*event).event_type, SRQ_ERR | SRQ_LIMIT_REACHED) {

@@ -34,5 +34,5 @@ pub use verbs::completions::{
 pub use verbs::contexts::{alloc_pd, close_device, dealloc_pd, dereg_mr, open_device, reg_mr};
 pub use verbs::datagrams::{Redirect, create_ah, destroy_ah, redirect};
 pub use verbs::extended::qp_to_qp_ex;
-pub use verbs::queue_pairs::{create_qp, destroy_qp, modify_qp, query_qp};
+pub use verbs::queue_pairs::{attach_mcast, create_qp, destroy_qp, modify_qp, query_ece, query_qp};
 pub use verbs::shared_receives::{create_srq, destroy_srq, modify_srq, post_srq_recv, query_srq};

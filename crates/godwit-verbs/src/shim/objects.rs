@@ -8,18 +8,22 @@
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
-use std::sync::{Condvar, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
+use std::sync::{Condvar, Mutex, OnceLock};
 
 use crate::abi::*;
 use crate::shim::data_path::gate::Gate;
 use crate::shim::data_path::lists::RequestList;
 use crate::shim::moving::Place;
+use crate::shim::verbs::completions_ex::Reading;
 use crate::shim::verbs::datagrams::Redirect;
 use crate::tables::{ObjectId, ReceiveQueue, RemoteKeys, SharedReceives};
 
 /// Marks the end of a drained send queue; completions with it never reach the application.
 pub(super) const MARKER: u64 = 0x6764_7774_6d61_726b;
+
+/// Why an object does not move, in words that follow its name; unset if it does. It stays so for its life.
+pub(super) type Stays = OnceLock<&'static str>;
 
 /// The last member of a [`verbs_context`], which is allocated as a whole.
 #[repr(C)]
@@ -39,6 +43,7 @@ pub(super) struct ShadowPd {
     pub(super) real: AtomicPtr<ibv_pd>,
     /// The last address that a handle was made for: how this process reaches others.
     pub(super) last_route: Mutex<Option<ibv_ah_attr>>,
+    pub(super) stays: Stays,
 }
 
 #[repr(C)]
@@ -48,6 +53,7 @@ pub(super) struct ShadowMr {
     pub(super) real: AtomicPtr<ibv_mr>,
     /// The key that the device knows now; `face.rkey` is what it was when the region was registered.
     pub(super) physical_rkey: AtomicU32,
+    pub(super) stays: Stays,
 }
 
 /// What it is bound to is in [`windows`](crate::shim::world::windows).
@@ -122,6 +128,9 @@ pub(super) struct ChannelState {
 #[repr(C)]
 pub(super) struct ShadowCq {
     pub(super) face: ibv_cq,
+    /// With `face` an [`ibv_cq_ex`], for queues that are read by calls.
+    pub(super) polled: UnsafeCell<ibv_cq_ex_polled>,
+    pub(super) reading: Reading,
     pub(super) id: ObjectId,
     pub(super) vector: c_int,
     /// The device's queue, if it was made ahead of this process: its events name this shadow. Its end waits until they
@@ -170,6 +179,9 @@ pub(super) struct ShadowQp {
     /// Requests that the application puts together, if the queue pair was made for that.
     pub(super) list: Option<RequestList>,
     pub(super) id: ObjectId,
+    pub(super) stays: Stays,
+    /// The device's queue pair with its own calls, if the application has asked for that; its address.
+    pub(super) with_calls: AtomicUsize,
     /// What the application asked for and what it was told it has.
     pub(super) init: ibv_qp_init_attr,
     /// The number that the device knows.
@@ -200,6 +212,8 @@ const _: () = {
     assert!(offset_of!(ShadowContext, face) == 0);
     assert!(offset_of!(ShadowQp, face) == 0);
     assert!(offset_of!(ShadowQp, wr) == offset_of!(ibv_qp_ex, wr));
+    assert!(offset_of!(ShadowCq, face) == 0);
+    assert!(offset_of!(ShadowCq, polled) == offset_of!(ibv_cq_ex, polled));
 };
 
 /// A change of a queue pair's state that the application asked for.
@@ -209,6 +223,8 @@ pub(super) struct Transition {
     pub(super) mask: c_int,
     /// Whether the state was the same before.
     pub(super) stays: bool,
+    /// Whether `attributes` permit remote writes, which the application did not ask for.
+    pub(super) adds_write: bool,
 }
 
 /// Requests that are translated at a time.
@@ -226,6 +242,8 @@ pub(super) struct QpLane {
     pub(super) datagrams: bool,
     /// Whether requests say what the device understands: no key, no handle and no window has to be translated.
     pub(super) plain: bool,
+    /// Whether receives are noted, to be posted again after a move.
+    pub(super) notes: bool,
     /// Whether requests to send are kept back.
     pub(super) suspended: bool,
     /// Whether nothing of it was in flight when it was waited for, since it was suspended.
@@ -256,6 +274,8 @@ pub(super) struct Prepared {
 pub(super) struct ShadowSrq {
     pub(super) face: ibv_srq,
     pub(super) id: ObjectId,
+    /// Its receives are noted no more once this is set.
+    pub(super) stays: Stays,
     /// What the application was told it has.
     pub(super) init: ibv_srq_init_attr,
     /// The limit below which the application wants an event; 0 for none.

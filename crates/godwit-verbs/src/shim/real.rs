@@ -6,11 +6,16 @@ use std::sync::OnceLock;
 use crate::abi::*;
 
 macro_rules! table {
-    ($($field:ident = $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
+    (
+        $($field:ident = $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*
+        @newer
+        $($newer:ident = $newer_symbol:literal: fn($($newer_argument:ty),*) $(-> $newer_result:ty)?;)*
+    ) => {
         /// Where the shim's calls go: libibverbs, or in tests a provider of their own.
         #[derive(Clone, Copy)]
         pub struct Real {
             $(#[doc = $symbol] pub $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            $(#[doc = $newer_symbol] pub $newer: Option<unsafe extern "C" fn($($newer_argument),*) $(-> $newer_result)?>,)*
         }
 
         impl Real {
@@ -24,6 +29,10 @@ macro_rules! table {
                             return Err($symbol);
                         }
                         std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(found)
+                    },)*
+                    $($newer: {
+                        let found = libc::dlsym(handle, concat!($newer_symbol, "\0").as_ptr().cast());
+                        std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn($($newer_argument),*) $(-> $newer_result)?>>(found)
                     },)*
                 })
             }
@@ -69,6 +78,25 @@ table! {
     get_async_event = "ibv_get_async_event": fn(*mut ibv_context, *mut ibv_async_event) -> c_int;
     ack_async_event = "ibv_ack_async_event": fn(*mut ibv_async_event);
     get_device_name = "ibv_get_device_name": fn(*mut ibv_device) -> *const c_char;
+    rereg_mr = "ibv_rereg_mr": fn(*mut ibv_mr, c_int, *mut ibv_pd, *mut c_void, usize, c_int) -> c_int;
+    resize_cq = "ibv_resize_cq": fn(*mut ibv_cq, c_int) -> c_int;
+    qp_to_qp_ex = "ibv_qp_to_qp_ex": fn(*mut ibv_qp) -> *mut ibv_qp_ex;
+    resolve_eth_l2_from_gid = "ibv_resolve_eth_l2_from_gid": fn(*mut ibv_context, *mut ibv_ah_attr, *mut u8, *mut u16) -> c_int;
+
+    // A program that was linked to a libibverbs without these does not call them.
+    @newer
+    query_ece = "ibv_query_ece": fn(*mut ibv_qp, *mut c_void) -> c_int;
+    set_ece = "ibv_set_ece": fn(*mut ibv_qp, *mut c_void) -> c_int;
+    query_qp_data_in_order = "ibv_query_qp_data_in_order": fn(*mut ibv_qp, c_int, u32) -> c_int;
+    reg_dmabuf_mr = "ibv_reg_dmabuf_mr": fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
+    import_device = "ibv_import_device": fn(c_int) -> *mut ibv_context;
+    import_pd = "ibv_import_pd": fn(*mut ibv_context, u32) -> *mut ibv_pd;
+    unimport_pd = "ibv_unimport_pd": fn(*mut ibv_pd);
+    import_mr = "ibv_import_mr": fn(*mut ibv_pd, u32) -> *mut ibv_mr;
+    unimport_mr = "ibv_unimport_mr": fn(*mut ibv_mr);
+    import_dm = "ibv_import_dm": fn(*mut ibv_context, u32) -> *mut c_void;
+    query_gid_type = "ibv_query_gid_type": fn(*mut ibv_context, u8, c_uint, *mut c_int) -> c_int;
+    verbs_open_device = "verbs_open_device": fn(*mut ibv_device, *mut c_void) -> *mut ibv_context;
 }
 
 static REAL: OnceLock<Real> = OnceLock::new();

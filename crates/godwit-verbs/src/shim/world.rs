@@ -64,6 +64,8 @@ pub(super) struct World {
     pub(super) roadmap: Roadmap,
     pub(super) objects: BTreeMap<ObjectId, Object>,
     pub(super) phase: Phase,
+    /// What the application has used that does not move.
+    pub(super) marks: BTreeSet<&'static str>,
     /// Whether [`KEYS`] has all regions: since there may be a queue pair that is not plain.
     pub(super) translates: bool,
     /// Whether none is plain: since the process moved, or had a memory window.
@@ -94,6 +96,7 @@ static WORLD: Mutex<World> = Mutex::new(World {
     roadmap: Roadmap::new(),
     objects: BTreeMap::new(),
     phase: Phase::Running,
+    marks: BTreeSet::new(),
     translates: false,
     all_translate: false,
     spoken_keys: BTreeSet::new(),

@@ -79,30 +79,36 @@ pub enum Call {
         /// Its protection domain.
         pd: ObjectId,
     },
+    /// A call whose object cannot be made again; its process does not move.
+    Stays {
+        /// What it was made from.
+        parents: [Option<ObjectId>; 5],
+    },
 }
 
 impl Call {
     /// What has to exist before.
     pub fn parents(&self) -> impl Iterator<Item = ObjectId> {
         let all = match *self {
-            Call::Context => [None; 4],
+            Call::Context => [None; 5],
             Call::ProtectionDomain { context } | Call::CompletionChannel { context } => {
-                [Some(context), None, None, None]
+                [Some(context), None, None, None, None]
             }
             Call::MemoryRegion { pd, .. }
             | Call::MemoryWindow { pd, .. }
             | Call::AddressHandle { pd }
-            | Call::SharedReceiveQueue { pd } => [Some(pd), None, None, None],
+            | Call::SharedReceiveQueue { pd } => [Some(pd), None, None, None, None],
             Call::CompletionQueue {
                 context, channel, ..
-            } => [Some(context), channel, None, None],
+            } => [Some(context), channel, None, None, None],
             Call::QueuePair {
                 pd,
                 send_cq,
                 recv_cq,
                 srq,
                 ..
-            } => [Some(pd), Some(send_cq), Some(recv_cq), srq],
+            } => [Some(pd), Some(send_cq), Some(recv_cq), srq, None],
+            Call::Stays { parents } => parents,
         };
         all.into_iter().flatten()
     }

@@ -11,6 +11,7 @@ use rustix::fs::{
 };
 use rustix::process::{Gid, Uid};
 
+use super::unmovable::MOST_FILES;
 use crate::processes::images::ImageFile;
 
 /// Why a file may not be put where it says; nothing if it may.
@@ -35,6 +36,21 @@ pub(crate) fn refusal(roots: &[std::path::PathBuf], path: &str) -> Option<String
             ))
         }
     }
+}
+
+/// What the destination lacks of these files, which a process has open.
+pub(crate) fn absent(needs: &[String]) -> Option<String> {
+    let needs = needs.iter().take(MOST_FILES);
+    let absent: Vec<_> = needs.filter(|path| !Path::new(path).exists()).collect();
+    let (first, others) = absent.split_first()?;
+    let more = match others.len() {
+        0 => String::new(),
+        count => format!(" and {count} more files that it uses"),
+    };
+    Some(format!(
+        "the destination has no {first}{more}, which the process has open, mapped or watched: share the file system, or bring it \
+         along (--file)"
+    ))
 }
 
 /// The folder that a path is below, and the rest of it.

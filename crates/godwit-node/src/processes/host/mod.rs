@@ -8,3 +8,5 @@ pub(crate) mod runc;
 pub(crate) mod subject;
 pub(crate) mod tcp;
 pub(crate) mod threads;
+pub(crate) mod unmovable;
+mod watched;

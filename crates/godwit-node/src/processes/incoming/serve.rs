@@ -64,6 +64,7 @@ impl Session {
                 container,
                 address,
                 files: wanted,
+                needs,
             } => {
                 let mut reasons = match &address {
                     Some(own) => own.reasons().await,
@@ -71,6 +72,7 @@ impl Session {
                 };
                 let roots = node.config.process_files();
                 reasons.extend(wanted.iter().filter_map(|path| files::refusal(roots, path)));
+                reasons.extend(files::absent(&needs));
                 let pids = match &container {
                     // It gets another number.
                     Some(container) => {

@@ -8,9 +8,9 @@ use godwit_verbs::preflight::against;
 
 use super::chosen::Chosen;
 use super::reach::{ANSWER, Reach};
-use crate::node::Node;
+use crate::node::{Node, blocking};
 use crate::processes::host::address::OwnAddress;
-use crate::processes::host::{criu, family, runc, tcp};
+use crate::processes::host::{criu, family, runc, tcp, unmovable};
 use crate::processes::images;
 use crate::processes::incoming::serve;
 use crate::processes::messages::{Answer, Ask};
@@ -118,11 +118,30 @@ pub(crate) async fn look(
         reasons.push(format!("process {pid} is connected to itself"));
     }
     reasons.extend(chosen.reasons.iter().cloned());
+    let all = match &chosen.container {
+        // One that has ended has no connections, and that is said elsewhere.
+        Some(container) => runc::members(container.init).unwrap_or_default(),
+        None => family::family(pid),
+    };
+    let seen = blocking({
+        let all = all.clone();
+        move || unmovable::look(&all)
+    });
+    let seen = seen.await.unwrap_or_default();
+    reasons.extend(seen.reasons);
+    // What a container has open is in its bundle.
+    let mut needs = match chosen.container {
+        Some(_) => Vec::new(),
+        None => Vec::from_iter(seen.files),
+    };
+    needs.retain(|path| !files.contains(path));
+    needs.truncate(unmovable::MOST_FILES);
     let asked = Ask::Look {
         pid,
         container: chosen.container.clone(),
         address: address.cloned(),
         files: files.to_vec(),
+        needs,
     };
     match reach.ask(to, asked, ANSWER).await {
         Ok(Answer::Looked {
@@ -149,11 +168,6 @@ pub(crate) async fn look(
         reasons.extend(unasked);
     }
     reasons.extend(at_source(files).await);
-    let all = match &chosen.container {
-        // One that has ended has no connections, and that is said elsewhere.
-        Some(container) => runc::members(container.init).unwrap_or_default(),
-        None => family::family(pid),
-    };
     for one in all {
         reasons.extend(tcp::reasons(one, address.map(|own| own.address)));
     }

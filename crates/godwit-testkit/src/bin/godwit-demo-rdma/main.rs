@@ -1,6 +1,7 @@
 //! Unmodified RDMA programs of Debian move between virtual machines while they run.
 
 mod checking;
+mod compared;
 mod container;
 mod deaths;
 mod holder;

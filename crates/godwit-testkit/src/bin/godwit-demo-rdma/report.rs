@@ -15,6 +15,23 @@ pub(crate) struct Report {
     pub(crate) checked: Vec<Checked>,
     /// Moves during which a node was killed.
     pub(crate) deaths: Vec<Death>,
+    /// Programs with the library and without it, that do not move.
+    pub(crate) compared: Vec<Compared>,
+}
+
+/// Exit statuses of a program.
+#[derive(Serialize)]
+pub(crate) struct Compared {
+    pub(crate) program: &'static str,
+    pub(crate) without: i32,
+    pub(crate) with: i32,
+}
+
+impl Compared {
+    /// Whether it works without the library alone.
+    pub(crate) fn is_worse(&self) -> bool {
+        self.without == 0 && self.with != 0
+    }
 }
 
 /// A process that cannot move.

@@ -12,13 +12,14 @@ use godwit_testkit::report::write_report;
 
 use crate::Arguments;
 use crate::checking::{VARIANTS, check};
+use crate::compared::compared;
 use crate::container::containers;
 use crate::deaths::deaths;
 use crate::holder::move_holder;
 use crate::plain;
 use crate::programs::PROGRAMS;
 use crate::refusals::refusals;
-use crate::report::{Move, Report};
+use crate::report::{Compared, Move, Report};
 
 pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
     let began = Instant::now();
@@ -36,6 +37,7 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
         moves: Vec::new(),
         checked: Vec::new(),
         deaths: Vec::new(),
+        compared: Vec::new(),
     };
     if arguments.wants("holder") && arguments.qps.is_empty() {
         let holder = move_holder(&bed)?;
@@ -107,6 +109,11 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
         !arguments.only.is_empty() && arguments.wants(name)
     });
     report.passed &= report.deaths.iter().all(|death| death.as_expected);
+    let named = |part: &String, name: &str| part.starts_with("programs") && name.contains(part);
+    report.compared = compared(&bed, |name| {
+        arguments.only.iter().any(|part| named(part, name))
+    })?;
+    report.passed &= !report.compared.iter().any(Compared::is_worse);
     let path = write_report("demo-rdma", &report)?;
     println!("report: {}", path.display());
     if arguments.keep_logs {
@@ -128,7 +135,8 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
             || !report.refusals.is_empty()
             || !report.moves.is_empty()
             || !report.checked.is_empty()
-            || !report.deaths.is_empty()))
+            || !report.deaths.is_empty()
+            || !report.compared.is_empty()))
 }
 
 /// One move, said and put into the report.

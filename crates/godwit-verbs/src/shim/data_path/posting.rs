@@ -466,7 +466,8 @@ unsafe extern "C" fn post_recv_others(
     if lane.plain {
         lane.pass_on_receives(shadow, first, bad)
     } else {
-        lane.receive(Some(shadow), first, bad)
+        let noted_by = lane.notes.then_some(shadow);
+        lane.receive(noted_by, first, bad)
     }
 }
 
@@ -478,7 +479,8 @@ unsafe extern "C" fn post_recv_slowly(
 ) -> c_int {
     let mut lane = shadow.lane.lock();
     // A suspended queue pair still receives: what its peer sent before needs a place to arrive at.
-    let result = lane.receive(Some(shadow), first, bad);
+    let noted_by = lane.notes.then_some(shadow);
+    let result = lane.receive(noted_by, first, bad);
     // An owner's next request to send would overtake what is kept.
     if !lane.suspended && lane.kept.is_empty() {
         lane.own();

@@ -233,6 +233,12 @@ fn obstacles_of(world: &World) -> Vec<Obstacle> {
             what: ENDED_INSIDE.to_owned(),
         });
     }
+    let marks = world.marks.iter();
+    found.extend(marks.map(|what| Obstacle {
+        what: format!("the process has used {what}; what comes of that does not move"),
+    }));
+    // SAFETY: objects live while the world is locked.
+    found.extend(unsafe { that_stay(world) });
     for pair in world.queue_pairs() {
         // SAFETY: as above.
         let pair = unsafe { &*pair };
@@ -272,6 +278,30 @@ fn obstacles_of(world: &World) -> Vec<Obstacle> {
     let of_windows = unsafe { windows::obstacles(world) };
     found.extend(of_windows.into_iter().map(|what| Obstacle { what }));
     found
+}
+
+/// Objects that do not move, for what they are or what was done to them.
+unsafe fn that_stay(world: &World) -> Vec<Obstacle> {
+    let of = |object: &Object| -> Option<String> {
+        let (name, stays) = match *object {
+            Object::Pd(domain) => ("a protection domain".to_owned(), &(*domain).stays),
+            Object::Mr(region) => (
+                format!("the memory region with key {}", (*region).face.lkey),
+                &(*region).stays,
+            ),
+            Object::Srq(queue) => ("a shared receive queue".to_owned(), &(*queue).stays),
+            Object::Qp(pair) => (
+                format!("queue pair {}", (*pair).face.qp_num),
+                &(*pair).stays,
+            ),
+            _ => return None,
+        };
+        stays
+            .get()
+            .map(|why| format!("{name} {why}; that does not move"))
+    };
+    let found = world.objects.values().filter_map(of);
+    found.map(|what| Obstacle { what }).collect()
 }
 
 unsafe fn chosen<'a>(world: &World, only: Option<&[u32]>) -> Vec<&'a ShadowQp> {

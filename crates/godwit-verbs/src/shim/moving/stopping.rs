@@ -8,7 +8,7 @@ use crate::shim::data_path::gate::a_thread_ended_inside;
 use crate::shim::descriptors;
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
-use crate::shim::verbs::completions::{show, state, take_event, wake};
+use crate::shim::verbs::completions::{Event, show, state, take_event, wake};
 use crate::shim::verbs::datagrams;
 use crate::shim::verbs::queue_pairs::remove_route;
 use crate::shim::verbs::windows::end_window;
@@ -53,6 +53,12 @@ pub fn suspend(only: Option<&[u32]>) -> Result<Vec<QueuePairState>, String> {
                 "queue pair {} was reset by the application; what its queues held is not known",
                 pair.face.qp_num
             ));
+        }
+        if let Some((pair, why)) = pairs
+            .iter()
+            .find_map(|pair| pair.stays.get().map(|why| (pair, why)))
+        {
+            return Err(format!("queue pair {} {why}", pair.face.qp_num));
         }
         if let Some(pair) = pairs.iter().find(|pair| pair.lane.visit().suspended) {
             // Its other move would take it for empty once this one lets it go.
@@ -254,7 +260,8 @@ unsafe fn park(channel: &ShadowChannel) -> Result<(), String> {
         waiting = again;
     }
     let mut told = Vec::new();
-    while let Some(queue) = take_event(channel) {
+    // A process that has a queue of the device does not move.
+    while let Some(Event::Shadow(queue)) = take_event(channel) {
         waiting.events.push_back(queue as usize);
         told.push(queue);
     }

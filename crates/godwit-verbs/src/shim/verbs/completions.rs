@@ -1,5 +1,6 @@
 //! Completion queues and the channels that tell of their events.
 
+use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint, c_void};
 use std::io;
@@ -7,7 +8,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use super::completions_ex::{self, Reading};
 use super::contexts::refuse;
+use super::passed;
 use crate::abi::*;
 use crate::shim::data_path::gate::Gate;
 use crate::shim::descriptors;
@@ -110,6 +113,33 @@ pub unsafe fn create_cq(
     channel: *mut ibv_comp_channel,
     vector: c_int,
 ) -> *mut ibv_cq {
+    create(context, entries, cookie, channel, vector, None)
+}
+
+/// `ibv_create_cq_ex`, for a queue that is read by calls of this library's own. `shared`: threads wait for each other.
+pub(super) unsafe fn create_readable(
+    context: *mut ibv_context,
+    wanted: &ibv_cq_init_attr_ex,
+    shared: bool,
+) -> *mut ibv_cq {
+    create(
+        context,
+        c_int::try_from(wanted.cqe).unwrap_or(0),
+        wanted.cq_context,
+        wanted.channel,
+        c_int::try_from(wanted.comp_vector).unwrap_or(-1),
+        Some((completions_ex::calls(wanted.wc_flags), shared)),
+    )
+}
+
+unsafe fn create(
+    context: *mut ibv_context,
+    entries: c_int,
+    cookie: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: c_int,
+    read_by: Option<(ibv_cq_ex_polled, bool)>,
+) -> *mut ibv_cq {
     let Some(parent) = objects::context(context) else {
         return (real().create_cq)(context, entries, cookie, channel, vector);
     };
@@ -157,6 +187,7 @@ pub unsafe fn create_cq(
         return refuse(libc::EOPNOTSUPP);
     };
     let shadow = shadow.cast::<ShadowCq>();
+    let (calls, shared) = read_by.unwrap_or_default();
     shadow.write(ShadowCq {
         face: ibv_cq {
             context,
@@ -169,6 +200,8 @@ pub unsafe fn create_cq(
             comp_events_completed: 0,
             async_events_completed: 0,
         },
+        polled: UnsafeCell::new(calls),
+        reading: Reading::new(shared),
         id,
         vector,
         made_ahead: AtomicPtr::new(ptr::null_mut()),
@@ -192,7 +225,11 @@ pub unsafe fn create_cq(
 /// `ibv_destroy_cq`
 pub unsafe fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     let Some(shadow) = objects::cq(cq) else {
-        return (real().destroy_cq)(cq);
+        let result = (real().destroy_cq)(cq);
+        if result == 0 {
+            passed::queues().remove(&cq.addr());
+        }
+        return result;
     };
     let mut world = running_world();
     if world.roadmap.user_of(shadow.id).is_some() {
@@ -209,6 +246,25 @@ pub unsafe fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         }
         world.remove(shadow.id);
         drop(Box::from_raw(cq.cast::<ShadowCq>()));
+    }
+    result
+}
+
+/// `ibv_resize_cq`
+pub(in crate::shim) unsafe fn resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int {
+    let Some(shadow) = objects::cq(cq) else {
+        return (real().resize_cq)(cq, entries);
+    };
+    let _world = running_world();
+    let device_queue = shadow.lane.lock().real;
+    let mut spare = SPARE_ENTRIES;
+    let mut result = (real().resize_cq)(device_queue, entries.saturating_add(spare));
+    if result != 0 {
+        spare = 0;
+        result = (real().resize_cq)(device_queue, entries);
+    }
+    if result == 0 {
+        (*cq).cqe = (*device_queue).cqe.saturating_sub(spare).max(entries);
     }
     result
 }
@@ -266,10 +322,17 @@ pub(in crate::shim) unsafe fn tell(channel: &ShadowChannel, cq: *const ShadowCq)
     wake(channel);
 }
 
+/// Which queue an event is of.
+pub(in crate::shim) enum Event {
+    Shadow(*mut ShadowCq),
+    /// One that the application has as the device made it, with the application's cookie.
+    Device(*mut ibv_cq, *mut c_void),
+}
+
 /// Takes the device's event, if there is one. The device's count of events that were not acknowledged
 /// stays zero, so that its queue can be destroyed at any time; the application's own acknowledgements
 /// end in the shadow.
-pub(in crate::shim) unsafe fn take_event(channel: &ShadowChannel) -> Option<*mut ShadowCq> {
+pub(in crate::shim) unsafe fn take_event(channel: &ShadowChannel) -> Option<Event> {
     let device_channel = channel.real.load(Ordering::Acquire);
     let mut ready = libc::pollfd {
         fd: (*device_channel).fd,
@@ -280,14 +343,18 @@ pub(in crate::shim) unsafe fn take_event(channel: &ShadowChannel) -> Option<*mut
         return None;
     }
     if channel.made_ahead.load(Ordering::Acquire) {
-        return read_event(device_channel);
+        return read_event(device_channel).map(Event::Shadow);
     }
     let (mut queue, mut cookie) = (ptr::null_mut(), ptr::null_mut());
     if (real().get_cq_event)(device_channel, &raw mut queue, &raw mut cookie) != 0 {
         return None;
     }
+    if passed::queues().contains(&queue.addr()) {
+        // The application acknowledges it.
+        return Some(Event::Device(queue, cookie));
+    }
     (real().ack_cq_events)(queue, 1);
-    Some(cookie.cast())
+    Some(Event::Shadow(cookie.cast()))
 }
 
 /// As `ibv_get_cq_event`, which takes what an event carries for a queue of libibverbs' own and looks for its operations
@@ -316,25 +383,29 @@ unsafe fn read_event(device_channel: *mut ibv_comp_channel) -> Option<*mut Shado
 }
 
 /// The next event, without waiting: one of a drained completion, or the device's.
-unsafe fn next_event(channel: &ShadowChannel) -> Option<*mut ShadowCq> {
+unsafe fn next_event(channel: &ShadowChannel) -> Option<(*mut ibv_cq, *mut c_void)> {
+    let told = |queue: *mut ShadowCq| (queue.cast(), (*queue).face.cq_context);
     let mut state = state(channel);
     if let Some(event) = state.events.pop_front() {
         let device = device_descriptor(channel, &state);
         // If that fails, poll(2) is told of an event that there is not, as it may be at any time.
         let _unseen = show(channel, &mut state, device);
-        return Some(event as *mut ShadowCq);
+        return Some(told(event as *mut ShadowCq));
     }
     if state.parked {
         return None;
     }
-    let queue = take_event(channel)?;
+    let queue = match take_event(channel)? {
+        Event::Shadow(queue) => queue,
+        Event::Device(queue, cookie) => return Some((queue, cookie)),
+    };
     drop(state);
     // An event is told once for each time that the application asks.
     match (*queue).lane.enter() {
         Some(mut lane) => lane.armed = Armed::No,
         None => (*queue).lane.lock().armed = Armed::No,
     }
-    Some(queue)
+    Some(told(queue))
 }
 
 /// `ibv_get_cq_event`
@@ -348,9 +419,8 @@ pub unsafe fn get_cq_event(
     };
     let may_wait = libc::fcntl(shadow.face.fd, libc::F_GETFL) & libc::O_NONBLOCK == 0;
     loop {
-        if let Some(queue) = next_event(shadow) {
-            *cq = queue.cast();
-            *cookie = (*queue).face.cq_context;
+        if let Some(event) = next_event(shadow) {
+            (*cq, *cookie) = event;
             return 0;
         }
         let mut waiting = state(shadow);

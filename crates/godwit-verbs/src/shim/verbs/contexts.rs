@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use super::{extended, shared_receives, windows};
+use super::{passed, shared_receives, windows};
 use crate::abi::*;
 use crate::shim::data_path::{polling, posting};
 use crate::shim::descriptors;
@@ -13,8 +13,8 @@ use crate::shim::moving::written;
 use crate::shim::objects::context_is_ours;
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
-use crate::shim::world::{KEYS, Object, running_world, windows as all_windows};
-use crate::tables::{Call, make_allowed};
+use crate::shim::world::{KEYS, Object, World, running_world, windows as all_windows};
+use crate::tables::{Call, ObjectId, make_allowed};
 
 /// Sets `errno` and returns a null pointer, as libibverbs does when it cannot make an object.
 pub(in crate::shim) fn refuse<T>(errno: c_int) -> *mut T {
@@ -39,19 +39,6 @@ fn operations() -> ibv_context_ops {
         post_send: Some(posting::post_send),
         post_recv: Some(posting::post_recv),
         compat_rest: [ptr::null_mut(); 5],
-    }
-}
-
-/// A shadow with the extended verbs before it. Of those it carries one alone: for the absent others the functions of
-/// `verbs.h` fall back to what they are without them, or give `EOPNOTSUPP`.
-fn with_extended_verbs(context: ShadowContext) -> verbs_context<ShadowContext> {
-    verbs_context {
-        before_create_qp_ex: [ptr::null_mut(); 33],
-        create_qp_ex: Some(extended::create_qp_ex),
-        after_create_qp_ex: [ptr::null_mut(); 4],
-        abi_placeholder3: 0,
-        sz: size_of::<verbs_context>(),
-        context,
     }
 }
 
@@ -80,23 +67,28 @@ pub unsafe fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // names this one for as long as it lives, on whatever device; so it has a list of its own.
     let mut count = 0;
     let devices = (real().get_device_list)(&raw mut count);
-    let whole = Box::into_raw(Box::new(with_extended_verbs(ShadowContext {
-        face: ibv_context {
-            device,
-            ops: operations(),
-            cmd_fd: (*opened).cmd_fd,
-            async_fd,
-            num_comp_vectors: (*opened).num_comp_vectors,
-            mutex: [0; 5],
-            abi_compat: VERBS_ABI_IS_EXTENDED,
+    let whole = Box::into_raw(Box::new(verbs_context {
+        verbs: passed::offered(opened),
+        abi_placeholder3: 0,
+        sz: size_of::<verbs_context>(),
+        context: ShadowContext {
+            face: ibv_context {
+                device,
+                ops: operations(),
+                cmd_fd: (*opened).cmd_fd,
+                async_fd,
+                num_comp_vectors: (*opened).num_comp_vectors,
+                mutex: [0; 5],
+                abi_compat: VERBS_ABI_IS_EXTENDED,
+            },
+            id,
+            real: AtomicPtr::new(opened),
+            devices,
+            device_name: CStr::from_ptr((real().get_device_name)(device))
+                .to_string_lossy()
+                .into_owned(),
         },
-        id,
-        real: AtomicPtr::new(opened),
-        devices,
-        device_name: CStr::from_ptr((real().get_device_name)(device))
-            .to_string_lossy()
-            .into_owned(),
-    })));
+    }));
     let shadow = &raw mut (*whole).context;
     world.objects.insert(id, Object::Context(shadow));
     shadow.cast()
@@ -140,7 +132,36 @@ pub unsafe fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     if made.is_null() {
         return made;
     }
-    let Some(id) = world.add(Call::ProtectionDomain { context: parent.id }) else {
+    let call = Call::ProtectionDomain { context: parent.id };
+    keep_pd(&mut world, context, made, call, Stays::new())
+}
+
+/// A domain that does not move, for reasons that follow its name.
+pub(super) unsafe fn keep_domain(
+    world: &mut World,
+    context: &ShadowContext,
+    made: *mut ibv_pd,
+    parent: Option<ObjectId>,
+    stays: &'static str,
+) -> *mut ibv_pd {
+    if made.is_null() {
+        return made;
+    }
+    let face = ptr::from_ref(&context.face).cast_mut();
+    let call = Call::Stays {
+        parents: [Some(context.id), parent, None, None, None],
+    };
+    keep_pd(world, face, made, call, Stays::from(stays))
+}
+
+unsafe fn keep_pd(
+    world: &mut World,
+    context: *mut ibv_context,
+    made: *mut ibv_pd,
+    call: Call,
+    stays: Stays,
+) -> *mut ibv_pd {
+    let Some(id) = world.add(call) else {
         (real().dealloc_pd)(made);
         return refuse(libc::EINVAL);
     };
@@ -153,6 +174,7 @@ pub unsafe fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
         id,
         real: AtomicPtr::new(made),
         last_route: Mutex::new(None),
+        stays,
     }));
     world.objects.insert(id, Object::Pd(shadow));
     shadow.cast()
@@ -160,14 +182,29 @@ pub unsafe fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 
 /// `ibv_dealloc_pd`
 pub unsafe fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    end_pd(pd, |domain| (real().dealloc_pd)(domain))
+}
+
+/// `ibv_unimport_pd`
+pub(in crate::shim) unsafe fn unimport_pd(pd: *mut ibv_pd) {
+    let end = |domain| {
+        if let Some(unimport) = real().unimport_pd {
+            unimport(domain);
+        }
+        0
+    };
+    end_pd(pd, end);
+}
+
+unsafe fn end_pd(pd: *mut ibv_pd, end: impl FnOnce(*mut ibv_pd) -> c_int) -> c_int {
     let Some(shadow) = objects::pd(pd) else {
-        return (real().dealloc_pd)(pd);
+        return end(pd);
     };
     let mut world = running_world();
     if world.roadmap.user_of(shadow.id).is_some() {
         return libc::EBUSY;
     }
-    let result = (real().dealloc_pd)(shadow.real.load(Ordering::Acquire));
+    let result = end(shadow.real.load(Ordering::Acquire));
     if result == 0 {
         world.remove(shadow.id);
         drop(Box::from_raw(pd.cast::<ShadowPd>()));
@@ -208,14 +245,53 @@ pub unsafe fn reg_mr(
         (real().dereg_mr)(made);
         return refuse(libc::ENOMEM);
     };
+    keep_mr(
+        &mut world,
+        parent,
+        id,
+        made,
+        (address, length),
+        Stays::new(),
+    )
+}
+
+/// A region that does not move, for reasons that follow its name.
+pub(super) unsafe fn keep_region(
+    world: &mut World,
+    parent: &ShadowPd,
+    made: *mut ibv_mr,
+    stays: &'static str,
+) -> *mut ibv_mr {
+    if made.is_null() {
+        return made;
+    }
+    let call = Call::Stays {
+        parents: [Some(parent.id), None, None, None, None],
+    };
+    let Some(id) = world.add(call) else {
+        (real().dereg_mr)(made);
+        return refuse(libc::EINVAL);
+    };
+    let memory = ((*made).addr, (*made).length);
+    keep_mr(world, parent, id, made, memory, Stays::from(stays))
+}
+
+unsafe fn keep_mr(
+    world: &mut World,
+    parent: &ShadowPd,
+    id: ObjectId,
+    made: *mut ibv_mr,
+    (addr, length): (*mut c_void, usize),
+    stays: Stays,
+) -> *mut ibv_mr {
     let lkey = (*made).lkey;
     if world.translates {
         KEYS.set(lkey, lkey);
     }
     let face = ibv_mr {
         context: parent.face.context,
-        pd,
-        addr: address,
+        pd: ptr::from_ref(&parent.face).cast_mut(),
+        addr,
         length,
         handle: (*made).handle,
         lkey,
@@ -227,9 +303,150 @@ pub unsafe fn reg_mr(
         id,
         real: AtomicPtr::new(made),
         physical_rkey,
+        stays,
     }));
     world.objects.insert(id, Object::Mr(shadow));
     shadow.cast()
+}
+
+/// `ibv_reg_dmabuf_mr`
+pub(in crate::shim) unsafe fn reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    let Some(register) = real().reg_dmabuf_mr else {
+        return refuse(libc::EOPNOTSUPP);
+    };
+    let Some(parent) = objects::pd(pd) else {
+        return register(pd, offset, length, iova, fd, access);
+    };
+    let mut world = running_world();
+    let domain = parent.real.load(Ordering::Acquire);
+    let made = register(domain, offset, length, iova, fd, access);
+    keep_region(
+        &mut world,
+        parent,
+        made,
+        "is memory of another device (ibv_reg_dmabuf_mr)",
+    )
+}
+
+/// `IBV_REREG_MR_CHANGE_TRANSLATION`
+const CHANGE_TRANSLATION: c_int = 1;
+/// `IBV_REREG_MR_CHANGE_PD`
+const CHANGE_PD: c_int = 2;
+
+/// `ibv_rereg_mr`. What the region was registered with at first is not what it has now.
+pub(in crate::shim) unsafe fn rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let domain = passed::domain_behind(pd);
+    let Some(shadow) = objects::mr(mr) else {
+        return (real().rereg_mr)(mr, flags, domain, address, length, access);
+    };
+    let world = running_world();
+    let device_region = shadow.real.load(Ordering::Acquire);
+    let result = (real().rereg_mr)(device_region, flags, domain, address, length, access);
+    // Also where it has failed in part.
+    let _first = shadow.stays.set("was registered anew (ibv_rereg_mr)");
+    if result == 0 {
+        if flags & CHANGE_TRANSLATION != 0 {
+            ((*mr).addr, (*mr).length) = (address, length);
+        }
+        if flags & CHANGE_PD != 0 {
+            (*mr).pd = pd;
+        }
+    }
+    let lkey = (*device_region).lkey;
+    if world.all_translate {
+        KEYS.set((*mr).lkey, lkey);
+    } else if lkey != (*mr).lkey {
+        KEYS.forget((*mr).lkey);
+        KEYS.set(lkey, lkey);
+        (*mr).lkey = lkey;
+    }
+    (*mr).rkey = (*device_region).rkey;
+    shadow.physical_rkey.store((*mr).rkey, Ordering::Release);
+    result
+}
+
+/// `ibv_import_device`: the objects of such a device are another process's as well, so the application has the device's own.
+pub(in crate::shim) unsafe fn import_device(cmd_fd: c_int) -> *mut ibv_context {
+    let Some(import) = real().import_device else {
+        return refuse(libc::EOPNOTSUPP);
+    };
+    let opened = import(cmd_fd);
+    if !opened.is_null() {
+        crate::control::start();
+    }
+    running_world().handed_out(opened, "the device of another process (ibv_import_device)")
+}
+
+/// `verbs_open_device`: how libraries of devices open them for programs that call these libraries; and libibverbs itself, which
+/// asks for nothing.
+pub(in crate::shim) unsafe fn open_by_library(
+    device: *mut ibv_device,
+    asks_for: *mut c_void,
+) -> *mut ibv_context {
+    let Some(open) = real().verbs_open_device else {
+        return refuse(libc::EOPNOTSUPP);
+    };
+    let opened = open(device, asks_for);
+    if asks_for.is_null() || opened.is_null() {
+        return opened;
+    }
+    crate::control::start();
+    running_world().handed_out(opened, "a device by calls of the device's own library")
+}
+
+/// `ibv_import_pd`
+pub(in crate::shim) unsafe fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
+    let Some(import) = real().import_pd else {
+        return refuse(libc::EOPNOTSUPP);
+    };
+    let Some(parent) = objects::context(context) else {
+        return import(context, handle);
+    };
+    let mut world = running_world();
+    let made = import(parent.real.load(Ordering::Acquire), handle);
+    keep_domain(
+        &mut world,
+        parent,
+        made,
+        None,
+        "was imported (ibv_import_pd)",
+    )
+}
+
+/// `ibv_import_mr`
+pub(in crate::shim) unsafe fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    let Some(import) = real().import_mr else {
+        return refuse(libc::EOPNOTSUPP);
+    };
+    let Some(parent) = objects::pd(pd) else {
+        return import(pd, handle);
+    };
+    let mut world = running_world();
+    let made = import(parent.real.load(Ordering::Acquire), handle);
+    keep_region(&mut world, parent, made, "was imported (ibv_import_mr)")
+}
+
+/// `ibv_import_dm`
+pub(in crate::shim) unsafe fn import_dm(context: *mut ibv_context, handle: u32) -> *mut c_void {
+    let Some(import) = real().import_dm else {
+        return refuse(libc::EOPNOTSUPP);
+    };
+    let made = import(behind(context), handle);
+    running_world().handed_out(made, "memory of the device (ibv_import_dm)")
 }
 
 /// A region of the device whose keys are `allowed`, which `taken` keys are not at most.
@@ -257,12 +474,27 @@ pub(in crate::shim) unsafe fn register(
 
 /// `ibv_dereg_mr`
 pub unsafe fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+    end_mr(mr, |region| (real().dereg_mr)(region))
+}
+
+/// `ibv_unimport_mr`
+pub(in crate::shim) unsafe fn unimport_mr(mr: *mut ibv_mr) {
+    let end = |region| {
+        if let Some(unimport) = real().unimport_mr {
+            unimport(region);
+        }
+        0
+    };
+    end_mr(mr, end);
+}
+
+unsafe fn end_mr(mr: *mut ibv_mr, end: impl FnOnce(*mut ibv_mr) -> c_int) -> c_int {
     let Some(shadow) = objects::mr(mr) else {
-        return (real().dereg_mr)(mr);
+        return end(mr);
     };
     let mut world = running_world();
     let tracked = written::tracked(&world, shadow.id);
-    let result = (real().dereg_mr)(shadow.real.load(Ordering::Acquire));
+    let result = end(shadow.real.load(Ordering::Acquire));
     if result == 0 {
         if let Some(memory) = tracked {
             written::mark_given_back(&mut world, memory);

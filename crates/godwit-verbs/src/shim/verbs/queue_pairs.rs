@@ -2,13 +2,14 @@
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::contexts::refuse;
-use super::datagrams;
+use super::{datagrams, extended};
 use crate::abi::*;
 use crate::shim::data_path::gate::Gate;
 use crate::shim::data_path::lists::RequestList;
@@ -23,37 +24,43 @@ use crate::tables::{Call, ReceiveQueue, RemoteKeys, make_allowed};
 const ACCESS_REMOTE_WRITE: u32 = 2;
 const QP_ACCESS_FLAGS: c_int = 1 << 3;
 
-/// What the device is asked for: the device's completion queues, and one entry more for a marker.
-unsafe fn device_attributes(
-    shadow: *const ShadowQp,
+/// What the device is asked for: the device's completion queues.
+pub(super) unsafe fn device_attributes(
+    cookie: *mut c_void,
     wanted: &ibv_qp_init_attr,
 ) -> ibv_qp_init_attr {
     let mut attributes = *wanted;
-    attributes.qp_context = objects::as_cookie(shadow);
+    attributes.qp_context = cookie;
     attributes.send_cq =
         objects::cq(wanted.send_cq).map_or(wanted.send_cq, |queue| queue.lane.visit().real);
     attributes.recv_cq =
         objects::cq(wanted.recv_cq).map_or(wanted.recv_cq, |queue| queue.lane.visit().real);
     attributes.srq = objects::srq(wanted.srq).map_or(wanted.srq, |queue| queue.lane.visit().real);
-    attributes.cap.max_send_wr = attributes.cap.max_send_wr.saturating_add(1);
     attributes
 }
 
-/// A queue pair of the device, whose number means no other one; null if there is none. With it, what
-/// the device made of the attributes.
+/// A queue pair of the device, whose number means no other one; null if there is none. It has one entry more for a marker, if
+/// the device has room for that. With it, what the device made of the attributes, without that entry.
 pub(in crate::shim) unsafe fn make_pair(
     domain: *mut ibv_pd,
     shadow: *const ShadowQp,
     wanted: &ibv_qp_init_attr,
     world: &World,
 ) -> (*mut ibv_qp, ibv_qp_init_attr) {
-    let asked = device_attributes(shadow, wanted);
+    let asked = device_attributes(objects::as_cookie(shadow), wanted);
     let mut attributes = asked;
     let made = make_allowed(
         world.queue_pairs().count(),
         || {
             attributes = asked;
-            let made = (real().create_qp)(domain, &raw mut attributes);
+            attributes.cap.max_send_wr = asked.cap.max_send_wr.saturating_add(1);
+            let mut made = (real().create_qp)(domain, &raw mut attributes);
+            if made.is_null() {
+                attributes = asked;
+                made = (real().create_qp)(domain, &raw mut attributes);
+            } else {
+                attributes.cap.max_send_wr = attributes.cap.max_send_wr.saturating_sub(1);
+            }
             (!made.is_null()).then_some(made)
         },
         |made| world.allows_number((**made).qp_num, shadow),
@@ -69,6 +76,14 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
     create(pd, wanted, None)
 }
 
+/// Whether a queue pair that is made from these can be made again: no object of the device was handed out.
+pub(super) unsafe fn all_are_shadows(wanted: *const ibv_qp_init_attr) -> bool {
+    let attributes = &*wanted;
+    objects::cq(attributes.send_cq).is_some()
+        && objects::cq(attributes.recv_cq).is_some()
+        && (attributes.srq.is_null() || objects::srq(attributes.srq).is_some())
+}
+
 /// A queue pair, with these calls to put requests together if there are any.
 pub(super) unsafe fn create(
     pd: *mut ibv_pd,
@@ -78,81 +93,157 @@ pub(super) unsafe fn create(
     let Some(parent) = objects::pd(pd) else {
         return (real().create_qp)(pd, wanted);
     };
+    if !all_are_shadows(wanted) {
+        return create_as_is(parent.face.context, pd, &mut *wanted, |_, cookie| {
+            let mut asked = device_attributes(cookie, &*wanted);
+            let made = (real().create_qp)(parent.real.load(Ordering::Acquire), &raw mut asked);
+            (*wanted).cap = asked.cap;
+            made
+        });
+    }
     let mut world = running_world();
-    let (Some(send_cq), Some(recv_cq)) = (
-        objects::cq((*wanted).send_cq),
-        objects::cq((*wanted).recv_cq),
-    ) else {
+    let shadow = uninit();
+    let domain = parent.real.load(Ordering::Acquire);
+    let (made, attributes) = make_pair(domain, shadow.cast(), &*wanted, &world);
+    let list = calls.as_ref().map(|_| RequestList::new(&attributes.cap));
+    if !made.is_null() && matches!(list, Some(None)) {
+        (real().destroy_qp)(made);
+        drop(Box::from_raw(shadow));
+        return refuse(libc::ENOMEM);
+    }
+    (*wanted).cap = attributes.cap;
+    let parts = Parts {
+        context: parent.face.context,
+        pd,
+        init: *wanted,
+        calls,
+        list: list.flatten(),
+        stays: Stays::new(),
+    };
+    keep(&mut world, shadow, made, parts)
+}
+
+/// A queue pair that works as it does without this library and does not move. `make` has the device make it, in this
+/// context of the device and with this cookie, and may change what the application is told.
+pub(super) unsafe fn create_as_is(
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    wanted: *mut ibv_qp_init_attr,
+    make: impl FnOnce(*mut ibv_context, *mut c_void) -> *mut ibv_qp,
+) -> *mut ibv_qp {
+    let Some(parent) = objects::context(context) else {
         return refuse(libc::EINVAL);
     };
-    let srq = objects::srq((*wanted).srq);
-    if !(*wanted).srq.is_null() && srq.is_none() {
-        return refuse(libc::EINVAL);
-    }
-    let shadow = Box::into_raw(Box::<ShadowQp>::new_uninit()).cast::<ShadowQp>();
-    let domain = parent.real.load(Ordering::Acquire);
-    let (made, attributes) = make_pair(domain, shadow, &*wanted, &world);
+    let mut world = running_world();
+    let shadow = uninit();
+    let made = make(
+        parent.real.load(Ordering::Acquire),
+        objects::as_cookie(shadow.cast::<ShadowQp>()),
+    );
+    let parts = Parts {
+        context,
+        pd,
+        init: *wanted,
+        calls: None,
+        list: None,
+        stays: Stays::from("was made with what does not move"),
+    };
+    keep(&mut world, shadow, made, parts)
+}
+
+/// Room for a shadow, whose address the device's queue pair carries.
+fn uninit() -> *mut MaybeUninit<ShadowQp> {
+    Box::into_raw(Box::<ShadowQp>::new_uninit())
+}
+
+/// What a shadow is made of, beside the device's queue pair.
+struct Parts {
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    init: ibv_qp_init_attr,
+    calls: Option<ibv_qp_ex_wr>,
+    list: Option<RequestList>,
+    stays: Stays,
+}
+
+/// Puts a shadow in front of what the device has made, if it has.
+unsafe fn keep(
+    world: &mut World,
+    room: *mut MaybeUninit<ShadowQp>,
+    made: *mut ibv_qp,
+    parts: Parts,
+) -> *mut ibv_qp {
+    let shadow = room.cast::<ShadowQp>();
     let give_up = |errno| {
         if !made.is_null() {
             (real().destroy_qp)(made);
         }
-        drop(Box::from_raw(
-            shadow.cast::<std::mem::MaybeUninit<ShadowQp>>(),
-        ));
+        drop(Box::from_raw(room));
         refuse(errno)
     };
     if made.is_null() {
         return give_up(*libc::__errno_location());
     }
-    let call = Call::QueuePair {
-        pd: parent.id,
-        send_cq: send_cq.id,
-        recv_cq: recv_cq.id,
-        srq: srq.map(|queue| queue.id),
-        transport: (*wanted).qp_type,
+    let Parts { pd, init, .. } = parts;
+    let queues = [init.send_cq, init.recv_cq].map(|queue| objects::cq(queue));
+    let stays = parts.stays.get().is_some();
+    let (domain, srq) = (objects::pd(pd), objects::srq(init.srq));
+    let call = match (domain, queues) {
+        (Some(domain), [Some(send_cq), Some(recv_cq)]) if !stays => Call::QueuePair {
+            pd: domain.id,
+            send_cq: send_cq.id,
+            recv_cq: recv_cq.id,
+            srq: srq.map(|queue| queue.id),
+            transport: init.qp_type,
+        },
+        _ => Call::Stays {
+            parents: [
+                objects::context(parts.context).map(|context| context.id),
+                domain.map(|domain| domain.id),
+                queues[0].map(|queue| queue.id),
+                queues[1].map(|queue| queue.id),
+                srq.map(|queue| queue.id),
+            ],
+        },
     };
     let operations = &(*(*made).context).ops;
     let (Some(post_send), Some(post_recv)) = (operations.post_send, operations.post_recv) else {
         return give_up(libc::EOPNOTSUPP);
     };
-    let mut told = attributes.cap;
-    told.max_send_wr = told.max_send_wr.saturating_sub(1);
-    let list = calls.as_ref().map(|_| RequestList::new(&told));
-    if matches!(list, Some(None)) {
-        return give_up(libc::ENOMEM);
-    }
     let Some(id) = world.add(call) else {
         return give_up(libc::EINVAL);
     };
-    let datagrams = (*wanted).qp_type == IBV_QPT_UD;
-    if datagrams && !world.translates {
+    let datagrams = init.qp_type == IBV_QPT_UD;
+    if (datagrams || stays) && !world.translates {
         // Its requests are copied, for their handles, and so are all of their keys.
         world.translate();
     }
-    (*wanted).cap = told;
     let number = (*made).qp_num;
+    let noted = if stays { 0 } else { init.cap.max_recv_wr };
     shadow.write(ShadowQp {
         face: ibv_qp {
-            context: parent.face.context,
-            qp_context: (*wanted).qp_context,
+            context: parts.context,
+            qp_context: init.qp_context,
             pd,
-            send_cq: (*wanted).send_cq,
-            recv_cq: (*wanted).recv_cq,
-            srq: (*wanted).srq,
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            srq: init.srq,
             handle: (*made).handle,
             qp_num: number,
-            state: AtomicI32::new(IBV_QPS_RESET),
-            qp_type: (*wanted).qp_type,
+            state: AtomicI32::new((*made).state.load(Ordering::Relaxed)),
+            qp_type: init.qp_type,
             mutex: [0; 5],
             cond: [0; 6],
             events_completed: 0,
         },
-        wr: UnsafeCell::new(calls.unwrap_or_default()),
-        list: list.flatten(),
+        wr: UnsafeCell::new(parts.calls.unwrap_or_default()),
+        list: parts.list,
         id,
-        init: *wanted,
+        stays: parts.stays,
+        with_calls: AtomicUsize::new(0),
+        init,
         physical: AtomicU32::new(number),
-        receives: ReceiveQueue::new(attributes.cap.max_recv_wr, attributes.cap.max_recv_sge),
+        receives: ReceiveQueue::new(noted, init.cap.max_recv_sge),
         failed: AtomicBool::new(false),
         was_reset: AtomicBool::new(false),
         marker_done: AtomicBool::new(true),
@@ -166,7 +257,8 @@ pub(super) unsafe fn create(
             post_send,
             post_recv,
             datagrams,
-            plain: !datagrams && !world.all_translate,
+            plain: !datagrams && !stays && !world.all_translate,
+            notes: !stays,
             suspended: false,
             empty: false,
             kept: VecDeque::new(),
@@ -180,11 +272,64 @@ pub(super) unsafe fn create(
             pieces: Box::new([ibv_sge::default(); BATCH_PIECES]),
         }),
     });
-    for queue in [send_cq, recv_cq] {
+    // What completes of one that stays is as the application knows it.
+    for queue in queues.into_iter().flatten().filter(|_| !stays) {
         add_route(queue, number, shadow);
     }
     world.objects.insert(id, Object::Qp(shadow));
     shadow.cast()
+}
+
+/// The device's queue pair, for what concerns no other object.
+pub(in crate::shim) unsafe fn behind(qp: *mut ibv_qp) -> *mut ibv_qp {
+    objects::qp(qp).map_or(qp, |shadow| shadow.lane.lock().real)
+}
+
+/// `ibv_attach_mcast`
+pub unsafe fn attach_mcast(qp: *mut ibv_qp, group: *const ibv_gid, lid: u16) -> c_int {
+    let result = (real().attach_mcast)(behind(qp), group, lid);
+    stays_if(
+        qp,
+        result,
+        "has been in a multicast group (ibv_attach_mcast)",
+    )
+}
+
+/// `ibv_query_ece`
+pub unsafe fn query_ece(qp: *mut ibv_qp, options: *mut c_void) -> c_int {
+    let query = real().query_ece;
+    query.map_or(libc::EOPNOTSUPP, |query| query(behind(qp), options))
+}
+
+/// `ibv_set_ece`
+pub(in crate::shim) unsafe fn set_ece(qp: *mut ibv_qp, options: *mut c_void) -> c_int {
+    let set = real().set_ece;
+    let result = set.map_or(libc::EOPNOTSUPP, |set| set(behind(qp), options));
+    stays_if(
+        qp,
+        result,
+        "has options of its device's maker (ibv_set_ece)",
+    )
+}
+
+/// `ibv_query_qp_data_in_order`
+pub(in crate::shim) unsafe fn query_data_in_order(
+    qp: *mut ibv_qp,
+    opcode: c_int,
+    flags: u32,
+) -> c_int {
+    let query = real().query_qp_data_in_order;
+    query.map_or(0, |query| query(behind(qp), opcode, flags))
+}
+
+/// After a change of which this is the errno value or 0 the queue pair does not move.
+unsafe fn stays_if(qp: *mut ibv_qp, result: c_int, why: &'static str) -> c_int {
+    if result == 0
+        && let Some(shadow) = objects::qp(qp)
+    {
+        let _first = shadow.stays.set(why);
+    }
+    result
 }
 
 /// From now on completions of the device's queue pair `number` are this one's.
@@ -242,6 +387,7 @@ pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> c_int {
             }
         }
         datagrams::end_marker(shadow);
+        extended::forget(shadow);
         windows().pair_ended(shadow.id, shadow.failed.load(Ordering::Acquire));
         world.remove(shadow.id);
         drop(Box::from_raw(qp.cast::<ShadowQp>()));
@@ -262,7 +408,11 @@ pub unsafe fn modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_i
         // process's here, or nobody's.
         return libc::EOPNOTSUPP;
     }
-    if mask & QP_ACCESS_FLAGS != 0 && shadow.face.qp_type == IBV_QPT_RC {
+    let adds_write = mask & QP_ACCESS_FLAGS != 0
+        && shadow.face.qp_type == IBV_QPT_RC
+        && shadow.stays.get().is_none()
+        && asked.qp_access_flags & ACCESS_REMOTE_WRITE == 0;
+    if adds_write {
         asked.qp_access_flags |= ACCESS_REMOTE_WRITE;
     }
     let device_pair = shadow.lane.lock().real;
@@ -293,6 +443,7 @@ pub unsafe fn modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_i
                 attributes: asked,
                 mask,
                 stays,
+                adds_write,
             });
         }
     }
@@ -314,18 +465,20 @@ pub unsafe fn query_qp(
     let result = (real().query_qp)(device_pair, attributes, mask, init);
     if result == 0 {
         *init = shadow.init;
-        (*attributes).cap = shadow.init.cap;
+        if shadow.stays.get().is_none() {
+            (*attributes).cap = shadow.init.cap;
+        }
         // The number that the application connected to, wherever its peer is now.
         let transitions = shadow
             .transitions
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if let Some(to) = transitions
-            .iter()
-            .rev()
-            .find(|step| step.mask & IBV_QP_DEST_QPN != 0)
-        {
+        let last = |bit| transitions.iter().rev().find(|step| step.mask & bit != 0);
+        if let Some(to) = last(IBV_QP_DEST_QPN) {
             (*attributes).dest_qp_num = to.attributes.dest_qp_num;
+        }
+        if last(QP_ACCESS_FLAGS).is_some_and(|step| step.adds_write) {
+            (*attributes).qp_access_flags &= !ACCESS_REMOTE_WRITE;
         }
     }
     result

@@ -1,6 +1,7 @@
 //! Shared receive queues.
 
 use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
@@ -9,7 +10,7 @@ use crate::abi::*;
 use crate::shim::data_path::gate::Gate;
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
-use crate::shim::world::{KEYS, Object, running_world};
+use crate::shim::world::{KEYS, Object, World, running_world};
 use crate::tables::{Call, SharedReceives};
 
 /// `IBV_SRQ_MAX_WR`
@@ -23,16 +24,67 @@ pub unsafe fn create_srq(pd: *mut ibv_pd, wanted: *mut ibv_srq_init_attr) -> *mu
         return (real().create_srq)(pd, wanted);
     };
     let mut world = running_world();
-    let shadow = Box::into_raw(Box::<ShadowSrq>::new_uninit()).cast::<ShadowSrq>();
+    let shadow = uninit();
     let mut asked = *wanted;
-    let made = make_srq(parent.real.load(Ordering::Acquire), shadow, &mut asked);
+    let made = make_srq(
+        parent.real.load(Ordering::Acquire),
+        shadow.cast(),
+        &mut asked,
+    );
+    (*wanted).attr = asked.attr;
+    let call = Call::SharedReceiveQueue { pd: parent.id };
+    keep(
+        &mut world,
+        shadow,
+        parent,
+        made,
+        *wanted,
+        call,
+        Stays::new(),
+    )
+}
+
+/// A queue that does not move. `make` has the device make it, with this cookie, and may change what the application is told.
+pub(super) unsafe fn create_as_is(
+    world: &mut World,
+    parent: &ShadowPd,
+    wanted: *mut ibv_srq_init_attr,
+    make: impl FnOnce(*mut c_void) -> *mut ibv_srq,
+) -> *mut ibv_srq {
+    let shadow = uninit();
+    let cookie = objects::as_cookie(shadow.cast::<ShadowSrq>());
+    let made = make(cookie);
+    if !made.is_null() {
+        (*made).srq_context = cookie;
+    }
+    let call = Call::Stays {
+        parents: [Some(parent.id), None, None, None, None],
+    };
+    let stays = Stays::from("is of a kind of its own (ibv_create_srq_ex)");
+    keep(world, shadow, parent, made, *wanted, call, stays)
+}
+
+/// Room for a shadow, whose address the device's queue carries.
+fn uninit() -> *mut MaybeUninit<ShadowSrq> {
+    Box::into_raw(Box::<ShadowSrq>::new_uninit())
+}
+
+/// Puts a shadow in front of what the device has made, if it has.
+unsafe fn keep(
+    world: &mut World,
+    room: *mut MaybeUninit<ShadowSrq>,
+    parent: &ShadowPd,
+    made: *mut ibv_srq,
+    init: ibv_srq_init_attr,
+    call: Call,
+    stays: Stays,
+) -> *mut ibv_srq {
+    let shadow = room.cast::<ShadowSrq>();
     let give_up = |errno| {
         if !made.is_null() {
             (real().destroy_srq)(made);
         }
-        drop(Box::from_raw(
-            shadow.cast::<std::mem::MaybeUninit<ShadowSrq>>(),
-        ));
+        drop(Box::from_raw(room));
         refuse(errno)
     };
     if made.is_null() {
@@ -41,24 +93,24 @@ pub unsafe fn create_srq(pd: *mut ibv_pd, wanted: *mut ibv_srq_init_attr) -> *mu
     let Some(post) = (*(*made).context).ops.post_srq_recv else {
         return give_up(libc::EOPNOTSUPP);
     };
-    let Some(id) = world.add(Call::SharedReceiveQueue { pd: parent.id }) else {
+    let Some(id) = world.add(call) else {
         return give_up(libc::EINVAL);
     };
-    (*wanted).attr = asked.attr;
     shadow.write(ShadowSrq {
         face: ibv_srq {
             context: parent.face.context,
-            srq_context: (*wanted).srq_context,
-            pd,
+            srq_context: init.srq_context,
+            pd: ptr::from_ref(&parent.face).cast_mut(),
             handle: (*made).handle,
             mutex: [0; 5],
             cond: [0; 6],
             events_completed: 0,
         },
         id,
-        init: *wanted,
+        stays,
+        init,
         limit: AtomicU32::new(0),
-        receives: SharedReceives::new(asked.attr.max_wr, asked.attr.max_sge),
+        receives: SharedReceives::new(init.attr.max_wr, init.attr.max_sge),
         made_ahead: AtomicPtr::new(ptr::null_mut()),
         lane: Gate::new(SrqLane {
             real: made,
@@ -69,6 +121,11 @@ pub unsafe fn create_srq(pd: *mut ibv_pd, wanted: *mut ibv_srq_init_attr) -> *mu
     });
     world.objects.insert(id, Object::Srq(shadow));
     shadow.cast()
+}
+
+/// The device's queue.
+pub(super) unsafe fn behind(srq: *mut ibv_srq) -> *mut ibv_srq {
+    objects::srq(srq).map_or(srq, |shadow| shadow.lane.lock().real)
 }
 
 /// A queue of the device that carries the shadow's address; null if there is none.
@@ -87,11 +144,12 @@ pub unsafe fn modify_srq(srq: *mut ibv_srq, to: *mut ibv_srq_attr, mask: c_int) 
         return (real().modify_srq)(srq, to, mask);
     };
     let _world = running_world();
-    if mask & MAX_WR != 0 {
-        return libc::EOPNOTSUPP;
-    }
     let device_queue = shadow.lane.lock().real;
     let result = (real().modify_srq)(device_queue, to, mask);
+    if result == 0 && mask & MAX_WR != 0 {
+        // It may hold more than can be noted from now on.
+        let _first = shadow.stays.set("was resized (ibv_modify_srq)");
+    }
     if result == 0 && mask & LIMIT != 0 {
         shadow.limit.store((*to).srq_limit, Ordering::Relaxed);
     }
@@ -170,6 +228,9 @@ impl ShadowSrq {
             Ok(count) if count > 0 => std::slice::from_raw_parts(request.sg_list, count),
             _ => &[],
         };
+        if self.stays.get().is_some() {
+            return lane.give(request.wr_id, pieces);
+        }
         if pieces.len() > self.init.attr.max_sge as usize {
             return libc::EINVAL;
         }

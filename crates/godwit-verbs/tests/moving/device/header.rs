@@ -31,8 +31,8 @@ pub(crate) unsafe fn create_qp_ex(
     if (*wanted).comp_mask == IBV_QP_INIT_ATTR_PD {
         return shim::create_qp((*wanted).pd, wanted.cast());
     }
-    match extended(context, offset_of!(verbs_context, create_qp_ex)) {
-        Some(whole) => (*whole).create_qp_ex.unwrap()(context, wanted),
+    match extended(context, offset_of!(ExtendedVerbs, create_qp_ex)) {
+        Some(whole) => (*whole).verbs.create_qp_ex.unwrap()(context, wanted),
         None => {
             *libc::__errno_location() = libc::EOPNOTSUPP;
             ptr::null_mut()

@@ -71,6 +71,10 @@ pub(crate) struct Device {
     pub(crate) wild: usize,
     /// Asynchronous events that wait: what they name, their kind, and the device's object.
     pub(crate) asynchronous: VecDeque<(usize, c_int, usize)>,
+    /// Puts the extended verbs that it has in front of a context.
+    pub(crate) verbs: Option<fn(&mut ExtendedVerbs)>,
+    /// The queue pair that it was asked about last.
+    pub(crate) asked: usize,
     /// Objects whose end has begun.
     pub(crate) ending: BTreeSet<usize>,
 }
@@ -118,7 +122,13 @@ unsafe extern "C" fn name(_: *mut ibv_device) -> *const c_char {
     c"table0".as_ptr()
 }
 unsafe extern "C" fn open(_: *mut ibv_device) -> *mut ibv_context {
-    let context = zeroed::<ibv_context>();
+    let whole = zeroed::<verbs_context>();
+    let context = &raw mut (*whole).context;
+    if let Some(offer) = with(|device| device.verbs) {
+        (*context).abi_compat = VERBS_ABI_IS_EXTENDED;
+        (*whole).sz = size_of::<verbs_context>();
+        offer(&mut (*whole).verbs);
+    }
     (*context).async_fd = libc::eventfd(0, libc::EFD_CLOEXEC);
     (*context).cmd_fd = libc::eventfd(0, libc::EFD_CLOEXEC);
     (*context).ops.poll_cq = Some(poll);
@@ -133,7 +143,8 @@ unsafe extern "C" fn open(_: *mut ibv_device) -> *mut ibv_context {
 unsafe extern "C" fn close(context: *mut ibv_context) -> c_int {
     libc::close((*context).async_fd);
     libc::close((*context).cmd_fd);
-    free(context)
+    let before = std::mem::offset_of!(verbs_context, context);
+    free(context.byte_sub(before).cast::<verbs_context>())
 }
 unsafe extern "C" fn alloc_pd(_: *mut ibv_context) -> *mut ibv_pd {
     zeroed()
@@ -442,6 +453,14 @@ unsafe extern "C" fn query_gid(
     });
     if place == 0 { 0 } else { libc::ENODATA }
 }
+unsafe extern "C" fn query_ece(pair: *mut ibv_qp, _: *mut c_void) -> c_int {
+    with(|device| device.asked = pair.addr());
+    libc::EOPNOTSUPP
+}
+unsafe extern "C" fn attach_mcast(pair: *mut ibv_qp, _: *const ibv_gid, _: u16) -> c_int {
+    with(|device| device.asked = pair.addr());
+    0
+}
 unsafe extern "C" fn not_expected() {
     std::process::abort();
 }
@@ -543,5 +562,7 @@ pub(crate) fn functions() -> Real {
     real.create_ah = create_ah;
     real.destroy_ah = destroy_ah;
     real.query_gid = query_gid;
+    real.query_ece = Some(query_ece);
+    real.attach_mcast = attach_mcast;
     real
 }

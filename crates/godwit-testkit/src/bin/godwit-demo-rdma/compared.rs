@@ -1,0 +1,242 @@
+//! Debian's RDMA programs with the library and without it, none of which moves: no program may be worse off with it.
+
+use std::io;
+
+use godwit_testkit::rdma::Bed;
+
+use crate::report::Compared;
+
+/// What runs at guest 1 and at guest 3, whose addresses stand for `$a` and `$b`.
+struct Pair {
+    /// What follows `programs: `.
+    name: &'static str,
+    /// Nothing if the client needs none.
+    server: &'static str,
+    client: &'static str,
+}
+
+const fn pair(name: &'static str, server: &'static str, client: &'static str) -> Pair {
+    Pair {
+        name,
+        server,
+        client,
+    }
+}
+
+/// A program that is the server without a partner's address, and the client with one.
+const fn alike(command: &'static str) -> Pair {
+    pair(command, command, "")
+}
+
+const PAIRS: &[Pair] = &[
+    pair("rping", "rping -s -a $a -C 5", "rping -c -a $a -C 5"),
+    pair("ucmatose", "ucmatose", "ucmatose -s $a"),
+    pair("udaddy", "udaddy", "udaddy -s $a"),
+    pair(
+        "rstream",
+        "rstream -S 100 -C 5",
+        "rstream -s $a -S 100 -C 5",
+    ),
+    pair(
+        "riostream",
+        "riostream -S 100 -C 5",
+        "riostream -s $a -S 100 -C 5",
+    ),
+    pair("cmtime", "cmtime", "cmtime -s $a -c 5"),
+    pair("rcopy", "rcopy", "rcopy /etc/services $a:/tmp/copied"),
+    pair("rdma_server", "rdma_server", "rdma_client -s $a"),
+    pair(
+        "rdma_xserver",
+        "rdma_xserver -c r",
+        "rdma_xclient -s $a -c r",
+    ),
+    pair(
+        "rdma_xserver -c x",
+        "rdma_xserver -c x",
+        "rdma_xclient -s $a -c x",
+    ),
+    pair(
+        "mckey",
+        "mckey -m 239.1.2.3 -b $a",
+        "mckey -s -m 239.1.2.3 -b $b",
+    ),
+    pair("ibv_devices", "", "ibv_devices"),
+    pair("ibv_devinfo", "", "ibv_devinfo -v"),
+    alike("ibv_rc_pingpong -g 1 -n 50"),
+    alike("ibv_rc_pingpong -g 1 -n 50 -e"),
+    alike("ibv_rc_pingpong -g 1 -n 50 -N"),
+    alike("ibv_rc_pingpong -g 1 -n 50 -t"),
+    alike("ibv_uc_pingpong -g 1 -n 50"),
+    alike("ibv_ud_pingpong -g 1 -n 50"),
+    alike("ibv_srq_pingpong -g 1 -n 50"),
+    alike("ibv_xsrq_pingpong -g 1 -n 50"),
+    alike("ib_send_lat -F -x 1 -n 50"),
+    alike("ib_send_lat -F -R -n 50"),
+    alike("ib_send_bw -F -x 1 -n 50 -c UD -s 1024"),
+    alike("ib_send_bw -F -x 1 -n 50 -c UC"),
+    alike("ib_write_bw -F -x 1 -n 50 -R"),
+    alike("ib_write_lat -F -x 1 -n 50"),
+    alike("ib_read_lat -F -x 1 -n 50"),
+    alike("ib_read_bw -F -x 1 -n 50"),
+    alike("ib_atomic_bw -F -x 1 -n 50"),
+    alike("ib_atomic_lat -F -x 1 -n 50"),
+    pair(
+        "qperf",
+        "qperf",
+        "qperf -t 1 $a rc_lat uc_lat ud_lat rc_rdma_read_lat rc_bi_bw",
+    ),
+    pair(
+        "qperf -cm1",
+        "qperf",
+        "qperf -t 1 -cm1 $a rc_lat rc_rdma_write_bw",
+    ),
+    pair(
+        "ucx_perftest rc",
+        "env UCX_TLS=rc_verbs,self UCX_NET_DEVICES=rxe0:1 ucx_perftest",
+        "env UCX_TLS=rc_verbs,self UCX_NET_DEVICES=rxe0:1 ucx_perftest $a -t tag_lat -n 50 -w 5",
+    ),
+    pair(
+        "ucx_perftest ud",
+        "env UCX_TLS=ud_verbs,self UCX_NET_DEVICES=rxe0:1 ucx_perftest",
+        "env UCX_TLS=ud_verbs,self UCX_NET_DEVICES=rxe0:1 ucx_perftest $a -t tag_lat -n 50 -w 5",
+    ),
+    pair(
+        "fi_pingpong",
+        "fi_pingpong -p verbs -e msg -I 5",
+        "fi_pingpong -p verbs -e msg -I 5 $a",
+    ),
+    pair("fi_info", "", "fi_info -p verbs"),
+];
+
+/// What puts a program behind the library.
+const WITH: &str = "LD_PRELOAD=/opt/godwit/libgodwit_verbs.so";
+/// How long a program may take, in seconds. Some never end of themselves.
+const LIMIT: u32 = 40;
+
+/// Runs those that are wanted, each without the library and with it.
+pub(crate) fn compared(bed: &Bed, wants: impl Fn(&str) -> bool) -> io::Result<Vec<Compared>> {
+    let mut all = Vec::new();
+    for pair in PAIRS {
+        let name = format!("programs: {}", pair.name);
+        if !wants(&name) {
+            continue;
+        }
+        let without = best(bed, pair, "")?;
+        // One that does not work here at all is not asked twice.
+        let with = if without == 0 {
+            best(bed, pair, WITH)?
+        } else {
+            run(bed, pair, WITH, 2)?
+        };
+        let one = Compared {
+            program: pair.name,
+            without,
+            with,
+        };
+        println!(
+            "  {:40} without the library {without}, with it {with}{}",
+            pair.name,
+            if one.is_worse() { ": WORSE" } else { "" }
+        );
+        all.push(one);
+    }
+    if wants("programs: rdma-core") {
+        all.extend(own_tests(bed)?);
+    }
+    Ok(all)
+}
+
+/// The client's exit status, of a second attempt if need be: on a busy host a server may not listen yet.
+fn best(bed: &Bed, pair: &Pair, library: &str) -> io::Result<i32> {
+    match run(bed, pair, library, 2)? {
+        0 => Ok(0),
+        _ => run(bed, pair, library, 8),
+    }
+}
+
+fn run(bed: &Bed, pair: &Pair, library: &str, seconds: u32) -> io::Result<i32> {
+    let (server_guest, client_guest) = (bed.guest(1), bed.guest(3));
+    let (a, b) = (server_guest.address(), client_guest.address());
+    let at = |command: &str| command.replace("$a", &a).replace("$b", &b);
+    if !pair.server.is_empty() {
+        let server = at(pair.server);
+        server_guest.must(&format!(
+            "(env {library} setsid timeout {} {server} </dev/null >/run/compared.log 2>&1 & echo $! >/run/compared.pid); sleep {seconds}",
+            LIMIT + 20
+        ))?;
+    }
+    let client = match pair.client {
+        "" => format!("{} {a}", pair.server),
+        client => at(client),
+    };
+    let ended = client_guest.run(&format!(
+        "env {library} timeout {LIMIT} {client} </dev/null >/run/compared.log 2>&1"
+    ))?;
+    if !pair.server.is_empty() {
+        server_guest.run("kill $(cat /run/compared.pid); sleep 0.2; true")?;
+    }
+    Ok(ended.status)
+}
+
+/// rdma-core's own tests, each of which is a program to compare. They talk to themselves at one guest.
+fn own_tests(bed: &Bed) -> io::Result<Vec<Compared>> {
+    let guest = bed.guest(1);
+    let mut said = [String::new(), String::new()];
+    for (library, said) in ["", WITH].into_iter().zip(&mut said) {
+        // Commands end sooner than this does.
+        guest.must(&format!(
+            "rm -f /run/own.status; (cd /opt/rdma-core-tests; env {library} setsid python3 run_tests.py --dev rxe0 -v </dev/null \
+             >/run/own.log 2>&1; echo $? >/run/own.status) >/dev/null 2>&1 &"
+        ))?;
+        while guest
+            .run("for i in $(seq 50); do [ -s /run/own.status ] && exit 0; sleep 1; done; exit 1")?
+            .status
+            != 0
+        {}
+        *said = guest.must("grep -E '^test.* \\.\\.\\. ' /run/own.log; tail -n 3 /run/own.log")?;
+    }
+    let [without, with] = said.map(|said| outcomes(&said));
+    println!(
+        "  rdma-core's tests: {} without the library, {} with it succeed",
+        successes(&without),
+        successes(&with)
+    );
+    let mut worse = Vec::new();
+    for (test, outcome) in &without {
+        let there = with
+            .iter()
+            .find(|(other, _)| other == test)
+            .map(|(_, outcome)| *outcome);
+        if there != Some(*outcome) {
+            println!("  {test}: {outcome} without the library, {there:?} with it");
+            worse.push(Compared {
+                program: "rdma-core's tests",
+                without: i32::from(!*outcome),
+                with: i32::from(there != Some(true)),
+            });
+        }
+    }
+    worse.push(Compared {
+        program: "rdma-core's tests as a whole",
+        without: 0,
+        with: i32::from(successes(&without) == 0 || with.len() < without.len()),
+    });
+    Ok(worse)
+}
+
+/// Each test, and whether it did not fail.
+fn outcomes(said: &str) -> Vec<(String, bool)> {
+    let lines = said.lines().filter_map(|line| line.split_once(" ... "));
+    lines
+        .map(|(test, outcome)| {
+            (
+                test.to_owned(),
+                outcome.starts_with("ok") || outcome.starts_with("skipped"),
+            )
+        })
+        .collect()
+}
+
+fn successes(outcomes: &[(String, bool)]) -> usize {
+    outcomes.iter().filter(|(_, succeeded)| *succeeded).count()
+}
