@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use Treatment::{Apart, Asks, Devices, Moves, Stays};
 use godwit_verbs::abi::ExtendedVerbs;
 
-/// What becomes of a call.
+/// The way a call goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Treatment {
     /// It works on objects of this library, and what it makes or changes is made again after a move.
@@ -22,7 +22,7 @@ enum Treatment {
 }
 
 impl Treatment {
-    /// Whether this library has to have a function of the same name.
+    /// True if this library has to have a function of the same name.
     fn is_ours(self) -> bool {
         matches!(self, Moves | Asks | Stays)
     }

@@ -1,5 +1,5 @@
-//! What does not move works as it does without this library: the device gets its own objects, and the process is named as one
-//! that stays.
+//! Verbs whose objects do not move work as without this library: the device gets its own objects, and the process is named
+//! as one that stays.
 
 #![allow(unsafe_op_in_unsafe_fn)]
 
@@ -23,7 +23,7 @@ struct Application {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// What the device's own verbs hand out.
+/// The result of the device's own verbs.
 const HANDED_OUT: *mut c_void = ptr::without_provenance_mut(0x4000);
 
 /// A context of the device, which is no shadow: these have its doorbell.
@@ -218,5 +218,34 @@ fn completions_are_read_by_calls_too() {
         assert_eq!(start(), libc::ENOENT);
         assert_eq!(shim::destroy_qp(pair), 0);
         assert_eq!(shim::destroy_cq(queue.cast()), 0);
+    }
+}
+
+#[test]
+fn a_queue_is_resized_if_the_device_would_do_that_of_itself() {
+    let application = Application::start();
+    // SAFETY: the queue lives.
+    unsafe {
+        assert_eq!(shim::resize_cq(application.cq, 32), 0);
+        assert_eq!((*application.cq).cqe, 32);
+        with(|device| device.completed.resize(8, ibv_wc::default()));
+        assert_eq!(shim::resize_cq(application.cq, 4), libc::EINVAL);
+        assert_eq!((*application.cq).cqe, 32);
+    }
+}
+
+#[test]
+fn a_region_that_is_registered_anew_has_what_the_device_says() {
+    let application = Application::start();
+    // SAFETY: the region lives; nothing but its access changes, so the others may be anything.
+    unsafe {
+        let region = shim::reg_mr(application.pd, ptr::null_mut(), 8, 0, 0);
+        let before = (*region).lkey;
+        let anything = ptr::without_provenance_mut(0x3);
+        let changed = shim::rereg_mr(region, 4, anything, ptr::null_mut(), 0, 1);
+        assert_eq!((changed, (*region).lkey), (0, before + 1));
+        assert!(obstacles().contains("registered anew"), "{}", obstacles());
+        assert_eq!(shim::dereg_mr(region), 0);
+        assert!(!obstacles().contains("registered anew"));
     }
 }

@@ -107,7 +107,7 @@ pub const IBV_WC_EX_WITH_SRC_QP: u64 = 1 << 3;
 pub const IBV_WC_EX_WITH_SLID: u64 = 1 << 4;
 pub const IBV_WC_EX_WITH_SL: u64 = 1 << 5;
 pub const IBV_WC_EX_WITH_DLID_PATH_BITS: u64 = 1 << 6;
-/// What an [`ibv_wc`] has.
+/// The fields of an [`ibv_wc`].
 pub const IBV_WC_STANDARD_FLAGS: u64 = (1 << 7) - 1;
 
 /// A completion queue whose completions are read by calls.

@@ -1,48 +1,54 @@
-//! Descriptors that an application knows by their number, while what is behind the number changes.
+//! Descriptors that an application knows by their number and waits at, while what they tell of comes and goes.
+//!
+//! Each is an epoll(7) instance with the device's descriptor in it. Whoever waits at the number, in poll(2) or in an epoll
+//! instance of the application's own, waits at the instance, which stays when the device's descriptor is another one. It is
+//! part of an image like others, with what is in it then.
 
 use std::ffi::c_int;
 use std::io;
 
-/// Puts what `source` is behind `number`. The number stays as the application has set it: whether it blocks,
-/// and closed on exec as libibverbs makes it.
-pub(super) fn replace(number: c_int, source: c_int) -> io::Result<()> {
-    // SAFETY: these calls take no pointer.
+/// A number that is readable while something that is put into it is.
+pub(super) fn gathering() -> io::Result<c_int> {
+    // SAFETY: takes no pointer.
+    checked(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
+}
+
+/// From now on `number` is readable when `source` is.
+pub(super) fn put_into(number: c_int, source: c_int) -> io::Result<()> {
+    let mut event = libc::epoll_event {
+        events: libc::EPOLLIN as u32,
+        u64: 0,
+    };
+    // SAFETY: the event lives through the call.
+    checked(unsafe { libc::epoll_ctl(number, libc::EPOLL_CTL_ADD, source, &raw mut event) })
+        .map(drop)
+}
+
+/// From now on `number` tells nothing of `source`.
+pub(super) fn take_out_of(number: c_int, source: c_int) -> io::Result<()> {
+    // SAFETY: this operation takes no event.
+    let done =
+        unsafe { libc::epoll_ctl(number, libc::EPOLL_CTL_DEL, source, std::ptr::null_mut()) };
+    checked(done).map(drop)
+}
+
+/// A descriptor that is readable when it is told to be.
+pub(super) fn signal() -> io::Result<c_int> {
+    // SAFETY: takes no pointer.
+    checked(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+}
+
+/// Makes a signal readable, or not.
+pub(super) fn set(signal: c_int, readable: bool) {
+    let mut count = 1u64;
+    // SAFETY: eight bytes from or to a variable of that size. The count is never near its limit: it is set once.
     unsafe {
-        let flags = checked(libc::fcntl(number, libc::F_GETFL))?;
-        let others = checked(libc::fcntl(source, libc::F_GETFL))? & !libc::O_NONBLOCK;
-        checked(libc::dup3(source, number, libc::O_CLOEXEC))?;
-        checked(libc::fcntl(
-            number,
-            libc::F_SETFL,
-            others | flags & libc::O_NONBLOCK,
-        ))?;
+        if readable {
+            libc::write(signal, (&raw const count).cast(), 8);
+        } else {
+            libc::read(signal, (&raw mut count).cast(), 8);
+        }
     }
-    Ok(())
-}
-
-/// Puts something behind `number` that never becomes readable.
-pub(super) fn silence(number: c_int) -> io::Result<()> {
-    replace_with_count(number, 0)
-}
-
-/// Puts something behind `number` that is readable.
-pub(super) fn signal(number: c_int) -> io::Result<()> {
-    replace_with_count(number, 1)
-}
-
-fn replace_with_count(number: c_int, count: u32) -> io::Result<()> {
-    // SAFETY: takes no pointer.
-    let made = checked(unsafe { libc::eventfd(count, libc::EFD_CLOEXEC) })?;
-    let replaced = replace(number, made);
-    // SAFETY: the descriptor was made here and nobody else knows it.
-    unsafe { libc::close(made) };
-    replaced
-}
-
-/// A number of its own for what `source` is.
-pub(super) fn duplicate(source: c_int) -> io::Result<c_int> {
-    // SAFETY: takes no pointer.
-    checked(unsafe { libc::fcntl(source, libc::F_DUPFD_CLOEXEC, 0) })
 }
 
 fn checked(result: c_int) -> io::Result<c_int> {
@@ -58,42 +64,55 @@ mod tests {
     use super::*;
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-    fn event_file(value: u32, flags: c_int) -> OwnedFd {
+    fn owned(number: io::Result<c_int>) -> OwnedFd {
         // SAFETY: a new descriptor that nobody else owns.
-        unsafe { OwnedFd::from_raw_fd(checked(libc::eventfd(value, flags)).unwrap()) }
+        unsafe { OwnedFd::from_raw_fd(number.unwrap()) }
     }
 
-    fn flags(file: &OwnedFd) -> (bool, bool) {
-        // SAFETY: these calls take no pointer.
-        unsafe {
-            (
-                libc::fcntl(file.as_raw_fd(), libc::F_GETFL) & libc::O_NONBLOCK != 0,
-                libc::fcntl(file.as_raw_fd(), libc::F_GETFD) & libc::FD_CLOEXEC != 0,
-            )
-        }
+    /// The number of events that the instance has.
+    fn events(instance: &OwnedFd) -> c_int {
+        let mut into = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: room for as many events as are asked for.
+        unsafe { libc::epoll_wait(instance.as_raw_fd(), &raw mut into, 1, 0) }
     }
 
     #[test]
-    fn what_blocks_and_what_does_not_stays_so() {
-        for nonblocking in [0, libc::EFD_NONBLOCK] {
-            let known = event_file(0, libc::EFD_CLOEXEC | nonblocking);
-            let other = libc::EFD_NONBLOCK - nonblocking;
-            silence(known.as_raw_fd()).unwrap();
-            assert_eq!(flags(&known), (nonblocking != 0, true));
-            let source = event_file(7, libc::EFD_CLOEXEC | other);
-            replace(known.as_raw_fd(), source.as_raw_fd()).unwrap();
-            assert_eq!(flags(&known), (nonblocking != 0, true));
-            let mut read = 0u64;
-            // SAFETY: eight bytes into a variable of this size.
-            let count = unsafe { libc::read(known.as_raw_fd(), (&raw mut read).cast(), 8) };
-            assert_eq!((count, read), (8, 7));
+    fn whoever_waits_at_the_number_waits_on_when_its_source_is_another() {
+        let edge = libc::EPOLLIN | libc::EPOLLET;
+        for triggered in [libc::EPOLLIN, edge] {
+            let (number, application) = (owned(gathering()), owned(gathering()));
+            let mut event = libc::epoll_event {
+                events: triggered as u32,
+                u64: 0,
+            };
+            // SAFETY: the event lives through the call.
+            let added = unsafe {
+                libc::epoll_ctl(
+                    application.as_raw_fd(),
+                    libc::EPOLL_CTL_ADD,
+                    number.as_raw_fd(),
+                    &raw mut event,
+                )
+            };
+            assert_eq!(added, 0);
+            for _ in 0..2 {
+                let source = owned(signal());
+                put_into(number.as_raw_fd(), source.as_raw_fd()).unwrap();
+                assert_eq!(events(&application), 0);
+                set(source.as_raw_fd(), true);
+                assert_eq!(events(&application), 1);
+                assert_eq!(events(&application), c_int::from(triggered != edge));
+                set(source.as_raw_fd(), false);
+                assert_eq!(events(&application), 0);
+                take_out_of(number.as_raw_fd(), source.as_raw_fd()).unwrap();
+            }
         }
     }
 
     #[test]
     fn a_number_that_is_none_is_said() {
-        assert!(duplicate(-1).is_err());
-        assert!(replace(-1, 0).is_err());
-        assert!(silence(-1).is_err());
+        let number = owned(gathering());
+        assert!(put_into(number.as_raw_fd(), -1).is_err());
+        assert!(take_out_of(number.as_raw_fd(), -1).is_err());
     }
 }

@@ -176,7 +176,7 @@ pub unsafe extern "C" fn ibv_get_async_event(
         } else if names_queue_pair((*event).event_type) {
             (*event).element = (*cookie.cast::<ibv_qp>()).qp_context;
         } else if (*event).event_type == CQ_ERR && passed::queues().contains(&cookie.addr()) {
-            // One that the application has as the device made it, and acknowledges.
+            // The application has this queue as the device made it, and acknowledges the event.
             return result;
         } else if (*event).event_type == CQ_ERR {
             (*event).element = (*cookie.cast::<ibv_cq>()).cq_context;

@@ -30,8 +30,11 @@ pub use presetup::{
 pub use real::{Real, install};
 pub use verbs::completions::{
     ack_cq_events, create_comp_channel, create_cq, destroy_comp_channel, destroy_cq, get_cq_event,
+    resize_cq,
 };
-pub use verbs::contexts::{alloc_pd, close_device, dealloc_pd, dereg_mr, open_device, reg_mr};
+pub use verbs::contexts::{
+    alloc_pd, close_device, dealloc_pd, dereg_mr, open_device, reg_mr, rereg_mr,
+};
 pub use verbs::datagrams::{Redirect, create_ah, destroy_ah, redirect};
 pub use verbs::extended::qp_to_qp_ex;
 pub use verbs::queue_pairs::{attach_mcast, create_qp, destroy_qp, modify_qp, query_ece, query_qp};

@@ -9,7 +9,7 @@ use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
-use std::sync::{Condvar, Mutex, OnceLock};
+use std::sync::{Mutex, OnceLock};
 
 use crate::abi::*;
 use crate::shim::data_path::gate::Gate;
@@ -89,38 +89,22 @@ pub(super) struct Elsewhere {
 
 #[repr(C)]
 pub(super) struct ShadowChannel {
+    /// Its number has [`descriptors`](crate::shim::descriptors) behind it.
     pub(super) face: ibv_comp_channel,
     pub(super) id: ObjectId,
     pub(super) real: AtomicPtr<ibv_comp_channel>,
-    /// Interrupts whoever waits for events; an eventfd.
-    pub(super) wake: c_int,
+    /// Readable while there are events that the device's channel does not have.
+    pub(super) signal: c_int,
     pub(super) state: Mutex<ChannelState>,
-    pub(super) changed: Condvar,
     /// Whether the device's channel was made ahead of this process, so that its events may name shadows.
     pub(super) made_ahead: AtomicBool,
 }
 
-/// What poll(2) is told of a channel.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(super) enum Shows {
-    /// What the device's channel has.
-    #[default]
-    Device,
-    /// That there are events.
-    Events,
-    /// That there is none.
-    Nothing,
-}
-
-/// What an event channel holds while its device's channel does not.
+/// The state of an event channel.
 #[derive(Default)]
 pub(super) struct ChannelState {
-    /// Whether there is no channel of the device behind it.
-    pub(super) parked: bool,
-    /// What the number has behind it that the application may wait at.
-    pub(super) shows: Shows,
-    /// Threads that wait in poll(2) with the device's channel in hand.
-    pub(super) polling: u32,
+    /// The descriptor of the device's channel, if there is one behind it.
+    pub(super) device: Option<c_int>,
     /// Queues (`*mut ShadowCq`) whose completions were drained while they were armed.
     pub(super) events: VecDeque<usize>,
 }
@@ -223,7 +207,7 @@ pub(super) struct Transition {
     pub(super) mask: c_int,
     /// Whether the state was the same before.
     pub(super) stays: bool,
-    /// Whether `attributes` permit remote writes, which the application did not ask for.
+    /// Set if `attributes` permit remote writes, which the application did not ask for.
     pub(super) adds_write: bool,
 }
 
@@ -242,7 +226,7 @@ pub(super) struct QpLane {
     pub(super) datagrams: bool,
     /// Whether requests say what the device understands: no key, no handle and no window has to be translated.
     pub(super) plain: bool,
-    /// Whether receives are noted, to be posted again after a move.
+    /// Set if receives are noted, to be posted again after a move.
     pub(super) notes: bool,
     /// Whether requests to send are kept back.
     pub(super) suspended: bool,

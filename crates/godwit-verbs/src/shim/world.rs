@@ -64,7 +64,7 @@ pub(super) struct World {
     pub(super) roadmap: Roadmap,
     pub(super) objects: BTreeMap<ObjectId, Object>,
     pub(super) phase: Phase,
-    /// What the application has used that does not move.
+    /// Verbs that the application has used and whose objects do not move.
     pub(super) marks: BTreeSet<&'static str>,
     /// Whether [`KEYS`] has all regions: since there may be a queue pair that is not plain.
     pub(super) translates: bool,

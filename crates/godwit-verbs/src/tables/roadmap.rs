@@ -81,7 +81,7 @@ pub enum Call {
     },
     /// A call whose object cannot be made again; its process does not move.
     Stays {
-        /// What it was made from.
+        /// Its parents.
         parents: [Option<ObjectId>; 5],
     },
 }

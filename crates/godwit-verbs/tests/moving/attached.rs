@@ -38,15 +38,16 @@ fn move_with(application: &Application, files: usize) {
     shim::resume(None).unwrap();
 }
 
-/// The device tells the channel of a completion. The event names this queue.
-fn tell(channel: *mut ibv_comp_channel, named: usize, shadow: *mut ibv_cq) {
-    with(|device| {
+/// The device tells its last channel of a completion. The event names this queue.
+fn tell(named: usize, shadow: *mut ibv_cq) {
+    let file = with(|device| {
         let queue = device.made[&shadow.addr()];
         *device.unheard.entry(queue).or_default() += 1;
+        device.channel
     });
     let named = named as u64;
     // SAFETY: eight bytes to the channel's file.
-    let written = unsafe { libc::write((*channel).fd, (&raw const named).cast(), 8) };
+    let written = unsafe { libc::write(file, (&raw const named).cast(), 8) };
     assert_eq!(written, 8);
 }
 
@@ -77,7 +78,7 @@ fn events_of_completions_find_their_queue_and_are_acknowledged_at_once() {
         (device_queue(later), later, 8),
         (ahead.addr(), ahead, 7),
     ] {
-        tell(channel, named, shadow);
+        tell(named, shadow);
         assert_eq!(event_of(channel), (shadow, cookie(number)));
         assert_eq!(
             with(|device| device.wild),

@@ -183,6 +183,9 @@ fn addressed() -> Vec<([u8; 16], u32)> {
     with(|device| std::mem::take(&mut device.addressed))
 }
 
+/// A queue pair of the peer of which no test says that it has moved: the process never forgets that.
+const UNMOVED: u32 = 50;
+
 #[test]
 fn datagrams_complete_before_a_move_or_are_sent_after_it() {
     let application = Application::start();
@@ -191,15 +194,15 @@ fn datagrams_complete_before_a_move_or_are_sent_after_it() {
     let handle = datagrams.handle(PEER);
     assert!(shim::obstacles().is_empty(), "{:?}", shim::obstacles());
     assert_eq!([1, 2].map(|wr_id| datagrams.receive(wr_id)), [0, 0]);
-    assert_eq!(datagrams.send(7, handle, 5), 0);
+    assert_eq!(datagrams.send(7, handle, UNMOVED), 0);
     shim::suspend(None).unwrap();
     // SAFETY: the pair lives.
     let number = unsafe { (*datagrams.pair).qp_num };
     // The marker comes back to its own queue pair, which refuses its key.
-    assert_eq!(addressed(), [(PEER, 5), (OWN, number)]);
+    assert_eq!(addressed(), [(PEER, UNMOVED), (OWN, number)]);
     assert!(datagrams.wait().unwrap_err().contains("in flight"));
     assert!(shim::release().unwrap_err().contains("not been waited for"));
-    assert_eq!(datagrams.send(8, handle, 5), 0);
+    assert_eq!(datagrams.send(8, handle, UNMOVED), 0);
     complete_sends();
     datagrams.wait().unwrap();
     shim::release().unwrap();
@@ -212,7 +215,7 @@ fn datagrams_complete_before_a_move_or_are_sent_after_it() {
     // Another process has its number at the new place.
     with(|device| device.numbers.insert(number));
     datagrams.go_on_elsewhere();
-    assert_eq!(addressed(), [(PEER, 5)]);
+    assert_eq!(addressed(), [(PEER, UNMOVED)]);
     complete_sends();
     assert_eq!(datagrams.poll(), [8]);
     let waiting = with(|device| {

@@ -29,9 +29,8 @@ fn event(channel: *mut ibv_comp_channel) -> Option<*mut ibv_cq> {
     (got == 0).then_some(queue)
 }
 
-#[test]
-fn whoever_waits_with_poll_is_told_of_what_completed_while_the_process_moved() {
-    let mut application = Application::start();
+/// The application's queue tells of its events by this channel from now on.
+fn with_channel(application: &mut Application) -> *mut ibv_comp_channel {
     // SAFETY: as verbs demand; the first queue and its pair are used by nobody.
     let channel = unsafe {
         assert_eq!(shim::destroy_qp(application.pair), 0);
@@ -46,6 +45,65 @@ fn whoever_waits_with_poll_is_told_of_what_completed_while_the_process_moved() {
     for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
         assert_eq!(application.change(state), 0);
     }
+    channel
+}
+
+/// As it was before.
+fn without_channel(application: &mut Application, channel: *mut ibv_comp_channel) {
+    // SAFETY: as verbs demand; nothing is used after it.
+    unsafe {
+        assert_eq!(shim::destroy_qp(application.pair), 0);
+        assert_eq!(shim::destroy_cq(application.cq), 0);
+        assert_eq!(shim::destroy_comp_channel(channel), 0);
+        application.cq =
+            shim::create_cq(application.context, 16, ptr::null_mut(), ptr::null_mut(), 0);
+    }
+    application.pair = application.create_pair(ptr::null_mut());
+}
+
+#[test]
+fn whoever_waits_with_epoll_is_told_of_what_completed_while_the_process_moved() {
+    let mut application = Application::start();
+    let channel = with_channel(&mut application);
+    for triggered in [libc::EPOLLIN, libc::EPOLLIN | libc::EPOLLET] {
+        // SAFETY: the queue, the channel and the events live.
+        let (instance, events) = unsafe {
+            let instance = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+            let mut event = libc::epoll_event {
+                events: triggered as u32,
+                u64: 0,
+            };
+            let number = (*channel).fd;
+            let added = libc::epoll_ctl(instance, libc::EPOLL_CTL_ADD, number, &raw mut event);
+            assert_eq!(added, 0);
+            let events = move || {
+                let mut into = libc::epoll_event { events: 0, u64: 0 };
+                libc::epoll_wait(instance, &raw mut into, 1, 0)
+            };
+            assert_eq!(shim::req_notify_cq(application.cq, 0), 0);
+            (instance, events)
+        };
+        assert_eq!(application.send(5), 0);
+        assert_eq!(events(), 0);
+        suspend_and_release(&application, 0);
+        assert_eq!(events(), 1);
+        shim::recreate(None).unwrap();
+        shim::connect(&[application.connection()]).unwrap();
+        shim::resume(None).unwrap();
+        let level = triggered == libc::EPOLLIN;
+        assert_eq!(events(), c_int::from(level));
+        assert_eq!(event(channel), Some(application.cq));
+        assert_eq!((events(), application.poll()), (0, vec![5]));
+        // SAFETY: nothing else uses it.
+        unsafe { libc::close(instance) };
+    }
+    without_channel(&mut application, channel);
+}
+
+#[test]
+fn whoever_waits_with_poll_is_told_of_what_completed_while_the_process_moved() {
+    let mut application = Application::start();
+    let channel = with_channel(&mut application);
     let arm = || {
         // SAFETY: the queue lives.
         assert_eq!(unsafe { shim::req_notify_cq(application.cq, 0) }, 0);
@@ -83,13 +141,5 @@ fn whoever_waits_with_poll_is_told_of_what_completed_while_the_process_moved() {
     shim::resume(None).unwrap();
     assert!(!readable(channel));
     assert_eq!(application.poll(), [7]);
-    // SAFETY: as verbs demand; nothing is used after it.
-    unsafe {
-        assert_eq!(shim::destroy_qp(application.pair), 0);
-        assert_eq!(shim::destroy_cq(application.cq), 0);
-        assert_eq!(shim::destroy_comp_channel(channel), 0);
-        application.cq =
-            shim::create_cq(application.context, 16, ptr::null_mut(), ptr::null_mut(), 0);
-    }
-    application.pair = application.create_pair(ptr::null_mut());
+    without_channel(&mut application, channel);
 }

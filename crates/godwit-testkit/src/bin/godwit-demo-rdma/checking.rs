@@ -38,7 +38,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
     },
     Variant {
         name: "checked: shared receive queue",
-        options: "--events --shared-receives",
+        options: "--events --epoll --shared-receives",
         fails_first: false,
         both: false,
         datagrams: false,

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
 use std::ops::Range;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::Duration;
 
@@ -54,6 +55,8 @@ pub(crate) enum Slot {
 pub(crate) struct Device {
     pub(crate) verbs: Verbs,
     channel: *mut ibv_comp_channel,
+    /// The instance of epoll(7) to wait at, which has the channel.
+    instance: Option<OwnedFd>,
     pub(crate) queue: *mut ibv_cq,
     pub(crate) shared: *mut ibv_srq,
     pub(crate) pairs: Vec<*mut ibv_qp>,
@@ -143,6 +146,11 @@ impl Device {
             } else {
                 ptr::null_mut()
             };
+            let instance = if arguments.epoll {
+                Some(epoll_of((*channel).fd)?)
+            } else {
+                None
+            };
             let entries = (count as u64 * (SENDS + RECEIVES)) as c_int;
             let queue = made(
                 (verbs.ibv_create_cq)(context, entries, ptr::null_mut::<c_void>(), channel, 0),
@@ -194,6 +202,7 @@ impl Device {
             Ok(Self {
                 verbs,
                 channel,
+                instance,
                 queue,
                 shared,
                 pairs,
@@ -447,6 +456,14 @@ impl Device {
 
     /// Whether the channel has an event within this time; without one, the event is waited for when it is taken.
     fn becomes_readable(&self, patience: Option<Duration>) -> io::Result<bool> {
+        if let Some(instance) = &self.instance {
+            let patience = patience.map_or(-1, |patience| patience.as_millis() as c_int);
+            let mut event = libc::epoll_event { events: 0, u64: 0 };
+            // SAFETY: room for one event of this function's own.
+            let found =
+                unsafe { libc::epoll_wait(instance.as_raw_fd(), &raw mut event, 1, patience) };
+            return told(found);
+        }
         let Some(patience) = patience else {
             return Ok(true);
         };
@@ -457,14 +474,7 @@ impl Device {
             revents: 0,
         };
         // SAFETY: one element of this function's own.
-        let found = unsafe { libc::poll(&raw mut ready, 1, patience.as_millis() as c_int) };
-        let error = io::Error::last_os_error();
-        match found {
-            // A wait with a time to its end may end early when a process comes from an image.
-            -1 if error.kind() == io::ErrorKind::Interrupted => Ok(false),
-            -1 => Err(error),
-            found => Ok(found > 0),
-        }
+        told(unsafe { libc::poll(&raw mut ready, 1, patience.as_millis() as c_int) })
     }
 
     fn take_event(&self) -> io::Result<()> {
@@ -478,6 +488,38 @@ impl Device {
             (self.verbs.ibv_ack_cq_events)(queue, 1);
         }
         Ok(())
+    }
+}
+
+/// The result of a wait: true if it has found something.
+fn told(found: c_int) -> io::Result<bool> {
+    let error = io::Error::last_os_error();
+    match found {
+        // A wait with a time to its end may end early when a process comes from an image.
+        -1 if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+        -1 => Err(error),
+        found => Ok(found > 0),
+    }
+}
+
+/// An instance that tells once of each event of this channel.
+fn epoll_of(channel: c_int) -> io::Result<OwnedFd> {
+    let mut event = libc::epoll_event {
+        events: (libc::EPOLLIN | libc::EPOLLET) as u32,
+        u64: 0,
+    };
+    // SAFETY: a new descriptor that nobody else owns, and an event of this function's own.
+    unsafe {
+        let instance = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+        if instance < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let instance = OwnedFd::from_raw_fd(instance);
+        let operation = libc::EPOLL_CTL_ADD;
+        match libc::epoll_ctl(instance.as_raw_fd(), operation, channel, &raw mut event) {
+            0 => Ok(instance),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 }
 

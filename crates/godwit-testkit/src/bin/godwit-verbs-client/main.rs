@@ -50,6 +50,9 @@ struct Arguments {
     /// Wait for events of a completion channel
     #[arg(long)]
     events: bool,
+    /// Wait for them with epoll(7), for each once (edge-triggered)
+    #[arg(long, requires = "events")]
+    epoll: bool,
     /// Write and read through memory windows of this type
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=2), conflicts_with = "datagrams")]
     windows: Option<u8>,

@@ -4,7 +4,7 @@ use super::{Connection, check, chosen, windows};
 use crate::abi::*;
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
-use crate::shim::verbs::completions::{show, state, wake};
+use crate::shim::verbs::completions::{lead, state};
 use crate::shim::world::{Phase, World, announce_running, world};
 use crate::tables::{RemoteKey, RemoteKeys};
 use std::ffi::c_int;
@@ -232,15 +232,12 @@ pub fn resume(only: Option<&[u32]>) -> Result<(), String> {
         }
         for channel in world.channels() {
             let mut waiting = state(&*channel);
-            waiting.parked = false;
             let device_channel = (*channel).real.load(Ordering::Acquire);
             if !device_channel.is_null()
-                && let Err(error) = show(&*channel, &mut waiting, Some((*device_channel).fd))
+                && let Err(error) = lead(&*channel, &mut waiting, Some((*device_channel).fd))
             {
                 refused.push(format!("the descriptor for events of completions: {error}"));
             }
-            drop(waiting);
-            wake(&*channel);
         }
     }
     if only.is_none() {

@@ -8,7 +8,7 @@ use crate::shim::descriptors;
 use crate::shim::objects::{self, *};
 use crate::shim::presetup::{Answer, HandedOver, Planned, as_told, repeat};
 use crate::shim::real::real;
-use crate::shim::verbs::completions::{make_cq, show, state};
+use crate::shim::verbs::completions::{lead, make_cq, state};
 use crate::shim::verbs::contexts::register;
 use crate::shim::verbs::datagrams;
 use crate::shim::verbs::queue_pairs::{add_route, make_pair};
@@ -245,7 +245,8 @@ unsafe fn make_again(
                 (real().close_device)(opened);
                 return Err(format!("the files of the device: {error}"));
             }
-            if let Err(error) = descriptors::replace((*context).face.async_fd, (*opened).async_fd) {
+            if let Err(error) = descriptors::put_into((*context).face.async_fd, (*opened).async_fd)
+            {
                 (real().close_device)(opened);
                 return Err(format!("the descriptor for events of the device: {error}"));
             }
@@ -389,11 +390,9 @@ unsafe fn make_again(
     Ok(())
 }
 
-/// Puts the device's channel behind the number that the application knows, unless there are events that it does not have.
+/// Has the number that the application knows tell of the device's channel.
 unsafe fn show_anew(channel: &ShadowChannel, device: *mut ibv_comp_channel) -> io::Result<()> {
-    let mut waiting = state(channel);
-    waiting.shows = Shows::Nothing;
-    show(channel, &mut waiting, Some((*device).fd))
+    lead(channel, &mut state(channel), Some((*device).fd))
 }
 
 fn behind_context(context: &ShadowContext) -> *mut ibv_context {

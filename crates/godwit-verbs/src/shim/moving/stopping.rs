@@ -8,7 +8,7 @@ use crate::shim::data_path::gate::a_thread_ended_inside;
 use crate::shim::descriptors;
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
-use crate::shim::verbs::completions::{Event, show, state, take_event, wake};
+use crate::shim::verbs::completions::{Event, add_event, lead, state, take_event};
 use crate::shim::verbs::datagrams;
 use crate::shim::verbs::queue_pairs::remove_route;
 use crate::shim::verbs::windows::end_window;
@@ -17,7 +17,6 @@ use crate::tables::{Drain, Verdict};
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ptr;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
@@ -250,29 +249,19 @@ pub fn release() -> Result<(), String> {
 /// Takes the device's channel away from those who wait for its events.
 unsafe fn park(channel: &ShadowChannel) -> Result<(), String> {
     let mut waiting = state(channel);
-    waiting.parked = true;
-    while waiting.polling > 0 {
-        wake(channel);
-        let (again, _) = channel
-            .changed
-            .wait_timeout(waiting, Duration::from_millis(10))
-            .unwrap_or_else(PoisonError::into_inner);
-        waiting = again;
-    }
     let mut told = Vec::new();
     // A process that has a queue of the device does not move.
     while let Some(Event::Shadow(queue)) = take_event(channel) {
-        waiting.events.push_back(queue as usize);
+        add_event(channel, &mut waiting, queue);
         told.push(queue);
     }
-    let silenced = show(channel, &mut waiting, None);
+    let parted = lead(channel, &mut waiting, None);
     // A thread that drains a queue holds the queue and waits for the channel, so the channel is let go.
     drop(waiting);
     for queue in told {
         (*queue).lane.visit().armed = Armed::No;
     }
-    channel.changed.notify_all();
-    silenced.map_err(|error| format!("the descriptor for events of completions: {error}"))
+    parted.map_err(|error| format!("the descriptor for events of completions: {error}"))
 }
 
 unsafe fn give_back(object: Object) -> Result<(), String> {
@@ -349,10 +338,16 @@ unsafe fn give_back(object: Object) -> Result<(), String> {
             Ok(())
         }
         Object::Context(context) => {
-            take(&(*context).real, real().close_device, "ibv_close_device")?;
-            // The application may wait on this number; it is an event that never comes meanwhile.
-            descriptors::silence((*context).face.async_fd)
-                .map_err(|error| format!("the descriptor for events of the device: {error}"))
+            // The application may wait at this number; no event comes meanwhile.
+            let device = (*(*context).real.load(Ordering::Acquire)).async_fd;
+            descriptors::take_out_of((*context).face.async_fd, device)
+                .map_err(|error| format!("the descriptor for events of the device: {error}"))?;
+            let taken = take(&(*context).real, real().close_device, "ibv_close_device");
+            if taken.is_err() {
+                // The device stays, and is told of again.
+                let _untold = descriptors::put_into((*context).face.async_fd, device);
+            }
+            taken
         }
     }
 }

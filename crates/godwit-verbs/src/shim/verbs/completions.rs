@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::io;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::completions_ex::{self, Reading};
 use super::contexts::refuse;
@@ -32,20 +32,26 @@ pub unsafe fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_ch
     if made.is_null() {
         return made;
     }
-    let wake = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
-    // A number of its own for the application: another channel can be put behind it.
-    let fd = descriptors::duplicate((*made).fd).unwrap_or(-1);
-    let id = if wake < 0 || fd < 0 {
-        None
-    } else {
-        world.add(Call::CompletionChannel { context: parent.id })
-    };
-    let Some(id) = id else {
-        for number in [wake, fd].into_iter().filter(|number| *number >= 0) {
-            libc::close(number);
+    let numbers = descriptors::gathering()
+        .and_then(|fd| Ok((fd, close_unless(fd, descriptors::signal())?)))
+        .and_then(|(fd, signal)| {
+            let led = descriptors::put_into(fd, (*made).fd)
+                .and_then(|()| descriptors::put_into(fd, signal));
+            close_unless(fd, close_unless(signal, led))?;
+            Ok((fd, signal))
+        });
+    let (fd, signal) = match numbers {
+        Ok(numbers) => numbers,
+        Err(error) => {
+            (real().destroy_comp_channel)(made);
+            return refuse(error.raw_os_error().unwrap_or(libc::EMFILE));
         }
+    };
+    let Some(id) = world.add(Call::CompletionChannel { context: parent.id }) else {
+        libc::close(fd);
+        libc::close(signal);
         (real().destroy_comp_channel)(made);
-        return refuse(libc::EMFILE);
+        return refuse(libc::EINVAL);
     };
     let shadow = Box::into_raw(Box::new(ShadowChannel {
         face: ibv_comp_channel {
@@ -55,13 +61,24 @@ pub unsafe fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_ch
         },
         id,
         real: AtomicPtr::new(made),
-        wake,
-        state: Mutex::new(ChannelState::default()),
-        changed: Condvar::new(),
+        signal,
+        state: Mutex::new(ChannelState {
+            device: Some((*made).fd),
+            events: VecDeque::new(),
+        }),
         made_ahead: AtomicBool::new(false),
     }));
     world.objects.insert(id, Object::Channel(shadow));
     shadow.cast()
+}
+
+/// The result of a step, without which `number` is of no use.
+pub(super) fn close_unless<T>(number: c_int, came: io::Result<T>) -> io::Result<T> {
+    if came.is_err() {
+        // SAFETY: takes no pointer; the caller has made it and uses it no more.
+        unsafe { libc::close(number) };
+    }
+    came
 }
 
 /// `ibv_destroy_comp_channel`
@@ -76,7 +93,7 @@ pub unsafe fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     let result = (real().destroy_comp_channel)(shadow.real.load(Ordering::Acquire));
     if result == 0 {
         libc::close(shadow.face.fd);
-        libc::close(shadow.wake);
+        libc::close(shadow.signal);
         world.remove(shadow.id);
         drop(Box::from_raw(channel.cast::<ShadowChannel>()));
     }
@@ -240,9 +257,11 @@ pub unsafe fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     if result == 0 {
         if let Some(events) = objects::channel(shadow.face.channel) {
             let mut state = state(events);
+            let before = state.events.len();
             state.events.retain(|event| *event != cq as usize);
-            let device = device_descriptor(events, &state);
-            let _unseen = show(events, &mut state, device);
+            if before > 0 && state.events.is_empty() {
+                descriptors::set(events.signal, false);
+            }
         }
         world.remove(shadow.id);
         drop(Box::from_raw(cq.cast::<ShadowCq>()));
@@ -251,17 +270,17 @@ pub unsafe fn destroy_cq(cq: *mut ibv_cq) -> c_int {
 }
 
 /// `ibv_resize_cq`
-pub(in crate::shim) unsafe fn resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int {
+pub unsafe fn resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int {
     let Some(shadow) = objects::cq(cq) else {
         return (real().resize_cq)(cq, entries);
     };
     let _world = running_world();
     let device_queue = shadow.lane.lock().real;
-    let mut spare = SPARE_ENTRIES;
-    let mut result = (real().resize_cq)(device_queue, entries.saturating_add(spare));
-    if result != 0 {
-        spare = 0;
-        result = (real().resize_cq)(device_queue, entries);
+    // A size that the device refuses must not be taken because of the room for markers.
+    let result = (real().resize_cq)(device_queue, entries);
+    let mut spare = 0;
+    if result == 0 && (real().resize_cq)(device_queue, entries.saturating_add(SPARE_ENTRIES)) == 0 {
+        spare = SPARE_ENTRIES;
     }
     if result == 0 {
         (*cq).cqe = (*device_queue).cqe.saturating_sub(spare).max(entries);
@@ -273,59 +292,46 @@ pub(in crate::shim) fn state(channel: &ShadowChannel) -> MutexGuard<'_, ChannelS
     channel.state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes whoever waits for events look again.
-pub(in crate::shim) fn wake(channel: &ShadowChannel) {
-    let one = 1u64;
-    // SAFETY: eight bytes to an eventfd that the channel owns.
-    unsafe { libc::write(channel.wake, (&raw const one).cast(), 8) };
-    channel.changed.notify_all();
-}
-
-/// Has poll(2) be told of events that the device's channel does not have, or else of those of `device`, or of none. What
-/// waits already is not told.
-pub(in crate::shim) fn show(
+/// From now on whoever waits for events is told of those of the device's channel with this descriptor, or of none of a device.
+pub(in crate::shim) fn lead(
     channel: &ShadowChannel,
     state: &mut ChannelState,
     device: Option<c_int>,
 ) -> io::Result<()> {
-    let (shows, number) = (&mut state.shows, channel.face.fd);
-    let wanted = match device {
-        _ if !state.events.is_empty() => Shows::Events,
-        Some(_) => Shows::Device,
-        None => Shows::Nothing,
-    };
-    if *shows != wanted {
-        match (wanted, device) {
-            (Shows::Events, _) => descriptors::signal(number)?,
-            (_, Some(device)) => descriptors::replace(number, device)?,
-            (_, None) => descriptors::silence(number)?,
-        }
-        *shows = wanted;
+    if state.device == device {
+        return Ok(());
     }
+    if let Some(device) = state.device.take() {
+        descriptors::take_out_of(channel.face.fd, device)?;
+    }
+    if let Some(device) = device {
+        descriptors::put_into(channel.face.fd, device)?;
+    }
+    state.device = device;
     Ok(())
 }
 
-/// The descriptor of the device's channel, if there is one behind this.
-unsafe fn device_descriptor(channel: &ShadowChannel, state: &ChannelState) -> Option<c_int> {
-    let device_channel = channel.real.load(Ordering::Acquire);
-    (!state.parked && !device_channel.is_null()).then(|| (*device_channel).fd)
+/// Notes an event that the device's channel does not have.
+pub(in crate::shim) fn add_event(
+    channel: &ShadowChannel,
+    state: &mut ChannelState,
+    queue: *const ShadowCq,
+) {
+    state.events.push_back(queue as usize);
+    if state.events.len() == 1 {
+        descriptors::set(channel.signal, true);
+    }
 }
 
 /// Tells of a completion that was drained for the application.
-pub(in crate::shim) unsafe fn tell(channel: &ShadowChannel, cq: *const ShadowCq) {
-    let mut state = state(channel);
-    state.events.push_back(cq as usize);
-    let device = device_descriptor(channel, &state);
-    // Without descriptors `ibv_get_cq_event` tells of it nevertheless.
-    let _unseen = show(channel, &mut state, device);
-    drop(state);
-    wake(channel);
+pub(in crate::shim) fn tell(channel: &ShadowChannel, cq: *const ShadowCq) {
+    add_event(channel, &mut state(channel), cq);
 }
 
 /// Which queue an event is of.
 pub(in crate::shim) enum Event {
     Shadow(*mut ShadowCq),
-    /// One that the application has as the device made it, with the application's cookie.
+    /// A queue that the application has as the device made it, with the application's cookie.
     Device(*mut ibv_cq, *mut c_void),
 }
 
@@ -387,14 +393,12 @@ unsafe fn next_event(channel: &ShadowChannel) -> Option<(*mut ibv_cq, *mut c_voi
     let told = |queue: *mut ShadowCq| (queue.cast(), (*queue).face.cq_context);
     let mut state = state(channel);
     if let Some(event) = state.events.pop_front() {
-        let device = device_descriptor(channel, &state);
-        // If that fails, poll(2) is told of an event that there is not, as it may be at any time.
-        let _unseen = show(channel, &mut state, device);
+        if state.events.is_empty() {
+            descriptors::set(channel.signal, false);
+        }
         return Some(told(event as *mut ShadowCq));
     }
-    if state.parked {
-        return None;
-    }
+    state.device?;
     let queue = match take_event(channel)? {
         Event::Shadow(queue) => queue,
         Event::Device(queue, cookie) => return Some((queue, cookie)),
@@ -423,37 +427,16 @@ pub unsafe fn get_cq_event(
             (*cq, *cookie) = event;
             return 0;
         }
-        let mut waiting = state(shadow);
         if !may_wait {
             *libc::__errno_location() = libc::EAGAIN;
             return -1;
         }
-        if !waiting.events.is_empty() {
-            continue;
-        }
-        if waiting.parked {
-            drop(
-                shadow
-                    .changed
-                    .wait(waiting)
-                    .unwrap_or_else(PoisonError::into_inner),
-            );
-            continue;
-        }
-        waiting.polling += 1;
-        drop(waiting);
-        let mut ready = [shadow.face.fd, shadow.wake].map(|fd| libc::pollfd {
-            fd,
+        let mut ready = libc::pollfd {
+            fd: shadow.face.fd,
             events: libc::POLLIN,
             revents: 0,
-        });
-        libc::poll(ready.as_mut_ptr(), 2, -1);
-        if ready[1].revents & libc::POLLIN != 0 {
-            let mut count = 0u64;
-            libc::read(shadow.wake, (&raw mut count).cast(), 8);
-        }
-        state(shadow).polling -= 1;
-        shadow.changed.notify_all();
+        };
+        libc::poll(&raw mut ready, 1, -1);
     }
 }
 

@@ -10,11 +10,11 @@ use crate::abi::*;
 use crate::shim::data_path::polling::poll_cq;
 use crate::shim::objects::ShadowCq;
 
-/// What is read of a queue.
+/// The completion of a queue that is read.
 pub(in crate::shim) struct Reading {
-    /// Whether a thread is between `start_poll` and `end_poll`.
+    /// Set while a thread is between `start_poll` and `end_poll`.
     taken: AtomicBool,
-    /// Whether threads have to wait for each other.
+    /// Set if threads have to wait for each other.
     shared: bool,
     completion: UnsafeCell<ibv_wc>,
 }
@@ -73,7 +73,7 @@ unsafe extern "C" fn start_poll(queue: *mut ibv_cq_ex, attributes: *mut c_void) 
     reading.take();
     let result = next_poll(queue);
     if result != 0 {
-        // Nobody calls `end_poll` then.
+        // The application does not call `end_poll` then.
         reading.let_go();
     }
     result

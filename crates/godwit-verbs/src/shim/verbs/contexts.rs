@@ -5,6 +5,7 @@ use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
+use super::completions::close_unless;
 use super::{passed, shared_receives, windows};
 use crate::abi::*;
 use crate::shim::data_path::{polling, posting};
@@ -51,7 +52,11 @@ pub unsafe fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     }
     crate::control::start();
     // The application may wait on this number, so it has to stay when the device's goes.
-    let async_fd = match descriptors::duplicate((*opened).async_fd) {
+    let async_fd = descriptors::gathering().and_then(|number| {
+        let led = descriptors::put_into(number, (*opened).async_fd);
+        close_unless(number, led).map(|()| number)
+    });
+    let async_fd = match async_fd {
         Ok(number) => number,
         Err(error) => {
             (real().close_device)(opened);
@@ -341,7 +346,7 @@ const CHANGE_TRANSLATION: c_int = 1;
 const CHANGE_PD: c_int = 2;
 
 /// `ibv_rereg_mr`. What the region was registered with at first is not what it has now.
-pub(in crate::shim) unsafe fn rereg_mr(
+pub unsafe fn rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,
     pd: *mut ibv_pd,
@@ -349,7 +354,12 @@ pub(in crate::shim) unsafe fn rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
-    let domain = passed::domain_behind(pd);
+    // A domain that is not asked for may be any pointer.
+    let domain = if flags & CHANGE_PD != 0 {
+        passed::domain_behind(pd)
+    } else {
+        ptr::null_mut()
+    };
     let Some(shadow) = objects::mr(mr) else {
         return (real().rereg_mr)(mr, flags, domain, address, length, access);
     };

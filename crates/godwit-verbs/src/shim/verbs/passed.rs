@@ -37,7 +37,7 @@ macro_rules! device_verb {
 }
 pub(super) use device_verb;
 
-/// What a shadow carries: the verbs that work over any device, and of the others those that this context of the device has.
+/// The verbs that a shadow carries: those that work over any device, and of the others those that this context of the device has.
 pub(super) unsafe fn offered(device: *mut ibv_context) -> ExtendedVerbs {
     let mut verbs: ExtendedVerbs = std::mem::zeroed();
     verbs.create_qp_ex = Some(extended::create_qp_ex);
@@ -58,7 +58,7 @@ pub(super) unsafe fn offered(device: *mut ibv_context) -> ExtendedVerbs {
 }
 
 impl World {
-    /// What a device gave to the application as it is, from which on the process does not move.
+    /// Notes an object that a device gave to the application as it is: from then on the process does not move.
     pub(super) fn handed_out<T>(&mut self, made: *mut T, what: &'static str) -> *mut T {
         if !made.is_null() {
             self.marks.insert(what);
@@ -279,6 +279,9 @@ unsafe extern "C" fn create_srq_ex(
     let basic = !has(IBV_SRQ_INIT_ATTR_TYPE) || (*wanted).srq_type == IBV_SRQT_BASIC;
     if basic && mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) == 0 {
         return shared_receives::create_srq((*wanted).pd, wanted.cast());
+    }
+    if !has(IBV_SRQ_INIT_ATTR_PD) {
+        return refuse(libc::EINVAL);
     }
     let (Some(shadow), Some(parent)) = (objects::context(context), objects::pd((*wanted).pd))
     else {

@@ -76,7 +76,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
     create(pd, wanted, None)
 }
 
-/// Whether a queue pair that is made from these can be made again: no object of the device was handed out.
+/// True if a queue pair that is made from these can be made again: no object of the device was handed out.
 pub(super) unsafe fn all_are_shadows(wanted: *const ibv_qp_init_attr) -> bool {
     let attributes = &*wanted;
     objects::cq(attributes.send_cq).is_some()
@@ -156,7 +156,7 @@ fn uninit() -> *mut MaybeUninit<ShadowQp> {
     Box::into_raw(Box::<ShadowQp>::new_uninit())
 }
 
-/// What a shadow is made of, beside the device's queue pair.
+/// The parts of a shadow, beside the device's queue pair.
 struct Parts {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
@@ -272,7 +272,7 @@ unsafe fn keep(
             pieces: Box::new([ibv_sge::default(); BATCH_PIECES]),
         }),
     });
-    // What completes of one that stays is as the application knows it.
+    // Completions of a queue pair that stays are as the application knows them.
     for queue in queues.into_iter().flatten().filter(|_| !stays) {
         add_route(queue, number, shadow);
     }

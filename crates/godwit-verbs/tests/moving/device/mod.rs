@@ -71,6 +71,8 @@ pub(crate) struct Device {
     pub(crate) wild: usize,
     /// Asynchronous events that wait: what they name, their kind, and the device's object.
     pub(crate) asynchronous: VecDeque<(usize, c_int, usize)>,
+    /// The file of the channel that was made last.
+    pub(crate) channel: c_int,
     /// Puts the extended verbs that it has in front of a context.
     pub(crate) verbs: Option<fn(&mut ExtendedVerbs)>,
     /// The queue pair that it was asked about last.
@@ -215,6 +217,7 @@ fn wait_until_heard(object: usize) {
 unsafe extern "C" fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     let channel = zeroed::<ibv_comp_channel>();
     ((*channel).context, (*channel).fd) = (context, libc::eventfd(0, libc::EFD_CLOEXEC));
+    with(|device| device.channel = (*channel).fd);
     channel
 }
 unsafe extern "C" fn destroy_channel(channel: *mut ibv_comp_channel) -> c_int {
@@ -453,6 +456,26 @@ unsafe extern "C" fn query_gid(
     });
     if place == 0 { 0 } else { libc::ENODATA }
 }
+/// A queue that has more completions than fit is not made smaller.
+unsafe extern "C" fn resize_cq(queue: *mut ibv_cq, entries: c_int) -> c_int {
+    if (entries as usize) < with(|device| device.completed.len()) {
+        return libc::EINVAL;
+    }
+    (*queue).cqe = entries;
+    0
+}
+unsafe extern "C" fn rereg_mr(
+    region: *mut ibv_mr,
+    _: c_int,
+    pd: *mut ibv_pd,
+    _: *mut c_void,
+    _: usize,
+    _: c_int,
+) -> c_int {
+    assert!(pd.is_null(), "nobody asks for another one");
+    (*region).lkey += 1;
+    0
+}
 unsafe extern "C" fn query_ece(pair: *mut ibv_qp, _: *mut c_void) -> c_int {
     with(|device| device.asked = pair.addr());
     libc::EOPNOTSUPP
@@ -564,5 +587,7 @@ pub(crate) fn functions() -> Real {
     real.query_gid = query_gid;
     real.query_ece = Some(query_ece);
     real.attach_mcast = attach_mcast;
+    real.resize_cq = resize_cq;
+    real.rereg_mr = rereg_mr;
     real
 }
