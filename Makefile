@@ -157,9 +157,16 @@ demo-rdma-build:
 	scripts/build-rdma-guest >/dev/null
 	$(CARGO) build --locked -p godwit-verbs -p godwit-testkit -p godwit-cli --features godwit-cli/failpoints --lib --bin godwit --bin godwit-verbs --bin godwit-demo-rdma --bin godwit-verbs-client
 
-# The shortest proof of it, for a continuous-integration run: what is refused, and programs and processes that each move once or twice.
+# The shortest proof of it, for a continuous-integration run: what is refused, programs and processes that each move once or twice,
+# and programs of librdmacm that do not move.
 test-rdma: demo-rdma-build
-	target/debug/godwit-demo-rdma --only refusals --only "checked: shared" --only "checked: datagrams, shared" --only "without RDMA" --only write_bw --only "pingpong -e"
+	target/debug/godwit-demo-rdma --only refusals --only "checked: shared" --only "checked: datagrams, shared" --only "without RDMA" --only write_bw --only "pingpong -e" \
+		--only "programs: rping" --only "programs: ucmatose" --only "programs: udaddy" --only "programs: rstream"
+
+# Debian's RDMA programs and rdma-core's own tests, with the library and without it, none of which moves.
+.PHONY: test-rdma-programs
+test-rdma-programs: demo-rdma-build
+	target/debug/godwit-demo-rdma --only programs
 
 # A node of the source, the destination or the partner is killed in each phase of a move. A quarter of an hour.
 test-rdma-deaths: demo-rdma-build

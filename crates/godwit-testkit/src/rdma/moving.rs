@@ -210,7 +210,8 @@ fn ask_to(from: &RdmaGuest, what: &str, to: &RdmaGuest, more: &str) -> io::Resul
 /// # Errors
 /// If the node names none.
 pub fn preflight(from: Place<'_>, to: &RdmaGuest) -> io::Result<Vec<String>> {
-    reasons(migrate(from, to, ""))
+    // Its output goes along, as in a move.
+    reasons(migrate(from, to, "--file /run/server.log"))
 }
 
 /// All reasons against a move of the container `id` to `to`, one sentence each, as the node names them.

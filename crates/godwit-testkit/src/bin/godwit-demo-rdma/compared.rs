@@ -6,9 +6,9 @@ use godwit_testkit::rdma::Bed;
 
 use crate::report::Compared;
 
-/// What runs at guest 1 and at guest 3, whose addresses stand for `$a` and `$b`.
+/// The commands at guest 1 and at guest 3, whose addresses stand for `$a` and `$b`.
 struct Pair {
-    /// What follows `programs: `.
+    /// Its name behind `programs: `.
     name: &'static str,
     /// Nothing if the client needs none.
     server: &'static str,
@@ -108,9 +108,9 @@ const PAIRS: &[Pair] = &[
     pair("fi_info", "", "fi_info -p verbs"),
 ];
 
-/// What puts a program behind the library.
+/// The setting that puts a program behind the library.
 const WITH: &str = "LD_PRELOAD=/opt/godwit/libgodwit_verbs.so";
-/// How long a program may take, in seconds. Some never end of themselves.
+/// The time that a program may take, in seconds. Some never end of themselves.
 const LIMIT: u32 = 40;
 
 /// Runs those that are wanted, each without the library and with it.
@@ -122,7 +122,7 @@ pub(crate) fn compared(bed: &Bed, wants: impl Fn(&str) -> bool) -> io::Result<Ve
             continue;
         }
         let without = best(bed, pair, "")?;
-        // One that does not work here at all is not asked twice.
+        // A program that does not work here at all is not asked twice.
         let with = if without == 0 {
             best(bed, pair, WITH)?
         } else {
@@ -181,6 +181,9 @@ fn run(bed: &Bed, pair: &Pair, library: &str, seconds: u32) -> io::Result<i32> {
 /// rdma-core's own tests, each of which is a program to compare. They talk to themselves at one guest.
 fn own_tests(bed: &Bed) -> io::Result<Vec<Compared>> {
     let guest = bed.guest(1);
+    // Debian packs them, as parts of a documentation.
+    guest
+        .must("cd /opt/rdma-core-tests && gunzip -f ./*.gz 2>/dev/null; ls run_tests.py base.py")?;
     let mut said = [String::new(), String::new()];
     for (library, said) in ["", WITH].into_iter().zip(&mut said) {
         // Commands end sooner than this does.

@@ -31,6 +31,8 @@ enum Program {
     Unreliable,
     /// The server alone: its queue pair is not connected.
     Alone,
+    /// The server of librdmacm's `rping`, alone.
+    Manager,
 }
 
 const CASES: &[Case] = &[
@@ -114,6 +116,29 @@ const CASES: &[Case] = &[
         mend: "true",
         reasons: &["is not connected; its partner could not find it after a move"],
     },
+    Case {
+        name: "a process that connects with the RDMA connection manager",
+        server: WITH,
+        client: WITH,
+        program: Program::Manager,
+        gid_index: 1,
+        spoil: "true",
+        mend: "true",
+        reasons: &["connects with the RDMA connection manager (/dev/infiniband/rdma_cm)"],
+    },
+    Case {
+        name: "a lock, and a file that the destination does not have",
+        server: "bash -c \"exec 9>/run/locked; flock 9; exec env LD_PRELOAD=/opt/godwit/libgodwit_verbs.so \\\"\\$@\\\"\" - ",
+        client: WITH,
+        program: Program::Reliable,
+        gid_index: 1,
+        spoil: "true",
+        mend: "true",
+        reasons: &[
+            "holds a lock on /run/locked",
+            "the destination has no /run/locked,",
+        ],
+    },
     // The last, since the child goes when all are cleared away.
     Case {
         name: "a process that has started another one that uses RDMA",
@@ -147,14 +172,23 @@ pub(crate) fn refusals(bed: &Bed) -> io::Result<Vec<Refusal>> {
 fn refusal(bed: &Bed, case: &Case) -> io::Result<Refusal> {
     let (source, destination, other) = (bed.guest(1), bed.guest(2), bed.guest(3));
     let (name, kind) = match case.program {
-        Program::Reliable | Program::Alone => ("ibv_rc_pingpong", "RC"),
+        Program::Reliable | Program::Alone | Program::Manager => ("ibv_rc_pingpong", "RC"),
         Program::Unreliable => ("ibv_uc_pingpong", "UC"),
     };
-    let command = format!("{name} -d rxe0 -g {} -n 100000000", case.gid_index);
+    let command = match case.program {
+        Program::Manager => "rping -s".to_owned(),
+        _ => format!("{name} -d rxe0 -g {} -n 100000000", case.gid_index),
+    };
     let server = source.background("server", &format!("{}{command}", case.server))?;
-    listening(source)?;
+    if matches!(case.program, Program::Manager) {
+        source.must(&format!(
+            "until ls -l /proc/{server}/fd | grep -q rdma_cm && godwit-verbs status {server}; do sleep 0.1; done"
+        ))?;
+    } else {
+        listening(source)?;
+    }
     let mut started = vec![(source, server)];
-    if !matches!(case.program, Program::Alone) {
+    if matches!(case.program, Program::Reliable | Program::Unreliable) {
         let client = format!("{}{command} {}", case.client, source.address());
         started.push((other, other.background("client", &client)?));
         // Connected, and at work.

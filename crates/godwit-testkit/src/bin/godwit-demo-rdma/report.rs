@@ -28,7 +28,7 @@ pub(crate) struct Compared {
 }
 
 impl Compared {
-    /// Whether it works without the library alone.
+    /// True if it works without the library alone.
     pub(crate) fn is_worse(&self) -> bool {
         self.without == 0 && self.with != 0
     }
