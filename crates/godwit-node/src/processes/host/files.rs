@@ -38,7 +38,7 @@ pub(crate) fn refusal(roots: &[std::path::PathBuf], path: &str) -> Option<String
     }
 }
 
-/// What the destination lacks of these files, which a process has open.
+/// The files of these that the destination lacks, in one sentence; a process has them open.
 pub(crate) fn absent(needs: &[String]) -> Option<String> {
     let needs = needs.iter().take(MOST_FILES);
     let absent: Vec<_> = needs.filter(|path| !Path::new(path).exists()).collect();

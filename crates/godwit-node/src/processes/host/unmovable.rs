@@ -1,19 +1,22 @@
-//! What a process has that CRIU does not take, or not as it is, found by reading proc(5) before anything is stopped.
+//! Things of a process that CRIU does not take, or not as they are, found by reading proc(5) before anything is stopped.
 
 use std::collections::BTreeSet;
 use std::fs::{Metadata, read_link};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+
+use super::watched::{Watched, watched};
 
 /// Larger files without a name are not put into an image by CRIU (its `--ghost-limit`), in bytes of storage.
 const MOST_WITHOUT_NAME: u64 = 1 << 20;
 /// Files that are asked after at the destination.
 pub(crate) const MOST_FILES: usize = 4096;
 
-/// What was found of some processes.
+/// Findings about some processes.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
+    /// Set if one of them is stopped, and says nothing.
+    pub(crate) stopped: bool,
     /// Why they cannot move, one sentence each.
     pub(crate) reasons: Vec<String>,
     /// Files and folders that have to be at the destination under the same name.
@@ -39,9 +42,13 @@ pub(crate) fn look(pids: &[u32]) -> Found {
 fn of_process(pid: u32, found: &mut Found) -> io::Result<()> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     if status.lines().any(|line| line.starts_with("State:\tT")) {
+        found.stopped = true;
         found.reasons.push(format!(
             "process {pid} is stopped; let it go on first (kill -CONT {pid}, or leave the debugger)"
         ));
+    }
+    if let Ok(folder) = read_link(format!("/proc/{pid}/cwd")) {
+        found.files.insert(folder.to_string_lossy().into_owned());
     }
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
         let path = entry?.path();
@@ -147,7 +154,7 @@ fn device_reason(pid: u32, target: &str, kind: &Metadata) -> Option<String> {
     })
 }
 
-/// What a descriptor is beside its file.
+/// A descriptor, beside its file.
 fn of_descriptor(pid: u32, target: &str, about: &str, found: &mut Found) {
     // Rings for I/O, and others that only one kernel knows.
     const NOT_TAKEN: [&str; 6] = [
@@ -190,13 +197,141 @@ impl Found {
         let (Some(inode), Some(device)) = (field("ino:"), field("sdev:")) else {
             return;
         };
-        match super::watched::name_of(pid, line, device) {
-            Some(name) if Path::new(&name).exists() => {
+        match watched(pid, line, device) {
+            Some(Watched::Named(name)) => {
                 self.files.insert(name);
             }
-            _ => self.reasons.push(format!(
+            Some(Watched::Gone) => self.reasons.push(format!(
                 "process {pid} watches a file or folder that is not there any more (inotify, inode {inode}); have it watch no more"
             )),
+            None => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    /// The reasons against this process, which has whatever its tests have.
+    fn against_this() -> String {
+        look(&[std::process::id()]).reasons.join("\n")
+    }
+
+    #[test]
+    fn an_ordinary_process_has_nothing_that_stays() {
+        let mut child = Command::new("sleep")
+            .arg("60")
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("runs");
+        // Until it is that program.
+        while !look(&[child.id()])
+            .files
+            .iter()
+            .any(|file| file.ends_with("sleep") || file.ends_with("coreutils"))
+        {}
+        let found = look(&[child.id()]);
+        assert_eq!(found.reasons, [""; 0]);
+        // SAFETY: takes no pointer.
+        unsafe { libc::kill(child.id().cast_signed(), libc::SIGSTOP) };
+        while look(&[child.id()]).reasons.is_empty() {}
+        let stopped = look(&[child.id()]).reasons.join("\n");
+        assert!(stopped.contains("is stopped"), "{stopped}");
+        child.kill().expect("ends");
+        child.wait().expect("ended");
+        assert_eq!(look(&[child.id()]).reasons, [""; 0], "one that has ended");
+    }
+
+    #[test]
+    fn files_without_a_name_are_named_from_a_size_on() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (name, bytes) in [("small", 4096), ("large", 4 << 20)] {
+            let path = folder.path().join(name);
+            std::fs::write(&path, vec![1; bytes]).expect("writes");
+            let open = File::open(&path).expect("opens");
+            std::fs::remove_file(&path).expect("removed");
+            let said = against_this();
+            assert_eq!(
+                said.contains(&path.display().to_string()),
+                bytes > 4096,
+                "{said}"
+            );
+            drop(open);
+        }
+        assert!(!against_this().contains("large"));
+    }
+
+    #[test]
+    fn a_lock_is_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("locked");
+        let file = File::create(&path).expect("creates");
+        file.lock().expect("locks");
+        let said = against_this();
+        assert!(
+            said.contains("locked; somebody else could have it"),
+            "{said}"
+        );
+        file.unlock().expect("unlocks");
+        assert!(!against_this().contains("locked;"));
+    }
+
+    #[test]
+    fn a_watched_folder_that_is_gone_is_named() {
+        if !rustix::process::geteuid().is_root() {
+            // Nodes that move processes are root's; the kernel tells nobody else what a handle is of.
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("watched");
+        std::fs::create_dir(&path).expect("a folder");
+        let text = std::ffi::CString::new(path.display().to_string()).expect("a name");
+        // SAFETY: a new descriptor, and a name that lives through the call.
+        let watch = unsafe {
+            let watch = OwnedFd::from_raw_fd(libc::inotify_init1(libc::IN_CLOEXEC));
+            assert!(
+                libc::inotify_add_watch(watch.as_raw_fd(), text.as_ptr(), libc::IN_CREATE) >= 0
+            );
+            watch
+        };
+        // The kernel ends the watch with the folder, unless somebody has it open.
+        let held = File::open(&path).expect("opens");
+        std::fs::remove_dir(&path).expect("removed");
+        let said = against_this();
+        assert!(
+            said.contains("watches a file or folder that is not there"),
+            "{said}"
+        );
+        drop((held, watch));
+    }
+
+    #[test]
+    fn shared_memory_of_the_host_is_named() {
+        // SAFETY: a segment of this test's own, which goes with its last user.
+        let said = unsafe {
+            let id = libc::shmget(libc::IPC_PRIVATE, 4096, 0o600);
+            let at = libc::shmat(id, std::ptr::null(), 0);
+            libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut());
+            let said = against_this();
+            libc::shmdt(at);
+            said
+        };
+        assert!(said.contains("System V"), "{said}");
+    }
+
+    #[test]
+    fn other_devices_and_rings_are_named() {
+        let mut found = Found::default();
+        of_descriptor(7, "anon_inode:[io_uring]", "pos:\t0\n", &mut found);
+        of_descriptor(7, "anon_inode:[eventpoll]", "tfd: 3\n", &mut found);
+        assert_eq!(found.reasons.len(), 1);
+        assert!(found.reasons[0].contains("io_uring"));
+        let null = std::fs::metadata("/dev/null").expect("is there");
+        assert_eq!(device_reason(7, "/dev/null", &null), None);
     }
 }

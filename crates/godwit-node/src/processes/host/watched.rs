@@ -16,9 +16,17 @@ struct Handle {
     handle: [u8; MOST_HANDLE],
 }
 
-/// The name of the file that a line of proc_pid_fdinfo(5) says the process watches, on the file system that the kernel knows as
-/// `device`; nothing if the file is not there any more, or on no file system that the process sees.
-pub(super) fn name_of(pid: u32, line: &str, device: u64) -> Option<String> {
+/// A file or folder that is watched.
+pub(super) enum Watched {
+    /// It has this name.
+    Named(String),
+    /// It is not there any more.
+    Gone,
+}
+
+/// The file that a line of proc_pid_fdinfo(5) says the process watches, on the file system that the kernel knows as `device`;
+/// nothing if that cannot be found out.
+pub(super) fn watched(pid: u32, line: &str, device: u64) -> Option<Watched> {
     let field = |name: &str| {
         line.split_whitespace()
             .find_map(|word| word.strip_prefix(name))
@@ -47,11 +55,20 @@ pub(super) fn name_of(pid: u32, line: &str, device: u64) -> Option<String> {
             (&raw mut handle).cast(),
             libc::O_PATH | libc::O_CLOEXEC,
         );
-        (opened >= 0).then(|| OwnedFd::from_raw_fd(opened))?
+        if opened < 0 {
+            let gone = std::io::Error::last_os_error().raw_os_error() == Some(libc::ESTALE);
+            return gone.then_some(Watched::Gone);
+        }
+        OwnedFd::from_raw_fd(opened)
     };
     let link = format!("/proc/self/fd/{}", opened.as_raw_fd());
     let name = read_link(&link).ok()?.to_str()?.to_owned();
-    (metadata(&link).ok()?.nlink() > 0 && !name.ends_with(" (deleted)")).then_some(name)
+    let gone = metadata(&link).ok()?.nlink() == 0 || name.ends_with(" (deleted)");
+    Some(if gone {
+        Watched::Gone
+    } else {
+        Watched::Named(name)
+    })
 }
 
 /// A folder of the file system that the kernel knows as `device`, as the process sees it.

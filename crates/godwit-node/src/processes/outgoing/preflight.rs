@@ -71,6 +71,25 @@ pub(crate) async fn look(
     files: &[String],
 ) -> Found {
     let pid = chosen.pid;
+    let all = match &chosen.container {
+        // A container that has ended has nothing, and that is said elsewhere.
+        Some(container) => runc::members(container.init).unwrap_or_default(),
+        None => family::family(pid),
+    };
+    let seen = blocking({
+        let all = all.clone();
+        move || unmovable::look(&all)
+    });
+    let seen = seen.await.unwrap_or_default();
+    if seen.stopped {
+        // Its library cannot say anything.
+        return Found {
+            status: None,
+            partners: Vec::new(),
+            layout: None,
+            reasons: seen.reasons,
+        };
+    }
     let status = if chosen.plain {
         Some(Status {
             queue_pairs: Vec::new(),
@@ -118,18 +137,8 @@ pub(crate) async fn look(
         reasons.push(format!("process {pid} is connected to itself"));
     }
     reasons.extend(chosen.reasons.iter().cloned());
-    let all = match &chosen.container {
-        // One that has ended has no connections, and that is said elsewhere.
-        Some(container) => runc::members(container.init).unwrap_or_default(),
-        None => family::family(pid),
-    };
-    let seen = blocking({
-        let all = all.clone();
-        move || unmovable::look(&all)
-    });
-    let seen = seen.await.unwrap_or_default();
     reasons.extend(seen.reasons);
-    // What a container has open is in its bundle.
+    // The files of a container are in its bundle.
     let mut needs = match chosen.container {
         Some(_) => Vec::new(),
         None => Vec::from_iter(seen.files),
