@@ -60,6 +60,8 @@ pub struct Image {
     pub kind: ImageKind,
     /// Where it is.
     pub path: PathBuf,
+    /// It was created just now: nothing was ever written to it.
+    pub made_new: bool,
 }
 
 impl Image {
@@ -72,7 +74,15 @@ impl Image {
     pub fn create(path: &Path, size: Bytes) -> Result<Self, ImageError> {
         let new = new_file(path, size)?;
         new.keep()?;
-        Self::open(path)
+        Self::open_new(path)
+    }
+
+    fn open_new(path: &Path) -> Result<Self, ImageError> {
+        let opened = Self::open(path)?;
+        Ok(Self {
+            made_new: true,
+            ..opened
+        })
     }
 
     /// Creates an image like [`Image::create`] that has storage for all of its bytes, so that no write
@@ -89,7 +99,7 @@ impl Image {
             set_size(&new, path, size)?;
         }
         new.keep()?;
-        Self::open(path)
+        Self::open_new(path)
     }
 
     /// Opens an image for reading and writing, bypassing the page cache where that is possible.
@@ -112,6 +122,7 @@ impl Image {
             memory_alignment: opened.memory_alignment,
             kind,
             path: path.to_owned(),
+            made_new: false,
         })
     }
 

@@ -6,9 +6,11 @@ pub(super) mod sparse;
 pub(super) mod step;
 #[cfg(test)]
 mod tests;
+mod untouched;
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,6 +22,7 @@ use io_uring::opcode;
 use rustix::fs::FallocateFlags;
 
 use crate::engine::disk::step::{Call, Step, Target};
+use crate::engine::disk::untouched::Untouched;
 use crate::image::extents::hole_end;
 use crate::image::{Fingerprint, Image, ImageKind};
 use godwit_io::page_buffers::Mapping;
@@ -43,6 +46,8 @@ enum ZeroWay {
     Range,
     /// Write zeroes.
     Write,
+    /// It reads as zeroes.
+    Nothing,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +120,8 @@ pub(super) struct Disk {
     can_zero_range: bool,
     /// Whether the file system punches holes, once that was tried.
     punches: Option<bool>,
+    /// What reads as zeroes although no hole is told.
+    untouched: Option<Untouched>,
     /// Operations that are carried out in place before the ring is asked again.
     in_place: u32,
     /// The kernel could not start a thread for an operation, and the log says so.
@@ -136,6 +143,7 @@ impl Disk {
             let flags = rustix::fs::fcntl_getfl(file)?;
             rustix::fs::fcntl_setfl(file, flags - rustix::fs::OFlags::NONBLOCK)?;
         }
+        let untouched = Untouched::of(&image);
         Ok(Self {
             image,
             name,
@@ -145,6 +153,7 @@ impl Disk {
             can_punch: true,
             can_zero_range: true,
             punches: None,
+            untouched,
             in_place: 0,
             without_workers: false,
             running: 0,
@@ -246,14 +255,9 @@ impl Disk {
                 } else {
                     ZeroWay::Range
                 };
-                (
-                    Work::Zero {
-                        first,
-                        way: self.possible(first, first),
-                    },
-                    range(extent),
-                    fua,
-                )
+                let (start, end) = (extent.start().byte_offset(), extent.end().byte_offset());
+                let way = self.possible(first, first, start..end);
+                (Work::Zero { first, way }, range(extent), fua)
             }
             DiskOperation::Flush => (Work::Sync, (0, 0), false),
             DiskOperation::FindHole { .. } | DiskOperation::FindLongHole { .. } => {
@@ -360,8 +364,12 @@ impl Disk {
         }
         // SAFETY: `start`'s caller keeps the memory in place until the operation is reported.
         let data = unsafe { std::slice::from_raw_parts(entry.memory, entry.length as usize) };
-        let file = self.image.file.as_fd();
-        let run = sparse::next_run(file, entry.offset, data, entry.done as usize);
+        let (file, untouched) = (self.image.file.as_fd(), self.untouched.as_ref());
+        let is_zeroes = |part: Range<u64>| {
+            untouched.is_some_and(|map| map.is_untouched(part.clone()))
+                || hole_end(file, part.start, part.end) == part.end
+        };
+        let run = sparse::next_run(is_zeroes, entry.offset, data, entry.done as usize);
         // An operation has at least one step.
         if entry.sparse || run.skipped < entry.length {
             entry.sparse = true;
@@ -389,14 +397,15 @@ impl Disk {
                 libc::EAGAIN | libc::EINTR => return None,
                 libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL
                     if let Work::Zero { first, way } = entry.work
-                        && way != ZeroWay::Write =>
+                        && matches!(way, ZeroWay::Punch | ZeroWay::Range) =>
                 {
                     if way == ZeroWay::Punch {
                         *can_punch = false;
                     } else {
                         *can_zero_range = false;
                     }
-                    let way = self.possible(first, way);
+                    let rest = entry.offset + entry.done..entry.offset + entry.length;
+                    let way = self.possible(first, way, rest);
                     self.entries[index as usize].work = Work::Zero { first, way };
                     return None;
                 }
@@ -405,7 +414,7 @@ impl Disk {
         }
         let progress = match entry.work {
             Work::Zero {
-                way: ZeroWay::Punch | ZeroWay::Range,
+                way: ZeroWay::Punch | ZeroWay::Range | ZeroWay::Nothing,
                 ..
             } => entry.length - entry.done,
             Work::Sync => 0,
@@ -453,9 +462,13 @@ impl Disk {
         }
     }
 
-    /// The best way to make zeroes that this image knows, beginning with `way`.
-    const fn possible(&self, first: ZeroWay, way: ZeroWay) -> ZeroWay {
+    /// The best way to make zeroes there, in bytes, that this image knows, beginning with `way`.
+    fn possible(&self, first: ZeroWay, way: ZeroWay, bytes: Range<u64>) -> ZeroWay {
+        let untouched = |map: &Untouched| map.is_untouched(bytes);
         match (first, way) {
+            (ZeroWay::Punch, _) if self.untouched.as_ref().is_some_and(untouched) => {
+                ZeroWay::Nothing
+            }
             (ZeroWay::Punch, _) if self.can_punch => ZeroWay::Punch,
             (_, ZeroWay::Write) => ZeroWay::Write,
             _ if self.can_zero_range => ZeroWay::Range,
@@ -495,6 +508,18 @@ impl Disk {
 
     fn submit(&mut self, ring: &mut Ring, index: u32) {
         let entry = &mut self.entries[index as usize];
+        if let Some(untouched) = &mut self.untouched
+            && matches!(
+                entry.work,
+                Work::Write
+                    | Work::Zero {
+                        way: ZeroWay::Write,
+                        ..
+                    }
+            )
+        {
+            untouched.touch(entry.offset + entry.done..entry.offset + entry.until);
+        }
         entry.in_place = self.in_place > 0 && !matches!(entry.work, Work::Read(_));
         let entry = if entry.in_place {
             self.in_place -= 1;
@@ -552,6 +577,10 @@ impl Disk {
                 };
                 Call::Write(zeroes, 0)
             }
+            Work::Zero {
+                way: ZeroWay::Nothing,
+                ..
+            } => Call::Nothing,
             Work::Zero { way, .. } => {
                 let way = match way {
                     ZeroWay::Punch => libc::FALLOC_FL_PUNCH_HOLE,

@@ -1,9 +1,8 @@
 //! Writes that leave out blocks of zeroes where the file has a hole, so that a thin disk is as thin at its
 //! destination.
 
-use std::os::fd::BorrowedFd;
+use std::ops::Range;
 
-use crate::image::extents::hole_end;
 use godwit_io::zeroes::{BLOCK, is_zero};
 
 /// What of a write comes next.
@@ -15,9 +14,10 @@ pub(in crate::engine) struct Run {
     pub(in crate::engine) until: u64,
 }
 
-/// The next run of `data`, which is to be at `offset` of the file, after its first `done` bytes.
+/// The next run of `data`, which is to be at `offset` of the file, after its first `done` bytes. `is_zeroes` says of a part of
+/// the file, in bytes, whether it reads as zeroes.
 pub(in crate::engine) fn next_run(
-    file: BorrowedFd<'_>,
+    is_zeroes: impl Fn(Range<u64>) -> bool,
     offset: u64,
     data: &[u8],
     done: usize,
@@ -25,7 +25,7 @@ pub(in crate::engine) fn next_run(
     let leaves_out = |at: usize| {
         let zeroes = zeroes_at(offset, data, at);
         let (start, end) = (offset + at as u64, offset + (at + zeroes) as u64);
-        let hole = zeroes > 0 && hole_end(file, start, end) == end;
+        let hole = zeroes > 0 && is_zeroes(start..end);
         if hole { (zeroes, 0) } else { (0, zeroes) }
     };
     let (skipped, written) = leaves_out(done);
@@ -66,6 +66,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
+    use crate::image::extents::hole_end;
 
     /// Blocks, each full of one byte.
     fn blocks(bytes: &[u8]) -> Vec<u8> {
@@ -75,7 +76,8 @@ mod tests {
     fn runs(file: &File, offset: u64, data: &[u8]) -> Vec<(usize, usize)> {
         let (mut done, mut runs) = (0, Vec::new());
         while done < data.len() {
-            let run = next_run(file.as_fd(), offset, data, done);
+            let hole = |part: Range<u64>| hole_end(file.as_fd(), part.start, part.end) == part.end;
+            let run = next_run(hole, offset, data, done);
             let start = done + run.skipped as usize;
             done = run.until as usize;
             if start < done {

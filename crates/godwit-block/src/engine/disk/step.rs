@@ -27,6 +27,7 @@ pub(in crate::engine) enum Call {
         mode: i32,
     },
     Sync,
+    Nothing,
 }
 
 /// The memory of a transfer.
@@ -89,6 +90,7 @@ impl Step {
             Call::Sync => opcode::Fsync::new(file)
                 .flags(types::FsyncFlags::DATASYNC)
                 .build(),
+            Call::Nothing => opcode::Nop::new().build(),
         }
     }
 
@@ -125,6 +127,7 @@ impl Step {
             }
             // SAFETY: the call uses no memory.
             Call::Sync => unsafe { libc::fdatasync(self.file) as isize },
+            Call::Nothing => 0,
         };
         match i32::try_from(result) {
             Ok(count) if count >= 0 => count,

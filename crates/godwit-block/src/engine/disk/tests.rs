@@ -1,5 +1,6 @@
 use std::os::unix::fs::FileExt;
 
+use godwit_core::request::RequestTag;
 use godwit_core::units::{Bytes, Lba};
 
 use super::*;
@@ -58,4 +59,58 @@ fn where_the_kernel_can_start_no_thread_the_disk_works_all_the_same() {
     start(&mut disk, &mut ring);
     let again = wait(&mut disk, &mut ring);
     assert_eq!(again, (4096, true), "the ring was not asked again");
+}
+
+#[test]
+fn zeroes_are_not_written_into_a_new_image_without_holes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let image = Image::create(&folder.path().join("disk"), Bytes(4 << 20)).expect("an image");
+    let file = std::fs::File::open(&image.path).expect("the image");
+    let mut disk = Disk::new(image, String::from("nfs"), 4).expect("a disk");
+    // As over NFS 3, where nothing is punched and no hole told.
+    (disk.can_punch, disk.can_zero_range) = (false, false);
+    disk.untouched = Some(Untouched::new(disk.capacity()));
+    let mut ring = Ring::new().expect("a ring");
+    let memory = Mapping::new(8192).expect("memory");
+    // SAFETY: the mapping is as long, and nobody else uses it.
+    unsafe { memory.at(0).write_bytes(7, 4096) };
+    let mut does = |operation| {
+        let tag = DiskTag::Replica(RequestTag(0));
+        // SAFETY: the memory lives longer than the ring is used.
+        unsafe {
+            disk.start(
+                &mut ring,
+                tag,
+                operation,
+                memory.at(0),
+                &mut Vec::new(),
+                None,
+            )
+        };
+        while !wait(&mut disk, &mut ring).1 {}
+    };
+    let extent = |first, sectors| Extent::new(Lba(first), sectors).expect("an extent");
+    let zeroes = |extent, fua| DiskOperation::WriteZeroes {
+        extent,
+        fua,
+        unmap: true,
+    };
+    let allocated = || std::os::unix::fs::MetadataExt::blocks(&file.metadata().expect("a file"));
+    does(zeroes(extent(0, 8192), false));
+    does(zeroes(extent(2048, 2048), true));
+    assert_eq!(allocated(), 0);
+    // A block of data and one of zeroes.
+    let write = DiskOperation::Write {
+        extent: extent(4096, 16),
+        fua: false,
+    };
+    does(write);
+    let one = allocated();
+    assert!((8..=128).contains(&one), "{one} sectors");
+    // What was written is written over.
+    let mut found = [1; 4096];
+    does(zeroes(extent(4096, 8), false));
+    file.read_exact_at(&mut found, 4096 * 512).expect("a read");
+    assert_eq!(found, [0; 4096]);
+    assert_eq!(allocated(), one);
 }

@@ -1,0 +1,110 @@
+//! What was never written of an image that was made new, where the file system knows no holes: it reads as zeroes, and to
+//! write these would only take space.
+
+use std::ops::Range;
+
+use godwit_core::units::Sectors;
+use godwit_io::zeroes::BLOCK;
+
+use crate::image::extents::hole_end;
+use crate::image::{Image, ImageKind};
+
+/// Words of a part: 128 MiB of the image.
+const WORDS: usize = 512;
+/// Blocks of one.
+const PART: u64 = WORDS as u64 * 64;
+
+/// The blocks of 4 KiB that were written; of a part in which none was, nothing is kept.
+#[derive(Debug)]
+pub(super) struct Untouched {
+    parts: Vec<Option<Box<[u64; WORDS]>>>,
+}
+
+impl Untouched {
+    /// That of an image, if it was made new and its file system does not tell holes.
+    pub(super) fn of(image: &Image) -> Option<Self> {
+        let size = image.capacity.bytes().0;
+        let tells_holes = || {
+            use std::os::fd::AsFd;
+            hole_end(image.file.as_fd(), 0, size) == size
+        };
+        let wanted = image.made_new && image.kind == ImageKind::File && !tells_holes();
+        wanted.then(|| Self::new(image.capacity))
+    }
+
+    pub(super) fn new(capacity: Sectors) -> Self {
+        let blocks = capacity.bytes().0.div_ceil(BLOCK as u64);
+        let parts = usize::try_from(blocks.div_ceil(PART)).unwrap_or(usize::MAX);
+        Self {
+            parts: (0..parts).map(|_| None).collect(),
+        }
+    }
+
+    /// These bytes are about to be written.
+    pub(super) fn touch(&mut self, bytes: Range<u64>) {
+        for block in blocks(bytes) {
+            let (part, word, bit) = place(block);
+            if let Some(part) = self.parts.get_mut(part) {
+                part.get_or_insert_with(|| Box::new([0; WORDS]))[word] |= bit;
+            }
+        }
+    }
+
+    /// Whether none of these bytes was ever written.
+    pub(super) fn is_untouched(&self, bytes: Range<u64>) -> bool {
+        blocks(bytes).all(|block| {
+            let (part, word, bit) = place(block);
+            let part = self.parts.get(part).map(Option::as_deref);
+            part.is_some_and(|part| part.is_none_or(|words| words[word] & bit == 0))
+        })
+    }
+}
+
+fn blocks(bytes: Range<u64>) -> Range<u64> {
+    bytes.start / BLOCK as u64..bytes.end.div_ceil(BLOCK as u64)
+}
+
+const fn place(block: u64) -> (usize, usize, u64) {
+    let within = block % PART;
+    (
+        (block / PART) as usize,
+        (within / 64) as usize,
+        1 << (within % 64),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_core::units::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn only_what_was_touched_is_known_as_such() {
+        const MIB: u64 = 1 << 20;
+        let capacity = Sectors((300 * MIB + 512) / 512);
+        let mut untouched = Untouched::new(capacity);
+        assert!(untouched.is_untouched(0..300 * MIB + 512));
+        untouched.touch(128 * MIB - 512..128 * MIB + 1);
+        assert!(untouched.is_untouched(0..128 * MIB - 4096));
+        assert!(!untouched.is_untouched(128 * MIB - 4096..128 * MIB));
+        assert!(!untouched.is_untouched(128 * MIB + 4095..129 * MIB));
+        assert!(untouched.is_untouched(128 * MIB + 4096..300 * MIB + 512));
+        untouched.touch(300 * MIB..300 * MIB + 512);
+        assert!(!untouched.is_untouched(300 * MIB + 511..300 * MIB + 512));
+        assert!(
+            !untouched.is_untouched(400 * MIB..500 * MIB),
+            "behind the end"
+        );
+    }
+
+    #[test]
+    fn where_holes_are_told_nothing_is_kept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk");
+        let image = Image::create(&path, Bytes(1 << 20)).expect("an image");
+        assert!(image.made_new && Untouched::of(&image).is_none());
+        drop(image);
+        assert!(!Image::open(&path).expect("the image").made_new);
+    }
+}
