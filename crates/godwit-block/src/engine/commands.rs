@@ -75,6 +75,7 @@ impl Engine {
                 let counts = self.core.end_comparison(&different, &same);
                 tracing::debug!(disk = self.config.disk, counts, "a comparison ended");
             }
+            Command::Compared { reply } => reply(self.core.compared()),
             Command::ForgetComparison => self.core.forget_comparison(),
             Command::GiveUpImage { reply } => reply(self.core.give_up_image()),
             Command::MissingStored { notes } => self.missing_stored(notes),

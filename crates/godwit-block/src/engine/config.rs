@@ -34,6 +34,9 @@ pub struct EngineConfig {
     /// Where to store, when the engine ends in order, what was written since the disk came
     /// ([`crate::image::written`]).
     pub written: Option<PathBuf>,
+    /// Where to store, when the engine ends in order, what is known to differ from the disk's image and what to be the same:
+    /// as [`Self::written`], in two files.
+    pub compared: Option<[PathBuf; 2]>,
     /// How long a request waits for a part of the disk that is not here, before it fails; for ever when `None`.
     pub longest_missing_wait: Option<Duration>,
     /// After how long such a wait of a virtual machine's it is to be stopped ([`EngineEvent::WaitsLong`]).
@@ -55,6 +58,8 @@ pub struct Restored {
     pub missing: Option<(Missing, MissingNotes)>,
     /// What was written since it came ([`crate::image::written::take`]), if this node serves it.
     pub written: Option<Written>,
+    /// What [`EngineConfig::compared`] had.
+    pub compared: Option<[Written; 2]>,
 }
 
 impl EngineConfig {
@@ -74,6 +79,7 @@ impl EngineConfig {
             shared: false,
             pull_on_demand_only: false,
             written: None,
+            compared: None,
             longest_missing_wait: None,
             missing_pauses_after: None,
             on_image: false,

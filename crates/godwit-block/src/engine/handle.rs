@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use godwit_core::event::AbortReason;
 use godwit_core::units::{MigrationId, Sectors};
-use godwit_core::{ChangeError, Limits, MigrationChange, MigrationOptions, StartError};
+use godwit_core::{ChangeError, Compared, Limits, MigrationChange, MigrationOptions, StartError};
 
 use crate::engine::config::EngineError;
 use crate::engine::connections::streams::{ClientStream, PeerStream, PeerStreams};
@@ -62,6 +62,9 @@ pub(super) enum Command {
         same: Vec<u64>,
     },
     ForgetComparison,
+    Compared {
+        reply: Reply<Option<Compared>>,
+    },
     GiveUpImage {
         reply: Reply<bool>,
     },
@@ -106,6 +109,7 @@ impl Command {
                 reply(Err(StartError::NotServing));
             }
             Self::BeginComparison { reply } => reply(Err(StartError::NotServing)),
+            Self::Compared { reply } => reply(None),
             Self::Cancel { reply, .. }
             | Self::SwitchOver { reply }
             | Self::GiveUpImage { reply } => reply(false),
@@ -320,6 +324,12 @@ impl EngineHandle {
     /// What that found ([`godwit_core::Controller::end_comparison`]): the disk moves without what is the same.
     pub fn end_comparison(&self, different: Vec<u64>, same: Vec<u64>) {
         self.inner.send(Command::EndComparison { different, same });
+    }
+
+    /// `reply` gets what is known from a comparison, and from what was written since
+    /// ([`godwit_core::Controller::compared`]).
+    pub fn compared(&self, reply: Reply<Option<Compared>>) {
+        self.inner.send(Command::Compared { reply });
     }
 
     /// The disk moves as a whole, or not at all.

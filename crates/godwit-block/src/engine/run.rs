@@ -3,6 +3,7 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use godwit_core::action::{Forwarder, PULL_SLOTS};
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::request::RequestTag;
 use godwit_core::units::{MigrationId, Time};
-use godwit_core::{Controller, Missing};
+use godwit_core::{Controller, Missing, Written};
 use io_uring::{opcode, types};
 
 use crate::engine::config::{EngineConfig, EngineError, EngineEvent, Restored};
@@ -183,7 +184,11 @@ impl Engine {
         if config.on_image && record.owes().is_some() {
             core.is_no_base();
         }
-        let Restored { missing, written } = restored;
+        let Restored {
+            missing,
+            written,
+            compared,
+        } = restored;
         if let Some(written) = written {
             core.restore_written(written);
         }
@@ -194,6 +199,11 @@ impl Engine {
             }
             notes
         });
+        if let Some(words) = compared.map(|it| it.map(|blocks| blocks.words().collect::<Vec<_>>()))
+            && core.begin_comparison().is_ok()
+        {
+            core.end_comparison(&words[0], &words[1]);
+        }
         Ok(Self {
             core,
             config,
@@ -295,24 +305,39 @@ impl Engine {
             disk: self.config.disk.clone(),
             source: errno.into(),
         })?;
-        self.store_written();
+        if self.core.record().ownership == Ownership::Serving && self.core.serves() {
+            self.store_written();
+        }
         Ok(())
     }
 
-    /// Stores what was written since the disk came, for the next process. Without it a move back costs more.
+    /// Stores for the next process what was written since the disk came, and what of it differs from its image. Without
+    /// that the next move costs more.
     fn store_written(&self) {
-        let owns = self.core.record().ownership == Ownership::Serving && self.core.serves();
-        let written = self.core.written().filter(|_| owns);
-        let fingerprint = self.disk.fingerprint();
-        let (Some(path), Some(written), Some(fingerprint)) =
-            (&self.config.written, written, fingerprint)
-        else {
+        let Some(fingerprint) = self.disk.fingerprint() else {
             return;
         };
         let capacity = self.disk.capacity();
-        if let Err(error) = written::store(path, capacity, fingerprint, written) {
-            let disk = &self.config.disk;
-            tracing::warn!(disk, %error, "cannot store what was written since the disk came");
+        let store = |path: &Path, written: &Written| {
+            if let Err(error) = written::store(path, capacity, fingerprint, written) {
+                let disk = &self.config.disk;
+                tracing::warn!(disk, %error, "cannot store what was written to the disk");
+            }
+        };
+        if let (Some(path), Some(written)) = (&self.config.written, self.core.written()) {
+            store(path, written);
+        }
+        let compared = self.core.compared_words();
+        for (path, words) in self
+            .config
+            .compared
+            .iter()
+            .flatten()
+            .zip(compared.iter().flatten())
+        {
+            if let Some(blocks) = Written::from_words(MigrationId::default(), capacity, words) {
+                store(path, &blocks);
+            }
         }
     }
 

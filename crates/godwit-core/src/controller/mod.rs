@@ -24,6 +24,7 @@ pub use self::requests::forwarding::Admission;
 use self::requests::forwarding::{ForwardLink, Forwarding};
 use self::requests::slots::{Slots, TagList};
 use self::transfer::differences::base::BecomingBase;
+pub use self::transfer::differences::on_image::Compared;
 use self::transfer::differences::on_image::OnImage;
 pub use self::transfer::differences::written::Written;
 use self::transfer::outgoing::Source;

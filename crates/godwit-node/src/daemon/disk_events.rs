@@ -21,9 +21,13 @@ pub(crate) fn hear(
 ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     Box::pin(async move {
         match said {
-            Said::Started => images::serving::start(&node, &disk),
+            Said::Started => {
+                images::comparison::begin_to_know(&node, &disk, false);
+                images::serving::start(&node, &disk);
+            }
             Said::Core(event @ Event::ReceiveCompleted { .. }) => {
                 migrations::handle_event(&node, &disk, event).await;
+                images::comparison::begin_to_know(&node, &disk, true);
                 images::serving::start(&node, &disk);
             }
             Said::Core(event @ (Event::Whole { .. } | Event::LeftImage { .. })) => {

@@ -26,6 +26,8 @@ pub(crate) struct Disk {
     pub(crate) places: Places,
     /// Held while an engine ends: the next one cannot have the image before.
     pub(crate) ending: tokio::sync::Mutex<()>,
+    /// Held while the disk is compared with its image: what one found is not for another that began later.
+    pub(crate) comparing: tokio::sync::Mutex<()>,
     inner: Mutex<Inner>,
 }
 
@@ -124,6 +126,7 @@ impl Disk {
             clients: Arc::default(),
             places: Places::default(),
             ending: tokio::sync::Mutex::default(),
+            comparing: tokio::sync::Mutex::default(),
             inner: Mutex::new(Inner {
                 entry,
                 record,

@@ -1,7 +1,8 @@
 //! Finds what of a disk differs from the image that it was created from, before it moves: the rest need not travel.
 //!
-//! Nothing is kept for that while the disk is used. A chunk whose hash is the image's is the same; of another the image's
-//! chunk tells which blocks differ, where it can be had.
+//! A disk that was just created has nothing that differs, and one that just came little. What is known of it then, its engine
+//! keeps up with what is written; such a disk is not read when it moves. Others are: a chunk whose hash is the image's is the
+//! same; of another the image's chunk tells which blocks differ, where it can be had.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,7 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use godwit_core::units::{SECTOR_SIZE, Sectors};
+use godwit_core::Compared;
+use godwit_core::units::{Bytes, SECTOR_SIZE, Sectors};
 use godwit_image::{CHUNK_BYTES, ChunkId, Manifest};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -32,9 +34,50 @@ const BLOCK_BYTES: u64 = BLOCK * SECTOR_SIZE;
 const MOST_FETCHED: u32 = 256;
 /// How long a chunk may take to come. After that no other is asked for.
 const FETCH: Duration = Duration::from_secs(3);
+/// Chunks that are read at most of a disk that does not move: 16 MiB.
+const MOST_READ: u64 = 64;
 
-/// Compares the disk with its image, and tells its engine. From then on the disk can move without what is the same.
-/// The bytes that differ, and those that are the same and no holes of the image.
+/// How much a comparison may cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effort {
+    /// All that it takes.
+    Any,
+    /// [`MOST_READ`] chunks are read, and none is fetched. Behind them what is here counts as different.
+    Little,
+    /// The same, but behind them nothing is known.
+    LittleOrNone,
+}
+
+/// The disk has just been created, is served again, or has just come. If it still fetches from its image, finds out what differs
+/// where that costs little.
+pub(crate) fn begin_to_know(node: &Arc<Node>, disk: &Arc<Disk>, came: bool) {
+    let base = {
+        let inner = disk.lock();
+        inner.entry.fetches(&inner.record).cloned()
+    };
+    let Some(base) = base else { return };
+    let (node, disk) = (Arc::clone(node), Arc::clone(disk));
+    let effort = match came {
+        true => Effort::Little,
+        false => Effort::LittleOrNone,
+    };
+    tokio::spawn(async move {
+        let compared = tokio::select! {
+            compared = compare_with(&node, &disk, &base, effort) => compared,
+            () = node.closed() => return,
+        };
+        match compared {
+            Ok(Compared { different, same }) => {
+                tracing::debug!(disk = disk.name, %different, %same, "compared with its image");
+            }
+            // It is compared when it moves.
+            Err(why) => tracing::debug!(disk = disk.name, %why, "not compared with its image"),
+        }
+    });
+}
+
+/// Compares the disk with its image, unless what differs is known, and tells its engine. From then on the disk can move
+/// without what is the same.
 ///
 /// # Errors
 /// The disk cannot be used or read, or what the image consists of cannot be found out.
@@ -42,7 +85,17 @@ pub(crate) async fn compare(
     node: &Arc<Node>,
     disk: &Arc<Disk>,
     base: &BaseImage,
-) -> Result<(u64, u64), ErrorBody> {
+) -> Result<Compared, ErrorBody> {
+    compare_with(node, disk, base, Effort::Any).await
+}
+
+async fn compare_with(
+    node: &Arc<Node>,
+    disk: &Arc<Disk>,
+    base: &BaseImage,
+    effort: Effort,
+) -> Result<Compared, ErrorBody> {
+    let _comparing = disk.comparing.lock().await;
     let failed = |why: &dyn std::fmt::Display| {
         let text = format!(
             "disk {} cannot be compared with image '{}': {why}",
@@ -51,6 +104,13 @@ pub(crate) async fn compare(
         ErrorBody::new(ErrorCode::Conflict, text).hint("see 'godwit disk show'")
     };
     let engine = disk.engine().ok_or_else(|| failed(&"it is not served"))?;
+    let (reply, answer) = oneshot::channel();
+    engine.compared(Box::new(move |known| {
+        let _ = reply.send(known);
+    }));
+    if let Ok(Some(known)) = answer.await {
+        return Ok(known);
+    }
     let manifest_id = manifest_of(base).ok_or_else(|| failed(&"nothing says what that is"))?;
     let manifest = serving::manifest(node, manifest_id).await;
     let manifest = manifest.map_err(|why| failed(&why))?;
@@ -93,17 +153,28 @@ pub(crate) async fn compare(
                 same: vec![0; missing.len()],
             },
             missing,
-            fetches: MOST_FETCHED,
+            fetches: match effort {
+                Effort::Any => MOST_FETCHED,
+                Effort::Little | Effort::LittleOrNone => 0,
+            },
+            reads: match effort {
+                Effort::Any => u64::MAX,
+                Effort::Little | Effort::LittleOrNone => MOST_READ,
+            },
+            gives_up: effort == Effort::LittleOrNone,
         };
         comparison.run(&manifest, sectors, fetch, &given_up)?;
         Ok(comparison.found)
     });
     let Found { different, same } = found.await?.map_err(|error| failed(&error))?;
-    let bytes = |words: &[u64]| -> u64 {
+    let bytes = |words: &[u64]| {
         let blocks = words.iter().map(|word| u64::from(word.count_ones()));
-        blocks.sum::<u64>() * BLOCK_BYTES
+        Bytes(blocks.sum::<u64>() * BLOCK_BYTES)
     };
-    let counts = (bytes(&different), bytes(&same));
+    let counts = Compared {
+        different: bytes(&different),
+        same: bytes(&same),
+    };
     engine.end_comparison(different, same);
     Ok(counts)
 }
@@ -130,6 +201,10 @@ struct Comparison {
     found: Found,
     /// Chunks that may still be fetched.
     fetches: u32,
+    /// Chunks that may still be read.
+    reads: u64,
+    /// Nothing is known if that is not enough; what is here counts as different otherwise.
+    gives_up: bool,
 }
 
 fn is_set(words: &[u64], block: u64) -> bool {
@@ -173,6 +248,20 @@ impl Comparison {
                 blocks.for_each(|block| set(&mut self.found.same, block));
                 continue;
             }
+            let Some(reads) = self.reads.checked_sub(1) else {
+                if self.gives_up {
+                    return Err(std::io::Error::other("it has too much of its own"));
+                }
+                for block in blocks {
+                    let set_of = match is_set(&self.missing, block) {
+                        true => &mut self.found.same,
+                        false => &mut self.found.different,
+                    };
+                    set(set_of, block);
+                }
+                continue;
+            };
+            self.reads = reads;
             let here = &mut data[..length as usize];
             self.file.read_exact_at(here, start)?;
             let here = &data[..length as usize];
@@ -282,6 +371,8 @@ mod tests {
                     same: vec![0; 6],
                 },
                 fetches,
+                reads: u64::MAX,
+                gives_up: false,
             };
             let fetch = |_, wanted, _| {
                 let found = images.iter().find(|image| ChunkId::of(image) == wanted);

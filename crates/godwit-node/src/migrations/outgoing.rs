@@ -125,7 +125,7 @@ pub(crate) async fn start_in(
     }
     let as_whole = settings.clone();
     if let Some(on_image) = &on_image {
-        base::adapt(&mut settings, on_image);
+        base::adapt(&mut settings, on_image, request.policy.is_some());
     }
     let interface = options::open_interface(&disk.name, &settings)?;
     let baseline = promise::measure(disk.engine()).await;
@@ -250,9 +250,6 @@ impl Attempt {
         if let Err(error) = started {
             let id = self.id;
             tracing::warn!(disk = self.disk.name, migration = %id, %error, "did not start");
-            if let Some(engine) = self.disk.engine() {
-                engine.forget_comparison();
-            }
             drop(guard);
             if let Some((number, view)) = self.node.migrations.end(id, Err(error.clone()), None) {
                 table::store(&self.node, number, &view).await;
@@ -322,16 +319,16 @@ impl Attempt {
         let body = |error: DialError| error.into_body(&self.peer.name, &attempted);
         let allocated = match &self.on_image {
             Some(on_image) => {
-                let (differs, same) = comparison::compare(&self.node, &self.disk, on_image).await?;
+                let found = comparison::compare(&self.node, &self.disk, on_image).await?;
                 tracing::info!(
                     disk = self.disk.name,
                     migration = %self.id,
                     image = on_image.image,
-                    differs,
-                    same,
+                    differs = found.different.0,
+                    same = found.same.0,
                     "compared with its image"
                 );
-                differs + same
+                found.different.0 + found.same.0
             }
             None => taken(&self.disk, capacity).await?,
         };

@@ -5,6 +5,7 @@ mod away;
 mod bad;
 mod fetching;
 mod fixture;
+mod known;
 mod leaving;
 mod machines;
 mod monitors;

@@ -1,5 +1,5 @@
-//! What is kept so that a disk that comes back need not be sent whole: where it left, that its image still is what the
-//! disk was then; where it is, what was written since.
+//! What is kept so that a disk that moves need not be sent whole: where it left, that its image still is what the
+//! disk was then; where it is, what was written since, and what differs from the image that it was created from.
 //!
 //! Both are to be certain, or not to be relied on. An image counts only while its fingerprint is the one that it had
 //! when the disk had left, and is forgotten, durably, before anybody may write to it. What was written is in the
@@ -17,14 +17,30 @@ use crate::disks::disk::{Activity, Disk};
 use crate::node::{Node, blocking};
 use crate::store::{DiskEntry, KeptImage, Store, StoreError};
 
-/// Where it is stored what was written to a disk of this name.
-fn file(config: &NodeConfig, disk: &str) -> PathBuf {
-    config.data_dir.join("written").join(disk)
+/// Folders of the data directory, for sets of blocks of each disk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Blocks {
+    /// Those that were written since the disk came.
+    Written,
+    /// Those that differ from the disk's image.
+    Different,
+    /// Those that are as the image has them, and no holes there.
+    Same,
 }
 
-/// Where an engine is to store at its end what was written; nothing when there can be no such file. Blocks.
-pub(crate) fn prepare(config: &NodeConfig, disk: &str) -> Option<PathBuf> {
-    let path = file(config, disk);
+/// Where the set of a disk of this name is stored.
+fn file(config: &NodeConfig, blocks: Blocks, disk: &str) -> PathBuf {
+    let folder = match blocks {
+        Blocks::Written => "written",
+        Blocks::Different => "differs",
+        Blocks::Same => "same",
+    };
+    config.data_dir.join(folder).join(disk)
+}
+
+/// Where an engine is to store such a set at its end; nothing when there can be no such file. Blocks.
+pub(crate) fn prepare(config: &NodeConfig, blocks: Blocks, disk: &str) -> Option<PathBuf> {
+    let path = file(config, blocks, disk);
     let folder = path.parent()?;
     match std::fs::create_dir_all(folder) {
         Ok(()) => Some(path),
@@ -35,14 +51,15 @@ pub(crate) fn prepare(config: &NodeConfig, disk: &str) -> Option<PathBuf> {
     }
 }
 
-/// Takes what an engine before this one stored of what was written to the image. Blocks.
-pub(crate) fn take_written(
+/// Takes the set that an engine before this one stored. Blocks.
+pub(crate) fn take(
     config: &NodeConfig,
+    blocks: Blocks,
     disk: &str,
     record: &AuthorityRecord,
     image: &Image,
 ) -> Option<Written> {
-    let path = file(config, disk);
+    let path = file(config, blocks, disk);
     match written::take(&path, image.capacity, image.fingerprint()) {
         Ok(found) => found.filter(|_| record.ownership == Ownership::Serving),
         Err(error) => {
@@ -54,9 +71,10 @@ pub(crate) fn take_written(
 
 /// The disk is removed.
 pub(crate) async fn forget(node: &Node, disk: &Disk) {
-    let path = file(&node.config, &disk.name);
+    let sets = [Blocks::Written, Blocks::Different, Blocks::Same];
+    let paths = sets.map(|blocks| file(&node.config, blocks, &disk.name));
     // One that stays is of another image than the next disk's.
-    let _ = blocking(move || std::fs::remove_file(path)).await;
+    let _ = blocking(move || paths.map(std::fs::remove_file)).await;
 }
 
 /// Remembers that the image is what the disk was when it left by this migration, as long as it has this fingerprint.

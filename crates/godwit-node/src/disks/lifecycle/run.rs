@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use crate::config::AfterReadWait;
 use crate::disks::Said;
 use crate::disks::disk::{Disk, Engine};
+use crate::disks::lifecycle::older_copy::Blocks;
 use crate::disks::lifecycle::{lacking, older_copy, resize};
 use crate::disks::vhost;
 use crate::failpoint;
@@ -87,10 +88,19 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, mut image: Image) -> Res
             let _ = sender.send(event);
         }
     };
-    config.written = older_copy::prepare(&node.config, &disk.name);
+    let prepare = |blocks| older_copy::prepare(&node.config, blocks, &disk.name);
+    let take = |blocks| older_copy::take(&node.config, blocks, &disk.name, &record, &image);
+    config.written = prepare(Blocks::Written);
+    if on_image {
+        config.compared = prepare(Blocks::Different)
+            .zip(prepare(Blocks::Same))
+            .map(<[_; 2]>::from);
+    }
+    let compared = take(Blocks::Different).zip(take(Blocks::Same));
     let restored = Restored {
         missing: lacking::load(&node.config, &disk.name, Sectors(sectors), &record)?,
-        written: older_copy::take_written(&node.config, &disk.name, &record, &image),
+        written: take(Blocks::Written),
+        compared: compared.map(<[_; 2]>::from).filter(|_| on_image),
     };
     let handle = engine::spawn_restored(config, image, record, restored, Box::new(report))
         .map_err(|error| ErrorBody::new(ErrorCode::Internal, chain(&error)))?;

@@ -41,18 +41,10 @@ pub(in crate::migrations) async fn choose(
         false => Ok(None),
     };
     let pushes = matches!(request.policy, Some(Policy::PushPull | Policy::PostCopy));
-    // A disk that is whole goes by them as a whole, and needs no repository afterwards.
-    let asks_for_another = match request.policy {
-        None | Some(Policy::PreCopy) => false,
-        Some(_) => !(pushes && fetches),
-    };
-    let asks_for_all = request.whole || request.verify;
-    if asks_for_another || asks_for_all || request.round_block_bytes.is_some() {
+    if request.whole || request.verify || request.round_block_bytes.is_some() {
         return whole(
-            String::from(
-                "the rest of it moves by pre-copy in blocks of 4 KiB, push-pull or post-copy only, and is not compared",
-            ),
-            "leave out --policy, --no-delta, --verify and --round-block, or wait until all of it is here",
+            String::from("the rest of it moves in blocks of 4 KiB, and is not compared"),
+            "leave out --no-delta, --verify and --round-block, or wait until all of it is here",
         );
     }
     if !node.images.has_repository() {
@@ -116,17 +108,32 @@ impl From<ErrorBody> for Refused {
     }
 }
 
-/// What such a move is asked for.
-pub(in crate::migrations) fn adapt(settings: &mut MigrationSettings, base: &BaseImage) {
-    if matches!(settings.policy, Policy::PushPull | Policy::PostCopy) {
-        return;
-    }
-    settings.policy = Policy::PreCopy;
-    settings.policy_reason = Some(format!(
+/// What such a move is asked for. A write can go to both nodes only where both have all of the block. `named` says whether
+/// the policy is somebody's wish.
+pub(in crate::migrations) fn adapt(
+    settings: &mut MigrationSettings,
+    base: &BaseImage,
+    named: bool,
+) {
+    let asked = settings.policy;
+    let instead = match asked {
+        Policy::PushPull | Policy::PostCopy => return,
+        Policy::DoubleWrite | Policy::Mirror => Policy::PreCopy,
+        Policy::PreCopy => asked,
+    };
+    settings.policy = instead;
+    let mut reason = format!(
         "{}: only what differs from image '{}' is sent",
-        Policy::PreCopy.name(),
+        instead.name(),
         base.image
-    ));
+    );
+    if named && asked != instead {
+        reason.push_str(&format!(
+            ", and {} needs all of the disk (--no-delta sends it)",
+            asked.name()
+        ));
+    }
+    settings.policy_reason = Some(reason);
 }
 
 /// Such a move is one of the whole disk after all.

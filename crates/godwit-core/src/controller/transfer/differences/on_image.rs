@@ -1,9 +1,10 @@
 //! A disk that was created from an image moves without what it has of that: the destination gets the rest from here,
 //! and the image from where it is kept.
 //!
-//! What differs is found by comparing, which is for the body: no map of it has to be kept, and none can be stale. From
-//! the moment at which the body begins until the disk has left, everything that the guest writes counts as different.
-//! A block that this node lacks is as it is in the image.
+//! What differs is found by comparing, which is for the body. From the moment at which the body begins until the disk has
+//! left, everything that the guest writes counts as different: what was found stays true, and a disk that was compared when
+//! it was created, of which nothing differed yet, need not be read when it moves. A block that this node lacks is as it is in
+//! the image.
 //!
 //! What differs is copied by pre-copy in blocks of 4 KiB, or pushed. The guest's writes never go to both nodes, however
 //! long that takes: at the destination a write of a part of a block would find the rest of it missing. With push and pull
@@ -17,7 +18,7 @@ use crate::controller::{
 };
 use crate::event::AbortReason;
 use crate::planted::PlantedBug;
-use crate::units::{Extent, Lba, MAX_EXTENT_SECTORS};
+use crate::units::{Bytes, Extent, Lba, MAX_EXTENT_SECTORS};
 use crate::wire::{Message, TrafficClass};
 
 /// How soon the destination is to fetch what lies in a chunk of 64 KiB in which something differs: the guest works there.
@@ -26,6 +27,15 @@ const BESIDE_WRITTEN: u8 = 2;
 const FETCHED: u8 = 1;
 /// How soon it is to fetch what nobody has asked for in all that time.
 const NEVER_FETCHED: u8 = 0;
+
+/// How much of a disk is as it is in its image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compared {
+    /// What differs, or may, in blocks of 4 KiB.
+    pub different: Bytes,
+    /// What is as the image has it, and no hole there.
+    pub same: Bytes,
+}
 
 /// What of a disk is as it is in its image.
 #[derive(Debug)]
@@ -114,6 +124,22 @@ impl Controller {
         });
         on_image.same = Some(found);
         true
+    }
+
+    /// What is known from a comparison that has ended, and from what was written since; nothing when that is not known.
+    pub fn compared(&self) -> Option<Compared> {
+        let on_image = self.on_image.as_ref()?;
+        Some(Compared {
+            different: Bytes(on_image.different.bytes()),
+            same: Bytes(on_image.same.as_ref()?.bytes()),
+        })
+    }
+
+    /// The same as [`Self::end_comparison`] takes it: the blocks that differ, and those that are the same.
+    pub fn compared_words(&self) -> Option<[Vec<u64>; 2]> {
+        let on_image = self.on_image.as_ref()?;
+        let words = |blocks: &DirtyBitmap| blocks.words().collect();
+        Some([words(&on_image.different), words(on_image.same.as_ref()?)])
     }
 
     /// The disk moves as a whole, or not at all.

@@ -1,0 +1,88 @@
+//! Disks that leave without being read first, since what differs from their image is known.
+
+use godwit_testkit::Node;
+use godwit_testkit::client::{Initial, Model};
+use godwit_testkit::nbd::NbdConnection;
+use godwit_testkit::scenario::{PATIENCE, Scenario, migrate, verify};
+
+use crate::fixture::{Fixture, MIB, SIZE};
+
+/// Bytes that a node's process has read, from files and otherwise.
+fn bytes_read(node: &Node) -> u64 {
+    let pid = node.pid().expect("the node runs");
+    let counts = std::fs::read_to_string(format!("/proc/{pid}/io")).expect("its counts");
+    let count = counts.lines().find_map(|line| line.strip_prefix("rchar: "));
+    count.expect("a count").parse().expect("a number")
+}
+
+/// A disk on the image, of which all is here and a little was written.
+fn own_disk(fixture: &Fixture, disk: &str, model: &mut Model) {
+    fixture.create_at("a", disk, &["--prefetch", "off"]);
+    let mut client = NbdConnection::connect(&fixture.a().nbd(disk)).unwrap();
+    let mut data = vec![0; 4 * MIB as usize];
+    for start in (0..SIZE).step_by(data.len()) {
+        client.read_at(start, &mut data).unwrap();
+    }
+    fixture.becomes_whole_at("a", disk);
+    for start in [2048 + 3, 50 * 2048] {
+        let ticket = model.begin_write(start..start + 8, true);
+        client.write_at(start * 512, &[0; 4096]).unwrap();
+        model.end_write(&ticket);
+    }
+    client.flush().unwrap();
+}
+
+#[test]
+fn a_disk_on_an_image_is_not_read_before_it_leaves_whatever_its_policy() {
+    let turn = Scenario::begin("image_disks", "a_disk_on_an_image_is_not_read");
+    let mut fixture = Fixture::start(&["a", "b"], &[]);
+    fixture.push_pattern(turn.seed);
+    let disks = [
+        "double-write",
+        "pre-copy",
+        "mirror",
+        "push-pull",
+        "post-copy",
+        "killed",
+    ];
+    let mut models = disks.map(|_| Model::new(turn.seed, SIZE, Initial::Pattern));
+    for (disk, model) in disks.iter().zip(&mut models) {
+        own_disk(&fixture, disk, model);
+    }
+    for round in [0, 1] {
+        for disk in disks
+            .iter()
+            .skip(round)
+            .step_by(2)
+            .filter(|disk| **disk != "killed")
+        {
+            let before = bytes_read(fixture.a());
+            let moved = migrate(fixture.a(), disk, "b", &["--policy", disk]).unwrap();
+            let read = bytes_read(fixture.a()) - before;
+            println!(
+                "{disk}: {read} bytes were read, and {} s",
+                moved["lm_seconds"]
+            );
+            assert_eq!(moved["phase"], "completed", "{moved}");
+            assert!(read < SIZE / 4, "{read} bytes were read: {moved}");
+            let here = fixture.cluster.node("b").disk(disk).unwrap();
+            let missing = here["missing_bytes"].as_u64().unwrap();
+            assert!(missing > SIZE - MIB, "all of it was sent: {here}");
+        }
+        // The others after an orderly end and a start.
+        let a = fixture.cluster.node_mut("a");
+        a.terminate(PATIENCE).unwrap();
+        a.start(&[]).unwrap();
+    }
+    // Nothing is known after a crash.
+    let a = fixture.cluster.node_mut("a");
+    a.kill();
+    a.start(&[]).unwrap();
+    let before = bytes_read(fixture.a());
+    migrate(fixture.a(), "killed", "b", &[]).unwrap();
+    let read = bytes_read(fixture.a()) - before;
+    assert!(read > SIZE / 2, "only {read} bytes were read");
+    for (disk, model) in disks.iter().zip(&mut models) {
+        verify(fixture.cluster.node("b"), disk, model).unwrap();
+    }
+}
