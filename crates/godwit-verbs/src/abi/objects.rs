@@ -270,6 +270,7 @@ pub const IBV_QP_STATE: c_int = 1 << 0;
 pub const IBV_QP_PORT: c_int = 1 << 5;
 pub const IBV_QP_QKEY: c_int = 1 << 6;
 pub const IBV_QP_AV: c_int = 1 << 7;
+pub const IBV_QP_CAP: c_int = 1 << 19;
 pub const IBV_QP_DEST_QPN: c_int = 1 << 20;
 
 // A layout that differs from the header's would corrupt applications, so it does not compile.

@@ -112,15 +112,31 @@ pub(super) unsafe fn create(
         return refuse(libc::ENOMEM);
     }
     (*wanted).cap = attributes.cap;
+    let mut init = *wanted;
+    if !made.is_null() && init.srq.is_null() {
+        init.cap.max_recv_wr = most_receives(made, &init.cap);
+    }
     let parts = Parts {
         context: parent.face.context,
         pd,
-        init: *wanted,
+        init,
         calls,
         list: list.flatten(),
         stays: Stays::new(),
     };
     keep(&mut world, shadow, made, parts)
+}
+
+/// How many receives a queue pair of the device takes at a time. Some have more room than was asked for and say so only to
+/// who asks afterwards.
+unsafe fn most_receives(made: *mut ibv_qp, told: &ibv_qp_cap) -> u32 {
+    let mut attributes: ibv_qp_attr = std::mem::zeroed();
+    let mut init: ibv_qp_init_attr = std::mem::zeroed();
+    let asked = (real().query_qp)(made, &raw mut attributes, IBV_QP_CAP, &raw mut init);
+    match asked {
+        0 => attributes.cap.max_recv_wr.max(told.max_recv_wr),
+        _ => told.max_recv_wr,
+    }
 }
 
 /// A queue pair that works as it does without this library and does not move. `make` has the device make it, in this
