@@ -182,7 +182,8 @@ fn refusal(bed: &Bed, case: &Case) -> io::Result<Refusal> {
         Program::Unreliable => ("ibv_uc_pingpong", "UC"),
     };
     let command = match case.program {
-        Program::Manager => "rping -s".to_owned(),
+        // With an address it opens the device at once.
+        Program::Manager => format!("rping -s -a {}", source.address()),
         _ => format!("{name} -d rxe0 -g {} -n 100000000", case.gid_index),
     };
     let server = source.background("server", &format!("{}{command}", case.server))?;
