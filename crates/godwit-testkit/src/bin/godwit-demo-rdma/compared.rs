@@ -28,6 +28,20 @@ const fn alike(command: &'static str) -> Pair {
     pair(command, command, "")
 }
 
+/// A test of UCX over a reliable connection.
+macro_rules! ucx {
+    ($test:literal) => {
+        pair(
+            concat!("ucx_perftest rc ", $test),
+            "ucx_perftest",
+            concat!(
+                "ucx_perftest -x rc_verbs -d rxe0:1 -n 50 -w 5 $a -t ",
+                $test
+            ),
+        )
+    };
+}
+
 const PAIRS: &[Pair] = &[
     pair("rping", "rping -s -a $a -C 5", "rping -c -a $a -C 5"),
     pair("ucmatose", "ucmatose", "ucmatose -s $a"),
@@ -80,26 +94,16 @@ const PAIRS: &[Pair] = &[
     alike("ib_read_bw -F -x 1 -n 50"),
     alike("ib_atomic_bw -F -x 1 -n 50"),
     alike("ib_atomic_lat -F -x 1 -n 50"),
-    pair(
-        "qperf",
-        "qperf",
-        "qperf -t 1 $a rc_lat uc_lat ud_lat rc_rdma_read_lat rc_bi_bw",
-    ),
+    // Its own connections name no GID, which RoCE needs.
     pair(
         "qperf -cm1",
         "qperf",
-        "qperf -t 1 -cm1 $a rc_lat rc_rdma_write_bw",
+        "qperf -t 1 -cm1 $a rc_lat rc_bw rc_rdma_read_bw rc_rdma_write_bw",
     ),
-    pair(
-        "ucx_perftest rc",
-        "env UCX_TLS=rc_verbs,self UCX_NET_DEVICES=rxe0:1 ucx_perftest",
-        "env UCX_TLS=rc_verbs,self UCX_NET_DEVICES=rxe0:1 ucx_perftest $a -t tag_lat -n 50 -w 5",
-    ),
-    pair(
-        "ucx_perftest ud",
-        "env UCX_TLS=ud_verbs,self UCX_NET_DEVICES=rxe0:1 ucx_perftest",
-        "env UCX_TLS=ud_verbs,self UCX_NET_DEVICES=rxe0:1 ucx_perftest $a -t tag_lat -n 50 -w 5",
-    ),
+    // Over the transport alone: what Debian's UCX puts on top needs unreliable datagrams, over which it aborts on this device.
+    ucx!("am_lat"),
+    ucx!("am_bw"),
+    ucx!("put_bw"),
     pair(
         "fi_pingpong",
         "fi_pingpong -p verbs -e msg -I 5",
