@@ -255,6 +255,14 @@ bench-sla-build:
 	scripts/install-deps
 	$(CARGO) build --release --locked -p godwit-cli -p godwit-bench --bins
 
+# How long a guest waits at most, and how long the rest takes, when thin disks of 1, 4 and 8 TiB move by each policy.
+.PHONY: bench-thin
+bench-thin:
+	scripts/install-deps
+	$(CARGO) build --release --locked -p godwit-cli
+	GODWIT_BIN=$(CURDIR)/target/release/godwit \
+		$(CARGO) test --locked -p godwit-testkit --test pulled_disks -- --ignored --nocapture many_tib
+
 # How many guest writes a second the core decides.
 bench-core:
 	$(CARGO) bench --locked -p godwit-core

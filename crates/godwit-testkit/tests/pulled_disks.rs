@@ -411,7 +411,7 @@ fn a_thin_disk_of_a_tib_leaves_at_once() {
 
 /// Prints a table for docs and people.
 #[test]
-#[ignore = "minutes; it measures"]
+#[ignore = "takes minutes and measures: make bench-thin"]
 fn thin_disks_of_many_tib_by_every_policy() {
     let _turn = Scenario::begin("pulled_disks", "thin_disks_of_many_tib_by_every_policy");
     for policy in [

@@ -77,6 +77,7 @@ fn a_guest_whose_devices_are_sent_survives_the_link() {
 }
 
 #[test]
+#[ignore = "takes minutes: make test-memory-deaths"]
 fn a_guest_whose_devices_are_sent_survives_the_sources_node() {
     blows(
         "a_guest_whose_devices_are_sent_survives_the_sources_node",
