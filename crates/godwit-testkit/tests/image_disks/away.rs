@@ -10,7 +10,7 @@ use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{PATIENCE, Scenario, verify};
 use serde_json::Value;
 
-use crate::fixture::{DISK, Fixture, MIB, SIZE};
+use crate::fixture::{DISK, Fixture, MIB, SIZE, turn};
 use crate::odd_node::{Odd, OddNode};
 use crate::s3::S3;
 
@@ -51,10 +51,7 @@ fn warning(disk: &Value) -> &str {
 
 #[test]
 fn a_disk_is_created_from_what_another_node_knows_and_the_repository_hears_of_it_later() {
-    let turn = Scenario::begin(
-        "image_disks",
-        "a_disk_is_created_from_what_another_node_knows",
-    );
+    let turn = turn("a_disk_is_created_from_what_another_node_knows");
     let (mut fixture, mut model) = one_node_has_it(&turn);
     let made = fixture.create(&["--prefetch", "off"]);
     assert_eq!(made["missing_bytes"], SIZE, "{made}");
@@ -101,7 +98,7 @@ fn a_disk_is_created_from_what_another_node_knows_and_the_repository_hears_of_it
 
 #[test]
 fn what_was_removed_before_the_repository_heard_of_the_disk_is_put_back() {
-    let turn = Scenario::begin("image_disks", "what_was_removed_before_is_put_back");
+    let turn = turn("what_was_removed_before_is_put_back");
     let (mut fixture, mut model) = one_node_has_it(&turn);
     fixture.create(&["--prefetch", "off"]);
     fixture.cluster.node_mut("a").kill();
@@ -148,7 +145,7 @@ fn is_image(fixture: &Fixture, disk: &str, model: &mut Model) {
 #[test]
 #[ignore = "takes minutes: make test-images"]
 fn of_two_things_that_a_name_has_stood_for_the_later_counts_and_an_older_one_is_told_of() {
-    let turn = Scenario::begin("image_disks", "of_two_things_that_a_name_has_stood_for");
+    let turn = turn("of_two_things_that_a_name_has_stood_for");
     let mut fixture = Fixture::start(&["a", "b", "c"], &[]);
     let mut old = fixture.push_pattern(turn.seed);
     fixture.create_at("b", OTHER, &[]);
@@ -187,7 +184,7 @@ fn of_two_things_that_a_name_has_stood_for_the_later_counts_and_an_older_one_is_
 #[test]
 #[ignore = "takes minutes: make test-images"]
 fn a_name_that_stood_for_something_else_is_told_of_when_the_repository_is_back() {
-    let turn = Scenario::begin("image_disks", "a_name_that_stood_for_something_else");
+    let turn = turn("a_name_that_stood_for_something_else");
     let (fixture, mut model) = one_node_has_it(&turn);
     fixture.is_there(true);
     let new = Model::new(turn.seed + 1, SIZE, Initial::Pattern);
@@ -210,7 +207,7 @@ fn a_name_that_stood_for_something_else_is_told_of_when_the_repository_is_back()
 
 /// What the creation of a disk says that fails while the repository is away and there is only such a node.
 fn refused_beside(name: &str, odd: Odd) -> (OddNode, String) {
-    let turn = Scenario::begin("image_disks", name);
+    let turn = turn(name);
     let node = OddNode::start(odd);
     let fixture = node.beside(&["a"]);
     fixture.push_pattern(turn.seed);
@@ -258,7 +255,7 @@ fn a_name_that_stands_for_nothing_makes_no_disk() {
 #[test]
 #[ignore = "takes minutes: make test-images"]
 fn an_s3_server_that_is_away_keeps_no_disk_from_being_created_and_hears_of_it_later() {
-    let turn = Scenario::begin("image_disks", "an_s3_server_that_is_away");
+    let turn = turn("an_s3_server_that_is_away");
     let secure = ClusterOptions::secure().unwrap();
     let mut fixture = Fixture::prepare(&["a", "b"], &[], secure);
     let mut server = S3::start(&fixture.cluster.dir().join("s3"));

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::{run, wait_for};
-use godwit_testkit::scenario::{PATIENCE, Scenario, verify};
+use godwit_testkit::scenario::{PATIENCE, verify};
 use godwit_testkit::small_fs::SmallFileSystem;
 
-use crate::fixture::{DISK, Fixture, MIB, SIZE};
+use crate::fixture::{DISK, Fixture, MIB, SIZE, turn};
 
 #[test]
 fn reads_wait_for_a_repository_that_is_away_and_what_is_here_is_served() {
-    let turn = Scenario::begin("image_disks", "reads_wait_for_a_repository_that_is_away");
+    let turn = turn("reads_wait_for_a_repository_that_is_away");
     let mut fixture = Fixture::start(&["a"], &[]);
     let mut model = fixture.push_pattern(turn.seed);
     fixture.create(&["--prefetch", "off"]);
@@ -74,7 +74,7 @@ fn reads_wait_for_a_repository_that_is_away_and_what_is_here_is_served() {
 
 #[test]
 fn reads_fail_after_as_long_as_they_were_told_to_wait() {
-    let turn = Scenario::begin("image_disks", "reads_fail_after_as_long");
+    let turn = turn("reads_fail_after_as_long");
     let fixture = Fixture::start(&["a"], &["--read-wait", "1s"]);
     let mut model = fixture.push_pattern(turn.seed);
     fixture.create(&["--prefetch", "off"]);
@@ -99,7 +99,7 @@ fn reads_fail_after_as_long_as_they_were_told_to_wait() {
 
 #[test]
 fn a_damaged_chunk_is_never_shown_and_is_read_once_it_is_repaired() {
-    let turn = Scenario::begin("image_disks", "a_damaged_chunk_is_never_shown");
+    let turn = turn("a_damaged_chunk_is_never_shown");
     let fixture = Fixture::start(&["a"], &[]);
     let mut model = fixture.push_pattern(turn.seed);
     let whole: Vec<(PathBuf, Vec<u8>)> = fixture
@@ -129,7 +129,7 @@ fn a_damaged_chunk_is_never_shown_and_is_read_once_it_is_repaired() {
 
 #[test]
 fn one_damaged_chunk_keeps_nobody_from_the_others() {
-    let turn = Scenario::begin("image_disks", "one_damaged_chunk_keeps_nobody");
+    let turn = turn("one_damaged_chunk_keeps_nobody");
     let fixture = Fixture::start(&["a"], &[]);
     let mut model = fixture.push_pattern(turn.seed);
     let chunk = fixture.chunks().pop().unwrap();
@@ -166,7 +166,7 @@ fn one_damaged_chunk_keeps_nobody_from_the_others() {
 
 #[test]
 fn what_the_image_consists_of_is_read_again_from_the_repository() {
-    let turn = Scenario::begin("image_disks", "what_the_image_consists_of_is_read_again");
+    let turn = turn("what_the_image_consists_of_is_read_again");
     let mut fixture = Fixture::start(&["a"], &[]);
     let mut model = fixture.push_pattern(turn.seed);
     fixture.create(&["--prefetch", "off"]);
@@ -193,7 +193,7 @@ fn what_the_image_consists_of_is_read_again_from_the_repository() {
 
 #[test]
 fn a_full_host_lets_reads_wait_and_what_was_fetched_stays_right() {
-    let turn = Scenario::begin("image_disks", "a_full_host_lets_reads_wait");
+    let turn = turn("a_full_host_lets_reads_wait");
     let small = SmallFileSystem::new(2 * SIZE).unwrap();
     let records = small.path().join("a");
     fs::create_dir(&records).unwrap();
@@ -220,7 +220,7 @@ fn a_full_host_lets_reads_wait_and_what_was_fetched_stays_right() {
 
 #[test]
 fn what_cannot_be_created_leaves_nothing_behind() {
-    let turn = Scenario::begin("image_disks", "what_cannot_be_created_leaves_nothing");
+    let turn = turn("what_cannot_be_created_leaves_nothing");
     let fixture = Fixture::start(&["a"], &[]);
     fixture.push_pattern(turn.seed);
     let refused = |words: &[&str]| {
@@ -266,7 +266,7 @@ fn odd_store(answer: Option<&'static str>) -> String {
 /// A disk that was begun at a good repository is read while its node knows this one: what the node says of it, and that
 /// the disk is as it should be when the good one is back.
 fn is_told_of(name: &str, store: Option<&'static str>) -> String {
-    let turn = Scenario::begin("image_disks", name);
+    let turn = turn(name);
     let mut fixture = Fixture::start(&["a"], &["--read-wait", "5s"]);
     let mut model = fixture.push_pattern(turn.seed);
     fixture.create(&["--prefetch", "off"]);
@@ -333,7 +333,7 @@ fn a_repository_that_is_slow_is_told_of() {
 
 #[test]
 fn an_image_whose_manifest_is_missing_makes_no_disk_and_takes_nothing_from_others() {
-    let turn = Scenario::begin("image_disks", "an_image_whose_manifest_is_missing");
+    let turn = turn("an_image_whose_manifest_is_missing");
     let fixture = Fixture::start(&["a"], &[]);
     let mut model = fixture.push_pattern(turn.seed);
     fixture.create(&["--prefetch", "off"]);

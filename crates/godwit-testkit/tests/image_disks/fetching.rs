@@ -1,13 +1,13 @@
 //! A disk is its image at once, and what was fetched or written stays.
 
 use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, Scenario, finish, load, migrate, verify};
+use godwit_testkit::scenario::{PATIENCE, finish, load, migrate, verify};
 
-use crate::fixture::{DISK, Fixture, MIB, SIZE};
+use crate::fixture::{DISK, Fixture, MIB, SIZE, turn};
 
 #[test]
 fn a_disk_is_an_image_at_once_and_fetches_what_is_read() {
-    let turn = Scenario::begin("image_disks", "a_disk_is_an_image_at_once");
+    let turn = turn("a_disk_is_an_image_at_once");
     let fixture = Fixture::start(&["a", "b"], &[]);
     let mut model = fixture.push_pattern(turn.seed);
     let made = fixture.create(&["--prefetch", "off"]);
@@ -60,7 +60,7 @@ fn a_disk_is_an_image_at_once_and_fetches_what_is_read() {
 
 #[test]
 fn what_is_written_and_fetched_stays_whoever_dies_and_wherever_the_repository_is() {
-    let turn = Scenario::begin("image_disks", "what_is_written_and_fetched_stays");
+    let turn = turn("what_is_written_and_fetched_stays");
     let mut fixture = Fixture::start(&["a"], &[]);
     // Without a pause all of it would be there before anything can happen.
     let slow = ("image::chunk", "sleep(15)");
@@ -94,7 +94,7 @@ fn what_is_written_and_fetched_stays_whoever_dies_and_wherever_the_repository_is
 
 #[test]
 fn disks_of_one_image_fetch_it_once() {
-    let turn = Scenario::begin("image_disks", "disks_of_one_image_fetch_it_once");
+    let turn = turn("disks_of_one_image_fetch_it_once");
     let fixture = Fixture::start(&["a"], &[]);
     let mut model = fixture.push_pattern(turn.seed);
     fixture.create(&[]);

@@ -7,13 +7,18 @@ use godwit_testkit::client::{Initial, Model};
 use godwit_testkit::cluster::{ClusterOptions, Failure};
 use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::PATIENCE;
+use godwit_testkit::scenario::{PATIENCE, Scenario};
 use godwit_testkit::{Cluster, Node};
 use serde_json::Value;
 
 pub(crate) const DISK: &str = "d";
 pub(crate) const SIZE: u64 = 64 << 20;
 pub(crate) const MIB: u64 = 1 << 20;
+
+/// Waits for a test's turn: two run at once, since they mostly wait.
+pub(crate) fn turn(test: &str) -> Scenario {
+    Scenario::among(2, "image_disks", test)
+}
 
 /// Nodes, and a repository in a directory that they share.
 pub(crate) struct Fixture {

@@ -3,9 +3,9 @@
 use godwit_testkit::Node;
 use godwit_testkit::client::{Initial, Model};
 use godwit_testkit::nbd::NbdConnection;
-use godwit_testkit::scenario::{PATIENCE, Scenario, migrate, verify};
+use godwit_testkit::scenario::{PATIENCE, migrate, verify};
 
-use crate::fixture::{Fixture, MIB, SIZE};
+use crate::fixture::{Fixture, MIB, SIZE, turn};
 
 /// Bytes that a node's process has read, from files and otherwise.
 fn bytes_read(node: &Node) -> u64 {
@@ -34,7 +34,7 @@ fn own_disk(fixture: &Fixture, disk: &str, model: &mut Model) {
 
 #[test]
 fn a_disk_on_an_image_is_not_read_before_it_leaves_whatever_its_policy() {
-    let turn = Scenario::begin("image_disks", "a_disk_on_an_image_is_not_read");
+    let turn = turn("a_disk_on_an_image_is_not_read");
     let mut fixture = Fixture::start(&["a", "b"], &[]);
     fixture.push_pattern(turn.seed);
     let disks = [

@@ -4,11 +4,11 @@ use godwit_testkit::client::Model;
 use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{
-    PATIENCE, Scenario, await_end, finish, load, migration, start_migration, verify,
+    PATIENCE, await_end, finish, load, migration, start_migration, verify,
 };
 use serde_json::Value;
 
-use crate::fixture::{DISK, Fixture, MIB, SIZE};
+use crate::fixture::{DISK, Fixture, MIB, SIZE, turn};
 
 /// Writes whole MiB at the node that has the disk.
 fn write(fixture: &Fixture, model: &mut Model, from: u64, many: u64) {
@@ -32,7 +32,7 @@ fn at_source(fixture: &Fixture) -> Option<String> {
 
 #[test]
 fn a_disk_on_an_image_leaves_now_and_lacks_something_in_two_places() {
-    let turn = Scenario::begin("image_disks", "a_disk_on_an_image_leaves_now");
+    let turn = turn("a_disk_on_an_image_leaves_now");
     let mut fixture = Fixture::start(&["a", "b"], &[]);
     let a = fixture.cluster.node_mut("a");
     a.terminate(PATIENCE).unwrap();
@@ -96,7 +96,7 @@ fn a_disk_on_an_image_leaves_now_and_lacks_something_in_two_places() {
 
 #[test]
 fn a_disk_on_an_image_is_left_at_its_deadline_by_the_node_s_own_choice() {
-    let turn = Scenario::begin("image_disks", "a_disk_on_an_image_is_left_at_its_deadline");
+    let turn = turn("a_disk_on_an_image_is_left_at_its_deadline");
     let fixture = Fixture::start(&["a", "b"], &[]);
     let mut model = fixture.push_pattern(turn.seed);
     fixture.create(&[]);

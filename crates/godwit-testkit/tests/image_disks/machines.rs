@@ -8,9 +8,10 @@ use godwit_testkit::Node;
 use godwit_testkit::image::write_random;
 use godwit_testkit::process::{run, wait_for};
 use godwit_testkit::scenario::Scenario;
+
 use godwit_testkit::vm::{GuestLoad, NodeGuest, check_disk, format_image};
 
-use crate::fixture::{DISK, Fixture, MIB};
+use crate::fixture::{DISK, Fixture, MIB, turn};
 
 /// A disk that has all of the image and is nobody's.
 const KEPT: &str = "kept";
@@ -114,13 +115,13 @@ fn starts_moves_and_starts_without_the_repository(turn: &Scenario, size: u64) {
 #[test]
 fn a_machine_starts_from_an_image_moves_what_it_wrote_and_needs_no_repository_beside_another_node()
 {
-    let turn = Scenario::begin("image_disks", "a_machine_starts_from_an_image");
+    let turn = turn("a_machine_starts_from_an_image");
     starts_moves_and_starts_without_the_repository(&turn, 256 * MIB);
 }
 
 #[test]
 #[ignore = "16 GiB of storage and some minutes: make test-images"]
 fn a_machine_on_an_image_of_4_gib_starts_moves_and_needs_no_repository_beside_another_node() {
-    let turn = Scenario::begin("image_disks", "a_machine_on_an_image_of_4_gib");
+    let turn = turn("a_machine_on_an_image_of_4_gib");
     starts_moves_and_starts_without_the_repository(&turn, 4096 * MIB);
 }

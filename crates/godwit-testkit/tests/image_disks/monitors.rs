@@ -14,7 +14,7 @@ use rustix::process::{
 };
 use serde_json::{Value, json};
 
-use crate::fixture::{DISK, Fixture};
+use crate::fixture::{DISK, Fixture, turn};
 use godwit_testkit::client::Model;
 
 const MACHINE: &str = "m";
@@ -122,7 +122,7 @@ impl Monitor {
 #[test]
 #[ignore = "takes minutes: make test-images"]
 fn a_machine_that_may_not_go_on_is_told_of_and_goes_on_when_it_may() {
-    let turn = Scenario::begin("image_disks", "a_machine_that_may_not_go_on_is_told_of");
+    let turn = turn("a_machine_that_may_not_go_on_is_told_of");
     let (fixture, _) = stands_still(&turn);
     // QEMU lets no machine go on whose state is about to be handed over.
     let mut monitor = Monitor::connect(&second_monitor(&fixture));
@@ -161,7 +161,7 @@ fn a_machine_that_may_not_go_on_is_told_of_and_goes_on_when_it_may() {
 
 #[test]
 fn a_machine_whose_monitor_is_cut_while_it_stands_still_goes_on_by_itself() {
-    let turn = Scenario::begin("image_disks", "a_machine_whose_monitor_is_cut");
+    let turn = turn("a_machine_whose_monitor_is_cut");
     let (fixture, _) = stands_still(&turn);
     cut_monitor(qemu(&fixture), &monitor(&fixture));
     fixture.is_there(true);
@@ -211,7 +211,7 @@ fn cut_monitor(pid: Pid, path: &Path) {
 #[test]
 #[ignore = "takes minutes: make test-images"]
 fn a_machine_that_stands_still_is_found_by_a_node_that_cannot_talk_to_it_at_first() {
-    let turn = Scenario::begin("image_disks", "a_machine_that_stands_still_is_found");
+    let turn = turn("a_machine_that_stands_still_is_found");
     let (mut fixture, _) = stands_still(&turn);
     let path = monitor(&fixture);
     fixture.cluster.node_mut("a").kill();
@@ -229,10 +229,7 @@ fn a_machine_that_stands_still_is_found_by_a_node_that_cannot_talk_to_it_at_firs
 #[test]
 #[ignore = "takes minutes: make test-images"]
 fn a_machine_that_stands_still_is_known_as_such_though_its_monitor_is_lost_at_once() {
-    let turn = Scenario::begin(
-        "image_disks",
-        "a_machine_that_stands_still_is_known_as_such",
-    );
+    let turn = turn("a_machine_that_stands_still_is_known_as_such");
     let (mut fixture, _) = stands_still(&turn);
     let (path, pid) = (monitor(&fixture), qemu(&fixture));
     let log = fixture.a().log_path().to_owned();
@@ -256,10 +253,7 @@ fn a_machine_that_stands_still_is_known_as_such_though_its_monitor_is_lost_at_on
 
 #[test]
 fn a_machine_that_is_killed_while_it_stands_still_leaves_its_disk_as_it_was() {
-    let turn = Scenario::begin(
-        "image_disks",
-        "a_machine_that_is_killed_while_it_stands_still",
-    );
+    let turn = turn("a_machine_that_is_killed_while_it_stands_still");
     let (fixture, mut model) = stands_still(&turn);
     kill_process(qemu(&fixture), Signal::KILL).unwrap();
     comes_to(&fixture, "stopped");

@@ -4,14 +4,14 @@ use godwit_testkit::client::Model;
 use godwit_testkit::cluster::ClusterOptions;
 use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, Scenario, finish, load, migrate, verify};
+use godwit_testkit::scenario::{PATIENCE, finish, load, migrate, verify};
 use serde_json::Value;
 
-use crate::fixture::{DISK, Fixture, MIB, SIZE};
+use crate::fixture::{DISK, Fixture, MIB, SIZE, turn};
 
 #[test]
 fn a_disk_moves_without_its_image_and_only_what_was_written_is_sent() {
-    let turn = Scenario::begin("image_disks", "a_disk_moves_without_its_image");
+    let turn = turn("a_disk_moves_without_its_image");
     let mut fixture = Fixture::start(&["a", "b"], &[]);
     let mut model = fixture.push_pattern(turn.seed);
     fixture.create(&["--prefetch", "off"]);
@@ -79,7 +79,7 @@ fn a_disk_moves_without_its_image_and_only_what_was_written_is_sent() {
 
 #[test]
 fn a_whole_disk_moves_as_a_whole_when_it_is_asked_to_or_its_image_is_gone() {
-    let turn = Scenario::begin("image_disks", "a_whole_disk_moves_as_a_whole");
+    let turn = turn("a_whole_disk_moves_as_a_whole");
     let fixture = Fixture::start(&["a", "b"], &[]);
     let mut model = fixture.push_pattern(turn.seed);
     fixture.create(&[]);
@@ -102,7 +102,7 @@ fn a_whole_disk_moves_as_a_whole_when_it_is_asked_to_or_its_image_is_gone() {
 
 #[test]
 fn a_disk_on_an_image_moves_under_load_while_it_is_fetched() {
-    let turn = Scenario::begin("image_disks", "a_disk_on_an_image_moves_under_load");
+    let turn = turn("a_disk_on_an_image_moves_under_load");
     let mut fixture = Fixture::start(&["a", "b"], &[]);
     for name in ["a", "b"] {
         let node = fixture.cluster.node_mut(name);
@@ -137,7 +137,7 @@ fn a_disk_on_an_image_moves_under_load_while_it_is_fetched() {
 
 #[test]
 fn a_whole_disk_moves_as_a_whole_to_a_node_that_does_not_get_at_its_image() {
-    let turn = Scenario::begin("image_disks", "a_whole_disk_moves_as_a_whole_to_a_node");
+    let turn = turn("a_whole_disk_moves_as_a_whole_to_a_node");
     let secure = ClusterOptions::secure().unwrap();
     let mut fixture = Fixture::prepare(&["a", "b"], &[], secure);
     let empty = fixture.cluster.dir().join("empty");

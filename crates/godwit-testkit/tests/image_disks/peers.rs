@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, Scenario, verify};
+use godwit_testkit::scenario::{PATIENCE, verify};
 
-use crate::fixture::{DISK, Fixture, MIB, SIZE};
+use crate::fixture::{DISK, Fixture, MIB, SIZE, turn};
 use crate::odd_node::{Odd, OddNode};
 
 /// Where the other node has the image.
@@ -15,7 +15,7 @@ const OTHER: &str = "other";
 
 #[test]
 fn what_another_node_has_comes_from_there_and_the_repository_may_be_away() {
-    let turn = Scenario::begin("image_disks", "what_another_node_has_comes_from_there");
+    let turn = turn("what_another_node_has_comes_from_there");
     let mut fixture = Fixture::start(&["a", "b"], &[]);
     let mut model = fixture.push_pattern(turn.seed);
     fixture.create_at("b", OTHER, &[]);
@@ -76,7 +76,7 @@ fn half_closed(port: u16) -> usize {
 #[test]
 #[ignore = "half a minute: make test-images"]
 fn connections_to_a_node_that_is_asked_no_more_are_closed() {
-    let turn = Scenario::begin("image_disks", "connections_to_a_node_that_is_asked_no_more");
+    let turn = turn("connections_to_a_node_that_is_asked_no_more");
     let mut fixture = Fixture::start(&["a", "b"], &[]);
     let mut model = fixture.push_pattern(turn.seed);
     fixture.create_at("b", OTHER, &[]);
@@ -96,7 +96,7 @@ fn connections_to_a_node_that_is_asked_no_more_are_closed() {
 /// Reads all of a disk of which a part might come from such a node, and that from the repository. How long the first
 /// read took.
 fn reads_all_in_spite_of(name: &str, odd: Odd) -> (OddNode, Duration) {
-    let turn = Scenario::begin("image_disks", name);
+    let turn = turn(name);
     let node = OddNode::start(odd);
     let fixture = node.beside(&["a"]);
     let mut model = fixture.push_pattern(turn.seed);

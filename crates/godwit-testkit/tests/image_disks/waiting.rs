@@ -7,7 +7,7 @@ use godwit_testkit::scenario::{PATIENCE, Scenario};
 use godwit_testkit::vm::{GuestLoad, NodeGuest, VM, format_image};
 use serde_json::Value;
 
-use crate::fixture::{DISK, Fixture, MIB};
+use crate::fixture::{DISK, Fixture, MIB, turn};
 
 /// Long enough for a guest to go on that must not.
 const MOMENT: Duration = Duration::from_secs(4);
@@ -41,7 +41,7 @@ fn shown(fixture: &Fixture) -> Option<Value> {
 
 #[test]
 fn a_machine_stands_still_while_what_it_reads_cannot_be_had_and_goes_on_by_itself() {
-    let turn = Scenario::begin("image_disks", "a_machine_stands_still");
+    let turn = turn("a_machine_stands_still");
     let mut fixture = without_repository(
         &["--read-wait", "2s", "--read-wait-then", "pause"],
         64 * MIB,
@@ -77,7 +77,7 @@ fn a_machine_stands_still_while_what_it_reads_cannot_be_had_and_goes_on_by_itsel
 
 #[test]
 fn a_machine_sees_an_error_where_that_was_chosen() {
-    let turn = Scenario::begin("image_disks", "a_machine_sees_an_error");
+    let turn = turn("a_machine_sees_an_error");
     let fixture = without_repository(&["--read-wait", "1s"], 64 * MIB);
     let disks = vec![DISK.to_owned()];
     let booted = NodeGuest::boot(&fixture.cluster, fixture.a(), disks, &load(&turn));
