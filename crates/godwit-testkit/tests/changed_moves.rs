@@ -10,9 +10,6 @@ use godwit_testkit::scenario::{
 };
 use godwit_testkit::vm::{GuestLoad, NodeGuest};
 
-/// The tests of this file wait most of the time.
-const AT_ONCE: usize = 2;
-
 const DISK: &str = "changing";
 const SIZE: u64 = 96 << 20;
 /// At this pace the disk would be on its way for a minute and a half. A delta would be over at once.
@@ -34,8 +31,7 @@ fn under_way(cluster: &Cluster, from: &str, to: &str, more: &[&str]) -> String {
 
 #[test]
 fn whatever_its_policy_a_move_can_be_told_to_leave_now() {
-    let turn = Scenario::among(
-        AT_ONCE,
+    let turn = Scenario::begin(
         "changed_moves",
         "whatever_its_policy_a_move_can_be_told_to_leave_now",
     );
@@ -85,8 +81,7 @@ fn whatever_its_policy_a_move_can_be_told_to_leave_now() {
 
 #[test]
 fn a_move_keeps_the_bounds_that_it_was_given_last() {
-    let turn = Scenario::among(
-        AT_ONCE,
+    let turn = Scenario::begin(
         "changed_moves",
         "a_move_keeps_the_bounds_that_it_was_given_last",
     );
@@ -131,8 +126,7 @@ fn a_move_keeps_the_bounds_that_it_was_given_last() {
 
 #[test]
 fn a_move_without_a_policy_says_which_it_has_and_leaves_when_its_deadline_comes() {
-    let turn = Scenario::among(
-        AT_ONCE,
+    let turn = Scenario::begin(
         "changed_moves",
         "a_move_without_a_policy_says_which_it_has_and_leaves_when_its_deadline_comes",
     );
@@ -164,8 +158,7 @@ fn a_move_without_a_policy_says_which_it_has_and_leaves_when_its_deadline_comes(
 
 #[test]
 fn a_move_without_a_policy_leaves_a_guest_whose_writes_take_the_link() {
-    let turn = Scenario::among(
-        AT_ONCE,
+    let turn = Scenario::begin(
         "changed_moves",
         "a_move_without_a_policy_leaves_a_guest_whose_writes_take_the_link",
     );
@@ -191,8 +184,7 @@ fn a_move_without_a_policy_leaves_a_guest_whose_writes_take_the_link() {
 
 #[test]
 fn all_disks_of_a_machine_leave_when_it_is_told_to() {
-    let turn = Scenario::among(
-        AT_ONCE,
+    let turn = Scenario::begin(
         "changed_moves",
         "all_disks_of_a_machine_leave_when_it_is_told_to",
     );
@@ -230,8 +222,7 @@ fn all_disks_of_a_machine_leave_when_it_is_told_to() {
 
 #[test]
 fn a_move_under_way_refuses_the_promise_that_its_start_refuses() {
-    let turn = Scenario::among(
-        AT_ONCE,
+    let turn = Scenario::begin(
         "changed_moves",
         "a_move_under_way_refuses_the_promise_that_its_start_refuses",
     );
