@@ -2,6 +2,7 @@
 //! write these would only take space.
 
 use std::ops::Range;
+use std::os::fd::AsFd;
 
 use godwit_core::units::Sectors;
 use godwit_io::zeroes::BLOCK;
@@ -21,14 +22,14 @@ pub(super) struct Untouched {
 }
 
 impl Untouched {
-    /// That of an image, if it was made new and its file system does not tell holes.
+    /// That of an image, if it was made new, has no storage yet, and its file system does not tell holes.
     pub(super) fn of(image: &Image) -> Option<Self> {
         let size = image.capacity.bytes().0;
-        let tells_holes = || {
-            use std::os::fd::AsFd;
-            hole_end(image.file.as_fd(), 0, size) == size
-        };
-        let wanted = image.made_new && image.kind == ImageKind::File && !tells_holes();
+        // Whoever made it may have written to it.
+        let is_empty = || rustix::fs::fstat(&image.file).is_ok_and(|found| found.st_blocks == 0);
+        let tells_holes = || hole_end(image.file.as_fd(), 0, size) == size;
+        let is_new = image.made_new && image.kind == ImageKind::File;
+        let wanted = is_new && is_empty() && !tells_holes();
         wanted.then(|| Self::new(image.capacity))
     }
 
@@ -104,6 +105,9 @@ mod tests {
         let path = folder.path().join("disk");
         let image = Image::create(&path, Bytes(1 << 20)).expect("an image");
         assert!(image.made_new && Untouched::of(&image).is_none());
+        // Nor where somebody has written, so that no hole is as long as the image.
+        std::fs::write(&path, [7; 4096]).expect("written");
+        assert!(Untouched::of(&image).is_none());
         drop(image);
         assert!(!Image::open(&path).expect("the image").made_new);
     }
