@@ -4,8 +4,9 @@ mod support;
 
 use std::time::Duration;
 
+use godwit_core::action::Action;
 use godwit_core::authority::AuthorityRecord;
-use godwit_core::request::Operation;
+use godwit_core::request::{Operation, RequestError};
 use godwit_core::units::{Extent, Lba, MigrationId};
 use godwit_core::{
     Controller, ImageOffer, MigrationChange, MigrationOptions, Missing, PolicyOptions, PushOptions,
@@ -251,13 +252,11 @@ fn it_is_pushed_from_the_start_if_that_is_asked_for() {
     assert_eq!(source.lacks_at_source, [(8, 8, 0)]);
 }
 
-#[test]
-fn what_the_guest_works_beside_is_to_be_fetched_first_and_what_nobody_asked_for_last() {
+/// One that lacks these blocks of its image.
+fn lacking(lacks: &[u64]) -> Source {
     let capacity = godwit_core::units::Sectors(CAPACITY);
-    // Of the blocks of two chunks of 64 KiB, 32 to 63, this node has fetched the first chunk's.
-    let lacks = words(&(48..64).collect::<Vec<u64>>());
     let heat = vec![0; Missing::heat_length(capacity)];
-    let missing = Missing::from_parts(capacity, &lacks, &heat).expect("as long as the disk");
+    let missing = Missing::from_parts(capacity, &words(lacks), &heat).expect("as long as the disk");
     let record = AuthorityRecord {
         remainder: Some(MigrationId([9; 16])),
         ..AuthorityRecord::created()
@@ -265,7 +264,40 @@ fn what_the_guest_works_beside_is_to_be_fetched_first_and_what_nobody_asked_for_
     let mut source = Source::staying();
     source.core = Controller::new(support::LIMITS, capacity, record);
     source.core.restore_missing(missing);
-    assert_eq!(source.core.begin_comparison().expect("it begins"), lacks);
+    source
+}
+
+/// What is written to a block that is not here counts as different: if that fails, the block can neither be copied nor be
+/// told of, by this move or by the next.
+#[test]
+fn what_is_known_is_forgotten_when_a_write_fails_where_the_disk_lacks_something() {
+    for moves in [true, false] {
+        let lacks: Vec<u64> = (48..64).collect();
+        let mut source = lacking(&lacks);
+        source.core.begin_comparison().expect("it begins");
+        assert!(source.core.end_comparison(&words(&[1]), &words(&lacks)));
+        if moves {
+            starts(&mut source);
+        }
+        let extent = Extent::new(Lba(48 * 8), 8).expect("an extent");
+        source.ask(1, Operation::Write { extent, fua: false });
+        while let Some(action) = source.core.poll_action() {
+            if let Action::Disk { tag, .. } = action {
+                let failed = Err(RequestError::Io);
+                source.core.handle_disk_done(source.now, tag, failed);
+            }
+        }
+        assert_eq!(source.core.compared(), None, "while it moves: {moves}");
+    }
+}
+
+#[test]
+fn what_the_guest_works_beside_is_to_be_fetched_first_and_what_nobody_asked_for_last() {
+    // Of the blocks of two chunks of 64 KiB, 32 to 63, this node has fetched the first chunk's.
+    let lacks: Vec<u64> = (48..64).collect();
+    let mut source = lacking(&lacks);
+    let missing = source.core.begin_comparison().expect("it begins");
+    assert_eq!(missing, words(&lacks));
     let same: Vec<u64> = (8..16).chain(32..64).collect();
     assert!(source.core.end_comparison(&words(&[1]), &words(&same)));
     starts(&mut source);

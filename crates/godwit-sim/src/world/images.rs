@@ -140,8 +140,8 @@ impl World {
         self.with(node, |controller, _| controller.forget_comparison());
     }
 
-    /// Whether the disk was compared with its image, for this migration or for one before it that failed. If not, that begins,
-    /// and the migration is tried again when it ends.
+    /// Whether the disk was compared with its image, for this migration or for one that its destination was too busy to
+    /// take. If not, that begins, and the migration is tried again when it ends.
     pub(super) fn is_compared(&mut self, source: usize) -> bool {
         let known = self.with(source, |controller, _| controller.compared());
         let is_known = known.flatten().is_some();

@@ -8,7 +8,6 @@ use godwit_testkit::Node;
 use godwit_testkit::image::write_random;
 use godwit_testkit::process::{run, wait_for};
 use godwit_testkit::scenario::Scenario;
-
 use godwit_testkit::vm::{GuestLoad, NodeGuest, check_disk, format_image};
 
 use crate::fixture::{DISK, Fixture, MIB, turn};
