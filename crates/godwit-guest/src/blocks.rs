@@ -52,14 +52,18 @@ pub(crate) struct Blocks<'a> {
     seed: u64,
     model: Vec<Known>,
     random: Random,
+    /// The number of the last write.
+    sequence: u64,
     stats: &'a Stats,
     buffer: Box<Buffer>,
     expected: Box<Buffer>,
 }
 
 impl<'a> Blocks<'a> {
-    /// Makes the file, allocated but never written.
-    pub(crate) fn create(
+    /// Makes the file, allocated but never written. The file of a load that goes on after a reboot is filled
+    /// with zeroes, because only then is a write durable once it was acknowledged; such a load continues
+    /// where the boot before it ended.
+    pub(crate) fn open(
         directory: &Path,
         disk: usize,
         options: &Options,
@@ -70,23 +74,77 @@ impl<'a> Blocks<'a> {
             .read(true)
             .write(true)
             .create(true)
-            .truncate(true)
+            .truncate(!options.reboots)
             .custom_flags(OFlags::DIRECT.bits() as i32)
             .open(directory.join("blocks"))?;
-        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size)?;
-        file.sync_all()?;
+        let is_of_an_earlier_boot = file.metadata()?.len() == size;
+        if !is_of_an_earlier_boot {
+            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size)?;
+            if options.reboots {
+                fill_with_zeroes(&file, size)?;
+            }
+            file.sync_all()?;
+            File::open(directory)?.sync_all()?;
+        }
         let blocks = usize::try_from(size / BLOCK as u64).map_err(io::Error::other)?;
         let seed = mix(options.seed ^ (disk as u64).rotate_left(32));
-        Ok(Self {
+        let mut load = Self {
             file,
             disk,
             seed,
             model: vec![Known::Zero; blocks],
             random: Random::new(seed),
+            sequence: 0,
             stats,
             buffer: Buffer::new(),
             expected: Buffer::new(),
-        })
+        };
+        if is_of_an_earlier_boot {
+            load.resume()?;
+        }
+        Ok(load)
+    }
+
+    /// Finds the last write that is there, and checks that all before it are.
+    fn resume(&mut self) -> io::Result<()> {
+        let last = self.last_write()?;
+        while self.sequence < last {
+            self.sequence += 1;
+            let block = self.next_block();
+            self.model[block] = Known::Written(self.sequence);
+            if self.reads_now() {
+                self.next_block();
+            }
+        }
+        self.check_all();
+        self.stats.resumed(self.disk, last);
+        Ok(())
+    }
+
+    /// The highest sequence that a block has; 0 when none was written.
+    fn last_write(&mut self) -> io::Result<u64> {
+        let mut last = 0;
+        for first in (0..self.model.len()).step_by(BATCH) {
+            let count = BATCH.min(self.model.len() - first);
+            let found = &mut self.buffer.0[..count * BLOCK];
+            self.file.read_exact_at(found, (first * BLOCK) as u64)?;
+            for (index, block) in found.chunks_exact(BLOCK).enumerate() {
+                let [disk, number, sequence, sum] = [0, 1, 2, 3].map(|index| word(block, index));
+                let is_own = (disk, number) == (self.disk as u64, (first + index) as u64);
+                if is_own && sum == checksum(self.seed, disk, number, sequence) {
+                    last = last.max(sequence);
+                }
+            }
+        }
+        Ok(last)
+    }
+
+    fn next_block(&mut self) -> usize {
+        self.random.below(self.model.len() as u64) as usize
+    }
+
+    const fn reads_now(&self) -> bool {
+        self.sequence.is_multiple_of(WRITES_A_READ)
     }
 
     /// Writes, reads and syncs until told to stop.
@@ -94,15 +152,14 @@ impl<'a> Blocks<'a> {
         let pause = Duration::from_nanos(1_000_000_000u64.checked_div(rate).unwrap_or(0));
         let mut next = Instant::now();
         self.stats.disk_begins(self.disk);
-        let mut sequence = 0;
         while !stop.load(Relaxed) {
-            sequence += 1;
-            self.write(sequence);
-            if sequence.is_multiple_of(WRITES_A_READ) {
-                let block = self.random.below(self.model.len() as u64);
-                self.check(block as usize, 1);
+            self.sequence += 1;
+            self.write();
+            if self.reads_now() {
+                let block = self.next_block();
+                self.check(block, 1);
             }
-            if sequence.is_multiple_of(WRITES_A_SYNC) {
+            if self.sequence.is_multiple_of(WRITES_A_SYNC) {
                 match self.timed(File::sync_all) {
                     Ok(()) => self.stats.synced(),
                     Err(error) => self.failed("sync", 0, &error),
@@ -115,8 +172,9 @@ impl<'a> Blocks<'a> {
         self.stats.disk_ends(self.disk);
     }
 
-    fn write(&mut self, sequence: u64) {
-        let block = self.random.below(self.model.len() as u64);
+    fn write(&mut self) {
+        let sequence = self.sequence;
+        let block = self.next_block() as u64;
         fill(
             &mut self.buffer.0[..BLOCK],
             self.seed,
@@ -190,13 +248,25 @@ impl<'a> Blocks<'a> {
         if let Err(error) = self.file.sync_all() {
             self.failed("sync", 0, &error);
         }
-        let mut first = 0;
-        while first < self.model.len() {
-            let count = BATCH.min(self.model.len() - first);
-            self.check(first, count);
-            first += count;
+        self.check_all();
+    }
+
+    fn check_all(&mut self) {
+        for first in (0..self.model.len()).step_by(BATCH) {
+            self.check(first, BATCH.min(self.model.len() - first));
         }
     }
+}
+
+fn fill_with_zeroes(file: &File, size: u64) -> io::Result<()> {
+    let zeroes = Buffer::new();
+    let mut offset = 0;
+    while offset < size {
+        let bytes = (size - offset).min((BLOCK * BATCH) as u64);
+        file.write_all_at(&zeroes.0[..bytes as usize], offset)?;
+        offset += bytes;
+    }
+    Ok(())
 }
 
 /// Fills a block: disk, block number, sequence, checksum of these three, and noise made of it.
@@ -220,20 +290,22 @@ const fn checksum(seed: u64, disk: u64, block: u64, sequence: u64) -> u64 {
     mix(mix(mix(seed ^ disk) ^ block) ^ sequence)
 }
 
+/// One of a block's 64-bit words.
+fn word(block: &[u8], index: usize) -> u64 {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&block[index * 8..][..8]);
+    u64::from_le_bytes(bytes)
+}
+
 /// What a block that should not be there says of itself.
 fn describe(found: &[u8], seed: u64) -> String {
     if found.iter().all(|byte| *byte == 0) {
         return "zeroes".into();
     }
-    let word = |index: usize| {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(&found[index * 8..][..8]);
-        u64::from_le_bytes(bytes)
-    };
-    let (disk, block, sequence) = (word(0), word(1), word(2));
+    let [disk, block, sequence, sum] = [0, 1, 2, 3].map(|index| word(found, index));
     let mut whole = vec![0; found.len()];
     fill(&mut whole, seed, disk as usize, block, sequence);
-    if word(3) != checksum(seed, disk, block, sequence) {
+    if sum != checksum(seed, disk, block, sequence) {
         "foreign data".into()
     } else if whole == found {
         format!("write {sequence} of block {block} of disk {disk}")

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
+use crate::card;
+use crate::ending::{self, Ending};
 use crate::stats::Stats;
 
 /// A command.
@@ -14,6 +16,12 @@ pub(crate) enum Command {
     Mark(u64),
     Report,
     Finish,
+    /// Ends this boot.
+    End(Ending),
+    /// Uses so many pairs of queues of the first network card.
+    Channels(u32),
+    /// Attaches an XDP program that passes every packet to that card.
+    Xdp(card::Place),
 }
 
 /// Begins to listen. The threads sit in reads until the machine is switched off.
@@ -42,6 +50,9 @@ pub(crate) fn obey(commands: &Receiver<Command>, stats: &Stats) {
         match command {
             Command::Mark(id) => stats.set_mark(id),
             Command::Report => stats.report(),
+            Command::End(how) => ending::end(how),
+            Command::Channels(pairs) => card::say("channels", card::set_channels(pairs)),
+            Command::Xdp(place) => card::say("xdp", card::attach_xdp(place)),
             Command::Finish => return,
         }
     }
@@ -54,6 +65,14 @@ fn parse(line: &str) -> Option<Command> {
         "mark" => Some(Command::Mark(words.next()?.parse().ok()?)),
         "report" => Some(Command::Report),
         "finish" => Some(Command::Finish),
+        "end" => {
+            let of_this_boot = words.next()? == ending::boot();
+            Ending::of(words.next()?)
+                .filter(|_| of_this_boot)
+                .map(Command::End)
+        }
+        "channels" => Some(Command::Channels(words.next()?.parse().ok()?)),
+        "xdp" => Some(Command::Xdp(card::Place::of(words.next()?)?)),
         _ => None,
     }
 }
@@ -98,6 +117,8 @@ mod tests {
         assert_eq!(parse(" finish\r"), Some(Command::Finish));
         assert_eq!(parse("mark"), None);
         assert_eq!(parse("ma"), None);
+        assert_eq!(parse("channels"), None);
+        assert_eq!(parse("end another-boot reboot"), None);
         assert_eq!(parse(""), None);
     }
 }

@@ -32,6 +32,8 @@ pub(crate) struct Options {
     pub(crate) cold_mb: u64,
     /// Milliseconds between two beats; 0 for none.
     pub(crate) beat_ms: u64,
+    /// The load goes on from the last write of the boot before, and checks that none is missing.
+    pub(crate) reboots: bool,
     /// The port of a server that says back what it is told; 0 for none.
     pub(crate) echo_port: u16,
     /// The port at which a server says back what is sent to its group of hosts; 0 for none.
@@ -61,6 +63,7 @@ impl Options {
             random_access_mb: 0,
             cold_mb: 0,
             beat_ms: 0,
+            reboots: false,
             echo_port: 0,
             group_port: 0,
             seed: 1,
@@ -87,6 +90,7 @@ impl Options {
                 "random_access_mb" => options.random_access_mb = number,
                 "cold_mb" => options.cold_mb = number,
                 "beat_ms" => options.beat_ms = number,
+                "reboots" => options.reboots = number != 0,
                 "echo_port" => {
                     options.echo_port = u16::try_from(number).map_err(|_| wrong(word))?
                 }

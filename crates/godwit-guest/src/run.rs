@@ -14,6 +14,7 @@ use crate::blocks::Blocks;
 use crate::commands;
 use crate::console;
 use crate::echo;
+use crate::ending;
 use crate::files::Files;
 use crate::memory;
 use crate::options::Options;
@@ -32,7 +33,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     let mut blocks = Vec::new();
     let mut files = Vec::new();
     for (disk, mount) in mounts.iter().enumerate() {
-        blocks.push(Blocks::create(mount, disk, options, &stats)?);
+        blocks.push(Blocks::open(mount, disk, options, &stats)?);
         files.push(Files::create(mount, options.seed ^ disk as u64, &stats)?);
     }
     let (stop, stop_memory, ended) = (
@@ -47,7 +48,11 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
         echo::serve_group(options.group_port)?;
     }
     let commands = commands::listen();
-    console::say(&format!("{{\"started\":{}}}", mounts.len()));
+    let boot = ending::boot();
+    console::say(&format!(
+        "{{\"started\":{},\"boot\":\"{boot}\"}}",
+        mounts.len()
+    ));
     thread::scope(|scope| {
         let memory = scope.spawn(|| {
             memory::run(options, &stats, &stop_memory);

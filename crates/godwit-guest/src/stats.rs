@@ -78,6 +78,12 @@ impl Stats {
         self.disks[disk].last.store(self.now(), Relaxed);
     }
 
+    /// A disk has all writes up to number `write`, of earlier boots: the count goes on from there.
+    pub(crate) fn resumed(&self, disk: usize, write: u64) {
+        self.disks[disk].writes.store(write, Relaxed);
+        console::say(&format!("{{\"resumed\":{disk},\"write\":{write}}}"));
+    }
+
     /// A disk's writes are over: what follows is no gap.
     pub(crate) fn disk_ends(&self, disk: usize) {
         self.disks[disk].last.store(u64::MAX, Relaxed);

@@ -53,6 +53,14 @@ impl Arrivals {
         Some((known().map(|last| last.writes).sum(), at))
     }
 
+    /// The writes of each disk by its last tick.
+    pub(super) fn writes_by_disk(&self) -> Vec<u64> {
+        let disks = self.disks.iter();
+        disks
+            .map(|last| last.map_or(0, |last| last.writes))
+            .collect()
+    }
+
     /// Forgets the gaps so far.
     pub(super) fn mark(&mut self) {
         self.largest = Duration::ZERO;

@@ -102,7 +102,7 @@ impl GuestConsole {
     /// When it cannot, or not in time.
     pub fn started(&self, timeout: Duration) -> io::Result<()> {
         self.wait("begin its load", timeout, |heard| {
-            heard.started.then_some(())
+            (!heard.boots.is_empty()).then_some(())
         })
     }
 
@@ -163,6 +163,55 @@ impl GuestConsole {
     /// When it cannot, or not in time.
     pub fn finish(&self, timeout: Duration) -> io::Result<Finished> {
         self.command("finish\n", timeout, |heard| heard.finished)
+    }
+
+    /// Has the guest end this boot by `reboot`, `panic` or `power-off`, in the midst of its load. Gives how often it
+    /// has booted.
+    ///
+    /// # Errors
+    /// When it does not say in time that it will.
+    pub fn end_boot(&self, how: &str, timeout: Duration) -> io::Result<usize> {
+        let boots = lock(&self.shared.heard).boots.clone();
+        let boot = boots.last().map_or("", String::as_str);
+        self.command(&format!("end {boot} {how}\n"), timeout, |heard| {
+            (heard.ending.as_deref() == Some(boot)).then_some(boots.len())
+        })
+    }
+
+    /// Waits until the guest's load has begun more often than this.
+    ///
+    /// # Errors
+    /// When it does not in time.
+    pub fn booted_again(&self, boots: usize, timeout: Duration) -> io::Result<()> {
+        self.wait("boot again", timeout, |heard| {
+            (heard.boots.len() > boots).then_some(())
+        })
+    }
+
+    /// Writes of a guest that [reboots](super::GuestLoad::reboots) that it was told of and that a later boot did not
+    /// find.
+    pub fn lost_writes(&self) -> u64 {
+        lock(&self.shared.heard).lost_writes
+    }
+
+    /// For each disk the last write of which the host knows by its tick.
+    pub fn written(&self) -> Vec<u64> {
+        lock(&self.shared.heard).arrivals.writes_by_disk()
+    }
+
+    /// For each disk the last write that the guest found when it booted, if it [reboots](super::GuestLoad::reboots).
+    pub fn resumed(&self) -> Vec<u64> {
+        lock(&self.shared.heard).resumed.clone()
+    }
+
+    /// Has the guest do something with its network card: `channels N`, `xdp driver` or `xdp stack`. Gives what came of
+    /// it.
+    ///
+    /// # Errors
+    /// When it does not say so in time.
+    pub fn card(&self, command: &str, timeout: Duration) -> io::Result<String> {
+        lock(&self.shared.heard).card = None;
+        self.command(&format!("{command}\n"), timeout, |heard| heard.card.clone())
     }
 
     /// Waits for the end of a load that was told to finish by the machine's power button.

@@ -76,6 +76,9 @@ pub struct GuestLoad {
     /// Milliseconds between two beats of the guest ([`GuestConsole::beat_gap`](super::GuestConsole::beat_gap)); 0 for
     /// none.
     pub beat_ms: u64,
+    /// The load goes on after a reboot, and checks that no acknowledged write is missing ([`GuestConsole::lost_writes`]
+    /// (super::GuestConsole::lost_writes)).
+    pub reboots: bool,
     /// Decides what is written and where.
     pub seed: u64,
     /// Its network, if it has one.
@@ -95,6 +98,7 @@ impl Default for GuestLoad {
             random_access_mib: 0,
             cold_mib: 0,
             beat_ms: 0,
+            reboots: false,
             seed: 1,
             network: None,
         }
@@ -128,8 +132,14 @@ impl GuestLoad {
         );
         format!(
             "console=ttyS0 loglevel=4 panic=-1 godwit.disks={disks} godwit.rate={} \
-             godwit.file_mb={} godwit.memory_mb={} godwit.memory_rate_mb={} godwit.seed={} godwit.beat_ms={} {chase} {dirty} {scan}{network}",
-            self.rate, self.file_mb, self.memory_mb, self.memory_rate_mb, self.seed, self.beat_ms
+             godwit.file_mb={} godwit.memory_mb={} godwit.memory_rate_mb={} godwit.seed={} godwit.beat_ms={} godwit.reboots={} {chase} {dirty} {scan}{network}",
+            self.rate,
+            self.file_mb,
+            self.memory_mb,
+            self.memory_rate_mb,
+            self.seed,
+            self.beat_ms,
+            u8::from(self.reboots)
         )
     }
 }

@@ -171,16 +171,10 @@ impl NodeGuest {
         if !self.disks.is_empty() {
             words.extend([String::from("--disk"), self.disks.join(",")]);
         }
-        words.extend(
-            [
-                "--",
-                "-nodefaults",
-                "-no-reboot",
-                "-serial",
-                "chardev:console",
-            ]
-            .map(str::to_owned),
-        );
+        words.extend(["--", "-nodefaults", "-serial", "chardev:console"].map(str::to_owned));
+        if !load.reboots {
+            words.push(String::from("-no-reboot"));
+        }
         // Every machine that the guest ever is connects here.
         let chardev = format!(
             "socket,id=console,reconnect-ms=100,path={}",

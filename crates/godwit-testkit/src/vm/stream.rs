@@ -70,7 +70,16 @@ pub struct Finished {
 /// What is known of the guest from its lines.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
-    pub(super) started: bool,
+    /// The boots of the guest of which the load has begun.
+    pub(super) boots: Vec<String>,
+    /// The boot that is about to end.
+    pub(super) ending: Option<String>,
+    /// The number of the last write that the last boot found on each disk.
+    pub(super) resumed: Vec<u64>,
+    /// Writes that were acknowledged before a boot and are missing in it.
+    pub(super) lost_writes: u64,
+    /// What the last command to the network card came to.
+    pub(super) card: Option<String>,
     pub(super) report: Option<Report>,
     /// Reports with a number that was not new: another copy of the guest runs.
     pub(super) repeated: u64,
@@ -119,8 +128,18 @@ impl Heard {
                 self.arrivals.mark();
                 self.beats.mark();
             }
-        } else if object.get("started").is_some() {
-            self.started = true;
+        } else if let Some(boot) = object.get("boot").and_then(Value::as_str) {
+            if self.boots.last().is_none_or(|last| last != boot) && self.boots.len() < KEPT {
+                self.boots.push(boot.to_owned());
+                // Its reports are numbered from the beginning.
+                self.report = None;
+            }
+        } else if let Some(boot) = object.get("ending").and_then(Value::as_str) {
+            self.ending = Some(boot.to_owned());
+        } else if let Some(outcome) = object.get("card").and_then(Value::as_str) {
+            self.card = Some(outcome.to_owned());
+        } else if let Some(resumed) = resumed(&object) {
+            self.resume(resumed);
         } else {
             if let Some(why) = object.get("fatal").and_then(Value::as_str) {
                 self.fatal = Some(why.into());
@@ -129,11 +148,26 @@ impl Heard {
         }
     }
 
+    /// A boot has found this disk with this write as its last one.
+    fn resume(&mut self, (disk, write): (usize, u64)) {
+        let acknowledged = self.arrivals.writes_by_disk();
+        let acknowledged = acknowledged.get(disk).copied().unwrap_or(0);
+        self.lost_writes += acknowledged.saturating_sub(write);
+        self.resumed.truncate(disk);
+        self.resumed.push(write);
+    }
+
     fn keep(&mut self, line: &str) {
         if !line.is_empty() && self.log.len() < KEPT {
             self.log.push(line.into());
         }
     }
+}
+
+/// The disk, and the number of the last write that it has.
+fn resumed(object: &Value) -> Option<(usize, u64)> {
+    let disk = object.get("resumed")?.as_u64()?;
+    Some((usize::try_from(disk).ok()?, object.get("write")?.as_u64()?))
 }
 
 fn tick(text: &str) -> Option<(usize, u64)> {
@@ -172,8 +206,11 @@ mod tests {
     fn lines_in_pieces_and_noise() {
         let (mut heard, mut lines, now) = (Heard::default(), Lines::default(), Instant::now());
         let mut take = |heard: &mut Heard, text: &str| lines.take(text.as_bytes(), now, heard);
-        take(&mut heard, "{\"started\":1}\r\n~0 1\n~0 x\n{\"mark");
-        assert!(heard.started);
+        take(
+            &mut heard,
+            "{\"started\":1,\"boot\":\"x\"}\r\n~0 1\n~0 x\n{\"mark",
+        );
+        assert_eq!(heard.boots, ["x"]);
         take(&mut heard, "ed\":4}\n[ 1.0] EXT4-fs error\n{\"seq\":1}\n");
         assert_eq!(heard.marked, 4);
         take(&mut heard, "=1\r\n=2\n");
@@ -213,6 +250,17 @@ mod tests {
         assert_eq!(heard.repeated, 0);
         here.take(report(3).as_bytes(), now, &mut heard);
         assert_eq!(heard.repeated, 1);
+    }
+
+    #[test]
+    fn a_write_that_a_boot_misses_is_noticed() {
+        let (mut heard, mut lines, now) = (Heard::default(), Lines::default(), Instant::now());
+        let mut take = |text: &str| lines.take(text.as_bytes(), now, &mut heard);
+        take("{\"started\":2,\"boot\":\"x\"}\n~0 7\n~1 9\n{\"resumed\":0,\"write\":7}\n");
+        take("{\"resumed\":1,\"write\":10}\n{\"started\":2,\"boot\":\"y\"}\n~1 11\n");
+        take("{\"resumed\":1,\"write\":9}\n");
+        assert_eq!(heard.lost_writes, 2);
+        assert_eq!(heard.boots, ["x", "y"]);
     }
 
     #[test]

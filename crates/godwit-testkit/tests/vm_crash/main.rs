@@ -6,6 +6,7 @@
 //! guest that survives one blow takes the next, from wherever it is: that each move reaches its phase
 //! shows that the one before left nothing in its way.
 
+mod endings;
 mod nics;
 mod post_copy;
 mod pulling;
