@@ -2,6 +2,7 @@
 
 mod adopted;
 mod announcements;
+mod queues;
 mod uplinks;
 
 use std::fs::Permissions;
@@ -36,9 +37,6 @@ fn load(nic: &str) -> GuestLoad {
         ..GuestLoad::default()
     }
 }
-
-/// Conversations at a time: enough for each of two processors to have some.
-const TALKS: usize = 4;
 
 /// Whether the test can run here; says so if not.
 fn may_run() -> bool {
@@ -98,56 +96,6 @@ fn a_client_outside_loses_nothing_when_the_machine_moves() -> io::Result<()> {
     let pinger = Pinger::start(lan.switch(), GUEST, PING_EVERY)?;
     there_and_back(&cluster, &guest, &talk)?;
     lost_nothing(talk, pinger)?;
-    guest.finish(cluster.node("a"))?;
-    Ok(())
-}
-
-#[test]
-fn a_guest_that_uses_two_pairs_of_queues_moves_there_and_back() -> io::Result<()> {
-    if !may_run() {
-        return Ok(());
-    }
-    let lan = Lan::new(2)?;
-    let cluster = cluster(&lan, &[])?;
-    let machine = NodeMachine {
-        cpus: 2,
-        ..NodeMachine::default()
-    };
-    let load = load("bridge=br0,queues=2");
-    let guest = NodeGuest::start_machine(&cluster, "a", (1, 64), &load, &machine)?;
-    let talk = || Talk::start(lan.switch(), SocketAddr::from((GUEST, ECHO)), 256 << 10);
-    let talks: Vec<Talk> = (0..TALKS).map(|_| talk()).collect();
-    let pinger = Pinger::start(lan.switch(), GUEST, PING_EVERY)?;
-    for (from, to) in [("a", "b"), ("b", "a")] {
-        let both_used = || {
-            let nic = shown(cluster.node(from)).ok()?;
-            let pairs = nic["queues"].as_array()?;
-            let works = |pair: &Value| {
-                let some = |way: &str| pair[way].as_u64() > Some(20);
-                pair["used"] == true && some("sent_packets") && some("received_packets")
-            };
-            (pairs.len() == 2 && pairs.iter().all(works)).then_some(())
-        };
-        let worked = wait_for(Duration::from_secs(60), both_used);
-        worked.unwrap_or_else(|| panic!("both pairs work: {:?}", shown(cluster.node(from))));
-        let before: Vec<u64> = talks.iter().map(Talk::bytes).collect();
-        let (moved, _) = guest.migrate(cluster.node(from), to, &[])?;
-        println!("{} {}", moved["blackout_ms"], shown(cluster.node(to))?);
-        let goes_on = || {
-            let mut all = talks.iter().zip(&before);
-            all.all(|(talk, before)| talk.bytes() > *before)
-                .then_some(())
-        };
-        wait_for(Duration::from_secs(30), goes_on).expect("every conversation goes on");
-        let counters = &shown(cluster.node(to))?["counters"];
-        assert_eq!(counters["held_overflow"], 0, "{counters}");
-    }
-    for talk in talks {
-        let talked = talk.finish()?;
-        assert!(!talked.reset && talked.wrong == 0, "{talked:?}");
-    }
-    let pings = pinger.finish(Duration::from_secs(5))?;
-    answered_once(&pings);
     guest.finish(cluster.node("a"))?;
     Ok(())
 }
