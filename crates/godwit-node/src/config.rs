@@ -170,6 +170,7 @@ impl NodeConfig {
             .with(Features::TWO_PLACES)
             .with(Features::IMAGE_NAMES)
             .with(Features::OWNERS)
+            .with(Features::OWNER_BEATS)
             .with(Features::ZEROES)
             .with(Features::ANNOUNCING_GUESTS)
             .with(wanted(Features::IMAGES, self.images.repository.is_some()))

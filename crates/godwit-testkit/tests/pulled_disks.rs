@@ -6,13 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::ClusterOptions;
+use godwit_testkit::cluster::{ClusterOptions, Node};
 use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{
     PATIENCE, Scenario, becomes_whole, finish, import_pattern, load, migrate, verify,
 };
+use godwit_testkit::small_fs::SmallFileSystem;
 use godwit_testkit::vm::{GuestLoad, NodeGuest};
+use rustix::process::{Pid, Signal, kill_process};
 
 const DISK: &str = "pulled";
 const SIZE: u64 = 96 << 20;
@@ -341,18 +343,107 @@ fn a_source_that_stands_still_is_noticed_within_seconds() {
         status.contains(part).then_some(())
     };
     assert!(wait_for(PATIENCE, || says("which is needed until it has come")).is_some());
-    let pid = i32::try_from(cluster.node("a").pid().unwrap()).unwrap();
-    let pid = rustix::process::Pid::from_raw(pid).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let stopped = stop(cluster.node("a"));
     let begun = Instant::now();
     let noticed = wait_for(PATIENCE, || says("needed and not connected"));
     let took = begun.elapsed();
-    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    drop(stopped);
     assert!(
         noticed.is_some() && took < Duration::from_secs(8),
         "{took:?}"
     );
     assert!(wait_for(PATIENCE, || says("which is needed until it has come")).is_some());
+}
+
+#[test]
+fn an_owner_that_stands_still_is_noticed_within_seconds() {
+    let turn = Scenario::begin(
+        "pulled_disks",
+        "an_owner_that_stands_still_is_noticed_within_seconds",
+    );
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    let options = ["--policy", "post-copy", "--max-bandwidth", "1MiB"];
+    migrate(cluster.node("a"), DISK, "b", &options).unwrap();
+    let a = cluster.node("a");
+    let is_there = |expected: bool| {
+        let said = || {
+            let status = a.disk(DISK).ok()?["status"].as_str()?.to_owned();
+            let lacks = status.contains("needs a part of it from here");
+            (lacks && status.contains("not connected") != expected).then_some(())
+        };
+        wait_for(PATIENCE, said).expect("the status says so");
+    };
+    is_there(true);
+    let stopped = stop(cluster.node("b"));
+    let begun = Instant::now();
+    is_there(false);
+    let took = begun.elapsed();
+    drop(stopped);
+    assert!(took < Duration::from_secs(8), "{took:?}");
+    is_there(true);
+}
+
+#[test]
+fn a_destination_that_runs_full_while_it_pulls_says_so_and_goes_on_when_there_is_room() {
+    const PARTS: u64 = 3;
+    let _turn = Scenario::begin(
+        "pulled_disks",
+        "a_destination_that_runs_full_while_it_pulls_says_so_and_goes_on_when_there_is_room",
+    );
+    let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
+    let small = SmallFileSystem::new(2 * SIZE).unwrap();
+    let records = small.path().join("b");
+    std::fs::create_dir(&records).unwrap();
+    cluster.node_mut("b").spec_mut().dir = records;
+    cluster.start_all().unwrap();
+    // A disk of which all is data has its storage before it is pulled.
+    let a = cluster.node("a");
+    let size = SIZE.to_string();
+    a.godwit(&["disk", "create", DISK, "--size", &size])
+        .json()
+        .unwrap();
+    let mut client = NbdConnection::connect(&a.nbd(DISK)).unwrap();
+    let data = vec![7; 16 << 20];
+    let places = (0..PARTS).map(|part| part << 24);
+    for place in places.clone() {
+        client.write_at(place, &data).unwrap();
+    }
+    drop(client);
+    let options = ["--policy", "post-copy", "--max-bandwidth", "8MiB"];
+    migrate(a, DISK, "b", &options).unwrap();
+    let filler = small.fill().unwrap();
+    let b = cluster.node("b");
+    let full = || b.disk(DISK).ok()?["problem"].as_str().map(str::to_owned);
+    let problem = wait_for(PATIENCE, full).expect("the node says that it is full");
+    assert!(problem.contains("no space"), "{problem}");
+    let left = b.disk(DISK).unwrap()["missing_bytes"].as_u64().unwrap();
+    assert!(left > 0 && left < PARTS << 24, "{left}");
+    std::fs::remove_file(filler).unwrap();
+    becomes_whole(b, cluster.node("a"), DISK);
+    assert!(b.disk(DISK).unwrap()["problem"].is_null());
+    let mut found = vec![0; data.len()];
+    let mut client = NbdConnection::connect(&b.nbd(DISK)).unwrap();
+    for place in places {
+        client.read_at(place, &mut found).unwrap();
+        assert!(found == data);
+    }
+}
+
+/// A node that stands still until this is dropped.
+struct Stopped(Pid);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::CONT);
+    }
+}
+
+fn stop(node: &Node) -> Stopped {
+    let pid = i32::try_from(node.pid().unwrap()).unwrap();
+    let pid = Pid::from_raw(pid).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    Stopped(pid)
 }
 
 /// Moves a thin disk of so many TiB, of which 8 MiB are data: how long a client that writes all the time waited at most,

@@ -60,7 +60,12 @@ impl Engine {
             Command::ControlUp { migration, control } => self.control_up(migration, control),
             Command::Forward(sync) => self.forward(sync),
             Command::ServeForwarded { peer, sync } => self.serve_forwarded(peer, sync),
-            Command::Pull(stream) => self.pull_up(stream, false),
+            Command::Pull { stream, shows_life } => {
+                self.pull_up(stream, false);
+                if shows_life {
+                    self.core.show_life();
+                }
+            }
             Command::Owe(stream) => self.pull_up(stream, true),
             Command::Fetch(stream) if self.core.lacks_in_two_places() => self.fetch_up(stream),
             Command::Fetch(stream) => self.pull_up(stream, false),

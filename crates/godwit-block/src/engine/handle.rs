@@ -49,7 +49,10 @@ pub(super) enum Command {
         peer: String,
         sync: PeerStream,
     },
-    Pull(PeerStream),
+    Pull {
+        stream: PeerStream,
+        shows_life: bool,
+    },
     Owe(PeerStream),
     Fetch(PeerStream),
     PullOnDemandOnly,
@@ -288,9 +291,10 @@ impl EngineHandle {
     }
 
     /// On this connection, which another node has dialled that owes this one a part of the disk, as far as it knows, the
-    /// disk pulls what it lacks, in place of an earlier one. Closed if this node owes a part itself.
-    pub fn pull(&self, stream: PeerStream) {
-        self.inner.send(Command::Pull(stream));
+    /// disk pulls what it lacks, in place of an earlier one. Closed if this node owes a part itself. `shows_life`: the other
+    /// node takes signs of life.
+    pub fn pull(&self, stream: PeerStream, shows_life: bool) {
+        self.inner.send(Command::Pull { stream, shows_life });
     }
 
     /// On this connection, which this node has dialled, the disk's owner pulls what this node owes, in place of an earlier

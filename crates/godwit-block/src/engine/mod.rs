@@ -116,6 +116,7 @@ pub fn spawn_restored(
             .as_ref()
             .is_some_and(|(missing, _)| missing.at_source().is_some()),
         missing_is_owed: false,
+        owner_is_there: false,
         missing_trouble: None,
         lacks_room: false,
         lost_pages: false,

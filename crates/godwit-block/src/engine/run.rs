@@ -493,6 +493,7 @@ impl Engine {
             missing_at_source: self.core.missing().and_then(Missing::bytes_at_source),
             needs_source: self.core.needs_source(),
             missing_is_owed: self.core.missing_is_owed(),
+            owner_is_there: self.core.owner_is_there(),
             missing_trouble: self.core.missing_trouble(),
             lacks_room: self.vhost.room != Room::Enough,
             lost_pages: self.vhost.lost_pages,

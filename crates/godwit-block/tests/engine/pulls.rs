@@ -32,7 +32,7 @@ fn a_node_that_owes_keeps_the_connection_to_the_owner() {
         max_bandwidth: None,
     };
     assert_eq!(receive(&mut owner).0, owes);
-    engine.handle.pull(plain(theirs));
+    engine.handle.pull(plain(theirs), false);
     let mut said = Vec::new();
     other.read_to_end(&mut said).expect("it is closed");
     assert!(

@@ -88,6 +88,8 @@ pub struct Controller {
     owing: Owing,
     /// The connection is up on which an owner pulls.
     pull_is_up: bool,
+    /// The node at the other end of that connection takes signs of life.
+    shows_life: bool,
     /// This node has dialled it: it owes, and its peer does not.
     pull_dialled: bool,
     /// The connection is up on which the image is to be had, where another node owes some of what this one lacks.
@@ -156,6 +158,7 @@ impl Controller {
             longest_missing_wait: None,
             owing: Owing::new(),
             pull_is_up: false,
+            shows_life: false,
             pull_dialled: false,
             image_is_up: false,
             owes_at: None,
@@ -317,6 +320,7 @@ impl Controller {
                 result,
                 ..
             } => self.forward_reply(tag, number, result),
+            Message::Ping if class == TrafficClass::Pull => self.owing.owner_heard(self.now),
             Message::Ping => {
                 self.heard();
                 self.send(TrafficClass::Control, Message::Pong);

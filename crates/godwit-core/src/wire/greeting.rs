@@ -74,6 +74,10 @@ impl Features {
     /// An offer names the disk's id, and nodes that meet compare which disks and machines both say they have.
     pub const OWNERS: Self = Self(1 << 16);
 
+    /// The owner of a disk shows the node that owes it a part that it lives: a [`Message::Ping`](super::Message::Ping) on
+    /// the connection on which it pulls.
+    pub const OWNER_BEATS: Self = Self(1 << 17);
+
     /// These and the others.
     #[must_use]
     pub const fn with(self, others: Self) -> Self {

@@ -35,7 +35,8 @@ pub enum Taken {
 /// A frame between two controllers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// Asks for a [`Message::Pong`], to see that the peer lives.
+    /// Asks for a [`Message::Pong`], to see that the peer lives. On a connection on which an owner pulls, its sign of life, which
+    /// is not answered.
     Ping,
     /// Answers a ping.
     Pong,
@@ -333,6 +334,7 @@ impl Message {
                 matches!(class, TrafficClass::Pull | TrafficClass::Image)
             }
             Self::Ack { .. } => matches!(class, TrafficClass::Sync | TrafficClass::Copy),
+            Self::Ping => matches!(class, TrafficClass::Control | TrafficClass::Pull),
             _ => matches!(class, TrafficClass::Control),
         }
     }

@@ -187,7 +187,14 @@ fn status(inner: &Inner, state: DiskState) -> String {
         }
         DiskState::Departed => match &inner.entry.moved_to {
             Some(owner) if inner.record.owes().is_some() => {
-                format!("moved to node '{owner}', which still needs a part of it from here")
+                let snapshot = inner.engine.as_ref().map(|engine| engine.handle.snapshot());
+                let is_there = snapshot.is_some_and(|it| it.owner_is_there);
+                let how = if is_there {
+                    ""
+                } else {
+                    " and is not connected"
+                };
+                format!("moved to node '{owner}', which still needs a part of it from here{how}")
             }
             Some(owner) => format!("moved to node '{owner}'; the image here is stale"),
             None => format!("not served here ({doing})"),

@@ -43,6 +43,8 @@ pub struct Snapshot {
     pub needs_source: bool,
     /// Whether whoever has what is missing is there to be asked for it.
     pub missing_is_owed: bool,
+    /// Whether the owner of a disk of which this node owes a part is connected and shows that it lives.
+    pub owner_is_there: bool,
     /// Why what came last of what is missing could not be written here, or not be read there. It is tried again.
     pub missing_trouble: Option<RequestError>,
     /// Requests that have entered and not been answered.

@@ -83,7 +83,7 @@ impl Waiting {
         let (mut socket, theirs) = tcp_pair();
         let patience = Some(Duration::from_secs(10));
         socket.set_read_timeout(patience).expect("a timeout");
-        self.served.engine.handle.pull(plain(theirs));
+        self.served.engine.handle.pull(plain(theirs), false);
         let migration = MIGRATION;
         socket
             .write_all(&frame(Message::Owes {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::units::MigrationId;
-use godwit_core::wire::{Hello, Message, Purpose, Refusal, RefusalCode, TrafficClass};
+use godwit_core::wire::{Features, Hello, Message, Purpose, Refusal, RefusalCode, TrafficClass};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::disks::disk::Disk;
@@ -158,6 +158,7 @@ async fn release(mut connection: PeerConnection, migration: MigrationId) -> std:
 
 /// Lets the disk's engine pull on this connection, whose hello was welcomed.
 pub(crate) async fn serve(disk: Arc<Disk>, connection: PeerConnection, hello: Hello) {
+    let shows_life = hello.features.contain(Features::OWNER_BEATS);
     let (peer, migration) = (hello.node, hello.migration);
     let record = disk.lock().record;
     if has_passed_on(&record, migration) {
@@ -171,7 +172,7 @@ pub(crate) async fn serve(disk: Arc<Disk>, connection: PeerConnection, hello: He
     match into_stream(connection).await {
         Ok(stream) => {
             tracing::info!(disk = disk.name, peer, "pulling what the disk lacks");
-            engine.pull(stream);
+            engine.pull(stream, shows_life);
         }
         Err(error) => tracing::debug!(disk = disk.name, peer, %error, "that node is gone"),
     }

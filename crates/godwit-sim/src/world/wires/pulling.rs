@@ -263,6 +263,7 @@ impl World {
         for each in [node, 1 - node] {
             self.with(each, |controller, now| {
                 controller.handle_pull_up(now, each == node);
+                controller.show_life();
             });
         }
     }

@@ -4,3 +4,9 @@
 pub(in crate::controller) mod lacking;
 pub(in crate::controller) mod missing;
 pub(in crate::controller) mod owing;
+
+use core::time::Duration;
+
+/// Either end of the connection on which a disk's owner pulls shows every half second that it lives: one of which nothing
+/// is heard for so long stands still, or its host or link does.
+const SILENT_AFTER: Duration = Duration::from_secs(4);

@@ -4,8 +4,9 @@ use crate::action::{
     Action, Content, DiskOperation, DiskTag, Inspect, PULL_SECTORS, PULL_SLOTS, PullSlot,
 };
 use crate::controller::Controller;
+use crate::controller::transfer::remainder::SILENT_AFTER;
 use crate::request::RequestError;
-use crate::units::Extent;
+use crate::units::{Extent, Time};
 use crate::wire::{Message, TrafficClass};
 
 /// What a slot does.
@@ -25,17 +26,25 @@ enum Serving {
 #[derive(Debug)]
 pub(in crate::controller) struct Owing {
     slots: [Serving; PULL_SLOTS as usize],
+    /// The owner's last sign of life on this connection, if it gives any.
+    heard: Option<Time>,
 }
 
 impl Owing {
     pub(in crate::controller) const fn new() -> Self {
         Self {
             slots: [Serving::Nothing; PULL_SLOTS as usize],
+            heard: None,
         }
+    }
+
+    pub(in crate::controller) const fn owner_heard(&mut self, now: Time) {
+        self.heard = Some(now);
     }
 
     /// The connection to the owner is lost: it will ask again for what it has not got.
     pub(in crate::controller) fn link_lost(&mut self) {
+        self.heard = None;
         for slot in &mut self.slots {
             if *slot != Serving::Nothing {
                 *slot = Serving::InVain { next: None };
@@ -45,6 +54,13 @@ impl Owing {
 }
 
 impl Controller {
+    /// Returns true while the owner of a disk of which this node owes a part is connected and shows that it lives. One that
+    /// gives no signs of life is taken to live for as long as it is connected.
+    pub fn owner_is_there(&self) -> bool {
+        let is_silent = |heard: Time| heard.after(SILENT_AFTER) <= self.now;
+        self.pull_is_up && self.pull_dialled && !self.owing.heard.is_some_and(is_silent)
+    }
+
     /// The owner asks for a part of the disk. What it must not ask for is not answered.
     pub(in crate::controller) fn serve_pull(&mut self, slot: PullSlot, extent: Extent) {
         let owed = self.authority.owes().is_some()

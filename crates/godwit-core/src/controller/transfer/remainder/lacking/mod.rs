@@ -27,6 +27,7 @@ use crate::controller::Controller;
 use crate::controller::governor::token_bucket::TokenBucket;
 use crate::controller::requests::slots::{TagList, WorkStage};
 use crate::controller::transfer::dirty::DirtyBitmap;
+use crate::controller::transfer::remainder::SILENT_AFTER;
 use crate::controller::transfer::remainder::lacking::checkpoint::Checkpoint;
 use crate::controller::transfer::remainder::lacking::pulling::{Prefetch, Pull, PutOff};
 use crate::controller::transfer::remainder::missing::{Missing, PIECE_SECTORS};
@@ -35,9 +36,6 @@ use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};
 use crate::units::{Extent, MigrationId, Time};
 use crate::wire::{Message, TrafficClass};
-
-/// Who owes says so every half second: one of which nothing is heard for so long stands still, or its host or link does.
-const SILENT_AFTER: Duration = Duration::from_secs(4);
 
 /// What the disk lacks, and what is done about it.
 #[derive(Debug)]

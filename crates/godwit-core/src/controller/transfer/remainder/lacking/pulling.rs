@@ -9,7 +9,8 @@ use crate::authority::Effect;
 use crate::controller::Controller;
 use crate::controller::governor::token_bucket::TokenBucket;
 use crate::controller::requests::slots::{Work, WorkStage};
-use crate::controller::transfer::remainder::lacking::{Lacking, SILENT_AFTER};
+use crate::controller::transfer::remainder::SILENT_AFTER;
+use crate::controller::transfer::remainder::lacking::Lacking;
 use crate::controller::transfer::remainder::missing::HOTTEST;
 use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};
@@ -282,10 +283,17 @@ impl Controller {
         self.handle_pull_lost(now);
         self.pull_is_up = true;
         self.pull_dialled = dialled;
+        self.shows_life = false;
         if !self.has_bug(PlantedBug::ForgetDebt) {
             self.tell_of_debt();
         }
         self.run_ready();
+    }
+
+    /// The node at the other end of that connection takes signs of life ([`Features::OWNER_BEATS`]
+    /// (crate::wire::Features::OWNER_BEATS)).
+    pub const fn show_life(&mut self) {
+        self.shows_life = true;
     }
 
     /// That connection is lost. What was asked for on it is asked for again on the next.
@@ -353,6 +361,9 @@ impl Controller {
             if let Effect::Send(message) = effect {
                 self.send(TrafficClass::Pull, message);
             }
+        }
+        if self.shows_life {
+            self.send(TrafficClass::Pull, Message::Ping);
         }
         let now = self.now;
         self.source_heard();
