@@ -3,9 +3,7 @@
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
-use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -13,8 +11,8 @@ use std::time::{Duration, Instant};
 use godwit_testkit::process::{Process, scratch_dir, wait_for};
 use godwit_testkit::scenario::{PATIENCE, Scenario};
 use godwit_testkit::vm::{
-    ConsoleSocket, Finished, GuestConsole, GuestImage, GuestMachine, MachineDisk, check_disk,
-    format_disk,
+    ConsoleSocket, Finished, GuestConsole, GuestImage, GuestMachine, MachineDisk, Monitor,
+    check_disk, format_disk,
 };
 
 const SIZE: u64 = 96 << 20;
@@ -39,45 +37,6 @@ fn serve(image: &Path, socket: &Path) -> Process {
     let daemon = Process::spawn(&mut daemon).unwrap();
     wait_for(PATIENCE, || socket.exists().then_some(())).unwrap();
     daemon
-}
-
-/// QEMU's monitor for humans: enough to move a machine without disks of ours.
-struct Monitor(BufReader<UnixStream>);
-
-impl Monitor {
-    fn arguments(path: &Path) -> [OsString; 2] {
-        let mut value = OsString::from("unix:");
-        value.push(path);
-        value.push(",server=on,wait=off");
-        ["-monitor".into(), value]
-    }
-
-    fn connect(path: &Path) -> Self {
-        let stream = wait_for(PATIENCE, || UnixStream::connect(path).ok()).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut monitor = Self(BufReader::new(stream));
-        monitor.answer().unwrap();
-        monitor
-    }
-
-    /// What it says until it asks for the next command.
-    fn answer(&mut self) -> io::Result<String> {
-        let mut text = Vec::new();
-        while !text.ends_with(b"(qemu) ") {
-            if self.0.read_until(b' ', &mut text)? == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-        }
-        Ok(String::from_utf8_lossy(&text).into_owned())
-    }
-
-    fn say(&mut self, command: &str) -> String {
-        self.0
-            .get_mut()
-            .write_all(format!("{command}\n").as_bytes())
-            .unwrap();
-        self.answer().unwrap()
-    }
 }
 
 fn socket(dir: &Path, name: &str) -> PathBuf {
@@ -128,19 +87,19 @@ fn two_disks_without_an_error() {
     assert!(report.memory_passes > 0, "{report:?}");
 
     // The guest does not see that it stood still; the host does.
-    let mut monitor = Monitor::connect(&monitor);
+    let mut monitor = Monitor::connect(&monitor).unwrap();
     console.mark(PATIENCE).unwrap();
     console.fresh_report(PATIENCE).unwrap();
-    monitor.say("stop");
+    monitor.say("stop").unwrap();
     std::thread::sleep(STOPPED);
-    monitor.say("cont");
+    monitor.say("cont").unwrap();
     let report = console.progress(200, PATIENCE).unwrap();
     let inside = Duration::from_secs_f64(report.gap_since_mark_ms / 1000.0);
     println!("{report:?}, gap on the host {:?}", console.host_gap());
     assert!(console.host_gap() >= STOPPED, "{:?}", console.host_gap());
     assert!(inside < STOPPED / 2, "{inside:?}");
 
-    monitor.say("system_powerdown");
+    monitor.say("system_powerdown").unwrap();
     let finished = console.finished(PATIENCE).unwrap();
     clean(finished, &console);
     assert!(qemu.wait(PATIENCE).unwrap().success());
@@ -211,28 +170,15 @@ fn the_load_goes_on_where_the_machine_moves() {
     console.attach(&path("line-a"), PATIENCE).unwrap();
     console.started(PATIENCE).unwrap();
 
-    let mut incoming = OsString::from("unix:");
-    incoming.push(path("stream"));
     let mut further = Monitor::arguments(&path("monitor-b")).to_vec();
-    further.extend(["-incoming".into(), incoming.clone()]);
+    further.extend(Monitor::awaits(&path("stream")));
     let mut destination = machine(&there, "line-b").spawn(&further).unwrap();
     console.attach(&path("line-b"), PATIENCE).unwrap();
-    wait_for(PATIENCE, || path("stream").exists().then_some(())).unwrap();
 
     console.progress(200, PATIENCE).unwrap();
     console.mark(PATIENCE).unwrap();
-    let mut monitor = Monitor::connect(&path("monitor-a"));
-    monitor.say(&format!("migrate -d {}", incoming.display()));
-    let ended = wait_for(PATIENCE, || {
-        let state = monitor.say("info migrate");
-        ["completed", "failed"]
-            .iter()
-            .any(|end| state.contains(end))
-            .then_some(state)
-    });
-    let ended = ended.expect("the machine did not move in time");
-    println!("{ended}");
-    assert!(ended.contains("completed"), "{ended}");
+    let mut monitor = Monitor::connect(&path("monitor-a")).unwrap();
+    monitor.migrate(&path("stream")).unwrap();
     source.kill();
 
     let report = console.progress(400, PATIENCE).unwrap();

@@ -13,6 +13,7 @@ mod arrivals;
 mod console;
 mod guest;
 mod machine;
+mod monitor;
 mod on_nodes;
 mod stream;
 mod windows;
@@ -24,6 +25,7 @@ pub use machine::{
     ConsoleSocket, DirtyPages, GuestLoad, GuestMachine, GuestNetwork, MachineDisk, PointerChase,
     block_nodes,
 };
+pub use monitor::Monitor;
 pub use on_nodes::{Gaps, NodeGuest, NodeMachine, VM};
 pub use stream::{Finished, Latency, Report};
 pub use windows::{ChaseWindow, DirtyWindow, Windows};

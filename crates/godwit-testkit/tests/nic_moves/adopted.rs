@@ -15,16 +15,16 @@ use super::{
     ECHO, GUEST, PING_EVERY, cluster, ip, load, lost_nothing, may_run, run, shown, there_and_back,
 };
 
-const NIC: &str = "web";
+pub(super) const NIC: &str = "web";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a node says when it has created a NIC.
-fn create(node: &Node, name: &str, nic: &str) -> io::Result<String> {
+pub(super) fn create(node: &Node, name: &str, nic: &str) -> io::Result<String> {
     Ok(node.godwit(&["nic", "create", name, nic]).text()?)
 }
 
 /// The words for QEMU in that.
-fn words_for_qemu(told: &str) -> Vec<String> {
+pub(super) fn words_for_qemu(told: &str) -> Vec<String> {
     let lines = told.lines().filter(|line| line.starts_with('-'));
     lines
         .flat_map(|line| line.trim_end_matches('\\').split_whitespace())

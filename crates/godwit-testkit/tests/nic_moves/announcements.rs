@@ -1,6 +1,7 @@
 //! Whom the network hears that a machine has moved: what its node says, and what its guest says itself.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::thread::sleep;
@@ -8,8 +9,12 @@ use std::time::Duration;
 
 use godwit_testkit::network::{Capture, Lan, Pinger, inside};
 use godwit_testkit::process::wait_for;
-use godwit_testkit::vm::{GuestLoad, GuestNetwork, NodeGuest};
+use godwit_testkit::vm::{
+    ConsoleSocket, GuestConsole, GuestImage, GuestLoad, GuestMachine, GuestNetwork, Monitor,
+    NodeGuest,
+};
 
+use super::adopted::{NIC, create, words_for_qemu};
 use super::{GUEST, PING_EVERY, answered_once, cluster, ip, load, may_run};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -143,6 +148,56 @@ fn what_a_guest_is_reached_by_is_announced_and_nothing_else() -> io::Result<()> 
         answered_once(&pinger?.finish(Duration::from_secs(5))?);
     }
     guest.finish(cluster.node("b"))?;
+    Ok(())
+}
+
+/// Neither node takes part in such a move. QEMU has a guest announce itself that can, and otherwise tells the back end to.
+#[test]
+fn a_machine_that_qemu_itself_moves_is_announced() -> io::Result<()> {
+    if !may_run() {
+        return Ok(());
+    }
+    let lan = Lan::new(2)?;
+    let cluster = cluster(&lan, &[])?;
+    let file = |name: String| cluster.dir().join(name);
+    let console = GuestConsole::new();
+    let mut machines = Vec::new();
+    for node in ["a", "b"] {
+        let told = create(cluster.node(node), NIC, "tap=tap0,mac=52:54:00:80:02:01")?;
+        let line = file(format!("console-{node}"));
+        let image = GuestImage::build_or_cached()?;
+        let mut machine = GuestMachine::new(image, Vec::new(), ConsoleSocket::Listen(line.clone()));
+        machine.load = with_network(GuestNetwork::default());
+        let words = words_for_qemu(&told).into_iter();
+        let words = words.map(|word| word.replace("romfile=,", "romfile=,guest_announce=off,"));
+        let mut words: Vec<OsString> = words.map(Into::into).collect();
+        words.extend(Monitor::arguments(&file(format!("monitor-{node}"))));
+        if node == "b" {
+            words.extend(Monitor::awaits(&file(String::from("stream"))));
+        }
+        machines.push(machine.spawn(&words)?);
+        console.attach(&line, PATIENCE)?;
+        if node == "a" {
+            console.started(PATIENCE)?;
+        }
+    }
+    let pinger = Pinger::start(lan.switch(), GUEST, PING_EVERY)?;
+    let capture = lan.capture()?;
+    sleep(ANNOUNCES);
+    capture.take();
+    let mut monitor = Monitor::connect(&file(String::from("monitor-a")))?;
+    monitor.migrate(&file(String::from("stream")))?;
+    let wanted = BTreeSet::from([Said::Rarp(OWN, 0)]);
+    let heard = hear(&capture, &wanted);
+    assert!(wanted.is_subset(&heard), "{heard:?}");
+    // QEMU loses what came while the machine stood still.
+    let pings = pinger.finish(Duration::from_secs(5))?;
+    let last = pings.iter().rev().take(100);
+    assert!(
+        last.clone().all(|ping| ping.answers == 1),
+        "{}",
+        super::lost_at(&pings)
+    );
     Ok(())
 }
 
