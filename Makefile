@@ -61,12 +61,13 @@ test-memory: guest
 		$(CARGO) test --locked -p godwit-testkit --test zero_copy -- --ignored --nocapture --test-threads 1
 
 # Deaths of nodes and QEMUs in every phase of a move, moves that are cancelled, and nodes that are started again under
-# a machine with a NIC and a client that checks what it gets; and of nodes under a machine without disks, at any moment. Needs root, for network namespaces.
+# a machine with a NIC and a client that checks what it gets; guests that reboot at any moment; and deaths of nodes under a
+# machine without disks, at any moment. Needs root, for network namespaces.
 .PHONY: test-nics
 test-nics: guest
 	$(CARGO) build --locked -p godwit-cli --features failpoints
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
-		$(CARGO) test --locked -p godwit-testkit --test vm_crash -- --ignored --nocapture --test-threads 1 nics::
+		$(CARGO) test --locked -p godwit-testkit --test vm_crash -- --ignored --nocapture --test-threads 1 nics:: endings::
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
 		$(CARGO) test --locked -p godwit-testkit --test diskless -- --ignored --nocapture --test-threads 1
 
@@ -147,7 +148,8 @@ bench-memory: guest
 	$(CARGO) build --release --locked -p godwit-cli -p godwit-bench --bins
 	target/release/bench-memory $(BENCH)
 
-# Unmodified RDMA programs that move between three virtual machines with soft-RoCE.
+# Unmodified RDMA programs that move between three virtual machines with soft-RoCE. BUILT=1 takes the programs that make test
+# has built.
 demo-rdma: demo-rdma-build
 	target/debug/godwit-demo-rdma
 
@@ -155,7 +157,11 @@ demo-rdma-build:
 	scripts/install-deps
 	scripts/install-qemu
 	scripts/build-rdma-guest >/dev/null
+ifdef BUILT
+	cp target/debug/deps/libgodwit_verbs.so target/debug/
+else
 	$(CARGO) build --locked -p godwit-verbs -p godwit-testkit -p godwit-cli --features godwit-cli/failpoints --lib --bin godwit --bin godwit-verbs --bin godwit-demo-rdma --bin godwit-verbs-client
+endif
 
 # The shortest proof of it, for a continuous-integration run: what is refused, programs and processes that each move once or twice,
 # and programs of librdmacm that do not move.

@@ -69,3 +69,25 @@ fn each_debt_is_paid_to_whom_it_is_owed() {
     second.handle_pull_up(NOW, true);
     assert_eq!(said(&mut second), [owes_other]);
 }
+
+#[test]
+fn an_owner_that_has_shown_life_and_is_silent_since_is_not_there() {
+    const SECOND_LATER: Time = Time(1_000_000_000);
+    const LATER: Time = Time(10_000_000_000);
+    let mut source = owing(1, FIRST);
+    assert!(!source.owner_is_there());
+    source.handle_pull_up(NOW, true);
+    // One of an earlier version shows none.
+    source.handle_timer(LATER);
+    assert!(source.owner_is_there());
+    source.handle_pull_up(NOW, true);
+    source.handle_message(NOW, TrafficClass::Pull, Message::Ping, None);
+    source.handle_timer(SECOND_LATER);
+    assert!(source.owner_is_there());
+    source.handle_timer(LATER);
+    assert!(!source.owner_is_there());
+    source.handle_message(LATER, TrafficClass::Pull, Message::Ping, None);
+    assert!(source.owner_is_there());
+    source.handle_pull_lost(LATER);
+    assert!(!source.owner_is_there());
+}

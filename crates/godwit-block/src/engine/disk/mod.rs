@@ -7,6 +7,7 @@ pub(super) mod step;
 #[cfg(test)]
 mod tests;
 mod untouched;
+mod zeroing;
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,12 +20,11 @@ use godwit_core::action::{Content, DiskOperation, DiskTag, Inspect};
 use godwit_core::request::RequestError;
 use godwit_core::units::{Extent, SECTOR_SIZE, Sectors};
 use io_uring::opcode;
-use rustix::fs::FallocateFlags;
 
 use crate::engine::disk::step::{Call, Step, Target};
-use crate::engine::disk::untouched::Untouched;
+use crate::engine::disk::zeroing::Zeroing;
 use crate::image::extents::hole_end;
-use crate::image::{Fingerprint, Image, ImageKind};
+use crate::image::{Fingerprint, Image};
 use godwit_io::page_buffers::Mapping;
 use godwit_io::ring::{Ring, Token};
 use godwit_io::zeroes::{BLOCK, is_zero};
@@ -116,12 +116,7 @@ pub(super) struct Disk {
     entries: Vec<Entry>,
     free: Vec<u32>,
     zeroes: Mapping,
-    can_punch: bool,
-    can_zero_range: bool,
-    /// Whether the file system punches holes, once that was tried.
-    punches: Option<bool>,
-    /// What reads as zeroes although no hole is told.
-    untouched: Option<Untouched>,
+    zeroing: Zeroing,
     /// Operations that are carried out in place before the ring is asked again.
     in_place: u32,
     /// The kernel could not start a thread for an operation, and the log says so.
@@ -143,17 +138,14 @@ impl Disk {
             let flags = rustix::fs::fcntl_getfl(file)?;
             rustix::fs::fcntl_setfl(file, flags - rustix::fs::OFlags::NONBLOCK)?;
         }
-        let untouched = Untouched::of(&image);
+        let zeroing = Zeroing::of(&image);
         Ok(Self {
             image,
             name,
             entries: Vec::with_capacity(operations),
             free: Vec::with_capacity(operations),
             zeroes: Mapping::new(ZERO_PIECE as usize)?,
-            can_punch: true,
-            can_zero_range: true,
-            punches: None,
-            untouched,
+            zeroing,
             in_place: 0,
             without_workers: false,
             running: 0,
@@ -195,19 +187,7 @@ impl Disk {
     /// Whether any range is made to read as zeroes without writing them. Of a block device nobody can tell
     /// before it is tried.
     pub(super) fn zeroes_fast(&mut self) -> bool {
-        let image = &self.image;
-        let tried = self.punches.get_or_insert_with(|| {
-            // Behind the end there is nothing to lose, and the file keeps its size.
-            let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            image.kind == ImageKind::File
-                && rustix::fs::seek(&image.file, rustix::fs::SeekFrom::End(0))
-                    .and_then(|end| {
-                        let behind = end.next_multiple_of(BLOCK as u64);
-                        rustix::fs::fallocate(&image.file, mode, behind, BLOCK as u64)
-                    })
-                    .is_ok()
-        });
-        *tried && self.can_punch
+        self.zeroing.is_fast(&self.image)
     }
 
     /// Operations that are not done.
@@ -256,7 +236,7 @@ impl Disk {
                     ZeroWay::Range
                 };
                 let (start, end) = (extent.start().byte_offset(), extent.end().byte_offset());
-                let way = self.possible(first, first, start..end);
+                let way = self.zeroing.best(first, first, start..end);
                 (Work::Zero { first, way }, range(extent), fua)
             }
             DiskOperation::Flush => (Work::Sync, (0, 0), false),
@@ -364,10 +344,9 @@ impl Disk {
         }
         // SAFETY: `start`'s caller keeps the memory in place until the operation is reported.
         let data = unsafe { std::slice::from_raw_parts(entry.memory, entry.length as usize) };
-        let (file, untouched) = (self.image.file.as_fd(), self.untouched.as_ref());
+        let (file, zeroing) = (self.image.file.as_fd(), &self.zeroing);
         let is_zeroes = |part: Range<u64>| {
-            untouched.is_some_and(|map| map.is_untouched(part.clone()))
-                || hole_end(file, part.start, part.end) == part.end
+            zeroing.is_untouched(part.clone()) || hole_end(file, part.start, part.end) == part.end
         };
         let run = sparse::next_run(is_zeroes, entry.offset, data, entry.done as usize);
         // An operation has at least one step.
@@ -390,7 +369,6 @@ impl Disk {
 
     /// What a step's result means: `None` to go on with what is left.
     fn step(&mut self, index: u32, result: i32) -> Option<Result<Content, RequestError>> {
-        let (can_punch, can_zero_range) = (&mut self.can_punch, &mut self.can_zero_range);
         let entry = &mut self.entries[index as usize];
         if result < 0 {
             match -result {
@@ -399,14 +377,10 @@ impl Disk {
                     if let Work::Zero { first, way } = entry.work
                         && matches!(way, ZeroWay::Punch | ZeroWay::Range) =>
                 {
-                    if way == ZeroWay::Punch {
-                        *can_punch = false;
-                    } else {
-                        *can_zero_range = false;
-                    }
+                    self.zeroing.refused(way);
                     let rest = entry.offset + entry.done..entry.offset + entry.length;
-                    let way = self.possible(first, way, rest);
-                    self.entries[index as usize].work = Work::Zero { first, way };
+                    let way = self.zeroing.best(first, way, rest);
+                    entry.work = Work::Zero { first, way };
                     return None;
                 }
                 errno => return Some(Err(self.failed(index, errno))),
@@ -462,21 +436,6 @@ impl Disk {
         }
     }
 
-    /// The best way to make zeroes there, in bytes, that this image knows, beginning with `way`.
-    fn possible(&self, first: ZeroWay, way: ZeroWay, bytes: Range<u64>) -> ZeroWay {
-        let untouched = |map: &Untouched| map.is_untouched(bytes);
-        match (first, way) {
-            (ZeroWay::Punch, _) if self.untouched.as_ref().is_some_and(untouched) => {
-                ZeroWay::Nothing
-            }
-            (ZeroWay::Punch, _) if self.can_punch => ZeroWay::Punch,
-            (_, ZeroWay::Write) => ZeroWay::Write,
-            _ if self.can_zero_range => ZeroWay::Range,
-            _ if self.can_punch => ZeroWay::Punch,
-            _ => ZeroWay::Write,
-        }
-    }
-
     fn failed(&self, index: u32, errno: i32) -> RequestError {
         let entry = &self.entries[index as usize];
         if errno == libc::EFAULT
@@ -508,17 +467,16 @@ impl Disk {
 
     fn submit(&mut self, ring: &mut Ring, index: u32) {
         let entry = &mut self.entries[index as usize];
-        if let Some(untouched) = &mut self.untouched
-            && matches!(
-                entry.work,
-                Work::Write
-                    | Work::Zero {
-                        way: ZeroWay::Write,
-                        ..
-                    }
-            )
-        {
-            untouched.touch(entry.offset + entry.done..entry.offset + entry.until);
+        if matches!(
+            entry.work,
+            Work::Write
+                | Work::Zero {
+                    way: ZeroWay::Write,
+                    ..
+                }
+        ) {
+            self.zeroing
+                .touch(entry.offset + entry.done..entry.offset + entry.until);
         }
         entry.in_place = self.in_place > 0 && !matches!(entry.work, Work::Read(_));
         let entry = if entry.in_place {

@@ -68,8 +68,7 @@ fn zeroes_are_not_written_into_a_new_image_without_holes() {
     let file = std::fs::File::open(&image.path).expect("the image");
     let mut disk = Disk::new(image, String::from("nfs"), 4).expect("a disk");
     // As over NFS 3, where nothing is punched and no hole told.
-    (disk.can_punch, disk.can_zero_range) = (false, false);
-    disk.untouched = Some(Untouched::new(disk.capacity()));
+    disk.zeroing = Zeroing::by_writing(disk.capacity());
     let mut ring = Ring::new().expect("a ring");
     let memory = Mapping::new(8192).expect("memory");
     // SAFETY: the mapping is as long, and nobody else uses it.
