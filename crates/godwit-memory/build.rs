@@ -1,4 +1,4 @@
-//! Builds the part of the mover that runs inside QEMU.
+//! Builds the mover's agent, which runs inside QEMU.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ fn main() {
     println!("cargo::rerun-if-changed={source}");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo says where"));
     let library = out.join("godwit-memory-agent.so");
-    // Optimized whatever the profile: pages are held while it runs.
+    // Optimized in every profile: pages are held while the agent copies.
     let compiler = cc::Build::new()
         .opt_level(2)
         .debug(false)

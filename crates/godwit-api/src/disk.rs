@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What a node knows about its right to serve a disk.
+/// A node's right to serve a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DiskState {
@@ -11,30 +11,29 @@ pub enum DiskState {
     Serving,
     /// A migration brings the disk here; the image is incomplete.
     Receiving,
-    /// In doubt: this node accepted the disk and asks the source whether it gave it away. I/O is
-    /// held until the source answers.
+    /// In doubt: this node accepted the disk, and asks the source about the decision. I/O is held until the source
+    /// answers.
     Accepted,
-    /// This node gave the disk away and waits for the destination to confirm. I/O is held until
-    /// it does.
+    /// In doubt: this node gave the disk away, and waits for the destination's confirmation. I/O is held until then.
     Relinquished,
     /// The disk was moved to another node; the image here is stale.
     Departed,
-    /// This node owns the disk by its own record, and another node has had it since: its data directory was put back to an
-    /// earlier state, or an operator claimed the disk there. I/O is held.
+    /// This node owns the disk by its own record, but another node has had the disk since: the data directory was put
+    /// back to an earlier state, or an operator claimed the disk at the other node. I/O is held.
     Outdated,
     /// An image is being copied in.
     Importing,
-    /// The image cannot be opened or failed; see the disk's `problem`.
+    /// The image cannot be opened, or has failed; see the disk's `problem`.
     Failed,
 }
 
 impl DiskState {
-    /// Whether only another node's answer can tell who owns the disk.
+    /// Returns true if only another node's answer can settle the ownership of the disk.
     pub const fn in_doubt(self) -> bool {
         matches!(self, Self::Accepted | Self::Relinquished)
     }
 
-    /// The state's name as the API spells it.
+    /// Returns the state's name as spelled in the API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Serving => "serving",
@@ -49,7 +48,7 @@ impl DiskState {
     }
 }
 
-/// What clients did on a disk since the node started.
+/// Counters of client I/O on a disk since the node started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IoCounters {
     /// Reads answered.
@@ -64,19 +63,19 @@ pub struct IoCounters {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Requests that were answered with an error.
+    /// Requests answered with an error.
     pub errors: u64,
-    /// Requests that were forwarded to the node that owns the disk.
+    /// Requests forwarded to the node that owns the disk.
     pub forwarded: u64,
-    /// Bytes that left in migrations and were compressed because the link was slow.
+    /// Bytes sent compressed in migrations because the link was slow, counted before compression.
     #[serde(default)]
     pub compressed_from_bytes: u64,
-    /// Bytes that these became.
+    /// The same bytes after compression.
     #[serde(default)]
     pub compressed_to_bytes: u64,
 }
 
-/// How long clients wait for their requests, over about the last second.
+/// The latency of client requests over about the last second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct GuestLatency {
     /// Median in microseconds.
@@ -91,61 +90,60 @@ pub struct GuestLatency {
     pub iops: f64,
 }
 
-/// A disk as this node knows it.
+/// A disk as seen by this node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Disk {
-    /// Its name: the same on every node.
+    /// Name of the disk, the same on every node.
     pub name: String,
-    /// Its size in bytes: a multiple of 512.
+    /// Size in bytes: a multiple of 512.
     pub size_bytes: u64,
-    /// Bytes that the image occupies here, when that can be told.
+    /// Bytes that the image occupies here, if known.
     pub allocated_bytes: Option<u64>,
-    /// The image: a file or block device.
+    /// Path of the image: a file or block device.
     pub path: String,
-    /// Whether the image is the node's own (under its data directory) and goes with the disk.
+    /// True if the image is the node's own (under its data directory) and is removed with the disk.
     pub managed: bool,
-    /// What this node knows about its right to serve the disk.
+    /// This node's right to serve the disk.
     pub state: DiskState,
-    /// The state in a sentence, with the node it is about and what happens next.
+    /// The state in a sentence, with the other node and the next step.
     pub status: String,
-    /// How many owners the disk has had, as far as this node knows.
+    /// Number of owners that the disk has had, as far as this node knows.
     pub epoch: u64,
     /// The other node of the last or current migration.
     pub counterpart: Option<String>,
-    /// The node that the disk was moved to, when it is not here any more.
+    /// The node that the disk was moved to, if the disk is no longer here.
     pub moved_to: Option<String>,
     /// NBD clients attached here.
     pub clients: u32,
-    /// Whether guest I/O is answered from this node's image now.
+    /// True while guest I/O is answered from this node's image.
     pub serves: bool,
-    /// The migration under way, in or out.
+    /// Id of the migration under way, outgoing or incoming.
     pub migration: Option<String>,
-    /// Where NBD clients can attach, as URIs.
+    /// URIs at which NBD clients can attach.
     pub nbd: Vec<String>,
-    /// What clients did since the node started.
+    /// Counters of client I/O since the node started.
     pub io: IoCounters,
-    /// How long clients wait.
+    /// Latency of client requests.
     pub latency: GuestLatency,
-    /// Bytes that are still at the node which gave the disk away, or in the image that it was created from, while this
-    /// node serves it without.
+    /// Bytes still missing here while this node serves the disk: they are at the node that gave the disk away, or in
+    /// the image that the disk was created from.
     #[serde(default)]
     pub missing_bytes: Option<u64>,
-    /// Whether the node that the disk moved to still needs a part of it from here.
+    /// True if the disk's new node still needs a part of the disk from here.
     #[serde(default)]
     pub owes: bool,
-    /// Whether the image of the disk, which has left, was kept as the disk was then: if it comes back, only what was
-    /// written since is sent.
+    /// True if the image of a departed disk was kept unchanged. If the disk comes back, only later writes are sent.
     #[serde(default)]
     pub kept: bool,
-    /// The image that it was created from here.
+    /// The image that the disk was created from on this node.
     #[serde(default)]
     pub image: Option<DiskImage>,
-    /// Whether writes of its virtual machine wait because its image has no room for them.
+    /// True while guest writes wait because the image has no room for them.
     #[serde(default)]
     pub lacks_room: bool,
-    /// Why the disk cannot be used, when it cannot, or why the node disconnected its virtual machine.
+    /// The reason why the disk cannot be used, or why the node disconnected the disk's VM.
     pub problem: Option<String>,
-    /// What whoever created it, or looks after it, should know.
+    /// Warnings for the operator of the disk.
     #[serde(default)]
     pub warnings: Vec<String>,
 }
@@ -153,108 +151,107 @@ pub struct Disk {
 /// The image that a disk was created from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskImage {
-    /// Its name then.
+    /// Name of the image when the disk was created.
     pub name: String,
-    /// What stands for its content: its manifest's BLAKE3 hash in hexadecimal.
+    /// BLAKE3 hash of the image's manifest in hexadecimal, which identifies the content.
     pub content: String,
-    /// Whether a part of it has not been fetched yet.
+    /// True while a part of the image has not been fetched.
     pub fetching: bool,
-    /// Whether what nobody reads is fetched, too.
+    /// True if unread parts are fetched in the background too.
     pub prefetch: bool,
-    /// Why a part cannot be fetched now, when that is so: reads of it wait.
+    /// The reason why a part cannot be fetched now, if so; reads of the part wait.
     pub trouble: Option<String>,
-    /// Whether the repository knows that the disk needs it, if it does. It does not yet where the disk was created while the
-    /// repository was away.
+    /// True if the repository knows that the disk needs the image, or if the disk needs nothing from the image. False
+    /// if the disk was created while the repository was away.
     #[serde(default = "crate::yes")]
     pub noted: bool,
 }
 
-/// Asks for a new disk.
+/// A request to create a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateDisk {
-    /// Its name: letters, digits, `.`, `_` and `-`, at most 128, not starting with `.` or `-`.
+    /// Name of the disk: letters, digits, `.`, `_` and `-`, at most 128, not starting with `.` or `-`.
     #[schema(pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
     pub name: String,
-    /// Its size in bytes, a positive multiple of 512. Needed unless `path` or `image` names an image.
+    /// Size in bytes, a positive multiple of 512. Required unless `path` or `image` names an image.
     #[serde(default)]
     #[schema(minimum = 512, multiple_of = 512)]
     pub size_bytes: Option<u64>,
-    /// An image of the node's repository that the disk begins as. It can be used at once; what it has is fetched as
-    /// it is read, and kept. `size_bytes` may make it larger.
+    /// An image in the node's repository as the disk's initial content. The disk can be used at once; content is
+    /// fetched on first read, and kept. `size_bytes` may make the disk larger than the image.
     #[serde(default)]
     pub image: Option<String>,
-    /// Whether the rest of that image is fetched in the background, too.
+    /// True to fetch the rest of the image in the background too.
     #[serde(default = "crate::yes")]
     pub prefetch: bool,
-    /// An existing image file or block device on the node, used in place. Without it the node
-    /// makes an image of its own.
+    /// An existing image file or block device on the node, used in place. Without a path, the node makes an image of
+    /// its own.
     #[serde(default)]
     #[schema(pattern = "^/")]
     pub path: Option<String>,
-    /// What the image at `path` is taken for. Without it one that looks like another format than raw is
-    /// refused.
+    /// Format of the image at `path`. Without a format, an image that looks like another format than raw is refused.
     #[serde(default)]
     pub format: Option<ImageFormat>,
-    /// Whether the new image gets all of its storage at once, so that the disk never runs out of it
-    /// unless its guest gives some back. Not for one at `path`.
+    /// True to allocate all storage of the new image at once, so that the disk never runs out of storage unless the
+    /// guest discards some. Not allowed with `path`.
     #[serde(default)]
     pub preallocate: bool,
 }
 
-/// What an image is taken for, whatever it looks like.
+/// The format of an image, overriding detection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageFormat {
-    /// Its bytes are the disk's content.
+    /// The image's bytes are the disk's content.
     Raw,
 }
 
-/// Asks to copy a raw image into a new disk.
+/// A request to copy a raw image into a new disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImportDisk {
-    /// The new disk's name.
+    /// Name of the new disk.
     #[schema(pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
     pub name: String,
-    /// The raw image on the node; its size is a multiple of 512.
+    /// Path of the raw image on the node; the image's size is a multiple of 512.
     #[schema(pattern = "^/")]
     pub path: String,
-    /// What it is taken for. Without it one that looks like another format than raw is refused.
+    /// Format of the image. Without a format, an image that looks like another format than raw is refused.
     #[serde(default)]
     pub format: Option<ImageFormat>,
 }
 
-/// Asks to copy a disk out into a raw image.
+/// A request to copy a disk out into a raw image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExportDisk {
-    /// The file to write on the node; it must not exist.
+    /// Path of the file to write on the node; the file must not exist.
     #[schema(pattern = "^/")]
     pub path: String,
 }
 
-/// Asks to make a disk larger.
+/// A request to make a disk larger.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResizeDisk {
-    /// Its size from now on, in bytes: a multiple of 512, and of a block device what that has. Left out: what the image
-    /// has by now.
+    /// New size in bytes: a multiple of 512, and for a block device the size of the device. Left out: the present size
+    /// of the image.
     #[serde(default)]
     #[schema(minimum = 512, multiple_of = 512)]
     pub size_bytes: Option<u64>,
 }
 
-/// Goes on without what a disk lacks, because the node that has it is lost for good.
+/// A request to give up the missing part of a disk, because the node that has the part is lost for good.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AbandonMissing {
-    /// Must be true: reads of what is missing fail from then on.
+    /// Must be true: reads of the missing part fail from then on.
     #[serde(default)]
     pub lost: bool,
 }
 
-/// Forces this node to own a disk that is in doubt.
+/// A request to force this node to own a disk in doubt.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClaimDisk {

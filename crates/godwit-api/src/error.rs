@@ -1,31 +1,31 @@
-//! What is refused, and why: of which kind, what was tried, and what to do next.
+//! Errors of the API: a code, a message and a hint.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What kind of error it is, for programs.
+/// The kind of an error, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
-    /// The request makes no sense: a malformed body, name, size or option.
+    /// The request is invalid: a malformed body, name, size or option.
     Invalid,
     /// No such disk, migration, job or route.
     NotFound,
     /// A disk of that name exists.
     Exists,
-    /// The disk is not in a state that allows it: in use, migrating, in doubt, or elsewhere.
+    /// The disk's state does not allow the request: in use, migrating, in doubt, or elsewhere.
     Conflict,
     /// The peer is not in this node's configuration.
     UnknownPeer,
     /// The peer cannot be reached or does not answer.
     PeerUnreachable,
-    /// The peer's certificate, or ours at the peer, was not accepted.
+    /// The peer's certificate was not accepted here, or this node's certificate at the peer.
     PeerIdentity,
     /// This node and the peer share no protocol version.
     PeerVersion,
-    /// The peer said no.
+    /// The peer refused the request.
     PeerRefused,
-    /// The caller's certificate does not allow it.
+    /// The caller's certificate does not allow the request.
     Forbidden,
     /// Not enough space.
     NoSpace,
@@ -33,16 +33,16 @@ pub enum ErrorCode {
     Busy,
     /// The node is shutting down.
     ShuttingDown,
-    /// Something failed inside the node.
+    /// An internal failure of the node.
     Internal,
-    /// The node itself cannot be reached, or gives no answer that is understood: said by the command, never by a node.
+    /// The node cannot be reached, or its answer cannot be understood. Used by the command only, never by a node.
     Unreachable,
-    /// Ctrl-C ended what was waited for: said by the command, never by a node.
+    /// Ctrl-C ended the wait. Used by the command only, never by a node.
     Interrupted,
 }
 
 impl ErrorCode {
-    /// The HTTP status that carries the error.
+    /// Returns the HTTP status of the error.
     pub const fn status(self) -> u16 {
         match self {
             Self::Invalid => 400,
@@ -64,17 +64,17 @@ impl ErrorCode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema, thiserror::Error)]
 #[error("{message}")]
 pub struct ErrorBody {
-    /// For programs.
+    /// Kind of the error, for programs.
     pub code: ErrorCode,
-    /// What was attempted, on which disk or peer, and why it failed.
+    /// The attempt, with the disk or peer, and the reason of the failure.
     pub message: String,
-    /// What to do next, when there is something to do.
+    /// A remedy, if there is one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub hint: Option<String>,
 }
 
 impl ErrorBody {
-    /// An error without a hint.
+    /// Builds an error. The only hint is the [`advice`] for its message, if any.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         let message = message.into();
         Self {
@@ -84,7 +84,7 @@ impl ErrorBody {
         }
     }
 
-    /// The same error with a hint. One for want of open files keeps its own, since nothing else helps.
+    /// Sets the hint. An error for lack of open files keeps its own hint, since no other remedy helps.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         if advice(&self.message).is_none() {
@@ -94,7 +94,7 @@ impl ErrorBody {
     }
 }
 
-/// What helps when a message says that too many files are open, here or at another node.
+/// Returns the remedy for a message about too many open files, here or at another node.
 pub fn advice(message: &str) -> Option<&'static str> {
     if message.contains("(os error 24)") {
         Some(

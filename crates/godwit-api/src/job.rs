@@ -1,49 +1,49 @@
-//! Work that takes a while.
+//! Imports and exports as jobs.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::ErrorBody;
 
-/// Which kind of copy a job makes.
+/// The kind of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum JobKind {
-    /// A raw image becomes a disk.
+    /// A raw image is copied into a disk.
     Import,
-    /// A disk becomes a raw image.
+    /// A disk is copied into a raw image.
     Export,
 }
 
-/// Whether a job runs.
+/// The state of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
-    /// It runs.
+    /// The job is running.
     Running,
-    /// It is done.
+    /// The job has succeeded.
     Done,
-    /// It failed and left nothing behind; see the job's `error`.
+    /// The job failed and left nothing behind; see the job's `error`.
     Failed,
 }
 
 /// An import or export, under way or ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Job {
-    /// Names it while the node runs.
+    /// Id of the job, unique while the node runs.
     pub id: String,
-    /// What it does.
+    /// Kind of the job.
     pub kind: JobKind,
-    /// The disk.
+    /// Name of the disk.
     pub disk: String,
-    /// The file outside.
+    /// Path of the raw image.
     pub path: String,
-    /// Whether it runs.
+    /// State of the job.
     pub state: JobState,
-    /// Bytes to go over in all.
+    /// Total bytes to process.
     pub bytes_total: u64,
-    /// Bytes gone over.
+    /// Bytes processed.
     pub bytes_done: u64,
-    /// Why it failed.
+    /// The error of a failed job.
     pub error: Option<ErrorBody>,
 }

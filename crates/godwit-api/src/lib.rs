@@ -1,5 +1,4 @@
-//! What a node's JSON API speaks: requests, answers and errors, as nodes, the command line and other clients
-//! share them.
+//! The types of a node's JSON API: requests, answers and errors, shared by nodes, the command line and other clients.
 
 mod disk;
 mod error;

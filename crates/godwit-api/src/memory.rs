@@ -3,46 +3,46 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A memory pool of a node: memory that other nodes map, too.
+/// A memory pool of a node: memory that other nodes map too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MemoryPool {
-    /// Its name, the same at every node.
+    /// Name of the pool, the same at every node.
     pub name: String,
-    /// Its folder at this node, or its device or file.
+    /// Path of the folder, device or file at this node.
     pub folder: String,
-    /// Bytes in all; nothing when it cannot be used.
+    /// Total bytes; absent if the pool cannot be used.
     pub bytes: Option<u64>,
-    /// Bytes of that free.
+    /// Free bytes.
     pub free_bytes: Option<u64>,
-    /// The memory of machines in it, whichever node's.
+    /// Memory of VMs in the pool, of all nodes.
     pub segments: Vec<MemorySegment>,
-    /// Why it cannot be used.
+    /// The reason why the pool cannot be used.
     pub problem: Option<String>,
 }
 
-/// The memory of a machine in a memory pool.
+/// The memory of a VM in a memory pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MemorySegment {
-    /// The machine.
+    /// Name of the VM.
     pub vm: String,
-    /// Bytes; nothing when its header makes no sense.
+    /// Bytes of the memory; absent if the header is invalid.
     pub bytes: Option<u64>,
-    /// Where it begins in the pool's device; nothing in a folder.
+    /// Offset in the pool's device; absent in a folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offset: Option<u64>,
-    /// The node that owns it, and alone may run the machine.
+    /// The node that owns the memory, and alone may run the VM.
     pub owner: Option<String>,
-    /// How often it changed hands, or could have, from 1.
+    /// Number of decisions about the owner, from 1; a decision may confirm the present owner.
     pub epoch: Option<u64>,
-    /// What is wrong with it.
+    /// Description of the damage, if any.
     pub problem: Option<String>,
 }
 
-/// Makes the device or file of a memory pool one.
+/// A request to format the device or file of a memory pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FormatMemoryPool {
-    /// Also when something else is there, or a pool without machines.
+    /// True to format even over other data, or over a pool without VMs.
     #[serde(default)]
     pub overwrite: bool,
 }

@@ -1,112 +1,114 @@
-//! NICs of virtual machines in the API.
+//! NICs of virtual machines.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A NIC of a new VM that its node serves. Either a tap or a bridge is named.
+/// A NIC for a new VM, served by the node. Exactly one of `tap` and `bridge` is required.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RunNic {
-    /// A tap of the node's host, which somebody made and which is up.
+    /// An existing tap of the node's host, which is up.
     #[serde(default)]
     pub tap: Option<String>,
-    /// A bridge of the node's host, for which the node makes a tap and removes it again.
+    /// A bridge of the node's host. The node makes a tap in the bridge, and removes the tap again.
     #[serde(default)]
     pub bridge: Option<String>,
-    /// Its MAC address; chosen by the node when left out.
+    /// MAC address; chosen by the node if left out.
     #[serde(default)]
     #[schema(pattern = "^([0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}$")]
     pub mac: Option<String>,
-    /// Pairs of queues; 1 when left out.
+    /// Queue pairs; 1 if left out.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 8)]
     pub queues: Option<u16>,
-    /// With a bridge that keeps VLANs apart: the VLAN that the guest is in, which sees no tags of it.
+    /// With a VLAN-aware bridge: the VLAN of the guest's untagged frames.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 4094)]
     pub vlan: Option<u16>,
-    /// With such a bridge: VLANs that the guest is in with their tags, as numbers and ranges with + between them: 5+10-20.
+    /// With a VLAN-aware bridge: VLANs of the guest's tagged frames, as numbers and ranges joined by +: 5+10-20.
     #[serde(default)]
     pub trunk: Option<String>,
 }
 
-/// A NIC with a name of its own, for a virtual machine that somebody else starts.
+/// A NIC with a name of its own, for a VM that the node does not start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateNic {
-    /// Its name, which no other NIC of the node has.
+    /// Name of the NIC, unique on the node.
     pub name: String,
-    /// What it is.
+    /// Settings of the NIC.
     pub nic: RunNic,
 }
 
 /// A NIC that a node serves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Nic {
-    /// Its VM's name and its number, `web/0`, or its own name, if it has one.
+    /// Name of the VM and number of the NIC, `web/0`, or the NIC's own name.
     pub name: String,
-    /// The VM; none of a NIC that has a name of its own.
+    /// Name of the VM; absent for a NIC with a name of its own.
     pub vm: Option<String>,
-    /// The unix socket where the VM's QEMU uses it over vhost-user.
+    /// The unix socket at which the VM's QEMU uses the NIC over vhost-user.
     pub socket: String,
-    /// Why it is not served, what keeps its packets from the network, or why the node disconnected the VM's QEMU.
+    /// The reason why the NIC is not served, why its packets do not reach the network, or why the node disconnected the
+    /// VM's QEMU.
     pub problem: Option<String>,
-    /// Its MAC address, which stays the same over moves.
+    /// MAC address, which stays the same over moves.
     pub mac: String,
-    /// The tap that its packets go through.
+    /// The tap of the NIC.
     pub tap: String,
-    /// The bridge into which the node plugged the tap.
+    /// The bridge to which the node added the tap.
     pub bridge: Option<String>,
-    /// What it does with packets: `releasing` lets them pass, `buffering` holds them, `clone` stands still; `unserved` is one
-    /// that is not served.
+    /// Mode of the NIC: `releasing` (packets pass), `buffering` (packets are held), `clone` (nothing moves), or
+    /// `unserved`.
     pub mode: String,
-    /// Whether the VM's QEMU is connected to it.
+    /// True while the VM's QEMU is connected to the NIC.
     pub attached: bool,
-    /// The guest put something into its rings that makes no sense; it rests until the guest resets it.
+    /// True if the NIC is out of service because the guest put invalid entries into a ring, until the guest resets the
+    /// NIC.
     pub broken: bool,
     /// Packets that wait for the guest now.
     pub waiting: u64,
-    /// MAC addresses from which the guest sent lately, the last first: a move announces them. Of those in a VLAN it is
-    /// said: `52:54:00:12:34:56 in VLAN 5`.
+    /// MAC addresses from which the guest sent lately, the most recent first. A move announces them. An address in a
+    /// VLAN reads `52:54:00:12:34:56 in VLAN 5`.
     pub addresses: Vec<String>,
-    /// Its pairs of queues.
+    /// Queue pairs of the NIC.
     pub queues: Vec<NicQueue>,
-    /// What happened since the VM was started or the NIC was created, over all moves.
+    /// Counters since the VM was started or the NIC was created, over all moves.
     pub counters: NicCounters,
 }
 
-/// A pair of queues of a NIC.
+/// A queue pair of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NicQueue {
-    /// Whether the guest uses it.
+    /// True while the guest uses the pair.
     pub used: bool,
-    /// Packets that the guest got by it since the NIC came to this node, or the node started.
+    /// Packets received by the guest through the pair since the NIC came to this node or the node started.
     pub received_packets: u64,
-    /// Packets that the guest sent by it since then.
+    /// Packets sent by the guest through the pair since the NIC came to this node or the node started.
     pub sent_packets: u64,
 }
 
-/// What happened at a NIC; each number only grows.
+/// Counters of a NIC, which only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NicCounters {
-    /// Packets that the guest got.
+    /// Packets received by the guest.
     pub received_packets: u64,
-    /// Their bytes.
+    /// Bytes received by the guest.
     pub received_bytes: u64,
-    /// Packets that the guest sent.
+    /// Packets sent by the guest.
     pub sent_packets: u64,
-    /// Their bytes.
+    /// Bytes sent by the guest.
     pub sent_bytes: u64,
     /// Packets that were too large for the guest's buffers.
     pub receive_too_large: u64,
-    /// Packets of the guest's that made no sense, or that the tap did not take.
+    /// Malformed packets from the guest, and packets refused by the tap.
     pub send_refused: u64,
-    /// Packets that were held for the guest while it moved.
+    /// Packets held for the guest during moves.
     pub held: u64,
-    /// Packets that were lost because too many were held already.
+    /// Packets lost because too many were held already.
     pub held_overflow: u64,
-    /// Packets for many that reached both nodes of a move, of which the guest got only one.
+    /// Packets for many that reached both nodes of a move and were dropped as duplicates.
     pub twins_dropped: u64,
-    /// Moves that brought it to another node.
+    /// Moves that brought the NIC to another node.
     pub moves: u64,
 }

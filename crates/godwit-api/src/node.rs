@@ -1,48 +1,47 @@
-//! A node and those that it knows.
+//! A node and its peers.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::ErrorBody;
 
-/// The node itself.
+/// A node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Node {
-    /// Its name, as in its certificate.
+    /// Name of the node, as in its certificate.
     pub name: String,
-    /// The program's version.
+    /// Version of the program.
     pub version: String,
-    /// The newest node-to-node protocol it speaks.
+    /// Newest node-to-node protocol version that the node speaks.
     pub protocol_version: u16,
-    /// Where it takes connections of other nodes: `HOST:PORT`.
+    /// Address for connections of other nodes: `HOST:PORT`.
     pub peer_listen: String,
-    /// Where its data is.
+    /// Path of the data directory.
     pub data_dir: String,
-    /// When it started (RFC 3339).
+    /// Time of the node's start (RFC 3339).
     #[schema(format = DateTime)]
     pub started_at: String,
-    /// CPU time that the process has used so far, in seconds.
+    /// CPU time used by the process so far, in seconds.
     pub cpu_seconds: f64,
 }
 
-/// Another node of this node's configuration.
+/// A peer in this node's configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Peer {
-    /// Its name, as in its certificate.
+    /// Name of the peer, as in its certificate.
     pub name: String,
-    /// Where it takes connections: `HOST:PORT`.
+    /// Address of the peer: `HOST:PORT`.
     pub address: String,
-    /// Whether it answered just now.
+    /// True if the peer answered just now.
     pub reachable: bool,
-    /// The protocol version that both would speak.
+    /// The protocol version that both nodes would speak.
     pub protocol_version: Option<u16>,
-    /// Whether what is in disks and memory travels encrypted between both; unknown when it did not
-    /// answer.
+    /// True if disk and memory data travel encrypted between both nodes; absent if the peer did not answer.
     #[serde(default)]
     pub data_encrypted: Option<bool>,
-    /// Whether disks may be compressed on the way between both; unknown when it did not answer.
+    /// True if disk data may be compressed between both nodes; absent if the peer did not answer.
     #[serde(default)]
     pub compression: Option<bool>,
-    /// Why it did not answer.
+    /// The reason why the peer did not answer.
     pub error: Option<ErrorBody>,
 }

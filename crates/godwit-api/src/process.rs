@@ -8,17 +8,17 @@ use crate::error::ErrorBody;
 /// A process that uses the RDMA library and has opened a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Process {
-    /// Its number at this host.
+    /// Process id on this host.
     pub pid: u32,
-    /// Its program's name, as the kernel knows it.
+    /// Name of the program, as known to the kernel.
     pub command: String,
-    /// Its queue pairs.
+    /// Number of queue pairs.
     pub queue_pairs: usize,
-    /// Its queue pairs that are connected.
+    /// Number of connected queue pairs.
     pub connected: usize,
-    /// The RDMA devices that it uses.
+    /// RDMA devices in use.
     pub devices: Vec<String>,
-    /// What keeps it from moving anywhere, one sentence each.
+    /// Obstacles to a move, one sentence each.
     pub obstacles: Vec<String>,
 }
 
@@ -26,25 +26,25 @@ fn yes() -> bool {
     true
 }
 
-/// Asks for a move of a process.
+/// A request to move a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MigrateProcess {
-    /// The node to move it to.
+    /// The destination node.
     pub to: String,
-    /// An IP address of the process's own, which moves along: its TCP connections have to be from or to it. It goes to the
-    /// interface of the same name.
+    /// An IP address of the process's own, which moves along to the interface of the same name. All TCP connections of
+    /// the process must be from or to this address.
     #[serde(default)]
     pub address: Option<String>,
-    /// Files of the process that are brought along, by their paths: what it has open has to be at the destination.
+    /// Paths of files that are brought along. Every file that the process has open must exist at the destination.
     #[serde(default)]
     pub files: Vec<String>,
-    /// Whether its memory is copied while it works, so that less is left for when it stands still. A move goes on without what
-    /// could not be copied, and warns.
+    /// True to copy memory while the process works, so that less is left for the pause. The move goes on without parts
+    /// that could not be copied, with a warning.
     #[serde(default = "yes")]
     pub pre_copy: bool,
-    /// Whether the device's objects are made at the destination and at partners while the process still works. A move
-    /// goes on without what could not be made ahead, and warns.
+    /// True to make the device's objects at the destination and at partners while the process works. The move goes on
+    /// without objects that could not be made ahead, with a warning.
     #[serde(default)]
     pub pre_setup: bool,
 }
@@ -52,77 +52,77 @@ pub struct MigrateProcess {
 /// A container under runc.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Container {
-    /// Its name.
+    /// Name of the container.
     pub id: String,
-    /// runc's word for how it is, such as running.
+    /// Status of the container according to runc, such as running.
     pub status: String,
-    /// Its first process's number at this host; absent if nothing of it runs.
+    /// Id of the first process on this host; absent if no process runs.
     pub pid: Option<u32>,
-    /// The folder with its config.json.
+    /// The folder with the container's config.json.
     pub bundle: String,
-    /// Its processes that use the RDMA library and have opened a device.
+    /// Processes of the container that use the RDMA library and have opened a device.
     pub rdma_processes: Vec<u32>,
-    /// What of the container itself keeps it from moving anywhere, one sentence each.
+    /// Obstacles of the container itself to a move, one sentence each.
     pub obstacles: Vec<String>,
 }
 
-/// Asks for a move of a container, with all that runs in it.
+/// A request to move a container with all of its processes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MigrateContainer {
-    /// The node to move it to. Its bundle has to be there, at the same path.
+    /// The destination node. The bundle must be there, at the same path.
     pub to: String,
-    /// An IP address of the container's own, which moves along: its TCP connections have to be from or to it. It goes to
-    /// the interface of the same name.
+    /// An IP address of the container's own, which moves along to the interface of the same name. All TCP connections
+    /// of the container must be from or to this address.
     #[serde(default)]
     pub address: Option<String>,
-    /// Files that are brought along, by their paths at the host: what has been written into its root file system, for one.
+    /// Paths on the host of files that are brought along, such as files written into the container's root file system.
     #[serde(default)]
     pub files: Vec<String>,
-    /// Whether its memory is copied while it works, so that less is left for when it stands still. A move goes on without what
-    /// could not be copied, and warns.
+    /// True to copy memory while the container works, so that less is left for the pause. The move goes on without
+    /// parts that could not be copied, with a warning.
     #[serde(default = "yes")]
     pub pre_copy: bool,
 }
 
-/// What a move of a process does.
+/// The phase of a process's move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessMigrationPhase {
-    /// Another move has the process or one of its partners; nothing is done before that one has ended.
+    /// Another move has the process or one of its partners; this move waits until the other has ended.
     Waiting,
-    /// Its memory is copied to the destination, while it works.
+    /// Memory is copied to the destination while the process works.
     PreCopy,
-    /// What the process will need is made at its destination and at its partners, while it works.
+    /// The device's objects are made at the destination and at partners while the process works.
     PreSetup,
-    /// The process and its partners keep new requests back, until nothing is in flight.
+    /// The process and its partners hold new requests back until no request is in flight.
     Stopping,
     /// The process gives its device back and becomes an image.
     Dumping,
     /// The image is copied to the destination.
     Sending,
-    /// The destination makes the process of the image.
+    /// The destination restores the process from the image.
     Restoring,
-    /// The destination does not say whether the process runs there. It is asked until it does; the process stays in its
-    /// image meanwhile.
+    /// The destination does not say whether the process runs there. The source asks until the destination answers; the
+    /// process stays in its image meanwhile.
     InDoubt,
-    /// The process and its partners connect to each other anew.
+    /// The process and its partners reconnect.
     Connecting,
-    /// The process is made to go on at the source.
+    /// The process is restored at the source.
     GoingBack,
     /// The process runs at the destination.
     Completed,
-    /// It ended without moving the process, or with the process lost: see the error.
+    /// The move ended without moving the process, or the process was lost: see the error.
     Aborted,
 }
 
 impl ProcessMigrationPhase {
-    /// Whether the move has ended.
+    /// Returns true if the move has ended.
     pub const fn ended(self) -> bool {
         matches!(self, Self::Completed | Self::Aborted)
     }
 
-    /// The phase's name as the API spells it.
+    /// Returns the phase's name as spelled in the API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -141,87 +141,87 @@ impl ProcessMigrationPhase {
     }
 }
 
-/// A process that a moving one is connected to.
+/// A process connected to a moving process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProcessPartner {
-    /// The node of its host.
+    /// The partner's node.
     pub node: String,
-    /// Its number there.
+    /// Process id of the partner on its host.
     pub pid: u32,
-    /// Its connections with the moving process.
+    /// Number of connections with the moving process.
     pub connections: usize,
 }
 
-/// Where the time of a move went, in milliseconds.
+/// The parts of a move's blackout, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ProcessBreakdown {
-    /// Giving the device's objects back.
+    /// Release of the device's objects.
     pub dump_rdma: f64,
     /// CRIU's dump.
     pub dump_others: f64,
-    /// The image on its way.
+    /// Transfer of the image.
     pub transfer: f64,
-    /// Making the objects again, or taking what was made ahead, and connecting them.
+    /// Restoration of the device's objects, or use of the objects made ahead, and their connection.
     pub restore_rdma: f64,
     /// CRIU's restore.
     pub full_restore: f64,
-    /// Both sides post what was kept back, and go on.
+    /// Posting of the requests held back on both sides.
     pub resume: f64,
 }
 
-/// The move of a process, under way or ended; known at the node that the process leaves, until that node ends.
+/// A move of a process, under way or ended. The source node knows the move until the node ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ProcessMigration {
-    /// Names it: 32 hexadecimal digits.
+    /// Id of the move: 32 hexadecimal digits.
     #[schema(pattern = "^[0-9a-f]{32}$")]
     pub id: String,
-    /// The process. In a container it has another number at each host: this is the last at the node that it leaves.
+    /// Process id. In a container, the id differs between hosts: this is the last one at the source.
     pub pid: u32,
-    /// The container that moves with it; absent if it moves by itself.
+    /// The container that moves with the process; absent if the process moves by itself.
     #[serde(default)]
     pub container: Option<String>,
-    /// Its program's name.
+    /// Name of the program.
     pub command: String,
-    /// The node it leaves.
+    /// The source node.
     pub from: String,
-    /// The node it goes to.
+    /// The destination node.
     pub to: String,
-    /// What it does now.
+    /// Current phase.
     pub phase: ProcessMigrationPhase,
-    /// Which move it waits for, in words; absent if it waits for none.
+    /// Description of the move that this one waits for; absent if there is none.
     #[serde(default)]
     pub waits_for: Option<String>,
-    /// The processes at the other ends of its connections.
+    /// The processes at the other ends of the connections.
     pub partners: Vec<ProcessPartner>,
-    /// Queue pairs that move.
+    /// Number of queue pairs that move.
     pub queue_pairs: usize,
-    /// Bytes of the image and of the memory before it that were sent.
+    /// Bytes sent of the image, and of memory before the image.
     pub image_bytes: u64,
-    /// When it was asked for (RFC 3339).
+    /// Time of the request (RFC 3339).
     #[schema(format = DateTime)]
     pub started_at: String,
-    /// When it ended (RFC 3339).
+    /// Time of the end (RFC 3339).
     #[schema(format = DateTime)]
     pub ended_at: Option<String>,
-    /// Milliseconds for which memory was copied while the process worked; absent if none was.
+    /// Milliseconds of pre-copy while the process worked; absent without pre-copy.
     #[serde(default)]
     pub pre_copy_ms: Option<f64>,
-    /// Bytes that were copied then.
+    /// Bytes sent by pre-copy.
     #[serde(default)]
     pub pre_copied_bytes: u64,
-    /// In so many rounds: the first copies all, and each other one what has changed since the one before.
+    /// Rounds of pre-copy: the first copies everything, and each further round the changes since the one before.
     #[serde(default)]
     pub pre_copy_rounds: u32,
-    /// Milliseconds that pre-setup took while the process worked; absent if nothing was made ahead.
+    /// Milliseconds of pre-setup while the process worked; absent if no object was made ahead.
     pub pre_setup_ms: Option<f64>,
-    /// Milliseconds from the first request kept back until all went on.
+    /// Milliseconds from the first request held back until all processes went on.
     pub blackout_ms: Option<f64>,
-    /// The part of that in which requests in flight were waited for.
+    /// The part of the blackout spent waiting for requests in flight, in milliseconds.
     pub wait_ms: Option<f64>,
-    /// Its other parts.
+    /// The other parts of the blackout.
     pub breakdown_ms: ProcessBreakdown,
-    /// Why it ended without moving the process.
+    /// The reason why the move ended without moving the process.
     pub error: Option<ErrorBody>,
-    /// What the user should know.
+    /// Warnings for the user.
     pub warnings: Vec<String>,
 }

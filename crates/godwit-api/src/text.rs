@@ -1,8 +1,8 @@
-//! Quantities as people read them, beside those that `godwit_core::units` shows.
+//! Human-readable quantities, in addition to `godwit_core::units`.
 
 use std::fmt::Write as _;
 
-/// A time span in its two largest units: `850 ms`, `6.3 s`, `2m 05s`, `3h 20m`.
+/// Formats a time span in its two largest units: `850 ms`, `6.3 s`, `2m 05s`, `3h 20m`.
 pub fn format_seconds(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 0.0 {
         return "unknown".to_owned();
@@ -16,7 +16,7 @@ pub fn format_seconds(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     let (days, hours, minutes) = (whole / 86_400, whole / 3600 % 24, whole / 60 % 60);
     let mut text = String::new();
-    // Writing to a String cannot fail.
+    // Never fails: the writer is a `String`.
     let _ = match (days, hours, minutes) {
         (0, 0, 0) => write!(text, "{whole} s"),
         (0, 0, _) => write!(text, "{minutes}m {:02}s", whole % 60),

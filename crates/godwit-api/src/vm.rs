@@ -1,4 +1,4 @@
-//! Virtual machines in the API.
+//! Virtual machines.
 
 use std::collections::BTreeMap;
 
@@ -10,28 +10,28 @@ use crate::migration::{MigrateRequest, Migration, Policy};
 use crate::nic::RunNic;
 use crate::yes;
 
-/// What a VM does, as its node knows.
+/// The state of a VM, as known to its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VmState {
-    /// Its QEMU is being started.
+    /// QEMU is being started.
     Starting,
-    /// It runs.
+    /// The guest runs.
     Running,
-    /// Its QEMU is there, the guest stands still.
+    /// QEMU is present, and the guest is paused.
     Paused,
-    /// Its QEMU is there, the guest has shut down, panicked or met an error.
+    /// QEMU is present, and the guest has shut down, panicked or met an error.
     Halted,
-    /// It arrives from another node.
+    /// The VM arrives from another node.
     Incoming,
-    /// No QEMU runs it.
+    /// No QEMU runs the VM.
     Stopped,
-    /// It moved to another node.
+    /// The VM moved to another node.
     Departed,
 }
 
 impl VmState {
-    /// Every state.
+    /// All states.
     pub const ALL: [Self; 7] = [
         Self::Starting,
         Self::Running,
@@ -42,7 +42,7 @@ impl VmState {
         Self::Departed,
     ];
 
-    /// The state's name as the API spells it.
+    /// Returns the state's name as spelled in the API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -59,56 +59,56 @@ impl VmState {
 /// A virtual machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Vm {
-    /// Its name: the same on every node.
+    /// Name of the VM, the same on every node.
     pub name: String,
-    /// What it does.
+    /// State of the VM.
     pub state: VmState,
     /// The state in a sentence.
     pub status: String,
-    /// Its disks, in the order in which the guest sees them.
+    /// Disks, in the order in which the guest sees them.
     pub disks: Vec<String>,
-    /// Where it came from: `run`, `adopted`, or the node that it moved from.
+    /// Origin of the VM: `run`, `adopted`, or the name of the node that the VM moved from.
     pub origin: String,
-    /// The node that it moved to.
+    /// The node that the VM moved to.
     pub moved_to: Option<String>,
-    /// The migration under way.
+    /// Id of the migration under way.
     pub migration: Option<String>,
-    /// The process id of its QEMU.
+    /// Process id of QEMU.
     pub pid: Option<u32>,
-    /// Which QEMU runs it.
+    /// Version of QEMU.
     pub qemu_version: Option<String>,
-    /// The socket of QEMU's monitor. The node holds its connection.
+    /// The socket of QEMU's monitor. The node keeps this socket connected.
     pub qmp: String,
-    /// The socket of the guest's first serial port, when the node has one.
+    /// The socket of the guest's first serial port, if the node has one.
     pub console: Option<String>,
-    /// Where QEMU's messages are, when the node started it.
+    /// Path of QEMU's log, if the node started QEMU.
     pub log: Option<String>,
-    /// Its memory, when the node knows of a memory pool for it.
+    /// Memory of the VM, if the node knows of a memory pool for it.
     #[serde(default)]
     pub memory: Option<VmMemory>,
-    /// The program and the words with which it is started here, some of which differ from node to node.
+    /// The command line that starts QEMU here. Some words differ from node to node.
     #[serde(default)]
     pub command: Vec<String>,
-    /// What runs its guest's instructions: `kvm` or `tcg`; nothing when it is neither.
+    /// Accelerator of the guest: `kvm` or `tcg`; absent for any other.
     #[serde(default)]
     pub accelerator: Option<String>,
-    /// What is wrong with it.
+    /// Description of the problem, if any.
     pub problem: Option<String>,
-    /// What who started it should know.
+    /// Warnings for the operator of the VM.
     #[serde(default)]
     pub warnings: Vec<String>,
 }
 
-/// The memory of a VM that is in a memory pool.
+/// The memory of a VM in a memory pool.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VmMemory {
-    /// The pool.
+    /// Name of the memory pool.
     pub pool: String,
     /// Bytes of the memory.
     pub bytes: u64,
-    /// Bytes of it that are in the pool; the rest is local.
+    /// Bytes in the pool; the rest is local.
     pub bytes_in_pool: u64,
-    /// The last move of it between pool and node, under way or ended.
+    /// The last move of the memory between pool and node, under way or ended.
     #[serde(default)]
     pub moving: Option<MemoryMove>,
 }
@@ -116,40 +116,40 @@ pub struct VmMemory {
 /// A move of a VM's memory between its memory pool and its node, while the guest runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MemoryMove {
-    /// Where it goes.
+    /// Destination of the memory.
     pub to: MemoryPlace,
-    /// Whether it has ended.
+    /// True if the move has ended.
     pub ended: bool,
-    /// Bytes that were to be moved when it began.
+    /// Bytes to move, as of the start.
     #[serde(default)]
     pub bytes_total: u64,
-    /// Bytes that have moved.
+    /// Bytes moved.
     pub bytes_moved: u64,
-    /// Seconds that it took so far.
+    /// Seconds taken so far.
     pub seconds: f64,
-    /// Seconds that it takes from now at the rate so far; nothing before anything has moved, or when it has ended.
+    /// Estimated seconds left at the rate so far; absent before the first byte, and after the end.
     #[serde(default)]
     pub seconds_left: Option<f64>,
     /// Longest time for which a page was held, in microseconds.
     pub longest_hold_us: u64,
     /// Longest time for which the disks took no requests, in microseconds.
     pub longest_still_us: u64,
-    /// Why it ended before all had moved.
+    /// The reason why the move ended early.
     pub problem: Option<String>,
 }
 
-/// Where memory is.
+/// The place of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryPlace {
-    /// At the node that runs the VM.
+    /// The node that runs the VM.
     Local,
-    /// In the VM's memory pool.
+    /// The VM's memory pool.
     Pool,
 }
 
 impl MemoryPlace {
-    /// The place's name as the API spells it.
+    /// Returns the place's name as spelled in the API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Local => "local",
@@ -158,13 +158,13 @@ impl MemoryPlace {
     }
 }
 
-/// Asks to move a VM's memory between its memory pool and its node.
+/// A request to move a VM's memory between its memory pool and its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MoveMemory {
-    /// Where to.
+    /// Destination of the memory.
     pub to: MemoryPlace,
-    /// Longest time for which a page should be held, in microseconds; 2000 when left out.
+    /// Longest time for which a page should be held, in microseconds; 2000 if left out.
     #[serde(default)]
     #[schema(minimum = 1)]
     pub hold_us: Option<u64>,
@@ -174,100 +174,100 @@ pub struct MoveMemory {
     pub max_bandwidth: Option<u64>,
 }
 
-/// Asks to start a VM.
+/// A request to start a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RunVm {
-    /// Its name: letters, digits, `.`, `_` and `-`, at most 128, not starting with `.` or `-`.
+    /// Name of the VM: letters, digits, `.`, `_` and `-`, at most 128, not starting with `.` or `-`.
     #[schema(pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
     pub name: String,
     /// Disks of this node, in the order in which the guest sees them.
     #[serde(default)]
     pub disks: Vec<String>,
-    /// NICs that the node serves, in the order in which the guest sees them. With one, QEMU adds none by itself.
+    /// NICs that the node serves, in the order in which the guest sees them. If there is any, QEMU adds no NIC of its
+    /// own.
     #[serde(default)]
     pub nics: Vec<RunNic>,
-    /// Bytes of memory; 512 MiB when left out.
+    /// Bytes of memory; 512 MiB if left out.
     #[serde(default)]
     #[schema(minimum = 1_048_576, multiple_of = 4096)]
     pub memory_bytes: Option<u64>,
-    /// The memory pool that its memory is put in; local memory when left out.
+    /// The memory pool for the VM's memory; local memory if left out.
     #[serde(default)]
     pub memory_pool: Option<String>,
-    /// Virtual processors; 1 when left out.
+    /// Virtual processors; 1 if left out.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 1024)]
     pub cpus: Option<u32>,
-    /// QEMU's machine type; `q35` when neither this nor the arguments name one.
+    /// Machine type of QEMU; `q35` if neither this field nor the arguments name one.
     #[serde(default)]
     pub machine: Option<String>,
-    /// What runs the guest's instructions.
+    /// Accelerator of the guest.
     #[serde(default)]
     pub accelerator: Accelerator,
-    /// The QEMU program: a name to be looked for, or a path; `qemu-system-x86_64` when left out.
+    /// The QEMU program: a name to be looked up, or a path; `qemu-system-x86_64` if left out.
     #[serde(default)]
     pub qemu: Option<String>,
-    /// Further arguments for QEMU. Paths in them should be absolute.
+    /// Further arguments for QEMU. Paths should be absolute.
     #[serde(default)]
     pub arguments: Vec<String>,
 }
 
-/// What runs a guest's instructions.
+/// The accelerator of a guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Accelerator {
-    /// KVM where it can be used, otherwise TCG.
+    /// KVM if available, otherwise TCG.
     #[default]
     Auto,
-    /// The host's processor.
+    /// KVM, the host's processor.
     Kvm,
-    /// QEMU's translator.
+    /// TCG, QEMU's translator.
     Tcg,
 }
 
-/// Asks to take over a VM that runs already.
+/// A request to take over a running VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AdoptVm {
-    /// Its name from now on.
+    /// Name of the VM from now on.
     #[schema(pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
     pub name: String,
-    /// The socket of its QEMU's monitor (QMP), on the node's host. The node keeps it connected.
+    /// The socket of QEMU's monitor (QMP), on the node's host. The node keeps this socket connected.
     #[schema(pattern = "^/")]
     pub qmp: String,
 }
 
-/// Asks to end a VM.
+/// A request to end a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StopVm {
-    /// At once, as if the power failed, instead of asking the guest to shut down.
+    /// True to end the VM at once, like a power failure, instead of asking the guest to shut down.
     #[serde(default)]
     pub force: bool,
-    /// Longest wait for the guest, in seconds; 60 when left out.
+    /// Longest wait for the guest, in seconds; 60 if left out.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 80)]
     pub timeout_seconds: Option<u64>,
 }
 
-/// When the memory of a VM moves.
+/// The mode of a VM's memory transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryMode {
-    /// Before the switchover; what is written meanwhile is sent again.
+    /// Before the switchover; pages written meanwhile are sent again.
     #[default]
     PreCopy,
-    /// After the switchover, as the guest needs it. If the connection is lost before the end, so is
-    /// the machine.
+    /// After the switchover, on demand of the guest. If the connection is lost before the end, the VM is lost too.
     PostCopy,
-    /// Once before the switchover; what was written meanwhile follows after it.
+    /// Once before the switchover; pages written meanwhile follow after the switchover.
     Hybrid,
-    /// Never before the switchover: both nodes map it from a memory pool.
+    /// Never before the switchover: both nodes map the memory from a memory pool.
     ZeroCopy,
 }
 
 impl MemoryMode {
-    /// The mode's name as the API spells it.
+    /// Returns the mode's name as spelled in the API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::PreCopy => "pre-copy",
@@ -277,36 +277,37 @@ impl MemoryMode {
         }
     }
 
-    /// Whether the guest runs at the destination before all its memory is there.
+    /// Returns true if the guest runs at the destination before all of its memory is there.
     pub const fn pulls(self) -> bool {
         matches!(self, Self::PostCopy | Self::Hybrid)
     }
 }
 
-/// Asks to move a VM with its disks to another node. The options are those of a disk's migration and
-/// apply to each disk.
+/// A request to move a VM with its disks to another node. The options are the same as in a disk's migration, and apply
+/// to each disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MigrateVm {
     /// The destination: a peer's name.
     pub to: String,
-    /// The destination's pool that the images are put in; its data directory when left out.
+    /// The destination's pool for the images; the data directory if left out.
     #[serde(default)]
     pub pool: Option<String>,
-    /// What taps and bridges of its NICs are called at the destination, by their names here; the same where left out.
+    /// Names of the NICs' taps and bridges at the destination, by their names here. A name that is left out stays the
+    /// same.
     #[serde(default)]
     pub uplinks: BTreeMap<String, String>,
-    /// When the memory moves.
+    /// Mode of the memory transfer.
     #[serde(default)]
     pub memory: MemoryMode,
-    /// With zero-copy: leave the memory in the memory pool. Left out, it follows into the destination's local
-    /// memory.
+    /// With zero-copy: true to leave the memory in the memory pool. Otherwise the memory follows into the destination's
+    /// local memory.
     #[serde(default)]
     pub stay_in_pool: bool,
-    /// How the disks are moved. Left out, the node chooses for each, and may choose otherwise while it runs.
+    /// Policy of the disks' moves. Left out, the node chooses for each disk, and may choose again during the migration.
     #[serde(default)]
     pub policy: Option<Policy>,
-    /// With pre-copy: bytes of a block of which it is remembered whether it was written, a multiple of 4096.
+    /// With pre-copy: bytes of a block in the record of written blocks, a multiple of 4096.
     #[serde(default)]
     #[schema(minimum = 4096, maximum = 1_073_741_824, multiple_of = 4096)]
     pub round_block_bytes: Option<u64>,
@@ -317,11 +318,11 @@ pub struct MigrateVm {
     /// With pre-copy: most bytes of each disk that are copied while the guest is held.
     #[serde(default)]
     pub round_left_bytes: Option<u64>,
-    /// With push-pull: a chunk of 64 KiB that was written so often during the move is pushed no more.
+    /// With push-pull: number of writes during the move after which a chunk of 64 KiB is no longer pushed.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 255)]
     pub push_threshold: Option<u8>,
-    /// With push-pull: seconds after which nothing more is pushed.
+    /// With push-pull: seconds after which no more chunks are pushed.
     #[serde(default)]
     pub push_seconds: Option<u64>,
     /// Most bytes in flight per disk, at least one chunk.
@@ -332,41 +333,41 @@ pub struct MigrateVm {
     #[serde(default)]
     #[schema(minimum = 4096, maximum = 16_777_216, multiple_of = 4096)]
     pub chunk_bytes: Option<u64>,
-    /// Most bytes per second that each disk may take, and the memory after them.
+    /// Most bytes per second of each disk, and then of the memory.
     #[serde(default)]
     #[schema(minimum = 1)]
     pub max_bandwidth: Option<u64>,
-    /// Compare both images of each disk by hash before switchover.
+    /// True to compare both images of each disk by hash before switchover.
     #[serde(default)]
     pub verify: bool,
-    /// Send all of each disk, whatever the destination holds of it from an earlier time.
+    /// True to send each whole disk, even if the destination holds an older copy.
     #[serde(default)]
     pub whole: bool,
-    /// What the guest is promised about each disk; see the migration of a disk.
+    /// The latency promised to the guest for each disk; see the migration of a disk.
     #[serde(default)]
     pub sla: Option<String>,
-    /// While a disk's migration pauses, keep the guest's writes here and send them later.
+    /// True to keep the guest's writes here while a disk's migration pauses, and to send them later.
     #[serde(default = "yes")]
     pub delayed_writes: bool,
-    /// Most bytes per second of those; chosen by the node when left out.
+    /// Most bytes per second of delayed writes; chosen by the node if left out.
     #[serde(default)]
     #[schema(minimum = 1)]
     pub delayed_write_rate: Option<u64>,
-    /// Seconds within which the first pass over each disk should be over.
+    /// Seconds within which the first pass over each disk should end.
     #[serde(default)]
     #[schema(minimum = 1)]
     pub deadline_seconds: Option<u64>,
-    /// The network interface that `interface_budget` is about.
+    /// The network interface of `interface_budget`.
     #[serde(default)]
     pub interface: Option<String>,
-    /// Most bytes per second that may leave by the interface, other traffic included.
+    /// Most bytes per second that may leave through the interface, other traffic included.
     #[serde(default)]
     #[schema(minimum = 1)]
     pub interface_budget: Option<u64>,
 }
 
 impl MigrateVm {
-    /// The request for one of the disks.
+    /// Returns the request for one of the disks.
     pub fn for_disk(&self, disk: &str) -> MigrateRequest {
         MigrateRequest {
             disk: disk.to_owned(),
@@ -395,35 +396,35 @@ impl MigrateVm {
     }
 }
 
-/// What the move of a VM does now.
+/// The phase of a VM's move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VmMigrationPhase {
-    /// Both nodes look for what stands in the way.
+    /// Both nodes look for obstacles.
     Checking,
-    /// The disks are copied, and the destination starts its QEMU; at its end only double writes remain.
+    /// The disks are copied, and the destination starts QEMU; at the end only double writes remain.
     CopyingDisks,
-    /// The destination's QEMU takes longer to start than the disks took to be copied.
+    /// The disks are copied, and the destination's QEMU is still starting.
     Starting,
     /// The memory is copied.
     CopyingMemory,
-    /// The guest stands still; disks and machine change hands.
+    /// The guest is paused; disks and VM change hands.
     SwitchingOver,
     /// The guest runs at the destination and pulls the rest of its memory.
     PullingMemory,
     /// The guest runs at the destination.
     Completed,
-    /// It ended without moving the VM.
+    /// The move ended without moving the VM.
     Aborted,
 }
 
 impl VmMigrationPhase {
-    /// Whether the move has ended.
+    /// Returns true if the move has ended.
     pub const fn ended(self) -> bool {
         matches!(self, Self::Completed | Self::Aborted)
     }
 
-    /// The phase's name as the API spells it.
+    /// Returns the phase's name as spelled in the API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Checking => "checking",
@@ -438,60 +439,59 @@ impl VmMigrationPhase {
     }
 }
 
-/// How far the memory of a VM is.
+/// The progress of a VM's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MemoryProgress {
-    /// Bytes of memory in all.
+    /// Total bytes of memory.
     pub bytes_total: u64,
-    /// Bytes that are left in the current pass.
+    /// Bytes left in the current pass.
     pub bytes_left: u64,
-    /// Bytes that were sent.
+    /// Bytes sent.
     pub bytes_sent: u64,
-    /// Passes over what was written meanwhile.
+    /// Passes over pages written meanwhile.
     pub passes: u64,
 }
 
-/// The move of a VM, under way or ended; known at the node that the VM leaves.
+/// A move of a VM, under way or ended, as known to the source node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VmMigration {
-    /// Names it: 32 hexadecimal digits.
+    /// Id of the move: 32 hexadecimal digits.
     #[schema(pattern = "^[0-9a-f]{32}$")]
     pub id: String,
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
-    /// The node it leaves.
+    /// The source node.
     pub from: String,
-    /// The node it goes to.
+    /// The destination node.
     pub to: String,
-    /// What it does now.
+    /// Current phase.
     pub phase: VmMigrationPhase,
-    /// When the memory moves.
+    /// Mode of the memory transfer.
     pub memory_mode: MemoryMode,
-    /// How far the memory is.
+    /// Progress of the memory.
     pub memory: MemoryProgress,
-    /// The migrations of its disks.
+    /// Migrations of the disks.
     pub disks: Vec<Migration>,
-    /// When it was asked for (RFC 3339).
+    /// Time of the request (RFC 3339).
     #[schema(format = DateTime)]
     pub started_at: String,
-    /// When it ended (RFC 3339).
+    /// Time of the end (RFC 3339).
     #[schema(format = DateTime)]
     pub ended_at: Option<String>,
     /// Seconds from the request to the end, or until now.
     pub total_seconds: Option<f64>,
-    /// Milliseconds for which no guest ran: from QEMU's stop at the source to its start at the
-    /// destination.
+    /// Milliseconds for which no guest ran: from QEMU's stop at the source to its start at the destination.
     pub blackout_ms: Option<f64>,
-    /// The part of that in which the disks changed hands, in milliseconds: from when they were told
-    /// to until all belonged to the destination.
+    /// The part of the blackout in which the disks changed hands, in milliseconds: from the order to do so until all
+    /// disks belonged to the destination.
     pub switchover_ms: Option<f64>,
-    /// Bytes of memory that were sent.
+    /// Bytes of memory sent.
     pub memory_bytes: u64,
-    /// Bytes of the disks that were sent: copies, double writes and delayed writes.
+    /// Bytes of the disks sent: copies, double writes and delayed writes.
     pub disk_bytes: u64,
-    /// Why it ended without moving the VM.
+    /// The reason why the move ended without moving the VM.
     pub error: Option<ErrorBody>,
-    /// What the user should know.
+    /// Warnings for the user.
     #[serde(default)]
     pub warnings: Vec<String>,
 }

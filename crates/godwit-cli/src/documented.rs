@@ -1,4 +1,4 @@
-//! What the documents say about commands, held against the command line itself.
+//! Checks the documents' statements about commands against the command line itself.
 
 use std::path::{Path, PathBuf};
 
@@ -8,12 +8,12 @@ use clap::{Command, CommandFactory as _, Parser as _};
 use crate::arguments::{Arguments, Command as Called};
 use crate::commands;
 
-/// The folder that holds the repository.
+/// Returns the root folder of the repository.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The documents below a folder, or at it, by their paths.
+/// Returns the documents below a folder, or a single document, with their paths.
 fn documents_at(place: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     files(&root().join(place), "md", &mut found);
@@ -27,7 +27,7 @@ fn documents_at(place: &str) -> Vec<(String, String)> {
     found.into_iter().map(read).collect()
 }
 
-/// What users read to work with the program.
+/// Returns the documents for users of the program.
 fn manuals() -> Vec<(String, String)> {
     let places = [
         "README.md",
@@ -40,7 +40,7 @@ fn manuals() -> Vec<(String, String)> {
     places.into_iter().flat_map(documents_at).collect()
 }
 
-/// The commands in the blocks of a document that a shell is to run, each as its words.
+/// Returns the commands in a document's shell blocks, each as its words.
 fn commands_to_run(document: &str) -> Vec<Vec<String>> {
     let blocks = document.split("```sh\n").skip(1);
     let shell: String = blocks
@@ -50,19 +50,18 @@ fn commands_to_run(document: &str) -> Vec<Vec<String>> {
     lines.lines().flat_map(commands_in).collect()
 }
 
-/// The commands that are named in running text.
+/// Returns the commands named in running text.
 fn commands_named(document: &str) -> Vec<Vec<String>> {
     let mut fenced = document.split("```").step_by(2);
     let text: String = fenced.by_ref().collect();
     let named = text.split('`').skip(1).step_by(2).map(|code| {
-        // A line's end is a space there.
+        // A line break in code counts as a space.
         code.replace('\n', " ")
     });
     named.flat_map(|code| commands_in(&code)).collect()
 }
 
-/// The calls of `godwit` in a line of shell, which is simple enough to be split at what separates
-/// commands.
+/// Returns the calls of `godwit` in a line of shell. The line must be simple enough to be split at command separators.
 fn commands_in(line: &str) -> Vec<Vec<String>> {
     let mut commands = vec![vec![String::new()]];
     let (mut quote, mut begun) = (None, true);
@@ -90,7 +89,7 @@ fn commands_in(line: &str) -> Vec<Vec<String>> {
         let mut called = Vec::new();
         while let Some(word) = words.next() {
             if word.ends_with('>') {
-                // The file that it goes to.
+                // The file of the redirection.
                 words.next();
             } else if !word.contains('>') {
                 called.push(word);
@@ -104,7 +103,7 @@ fn commands_in(line: &str) -> Vec<Vec<String>> {
     commands.into_iter().filter_map(complete).collect()
 }
 
-/// All commands below this one that do something themselves.
+/// Returns all executable commands below a command.
 fn leaves(command: &Command) -> Vec<&Command> {
     match command.has_subcommands() {
         true => command.get_subcommands().flat_map(leaves).collect(),
@@ -153,7 +152,7 @@ fn every_node_in_the_documents_can_start() {
                 continue;
             };
             found += 1;
-            // A line before it may export the authority.
+            // A line before the command may export the authority.
             connection.ca = connection.ca.or_else(|| connection.cert.clone());
             let config = commands::node::config(*node, connection);
             let started = config.map_err(|error| error.to_string());
@@ -164,7 +163,7 @@ fn every_node_in_the_documents_can_start() {
     assert!(found > 5, "{found} nodes were found");
 }
 
-/// Why such a command cannot be meant. What is named need not be complete.
+/// Returns the error of a command that cannot exist. A command named in text may be incomplete.
 fn does_not_exist(words: &[String]) -> Option<clap::Error> {
     let error = Arguments::try_parse_from(words).err()?;
     let wrong = matches!(
@@ -184,12 +183,12 @@ fn every_command_that_the_documents_name_exists() {
     }
 }
 
-/// The commands in the texts of a source file, which errors and hints tell people to run. Comments name others.
+/// Returns the commands in a source file's strings, which errors and hints tell users to run. Comments are skipped.
 fn commands_hinted(source: &str) -> Vec<Vec<String>> {
     let code = source
         .lines()
         .filter(|line| !line.trim_start().starts_with("//"));
-    // A text goes on in the next line.
+    // A string continues in the next line.
     let code: String = code.map(|line| format!("{line}\n")).collect();
     let code = code.split("\\\n").map(str::trim_start).collect::<String>();
     let named = code
@@ -206,7 +205,7 @@ fn commands_hinted(source: &str) -> Vec<Vec<String>> {
     hinted.flat_map(|text| commands_in(&text)).collect()
 }
 
-/// The files with this ending below a folder, or the file itself.
+/// Collects the files with this ending below a folder, or a single file.
 fn files(place: &Path, ending: &str, found: &mut Vec<PathBuf>) {
     if place.is_file() {
         return found.push(place.to_owned());
@@ -245,7 +244,7 @@ fn every_command_that_a_hint_names_exists() {
         for words in commands_hinted(&source) {
             hints += 1;
             let (error, named) = (does_not_exist(&words), words.join(" "));
-            // The sentence goes on behind a command.
+            // The sentence may go on after a command.
             let error = error.filter(|error| {
                 error.kind() == ErrorKind::InvalidSubcommand
                     || error
@@ -287,7 +286,7 @@ fn every_command_and_option_is_documented() {
     assert_eq!(untold, [""; 0]);
 }
 
-/// The default that the table of a document gives for an option.
+/// Returns an option's default from the table of a document.
 fn documented_default<'a>(document: &'a str, option: &str) -> Option<&'a str> {
     let row = document
         .lines()
@@ -319,20 +318,20 @@ fn defaults_are_those_that_the_documents_give() {
         match default {
             Some(default) if takes_value => assert_eq!(told, default, "--{long}"),
             _ if !takes_value => assert_eq!(told, "off", "--{long}"),
-            // The node chooses: its help says how as the document does.
+            // The node chooses the default, and the option's help must agree with the document.
             _ => assert!(!told.is_empty(), "--{long}"),
         }
     }
     assert!(compared > 10, "{compared} defaults were compared");
 }
 
-/// The targets of a document's links.
+/// Returns the targets of a document's links.
 fn links(document: &str) -> impl Iterator<Item = &str> {
     let text = document.split("](").skip(1);
     text.filter_map(|rest| Some(rest.split_once(')')?.0))
 }
 
-/// What GitHub makes of a heading for links to it.
+/// Returns GitHub's link anchor for a heading.
 fn anchor(heading: &str) -> String {
     let kept = heading
         .trim_start_matches('#')

@@ -1,21 +1,21 @@
-//! What went wrong, for the person at the terminal: what failed, and what to do next.
+//! Failures of commands: a message for the user, a remedy, and an exit code.
 
 use std::fmt;
 
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// Exit code when what was asked for was refused, or failed.
+/// Exit code after a refusal or failure.
 pub(crate) const EXIT_FAILED: u8 = 1;
-/// Exit code when the command line makes no sense.
+/// Exit code after an invalid command line.
 pub(crate) const EXIT_USAGE: u8 = 2;
-/// Exit code when the node cannot be reached, or gave no answer that is understood.
+/// Exit code if the node cannot be reached, or its answer cannot be understood.
 pub(crate) const EXIT_UNREACHABLE: u8 = 3;
-/// Exit code when a migration began and ended without having moved anything.
+/// Exit code if a migration began and ended without moving anything.
 pub(crate) const EXIT_NOT_MOVED: u8 = 4;
-/// Exit code after Ctrl-C, as shells have it.
+/// Exit code after Ctrl-C, as in shells.
 pub(crate) const EXIT_INTERRUPTED: u8 = 130;
 
-/// What each exit code means.
+/// Meaning of each exit code.
 pub(crate) const EXIT_CODES: [(u8, &str); 6] = [
     (0, "done"),
     (EXIT_FAILED, "refused or failed"),
@@ -25,21 +25,21 @@ pub(crate) const EXIT_CODES: [(u8, &str); 6] = [
     (EXIT_INTERRUPTED, "Ctrl-C"),
 ];
 
-/// A command that did not do what it was asked for.
+/// The failure of a command.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    /// What was tried and why it failed, in one line.
+    /// The attempt and the reason of the failure, in one line.
     pub message: String,
-    /// What to do next, when something helps.
+    /// A remedy, if there is one.
     pub hint: Option<String>,
-    /// The process's exit code.
+    /// Exit code of the process.
     pub exit: u8,
-    /// What the API said, for `--json`.
+    /// Error code of the API, for `--json`.
     pub code: Option<ErrorCode>,
 }
 
 impl Failure {
-    /// A failure without a hint.
+    /// Builds a failure without a hint.
     pub(crate) fn new(message: impl Into<String>) -> Self {
         Self {
             message: message.into(),
@@ -49,7 +49,7 @@ impl Failure {
         }
     }
 
-    /// Something that was named is not there.
+    /// Builds the failure of a lookup.
     pub(crate) fn not_found(message: impl Into<String>) -> Self {
         Self {
             code: Some(ErrorCode::NotFound),
@@ -57,7 +57,7 @@ impl Failure {
         }
     }
 
-    /// A command line that makes no sense.
+    /// Builds the failure of an invalid command line.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self {
             exit: EXIT_USAGE,
@@ -65,7 +65,7 @@ impl Failure {
         }
     }
 
-    /// A failure whose message is followed by the chain of its causes.
+    /// Builds a failure whose message includes the chain of causes.
     pub(crate) fn caused(message: impl Into<String>, cause: &dyn std::error::Error) -> Self {
         let mut message = message.into();
         let mut next = Some(cause);
@@ -77,27 +77,27 @@ impl Failure {
         Self::new(message)
     }
 
-    /// The same failure with a hint.
+    /// Sets the hint.
     #[must_use]
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// The same failure with another exit code.
+    /// Sets the exit code.
     #[must_use]
     pub(crate) const fn exit(mut self, code: u8) -> Self {
         self.exit = code;
         self
     }
 
-    /// The same failure, for want of an answer from the node.
+    /// Sets the exit code for a missing answer of the node.
     #[must_use]
     pub(crate) const fn unreachable(self) -> Self {
         self.exit(EXIT_UNREACHABLE)
     }
 
-    /// The failure as the API spells errors.
+    /// Returns the failure as an error of the API.
     pub(crate) fn to_body(&self) -> ErrorBody {
         let code = match self.exit {
             EXIT_INTERRUPTED => ErrorCode::Interrupted,
@@ -137,7 +137,7 @@ impl From<ErrorBody> for Failure {
     }
 }
 
-/// What helps with an error that came without advice of its own.
+/// Returns the hint for an error that came without one.
 const fn default_hint(code: ErrorCode) -> Option<&'static str> {
     match code {
         ErrorCode::Exists => Some("choose another name, or remove the disk: godwit disk rm NAME"),

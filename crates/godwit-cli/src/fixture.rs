@@ -1,11 +1,11 @@
-//! What tests of several commands show.
+//! Migrations for tests of several commands.
 
 use godwit_api::{
     Direction, MemoryMode, MemoryProgress, Migration, MigrationPhase, MigrationProgress,
     VmMigration, VmMigrationPhase,
 };
 
-/// A migration of disk `d` from node `a` to node `b` that has just begun.
+/// Returns a migration of disk `d` from node `a` to node `b` that has just begun.
 pub(crate) fn migration() -> Migration {
     Migration {
         id: "00112233445566778899aabbccddeeff".to_owned(),
@@ -31,7 +31,7 @@ pub(crate) fn migration() -> Migration {
     }
 }
 
-/// The move of VM `v` with disk `d` from node `a` to node `b`, while its memory is copied.
+/// Returns a move of VM `v` with disk `d` from node `a` to node `b`, while the memory is copied.
 pub(crate) fn vm_migration() -> VmMigration {
     VmMigration {
         id: "aabbccddeeff00112233445566778899".to_owned(),

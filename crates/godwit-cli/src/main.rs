@@ -1,4 +1,4 @@
-//! The `godwit` command: runs a node, and tells nodes what to do.
+//! The `godwit` command, which runs a node and sends requests to nodes.
 
 mod arguments;
 mod client;
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         Err(error) if error.use_stderr() && asks_for_json() => {
             return tell(&Failure::usage(reason(&error)), true);
         }
-        // Prints help, versions and usage errors itself, with exit code 2 for the latter.
+        // `exit` prints help, versions and usage errors itself, with exit code 2 for the latter.
         Err(error) => error.exit(),
     };
     let json = arguments.json;
@@ -42,13 +42,13 @@ fn tell(failure: &Failure, json: bool) -> ExitCode {
     ExitCode::from(failure.exit)
 }
 
-/// Whether the command line, which makes no sense, asks for JSON. What follows `--` is not the command's.
+/// Returns true if an invalid command line asks for JSON. Words after `--` do not count.
 fn asks_for_json() -> bool {
     let own = std::env::args_os().take_while(|word| word != "--");
     own.into_iter().any(|word| word == "--json")
 }
 
-/// What is wrong with a command line, without how it should look.
+/// Returns the reason of a usage error, without the usage text.
 fn reason(error: &clap::Error) -> String {
     let text = error.to_string();
     let reason = text.strip_prefix("error: ").unwrap_or(&text);

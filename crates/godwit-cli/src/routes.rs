@@ -1,4 +1,4 @@
-//! Where the API keeps what.
+//! Routes of the API.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ pub(crate) fn migration(id: &str) -> String {
     format!("{MIGRATIONS}/{}", segment(id))
 }
 
-/// A migration as it is when it ends, or after so long.
+/// Returns the route that answers when the migration ends, or after `wait`.
 pub(crate) fn migration_within(id: &str, wait: Duration) -> String {
     format!("{}?wait_ms={}", migration(id), wait.as_millis())
 }
@@ -63,7 +63,7 @@ pub(crate) fn migration_switch(id: &str) -> String {
     format!("{}/switch", migration(id))
 }
 
-/// A NIC by its machine's name and its number, or by its own name.
+/// Returns the route of a NIC, named by VM and number or by its own name.
 pub(crate) fn nic(name: &str) -> String {
     match name.rsplit_once('/') {
         Some((vm, number)) => format!("{NICS}/{}/{}", segment(vm), segment(number)),

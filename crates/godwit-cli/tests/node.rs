@@ -15,12 +15,12 @@ struct Node {
 }
 
 impl Node {
-    /// A node with certificates, and an API that also listens on loopback.
+    /// Starts a node with certificates, and an API that also listens on loopback.
     fn start() -> Self {
         Self::start_within("true")
     }
 
-    /// The same, in a shell that has run `limits`.
+    /// Starts such a node in a shell that has run `limits`.
     fn start_within(limits: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let at = directory.path();
@@ -83,7 +83,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // The test is over whatever comes of it.
+        // The test is over in any case.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,4 +1,4 @@
-//! How large a file or a DAX device is, and where mappings of it may begin and end.
+//! Sizes of files and DAX devices, and the alignment of their mappings.
 
 use std::fs::File;
 use std::io;
@@ -7,25 +7,25 @@ use std::path::{Path, PathBuf};
 
 use crate::pool::PAGE_BYTES;
 
-/// Where mappings of a file begin and end that is used as if it were a device, in bytes: what DAX devices have usually.
+/// Alignment of mappings in bytes for a file used as a device: the usual alignment of DAX devices.
 pub const USUAL_ALIGN_BYTES: u64 = 2 << 20;
 
-/// How large something is whose parts can be mapped.
+/// Size and alignment of a mappable file or device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Its mappings begin and end at multiples of so many bytes: a power of two.
+    /// Alignment of mappings in bytes: a power of two.
     pub align: u64,
-    /// Whether it is a character device, of which Linux can neither hold pages nor free them.
+    /// True for a character device, whose pages Linux can neither hold nor free.
     pub is_device: bool,
 }
 
 impl Geometry {
-    /// That of an open file. Nothing when it is neither an ordinary file nor a DAX device.
+    /// Returns the geometry of an open file; `None` for anything but an ordinary file or a DAX device.
     ///
     /// # Errors
-    /// The system's, or what it says makes no sense.
+    /// If the system refuses, or reports invalid values.
     pub fn of(file: &File) -> io::Result<Option<Self>> {
         let metadata = file.metadata()?;
         if metadata.is_file() {
@@ -44,7 +44,7 @@ impl Geometry {
         of_device(&PathBuf::from(format!("/sys/dev/char/{major}:{minor}")))
     }
 
-    /// The least part that begins and ends where mappings may, and has all of this one: its first byte and its length.
+    /// Returns the first byte and the length of the smallest aligned part that contains this part.
     pub const fn around(&self, offset: u64, bytes: u64) -> Option<(u64, u64)> {
         let first = offset - offset % self.align;
         let Some(end) = offset.checked_add(bytes) else {
@@ -57,7 +57,7 @@ impl Geometry {
     }
 }
 
-/// Bytes of the pages that files of hugetlbfs are mapped in; those of other files do not matter.
+/// Returns the page size of hugetlbfs files; the page size of other files does not matter.
 fn huge_page_bytes(file: &File) -> io::Result<u64> {
     const HUGETLBFS: u64 = 0x9584_58f6;
     let system = rustix::fs::fstatfs(file)?;
@@ -67,7 +67,7 @@ fn huge_page_bytes(file: &File) -> io::Result<u64> {
     })
 }
 
-/// What the kernel says of a character device in its folder of sysfs; nothing when it is none of DAX.
+/// Reads a character device's geometry from its folder in sysfs; returns `None` for devices other than DAX.
 fn of_device(folder: &Path) -> io::Result<Option<Geometry>> {
     let Ok(subsystem) = std::fs::read_link(folder.join("subsystem")) else {
         return Ok(None);
@@ -95,7 +95,7 @@ fn of_device(folder: &Path) -> io::Result<Option<Geometry>> {
 mod tests {
     use super::*;
 
-    /// A device's folder, with what these files say.
+    /// Makes a device's folder with these files.
     fn device(subsystem: &str, files: &[(&str, &str)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().expect("a folder");
         std::os::unix::fs::symlink(

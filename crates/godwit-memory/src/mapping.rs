@@ -1,9 +1,10 @@
-//! Shared mappings of files that somebody else can make shorter.
+//! Shared mappings of files that another process can shorten.
 //!
-//! To touch a page that its file does not back any more raises SIGBUS, whose default action ends the process: the file was
-//! made shorter, its file system has no room for a hole, or the hardware reports an error in the page. In a
-//! [`SharedMapping`] the handler here puts zeroes in the page's place and notes that the mapping has lost pages. The thread
-//! goes on, and whoever uses the mapping gives it up. A fault elsewhere keeps the default action.
+//! Touching a page without backing raises SIGBUS, whose default action ends the process. A page loses its backing if
+//! the file is shortened, if the file system has no room for a hole, or if the hardware reports an error in the page.
+//! In a [`SharedMapping`], the handler of this module maps zeroes in the page's place, and marks the mapping as having
+//! lost pages. The thread continues, and the user of the mapping gives the mapping up. A fault elsewhere keeps the
+//! default action.
 
 use std::io;
 use std::ops::Range;
@@ -14,10 +15,11 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// Bytes of the pages that a lost one may be, the smallest first. The kernel refuses to replace a part of one.
+/// Possible sizes of a lost page in bytes, the smallest first. The kernel refuses to replace a part of a page.
 const PAGES: [usize; 3] = [4 << 10, 2 << 20, 1 << 30];
 
-/// Where a mapping is, for the handler. Entries are never freed, so that it can follow them at any time.
+/// The address range of a mapping, for the handler. Entries are never freed, so the handler can follow the list at any
+/// time.
 #[derive(Debug)]
 struct Entry {
     /// Odd while the range changes.
@@ -34,7 +36,7 @@ unsafe impl Sync for Entry {}
 unsafe impl Send for Entry {}
 
 impl Entry {
-    /// The addresses, unless they are being changed.
+    /// Returns the addresses; `None` while another thread changes the range.
     fn range(&self) -> Option<Range<usize>> {
         let version = self.version.load(Ordering::Acquire);
         let range = self.start.load(Ordering::Relaxed)..self.end.load(Ordering::Relaxed);
@@ -44,7 +46,7 @@ impl Entry {
         is_settled.then_some(range)
     }
 
-    /// Replaces the range. Only one thread does so at a time.
+    /// Replaces the range. Only one thread may do so at a time.
     fn set(&self, range: Range<usize>) {
         self.version.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -55,17 +57,17 @@ impl Entry {
     }
 }
 
-/// The entry that was made last.
+/// The most recent entry, head of the list.
 static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(std::ptr::null_mut());
 
-/// What the handler does not need.
+/// State for registration, not used by the handler.
 static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
     is_installed: false,
     unused: Vec::new(),
 });
 
 struct Registry {
-    /// The handler is the process's.
+    /// True once the handler is installed.
     is_installed: bool,
     unused: Vec<&'static Entry>,
 }
@@ -116,18 +118,18 @@ fn install() -> io::Result<()> {
     }
 }
 
-/// Handles SIGBUS. Everything that it does is safe in the middle of anything: atomics and system calls.
+/// Handles SIGBUS. The handler uses only atomics and system calls, which are async-signal-safe.
 extern "C" fn on_bus_error(
     signal: libc::c_int,
     info: *mut libc::siginfo_t,
     _context: *mut libc::c_void,
 ) {
-    // SAFETY: the kernel passes what it knows of the signal, and each thread has an error number.
+    // SAFETY: the kernel passes its information about the signal, and each thread has an error number.
     let (code, address, errno) = unsafe {
         let address = (*info).si_addr() as usize;
         ((*info).si_code, address, libc::__errno_location())
     };
-    // Only the kernel's faults have an address, and a misaligned access has not lost its page.
+    // Only faults from the kernel have an address, and a misaligned access has not lost its page.
     let is_lost_page = (libc::BUS_ADRERR..=libc::BUS_MCEERR_AO).contains(&code);
     // SAFETY: as above.
     let before = unsafe { *errno };
@@ -139,13 +141,14 @@ extern "C" fn on_bus_error(
     unsafe { *errno = before };
 }
 
-/// Puts zeroes in the place of a page that is lost. False when it is in no [`SharedMapping`], or the kernel refuses.
+/// Maps zeroes in the place of a lost page. Returns false if the page is in no [`SharedMapping`], or if the kernel
+/// refuses.
 fn replace(address: usize) -> bool {
     let mut next = ENTRIES.load(Ordering::Acquire).cast_const();
     // SAFETY: entries are never freed.
     while let Some(entry) = unsafe { next.as_ref() } {
         if let Some(range) = entry.range().filter(|range| range.contains(&address)) {
-            // Before anybody can read the zeroes.
+            // Set before any thread can read the zeroes.
             entry.has_lost_pages.store(true, Ordering::SeqCst);
             let pages = PAGES.map(|page| {
                 let first = address & !(page - 1);
@@ -173,8 +176,8 @@ fn put_zeroes(range: Range<usize>) -> bool {
     mapped != libc::MAP_FAILED
 }
 
-/// A part of a file or device, mapped for reading and writing and shared with all who map it. It stays mapped as long as
-/// this lives, and others change its bytes at any time.
+/// A shared mapping of a part of a file or device, for reading and writing. The part stays mapped for the lifetime of
+/// this value; other processes change the bytes at any time.
 #[derive(Debug)]
 pub struct SharedMapping {
     at: NonNull<u8>,
@@ -184,15 +187,15 @@ pub struct SharedMapping {
 
 // SAFETY: the mapping belongs to no thread.
 unsafe impl Send for SharedMapping {}
-// SAFETY: as above; it lends no references to its bytes.
+// SAFETY: as above; the mapping lends no references to its bytes.
 unsafe impl Sync for SharedMapping {}
 
 impl SharedMapping {
-    /// Maps `bytes` bytes from `offset` on, without reserving swap space. The file may be shorter: then touching what it does
-    /// not have loses those pages.
+    /// Maps `bytes` bytes from `offset` on, without reserving swap space. The file may be shorter; touching the missing
+    /// pages loses them.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the kernel refuses.
     pub fn map(file: impl AsFd, offset: u64, bytes: usize) -> io::Result<Self> {
         // SAFETY: the kernel chooses a place that nothing else in this process uses.
         let mapped = unsafe {
@@ -208,35 +211,35 @@ impl SharedMapping {
         let at = NonNull::new(mapped.cast::<u8>())
             .ok_or_else(|| io::Error::other("it has no address"))?;
         let start = at.as_ptr() as usize;
-        // The last page is the mapping's to its end.
+        // The mapping owns its last page to the page's end.
         let end = start + bytes.next_multiple_of(PAGES[0]);
         match with_registry(|registry| registry.add(start..end)) {
             Ok(entry) => Ok(Self { at, bytes, entry }),
             Err(error) => {
-                // SAFETY: it was mapped just now, and nobody knows of it.
+                // SAFETY: the memory was mapped just now, and no other code knows the address.
                 let _ = unsafe { rustix::mm::munmap(mapped, bytes) };
                 Err(error)
             }
         }
     }
 
-    /// Its first byte.
+    /// Returns the address of the first byte.
     pub const fn as_ptr(&self) -> *mut u8 {
         self.at.as_ptr()
     }
 
-    /// Its bytes.
+    /// Returns the mapping's length in bytes.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// True if pages of it are zeroes of this process's own, because what they were is lost: nothing that was read or
-    /// written there before this was asked can be relied on.
+    /// Returns true if some pages are zeroes private to this process because the original pages are lost. Earlier reads
+    /// and writes of the mapping are then unreliable.
     pub fn has_lost_pages(&self) -> bool {
         self.entry.has_lost_pages.load(Ordering::SeqCst)
     }
 
-    /// The kernel could not use it on this process's behalf, which raises no signal.
+    /// Marks pages as lost after the kernel failed to access them on this process's behalf, which raises no signal.
     pub fn lose_pages(&self) {
         self.entry.has_lost_pages.store(true, Ordering::SeqCst);
     }
@@ -261,7 +264,7 @@ mod tests {
 
     const PAGE: usize = PAGES[0];
 
-    /// A file of four pages, and its mapping.
+    /// Maps a file of four pages.
     fn mapped() -> (File, SharedMapping) {
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
         let file = File::from(rustix::fs::memfd_create(c"test", flags).expect("a file"));
@@ -270,7 +273,7 @@ mod tests {
         (file, mapping)
     }
 
-    /// The first byte of a page.
+    /// Returns the first byte of a page.
     fn byte(mapping: &SharedMapping, page: usize) -> &AtomicU8 {
         assert!(page * PAGE < mapping.bytes());
         // SAFETY: inside of the mapping, and only used through atomics.
@@ -294,7 +297,7 @@ mod tests {
         assert_eq!(read(&beside, 3), 7);
         assert!(!beside.has_lost_pages());
         drop(mapping);
-        // In the same place of the table, perhaps of the address space.
+        // The new mapping reuses the entry, and perhaps the addresses.
         let (_file, next) = mapped();
         assert!(!next.has_lost_pages());
     }
@@ -325,7 +328,7 @@ mod tests {
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert!(libc::WIFSIGNALED(status), "{status:#x}");
         assert_eq!(libc::WTERMSIG(status), libc::SIGBUS);
-        // SAFETY: nobody uses it any more.
+        // SAFETY: no other code uses the mapping any more.
         unsafe { rustix::mm::munmap(unknown, PAGE) }.expect("is unmapped");
     }
 

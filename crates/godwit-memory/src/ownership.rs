@@ -1,45 +1,45 @@
-//! Who may run the guest whose memory is in a segment.
+//! The right to run the guest whose memory is in a segment.
 //!
-//! A segment says in its header who owns it and in which epoch: its [`Title`]. Only the owner changes the title, and
-//! every change is the next epoch, so a title is never changed twice from the same epoch. A move from node `a` to
-//! node `b` takes these steps, and a crash between any two of them is allowed:
+//! A segment's header holds a [`Title`]: the owner and the epoch. Only the owner changes the title. Each change begins
+//! the next epoch, so a title changes at most once per epoch. A move from node `a` to node `b` takes these steps; a
+//! crash between any two of them is allowed:
 //!
-//! 1. `a` offers its title of epoch `e`. Its guest goes on.
-//! 2. Either `a` stores durably that the machine is `b`'s, in one transaction with the machine's disks; from then on
-//!    it never runs the guest again and writes the title `(e + 1, b)`, after a crash as well. Or `a` gives the move
-//!    up and writes `(e + 1, a)`; then its guest goes on.
-//! 3. `b` reads the title. Epoch `e` says nothing yet, `(e + 1, b)` lets it run the guest, anything else tells it that
-//!    the machine does not come.
+//! 1. `a` offers its title of epoch `e`. The guest keeps running.
+//! 2. Either `a` stores durably that the VM belongs to `b`, in one transaction with the VM's disks. From then on `a`
+//!    never runs the guest again, and writes the title `(e + 1, b)`, after a crash as well. Or `a` cancels the move and
+//!    writes `(e + 1, a)`; then the guest continues at `a`.
+//! 3. `b` reads the title. Epoch `e` means that the move is undecided, `(e + 1, b)` lets `b` run the guest, and any
+//!    other title means that the VM does not come.
 //!
-//! So exactly one of both runs the guest, whatever crashes, and `b` finds out without asking `a`.
+//! Exactly one of both nodes thus runs the guest, whatever crashes, and `b` learns the decision without asking `a`.
 
-/// Who owns a segment.
+/// The ownership of a segment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Title {
-    /// Counts the changes of the title, from 1.
+    /// Number of title changes, from 1.
     pub epoch: u64,
-    /// The owning node's name.
+    /// Name of the owning node.
     pub owner: String,
 }
 
-/// Why a title does not change.
+/// The reason why a title does not change.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// It is somebody else's.
+    /// Another node owns the segment.
     #[error("it belongs to node '{0}'")]
     NotOwner(String),
-    /// It has changed since it was offered.
+    /// The title has changed since the offer.
     #[error("its epoch is {now}, and epoch {offered} was offered")]
     Changed {
-        /// The epoch of the title.
+        /// Epoch of the title.
         now: u64,
-        /// The epoch that was offered.
+        /// Epoch of the offer.
         offered: u64,
     },
 }
 
 impl Title {
-    /// The title of a new segment.
+    /// Returns the title of a new segment.
     pub fn new(owner: &str) -> Self {
         Self {
             epoch: 1,
@@ -47,16 +47,17 @@ impl Title {
         }
     }
 
-    /// Whether `node` may run the guest. `given_away`: it has stored durably that the machine is another node's.
+    /// Returns true if `node` may run the guest. `given_away` is true if `node` has stored durably that the VM belongs
+    /// to another node.
     pub fn may_run(&self, node: &str, given_away: bool) -> bool {
         self.owner == node && !given_away
     }
 
-    /// The title with which `from` ends an offer of epoch `offered`: in favour of `to`, or in its own when it gives
-    /// the move up.
+    /// Returns the title that ends an offer of epoch `offered` by `from`: in favour of `to`, or of `from` itself if the
+    /// move is cancelled.
     ///
     /// # Errors
-    /// [`Refused`] when `from` is not the owner, or the offer has ended already.
+    /// [`Refused`] if `from` is not the owner, or the offer has ended already.
     pub fn decided(&self, from: &str, offered: u64, to: &str) -> Result<Self, Refused> {
         if self.owner != from {
             return Err(Refused::NotOwner(self.owner.clone()));
@@ -73,7 +74,7 @@ impl Title {
         })
     }
 
-    /// What the title says to `node`, to which epoch `offered` was offered.
+    /// Returns the meaning of the title for `node`, the destination of an offer of epoch `offered`.
     pub fn arrival(&self, node: &str, offered: u64) -> Arrival {
         if self.epoch <= offered {
             Arrival::Undecided
@@ -85,14 +86,14 @@ impl Title {
     }
 }
 
-/// Whether a machine that was offered has come.
+/// The arrival of a VM that was offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Arrival {
-    /// Its old owner has not decided.
+    /// The previous owner has not decided.
     Undecided,
-    /// It has: its guest may run here.
+    /// The VM has come: the guest may run here.
     Given,
-    /// It does not come by this offer.
+    /// The VM does not come by this offer.
     Elsewhere,
 }
 

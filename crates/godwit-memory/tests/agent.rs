@@ -1,5 +1,4 @@
-//! The agent, loaded into a process that is not QEMU: memory that is written all the time moves back and forth, and no
-//! write is lost.
+//! The agent in a process other than QEMU: memory under constant writes moves back and forth, and no write is lost.
 
 mod process;
 
@@ -20,13 +19,14 @@ use process::Process;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 const BYTES: u64 = 64 << 20;
-/// The variable that makes the test's own program the process whose memory moves.
+/// Variable that turns the test program into the process whose memory moves.
 const WRITES: &str = "GODWIT_AGENT_TEST_WRITES";
 
-/// The same, for one that only maps its memory.
+/// Variable for a process that only maps its memory.
 const WAITS: &str = "GODWIT_AGENT_TEST_WAITS";
 
-/// Maps a file and rewrites it again and again; each pass expects what the pass before wrote. Ends with a line.
+/// Maps a file and rewrites the content again and again; each pass expects the values of the previous pass. A line of
+/// input ends the process.
 #[test]
 fn the_process_whose_memory_moves() {
     let waits = std::env::var_os(WAITS);
@@ -67,7 +67,7 @@ fn the_process_whose_memory_moves() {
             }
         }
         pass += 1;
-        // Only now is all of it there but for the hole: what is not there is moved without a copy.
+        // After the first pass, all pages but the hole are present; absent pages move without a copy.
         if pass == 1 {
             println!("\nready");
             std::io::stdout().flush().unwrap();
@@ -83,19 +83,19 @@ fn start(folder: &Path, memory: &Path) -> Process {
     process
 }
 
-/// The same, which waits for a line and does not look at its memory.
+/// Starts a process that waits for a line, and does not touch its memory.
 fn start_waiting(folder: &Path, memory: &Path) -> Process {
     let mut process = Process::start(folder, "the_process_whose_memory_moves", (WAITS, memory));
     process.line("mapped");
     process
 }
 
-/// A process that writes to a file of memory in a folder, and its agent.
+/// A process that writes to a memory file in a folder, and its agent.
 struct Started {
     process: Process,
     agent: Agent,
     home: File,
-    /// How the process has it mapped.
+    /// Mapping of the memory in the process.
     layout: Layout,
 }
 
@@ -112,7 +112,7 @@ fn started(folder: &Path) -> Started {
     }
 }
 
-/// How a process has this memory mapped, of which the start may be in another file.
+/// Returns the layout of a memory in a process; the start may be in another file.
 fn layout(process: &Process, home: &File, away: Option<&File>) -> Option<Layout> {
     let all = mappings::of_process(process.id()).unwrap();
     let file = |file| mappings::File::of(file).unwrap();
@@ -124,7 +124,7 @@ fn layout(process: &Process, home: &File, away: Option<&File>) -> Option<Layout>
     mappings::find(&all, home, away.map(file))
 }
 
-/// Lets it end, and gives what it found.
+/// Lets the process end, and returns its report.
 fn lost(mut process: Process) -> String {
     process.say("");
     let line = process.line("passes");
@@ -151,7 +151,7 @@ fn home(folder: &Path) -> (std::path::PathBuf, File) {
     (path, file)
 }
 
-/// Moves everything, the end first when it goes `downwards`.
+/// Moves the whole memory, the end first if `downwards`.
 fn move_all(
     agent: &mut Agent,
     address: u64,
@@ -191,7 +191,7 @@ fn move_all(
     plan
 }
 
-/// A run of one size.
+/// Returns a run with fixed chunk settings.
 const fn run(offset: u64, bytes: u64) -> Run {
     Run {
         all: Chunk { offset, bytes },
@@ -215,7 +215,7 @@ fn memory_that_is_written_moves_away_and_back_without_a_lost_write() {
         home,
         layout: before,
     } = started(folder.path());
-    // With so little time each chunk becomes one piece.
+    // With so short a hold, each chunk becomes one piece.
     for hold in [1_000_000, 1000, 1].map(Duration::from_nanos) {
         assert_eq!(layout(&process, &home, None), Some(before));
         let away = memfd();
@@ -232,7 +232,7 @@ fn memory_that_is_written_moves_away_and_back_without_a_lost_write() {
     assert!(told.trim().ends_with("lost 0"), "{told}");
 }
 
-/// However large the chunks are that are asked for.
+/// The limit holds for large requested chunks too.
 #[test]
 fn a_chunk_that_takes_too_long_is_cut() {
     let folder = shm();
@@ -293,7 +293,7 @@ fn a_node_that_dies_in_the_middle_leaves_nobody_waiting() {
         let offset = chunk * bytes;
         let moved = agent.move_run(run(offset, bytes)).unwrap();
         assert_eq!((moved.bytes, moved.refused.is_none()), (bytes, true));
-        // Each time another node, which goes without a word.
+        // Each time another node, which disconnects without an end of the move.
         drop(agent);
         agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
     }
@@ -314,7 +314,7 @@ fn chunks_that_make_no_sense_or_have_no_room_stay_where_they_are() {
     } = started(folder.path());
     let early = agent.move_run(run(0, 4096)).unwrap();
     assert!(early.refused.is_some() && early.bytes == 0, "{early:?}");
-    // A target that takes no room: sealed against growth and too short.
+    // A target without room: too short, and sealed against growth.
     let made = rustix::fs::memfd_create(
         "short",
         rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING,
@@ -349,7 +349,7 @@ fn chunks_that_make_no_sense_or_have_no_room_stay_where_they_are() {
     assert!(told.trim().ends_with("lost 0"), "{told}");
 }
 
-/// Whether a process's page is held: its first write waits (`/proc/PID/pagemap`).
+/// Returns true if a process's page is held, so that a first write waits (`/proc/PID/pagemap`).
 fn is_held(process: &Process, address: u64) -> bool {
     let pagemap = File::open(format!("/proc/{}/pagemap", process.id())).unwrap();
     let mut entry = [0; 8];
@@ -359,7 +359,7 @@ fn is_held(process: &Process, address: u64) -> bool {
     u64::from_ne_bytes(entry) >> 57 & 1 == 1
 }
 
-/// Its pages are held by then.
+/// The chunk's pages are held when the copy fails.
 #[test]
 fn a_chunk_that_cannot_be_copied_is_let_go() {
     let folder = shm();
@@ -369,7 +369,7 @@ fn a_chunk_that_cannot_be_copied_is_let_go() {
         home,
         layout: before,
     } = started(folder.path());
-    // A target that has room and cannot be written to.
+    // A target with room, and sealed against writes.
     let made = rustix::fs::memfd_create(
         "sealed",
         rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING,
@@ -393,17 +393,17 @@ fn a_chunk_that_cannot_be_copied_is_let_go() {
         assert_eq!(held, 0);
     }
     assert_eq!(layout(&process, &home, None), Some(before));
-    // The agent is still there, and still nobody waits.
+    // The agent is still there, and no thread waits.
     let told = lost(process);
     assert!(told.trim().ends_with("lost 0"), "{told}");
 }
 
-/// Bytes of room that a file has.
+/// Returns a file's allocated bytes.
 fn room(file: &File) -> u64 {
     file.metadata().unwrap().blocks() * 512
 }
 
-/// Waits until a file has so much room: the agent makes it when it has answered.
+/// Waits until a file has this many allocated bytes: the agent makes room after its answer.
 fn has_room(file: &File, bytes: u64) {
     let until = Instant::now() + Duration::from_secs(5);
     while room(file) != bytes {
@@ -440,7 +440,7 @@ fn room_for_what_comes_next_is_made_ahead_and_given_back_when_it_does_not_come()
         assert!(moved.refused.is_none(), "{moved:?}");
         has_room(&away, (number + 2) * MIB);
     }
-    // What is not there is no room, and neither is a part of a page.
+    // Absent memory needs no room, and neither does a part of a page.
     for (number, nonsense) in [(4, BYTES), (5, 100), (6, u64::MAX - 4095)] {
         let moved = agent.move_run(ahead(number * MIB, nonsense)).unwrap();
         assert!(moved.refused.is_none(), "{moved:?}");
@@ -451,7 +451,7 @@ fn room_for_what_comes_next_is_made_ahead_and_given_back_when_it_does_not_come()
     has_room(&away, 9 * MIB);
     agent.end().unwrap();
     assert_eq!(room(&away), 8 * MIB, "at the end of a move");
-    // The same on the way back, from a node that goes without a word.
+    // The same on the way back, from a node that disconnects without an end of the move.
     agent
         .begin(
             layout.address,
@@ -476,7 +476,7 @@ fn room_for_what_comes_next_is_made_ahead_and_given_back_when_it_does_not_come()
     assert!(told.trim().ends_with("lost 0"), "{told}");
 }
 
-/// How long it takes to move memory of which but one page was ever written, in a file with so many bytes set aside.
+/// Returns the time to move memory with a single written page, in a file with this many preallocated bytes.
 fn moves_what_was_never_written(set_aside: u64) -> Duration {
     let folder = shm();
     let (path, home) = home(folder.path());
@@ -520,7 +520,7 @@ fn what_lies_behind_memory_that_was_never_written_does_not_delay_it() {
     );
 }
 
-/// Pages of a process that its page tables have, of some.
+/// Counts the pages of a range in a process's page tables.
 fn mapped(process: &Process, address: u64, pages: u64) -> usize {
     let pagemap = File::open(format!("/proc/{}/pagemap", process.id())).unwrap();
     let mut entries = vec![0; pages as usize * 8];
@@ -537,7 +537,7 @@ fn page_tables_are_filled_with_what_is_there_and_nothing_more() {
     let (path, home) = home(folder.path());
     let mut process = start_waiting(folder.path(), &path);
     let pages = BYTES / 4096;
-    // Its second half, but for each third page.
+    // Two thirds of the pages in the second half.
     let there: Vec<u64> = (pages / 2..pages).filter(|page| page % 3 > 0).collect();
     for page in &there {
         home.write_all_at(&[1], page * 4096).unwrap();
@@ -564,7 +564,7 @@ fn a_process_without_the_agent_is_told_from_one_that_has_it() {
     assert!(matches!(absent, Err(AgentError::Absent)));
 }
 
-/// `Pool::lets_memory_move` says so before anything begins.
+/// `Pool::lets_memory_move` reports the restriction before any move.
 #[test]
 fn memory_on_a_disk_s_file_system_does_not_move() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -591,7 +591,7 @@ fn memory_on_a_disk_s_file_system_does_not_move() {
     assert!(pool.lets_memory_move().unwrap(), "tmpfs");
 }
 
-/// What another peer sends is not written past where there is room for it, and no file of it stays open.
+/// Files from a hostile peer are neither written out of bounds nor kept open.
 #[test]
 fn files_that_nobody_asked_for_are_closed() {
     let folder = shm();
@@ -612,7 +612,7 @@ fn files_that_nobody_asked_for_are_closed() {
         assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
         let nonsense = [IoSlice::new(&[0; 64])];
         sendmsg(&peer, &nonsense, &mut control, SendFlags::NOSIGNAL).unwrap();
-        // It hangs up on whoever makes no sense.
+        // The agent hangs up on an invalid request.
         assert_eq!((&peer).read(&mut [0]).unwrap(), 0);
         assert_eq!(open(), 0, "of {count} files");
     }

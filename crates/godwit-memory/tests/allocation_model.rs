@@ -1,6 +1,6 @@
-//! Every order of the steps of two nodes that allocate segments of one device, and of crashes between any two of them, in
-//! bounds: no two segments share memory or a name, no guest finds what another one left, and what a dead node had begun is
-//! free when it is back. The model can fail: each break that is planted in one of its steps is found.
+//! Checks every order of the steps of two nodes that allocate segments of one device, with crashes between any two
+//! steps, within bounds. No two segments share memory or a name, no guest finds another guest's data, and a dead node's
+//! claims are free once the node is back. The model can fail: each planted break is found.
 
 mod allocation;
 
@@ -18,7 +18,7 @@ fn check(broken: Broken, same_name: bool, size: u64) -> CheckerBuilder<Allocatio
     model.checker()
 }
 
-/// Machines of the same name and of others, on a device that has room for both and on one that has not.
+/// VMs of the same name or of different names, on a device with room for both or for one.
 const WORLDS: [(bool, u64); 3] = [(false, 1), (false, 2), (true, 1)];
 
 #[test]
@@ -42,7 +42,7 @@ fn two_nodes_that_allocate_at_once_never_share_memory_or_a_name() {
     }
 }
 
-/// Each break with the property that says so, and in which world.
+/// Each break with the violated property, and the world of the violation.
 const PLANTED: [(Broken, &str, (bool, u64)); 9] = [
     (Broken::LooksFirst, APART, (false, 2)),
     (Broken::LooksFirst, APART, (true, 1)),
@@ -58,7 +58,7 @@ const PLANTED: [(Broken, &str, (bool, u64)); 9] = [
 #[test]
 fn each_broken_step_is_noticed() {
     for (broken, property, (same_name, size)) in PLANTED {
-        // No further than to what is looked for.
+        // Stops at the first violation.
         let enough = HasDiscoveries::AnyOf(BTreeSet::from([property]));
         let checker = check(broken, same_name, size).finish_when(enough);
         let found = checker.spawn_bfs().join().discoveries();

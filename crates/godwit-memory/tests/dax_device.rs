@@ -1,5 +1,5 @@
-//! A real DAX device, which the environment names: `make test-dax` boots a machine that has one. Everything on it is
-//! overwritten.
+//! Tests on a real DAX device named by the environment. `make test-dax` boots a machine with such a device. All data on
+//! the device is overwritten.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -11,22 +11,22 @@ use godwit_memory::pool::segment::Segment;
 use godwit_memory::pool::{Pool, PoolError, proof};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// The variable that names the device.
+/// Variable that names the device.
 const DEVICE: &str = "GODWIT_DAX_DEVICE";
 
-/// Does something with a part of the device, mapped as QEMU would map it.
+/// Runs `work` on a part of the device, mapped like QEMU's mappings.
 fn with_part<R>(file: &File, part: Extent, work: impl FnOnce(&mut [u8]) -> R) -> R {
     let bytes = usize::try_from(part.bytes).unwrap();
     let prot = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the kernel chooses a place that nobody else uses, and nobody else uses this part of the device.
+    // SAFETY: the kernel chooses a free place, and no other code uses this part of the device.
     let mapped = unsafe {
         let null = std::ptr::null_mut();
         mmap(null, bytes, prot, MapFlags::SHARED, file, part.offset)
     };
     let mapped = mapped.unwrap();
-    // SAFETY: it was mapped above.
+    // SAFETY: the part was mapped above.
     let done = work(unsafe { std::slice::from_raw_parts_mut(mapped.cast(), bytes) });
-    // SAFETY: nothing refers to it any more.
+    // SAFETY: no reference into the mapping is left.
     unsafe { munmap(mapped, bytes) }.unwrap();
     done
 }
@@ -40,7 +40,7 @@ fn a_dax_device_is_a_pool() {
     println!("{geometry:?}");
     assert!(geometry.is_device && geometry.align >= 4096);
     let align = geometry.align;
-    // What is on the device of old is no pool.
+    // Old content of the device is not a pool.
     let table = Extent {
         offset: 0,
         bytes: align,

@@ -1,4 +1,4 @@
-//! A process writes to pages that it is told, and who looks from outside finds exactly those.
+//! A process writes to given pages, and a scan from outside finds exactly these pages.
 
 mod process;
 
@@ -14,7 +14,7 @@ use process::Process;
 
 const PAGES: u64 = 16 << 10;
 const BYTES: u64 = PAGES * PAGE_BYTES;
-/// The variable that makes the test's own program the process that writes.
+/// Variable that turns the test program into the writing process.
 const WRITES: &str = "GODWIT_DIRTY_TEST_WRITES";
 
 fn map(file: &File) -> *mut u8 {
@@ -33,8 +33,8 @@ fn map(file: &File) -> *mut u8 {
     memory.cast()
 }
 
-/// Maps a file twice, and does what each line says with the pages whose numbers follow: `write` and `read` them, `aside`
-/// through the second mapping, `drop` them from the first one's page table, or `unmap` them.
+/// Maps a file twice, and obeys lines of a command and page numbers: `write` and `read` the pages, `aside` writes
+/// through the second mapping, `drop` removes the pages from the first mapping's page table, `unmap` unmaps them.
 #[test]
 fn the_process_that_writes() {
     let Some(path) = std::env::var_os(WRITES) else {
@@ -50,8 +50,8 @@ fn the_process_that_writes() {
         for page in words {
             let place = page.parse::<usize>().unwrap() * PAGE_BYTES as usize;
             let at = if what == "aside" { aside } else { memory };
-            // SAFETY: the tests name pages inside of both mappings, and only this thread uses them; those that are
-            // not mapped any more are not named again.
+            // SAFETY: the tests name pages inside of both mappings, and only this thread uses them; pages that are not
+            // mapped any more are not named again.
             unsafe {
                 let page = at.add(place);
                 let done = match what {
@@ -89,7 +89,7 @@ struct Tracked {
     _folder: tempfile::TempDir,
 }
 
-/// A process whose first half of memory exists, tracked, with the first look done.
+/// Returns a tracked process whose first half of memory exists, after the first scan.
 fn tracked() -> Tracked {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let memory = folder.path().join("v.memory");
@@ -118,7 +118,7 @@ fn tracked() -> Tracked {
     tracked
 }
 
-/// Of the mapping that was made first: the kernel places later ones below.
+/// Returns the address of the first mapping: the kernel places later ones below.
 fn address(pid: u32, memory: &Path) -> u64 {
     let id = mappings::File::of(&File::open(memory).unwrap()).unwrap();
     let all = mappings::of_process(pid).unwrap();
@@ -128,7 +128,7 @@ fn address(pid: u32, memory: &Path) -> u64 {
             inode: mapping.inode,
         } == id
     });
-    // Neighbours of one file in the wrong order are not merged, so there are two.
+    // Adjacent mappings of one file in the wrong order are not merged, so there are two.
     let found: Vec<u64> = ours.map(|mapping| mapping.address).collect();
     assert_eq!(found.len(), 2, "{found:x?}");
     found.into_iter().max().unwrap()
@@ -156,7 +156,7 @@ fn exactly_the_pages_that_were_written_are_found() {
     let mut tracked = tracked();
     assert_eq!(tracked.written(), [0; 0], "nothing since the first look");
     let last = PAGES - 1;
-    // Pages that exist, neighbours, and pages that did not exist yet.
+    // Existing pages, neighbours, and pages that did not exist yet.
     for pages in [
         vec![0],
         vec![7, 8, 9, 4000],
@@ -173,7 +173,7 @@ fn exactly_the_pages_that_were_written_are_found() {
     tracked.process.end();
 }
 
-/// More runs than one call of the kernel reports.
+/// More runs than the kernel reports in one call.
 #[test]
 fn many_runs_are_all_found() {
     let mut tracked = tracked();
@@ -183,7 +183,7 @@ fn many_runs_are_all_found() {
     tracked.process.end();
 }
 
-/// This is why back ends need logs of their own.
+/// Back ends need logs of their own for this reason.
 #[test]
 fn writes_through_another_mapping_are_not_seen() {
     let mut tracked = tracked();
@@ -199,7 +199,7 @@ fn memory_that_nobody_tracks_is_an_error_and_not_clean() {
     tracked.tell("write", &[3]);
     let looked = tracked.scanner.scan();
     assert!(matches!(looked, Err(ScanError::NotTracked)), "{looked:?}");
-    // Under the mover's write protection, which holds writers, the kernel would find no page.
+    // Under the mover's write protection, which holds writers, the kernel would report no page.
     let from = File::options()
         .read(true)
         .write(true)
@@ -217,7 +217,7 @@ fn memory_that_nobody_tracks_is_an_error_and_not_clean() {
     let both = tracked.agent.track(address, BYTES);
     assert!(matches!(both, Err(AgentError::Refused(_))), "{both:?}");
     tracked.agent.end().unwrap();
-    // And the other way round.
+    // Tracking and moving exclude each other in both orders.
     tracked.agent.track(address, BYTES).unwrap();
     let both = tracked
         .agent
@@ -228,7 +228,7 @@ fn memory_that_nobody_tracks_is_an_error_and_not_clean() {
     tracked.process.end();
 }
 
-/// As the kernel does with pages that it writes to swap.
+/// Like pages that the kernel writes to swap.
 #[test]
 fn pages_that_were_written_and_left_the_page_table_are_found() {
     let mut tracked = tracked();
@@ -256,7 +256,7 @@ fn a_tracker_that_goes_leaves_no_page_protected() {
     tracked.process.say("write 1 2 3");
     tracked.process.line("done");
     let looked = loop {
-        // The agent notices the end of its connection a moment later.
+        // The agent notices the end of the connection a moment later.
         match tracked.scanner.scan() {
             Ok(_) => std::thread::yield_now(),
             Err(error) => break error,

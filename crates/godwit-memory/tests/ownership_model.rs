@@ -1,6 +1,6 @@
-//! Every order of the steps of a move and of crashes, in bounds: the guest of a segment never runs twice, and never
-//! without its memory or its disks. Machines with disks and without, and memory of which a part is in a QEMU's own
-//! memory, are among them. The model can fail: each break that is planted in one of its steps is found.
+//! Checks every order of the steps of a move and of crashes, within bounds. The guest of a segment never runs twice,
+//! and never without its memory or its disks. The worlds include VMs with and without disks, and memory partly in
+//! QEMU's own memory. The model can fail: each planted break is found.
 
 mod ownership;
 
@@ -28,7 +28,7 @@ fn a_guest_never_runs_twice_on_one_memory() {
     }
 }
 
-/// Each break with the property that says so, and whether the machine has disks.
+/// Each break with the violated property, and true for a VM with disks.
 const PLANTED: [(Broken, &str, bool); 15] = [
     (Broken::OffersWhatIsHalfMoved, WHOLE, false),
     (Broken::ForgetsWhatMoved, WHOLE, false),

@@ -1,5 +1,5 @@
-//! Memory that is a part of a file, whose other parts are other guests': it moves away and back, and neither does it get
-//! what lay there meanwhile, nor do the others' parts change.
+//! Memory in a part of a file whose other parts belong to other guests. The memory moves away and back without picking
+//! up later content of the part, and without changing the other parts.
 
 mod process;
 
@@ -17,13 +17,13 @@ use process::Process;
 
 const OFFSET: u64 = 6 << 20;
 const BYTES: u64 = 16 << 20;
-/// The variable that makes the test's own program the process whose memory moves.
+/// Variable that turns the test program into the process whose memory moves.
 const WRITES: &str = "GODWIT_PART_TEST_WRITES";
 
-/// What other guests have in front and behind.
+/// Content of the other guests' parts before and after.
 const OTHERS: u8 = 0xaa;
 
-/// Maps its part and rewrites three quarters of it again and again; each pass expects what the pass before wrote.
+/// Maps its part and rewrites three quarters again and again; each pass expects the values of the previous pass.
 #[test]
 fn the_process_whose_part_moves() {
     let Some(path) = std::env::var_os(WRITES) else {
@@ -97,7 +97,7 @@ fn move_all(agent: &mut Agent, address: u64, from: Side<'_>, to: Side<'_>, downw
     agent.end().unwrap();
 }
 
-/// All bytes of a part of a file.
+/// Reads all bytes of a part of a file.
 fn read(file: &File, offset: u64, bytes: u64) -> Vec<u8> {
     let mut content = vec![0; bytes as usize];
     file.read_exact_at(&mut content, offset).unwrap();
@@ -134,8 +134,8 @@ fn a_part_moves_away_and_back_and_the_rest_of_its_file_stays_as_it_is() {
     for _ in 0..2 {
         move_all(&mut agent, address, home, Side::whole(&away), false);
         assert_eq!(layout(&process, &file, &away).away, BYTES);
-        // Nobody overwrites what is kept; if somebody did, the memory would not have it when it is back, not even where
-        // it never wrote anything itself.
+        // The kept room is normally not overwritten. Foreign content there must not reach the memory on its way back,
+        // not even in never-written pages.
         file.write_all_at(&vec![0x55; BYTES as usize], OFFSET)
             .unwrap();
         let quarter = BYTES / 4 * 3;

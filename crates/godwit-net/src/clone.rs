@@ -1,18 +1,18 @@
-//! The whole state of a NIC as bytes, which cross from node to node (the ReNIC paper, section 3.1: clone interface).
+//! The byte encoding of a NIC's state, which crosses from node to node (the ReNIC paper, section 3.1: clone interface).
 //!
-//! How far the rings are is not in it: QEMU moves that itself. All numbers are little-endian:
+//! Ring positions are not included: QEMU moves the rings itself. All numbers are little-endian:
 //!
 //! ```text
 //! "GWNIC" | version u8 | MAC 6 | counters: count u16, u64 each
-//! | stations: count u16, each its VLAN u16 (0 is none), MAC 6, and for how many seconds it is remembered u16
-//! | pairs of queues: count u8, each buffers that the guest has offered u16,
-//!   and packets ahead of it: count u16, buffers of each u16
+//! | stations: count u16, each its VLAN u16 (0 is none), MAC 6, and seconds until it is forgotten u16
+//! | queue pairs: count u8, each buffers that the guest has offered u16,
+//!   and packets ahead of the guest: count u16, buffers of each u16
 //! | token of the move 16 | packets: count u32, each length u32 and its bytes
-//! | the first 16 bytes of the BLAKE3 hash of all that stands before
+//! | first 16 bytes of the BLAKE3 hash of everything before
 //! ```
 //!
-//! In the place of stations, version 3 has the IP addresses that were seen: count u8, each its VLAN u16, 4 or 6, and its
-//! bytes. Of them their VLANs are taken.
+//! Version 3 has IP addresses in the place of stations: count u8, each its VLAN u16, 4 or 6, and the address. Decoding
+//! keeps only the VLANs of the addresses.
 
 use std::time::Duration;
 
@@ -27,67 +27,68 @@ use crate::state::held::{MOST_BYTES, MOST_PACKETS, Packet};
 use crate::state::pace::{MOST_IN_RING, Pace};
 use crate::state::stations::{MOST_STATIONS, REMEMBERED, Station};
 
-/// Most pairs of queues of a NIC.
+/// Most queue pairs of a NIC.
 pub const MOST_PAIRS: usize = MOST_RINGS as usize / 2;
 
 const MAGIC: &[u8; 5] = b"GWNIC";
 
-/// What this crate writes.
+/// Version that this crate writes.
 const VERSION: u8 = 4;
 
-/// The oldest that it reads.
+/// Oldest version that this crate reads.
 const OLDEST: u8 = 3;
 
-/// Most addresses that version [`OLDEST`] has.
+/// Most addresses in a state of version [`OLDEST`].
 const MOST_ADDRESSES: u8 = 32;
 
 const HASH: usize = 16;
 
-/// Most bytes of a state: what everything in it may take at most.
+/// Most bytes of an encoded state: the sum of the limits of all parts.
 pub const MOST_STATE_BYTES: usize =
     MOST_BYTES + MOST_PACKETS * 4 + MOST_PAIRS * (4 + MOST_IN_RING * 2) + MOST_STATIONS * 10 + 4096;
 
-/// Everything that a NIC is made of.
+/// The complete state of a NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    /// Its address.
+    /// MAC address of the NIC.
     pub mac: Mac,
-    /// What happened so far.
+    /// Counters since the VM was started.
     pub counters: Counters,
-    /// As which stations the guest sent lately, the last first, and for how long each is remembered: whole seconds.
+    /// Stations from which the guest sent lately, the most recent first, each with the whole seconds until it is
+    /// forgotten.
     pub stations: Vec<(Station, Duration)>,
-    /// How far the guest is behind what it was given, by each pair of queues.
+    /// Packets not yet processed by the guest, by queue pair.
     pub paces: Vec<Pace>,
-    /// What the announcement of this move says.
+    /// Token of the move's announcement.
     pub token: Token,
-    /// Packets that wait for the guest, in order.
+    /// Packets waiting for the guest, in order.
     pub held: Vec<Packet>,
 }
 
-/// Bytes are no state of a NIC.
+/// The reason why bytes cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CloneError {
-    /// They are something else.
+    /// The bytes do not begin with the format's magic number.
     #[error("the bytes are no state of a NIC")]
     Magic,
-    /// Another version of the program wrote them.
+    /// An unknown version of the program wrote the bytes.
     #[error(
         "the state of a NIC has version {0}, and this node knows versions {OLDEST} to {VERSION}: run the same version of Godwit on both nodes"
     )]
     Version(u8),
-    /// They end too early, or go on.
+    /// The bytes are cut off or too long.
     #[error("the state of a NIC is cut off or too long")]
     Length,
-    /// They changed on their way.
+    /// The bytes were damaged in transit.
     #[error("the state of a NIC was damaged on its way")]
     Hash,
-    /// A number in them is out of its range.
+    /// A number is out of range.
     #[error("the state of a NIC is out of range: {0}")]
     Range(&'static str),
 }
 
 impl State {
-    /// The state as bytes.
+    /// Encodes the state.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend_from_slice(MAGIC);
@@ -101,7 +102,7 @@ impl State {
         for (Station { mac, vlan }, left) in &self.stations {
             bytes.extend_from_slice(&vlan.map_or(0, Vlan::number).to_le_bytes());
             bytes.extend_from_slice(&mac.0);
-            // What has begun is a whole one.
+            // A partial second counts in full.
             let seconds = left.as_nanos().div_ceil(1_000_000_000) as u16;
             bytes.extend_from_slice(&seconds.to_le_bytes());
         }
@@ -118,10 +119,10 @@ impl State {
         seal(bytes)
     }
 
-    /// The state behind bytes that anybody may have made.
+    /// Decodes a state. The bytes may come from a hostile peer.
     ///
     /// # Errors
-    /// When they are none.
+    /// If the bytes are not a valid state.
     pub fn decode(bytes: &[u8]) -> Result<Self, CloneError> {
         let (version, mut reader) = open(bytes)?;
         let mac = Mac(reader.array()?);
@@ -159,7 +160,7 @@ impl State {
     }
 }
 
-/// Packets alone as bytes: those that came to a machine's former place after its state was read.
+/// Encodes packets without a state: packets that reached the source after the state was read.
 pub fn encode_packets(packets: &[Packet]) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend_from_slice(MAGIC);
@@ -168,10 +169,10 @@ pub fn encode_packets(packets: &[Packet]) -> Vec<u8> {
     seal(bytes)
 }
 
-/// The packets behind bytes that anybody may have made.
+/// Decodes packets. The bytes may come from a hostile peer.
 ///
 /// # Errors
-/// When they are none.
+/// If the bytes are not a valid encoding of packets.
 pub fn decode_packets(bytes: &[u8]) -> Result<Vec<Packet>, CloneError> {
     let (_, mut reader) = open(bytes)?;
     let packets = reader.packets()?;
@@ -212,7 +213,7 @@ fn open(bytes: &[u8]) -> Result<(u8, Reader<'_>), CloneError> {
     Ok((version, Reader(rest)))
 }
 
-/// What is left to be read.
+/// The bytes that are still to be read.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -255,7 +256,7 @@ impl<'a> Reader<'a> {
         (0..count).map(station).collect()
     }
 
-    /// What version [`OLDEST`] has in their place.
+    /// Reads the IP addresses that version [`OLDEST`] has in the place of stations.
     fn stations_of_addresses(&mut self, mac: Mac) -> Result<Vec<(Station, Duration)>, CloneError> {
         let [count] = self.array()?;
         if count > MOST_ADDRESSES {
@@ -295,7 +296,7 @@ impl<'a> Reader<'a> {
         if count > MOST_PACKETS {
             return Err(CloneError::Range("it has too many packets"));
         }
-        // No room is made for packets that do not come.
+        // The count is not trusted: no capacity is reserved for packets yet to be read.
         let mut packets = Vec::new();
         let mut total = 0;
         for _ in 0..count {
@@ -387,7 +388,7 @@ mod tests {
         fn garbage_is_refused_also_when_its_hash_is_right(garbage in prop::collection::vec(any::<u8>(), 0..300)) {
             prop_assert!(State::decode(&garbage).is_err());
             let sealed = seal([&MAGIC[..], &[VERSION], &garbage].concat());
-            // Whatever it says, it is read within its bounds.
+            // Decoding stays within the bytes, whatever their content.
             if let Ok(state) = State::decode(&sealed) {
                 prop_assert_eq!(state.encode(), sealed.clone());
             }
@@ -458,7 +459,7 @@ mod tests {
             };
             assert!(matches!(sealed(&station), Err(CloneError::Range(_))));
         }
-        // A node of an earlier version tells IP addresses.
+        // A node of an earlier version sends IP addresses.
         let older = |bytes: &mut Vec<u8>| {
             bytes[5] = OLDEST;
             let addresses = [2, 0, 0, 4, 10, 0, 0, 9, 5, 0, 4, 10, 0, 0, 9];

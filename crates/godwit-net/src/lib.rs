@@ -1,5 +1,5 @@
-//! The NIC of a virtual machine that moves with it, after the replicable NIC of the ReNIC paper (section 3): a
-//! vhost-user-net device that a node serves.
+//! A VM's NIC that moves with the VM, after the replicable NIC of the ReNIC paper (section 3): a vhost-user-net device
+//! on a node.
 //!
 //! ```text
 //!  guest ◄── rings ──► device thread ◄── packets ──► uplink (a tap)
@@ -7,9 +7,9 @@
 //!                     state::Nic: modes, tails, held packets, addresses, counters; no I/O
 //! ```
 //!
-//! - [`frame`]: what Ethernet frames say, and those that announce a machine's new place
+//! - [`frame`]: Ethernet frames, and the announcements of a VM's location
 //! - [`state`]: every decision, without I/O, clock or thread
-//! - [`clone`]: the whole state as bytes, which a hostile peer may have made
+//! - [`clone`]: the complete state as bytes, which may come from a hostile peer
 //! - [`device`]: the thread, the rings and the tap around the state
 
 pub mod clone;

@@ -7,27 +7,27 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Mac(pub [u8; 6]);
 
-/// A text is no address of a NIC.
+/// The reason why a text is not the address of a NIC.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MacError {
-    /// Something else than six pairs of hexadecimal digits.
+    /// The text is not six pairs of hexadecimal digits.
     #[error(
         "{0:?} is no MAC address, which is six pairs of hexadecimal digits such as 52:54:00:12:34:56"
     )]
     Form(String),
-    /// The address of a group, or of nobody.
+    /// The address is a group's, or zero.
     #[error("{0} is the address of a group or of nobody, not of a NIC")]
     Group(Mac),
 }
 
 impl Mac {
-    /// What no station has.
+    /// The zero address, which no station has.
     pub const NOBODY: Self = Self([0; 6]);
 
-    /// What frames for everybody are for.
+    /// The broadcast address.
     pub const ALL: Self = Self([0xff; 6]);
 
-    /// Whether frames for this address are for many: multicast and broadcast.
+    /// Returns true if the address is a multicast or broadcast address.
     pub const fn is_group(self) -> bool {
         self.0[0] & 1 != 0
     }

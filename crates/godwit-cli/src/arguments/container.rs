@@ -1,4 +1,4 @@
-//! `godwit container`
+//! The arguments of `godwit container`.
 
 use std::net::IpAddr;
 

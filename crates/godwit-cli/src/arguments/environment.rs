@@ -1,4 +1,4 @@
-//! Options that the environment gives: an empty variable is one that is not set, and an error names the variable.
+//! Options from environment variables. An empty variable counts as unset, and error messages name the variable.
 
 use std::ffi::{OsStr, OsString};
 
@@ -9,16 +9,17 @@ use clap::{Arg, ArgAction, Command, CommandFactory as _, FromArgMatches as _};
 use super::Arguments;
 
 impl Arguments {
-    /// What a command line and the environment say.
+    /// Parses a command line and the environment.
     ///
     /// # Errors
-    /// They make no sense.
+    /// If the arguments are invalid.
     pub(crate) fn read(words: Vec<OsString>) -> Result<Self, clap::Error> {
         let mut command = adapted(Arguments::command());
         let parsed = command.try_get_matches_from_mut(&words);
         let parsed = parsed.and_then(|mut found| Self::from_arg_matches_mut(&mut found));
         parsed.map_err(|error| {
-            // Also the variables that are empty; and arguments cannot be shown before all are put together.
+            // The unadapted command still knows empty variables, and arguments can be displayed only once the command
+            // is built.
             let mut all = Self::command();
             all.build();
             naming_variables(error, &all, &words)
@@ -26,7 +27,7 @@ impl Arguments {
     }
 }
 
-/// The command without variables that are empty, and with all usual words for yes and no.
+/// Adapts a command: resets empty variables, and accepts all usual words for yes and no.
 fn adapted(command: Command) -> Command {
     let command = command.mut_args(|argument| {
         let Some(variable) = argument.get_env() else {
@@ -43,7 +44,7 @@ fn adapted(command: Command) -> Command {
     command.mut_subcommands(adapted)
 }
 
-/// The same error, which names the variable that the wrong value comes from, or that a missing one could.
+/// Adds to an error the variable that holds the invalid value, or that could supply the missing value.
 fn naming_variables(mut error: clap::Error, command: &Command, words: &[OsString]) -> clap::Error {
     let named = |shown: &str| {
         let argument = find(command, shown)?;
@@ -71,7 +72,7 @@ fn naming_variables(mut error: clap::Error, command: &Command, words: &[OsString
     error
 }
 
-/// The argument that is shown like this, of a command or of those below it.
+/// Finds an argument by its displayed form, in a command and its subcommands.
 fn find<'a>(command: &'a Command, shown: &str) -> Option<&'a Arg> {
     let mut own = command.get_arguments();
     let own = own.find(|argument| argument.to_string() == shown);
@@ -82,7 +83,7 @@ fn find<'a>(command: &'a Command, shown: &str) -> Option<&'a Arg> {
     })
 }
 
-/// Whether a word of a command line gives this argument.
+/// Returns true if a word of a command line gives this argument.
 fn gives(word: &OsStr, argument: &Arg) -> bool {
     let word = word.to_string_lossy();
     let name = word.strip_prefix("--").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The arguments of `godwit image`, and where the repository of images is.
+//! The arguments of `godwit image`, and the location of the image repository.
 
 use std::path::PathBuf;
 
@@ -35,7 +35,7 @@ pub(crate) struct RepositoryArguments {
 }
 
 impl RepositoryArguments {
-    /// The repository's location, if there is one.
+    /// Returns the repository's location, if there is one.
     pub(crate) fn location(self) -> Result<Option<Location>, Failure> {
         let Some(mut location) = self.repository else {
             let given = [

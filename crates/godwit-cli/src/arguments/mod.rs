@@ -28,7 +28,7 @@ pub(crate) use self::vm::{
 use crate::failure::EXIT_CODES;
 use crate::show::units::{parse_duration, parse_rate, parse_size};
 
-/// Where a node keeps its data unless it is told otherwise.
+/// Default data directory of a node.
 pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/godwit";
 
 /// Moves running disks from one host to another.
@@ -468,7 +468,7 @@ pub(crate) enum CertsCommand {
     },
 }
 
-/// What follows the help of all commands.
+/// Returns the exit codes, printed after the help of all commands.
 fn exit_codes() -> String {
     let codes = EXIT_CODES.map(|(code, meaning)| format!("{code:>5}  {meaning}\n"));
     format!("Exit codes:\n{}", codes.concat())

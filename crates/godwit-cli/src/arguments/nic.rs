@@ -1,4 +1,4 @@
-//! `godwit nic`, and the NICs of `godwit vm run`.
+//! The arguments of `godwit nic`, and the NICs of `godwit vm run`.
 
 use clap::Subcommand;
 use godwit_api::RunNic;
@@ -32,7 +32,7 @@ pub(crate) enum NicCommand {
     },
 }
 
-/// A NIC such as `tap=tap0` or `bridge=br0,mac=52:54:00:12:34:56`.
+/// Parses a NIC such as `tap=tap0` or `bridge=br0,mac=52:54:00:12:34:56`.
 pub(super) fn parse_nic(text: &str) -> Result<RunNic, String> {
     let mut nic = RunNic::default();
     for part in text.split(',') {
@@ -75,7 +75,7 @@ pub(super) fn parse_nic(text: &str) -> Result<RunNic, String> {
     Ok(nic)
 }
 
-/// The name of a tap or bridge here, and there.
+/// Parses the name of a tap or bridge here, and at the destination.
 pub(super) fn parse_uplink(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((here, there)) if !here.is_empty() && !there.is_empty() => {

@@ -1,4 +1,4 @@
-//! `godwit process`
+//! The arguments of `godwit process`.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What is changed of a migration while it runs.
+//! Changes to the options of a running migration.
 
 use clap::{Args, ValueEnum};
 
@@ -40,7 +40,7 @@ pub(crate) enum LeavingPolicy {
     PostCopy,
 }
 
-/// 0 for none.
+/// Parses a deadline; `none` is 0.
 fn parse_deadline(text: &str) -> Result<u64, InvalidSize> {
     match text {
         "none" => Ok(0),
@@ -48,7 +48,7 @@ fn parse_deadline(text: &str) -> Result<u64, InvalidSize> {
     }
 }
 
-/// 0 for none.
+/// Parses a bandwidth; `none` is 0.
 fn parse_bandwidth(text: &str) -> Result<u64, InvalidSize> {
     match text {
         "none" => Ok(0),

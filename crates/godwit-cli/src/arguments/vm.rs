@@ -1,4 +1,4 @@
-//! Commands of virtual machines and of the memory that they run in.
+//! The arguments of `godwit vm` and `godwit memory-pool`.
 
 use std::path::PathBuf;
 

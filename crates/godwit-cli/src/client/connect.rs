@@ -1,4 +1,4 @@
-//! Where a node's API is, and how to get there.
+//! Connections to a node's API.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -20,18 +20,18 @@ use crate::failure::Failure;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where a node's API is.
+/// The address of a node's API.
 #[derive(Clone)]
 pub(crate) enum Endpoint {
-    /// On this host.
+    /// A socket on this host.
     Unix(PathBuf),
-    /// On the network.
+    /// An address on the network.
     Tls {
-        /// `HOST:PORT`.
+        /// Address as `HOST:PORT`.
         address: String,
-        /// The name that the node's certificate must bear.
+        /// Name that the node's certificate must bear.
         name: ServerName<'static>,
-        /// Whom to trust, and what to show.
+        /// TLS settings: the trusted authority and the client's certificate.
         config: Arc<ClientConfig>,
     },
 }
@@ -52,8 +52,8 @@ impl fmt::Display for Endpoint {
 }
 
 impl Endpoint {
-    /// The endpoint that the command line and environment name. An address on the network needs a
-    /// certificate, its key and the authority; without an address it is a socket on this host.
+    /// Returns the endpoint given on the command line or in the environment. A network address needs a certificate, its
+    /// key and the authority. Without an address, the endpoint is a socket on this host.
     pub(crate) fn from_arguments(arguments: &Connection) -> Result<Self, Failure> {
         let Some(api) = &arguments.api else {
             let socket = arguments.socket.clone();
@@ -85,7 +85,7 @@ impl Endpoint {
         })
     }
 
-    /// The host header's value.
+    /// Returns the value of the host header.
     pub(crate) fn host(&self) -> &str {
         match self {
             Self::Unix(_) => "localhost",
@@ -93,8 +93,8 @@ impl Endpoint {
         }
     }
 
-    /// Why a connection ended before the answer. A node tells only now that it does not accept the
-    /// certificate it was shown: TLS 1.3 lets the client go on before the server has looked.
+    /// Explains a connection that ended before the answer. A node rejects the client's certificate only at this point:
+    /// TLS 1.3 lets the client go on before the server has checked the certificate.
     pub(crate) fn broken(&self, error: &(dyn std::error::Error + 'static)) -> Failure {
         match received_alert(error) {
             Some(alert) => Failure::new(format!(
@@ -111,7 +111,7 @@ impl Endpoint {
         }
     }
 
-    /// Connects.
+    /// Connects to the node.
     pub(crate) async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, Failure> {
         match tokio::time::timeout(CONNECT_TIMEOUT, self.try_connect()).await {
             Ok(connected) => connected,
@@ -164,11 +164,11 @@ impl Endpoint {
     }
 }
 
-/// The alert with which the other side of a TLS connection ended it.
+/// Returns the alert with which the peer ended a TLS connection.
 fn received_alert(error: &(dyn std::error::Error + 'static)) -> Option<rustls::AlertDescription> {
     let mut next = Some(error);
     while let Some(error) = next {
-        // An I/O error's source is that of the error it wraps, not the wrapped error itself.
+        // The source of an I/O error is the source of the wrapped error, not the wrapped error itself.
         let wrapped = error
             .downcast_ref::<std::io::Error>()
             .and_then(std::io::Error::get_ref);
@@ -186,12 +186,12 @@ async fn start_http(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
 ) -> hyper::Result<SendRequest<Full<Bytes>>> {
     let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // Its error also reaches whoever waits for an answer on `sender`.
+    // An error of the connection also reaches the caller that waits for an answer on `sender`.
     tokio::spawn(connection);
     Ok(sender)
 }
 
-/// The `HOST:PORT` of `https://HOST:PORT[/]`.
+/// Returns the `HOST:PORT` of `https://HOST:PORT[/]`.
 fn parse_url(url: &str) -> Result<&str, Failure> {
     let wrong = || {
         Failure::usage(format!("{url:?} is not the address of an API"))

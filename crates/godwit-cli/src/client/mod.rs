@@ -1,4 +1,4 @@
-//! Calls a node's API.
+//! A client of a node's API.
 
 mod connect;
 
@@ -15,24 +15,24 @@ use serde::de::DeserializeOwned;
 pub(crate) use self::connect::Endpoint;
 use crate::failure::Failure;
 
-/// Longest wait for an answer: a little longer than a node lets any request take.
+/// Longest wait for an answer: a little longer than a node's limit for any request.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(95);
-/// Longest answer that is read.
+/// Most bytes of an answer.
 const ANSWER_LIMIT: usize = 16 << 20;
 
-/// A node's API. Keeps its connection from call to call.
+/// A client of a node's API, which keeps its connection from call to call.
 #[derive(Debug)]
 pub(crate) struct Client {
     endpoint: Endpoint,
     sender: Option<SendRequest<Full<Bytes>>>,
 }
 
-/// Why a call has no result.
+/// The reason why a call has no result.
 #[derive(Debug)]
 pub(crate) enum CallError {
-    /// The node cannot be reached, or the connection broke before it answered.
+    /// The node cannot be reached, or the connection broke before the answer.
     Unreachable(Failure),
-    /// The node said no.
+    /// The node refused the request.
     Refused(ErrorBody),
 }
 
@@ -46,7 +46,7 @@ impl From<CallError> for Failure {
 }
 
 impl Client {
-    /// A client that connects when it is first used.
+    /// Creates a client that connects on first use.
     pub(crate) fn new(endpoint: Endpoint) -> Self {
         Self {
             endpoint,
@@ -54,17 +54,17 @@ impl Client {
         }
     }
 
-    /// Whether the node is on this host, so that both mean the same by a file's path.
+    /// Returns true if the node is on this host, so that file paths mean the same to both.
     pub(crate) fn is_local(&self) -> bool {
         matches!(self.endpoint, Endpoint::Unix(_))
     }
 
-    /// Reads.
+    /// Sends a GET request.
     pub(crate) async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, CallError> {
         self.call(Method::GET, path, Bytes::new()).await
     }
 
-    /// Asks for something.
+    /// Sends a POST request.
     pub(crate) async fn post<T: DeserializeOwned>(
         &mut self,
         path: &str,
@@ -74,7 +74,7 @@ impl Client {
         self.call(Method::POST, path, body).await
     }
 
-    /// Asks for something that has no result.
+    /// Sends a POST request without a result.
     pub(crate) async fn order(
         &mut self,
         path: &str,
@@ -84,7 +84,7 @@ impl Client {
         self.exchange(Method::POST, path, body).await.map(drop)
     }
 
-    /// Removes.
+    /// Sends a DELETE request.
     pub(crate) async fn delete(&mut self, path: &str) -> Result<(), CallError> {
         self.exchange(Method::DELETE, path, Bytes::new())
             .await
@@ -140,7 +140,7 @@ impl Client {
         path: &str,
         body: Bytes,
     ) -> Result<(StatusCode, Bytes), Failure> {
-        // A connection that the node closed meanwhile is replaced; nothing was sent on it yet.
+        // A connection that the node has closed meanwhile is replaced, before any request is sent.
         let mut kept = self.sender.take();
         if let Some(sender) = &mut kept
             && sender.ready().await.is_err()
@@ -195,7 +195,7 @@ fn refusal(path: &str, status: StatusCode, body: &[u8]) -> CallError {
     }
 }
 
-/// Makes a name from the command line one segment of a path.
+/// Encodes a name as one segment of a path.
 pub(crate) fn segment(name: &str) -> String {
     name.bytes().fold(String::new(), |mut path, byte| {
         match byte {

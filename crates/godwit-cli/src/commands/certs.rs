@@ -1,4 +1,4 @@
-//! `godwit certs`
+//! The command `godwit certs`.
 
 use godwit_node::Role;
 use godwit_node::certificates::{
@@ -11,7 +11,7 @@ use crate::arguments::{CertsCommand, RoleArgument};
 use crate::failure::Failure;
 use crate::show::output::{Output, facts};
 
-/// What was written, for `--json`.
+/// The written files, for `--json`.
 #[derive(Serialize)]
 struct Written {
     ca: String,
@@ -21,7 +21,7 @@ struct Written {
     not_after: i64,
 }
 
-/// What was revoked, for `--json`.
+/// The revoked certificates, for `--json`.
 #[derive(Serialize)]
 struct WrittenList {
     crl: String,
@@ -65,7 +65,7 @@ pub(crate) fn run(command: CertsCommand, output: Output) -> Result<(), Failure> 
         })
         .map_err(explain)?,
         CertsCommand::Revoke { name, serial, dir } => {
-            // One of both is there: the command line says so.
+            // The command line guarantees that one of the two is given.
             let what = match (&serial, &name) {
                 (Some(serial), _) => Revoked::Serial(serial),
                 (None, name) => Revoked::Name(name.as_deref().unwrap_or_default()),

@@ -1,4 +1,4 @@
-//! `godwit disk`
+//! The command `godwit disk`.
 
 use std::path::Path;
 
@@ -113,7 +113,7 @@ pub(crate) async fn run(
             })
         }
         DiskCommand::Abandon { name, lost } => {
-            // Without that the node refuses, and says what would be lost.
+            // Without `lost` the node refuses, and tells the data that would be lost.
             let request = AbandonMissing { lost };
             let disk: Disk = client.post(&routes::disk_abandon(&name), &request).await?;
             output.print(&disk, |disk| {
@@ -124,7 +124,7 @@ pub(crate) async fn run(
             })
         }
         DiskCommand::Claim { name, force } => {
-            // Without force the node refuses, and says which node it is about.
+            // Without `force` the node refuses, and names the other node.
             let request = ClaimDisk { force };
             let disk: Disk = client.post(&routes::disk_claim(&name), &request).await?;
             output.print(&disk, |disk| {
@@ -134,7 +134,8 @@ pub(crate) async fn run(
     }
 }
 
-/// A path as the node understands it: absolute, and for a node elsewhere given as such.
+/// Returns a path as the node understands it: made absolute here for a local node, and required to be absolute for a
+/// remote node.
 pub(super) fn node_path(path: &Path, client: &Client) -> Result<String, Failure> {
     let shown = path.display();
     if !client.is_local() && path.is_relative() {
@@ -149,8 +150,8 @@ pub(super) fn node_path(path: &Path, client: &Client) -> Result<String, Failure>
         .map_err(|path| Failure::usage(format!("{} is not UTF-8", Path::new(&path).display())))
 }
 
-/// Where a new client can attach. Clients that were attached when the disk left stay, but the node
-/// takes no new ones for it.
+/// Returns the address for a new client. Clients that were attached when the disk left stay, but the node takes no new
+/// clients for the disk.
 fn attach_uri(disk: &Disk, tcp: bool) -> Result<String, Failure> {
     if let (DiskState::Departed, Some(node)) = (disk.state, &disk.moved_to) {
         let name = &disk.name;
@@ -201,7 +202,7 @@ fn list(disks: &[Disk]) -> String {
     )
 }
 
-/// What is not here of a disk that is served here, and where it is.
+/// Returns the missing part of a disk that is served here, and its place.
 fn lacks(disk: &Disk) -> String {
     let place = match &disk.image {
         Some(image) if image.fetching => format!("image '{}'", image.name),
@@ -214,7 +215,7 @@ fn lacks(disk: &Disk) -> String {
     )
 }
 
-/// Which node still needs a part of a disk that has left.
+/// Returns the node that still needs a part of a departed disk.
 fn owes(disk: &Disk) -> String {
     let owner = disk.moved_to.as_ref().filter(|_| disk.owes);
     owner.map_or_else(|| String::from("-"), |owner| format!("a part to {owner}"))

@@ -1,4 +1,4 @@
-//! `godwit image`: works with the repository itself, without a node.
+//! The command `godwit image`, which works with the repository itself, without a node.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -190,7 +190,7 @@ async fn pull(
             converted = convert::to_qcow2(&raw, &part) => converted,
             _ = interrupted.recv() => Err(RepositoryError::Interrupted("there is no file")),
         };
-        // Nothing more can be done about one that stays.
+        // A leftover file cannot be helped.
         let _ = std::fs::remove_file(&raw);
         if let Err(error) = converted {
             let _ = std::fs::remove_file(&part);
@@ -209,13 +209,14 @@ async fn pull(
     })
 }
 
-/// A file's name for what becomes that file.
+/// Returns the name of a temporary file beside a file.
 fn beside(file: &Path, what: &str) -> PathBuf {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     file.with_file_name(format!(".{name}.{}.{what}", std::process::id()))
 }
 
-/// Why a file is not pushed as it is. A guest can make its disk look like any format, so that none is chosen for the user.
+/// Explains why a file is not pushed as raw. A guest can make its disk look like any format, so the user must choose
+/// the format.
 fn not_raw(file: &Path, error: &ImageError) -> Failure {
     let shown = file.display();
     let ImageError::Format { format, .. } = error else {
@@ -231,7 +232,7 @@ fn not_raw(file: &Path, error: &ImageError) -> Failure {
     ))
 }
 
-/// A progress line that is kept up to date while something else goes on.
+/// A progress line that a background task keeps up to date.
 struct Shown {
     task: tokio::task::JoinHandle<()>,
 }
@@ -257,7 +258,7 @@ impl Shown {
     }
 }
 
-/// A line that is cleared however its task ends.
+/// A progress line that is cleared on drop.
 struct Cleared(ProgressLine);
 
 impl Drop for Cleared {

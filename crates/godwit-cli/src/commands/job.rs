@@ -1,4 +1,4 @@
-//! Follows an import or export until it ends.
+//! Follows an import or export until its end.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,8 @@ use crate::show::progress::{ProgressLine, job_status};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Waits for the job, with its progress on standard error. After Ctrl-C, which is said, the job goes on
-/// at the node.
+/// Waits for the job, with its progress on standard error. Ctrl-C ends the wait with a message; the job goes on at the
+/// node.
 pub(crate) async fn wait(
     client: &mut Client,
     mut job: Job,

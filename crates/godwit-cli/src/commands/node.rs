@@ -1,4 +1,4 @@
-//! `godwit node`
+//! The command `godwit node`.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::arguments::{Connection, LogFormatArgument, NodeArguments, ReadWaitThen};
 use crate::failure::Failure;
 
-/// Where other nodes connect unless a node is told otherwise.
+/// Default port for connections of other nodes.
 const DEFAULT_PORT: u16 = 7001;
 
 pub(crate) fn run(arguments: NodeArguments, connection: Connection) -> Result<(), Failure> {
@@ -42,10 +42,10 @@ pub(crate) fn run(arguments: NodeArguments, connection: Connection) -> Result<()
     })
 }
 
-/// What a node is told by these arguments.
+/// Builds a node's configuration from the arguments.
 ///
 /// # Errors
-/// They do not belong together.
+/// If the arguments do not fit together.
 pub(crate) fn config(
     arguments: NodeArguments,
     connection: Connection,

@@ -1,4 +1,4 @@
-//! `godwit peer`
+//! The command `godwit peer`.
 
 use godwit_api::Peer;
 

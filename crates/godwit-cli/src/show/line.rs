@@ -1,25 +1,25 @@
-//! A line that says less where there is less room.
+//! A line of text that shrinks to the available width.
 
-/// How much a piece matters: the first that do not fit are those that come last here.
+/// The priority of a piece. Later variants are left out first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Matters {
-    /// Stays however narrow the terminal is.
+    /// Shown at any width.
     Always,
-    /// Something is not as it should be.
+    /// A problem.
     Trouble,
-    /// What is being done.
+    /// Current step.
     Step,
-    /// How much is left of it.
+    /// Amount left.
     Left,
-    /// What it is done to, and with whom.
+    /// Names of the subject and of the other node.
     Names,
-    /// More of something that is told already.
+    /// Details about another piece.
     Detail,
-    /// What only a wide terminal has room for.
+    /// Shown on wide terminals only.
     Rest,
 }
 
-/// What is told in one place of a line.
+/// A piece of text for one place of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Piece {
     place: usize,
@@ -27,8 +27,8 @@ struct Piece {
     text: String,
 }
 
-/// Pieces of text, separated by commas. In the same place the piece that matters less stands for
-/// the one that matters more, and says more.
+/// Pieces of text, separated by commas. A place may have several forms; a form of lower priority says more, and
+/// replaces the shorter form if the width allows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Line {
     pieces: Vec<Piece>,
@@ -36,17 +36,17 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// A line of one piece, which stays.
+    /// Builds a line of one piece, shown at any width.
     pub(crate) fn plain(text: impl Into<String>) -> Self {
         Self::default().then(Matters::Always, text)
     }
 
-    /// Tells something after all that was told before.
+    /// Appends a piece.
     pub(crate) fn then(self, matters: Matters, text: impl Into<String>) -> Self {
         self.then_or(&[(matters, text.into())])
     }
 
-    /// Tells one of these, whichever says most and has room.
+    /// Appends a place with several forms. The longest form that fits is shown.
     pub(crate) fn then_or(mut self, forms: &[(Matters, String)]) -> Self {
         let place = self.places;
         self.places += 1;
@@ -59,7 +59,7 @@ impl Line {
         self
     }
 
-    /// As much as has room in so many columns.
+    /// Returns the pieces that fit into this many columns.
     pub(crate) fn within(&self, columns: usize) -> String {
         let mut pieces: Vec<&Piece> = self.pieces.iter().collect();
         pieces.sort_by_key(|piece| piece.matters);
@@ -73,7 +73,7 @@ impl Line {
         joined(&told)
     }
 
-    /// How many columns the least takes that can be said.
+    /// Returns the columns of the shortest form.
     pub(crate) fn least(&self) -> usize {
         self.within(0).chars().count()
     }
@@ -90,7 +90,7 @@ fn joined(told: &[Option<&str>]) -> String {
     told.join(", ")
 }
 
-// Names of disks and nodes are ASCII, and `µ` takes a column.
+// Names of disks and nodes are ASCII, and `µ` takes one column.
 fn width(told: &[Option<&str>]) -> usize {
     joined(told).chars().count()
 }

@@ -1,4 +1,4 @@
-//! What people see: tables and sentences, quantities, and work that goes on.
+//! Output for people: tables, sentences, quantities and progress.
 
 pub(crate) mod line;
 pub(crate) mod output;

@@ -1,4 +1,4 @@
-//! What commands print on standard output: tables and facts for people, JSON for programs.
+//! Results of commands on standard output: tables and facts for people, JSON for programs.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -6,15 +6,15 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// Where results go, and in which form.
+/// The form of results.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {
-    /// JSON instead of text.
+    /// True for JSON instead of text.
     pub json: bool,
 }
 
 impl Output {
-    /// Prints a result: the value itself as JSON, or what `text` makes of it.
+    /// Prints a result: the value itself as JSON, or the text from `text`.
     pub(crate) fn print<T: Serialize + ?Sized>(
         self,
         value: &T,
@@ -27,20 +27,20 @@ impl Output {
         }
     }
 
-    /// Whether nobody reads what is said beside the result: a program that asked for JSON finds nothing
-    /// but an error on standard error, as JSON.
+    /// Returns true if messages beside the result are suppressed: a program that asked for JSON finds nothing but an
+    /// error on standard error, as JSON.
     pub(crate) fn is_quiet(self) -> bool {
         self.json && !io::stderr().is_terminal()
     }
 
-    /// Says something beside the result.
+    /// Prints a message beside the result.
     pub(crate) fn say(self, text: &str) {
         if !self.is_quiet() {
             eprintln!("{text}");
         }
     }
 
-    /// Prints one of a series of results: as a line of JSON, or not at all.
+    /// Prints one result of a series as a line of JSON; prints nothing in text mode.
     pub(crate) fn print_json_line<T: Serialize>(self, value: &T) -> Result<(), Failure> {
         if !self.json {
             return Ok(());
@@ -70,13 +70,13 @@ pub(crate) fn print_text(text: &str) -> Result<(), Failure> {
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush())
     {
-        // `godwit disk list | head -1` is no failure.
+        // A closed pipe, as in `godwit disk list | head -1`, is not a failure.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.map_err(|error| Failure::caused("cannot print the result", &error)),
     }
 }
 
-/// Aligns rows under their headings, two spaces apart; `empty` when there are none.
+/// Aligns rows under their headings, two spaces apart. Returns `empty` if there are no rows.
 pub(crate) fn table<const N: usize>(
     headings: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
@@ -101,7 +101,7 @@ pub(crate) fn table<const N: usize>(
     text
 }
 
-/// One fact per line, its name before it. Facts without a value are left out.
+/// Formats one fact per line, after its name. Facts without a value are left out.
 pub(crate) fn facts<const N: usize>(facts: [(&str, Option<String>); N]) -> String {
     let width = facts.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let mut text = String::new();

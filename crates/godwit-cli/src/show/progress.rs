@@ -1,4 +1,4 @@
-//! The line that shows how far a migration or copy is.
+//! The progress line of a migration or copy.
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
@@ -12,43 +12,43 @@ use crate::show::output::Output;
 use crate::show::promise::{counted, obstacle, reason_text};
 use crate::show::units::{format_bytes, format_micros, format_rate, format_seconds};
 
-/// Lines per second where no terminal can redraw one.
+/// Interval of lines if the terminal cannot redraw a line.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long such a line is not repeated that says the same again.
+/// Interval of identical lines.
 const SAME_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Columns of a terminal that does not tell how wide it is.
+/// Columns of a terminal of unknown width.
 const USUAL_COLUMNS: usize = 80;
-/// Columns of the share that is done, such as `100% `.
+/// Columns of the percentage, such as `100% `.
 const SHARE_COLUMNS: usize = 5;
 
-/// How far something is: a line, and the part done in bytes.
+/// The progress of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Status {
-    /// What to show.
+    /// Text to show.
     pub line: Line,
-    /// Bytes done and bytes in all, while that means something.
+    /// Bytes done and total bytes, if meaningful.
     pub done: Option<(u64, u64)>,
-    /// What somebody should look at, in a line of its own.
+    /// A note for the user's attention, in a line of its own.
     pub note: Option<String>,
 }
 
-/// Shows a status on standard error: redrawn in place on a terminal, else as a line a second and
-/// whenever the step changes.
+/// A progress display on standard error: redrawn in place on a terminal, otherwise printed once a second and at every
+/// new step.
 #[derive(Debug)]
 pub(crate) struct ProgressLine {
     bar: Option<ProgressBar>,
     output: Output,
     printed: Option<Instant>,
-    /// What the last line said.
+    /// Text of the last line.
     said: String,
     step: String,
     note: Option<String>,
 }
 
 impl ProgressLine {
-    /// A line on standard error, beside a result on standard output.
+    /// Creates a progress line on standard error, beside a result on standard output.
     pub(crate) fn new(output: Output) -> Self {
         let redraws = std::io::stderr().is_terminal() && can_redraw(std::env::var_os("TERM"));
         let bar = redraws.then(|| {
@@ -66,8 +66,7 @@ impl ProgressLine {
         }
     }
 
-    /// Shows the status. `step` names what is being done: a new one is shown at once.
-    /// So is a new note, once.
+    /// Shows the status. A new `step` is shown at once. A new note is printed once.
     pub(crate) fn show(&mut self, step: &str, status: &Status) {
         if status.note != self.note {
             if let Some(note) = &status.note {
@@ -108,7 +107,7 @@ impl ProgressLine {
         bar.tick();
     }
 
-    /// Says something beside the line.
+    /// Prints a message beside the line.
     pub(crate) fn say(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| eprintln!("{text}")),
@@ -116,7 +115,7 @@ impl ProgressLine {
         }
     }
 
-    /// Takes the line away.
+    /// Removes the line.
     pub(crate) fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -124,12 +123,12 @@ impl ProgressLine {
     }
 }
 
-/// Whether a terminal of this name can move its cursor. One without a name is taken to.
+/// Returns true if a terminal of this name can move its cursor. A terminal without a name counts as able.
 fn can_redraw(term: Option<OsString>) -> bool {
     term.is_none_or(|term| term != "dumb")
 }
 
-/// How wide the terminal behind standard error is at the moment.
+/// Returns the width of the terminal at standard error.
 fn columns() -> usize {
     match rustix::termios::tcgetwinsize(std::io::stderr()) {
         Ok(size) if size.ws_col > 0 => size.ws_col.into(),
@@ -137,8 +136,8 @@ fn columns() -> usize {
     }
 }
 
-/// The length of the bar, and what stands beside it and the share that is done. The bar makes room
-/// for what must be said.
+/// Returns the length of the bar, and the text beside the bar and the percentage. The bar shrinks in favour of text
+/// shown at any width.
 fn beside_bar(line: &Line, columns: usize) -> (usize, String) {
     let length = match columns {
         100.. => 20,
@@ -157,7 +156,7 @@ fn beside_bar(line: &Line, columns: usize) -> (usize, String) {
     (length, line.within(beside(length)))
 }
 
-// The templates differ by a number alone; one that did not parse would show the library's default bar.
+// The templates differ in a number only; an invalid template would show the library's default bar.
 fn bar_style(length: usize) -> ProgressStyle {
     let bar = match length {
         0 => String::new(),
@@ -173,12 +172,12 @@ fn spinner_style() -> ProgressStyle {
         .unwrap_or_else(|_| ProgressStyle::default_spinner())
 }
 
-/// How far a migration is: phase, bytes left, rate, time left, and what the guest feels.
+/// Returns a migration's status: phase, bytes left, rate, time left, and the guest's latency.
 pub(crate) fn migration_status(migration: &Migration) -> Status {
     status_of(&migration.disk, migration)
 }
 
-/// The same, under another name than the disk's.
+/// Returns a migration's status under another name than the disk's.
 pub(crate) fn status_of(name: &str, migration: &Migration) -> Status {
     let passes = matches!(
         migration.phase,
@@ -230,7 +229,7 @@ pub(crate) fn status_of(name: &str, migration: &Migration) -> Status {
     }
 }
 
-/// What the guest feels: `guest p99 180 µs, p99.99 1.2 ms`.
+/// Returns the guest's latency: `guest p99 180 µs, p99.99 1.2 ms`.
 fn guest_text(guest: &GuestLatency) -> [(Matters, String); 3] {
     let p99 = format!("p99 {}", format_micros(guest.p99_us));
     let p9999 = format!("p99.99 {}", format_micros(guest.p9999_us));
@@ -241,7 +240,7 @@ fn guest_text(guest: &GuestLatency) -> [(Matters, String); 3] {
     ]
 }
 
-/// What is being done, and with which node.
+/// Returns the current activity, and the other node.
 fn phase_text(migration: &Migration) -> (&'static str, String) {
     let Migration { from, to, .. } = migration;
     match (migration.phase, migration.direction) {
@@ -275,7 +274,7 @@ fn phase_text(migration: &Migration) -> (&'static str, String) {
     }
 }
 
-/// How far an import or export is.
+/// Returns the status of an import or export.
 pub(crate) fn job_status(job: &Job, elapsed: Duration) -> Status {
     let action = match job.kind {
         JobKind::Import => "importing",

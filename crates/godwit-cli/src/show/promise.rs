@@ -1,15 +1,15 @@
-//! What people read about a migration's promise to the guest.
+//! Texts about a migration's promise to the guest.
 
 use godwit_api::{Migration, MigrationPromise, Obstacle, PauseReason, Policy};
 
 use crate::show::units::{format_bytes, format_micros, format_rate, format_seconds};
 
-/// A number and what it counts: `1 pause`, `3 pauses`.
+/// Formats a number with its noun: `1 pause`, `3 pauses`.
 pub(crate) fn counted(count: u32, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Why a migration pauses, in words.
+/// Returns the reason of a pause in words.
 pub(crate) const fn reason_text(reason: PauseReason) -> &'static str {
     match reason {
         PauseReason::GuestLatency => "guest latency",
@@ -18,7 +18,7 @@ pub(crate) const fn reason_text(reason: PauseReason) -> &'static str {
     }
 }
 
-/// What was promised and how it is kept.
+/// Returns the promise, and the breaches so far.
 pub(crate) fn promised(migration: &Migration) -> Option<String> {
     let target = migration.options.as_ref()?.sla.as_ref()?;
     let auto = migration
@@ -43,7 +43,7 @@ pub(crate) fn promised(migration: &Migration) -> Option<String> {
     Some(text)
 }
 
-/// What requests may take at the moment, in microseconds, when that is clearly more than was promised.
+/// Returns the latency allowed at the moment in microseconds, if clearly above the promise.
 fn eased(promise: &MigrationPromise) -> Option<u64> {
     let limit = promise.limit_us?;
     promise
@@ -51,7 +51,7 @@ fn eased(promise: &MigrationPromise) -> Option<u64> {
         .filter(|allowed| *allowed > limit + limit / 4)
 }
 
-/// How often and how long it paused.
+/// Returns the number and duration of pauses.
 pub(crate) fn pauses(promise: &MigrationPromise) -> Option<String> {
     let by_reason = [
         (PauseReason::GuestLatency, promise.pauses.guest_latency),
@@ -74,7 +74,7 @@ pub(crate) fn pauses(promise: &MigrationPromise) -> Option<String> {
     Some(format!("{total} ({}), {time} in all", reasons.join(", ")))
 }
 
-/// What became of the writes that were kept here for a while.
+/// Returns the fate of delayed writes.
 pub(crate) fn delayed(promise: &MigrationPromise) -> Option<String> {
     let facts = [
         (promise.delayed_bytes, "to send"),
@@ -89,8 +89,8 @@ pub(crate) fn delayed(promise: &MigrationPromise) -> Option<String> {
     (!facts.is_empty()).then(|| facts.join(", "))
 }
 
-/// What keeps the migration from its end, and what to change: options cannot be changed while it
-/// runs.
+/// Returns the obstacle to the end of a migration, and the options to change. Most options cannot be changed while a
+/// migration runs.
 pub(crate) fn obstacle(migration: &Migration) -> Option<String> {
     let obstacle = migration.promise.as_ref()?.obstacle?;
     let options = migration.options.as_ref();

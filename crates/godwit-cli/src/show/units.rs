@@ -2,7 +2,7 @@
 
 pub(crate) use godwit_api::text::format_seconds;
 
-/// Why a text is not a size or a time.
+/// The reason why a text is not a size or a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct InvalidSize(String);
 
@@ -14,8 +14,8 @@ impl std::fmt::Display for InvalidSize {
 
 impl std::error::Error for InvalidSize {}
 
-/// Reads a size in bytes: `4096`, `512K`, `10G`, `1.5T`, `20GiB`, `20GB`. A bare letter and `KiB`
-/// count in 1024s, as qemu-img and fio do; `KB` counts in 1000s. Case does not matter.
+/// Parses a size in bytes: `4096`, `512K`, `10G`, `1.5T`, `20GiB`, `20GB`. A bare letter and `KiB` count in 1024s, as
+/// in qemu-img and fio; `KB` counts in 1000s. Case does not matter.
 pub(crate) fn parse_size(text: &str) -> Result<u64, InvalidSize> {
     let wrong = |why: &str| {
         InvalidSize(format!(
@@ -33,7 +33,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, InvalidSize> {
     }
     let factor = unit_factor(unit.trim())
         .ok_or_else(|| wrong(&format!("{:?} is not a unit", unit.trim())))?;
-    // 12 digits of fraction say a byte of a terabyte; more would only overflow.
+    // A fraction of 12 digits resolves a byte of a terabyte; more digits would only overflow.
     if fraction.len() > 12 {
         return Err(wrong("it has too many digits after the point"));
     }
@@ -50,13 +50,13 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, InvalidSize> {
     u64::try_from(scaled / scale).map_err(|_| wrong("the number is too large"))
 }
 
-/// Reads bytes per second: a size, optionally followed by `/s`.
+/// Parses bytes per second: a size, optionally followed by `/s`.
 pub(crate) fn parse_rate(text: &str) -> Result<u64, InvalidSize> {
     let trimmed = text.trim();
     parse_size(trimmed.strip_suffix("/s").unwrap_or(trimmed))
 }
 
-/// Reads a time in whole seconds: `90s`, `30m`, `2h`, `1h30m`, `1d`.
+/// Parses a time in whole seconds: `90s`, `30m`, `2h`, `1h30m`, `1d`.
 pub(crate) fn parse_duration(text: &str) -> Result<u64, InvalidSize> {
     let wrong = |why: &str| InvalidSize(format!("{why}; write a time like 90s, 30m or 1h30m"));
     let mut rest = text.trim();
@@ -113,7 +113,7 @@ fn unit_factor(unit: &str) -> Option<u64> {
     Some(base.pow(power as u32 + 1))
 }
 
-/// A number of bytes in at most four significant digits: `1.50 GiB`.
+/// Formats a number of bytes with at most four significant digits: `1.50 GiB`.
 pub(crate) fn format_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -134,12 +134,12 @@ pub(crate) fn format_bytes(bytes: u64) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
-/// Bytes per second: `312 MiB/s`.
+/// Formats bytes per second: `312 MiB/s`.
 pub(crate) fn format_rate(bytes_per_second: f64) -> String {
     format!("{}/s", format_bytes(bytes_per_second.max(0.0) as u64))
 }
 
-/// A request's latency: `180 µs`, `1.2 ms`, `2.5 s`.
+/// Formats a request's latency: `180 µs`, `1.2 ms`, `2.5 s`.
 pub(crate) fn format_micros(micros: u64) -> String {
     match micros {
         0..1000 => format!("{micros} µs"),

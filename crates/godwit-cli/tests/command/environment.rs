@@ -1,10 +1,10 @@
-//! What the environment says, as in a service's file of settings.
+//! Environment variables, as in a service's settings file.
 
 use std::process::Command;
 
 use super::fake::Ran;
 
-/// A node that is asked to start with this variable, and cannot for want of certificates at the latest.
+/// Tries to start a node with this variable. The start fails for lack of certificates at the latest.
 fn node_with(variable: &str, value: &str, more: &[&str]) -> Ran {
     let directory = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_godwit"));

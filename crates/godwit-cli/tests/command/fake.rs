@@ -1,4 +1,4 @@
-//! An API that answers what each test tells it to.
+//! An API with scripted answers.
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -11,11 +11,10 @@ use std::time::{Duration, Instant};
 use godwit_node::api::ErrorBody;
 use serde_json::{Value, json};
 
-/// What the API answers to `METHOD /path`, whatever the query: one after the other, the last one
-/// for ever.
+/// Answers by `METHOD /path`, ignoring the query. The answers are given in order, and the last one repeats.
 type Script = HashMap<String, Vec<(u16, Value)>>;
 
-/// An API on a unix socket, and what it was asked.
+/// An API on a unix socket that records its requests.
 pub(crate) struct FakeApi {
     directory: tempfile::TempDir,
     asked: Arc<Mutex<Vec<(String, Value)>>>,
@@ -26,7 +25,7 @@ impl FakeApi {
         Self::start_after(Duration::ZERO, script)
     }
 
-    /// One that takes a second to answer.
+    /// Starts an API that takes a second to answer.
     pub(crate) fn start_slow(script: &[(&str, Vec<(u16, Value)>)]) -> Self {
         Self::start_after(Duration::from_secs(1), script)
     }

@@ -1,4 +1,4 @@
-//! Ctrl-C while the node has not answered yet.
+//! Ctrl-C before the node's answer.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::net::UnixListener;

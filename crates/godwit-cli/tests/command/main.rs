@@ -1,4 +1,4 @@
-//! The `godwit` command against an API that answers what each test tells it to.
+//! The `godwit` command against an API with scripted answers.
 
 mod environment;
 mod fake;

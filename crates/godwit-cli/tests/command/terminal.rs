@@ -1,4 +1,4 @@
-//! What a person sees on a terminal, by its width.
+//! Output on terminals of several widths.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use godwit_node::api::{GuestLatency, Migration, MigrationPhase};
 use super::fake::{FakeApi, Ran, ok};
 use super::{get_migration, migration};
 
-/// What a terminal of this name and so many columns was sent while a migration was followed.
+/// Returns the output of a followed migration on a terminal of this name and width.
 fn followed(term: &str, columns: usize) -> String {
     let copying = Migration {
         rate_bytes_per_second: Some(312.0 * 1048576.0),
@@ -29,7 +29,7 @@ fn followed(term: &str, columns: usize) -> String {
     ]);
     let inside = api.command(&["migrate", "d", "--to", "b"]);
     let program = inside.get_program().to_str().unwrap();
-    // `script` runs it on a terminal of its own, whose width `stty` sets.
+    // `script` runs the command on a new terminal, and `stty` sets the width.
     let line = format!("stty cols {columns} rows 24; exec {program} migrate d --to b");
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--command", &line, "/dev/null"]);

@@ -1,4 +1,4 @@
-//! Moves of virtual machines, beside those of disks.
+//! Moves of VMs, beside moves of disks.
 
 use godwit_node::api::{
     ErrorBody, ErrorCode, MemoryMode, MemoryProgress, MigrationPhase, VmMigration, VmMigrationPhase,
@@ -45,7 +45,7 @@ fn cancel_move() -> String {
     format!("POST /v1/vm-migrations/{MOVE}/cancel")
 }
 
-/// An API that knows a move of a VM, and the one of its disk that has ended.
+/// Starts an API with a move of a VM, and the ended migration of its disk.
 fn both(phase: VmMigrationPhase) -> FakeApi {
     let disk = migration(MigrationPhase::Completed, 1 << 30);
     FakeApi::start(&[

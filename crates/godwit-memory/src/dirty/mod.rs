@@ -1,19 +1,18 @@
-//! Which pages of its memory a process has written, found from outside while it runs: what a checkpoint has to copy.
+//! Tracks from outside which pages a running process writes, for incremental checkpoints.
 //!
-//! The agent inside QEMU registers the memory for asynchronous write protection ([`Agent::track`]): the first write to a
-//! protected page lifts its protection and goes on, and nobody waits. This side asks the kernel through the process's
-//! `pagemap` which pages are not protected any more, and protects them again in the same step, so that no write is
-//! missed between. This needs Linux 6.7.
+//! The agent inside QEMU registers the memory for asynchronous write protection ([`Agent::track`]). The first write to
+//! a protected page lifts the protection and continues without a wait. This side asks the kernel through the process's
+//! `pagemap` for the unprotected pages. The same call protects them again, so no write in between is missed.
+//! `PAGEMAP_SCAN` needs Linux 6.7.
 //!
-//! What is not seen: writes through another mapping of the same file. So devices that other processes serve over
-//! vhost-user need logs of their own, and this node's disks have one.
+//! Writes through another mapping of the same file are not seen. Devices that other processes serve over vhost-user
+//! therefore need logs of their own; the disks of this node have one.
 //!
-//! Some ranges would report nothing, as if nothing had been written: those that nobody registered, those that were
-//! remapped or unmapped since, those that the mover holds, and those of a process that has ended. All of them are
-//! errors here.
+//! The kernel would report no writes for some ranges: ranges never registered, remapped or unmapped since, held by the
+//! mover, or of a process that has ended. All of these are errors here.
 //!
 //! - [`pages`]: runs of pages. Pure.
-//! - [`scan`]: one look at the process.
+//! - [`scan`]: one scan of the process.
 //!
 //! [`Agent::track`]: crate::mover::agent::Agent::track
 

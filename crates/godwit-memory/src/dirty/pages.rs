@@ -3,47 +3,47 @@
 /// Bytes of a page.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// Pages in a row.
+/// Consecutive pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRun {
-    /// The number of the first one in the memory.
+    /// Number of the first page in the memory.
     pub first: u64,
-    /// So many; at least one.
+    /// Number of pages, at least one.
     pub pages: u64,
 }
 
-/// Pages of a memory, as runs that neither touch nor overlap, in order.
+/// Pages of a memory, as ordered runs that neither touch nor overlap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pages {
     runs: Vec<PageRun>,
 }
 
 impl Pages {
-    /// The runs, in order.
+    /// Returns the runs, in order.
     pub fn runs(&self) -> &[PageRun] {
         &self.runs
     }
 
-    /// How many pages there are.
+    /// Returns the number of pages.
     pub fn count(&self) -> u64 {
         self.runs.iter().map(|run| run.pages).sum()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no pages.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// Whether this page is one of them.
+    /// Returns true if the page is in one of the runs.
     pub fn contains(&self, page: u64) -> bool {
         let before = self.runs.partition_point(|run| run.first <= page);
         before > 0 && page - self.runs[before - 1].first < self.runs[before - 1].pages
     }
 
-    /// Adds a run that begins where the last one begins, or later: scans go through memory in order.
+    /// Adds a run, in the order of a scan. The run must not begin before the last one.
     ///
     /// # Panics
-    /// When it begins before the last one.
+    /// If the run begins before the last one.
     pub fn push(&mut self, run: PageRun) {
         if run.pages == 0 {
             return;
@@ -59,7 +59,7 @@ impl Pages {
         self.runs.push(run);
     }
 
-    /// Those of both: what two looks found since a copy was made.
+    /// Returns the pages of both, for a copy that two scans follow.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         let mut all: Vec<PageRun> = self.runs.iter().chain(&other.runs).copied().collect();

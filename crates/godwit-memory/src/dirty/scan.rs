@@ -1,4 +1,4 @@
-//! One look at which pages a process has written, through its `pagemap` (`PAGEMAP_SCAN`, Linux 6.7).
+//! Scans for the pages that a process has written, through its `pagemap` (`PAGEMAP_SCAN`, Linux 6.7).
 
 use std::fs::File;
 use std::io;
@@ -7,16 +7,16 @@ use std::os::fd::AsRawFd;
 use crate::dirty::pages::{PAGE_BYTES, PageRun, Pages};
 use crate::mover::mappings;
 
-/// Runs that the kernel reports in one call.
+/// Most runs that the kernel reports in one call.
 const RUNS: usize = 1024;
 
-/// `PAGEMAP_SCAN`: `_IOWR('f', 16, struct pm_scan_arg)`. C libraries do not have it yet.
+/// `PAGEMAP_SCAN`: `_IOWR('f', 16, struct pm_scan_arg)`. C libraries do not define the request yet.
 const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610_u32 as libc::Ioctl;
-/// Protects what it reports.
+/// Protects the reported pages.
 const WP_MATCHING: u64 = 1 << 0;
-/// Fails for a range that is not under asynchronous write protection, instead of leaving it out.
+/// Fails for a range without asynchronous write protection, instead of skipping the range.
 const CHECK_WPASYNC: u64 = 1 << 1;
-/// A page that was written since it was protected.
+/// Category of pages written since their protection.
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
 
 /// `struct pm_scan_arg` of `linux/fs.h`.
@@ -46,10 +46,10 @@ struct Region {
     categories: u64,
 }
 
-/// Why written pages are not known. A copy that relies on them must begin anew, with all pages.
+/// The reason why the written pages are unknown. A copy based on them must begin anew, with all pages.
 #[derive(Debug, thiserror::Error)]
 pub enum ScanError {
-    /// Nobody registered the range, or parts of it were remapped or unmapped since, or the process is about to be gone.
+    /// The range was never registered, parts of the range were remapped or unmapped since, or the process is ending.
     #[error(
         "its memory is not under asynchronous write protection: begin to track it, and copy all of it first"
     )]
@@ -57,15 +57,15 @@ pub enum ScanError {
     /// The kernel is too old.
     #[error("this kernel cannot tell which pages a process has written: Linux 6.7 or later can")]
     Unsupported,
-    /// There is no such process, or it may not be looked at.
+    /// The process does not exist, or this node may not inspect it.
     #[error("the process cannot be looked at: {0}; let the node run as root, or as QEMU's user")]
     Process(io::Error),
-    /// The kernel refuses for another reason.
+    /// Another error of the kernel.
     #[error("which pages were written is not known: {0}")]
     Io(io::Error),
 }
 
-/// The memory of a process that is tracked.
+/// The tracked memory of a process.
 #[derive(Debug)]
 pub struct Scanner {
     pagemap: File,
@@ -75,7 +75,7 @@ pub struct Scanner {
 }
 
 impl Scanner {
-    /// Looks at `bytes` bytes at `address` of a process.
+    /// Opens a scanner for `bytes` bytes at `address` of a process.
     ///
     /// # Errors
     /// [`ScanError::Process`].
@@ -89,11 +89,11 @@ impl Scanner {
         })
     }
 
-    /// The pages that were written since the last look, which are protected again. The first look after tracking began
-    /// gives all pages that the process has.
+    /// Returns the pages written since the last scan, and protects them again. The first scan after the start of
+    /// tracking returns all present pages.
     ///
     /// # Errors
-    /// [`ScanError`]; then some of the pages may be protected again without having been reported.
+    /// [`ScanError`]. Some pages may then be protected again without having been reported.
     pub fn scan(&self) -> Result<Pages, ScanError> {
         let mut regions = vec![Region::default(); RUNS];
         let mut written = Pages::default();
@@ -127,7 +127,7 @@ impl Scanner {
             }
             start = argument.walk_end;
         }
-        // The kernel passes over what is not mapped, which is everything once the process has ended.
+        // The kernel skips unmapped ranges: after the end of the process, the whole range.
         let all = mappings::read(&self.maps).map_err(refused)?;
         if !mappings::cover(&all, self.address, end) {
             return Err(ScanError::NotTracked);

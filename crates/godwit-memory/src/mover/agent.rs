@@ -1,4 +1,4 @@
-//! The agent inside QEMU: a library that `vm run` preloads, which listens at a unix socket.
+//! The agent inside QEMU: a library, preloaded by `vm run`, with a unix socket for requests.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, Read};
@@ -17,19 +17,19 @@ use rustix::net::{
 
 use crate::mover::protocol::{Answer, BYTES, Request, Run};
 
-/// The library, to be written where QEMU can read it.
+/// The library, to be written to a file that QEMU can read.
 pub const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/godwit-memory-agent.so"));
 
-/// The variable of the environment that tells the library where to listen.
+/// Environment variable with the path of the agent's socket.
 pub const SOCKET_VARIABLE: &str = "GODWIT_MEMORY_AGENT";
 
-/// How long the agent may take for a step: it waits for nothing but memory.
+/// Time limit of each step of the agent, which waits for memory only.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why memory does not move.
+/// The reason why memory does not move.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// QEMU was started without it.
+    /// QEMU was started without the agent.
     #[error(
         "its QEMU was started without the part that moves memory, which one has that a node with a memory pool started: \
          move the machine to another node with --memory zero-copy, where it gets one"
@@ -41,37 +41,37 @@ pub enum AgentError {
          vm.unprivileged_userfaultfd to 1"
     )]
     NoUserfault(io::Error),
-    /// It does not answer, or not so that it makes sense.
+    /// The agent does not answer, or answers with invalid data.
     #[error("the part of its QEMU that moves memory does not answer: {0}")]
     Silent(io::Error),
-    /// QEMU's mappings do not say where the memory is.
+    /// QEMU's mappings do not show where the memory is.
     #[error("its memory is not found: {0}")]
     Lost(io::Error),
-    /// A chunk does not move; it is where it was, and nobody waits for it.
+    /// A chunk does not move. The chunk is still in place, and no thread waits for its pages.
     #[error("a part of its memory does not move: {0}")]
     Refused(io::Error),
 }
 
-/// A connection to the agent of one QEMU. When it ends, nothing is held or tracked any more.
+/// A connection to the agent of one QEMU. The end of the connection ends every hold and all tracking.
 #[derive(Debug)]
 pub struct Agent {
     socket: UnixStream,
 }
 
-/// A file that memory is in, or goes to.
+/// The file that memory moves from or to.
 #[derive(Clone, Copy, Debug)]
 pub struct Side<'a> {
     /// The file.
     pub file: &'a File,
-    /// Of the memory's first byte in it.
+    /// Offset of the memory's first byte in the file.
     pub offset: u64,
-    /// Whether the memory's room there is kept when the memory is elsewhere: it is not punched, and what was there before
-    /// stays until it is overwritten. The memory must be of this room, or have been.
+    /// True if the file keeps its room while the memory is elsewhere: nothing is punched, and old content stays until
+    /// overwritten. The room must belong to the memory, now or in the past.
     pub keeps: bool,
 }
 
 impl<'a> Side<'a> {
-    /// A file that has this memory alone, from its start.
+    /// Returns a side whose file holds this memory alone, from its start.
     pub const fn whole(file: &'a File) -> Self {
         Self {
             file,
@@ -81,25 +81,25 @@ impl<'a> Side<'a> {
     }
 }
 
-/// What has become of a run.
+/// The outcome of a run's move.
 #[derive(Debug)]
 pub struct MovedRun {
-    /// Bytes that have moved, from the end that moves first.
+    /// Bytes moved, from the end that moves first.
     pub bytes: u64,
-    /// Bytes that were copied: fewer where there were holes.
+    /// Bytes copied: fewer than moved where there were holes.
     pub copied: u64,
-    /// Chunks that have moved.
+    /// Chunks moved.
     pub chunks: u64,
-    /// How long the pages of a chunk were held, at most.
+    /// Longest time for which a chunk's pages were held.
     pub longest_hold: Duration,
-    /// How long those of all chunks were held, one after the other.
+    /// Total time for which the chunks' pages were held, one after the other.
     pub held: Duration,
-    /// Why the rest is where it was, and nobody waits for it.
+    /// Error that stopped the rest of the run, which is still in place with no thread waiting for its pages.
     pub refused: Option<io::Error>,
 }
 
 impl Agent {
-    /// Connects, and asks whether pages can be held.
+    /// Connects to the agent, and checks that QEMU can hold pages.
     ///
     /// # Errors
     /// [`AgentError`].
@@ -115,8 +115,8 @@ impl Agent {
         }
     }
 
-    /// Fills the page tables of the QEMU whose agent listens at `path` with what is there of `bytes` bytes of memory that it
-    /// has at `address`. Takes no rights.
+    /// Fills the page tables of the QEMU whose agent listens at `path` with the present pages of `bytes` bytes of
+    /// memory at `address`. Needs no privileges.
     ///
     /// # Errors
     /// [`AgentError`].
@@ -126,7 +126,7 @@ impl Agent {
         done(filled).map(drop)
     }
 
-    /// Begins to move memory of `bytes` bytes that QEMU has at `address`.
+    /// Begins to move `bytes` bytes of memory that QEMU has at `address`.
     ///
     /// # Errors
     /// [`AgentError`].
@@ -151,10 +151,10 @@ impl Agent {
         done(answer).map(drop)
     }
 
-    /// Moves a run of chunks, or its first ones. QEMU's guest waits for pages only as long as the answer says.
+    /// Moves a run of chunks, or its first chunks. The guest waits for pages no longer than the reported hold times.
     ///
     /// # Errors
-    /// [`AgentError::Silent`]; then only QEMU's mappings say where the run is.
+    /// [`AgentError::Silent`]. Then only QEMU's mappings show where the run is.
     pub fn move_run(&mut self, run: Run) -> Result<MovedRun, AgentError> {
         let answer = self.ask(Request::Move(run), &[])?;
         if answer.moved > run.all.bytes {
@@ -168,14 +168,14 @@ impl Agent {
             chunks: answer.chunks,
             longest_hold: Duration::from_nanos(answer.longest_ns),
             held: Duration::from_nanos(answer.held_ns),
-            // One that says that all is well has moved all.
+            // An answer without an error must have moved the whole run.
             refused: error.or_else(|| {
                 (answer.moved < run.all.bytes).then(|| io::Error::other("it has moved less"))
             }),
         })
     }
 
-    /// Ends the move, however far it is.
+    /// Ends the move, whatever its progress.
     ///
     /// # Errors
     /// [`AgentError`].
@@ -183,11 +183,11 @@ impl Agent {
         self.ask(Request::End, &[]).and_then(done).map(drop)
     }
 
-    /// Begins to track which pages of memory are written ([`crate::dirty`]), until [`Agent::untrack`] or the end of
-    /// this connection.
+    /// Begins to track the written pages of a memory ([`crate::dirty`]), until [`Agent::untrack`] or the end of this
+    /// connection.
     ///
     /// # Errors
-    /// [`AgentError::Refused`] where the kernel cannot, and while this memory moves.
+    /// [`AgentError::Refused`] if the kernel cannot track pages, or while this memory moves.
     pub fn track(&mut self, address: u64, bytes: u64) -> Result<(), AgentError> {
         let device = userfault_device();
         let files: Vec<_> = device.iter().map(AsFd::as_fd).collect();
@@ -195,7 +195,7 @@ impl Agent {
         done(answer).map(drop)
     }
 
-    /// Ends that.
+    /// Ends the tracking.
     ///
     /// # Errors
     /// [`AgentError::Silent`].
@@ -203,9 +203,9 @@ impl Agent {
         self.ask(Request::Untrack, &[]).and_then(done).map(drop)
     }
 
-    /// Lets the agent go, which ends the move once it has answered what it was asked.
+    /// Disconnects from the agent, which ends the move once its current request is answered.
     pub fn hang_up(&self) {
-        // It may have gone first.
+        // The agent may have hung up first.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
@@ -236,7 +236,7 @@ impl Agent {
     }
 }
 
-/// A process that stands still takes no connections, and is not waited for without an end.
+/// Connects with a time limit: a stopped process accepts no connections.
 fn dial(path: &Path) -> Result<UnixStream, AgentError> {
     let silent = |error: Errno| AgentError::Silent(error.into());
     let flags = SocketFlags::CLOEXEC;
@@ -260,7 +260,7 @@ fn done(answer: Answer) -> Result<Answer, AgentError> {
     }
 }
 
-/// What lets a process have a userfaultfd that may not have one by itself.
+/// Opens the device that gives a userfaultfd to processes without the privilege for one.
 fn userfault_device() -> Option<File> {
     OpenOptions::new()
         .read(true)

@@ -1,36 +1,36 @@
-//! Where a process has a file mapped, from `/proc/PID/maps`.
+//! Mappings of files by a process, from `/proc/PID/maps`.
 
 use std::io::{self, Read, Seek};
 
 /// A mapping of a part of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Address of its first byte in the process.
+    /// Address of the first byte in the process.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Of its first byte in the file.
+    /// Offset of the first byte in the file.
     pub offset: u64,
     /// The file's device, as major and minor number.
     pub device: (u32, u32),
-    /// The file's number there.
+    /// The file's inode number on the device.
     pub inode: u64,
 }
 
-/// Which file is meant.
+/// The identity of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct File {
-    /// Its device, as major and minor number.
+    /// The file's device, as major and minor number.
     pub device: (u32, u32),
-    /// Its number there.
+    /// The file's inode number on the device.
     pub inode: u64,
 }
 
 impl File {
-    /// This file.
+    /// Returns the identity of an open file.
     ///
     /// # Errors
-    /// The system's.
+    /// If the system refuses.
     pub fn of(file: &std::fs::File) -> io::Result<Self> {
         use std::os::unix::fs::MetadataExt;
         let metadata = file.metadata()?;
@@ -42,18 +42,19 @@ impl File {
     }
 }
 
-/// All mappings of files by a process.
+/// Returns all mappings of files by a process.
 ///
 /// # Errors
-/// The process is gone, or somebody else's.
+/// If the process is gone, or belongs to another user.
 pub fn of_process(pid: u32) -> io::Result<Vec<Mapping>> {
     read(&std::fs::File::open(format!("/proc/{pid}/maps"))?)
 }
 
-/// The same, from an open `/proc/PID/maps`, which is not another's when the process has ended.
+/// Returns the mappings from an open `/proc/PID/maps`, which never refers to another process, even if the number is
+/// reused.
 ///
 /// # Errors
-/// The system's: also when the process is gone.
+/// If the system refuses, also because the process is gone.
 pub fn read(mut maps: &std::fs::File) -> io::Result<Vec<Mapping>> {
     let mut text = String::new();
     maps.rewind()?;
@@ -61,7 +62,7 @@ pub fn read(mut maps: &std::fs::File) -> io::Result<Vec<Mapping>> {
     Ok(text.lines().filter_map(parse).collect())
 }
 
-/// Whether mappings, in the order of their addresses, leave no gap between two addresses.
+/// Returns true if the mappings, ordered by address, leave no gap between two addresses.
 pub fn cover(mappings: &[Mapping], start: u64, end: u64) -> bool {
     let covered = mappings.iter().fold(start, |to, mapping| {
         let touches = mapping.address <= to;
@@ -92,30 +93,30 @@ fn parse(line: &str) -> Option<Mapping> {
     })
 }
 
-/// A guest's memory where a pool has it: a part of a file, or all of it.
+/// The place of a guest's memory in a pool: a part of a file, or a whole file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Home {
     /// The file.
     pub file: File,
-    /// Of the memory's first byte in it.
+    /// Offset of the memory's first byte in the file.
     pub offset: u64,
-    /// Bytes.
+    /// Bytes of the memory.
     pub bytes: u64,
 }
 
-/// How a guest's memory, which begins at its home, is mapped.
+/// The mapping of a guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Address of its first byte.
+    /// Address of the memory's first byte.
     pub address: u64,
-    /// Bytes from the start that are not at home but at the start of another file.
+    /// Bytes from the start that are in another file, at its start, instead of at home.
     pub away: u64,
-    /// That file, if there is one.
+    /// The other file, if there is one.
     pub away_file: Option<File>,
 }
 
-/// Finds a guest's memory among a process's mappings: a run of its bytes, of which the first are in another file
-/// and the rest at home. Nothing when it is not there, or not in this order.
+/// Finds a guest's memory among the mappings of a process: a run whose first bytes are in another file and the rest at
+/// home. Returns `None` if the memory is missing or in another order.
 pub fn find(mappings: &[Mapping], home: Home, other: Option<File>) -> Option<Layout> {
     let Home {
         file: home,
@@ -125,7 +126,7 @@ pub fn find(mappings: &[Mapping], home: Home, other: Option<File>) -> Option<Lay
     let is = |mapping: &Mapping, file: File| {
         mapping.device == file.device && mapping.inode == file.inode
     };
-    // Where of the memory a mapping is: other guests may have other parts of the home's file.
+    // Position of a mapping in the memory. Other parts of the home's file may belong to other guests.
     let place = |mapping: &Mapping| {
         if is(mapping, home) {
             mapping.offset.checked_sub(first).filter(|at| *at < bytes)
@@ -136,7 +137,7 @@ pub fn find(mappings: &[Mapping], home: Home, other: Option<File>) -> Option<Lay
         }
     };
     let known = |mapping: &&Mapping| place(mapping).is_some();
-    // An agent of an earlier version maps the target whole for a while: that run has no part of the home.
+    // An agent of an earlier version maps the whole target for a while, as a run without any part of the home.
     let starts = mappings.iter().filter(|m| place(m) == Some(0));
     let layout = |start: &Mapping| {
         let (mut end, mut away, mut away_file) = (0, 0, None);
@@ -144,7 +145,7 @@ pub fn find(mappings: &[Mapping], home: Home, other: Option<File>) -> Option<Lay
             let at = start.address + end;
             let next = mappings.iter().filter(known).find(|m| m.address == at)?;
             let is_away = !is(next, home);
-            // Only the start of the memory is away.
+            // Only the start of the memory may be away.
             if place(next) != Some(end) || is_away && away != end {
                 return None;
             }
@@ -174,7 +175,7 @@ mod tests {
         inode: 12,
     };
 
-    /// The home of so much memory, from the start of a file.
+    /// Returns the home of this many bytes at the start of a file.
     fn whole(bytes: u64) -> Home {
         Home {
             file: HOME,
@@ -230,7 +231,7 @@ mod tests {
             offset: 0x3000,
             bytes: 0x1000,
         };
-        // The pool's table, and another guest's memory in front and behind.
+        // The pool's table, and another guest's memory before and after.
         let others = "1000-2000 rw-s 00000000 00:1f 12 /dev/shm/pool\n\
              2000-3000 rw-s 00002000 00:1f 12 /dev/shm/pool\n\
              3000-4000 rw-s 00004000 00:1f 12 /dev/shm/pool\n";
@@ -244,7 +245,7 @@ mod tests {
         );
         let layout = find(&mappings(&half), home, Some(OTHER)).expect("is there");
         assert_eq!((layout.address, layout.away), (0x7f00, 0x100));
-        // What is at the right place in the process and elsewhere in the file is not it.
+        // A mapping at the right address with the wrong file offset is rejected.
         let wrong = half.replace("00003100", "00002100");
         assert_eq!(find(&mappings(&wrong), home, Some(OTHER)), None);
     }

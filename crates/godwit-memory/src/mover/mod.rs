@@ -1,9 +1,9 @@
-//! Moves the memory of a guest that runs from one file to another, chunk by chunk (the zero-copy migration paper, section 4.2 and
-//! figure 4): a chunk's pages are write-protected, copied, remapped, and let go.
+//! Moves the memory of a running guest from one file to another, chunk by chunk (the zero-copy migration paper, section
+//! 4.2 and figure 4). The pages of a chunk are write-protected, copied, remapped and released.
 //!
-//! - [`plan`]: which chunk is next and how long to wait before it. Pure.
-//! - [`agent`]: the part that runs inside QEMU, and how it is asked.
-//! - [`mappings`]: where a process has a file mapped.
+//! - [`plan`]: order, size and pacing of chunks. Pure.
+//! - [`agent`]: the agent inside QEMU, and its client.
+//! - [`mappings`]: mappings of files by a process.
 
 pub mod agent;
 pub mod mappings;

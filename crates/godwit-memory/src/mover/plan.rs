@@ -1,39 +1,40 @@
-//! Which chunk of a guest's memory moves next, how large it is, and how long to wait before it.
+//! Order, size and pacing of the chunks of a guest's memory.
 
 use std::time::Duration;
 
-/// A part of the memory: its first byte and its length, in whole pages.
+/// A part of the memory in whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// Of the first byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
-/// Bytes of the smallest chunk that is asked for.
+/// Bytes of the smallest chunk.
 pub const SMALLEST_CHUNK_BYTES: u64 = 64 << 10;
-/// Bytes of the largest chunk: longer ones are held longer and move no faster.
+/// Bytes of the largest chunk: larger chunks are held longer and move no faster.
 pub const LARGEST_CHUNK_BYTES: u64 = 1 << 20;
 /// Bytes of the first chunk.
 const FIRST_CHUNK_BYTES: u64 = 256 << 10;
-/// Bytes for which the devices stand still together.
+/// Most bytes moved in one pause of the devices.
 pub const BATCH_BYTES: u64 = 8 << 20;
 
-/// A move of memory, in sequence from its start: neighbours share one mapping, so the number of mappings stays small
-/// however far the move is.
+/// A move of memory in sequence from the start. Neighbouring chunks share one mapping, so the number of mappings stays
+/// small.
 #[derive(Clone, Debug)]
 pub struct Plan {
     bytes: u64,
     next: u64,
     chunk: u64,
-    /// How long a page may be held.
+    /// Longest time for which a page may be held.
     hold: Duration,
     longest_hold: Duration,
 }
 
 impl Plan {
-    /// A move of `bytes` bytes of which those before `from` have moved. No page should be held for longer than `hold`.
+    /// Plans a move of `bytes` bytes, of which the bytes before `from` have moved. No page should be held for longer
+    /// than `hold`.
     pub const fn new(bytes: u64, from: u64, hold: Duration) -> Self {
         Self {
             bytes,
@@ -44,7 +45,7 @@ impl Plan {
         }
     }
 
-    /// What moves next, for which the devices stand still once; none when all has moved.
+    /// Returns the next batch, for which the devices pause once; `None` when all bytes have moved.
     pub fn next(&self) -> Option<Chunk> {
         let left = self.bytes.saturating_sub(self.next);
         (left > 0).then(|| Chunk {
@@ -53,25 +54,25 @@ impl Plan {
         })
     }
 
-    /// Bytes that move after the next ones, for which devices stand still together.
+    /// Returns the bytes of the batch after the next.
     pub fn ahead_bytes(&self) -> u64 {
         let left = self.bytes.saturating_sub(self.next);
         left.saturating_sub(BATCH_BYTES).min(BATCH_BYTES)
     }
 
-    /// Bytes of a chunk of that, at most.
+    /// Returns the most bytes of a chunk in the next batch.
     pub const fn chunk_bytes(&self) -> u64 {
         self.chunk
     }
 
-    /// How long a chunk may be held.
+    /// Returns the longest time for which a chunk may be held.
     pub const fn hold(&self) -> Duration {
         self.hold
     }
 
-    /// So many of the next bytes have moved, as so many chunks that were held for so long in all, and for so long at
-    /// most. Chunks that are held for too long on average make the next ones smaller; those that are held for a quarter
-    /// of what is allowed make them larger. A single one says little: its thread may have waited for a processor.
+    /// Records `bytes` moved in `chunks` chunks, held for `held` in all and for at most `longest` each. The next chunks
+    /// shrink if the mean hold is too long, and grow if the mean hold is below a quarter of the limit. A single hold
+    /// says little: its thread may have waited for a processor.
     pub fn moved(&mut self, bytes: u64, chunks: u64, held: Duration, longest: Duration) {
         self.next = self.next.saturating_add(bytes).min(self.bytes);
         self.longest_hold = self.longest_hold.max(longest);
@@ -86,24 +87,24 @@ impl Plan {
         }
     }
 
-    /// Bytes that have moved, from the start of the memory.
+    /// Returns the bytes moved, from the start of the memory.
     pub const fn bytes_moved(&self) -> u64 {
         self.next
     }
 
-    /// The longest time for which a page was held.
+    /// Returns the longest time for which a page was held.
     pub const fn longest_hold(&self) -> Duration {
         self.longest_hold
     }
 }
 
-/// How long a move still takes that moved so many bytes in `took` and has so many left; nothing before it moved any.
+/// Estimates the rest of a move with `left` bytes to go, from `moved` bytes in `took`; `None` before the first byte.
 pub fn time_left(took: Duration, moved: u64, left: u64) -> Option<Duration> {
     (moved > 0).then(|| took.mul_f64(left as f64 / moved as f64))
 }
 
-/// How long to rest after a batch that took `busy`, so that no more than `max_bandwidth` bytes per second move and
-/// the devices work at least as long as they stand still.
+/// Returns the pause after a batch that took `busy`, for a rate of at most `max_bandwidth` bytes per second. The pause
+/// is at least half of `busy`, so that the devices get time to work.
 pub fn rest(busy: Duration, bytes: u64, max_bandwidth: Option<u64>) -> Duration {
     let paced = max_bandwidth.map_or(Duration::ZERO, |rate| {
         Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64).saturating_sub(busy)
@@ -126,7 +127,7 @@ mod tests {
             assert!(next.bytes <= BATCH_BYTES && next.bytes.is_multiple_of(4096));
             let after = end + next.bytes + plan.ahead_bytes();
             assert!(after == bytes || plan.ahead_bytes() == BATCH_BYTES);
-            // Sometimes only a part of it moves.
+            // Sometimes only a part of the batch moves.
             let moved = next.bytes.min(3 << 20);
             end += moved;
             plan.moved(moved, 3, hold * 3, hold);
@@ -147,7 +148,7 @@ mod tests {
             plan.moved(4096, 10, ms(1), ms(1));
         }
         assert_eq!(plan.chunk_bytes(), LARGEST_CHUNK_BYTES);
-        // Nothing that moved says nothing.
+        // An empty move leaves the chunk size as it is.
         plan.moved(0, 0, ms(0), ms(0));
         assert_eq!(plan.chunk_bytes(), LARGEST_CHUNK_BYTES);
     }

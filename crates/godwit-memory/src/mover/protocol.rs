@@ -1,4 +1,4 @@
-//! What a node and the agent inside QEMU say to each other: structures of 64 bytes, as in `agent/agent.c`.
+//! The protocol between a node and the agent inside QEMU: structures of 64 bytes, as in `agent/agent.c`.
 
 use std::time::Duration;
 
@@ -6,60 +6,61 @@ use super::plan::Chunk;
 
 /// Bytes of a request, and of an answer.
 pub(super) const BYTES: usize = 64;
-/// The first word of each.
+/// First word of each request and answer.
 const MAGIC: u64 = 0x3254_4d47_4f44;
 
-/// Chunks that move one after the other.
+/// Consecutive chunks to move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// All of them together.
+    /// Offset and length of the whole run.
     pub all: Chunk,
-    /// Bytes of one, at most.
+    /// Most bytes of a chunk.
     pub chunk_bytes: u64,
-    /// How long one may be held: it becomes smaller when it cannot be copied in half of that.
+    /// Longest time for which a chunk may be held. The agent shrinks chunks whose copy would take more than half of the
+    /// limit.
     pub hold: Duration,
-    /// Whether the end moves first.
+    /// True if the end of the run moves first.
     pub downwards: bool,
-    /// Bytes that move next, for which the agent makes room when it has answered.
+    /// Bytes of the next move, for which the agent makes room after its answer.
     pub ahead_bytes: u64,
 }
 
-/// What the agent is asked.
+/// A request to the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
-    /// Whether it may hold pages. Goes with a file of `/dev/userfaultfd`, if there is one.
+    /// Asks for the ability to hold pages. Carries a file of `/dev/userfaultfd`, if there is one.
     Hello,
-    /// To begin to move this memory. Goes with the file that it is in, and the one that it goes to.
+    /// Begins to move a memory. Carries the file to move from and the file to move to.
     Begin {
-        /// Where QEMU has it.
+        /// Address of the memory in QEMU.
         address: u64,
-        /// All of it.
+        /// Bytes of the memory.
         bytes: u64,
-        /// Of its first byte in the file that it is in.
+        /// Offset of the first byte in the file to move from.
         from_offset: u64,
-        /// Of its first byte in the file that it goes to.
+        /// Offset of the first byte in the file to move to.
         to_offset: u64,
-        /// Whether that file has room for it already, which it keeps, with what was there before.
+        /// True if the file to move to already has room for the memory, and keeps the room and its old content.
         to_keeps: bool,
     },
-    /// To move a run of chunks.
+    /// Moves a run of chunks.
     Move(Run),
-    /// To hold nothing any more.
+    /// Ends the move and every hold.
     End,
-    /// To track which pages of this memory are written. Goes with a file of `/dev/userfaultfd`, if there is one.
+    /// Begins to track the written pages of a memory. Carries a file of `/dev/userfaultfd`, if there is one.
     Track {
-        /// Where QEMU has it.
+        /// Address of the memory in QEMU.
         address: u64,
-        /// All of it.
+        /// Bytes of the memory.
         bytes: u64,
     },
-    /// To track nothing any more.
+    /// Ends the tracking.
     Untrack,
-    /// To fill QEMU's page tables with what is there of a part of the memory.
+    /// Fills QEMU's page tables with the present pages of a part of the memory.
     Fill {
-        /// Where QEMU has the part.
+        /// Address of the part in QEMU.
         address: u64,
-        /// Of the part.
+        /// Bytes of the part.
         bytes: u64,
     },
 }
@@ -103,25 +104,25 @@ impl Request {
     }
 }
 
-/// What it answers.
+/// An answer of the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     /// Zero, or an errno.
     pub(super) error: i32,
-    /// Nanoseconds for which a chunk was held, at most.
+    /// Longest time for which a chunk was held, in nanoseconds.
     pub(super) longest_ns: u64,
-    /// Bytes that were copied.
+    /// Bytes copied.
     pub(super) copied: u64,
-    /// Bytes that have moved.
+    /// Bytes moved.
     pub(super) moved: u64,
-    /// Chunks that have moved.
+    /// Chunks moved.
     pub(super) chunks: u64,
-    /// Nanoseconds for which they were held in all.
+    /// Total time for which chunks were held, in nanoseconds.
     pub(super) held_ns: u64,
 }
 
 impl Answer {
-    /// Nothing when the bytes are no answer.
+    /// Decodes an answer; returns `None` for invalid bytes.
     pub(super) fn from_bytes(bytes: &[u8; BYTES]) -> Option<Self> {
         let word = |index: usize| {
             let mut word = [0; 8];

@@ -1,7 +1,7 @@
-//! A segment's header: a page that all nodes map and that says what the segment is and whose.
+//! A segment's header, mapped by all nodes: the segment's size, identity and title.
 //!
-//! The title is replaced without a lock and without a moment at which it is torn: the next epoch's owner is written
-//! beside the present one's, and then one word makes it the present one.
+//! The title is replaced without a lock, and is never torn: the next epoch's owner is written beside the present owner,
+//! and then a single word switches over.
 
 use std::fs::File;
 use std::io;
@@ -12,16 +12,16 @@ use crate::ownership::Title;
 use crate::pool::PAGE_BYTES;
 use crate::pool::page::{LOST, Page, Words};
 
-/// The first word of each header.
+/// First word of each header.
 const MAGIC: u64 = u64::from_le_bytes(*b"GODWITMS");
-/// The layout's version.
+/// Version of the layout.
 const VERSION: u64 = 1;
-/// Longest name of an owner in bytes: that of a node.
+/// Longest name of an owner in bytes, like a node's.
 const LONGEST_NAME: usize = 128;
-/// Words of an owner's slot: its name's length, then its name.
+/// Words of an owner's slot: the name's length, then the name.
 const SLOT_WORDS: usize = 1 + LONGEST_NAME / 8;
 
-/// Words of the page.
+/// Positions of the words.
 const AT_MAGIC: usize = 0;
 const AT_VERSION: usize = 1;
 const AT_BYTES: usize = 2;
@@ -30,29 +30,29 @@ const AT_AWAY: usize = 5;
 const AT_EPOCH: usize = 8;
 const AT_SLOTS: usize = 16;
 
-/// Words that a header has, all in all.
+/// Words of a header.
 pub(super) const WORDS: usize = AT_SLOTS + 64;
 
-/// A header, mapped: a page of its own, or a record of a device's table.
+/// A mapped header: a page of its own, or a record of a device's table.
 #[derive(Debug)]
 pub(super) struct Header(Words);
 
 impl Header {
-    /// Maps the header in a file of at least a page, which has so many bytes.
+    /// Maps the header in a file of at least one page of `page_bytes` bytes.
     ///
     /// # Errors
-    /// The file is shorter, or the kernel refuses.
+    /// If the file is shorter, or the kernel refuses.
     pub(super) fn map(file: &File, page_bytes: u64) -> io::Result<Self> {
         let page = Arc::new(Page::map(file, page_bytes)?);
         Ok(Self(Words::from(page, 0)))
     }
 
-    /// The header in these words.
+    /// Returns the header in these words.
     pub(super) const fn at(words: Words) -> Self {
         Self(words)
     }
 
-    /// Sees to it that others find what it says by now.
+    /// Makes all writes so far visible to other hosts.
     pub(super) fn persist(&self) {
         self.0.persist(0..WORDS);
     }
@@ -61,7 +61,7 @@ impl Header {
         self.0.at(index)
     }
 
-    /// Writes a whole header. Nobody else may know of the segment yet.
+    /// Writes a whole header. No other node may know of the segment yet.
     pub(super) fn write(&self, bytes: u64, id: [u8; 16], title: &Title) {
         let id = u128::from_le_bytes(id);
         self.word(AT_VERSION).store(VERSION, Ordering::Relaxed);
@@ -74,10 +74,10 @@ impl Header {
         self.word(AT_MAGIC).store(MAGIC, Ordering::Release);
     }
 
-    /// Bytes of the segment's memory, and its id.
+    /// Returns the bytes of the segment's memory, and its id.
     ///
     /// # Errors
-    /// What is wrong with the header.
+    /// A description of the damage.
     pub(super) fn read(&self) -> Result<(u64, [u8; 16]), &'static str> {
         let magic = self.word(AT_MAGIC).load(Ordering::Acquire);
         if self.0.are_lost() {
@@ -101,22 +101,22 @@ impl Header {
         Ok((bytes, (high << 64 | low).to_le_bytes()))
     }
 
-    /// Bytes at the start of the memory whose room is given up, because they are elsewhere.
+    /// Returns the bytes at the start of the memory whose room is given up because the bytes are elsewhere.
     pub(super) fn away(&self) -> u64 {
         self.word(AT_AWAY).load(Ordering::Acquire)
     }
 
-    /// Says so. Only the segment's owner may.
+    /// Sets the bytes whose room is given up. Only the segment's owner may do so.
     pub(super) fn set_away(&self, bytes: u64) {
         self.word(AT_AWAY).store(bytes, Ordering::Release);
     }
 
-    /// The title by now.
+    /// Reads the current title.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A description of the damage.
     pub(super) fn title(&self) -> Result<Title, &'static str> {
-        // It changes a few times in a machine's life, so a second look is nearly always the last.
+        // The title changes a few times in a VM's life, so a second attempt is nearly always the last.
         for _ in 0..1000 {
             let epoch = self.word(AT_EPOCH).load(Ordering::Acquire);
             let owner = self.read_slot(epoch);
@@ -125,7 +125,7 @@ impl Header {
                 return Err(LOST);
             }
             if is_settled {
-                // Nobody counts that far; the next one would be none.
+                // No count gets this far; the next epoch would be zero.
                 if epoch == 0 || epoch == u64::MAX {
                     return Err("its epoch makes no sense");
                 }
@@ -136,7 +136,7 @@ impl Header {
         Err("its title changes all the time")
     }
 
-    /// Replaces the title of the epoch before. False when that is not the present one, or others cannot see it.
+    /// Replaces the title of the previous epoch. Returns false if another epoch is present, or if the memory is lost.
     pub(super) fn replace(&self, title: &Title) -> bool {
         let before = title.epoch - 1;
         if self.word(AT_EPOCH).load(Ordering::Acquire) != before {
@@ -187,7 +187,7 @@ impl Header {
         }
         name.truncate(length);
         let name = String::from_utf8(name).ok()?;
-        // It is shown as it is.
+        // The name is displayed without escaping.
         (!name.contains(char::is_control)).then_some(name)
     }
 }

@@ -1,8 +1,8 @@
-//! Memory pools: folders in which each guest's memory is a file that several nodes may map, and devices or files of which
-//! it is a part.
+//! Memory pools: a folder with one file for each guest's memory, or a device or file of which each guest's memory is a
+//! part. Several nodes may map the same pool.
 //!
-//! In a folder a segment of the name `web` is the files `web.memory`, which QEMU maps, and `web.segment`, its header. In a
-//! [`device`] it is a record of the table at its start.
+//! In a folder, the segment `web` consists of the files `web.memory`, mapped by QEMU, and `web.segment`, the header. In
+//! a [`device`], a segment is a record of the table at the device's start.
 
 pub mod device;
 mod header;
@@ -17,139 +17,140 @@ use crate::pool::device::Device;
 use crate::pool::device::space::Extent;
 use crate::pool::segment::{MEMORY, SEGMENT, Segment};
 
-/// Bytes of the pages that memory is mapped in, but on hugetlbfs.
+/// Bytes of a page, except on hugetlbfs.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// Why a pool, or a segment of it, cannot be used. Each is a sentence's end that follows the pool's name.
+/// The reason why a pool or a segment cannot be used. Each message completes a sentence that begins with the pool's
+/// name.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// There is no such folder, device or file.
+    /// The folder, device or file does not exist.
     #[error("{0} does not exist")]
     Missing(PathBuf),
-    /// The path is something else.
+    /// The path is neither a folder, a DAX device nor an ordinary file.
     #[error("{0} is neither a folder, nor a DAX device, nor an ordinary file")]
     NotMemory(PathBuf),
-    /// This node may not write there.
+    /// This node may not write to the path.
     #[error("this node may not write to {0}")]
     Forbidden(PathBuf),
-    /// A device or file that was not made a pool.
+    /// The device or file was not formatted as a pool.
     #[error("{0} was not made a pool yet")]
     NotFormatted(PathBuf),
-    /// A device or file that begins with something else.
+    /// The device or file begins with other data.
     #[error("{0} holds something else: it does not begin as a pool does")]
     Foreign(PathBuf),
-    /// A folder, which needs no table.
+    /// The path is a folder, which needs no format.
     #[error("{0} is a folder, which is a pool as it is")]
     IsFolder(PathBuf),
-    /// A device or file that is a pool.
+    /// The device or file is a pool already.
     #[error("{path} is a pool already, with the memory of {segments} machines")]
     IsPool {
-        /// Its path.
+        /// Path of the pool.
         path: PathBuf,
-        /// How many machines have memory there, or are about to.
+        /// Number of VMs that have memory in the pool, or are about to.
         segments: usize,
     },
-    /// A device or file that has no room for a machine.
+    /// The device or file has no room for a VM.
     #[error("{path} has {bytes} bytes, and a pool has at least {least}")]
     TooSmall {
-        /// Its path.
+        /// Path of the device or file.
         path: PathBuf,
-        /// Its bytes.
+        /// Bytes of the device or file.
         bytes: u64,
-        /// Bytes of its table and a machine.
+        /// Bytes of the table and one VM.
         least: u64,
     },
-    /// A device's table makes no sense.
+    /// The device's table is invalid.
     #[error("the table in {path} cannot be used: {why}")]
     Table {
-        /// The device.
+        /// Path of the device.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the damage.
         why: String,
     },
-    /// A device's table is full.
+    /// The device's table is full.
     #[error("it has the memory of {0} machines, the most that it can have")]
     TooMany(usize),
-    /// Others allocate there as well.
+    /// Other nodes allocate in the pool all the time.
     #[error("other nodes allocate there all the time")]
     Busy,
-    /// Somebody else is making it a pool.
+    /// Another process is formatting the path.
     #[error("somebody is making {0} a pool just now")]
     BeingFormatted(PathBuf),
-    /// A file whose room is not its own.
+    /// The file has holes, and its file system has no room for them.
     #[error("the file {0} has holes, and its file system has no room to fill them")]
     Sparse(PathBuf),
-    /// There is enough left, but not in one piece.
+    /// The free space is sufficient, but fragmented.
     #[error(
         "the largest piece of it that is free has {largest} bytes, and {wanted} are needed in one"
     )]
     InPieces {
-        /// Bytes of that.
+        /// Bytes of the largest free piece.
         largest: u64,
-        /// Bytes that were asked for.
+        /// Requested bytes.
         wanted: u64,
     },
-    /// Another process has changed a record that is this one's.
+    /// Another process has changed a record of this process.
     #[error(
         "its record in the table of {0} is not what this process made it: another process of this node, or one of the same \
          name, runs"
     )]
     Changed(PathBuf),
-    /// This process ends.
+    /// This process is ending.
     #[error("this node is ending")]
     Ending,
-    /// Its memory comes in other pages.
+    /// The size is not a multiple of the pool's page size.
     #[error("its pages have {page} bytes, and {wanted} bytes are no number of whole ones")]
     PageSize {
-        /// Bytes of one.
+        /// Bytes of a page.
         page: u64,
-        /// Bytes of memory that were asked for.
+        /// Requested bytes of memory.
         wanted: u64,
     },
-    /// There is not enough left.
+    /// The free space is insufficient.
     #[error("it has {free} bytes free, and {wanted} are needed")]
     Full {
-        /// Bytes that are free.
+        /// Free bytes.
         free: u64,
-        /// Bytes that were asked for.
+        /// Requested bytes.
         wanted: u64,
     },
-    /// A segment of this name is there.
+    /// A segment of this name exists.
     #[error("it has a segment named {name} already, which belongs to node '{owner}'")]
     Exists {
-        /// The segment's name.
+        /// Name of the segment.
         name: String,
-        /// Whose it is.
+        /// Owner of the segment.
         owner: String,
     },
-    /// There is no such segment.
+    /// No segment has this name.
     #[error("it has no segment named {0}")]
     NoSegment(String),
-    /// Its header makes no sense.
+    /// The segment's header is invalid.
     #[error("the header of its segment {name} makes no sense: {why}")]
     Damaged {
-        /// The segment's name.
+        /// Name of the segment.
         name: String,
-        /// What is wrong.
+        /// Description of the damage.
         why: &'static str,
     },
     /// The title cannot change.
     #[error("its segment {name} does not change hands: {why}")]
     Refused {
-        /// The segment's name.
+        /// Name of the segment.
         name: String,
-        /// Why.
+        /// Reason.
         why: crate::ownership::Refused,
     },
-    /// The other node does not see the same bytes.
+    /// The other node sees other memory under the same name.
     #[error("it is other memory there: what one node writes the other does not read")]
     OtherMemory,
-    /// The system.
+    /// The system refuses.
     #[error("cannot use {path}: {source}")]
     Io {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
 }
@@ -161,42 +162,42 @@ impl PoolError {
     }
 }
 
-/// How much a pool holds, in bytes.
+/// The size of a pool in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// In all.
+    /// Total bytes.
     pub total: u64,
-    /// Of that free.
+    /// Free bytes.
     pub free: u64,
 }
 
-/// Where a segment's memory is: a whole file, or a part of a device or file.
+/// The place of a segment's memory: a whole file, or a part of a device or file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The file or device.
+    /// Path of the file or device.
     pub path: PathBuf,
-    /// Which part of it.
+    /// Part of the file or device.
     pub extent: Extent,
-    /// What its mappings are aligned to when it is a part of what others have parts of as well; nothing for a file of the
-    /// segment's own. Such a part keeps its room: it is neither punched nor removed.
+    /// Alignment of mappings for a part of a shared device or file; `None` for a file of the segment's own. A part
+    /// keeps its room, and is neither punched nor removed.
     pub align: Option<u64>,
 }
 
-/// A memory pool as one node sees it.
+/// A memory pool as seen by one node.
 #[derive(Clone, Debug)]
 pub struct Pool {
-    /// Its folder, or the device.
+    /// Path of the folder or device.
     path: PathBuf,
-    /// Bytes of the pages that its memory comes in.
+    /// Bytes of the pool's pages.
     page: u64,
     device: Option<Device>,
 }
 
 impl Pool {
-    /// The pool in a folder, or the device or file that was made one, that this node can use.
+    /// Opens a pool: a folder, or a device or file formatted as a pool.
     ///
     /// # Errors
-    /// [`PoolError`] when it cannot.
+    /// [`PoolError`] if this node cannot use the pool.
     pub fn open(path: &Path) -> Result<Self, PoolError> {
         let found = std::fs::metadata(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => PoolError::Missing(path.to_owned()),
@@ -209,11 +210,11 @@ impl Pool {
         }
     }
 
-    /// Makes a device or file a pool, on which no machine has memory. One node does so for all that map it.
+    /// Formats a device or file as an empty pool. One node does so for all nodes that map the pool.
     ///
     /// # Errors
-    /// [`PoolError`]: it is a folder, or too small; machines have memory there; or something else is there, and
-    /// `overwrite` is not set.
+    /// [`PoolError`] if the path is a folder, if the device or file is too small or holds memory of VMs, or if other
+    /// data is present and `overwrite` is not set.
     pub fn format(path: &Path, overwrite: bool) -> Result<Self, PoolError> {
         if path.is_dir() {
             return Err(PoolError::IsFolder(path.to_owned()));
@@ -242,7 +243,7 @@ impl Pool {
         let system = rustix::fs::statfs(folder)
             .map_err(io::Error::from)
             .map_err(PoolError::io(folder))?;
-        // Files of hugetlbfs are mapped in its blocks; those of other file systems are not.
+        // Files of hugetlbfs are mapped in blocks of the file system; files of other file systems are not.
         const HUGETLBFS: u64 = 0x9584_58f6;
         let page = match system.f_type as u64 {
             HUGETLBFS => (system.f_bsize as u64).max(PAGE_BYTES),
@@ -255,7 +256,7 @@ impl Pool {
         })
     }
 
-    /// What each machine's memory is a multiple of, in bytes: more than [`PAGE_BYTES`] on hugetlbfs and in devices.
+    /// Returns the unit of VMs' memory in bytes: more than [`PAGE_BYTES`] on hugetlbfs and in devices.
     pub const fn page_bytes(&self) -> u64 {
         self.page
     }
@@ -264,12 +265,12 @@ impl Pool {
         self.page > PAGE_BYTES
     }
 
-    /// Its folder, or the device.
+    /// Returns the path of the folder or device.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether it is one device or file, and not a folder.
+    /// Returns true for a device or file, false for a folder.
     pub const fn is_device(&self) -> bool {
         self.device.is_some()
     }
@@ -278,15 +279,15 @@ impl Pool {
         self.device.as_ref()
     }
 
-    /// Whether its memory can move out of it and back while a guest runs. Linux write-protects pages of tmpfs and of
-    /// hugetlbfs for that (userfaultfd), not those of DAX devices, and what moves memory here goes by pages of
-    /// [`PAGE_BYTES`].
+    /// Returns true if memory can move out of the pool and back while a guest runs. The mover needs write protection
+    /// (userfaultfd) of pages of [`PAGE_BYTES`]. Linux offers write protection for tmpfs and hugetlbfs, and not for DAX
+    /// devices.
     ///
     /// # Errors
     /// [`PoolError::Io`].
     pub fn lets_memory_move(&self) -> Result<bool, PoolError> {
         const TMPFS: u64 = 0x0102_1994;
-        // The names of devices are on tmpfs.
+        // Device files are on tmpfs too.
         if self.device.as_ref().is_some_and(Device::is_device) {
             return Ok(false);
         }
@@ -296,7 +297,7 @@ impl Pool {
         Ok(system.f_type as u64 == TMPFS)
     }
 
-    /// How much it holds. What a file system has free and segments may use again is not free.
+    /// Returns the size of the pool. Free room of the file system that segments may use again does not count as free.
     ///
     /// # Errors
     /// [`PoolError::Io`].
@@ -309,11 +310,11 @@ impl Pool {
         Ok(Room { free, ..room })
     }
 
-    /// Looks whether its folder has room for so many bytes more beside all that segments may use again; of one that is not
-    /// counted, the caller does so.
+    /// Checks that the folder has room for `wanted` bytes beside the holes of all segments. The holes of the segment
+    /// `uncounted` are left to the caller.
     ///
     /// # Errors
-    /// [`PoolError::Full`] when it has not.
+    /// [`PoolError::Full`] if the room is missing.
     fn has_room(&self, uncounted: Option<&str>, wanted: u64) -> Result<(), PoolError> {
         let (has, owed) = (self.file_system_room()?.free, self.owed(uncounted)?);
         match owed.saturating_add(wanted) <= has {
@@ -325,11 +326,11 @@ impl Pool {
         }
     }
 
-    /// Bytes that segments of its folder may use again, all but one's.
+    /// Returns the bytes that the folder's segments may use again, without the segment `but`.
     fn owed(&self, but: Option<&str>) -> Result<u64, PoolError> {
         let names = self.segments()?.into_iter();
         let others = names.filter(|name| Some(name.as_str()) != but);
-        // One that makes no sense has no machine.
+        // An invalid segment belongs to no VM.
         let others = others.filter_map(|name| Segment::open(self, &name).ok());
         Ok(others
             .map(|segment| segment.owed())
@@ -347,7 +348,7 @@ impl Pool {
         if !self.is_huge() {
             return Ok(room);
         }
-        // A mount without a size says nothing, and one with a size need not have all of it.
+        // A mount without a size reports nothing, and a mount with a size may have less than its size.
         let all = huge_pages(self.page)?;
         Ok(match room.total {
             0 => all,
@@ -358,20 +359,19 @@ impl Pool {
         })
     }
 
-    /// The file that QEMU maps for a segment in a folder.
+    /// Returns the path of the memory file in a folder, which QEMU maps.
     pub fn memory_path(&self, name: &str) -> PathBuf {
         self.path.join(format!("{name}.{MEMORY}"))
     }
 
-    /// The file of a segment's header in a folder.
     fn header_path(&self, name: &str) -> PathBuf {
         self.path.join(format!("{name}.{SEGMENT}"))
     }
 
-    /// The names of its segments, in their order.
+    /// Returns the names of the segments, sorted.
     ///
     /// # Errors
-    /// [`PoolError::Io`] when the folder cannot be listed.
+    /// [`PoolError::Io`] if the folder cannot be listed.
     pub fn segments(&self) -> Result<Vec<String>, PoolError> {
         if let Some(device) = &self.device {
             let mut names = device.segments();
@@ -383,7 +383,7 @@ impl Pool {
         for entry in entries.flatten() {
             let file = entry.file_name();
             let name = file.to_str().and_then(|name| name.strip_suffix(SEGMENT));
-            // Others may put anything there; names are shown as they are.
+            // Any process may put files there; names are displayed without escaping.
             let name = name
                 .and_then(|name| name.strip_suffix('.'))
                 .filter(|name| !name.contains(char::is_control));
@@ -394,7 +394,7 @@ impl Pool {
     }
 }
 
-/// The host's huge pages of a size.
+/// Returns the host's huge pages of a size.
 fn huge_pages(page: u64) -> Result<Room, PoolError> {
     let folder = PathBuf::from(format!(
         "/sys/kernel/mm/hugepages/hugepages-{}kB",

@@ -1,5 +1,5 @@
-//! The first pages of a file of a pool, or of a device, mapped: nodes that map them see each other's words at once, and
-//! files of hugetlbfs and DAX devices cannot be written in another way.
+//! Mapped pages at the start of a pool's file or device. Nodes that map the same pages see each other's words at once.
+//! Files of hugetlbfs and DAX devices can be written through mappings only.
 
 use std::fs::File;
 use std::io;
@@ -12,14 +12,14 @@ use rustix::mm::MsyncFlags;
 use crate::mapping::SharedMapping;
 use crate::pool::PAGE_BYTES;
 
-/// Why nothing that was read in a page counts.
+/// Error text for a page whose content is lost.
 pub(super) const LOST: &str = "its file was made shorter, or its file system is full";
 
-/// A page, mapped, or several.
+/// Mapped pages.
 #[derive(Debug)]
 pub(super) struct Page(SharedMapping);
 
-/// Some words of it, one after the other.
+/// Consecutive words of a page.
 #[derive(Clone, Debug)]
 pub(super) struct Words {
     page: Arc<Page>,
@@ -27,23 +27,21 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// Those from this one on.
+    /// Returns the words from the index `first` on.
     pub(super) const fn from(page: Arc<Page>, first: usize) -> Self {
         Self { page, first }
     }
 
-    /// One of them.
     pub(super) fn at(&self, index: usize) -> &AtomicU64 {
         self.page.word(self.first + index)
     }
 
-    /// True if what was read in them before need not be what others wrote there, and what was written is lost.
+    /// Returns true if earlier reads of the words may be invalid, and earlier writes are lost.
     pub(super) fn are_lost(&self) -> bool {
         self.page.is_lost()
     }
 
-    /// Sees to it that what was written to these words by now is where other hosts, and this one after it failed, find it:
-    /// before anything that is written afterwards.
+    /// Makes all writes so far visible to other hosts and durable across a crash of this host, before any later write.
     pub(super) fn persist(&self, words: Range<usize>) {
         self.page
             .persist(self.first + words.start..self.first + words.end);
@@ -51,10 +49,10 @@ impl Words {
 }
 
 impl Page {
-    /// Maps the first page of a file whose pages have `bytes` bytes.
+    /// Maps the first page of a file with pages of `bytes` bytes.
     ///
     /// # Errors
-    /// The file is shorter, or the kernel refuses.
+    /// If the file is shorter, or the kernel refuses.
     pub(super) fn map(file: &File, bytes: u64) -> io::Result<Self> {
         if file.metadata()?.len() < bytes.max(PAGE_BYTES) {
             return Err(io::Error::other("it is shorter than a page"));
@@ -62,35 +60,34 @@ impl Page {
         Self::map_part(file, 0, bytes)
     }
 
-    /// Maps a part of a file or device, of which the caller knows that it is so long.
+    /// Maps a part of a file or device. The caller has checked the length.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// If the kernel refuses.
     pub(super) fn map_part(file: &File, offset: u64, bytes: u64) -> io::Result<Self> {
         let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
         SharedMapping::map(file, offset, bytes).map(Self)
     }
 
-    /// True if the file does not back all of it any more.
+    /// Returns true if the file no longer backs all pages.
     pub(super) fn is_lost(&self) -> bool {
         self.0.has_lost_pages()
     }
 
-    /// One of its words.
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.0.bytes() / 8, "inside the page");
-        // SAFETY: the mapping has at least so many aligned words and lives as long as `self`. Others use them as well, and
-        // this process only through atomics.
+        // SAFETY: the mapping has at least so many aligned words and lives as long as `self`. Others use them as well,
+        // and this process only through atomics.
         unsafe { AtomicU64::from_ptr(self.0.as_ptr().cast::<u64>().add(index)) }
     }
 
-    /// Overwrites all of it with zeroes, and sees to it that others find them.
+    /// Overwrites the pages with zeroes, and makes the zeroes visible to other hosts.
     ///
     /// # Errors
-    /// Pages of it are lost.
+    /// If pages are lost.
     pub(super) fn wipe(&self) -> io::Result<()> {
-        // SAFETY: the mapping is `self`'s, and whoever has words of it only uses atomics. Others that map the same memory
-        // do not use it: the caller knows.
+        // SAFETY: the mapping is `self`'s, and all words of the mapping are only used through atomics. Other processes
+        // that map the same memory do not use it: the caller guarantees this.
         unsafe { std::ptr::write_bytes(self.0.as_ptr(), 0, self.0.bytes()) };
         self.persist(0..self.0.bytes() / 8);
         match self.is_lost() {
@@ -108,7 +105,7 @@ impl Page {
             let at = self.0.as_ptr().add(start);
             rustix::mm::msync(at.cast(), end.saturating_sub(start), MsyncFlags::SYNC)
         };
-        // A device has nothing behind it that the kernel would write to: what is missing is to leave the processor's caches.
+        // For a device, the kernel has no storage to write back to; only the processor's caches need a flush.
         if synced.is_err() {
             self.flush(words);
         }
@@ -124,7 +121,7 @@ impl Page {
         }
     }
 
-    /// Memory that hosts of other kinds share is coherent between them.
+    /// Does nothing: on other architectures, shared memory is coherent between hosts.
     #[cfg(not(target_arch = "x86_64"))]
     fn flush(&self, _: Range<usize>) {}
 }

@@ -1,9 +1,10 @@
-//! How two nodes prove to each other that a pool of one name is the same memory: each writes there what only the
-//! other's present question explains, and reads what the other wrote.
+//! A proof between two nodes that a pool of one name is the same memory. Each node writes a value that only the other
+//! node's current question explains, and reads the value that the other node wrote.
 //!
-//! The source writes a nonce and sends it. The destination finds the same nonce in its own folder, and so sees what
-//! the source wrote; it writes the nonce's echo, which the source finds, and so sees what the destination wrote. In a folder
-//! both are in a file of the migration's, in a device in the record of the segment that is to be moved.
+//! The source writes a nonce and sends it. The destination finds the same nonce in its own pool, and so sees the
+//! source's writes. The destination then writes an echo of the nonce. The source finds the echo, and so sees the
+//! destination's writes. In a folder, both values are in a file of the migration; in a device, both are in the record
+//! of the segment to be moved.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -14,20 +15,20 @@ use std::sync::atomic::Ordering;
 use crate::pool::page::{LOST, Page};
 use crate::pool::{Pool, PoolError};
 
-/// A nonce, or its echo, in bytes.
+/// Bytes of a nonce, and of an echo.
 const BYTES: usize = 32;
 
-/// A question that the source asks.
+/// A question of the source.
 #[derive(Debug)]
 pub struct Question {
     pool: Pool,
-    /// The segment's name.
+    /// Name of the segment.
     segment: String,
     path: PathBuf,
     nonce: [u8; BYTES],
 }
 
-/// What a node's echo of a nonce is.
+/// Returns a node's echo of a nonce.
 fn echo(nonce: &[u8; BYTES], node: &str) -> [u8; BYTES] {
     blake3::keyed_hash(nonce, node.as_bytes()).into()
 }
@@ -36,13 +37,13 @@ fn path(pool: &Pool, migration: &str) -> PathBuf {
     pool.path().join(format!(".{migration}.proof"))
 }
 
-/// Opens what another node may have put there: what the name leads to elsewhere is not opened, and nothing is waited for.
+/// Opens a file that another node may have put there, without following links and without blocking.
 fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     options.custom_flags(flags.bits() as i32).open(path)
 }
 
-/// What is said in a file that has only whole pages, which cannot be written but through a mapping.
+/// Writes to a file of whole huge pages, which can be written through a mapping only.
 fn write_huge(pool: &Pool, file: &File, bytes: &[u8]) -> io::Result<()> {
     let page = Page::map(file, pool.page_bytes())?;
     for (index, word) in bytes.chunks_exact(8).enumerate() {
@@ -57,11 +58,11 @@ fn write_huge(pool: &Pool, file: &File, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// As much of it as matters, and a byte that shows that there is more.
+/// Reads the relevant bytes, and one more byte that reveals a longer file.
 fn read(pool: &Pool, path: &Path) -> io::Result<Vec<u8>> {
     let file = open(OpenOptions::new().read(true), path)?;
     if pool.is_huge() {
-        // What follows in the page is not used. An echo is never all zeroes.
+        // The rest of the page is unused. An echo is never all zeroes.
         let mut bytes = vec![0; 2 * BYTES];
         file.take(2 * BYTES as u64).read_exact(&mut bytes)?;
         if bytes[BYTES..].iter().all(|byte| *byte == 0) {
@@ -75,10 +76,10 @@ fn read(pool: &Pool, path: &Path) -> io::Result<Vec<u8>> {
 }
 
 impl Question {
-    /// Writes a nonce into the pool on behalf of a migration of this segment, whose id names the file.
+    /// Writes a nonce into the pool for a migration of this segment. The migration's id names the file.
     ///
     /// # Errors
-    /// [`PoolError::Io`]; in a device also when the segment is not there.
+    /// [`PoolError::Io`]; in a device also if the segment does not exist.
     pub fn ask(pool: &Pool, segment: &str, migration: &str) -> Result<Self, PoolError> {
         let path = path(pool, migration);
         let mut nonce = [0; BYTES];
@@ -103,7 +104,7 @@ impl Question {
                 let options = options.read(true).write(true).create(true);
                 options.mode(0o600).open(path).and_then(|file| {
                     file.set_len(pool.page_bytes())?;
-                    // A page that cannot be had is an error here, and would be a signal later.
+                    // A missing page is an error here, and would raise a signal later.
                     let flags = rustix::fs::FallocateFlags::empty();
                     rustix::fs::fallocate(&file, flags, 0, pool.page_bytes())?;
                     write_huge(pool, &file, &[nonce, [0; BYTES]].concat())
@@ -114,15 +115,15 @@ impl Question {
         Ok(question)
     }
 
-    /// The nonce, in hexadecimal, for the other node.
+    /// Returns the nonce in hexadecimal, for the other node.
     pub fn nonce(&self) -> String {
         hexadecimal(&self.nonce)
     }
 
-    /// Whether `node` has answered in this memory.
+    /// Checks that `node` has answered in this memory.
     ///
     /// # Errors
-    /// [`PoolError::OtherMemory`] when it has not.
+    /// [`PoolError::OtherMemory`] if the answer is missing.
     pub fn answered_by(&self, node: &str) -> Result<(), PoolError> {
         if let Some(device) = self.pool.device() {
             return match device.answered(&self.segment)? == echo(&self.nonce, node) {
@@ -143,7 +144,7 @@ impl Drop for Question {
         if self.pool.is_device() {
             return;
         }
-        // One that stays is a small file that nobody reads.
+        // A file that stays behind is small and unused.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -155,7 +156,7 @@ fn hexadecimal(bytes: &[u8; BYTES]) -> String {
 /// Answers the question of the source of a migration of this segment, as node `node`.
 ///
 /// # Errors
-/// [`PoolError::OtherMemory`] when the nonce is not in this memory.
+/// [`PoolError::OtherMemory`] if the nonce is not in this memory.
 pub fn answer(
     pool: &Pool,
     segment: &str,
@@ -187,7 +188,7 @@ pub fn answer(
         return Err(PoolError::OtherMemory);
     }
     let both = [written, echo(&written, node)].concat();
-    // In place: a new file of this name need not be the one that the source wrote.
+    // Written in place: a new file of this name need not be the file of the source.
     let file = open(OpenOptions::new().read(true).write(true), &path);
     let file = file.map_err(PoolError::io(&path))?;
     let said = match pool.is_huge() {
@@ -214,7 +215,7 @@ mod tests {
         ));
         let elsewhere = answer(&there, "v", "m", &question.nonce(), "b");
         assert!(matches!(elsewhere, Err(PoolError::OtherMemory)));
-        // A copy of the folder from before knows another nonce.
+        // An old copy of the folder has another nonce.
         std::fs::write(there.path().join(".m.proof"), [7; 32]).expect("writes");
         answer(&there, "v", "m", &question.nonce(), "b").expect_err("an old copy");
         answer(&here, "v", "m", &question.nonce(), "b").expect("answers");
@@ -222,7 +223,7 @@ mod tests {
         question
             .answered_by("c")
             .expect_err("somebody else's answer");
-        // What another node puts there is not followed, waited for, or read without an end.
+        // Files of another node are never followed, waited for, or read without a limit.
         let path = here.path().join(".n.proof");
         std::os::unix::fs::symlink(here.path().join(".m.proof"), &path).expect("links");
         answer(&here, "v", "n", &question.nonce(), "b").expect_err("is elsewhere");

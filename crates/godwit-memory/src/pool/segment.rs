@@ -1,4 +1,4 @@
-//! One guest's memory in a pool.
+//! A guest's memory in a pool.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -13,37 +13,37 @@ use crate::pool::device::space::Extent;
 use crate::pool::header::Header;
 use crate::pool::{PAGE_BYTES, Place, Pool, PoolError};
 
-/// How the files of memory end.
+/// File extension of memory.
 pub(super) const MEMORY: &str = "memory";
-/// How the files of headers end.
+/// File extension of headers.
 pub(super) const SEGMENT: &str = "segment";
 
-/// A segment, whose header is mapped.
+/// A segment with a mapped header.
 #[derive(Debug)]
 pub struct Segment {
     name: String,
     place: Place,
     id: [u8; 16],
     header: Header,
-    /// Its record, in a device.
+    /// Record of the segment, in a device.
     found: Option<Found>,
 }
 
 impl Segment {
-    /// Allocates a segment of `bytes` zeroes, owned by `owner`: its room is reserved, and it survives a crash of this
-    /// process whole or not at all.
+    /// Allocates a segment of `bytes` zeroes, owned by `owner`, with reserved room. After a crash of this process, the
+    /// segment exists completely or not at all.
     ///
     /// # Errors
-    /// [`PoolError`]: also when the name is taken or there is not enough room.
+    /// [`PoolError`], also if the name is taken or the room is insufficient.
     pub fn allocate(pool: &Pool, name: &str, bytes: u64, owner: &str) -> Result<Self, PoolError> {
         Self::allocate_unless(pool, name, bytes, owner, &|| false)
     }
 
-    /// As [`Self::allocate`], unless `ends` says meanwhile that this process ends: it must not go on overwriting a part of a
-    /// device when the next one of its node may have begun.
+    /// Works like [`Self::allocate`], but stops once `ends` returns true. A process that ends must not continue to
+    /// overwrite a part of a device while its successor may have begun.
     ///
     /// # Errors
-    /// As [`Self::allocate`], and [`PoolError::Ending`].
+    /// Like [`Self::allocate`], and [`PoolError::Ending`].
     pub fn allocate_unless(
         pool: &Pool,
         name: &str,
@@ -68,7 +68,7 @@ impl Segment {
         }
         let memory = pool.memory_path(name);
         let header_path = pool.header_path(name);
-        // Two nodes may allocate the same name at once: each makes files of its own, and one takes the name.
+        // Two nodes may allocate the same name at once: each makes files of its own, and one node takes the name.
         let begun = begun(name, owner);
         let new = |kind| pool.path().join(format!(".{begun}.{kind}.new"));
         let (new_memory, new_header) = (new(MEMORY), new(SEGMENT));
@@ -84,7 +84,7 @@ impl Segment {
             })
         };
         let made = Self::make(pool, (&new_memory, &new_header), bytes, owner)
-            // Others may have allocated at once, and the room of holes was nobody's to take.
+            // Other nodes may have allocated at once, and may have taken room owed to holes.
             .and_then(|()| pool.has_room(None, 0))
             .and_then(|()| take())
             .and_then(|()| std::fs::rename(&new_memory, &memory).map_err(PoolError::io(&memory)));
@@ -96,11 +96,11 @@ impl Segment {
         Self::made(pool, name)
     }
 
-    /// Makes a segment, owned by `owner`, of a file that is where a segment of this name has its memory, and that a QEMU
-    /// uses already. Its room is reserved. A header that `owner` has already stays as it is.
+    /// Makes a segment, owned by `owner`, of an existing memory file of this name that a QEMU uses already. The room is
+    /// reserved. An existing header of `owner` stays as it is.
     ///
     /// # Errors
-    /// [`PoolError`]: also when the name is taken, or there is not enough room.
+    /// [`PoolError`], also if the name is taken or the room is insufficient.
     pub fn adopt(pool: &Pool, name: &str, owner: &str) -> Result<Self, PoolError> {
         let is_there = match Self::open(pool, name) {
             Ok(segment) => {
@@ -117,7 +117,8 @@ impl Segment {
             Err(error) => return Err(error),
         };
         let header_bytes = if is_there { 0 } else { pool.page_bytes() };
-        // Also below a header: an adoption may have ended before this one, and the file may have been made again since.
+        // Also with an existing header: an earlier adoption may have stopped midway, and the file may have been made
+        // again since.
         let bytes = Self::reserve(pool, name, header_bytes)?;
         if is_there {
             return Self::open(pool, name);
@@ -148,8 +149,8 @@ impl Segment {
         }
     }
 
-    /// Reserves the room of a file of memory that is there, with so many bytes more left, and lets nobody but its owner read
-    /// it. Gives its bytes.
+    /// Reserves the room of an existing memory file, leaving `more` bytes free beside, and restricts access to the
+    /// file's owner. Returns the file's bytes.
     fn reserve(pool: &Pool, name: &str, more: u64) -> Result<u64, PoolError> {
         let memory = pool.memory_path(name);
         let failed = PoolError::io;
@@ -166,7 +167,7 @@ impl Segment {
         let wanted = bytes.saturating_sub(metadata.blocks() * 512);
         pool.has_room(Some(name), wanted.saturating_add(more))?;
         whole_pages(pool, bytes)?;
-        // As the memory of any other guest: nobody else's to read.
+        // Like the memory of any other guest, the file is private.
         file.set_permissions(std::fs::Permissions::from_mode(0o600))
             .map_err(failed(&memory))?;
         rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, bytes)
@@ -175,7 +176,7 @@ impl Segment {
         Ok(bytes)
     }
 
-    /// The header's name is what makes a segment exist.
+    /// Syncs the folder, and opens the new segment. The header's file name is the commit point of an allocation.
     fn made(pool: &Pool, name: &str) -> Result<Self, PoolError> {
         let folder = File::open(pool.path()).map_err(PoolError::io(pool.path()))?;
         folder.sync_all().map_err(PoolError::io(pool.path()))?;
@@ -206,8 +207,8 @@ impl Segment {
         file.sync_all().map_err(PoolError::io(header))
     }
 
-    /// Removes what `owner` left of an allocation that ended between its two files: a header of its own, and no memory. In a
-    /// device, what it left of any.
+    /// Removes the traces of an allocation by `owner` that ended between its two files: a header without memory. In a
+    /// device, removes the traces of any allocation by `owner`.
     ///
     /// # Errors
     /// [`PoolError::Io`].
@@ -229,10 +230,10 @@ impl Segment {
         Ok(())
     }
 
-    /// Opens a segment that is there.
+    /// Opens an existing segment.
     ///
     /// # Errors
-    /// [`PoolError`]: also when its header makes no sense.
+    /// [`PoolError`], also if the header is invalid.
     pub fn open(pool: &Pool, name: &str) -> Result<Self, PoolError> {
         if let Some(device) = pool.device() {
             return Ok(Self::of_record(pool, name, device.find(name)?));
@@ -271,27 +272,27 @@ impl Segment {
         })
     }
 
-    /// Its name: that of its machine.
+    /// Returns the segment's name, which is the VM's.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What QEMU maps.
+    /// Returns the place of the memory, which QEMU maps.
     pub const fn place(&self) -> &Place {
         &self.place
     }
 
-    /// Bytes of its memory.
+    /// Returns the bytes of the memory.
     pub const fn bytes(&self) -> u64 {
         self.place.extent.bytes
     }
 
-    /// What tells it from an earlier segment of its name, in hexadecimal.
+    /// Returns the unique id of the segment in hexadecimal, different from earlier segments of the same name.
     pub fn id(&self) -> String {
         self.id.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Who owns it, by now.
+    /// Reads the current title.
     ///
     /// # Errors
     /// [`PoolError::Damaged`].
@@ -302,11 +303,10 @@ impl Segment {
         })
     }
 
-    /// Ends the offer of epoch `offered` that `from` made, in favour of `to`. When that has been done already, it
-    /// stays so.
+    /// Ends the offer of epoch `offered` by `from`, in favour of `to`. Repeating a decision has no effect.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] when `from` is not the owner, or the offer ended otherwise.
+    /// [`PoolError::Refused`] if `from` is not the owner, or the offer ended otherwise.
     pub fn decide(&self, from: &str, offered: u64, to: &str) -> Result<Title, PoolError> {
         let title = self.title()?;
         if title.epoch == offered + 1 && title.owner == to {
@@ -327,18 +327,18 @@ impl Segment {
         Err(refused(crate::ownership::Refused::Changed { now, offered }))
     }
 
-    /// Gives up the room of the first `bytes` bytes of the memory, which are elsewhere and were freed here. Only the segment's
-    /// owner may. A part of a device keeps its room.
+    /// Gives up the room of the first `bytes` bytes, which are elsewhere and were freed here. Only the segment's owner
+    /// may do so. A part of a device keeps its room.
     pub fn give_up(&self, bytes: u64) {
         if self.found.is_none() {
             self.header.set_away(bytes);
         }
     }
 
-    /// Takes back the room that was given up, so that all of the memory can be in the pool again.
+    /// Takes back the given-up room, so that all of the memory fits into the pool again.
     ///
     /// # Errors
-    /// [`PoolError::Full`], and then nothing has changed.
+    /// [`PoolError::Full`]. Then nothing has changed.
     pub fn take_back(&self, pool: &Pool) -> Result<(), PoolError> {
         let away = self.header.away();
         if self.found.is_some() || away == 0 {
@@ -352,8 +352,8 @@ impl Segment {
         room
     }
 
-    /// Bytes of the pool's room that are its memory's and that its file does not have: a guest's balloon or its reports of
-    /// free pages punched holes there, and the guest uses them again when it likes.
+    /// Returns the bytes of holes in the memory file: a balloon or free page reporting punched them, and the guest may
+    /// use them again at any time.
     pub(super) fn owed(&self) -> u64 {
         let Ok(metadata) = std::fs::metadata(&self.place.path) else {
             return 0;
@@ -362,15 +362,15 @@ impl Segment {
         kept.saturating_sub(metadata.blocks() * 512)
     }
 
-    /// Removes the segment, which must be used by nobody any more.
+    /// Removes the segment, which must not be in use.
     ///
     /// # Errors
-    /// [`PoolError::Io`], or [`PoolError::Changed`] when it is not there any more.
+    /// [`PoolError::Io`], or [`PoolError::Changed`] if the segment does not exist any more.
     pub fn remove(self, pool: &Pool) -> Result<(), PoolError> {
         if let (Some(device), Some(found)) = (pool.device(), &self.found) {
             return device.remove(found);
         }
-        // Without its header it does not exist, and what is left of it is overwritten.
+        // Without a header, the segment does not exist, and leftover memory gets overwritten.
         for path in [pool.header_path(&self.name), pool.memory_path(&self.name)] {
             match std::fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -395,9 +395,9 @@ fn whole_pages(pool: &Pool, bytes: u64) -> Result<(), PoolError> {
     }
 }
 
-/// Makes a file whose room is reserved.
+/// Makes a file with reserved room.
 fn create(path: &Path, bytes: u64) -> Result<File, PoolError> {
-    // What is left of an allocation that did not end has no header.
+    // A leftover of an interrupted allocation has no header.
     let _ = std::fs::remove_file(path);
     let file = OpenOptions::new()
         .read(true)
@@ -412,13 +412,13 @@ fn create(path: &Path, bytes: u64) -> Result<File, PoolError> {
     Ok(file)
 }
 
-/// What a node calls an allocation before it has the name: short, and the same after a crash, so that the next attempt
-/// replaces what was left.
+/// Returns a file name for an unfinished allocation. The name is short, and the same after a crash, so that the next
+/// attempt replaces the leftover.
 fn begun(name: &str, owner: &str) -> blake3::Hash {
     blake3::hash(format!("{name}\0{owner}").as_bytes())
 }
 
-/// Gives a file a name that no other has.
+/// Renames a file, with an error if the new name exists.
 fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(io::Error::from)

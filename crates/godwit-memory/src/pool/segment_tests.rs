@@ -23,7 +23,7 @@ fn two_nodes_see_one_title_and_it_changes_once_an_epoch() {
     );
     here.decide("a", 1, "b").expect("again changes nothing");
     for (from, offered, to) in [("a", 1, "a"), ("a", 2, "a"), ("b", 1, "b"), ("b", 3, "a")] {
-        // The last but one is what has been done already.
+        // The last decision but one has been made already.
         let decided = there.decide(from, offered, to);
         assert_eq!(decided.is_ok(), to == "b", "{from} {offered} {to}");
     }
@@ -101,7 +101,7 @@ fn a_file_that_somebody_uses_becomes_a_segment_once() {
         content.iter_mut().take(8).for_each(|byte| *byte = 7);
         std::fs::write(&path, &content).expect("writes");
         let file = File::options().write(true).open(&path).expect("opens");
-        // Half of it is a hole.
+        // Half of the file is a hole.
         file.set_len(bytes as u64 / 2).expect("shrinks");
         file.set_len(bytes as u64).expect("grows");
         assert_eq!(Segment::adopt(&pool, "v", "a").is_ok(), fits, "{bytes}");
@@ -176,7 +176,7 @@ fn hostile_headers_are_refused() {
     for epoch in [0, u64::MAX] {
         std::fs::write(&path, changed(8, epoch)).expect("writes");
         let segment = Segment::open(&pool, "v").expect("opens");
-        // Slots of even and odd epochs: neither says that the segment has an owner.
+        // The slots of even and odd epochs name no owner.
         assert!(segment.title().is_err(), "{epoch}");
         segment.decide("a", epoch, "b").expect_err("makes no sense");
     }

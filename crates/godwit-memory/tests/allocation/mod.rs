@@ -1,4 +1,4 @@
-//! Two nodes that allocate segments of one device, step by step, and what is in its memory.
+//! A model of two nodes that allocate segments of one device step by step, and of the device's memory.
 
 use godwit_memory::pool::device::claim::{Entry, Stage, Verdict, verdict};
 use godwit_memory::pool::device::space::{Extent, place};
@@ -6,16 +6,16 @@ use stateright::{Model, Property};
 
 /// Records of the table.
 const RECORDS: usize = 2;
-/// Memory of the device, in units, and what each segment has of it: two have no room for a third.
+/// Memory of the device in units. Two segments leave no room for a third.
 const SPACE: Extent = Extent {
     offset: 0,
     bytes: 3,
 };
-/// Segments that a node allocates, and crashes of nodes, in one run.
+/// Most allocations of a node, and most crashes, in one run.
 const ALLOCATIONS: u8 = 2;
 const CRASHES: u8 = 1;
 
-/// A record as it is in the device. Only the stage is written by more than one node, by compare-and-swap.
+/// A record in the device. Several nodes write the stage only, by compare-and-swap.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Record {
     stage: Stage,
@@ -24,18 +24,18 @@ struct Record {
     extent: Extent,
 }
 
-/// How far a node is with an allocation.
+/// The progress of a node's allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Phase {
     Idle,
     Claimed(usize),
-    /// It has chosen a place, and shown nothing yet.
+    /// The node has chosen a place, and shown nothing yet.
     Chosen(usize, Extent),
-    /// It has announced it, and has seen so many of the records since.
+    /// The node has announced the place, and has seen these records since.
     Looking(usize, Extent, Vec<Entry<u8>>),
     Taken(usize),
     Wiped(usize),
-    /// It has a segment, whose guest has written to all of it or not yet.
+    /// The node has a segment. The flag tells if the guest has written to all of the memory.
     Held(usize, bool),
     Dead,
 }
@@ -44,7 +44,7 @@ enum Phase {
 pub(crate) struct State {
     records: Vec<Record>,
     nodes: Vec<Phase>,
-    /// Which guest's data each unit has: that of a node's first segment, of its second, or nothing.
+    /// Guest whose data each unit has: the node, and the number of its segment.
     memory: Vec<Option<(usize, u8)>>,
     allocated: [u8; 2],
     crashes: u8,
@@ -52,49 +52,49 @@ pub(crate) struct State {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Step {
-    /// Takes this record.
+    /// Claims this record.
     Claim(usize, usize),
     Choose(usize),
     Announce(usize),
     /// Looks at the next record.
     Look(usize),
-    /// Does what it has seen.
+    /// Acts on the records seen.
     Decide(usize),
     /// Has waited for long enough.
     LoseHope(usize),
     Wipe(usize),
     Hold(usize),
-    /// Its guest writes.
+    /// The node's guest writes.
     Write(usize),
     Free(usize),
     Crash(usize),
     Recover(usize),
 }
 
-/// What is wrong with a model.
+/// A planted break of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Broken {
     Nothing,
-    /// A node looks at the others before it shows what it wants.
+    /// A node looks at the other records before its announcement.
     LooksFirst,
-    /// It only minds what others have, and not what they want.
+    /// A node ignores announcements, and respects taken parts only.
     MindsOnlyWhatIsTaken,
-    /// It takes what another one wants as well, because its record comes first.
+    /// A node takes a part that another node wants too, because its record comes first.
     TakesInsteadOfWaiting,
-    /// The segment is there before what was in its memory is overwritten.
+    /// The segment exists before the old memory is overwritten.
     HoldsBeforeItWipes,
-    /// What an earlier guest left is not overwritten.
+    /// The memory of earlier guests is not overwritten.
     WipesNothing,
-    /// A node that is back frees what the other one has begun.
+    /// A node that is back frees the other node's claims.
     ClearsWhatIsAnothers,
-    /// It leaves what it had begun.
+    /// A node that is back leaves its old claims.
     ClearsNothing,
-    /// A free record is taken without a compare-and-swap.
+    /// A record is claimed without a compare-and-swap.
     ClaimsWhatIsNotFree,
 }
 
 impl Broken {
-    /// All that is wrong in some model.
+    /// All breaks.
     pub(crate) const ALL: [Self; 8] = [
         Self::LooksFirst,
         Self::MindsOnlyWhatIsTaken,
@@ -107,7 +107,7 @@ impl Broken {
     ];
 }
 
-/// Two machines have different names, or the same.
+/// A world of two VMs, with different names or the same name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Allocations {
     pub(crate) broken: Broken,
@@ -146,7 +146,7 @@ impl Allocations {
         state.records[index].stage = stage;
     }
 
-    /// Writes what a node wants into its record, and shows it.
+    /// Writes a node's choice into its record, and shows the record.
     fn announce(self, state: &mut State, node: usize, index: usize, extent: Extent) {
         let record = &mut state.records[index];
         record.name = self.name(node);
@@ -187,7 +187,7 @@ impl Allocations {
                     _ => Phase::Taken(index),
                 }
             }
-            // It looks again from the start.
+            // Looks again from the start.
             Verdict::Wait(_) => Phase::Looking(index, extent, Vec::new()),
             Verdict::Again => {
                 Self::set_stage(state, index, Stage::Claimed);
@@ -215,7 +215,7 @@ impl Allocations {
             if record.stage.is_unfinished() && is_own && !self.is(Broken::ClearsNothing) {
                 record.stage = Stage::Free;
             }
-            // What is whole was its machine's, which nobody remembers: a node frees it before it uses the name.
+            // A finished segment belonged to a forgotten VM: the node frees the segment before using the name.
             if record.stage == Stage::Held && record.whose == node {
                 record.stage = Stage::Free;
             }
@@ -284,7 +284,7 @@ impl Model for Allocations {
         match (step, last.nodes[node].clone()) {
             (Step::Claim(_, index), Phase::Idle) if last.allocated[node] < ALLOCATIONS => {
                 let stage = last.records[index].stage;
-                // Broken, it saw that the record was free a moment ago.
+                // The broken claim saw a free record a moment ago.
                 let taken = self.is(Broken::ClaimsWhatIsNotFree) && stage == Stage::Claimed;
                 if stage != Stage::Free && !taken {
                     return None;

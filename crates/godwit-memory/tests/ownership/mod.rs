@@ -1,52 +1,52 @@
-//! Two nodes, one guest, its segment's title, and where its memory and its disks are.
+//! A model of two nodes, one guest, its segment's title, and the places of its memory and disks.
 
 pub(crate) mod properties;
 
 use godwit_memory::ownership::{Arrival, Title};
 use stateright::{Model, Property};
 
-/// The nodes' names.
+/// Names of the nodes.
 pub(crate) const NODES: [&str; 2] = ["a", "b"];
-/// Offers, crashes of nodes, and moves of half of the memory, in one run.
+/// Most offers, crashes of nodes, and moves of half of the memory, in one run.
 const OFFERS: u8 = 4;
 const CRASHES: u8 = 4;
 const MOVES: u8 = 4;
-/// Parts of the memory: it may be half moved.
+/// Parts of the memory, for a memory that is half moved.
 const PARTS: u8 = 2;
 
-/// What a node has stored about the machine.
+/// A node's durable record of the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Stored {
     Nothing,
-    /// It is the node's.
+    /// The VM belongs to the node.
     Here,
-    /// It is the node's, and is offered in this epoch.
+    /// The VM belongs to the node, and is offered in this epoch.
     Outgoing(u64),
-    /// It is given away; the title of this epoch has to say so.
+    /// The VM is given away; the title of this epoch has to say so.
     Given(u64),
-    /// It was offered to the node in this epoch.
+    /// The VM was offered to the node in this epoch.
     Incoming(u64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Node {
     pub(crate) stored: Stored,
-    /// Its QEMU runs the guest; it outlives the node.
+    /// True if the node's QEMU runs the guest. QEMU outlives the node.
     pub(crate) runs: bool,
-    /// Its QEMU has the state of the devices.
+    /// True if the node's QEMU has the state of the devices.
     pub(crate) loaded: bool,
     pub(crate) up: bool,
-    /// Parts of the memory that are in its QEMU's own memory and not in the pool.
+    /// Parts of the memory in QEMU's own memory instead of the pool.
     pub(crate) local: u8,
-    /// As many as the node remembers since it started.
+    /// Value of `local` that the node remembers since its start.
     remembered: u8,
 }
 
-/// Where the disks are. Those of a machine without any stay.
+/// Place of the disks. A VM without disks leaves the place unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Disks {
     At(usize),
-    /// They were given to this node, which has not heard of it.
+    /// The disks were given to this node, which has not heard of the transfer.
     On(usize),
 }
 
@@ -62,60 +62,60 @@ pub(crate) struct State {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Step {
-    /// Some of the memory leaves the pool while the guest runs; also when the node has just died, because the agent in
-    /// QEMU ends what it was asked.
+    /// A part of the memory leaves the pool while the guest runs. The step may follow a crash of the node, because the
+    /// agent in QEMU finishes its request.
     MoveOut(usize),
-    /// Some of it goes back.
+    /// A part of the memory goes back.
     MoveBack(usize),
     Offer(usize),
-    /// The guest stops at the source and the destination loads its devices.
+    /// The guest is paused at the source, and the destination loads its devices.
     Freeze(usize),
-    /// The machine and its disks, in one transaction.
+    /// The VM and its disks, in one transaction.
     StoreGiven(usize),
     WriteGiven(usize),
-    /// The destination hears from the source that the disks are its own.
+    /// The destination hears from the source that it owns the disks.
     DisksCome(usize),
     GiveUp(usize),
     Arrive(usize),
     Crash(usize),
-    /// The node starts again and finishes or undoes what it finds.
+    /// The node starts again, and finishes or undoes its moves.
     Recover(usize),
 }
 
-/// What is wrong with a model.
+/// A planted break of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Broken {
     Nothing,
-    /// The source does not look where its memory is before it offers it.
+    /// The source offers without a check of where the memory is.
     OffersWhatIsHalfMoved,
-    /// It looks at what it remembers, and has forgotten it in a crash, instead of asking QEMU.
+    /// The source checks its own record, lost in a crash, instead of asking QEMU.
     ForgetsWhatMoved,
-    /// Memory leaves the pool although it is offered.
+    /// Memory leaves the pool during an offer.
     MovesWhileOffered,
-    /// The source gives the machine away before its guest stands still.
+    /// The source gives the VM away before the guest is paused.
     GivesWhatStillRuns,
-    /// The title is given before that is stored.
+    /// The title is given before the durable record.
     TitleFirst,
-    /// The disks are given before the machine is, in a transaction of their own.
+    /// The disks are given before the VM, in a transaction of their own.
     DisksFirst,
-    /// The source lets the guest go on although it has stored that the machine is given away.
+    /// The source resumes the guest after the durable record of giving the VM away.
     TakesBackWhatIsGiven,
-    /// It does not write that the machine stays.
+    /// The source cancels without writing the title.
     GivesUpSilently,
-    /// The destination runs the guest as soon as it has its devices.
+    /// The destination runs the guest as soon as the devices are loaded.
     RunsWhenLoaded,
-    /// It does not wait for the memory's title when it has the disks.
+    /// The destination has the disks, and does not wait for the memory's title.
     RunsWithDisksAlone,
-    /// It does not wait for the disks when it has the memory's title.
+    /// The destination has the memory's title, and does not wait for the disks.
     RunsWithMemoryAlone,
-    /// It forgets the machine while nobody has decided.
+    /// The destination forgets the VM before the decision.
     LeavesBeforeItIsDecided,
-    /// A source that starts again takes what it has given away for its own.
+    /// A restarted source claims a VM that was given away.
     RecoversWhatIsGiven,
 }
 
 impl Broken {
-    /// All that is wrong in some model.
+    /// All breaks.
     pub(crate) const ALL: [Self; 13] = [
         Self::OffersWhatIsHalfMoved,
         Self::ForgetsWhatMoved,
@@ -133,7 +133,7 @@ impl Broken {
     ];
 }
 
-/// The model of one machine.
+/// The model of one VM.
 pub(crate) struct Move {
     pub(crate) broken: Broken,
     pub(crate) has_disks: bool,
@@ -144,7 +144,7 @@ impl Move {
         self.broken == broken
     }
 
-    /// The source keeps what it offered in this epoch.
+    /// The source keeps the VM offered in this epoch.
     fn give_up(&self, state: &mut State, node: usize, offered: u64) {
         if !self.is(Broken::GivesUpSilently)
             && let Ok(title) = state.title.decided(NODES[node], offered, NODES[node])
@@ -152,14 +152,14 @@ impl Move {
             state.title = title;
         }
         state.nodes[node].stored = Stored::Here;
-        // What decides in the node as well; a broken step does not look.
+        // The node decides by the same rule; a broken step skips the check.
         let may_run = state.title.may_run(NODES[node], false);
         if may_run || self.broken != Broken::Nothing {
             state.nodes[node].runs = true;
         }
     }
 
-    /// The destination looks whether the machine has come. Nothing when it has to wait.
+    /// The destination checks for the VM's arrival. Returns `None` if the destination has to wait.
     fn arrive(&self, state: &mut State, at: usize, offered: u64) -> Option<()> {
         let node = state.nodes[at];
         let arrival = state.title.arrival(NODES[at], offered);
@@ -191,7 +191,7 @@ impl Move {
         }
     }
 
-    /// Whether a node may offer its machine, as far as its memory says.
+    /// Returns true if the place of the memory allows an offer.
     fn is_in_pool(&self, node: Node) -> bool {
         match self.broken {
             Broken::OffersWhatIsHalfMoved => true,
@@ -316,7 +316,7 @@ impl Model for Move {
                 if self.has_disks {
                     state.disks = Disks::On(1 - at);
                 }
-                // Broken, the machine follows in the next transaction.
+                // In the broken model, the VM follows in the next transaction.
                 if !self.is(Broken::DisksFirst) || last.disks == state.disks {
                     state.nodes[at].stored = Stored::Given(offered);
                 }

@@ -1,4 +1,4 @@
-//! What must hold whatever crashes, and what must be possible, or the model says nothing.
+//! Properties that must hold whatever crashes, and outcomes that must be possible for the model to be meaningful.
 
 use stateright::Property;
 
@@ -11,7 +11,7 @@ pub(crate) const DISKS: &str = "who runs the guest has its disks";
 pub(crate) const ENDS: &str = "who gives a move up says so to the destination";
 pub(crate) const KEPT: &str = "who owns the memory knows of the machine";
 
-/// Those of a machine with disks, or without.
+/// Returns the properties of a VM with disks, or without.
 pub(crate) fn all(has_disks: bool) -> Vec<Property<Move>> {
     let mut all = vec![
         Property::always(ONCE, |_, state: &State| running(state).count() <= 1),
@@ -62,7 +62,7 @@ pub(crate) fn all(has_disks: bool) -> Vec<Property<Move>> {
     all
 }
 
-/// The nodes whose QEMU runs the guest.
+/// Returns the nodes whose QEMU runs the guest.
 fn running(state: &State) -> impl Iterator<Item = usize> {
     (0..2).filter(|node| state.nodes[*node].runs)
 }

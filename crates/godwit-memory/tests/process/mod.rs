@@ -1,4 +1,4 @@
-//! A process with the agent that is not QEMU: a test of this very program, run again.
+//! A process with the agent, other than QEMU: a test of this program, run again.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -13,7 +13,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Runs the test with a variable that tells it the file of its memory. The agent listens in the folder.
+    /// Runs the test with a variable that holds the path of the memory file. The agent listens in the folder.
     pub(crate) fn start(folder: &Path, test: &str, (variable, memory): (&str, &Path)) -> Self {
         let library = folder.join("agent.so");
         std::fs::write(&library, LIBRARY).unwrap();
@@ -37,7 +37,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Waits for a line that begins like this.
+    /// Waits for a line with this beginning.
     pub(crate) fn line(&mut self, start: &str) -> String {
         loop {
             let mut line = String::new();
@@ -52,7 +52,7 @@ impl Process {
         writeln!(self.input, "{line}").unwrap();
     }
 
-    /// Waits until it has ended well.
+    /// Waits until the process has ended successfully.
     pub(crate) fn end(mut self) {
         drop(self.input);
         assert!(self.child.wait().unwrap().success());

@@ -1,4 +1,4 @@
-//! What the rest of the process asks of a NIC's thread.
+//! The handle through which the rest of the process commands a NIC's thread.
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -20,19 +20,19 @@ use crate::state::held::{MOST_BYTES, MOST_PACKETS, Packet};
 use crate::state::nic::{Mode, Nic, RestoreError};
 use crate::state::stations::Station;
 
-/// Gets an answer of the thread; dropped without one when the thread has ended.
+/// Receives the thread's answer; dropped without a call if the thread has ended.
 pub type Reply<T> = Box<dyn FnOnce(T) + Send>;
 
-/// What came to a machine's former place since it was last asked.
+/// Packets at the source since the last request for late packets.
 #[derive(Debug)]
 pub struct LatePackets {
     /// The packets, in order.
     pub packets: Vec<Packet>,
-    /// The network brings nothing more there.
+    /// True if the network brings no more packets for the VM to the source.
     pub is_all: bool,
 }
 
-/// What the thread is told.
+/// A request to the thread.
 pub(super) enum Command {
     FrontEnd(FrontEndCommand, FrontEndReply),
     Freeze(Reply<State>),
@@ -46,48 +46,49 @@ pub(super) enum Command {
     End,
 }
 
-/// A NIC as others see it.
+/// The status of a NIC, for callers outside the thread.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// Its address.
+    /// MAC address of the NIC.
     pub mac: Mac,
-    /// What it does.
+    /// Current mode of the NIC.
     pub mode: Mode,
-    /// A virtual machine is attached.
+    /// True while a VM is attached.
     pub attached: bool,
-    /// The guest put something into a ring that makes no sense; the ring rests until the guest resets the device.
+    /// True if a ring is out of service because the guest put invalid entries into the ring. The ring stays so until
+    /// the guest resets the device.
     pub broken: bool,
-    /// True if the virtual machine was disconnected because [memory that it shared was lost](godwit_vhost::memory::LOST_PAGES),
-    /// and none has shared any since.
+    /// True if the VM was disconnected because [memory that it shared was lost](godwit_vhost::memory::LOST_PAGES), and
+    /// no VM has shared memory since.
     pub lost_pages: bool,
-    /// What happened.
+    /// Counters since the VM was started.
     pub counters: Counters,
-    /// Packets that wait for the guest.
+    /// Number of packets waiting for the guest.
     pub waiting: usize,
-    /// As which stations the guest sent lately, the last first.
+    /// Stations from which the guest sent lately, the most recent first.
     pub stations: Vec<Station>,
-    /// Its pairs of queues.
+    /// Status of each queue pair.
     pub queues: Vec<QueueSeen>,
 }
 
-/// A pair of queues as others see it.
+/// The status of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueSeen {
-    /// The guest uses it now.
+    /// True while the guest uses the pair.
     pub is_used: bool,
-    /// Packets that the guest got by it since this thread serves the NIC.
+    /// Packets received by the guest through the pair since this thread serves the NIC.
     pub received_packets: u64,
-    /// Packets that the guest sent by it since then, those that were refused among them.
+    /// Packets sent by the guest through the pair since this thread serves the NIC, including refused packets.
     pub sent_packets: u64,
 }
 
-/// What the thread and its handles share.
+/// State shared by the thread and the handles.
 pub(super) struct Shared {
     pub(super) name: String,
     pub(super) wake: Wake,
     /// Late packets that the thread has not taken yet.
     pub(super) unread: Unread,
-    /// Pairs of queues.
+    /// Number of queue pairs.
     pairs: u16,
     snapshot: Mutex<Snapshot>,
 }
@@ -102,13 +103,13 @@ impl Shared {
     }
 }
 
-/// How many packets are on their way to the thread, and how many bytes. No more than the thread itself would hold may
-/// be, however slow it is.
+/// Number and bytes of packets on their way to the thread. The limits are the limits of the thread's own held packets,
+/// so that a slow thread cannot make the queue grow without bound.
 #[derive(Debug, Default)]
 pub(super) struct Unread(Mutex<(usize, usize)>);
 
 impl Unread {
-    /// Room for as many packets from the first on as fit.
+    /// Reserves room for as many leading packets as fit, and returns their number.
     fn add(&self, packets: &[Packet]) -> usize {
         let mut unread = self.lock();
         for (place, packet) in packets.iter().enumerate() {
@@ -121,7 +122,7 @@ impl Unread {
         packets.len()
     }
 
-    /// The thread has taken these.
+    /// Gives back the room of packets that the thread has taken.
     pub(super) fn remove(&self, packets: &[Packet]) {
         let bytes: usize = packets.iter().map(|packet| packet.len()).sum();
         let mut unread = self.lock();
@@ -133,7 +134,7 @@ impl Unread {
     }
 }
 
-/// A NIC that a thread serves. It ends when [`NetDevice::end`] is called.
+/// A NIC that a thread serves until [`NetDevice::end`] is called.
 #[derive(Clone)]
 pub struct NetDevice {
     shared: Arc<Shared>,
@@ -153,7 +154,8 @@ impl std::fmt::Debug for NetDevice {
 pub struct NetThread(JoinHandle<()>);
 
 impl NetThread {
-    /// Waits until the thread has ended and its uplink is closed, but not longer than this.
+    /// Waits until the thread has ended and its uplink is closed. Returns false if `limit` passes first, or if the
+    /// thread panicked.
     pub fn join_within(self, limit: Duration) -> bool {
         let step = Duration::from_millis(1);
         let mut waited = Duration::ZERO;
@@ -169,10 +171,10 @@ impl NetThread {
 }
 
 impl NetDevice {
-    /// Serves a NIC over an uplink, with a pair of queues for each of its queues: 1 to [`MOST_PAIRS`]. `name` is for logs.
+    /// Serves a NIC with one queue pair for each queue of the uplink, 1 to [`MOST_PAIRS`]. `name` is for logs.
     ///
     /// # Errors
-    /// When there are too many or none, or the kernel refuses a thread or what it waits with.
+    /// If the number of queues is out of range, or the kernel refuses a thread, an eventfd or an epoll instance.
     pub fn spawn(name: &str, nic: Nic, uplink: Uplink) -> io::Result<(Self, NetThread)> {
         let (device, worker) = Self::with_worker(name, nic, uplink)?;
         // Thread names hold 15 bytes.
@@ -183,7 +185,7 @@ impl NetDevice {
         Ok((device, NetThread(thread)))
     }
 
-    /// The NIC with what its thread runs.
+    /// Builds the NIC and the worker of its thread.
     pub(super) fn with_worker(name: &str, nic: Nic, uplink: Uplink) -> io::Result<(Self, Worker)> {
         if !(1..=MOST_PAIRS).contains(&uplink.count()) {
             let why = format!("a NIC has 1 to {MOST_PAIRS} pairs of queues");
@@ -211,40 +213,42 @@ impl NetDevice {
         Ok((Self { shared, commands }, worker))
     }
 
-    /// How it is now.
+    /// Returns the current status of the NIC.
     pub fn snapshot(&self) -> Snapshot {
         self.shared.lock().clone()
     }
 
-    /// Source, once the guest stands still: holds packets back from now on, and tells the whole state with what is
-    /// held already.
+    /// Source, once the guest is paused: starts to hold packets back, and replies with the complete state, including
+    /// the packets held so far.
     pub fn freeze(&self, reply: Reply<State>) {
         self.tell(Command::Freeze(reply));
     }
 
-    /// Source, when the machine stays: everything that was held goes to the guest in order, and packets pass again.
+    /// Source, if the VM stays: delivers all held packets in order, and lets packets pass again.
     pub fn release(&self) {
         self.tell(Command::Release);
     }
 
-    /// Source, once the machine is the other node's: what came here since this, or [`Self::freeze`], was last asked.
+    /// Source, once the VM belongs to the destination: replies with the packets that came since the last request or
+    /// since [`Self::freeze`].
     pub fn copy_late(&self, reply: Reply<LatePackets>) {
         self.tell(Command::CopyLate(reply));
     }
 
-    /// Destination: becomes what the source's NIC was.
+    /// Destination: takes over the state of the source's NIC.
     pub fn restore(&self, state: State, reply: Reply<Result<(), RestoreError>>) {
         self.tell(Command::Restore(Box::new(state), reply));
     }
 
-    /// Destination, once the machine is this node's: announces it, and packets pass. The answer comes when the
-    /// announcements have left, before which the guest should not run. `awaits_late` is whether
-    /// [`Self::late_ended`] will be called; it is not waited for very long.
+    /// Destination, once the VM belongs to this node: announces the VM, and lets packets pass. The reply comes when the
+    /// announcements have left; the guest should not run before. `awaits_late` is true if [`Self::late_ended`] will be
+    /// called; the wait for that call is bounded.
     pub fn take_over(&self, awaits_late: bool, reply: Reply<()>) {
         self.tell(Command::TakeOver { awaits_late, reply });
     }
 
-    /// Destination: packets that came to the former place. Those that the thread has no room for are lost, and counted.
+    /// Destination: adds packets that reached the source. Packets for which the thread has no room are lost and
+    /// counted.
     pub fn late(&self, mut packets: Vec<Packet>) {
         let fit = self.shared.unread.add(&packets);
         let lost = (packets.len() - fit) as u64;
@@ -252,12 +256,12 @@ impl NetDevice {
         self.tell(Command::Late { packets, lost });
     }
 
-    /// Destination: nothing more comes from the former place.
+    /// Destination: declares that no more packets come from the source.
     pub fn late_ended(&self) {
         self.tell(Command::LateEnded);
     }
 
-    /// Its packets go another way from now on. The uplink has as many queues as the one before.
+    /// Replaces the uplink. The new uplink must have as many queues as the old one.
     pub fn replace_uplink(&self, uplink: Uplink) {
         self.tell(Command::Uplink(uplink));
     }
@@ -268,7 +272,7 @@ impl NetDevice {
     }
 
     fn tell(&self, command: Command) {
-        // A thread that has ended drops the command, and whoever waits for its answer learns of it.
+        // An ended thread drops the command and its reply, which ends the caller's wait.
         if self.commands.send(command).is_ok() {
             self.shared.wake.signal();
         }
@@ -296,7 +300,7 @@ impl Device for NetDevice {
     }
 
     fn has_configuration(&self) -> bool {
-        // The front end itself tells the guest the MAC address and the link's state.
+        // QEMU, the front end, tells the guest the MAC address and the link state.
         false
     }
 

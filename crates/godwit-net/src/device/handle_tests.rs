@@ -17,10 +17,10 @@ const OWN: Station = Station {
     mac: MAC,
     vlan: None,
 };
-/// Longer than the first time after which a place is announced again.
+/// Longer than the time until the first repeated announcement.
 const WHILE: Duration = Duration::from_millis(120);
 
-/// The answer to a question.
+/// Returns the thread's answer to a request.
 fn ask<T: Send + 'static>(question: impl FnOnce(Reply<T>)) -> T {
     let (reply, answer) = mpsc::channel();
     question(Box::new(move |answered| {
@@ -30,7 +30,7 @@ fn ask<T: Send + 'static>(question: impl FnOnce(Reply<T>)) -> T {
     answer.expect("the thread answers")
 }
 
-/// Announcements that leave within a while.
+/// Counts the announcements that leave within [`WHILE`].
 fn announced(network: &UnixDatagram) -> usize {
     network.set_read_timeout(Some(WHILE)).expect("a limit");
     let mut packet = [0; 2048];
@@ -48,7 +48,7 @@ fn step(nic: &NetDevice, command: FrontEndCommand) -> u16 {
     ask(|reply| nic.front_end(command, reply)).expect("is done")
 }
 
-/// A front end shares the guest's memory.
+/// Attaches a front end that shares the guest's memory.
 fn attach(nic: &NetDevice, guest: &TestGuest) -> UnixStream {
     let (socket, front_end) = UnixStream::pair().expect("a pair");
     let ram = guest.ram.clone();
@@ -63,7 +63,7 @@ fn attach(nic: &NetDevice, guest: &TestGuest) -> UnixStream {
     front_end
 }
 
-/// A front end starts a ring of the guest's. Gives what the guest tells of its buffers with.
+/// Starts a ring of the guest. Returns the kick with which the guest notifies of its buffers.
 fn start(nic: &NetDevice, guest: &TestGuest, ring: usize, base: u16) -> Wake {
     let kick = Wake::new().expect("a counter");
     let setup = guest.setup(base, &kick);
@@ -72,7 +72,7 @@ fn start(nic: &NetDevice, guest: &TestGuest, ring: usize, base: u16) -> Wake {
     kick
 }
 
-/// A front end starts rings of the guest's for what it sends by pairs that receive, so many.
+/// Starts the transmit rings of the first `pairs` pairs, in the memory after their receive rings.
 fn start_sending(nic: &NetDevice, last_receiving: &TestGuest, pairs: usize) {
     let mut sending = last_receiving.beside();
     for pair in 0..pairs {
@@ -81,7 +81,7 @@ fn start_sending(nic: &NetDevice, last_receiving: &TestGuest, pairs: usize) {
     }
 }
 
-/// Packets that wait for the guest when it runs, and buffers of its ring.
+/// Number of packets waiting for the guest at its start.
 const BURST: u16 = 200;
 const SIZE: u16 = 256;
 
@@ -123,7 +123,7 @@ impl Burst {
         }
     }
 
-    /// The guest gets so many buffers, and within a while no more.
+    /// Asserts that the guest gets this many buffers, and no more within [`WHILE`].
     fn gets(&self, count: u16) {
         within(Duration::from_secs(10), || self.guest.used() >= count);
         sleep(WHILE);
@@ -136,7 +136,7 @@ impl Burst {
     }
 }
 
-/// Whether it becomes so.
+/// Returns true if the condition becomes true within the limit.
 fn within(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
     while !is_so() {
@@ -268,7 +268,7 @@ fn what_waited_for_a_driver_is_not_given_to_the_next_that_begins_anew() {
         let stop = FrontEndCommand::Stop { ring: ring as u16 };
         let base = step(&burst.nic, stop);
         burst.network.send(&[8; SMALLEST]).expect("is taken");
-        // A driver that begins anew clears its ring.
+        // A new driver clears the ring.
         let guest = if goes_on {
             burst.guest.offer(SIZE + most);
             None
@@ -295,7 +295,7 @@ fn what_waited_for_a_driver_is_not_given_to_the_next_that_begins_anew() {
     }
 }
 
-/// A NIC with two pairs of queues that a thread serves, and what its queues of the uplink are connected to.
+/// Creates a NIC with two queue pairs that a thread serves, and returns the network's end of each uplink queue.
 fn two_pairs() -> (NetDevice, NetThread, Vec<UnixDatagram>) {
     let (queues, networks): (Vec<_>, Vec<_>) = (0..2)
         .map(|_| {
@@ -355,7 +355,7 @@ fn what_a_queue_brought_before_the_announcement_came_by_another_is_not_lost() {
                 }));
             }
         };
-        // On the NIC's own thread: it finds both when it looks next, the announcement first.
+        // Sent on the NIC's own thread, which finds both packets in the next turn, the announcement first.
         let (sees, at_once) = (Arc::clone(&networks), ask_late.clone());
         nic.freeze(Box::new(move |state| {
             let for_many: Vec<u8> = [&[0; HEADER][..], &[0xff; 6], &[8; 60]].concat();
@@ -367,7 +367,7 @@ fn what_a_queue_brought_before_the_announcement_came_by_another_is_not_lost() {
             }
         }));
         if !is_asked_at_once {
-            // The thread has read both in a turn of its own.
+            // The thread has read both in a separate turn.
             assert!(within(Duration::from_secs(10), || nic.snapshot().waiting == 1));
             ask_late();
         }
@@ -401,7 +401,7 @@ fn each_pair_gets_what_its_queue_of_the_uplink_brings_and_one_that_is_used_what_
     come([0, 1]);
     networks[0].send(&[7; SMALLEST]).expect("is taken");
     come([1, 1]);
-    // What is held goes where it would have gone at once.
+    // Held packets go through the same pairs as packets delivered at once.
     ask(|reply| nic.freeze(reply));
     for network in [&networks[1], &networks[0], &networks[1]] {
         network.send(&[7; SMALLEST]).expect("is taken");

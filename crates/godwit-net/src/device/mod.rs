@@ -1,7 +1,8 @@
 //! The device around the state: a thread that serves the rings and reads the uplink.
 //!
-//! - `handle.rs`: what the rest of the process asks of the thread
-//! - `worker.rs`: the thread's loop; `traffic.rs`: which packets it moves; `session.rs`: the front end, as far as the protocol has come
+//! - `handle.rs`: commands from the rest of the process
+//! - `worker.rs`: the thread's loop; `traffic.rs`: the packets of each turn; `session.rs`: the front end's protocol
+//!   state
 //! - `queues/`: packets through the rings
 //! - `uplink/`: the tap
 

@@ -1,4 +1,4 @@
-//! The front end, as far as the protocol has come.
+//! The state of the front end's protocol session.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -14,36 +14,36 @@ use godwit_vhost::rings::inflight::InflightRing;
 use crate::device::queues::ring::{Guest, NetRing};
 use crate::device::wake::Wake;
 
-/// The ring of a pair of queues whose buffers the guest offers for what it gets.
+/// Returns the index of a pair's receive ring.
 pub(super) const fn receive_ring(pair: usize) -> usize {
     2 * pair
 }
 
-/// The ring of a pair with what the guest sends.
+/// Returns the index of a pair's transmit ring.
 pub(super) const fn transmit_ring(pair: usize) -> usize {
     2 * pair + 1
 }
 
-/// The pair whose receive ring this is; nothing of a transmit ring.
+/// Returns the pair of a receive ring; `None` for a transmit ring.
 pub(super) fn pair_received_by(ring: usize) -> Option<usize> {
     ring.is_multiple_of(2).then_some(ring / 2)
 }
 
-/// A virtual machine that is attached.
+/// An attached VM.
 pub(super) struct Session {
     socket: UnixStream,
     ram: Option<Arc<GuestRam>>,
     log: Option<Arc<DirtyLog>>,
     pub(super) features: u64,
-    /// Nothing is taken until the memory changes.
+    /// True while all rings rest until the guest's memory changes.
     still: bool,
     pub(super) rings: Vec<Option<Box<NetRing>>>,
-    /// Where each ring was stopped last by this front end.
+    /// Position at which this front end last stopped each ring.
     stopped_at: Vec<Option<u16>>,
 }
 
 impl Session {
-    /// One with the rings of so many pairs.
+    /// Creates a session with the rings of this many pairs.
     pub(super) fn new(socket: UnixStream, pairs: usize) -> Self {
         Self {
             socket,
@@ -56,7 +56,7 @@ impl Session {
         }
     }
 
-    /// The guest's memory, and one of the rings in it, if the ring may be served.
+    /// Returns a ring and the guest's memory if the ring may be served.
     pub(super) fn serve(&mut self, index: usize) -> Option<(&mut NetRing, Guest<'_>)> {
         match self.may_serve(index) {
             true => self.open(index),
@@ -64,7 +64,7 @@ impl Session {
         }
     }
 
-    /// The same of a ring that is not enabled, once what the guest offers in it is to be dropped.
+    /// Returns a disabled ring and the guest's memory once offers in the ring are to be dropped.
     pub(super) fn discard(&mut self, index: usize) -> Option<(&mut NetRing, Guest<'_>)> {
         let discards = |ring: &NetRing| {
             ring.discards_from
@@ -76,7 +76,7 @@ impl Session {
         }
     }
 
-    /// When a ring that is not enabled has to be looked at.
+    /// Returns the next time at which offers in a disabled ring are to be dropped.
     pub(super) fn discards_at(&self, now: Instant) -> Option<Instant> {
         let rings = self.rings.iter().flatten();
         let coming = rings.filter_map(|ring| ring.discards_from.filter(|from| *from > now));
@@ -94,7 +94,7 @@ impl Session {
         Some((ring, guest))
     }
 
-    /// Whether a ring may be served.
+    /// Returns true if the ring may be served.
     pub(super) fn may_serve(&self, index: usize) -> bool {
         self.is_usable(index, NetRing::is_enabled)
     }
@@ -105,19 +105,19 @@ impl Session {
         is_there && !self.still && ring.is_some_and(|ring| !ring.broken && wanted(ring))
     }
 
-    /// Whether a ring that starts here goes on where the same front end stopped it, as far as that is known: a driver that
-    /// starts anew begins with the first buffer.
+    /// Returns true if a ring that starts at `base` continues where this front end stopped the ring, as far as is
+    /// known. A new driver begins with the first buffer.
     pub(super) fn goes_on_at(&self, index: usize, base: u16) -> bool {
         let stopped = self.stopped_at.get(index).copied().flatten();
         stopped.is_none_or(|stopped| stopped == base)
     }
 
-    /// Whether what is written into the guest's memory is logged, as it is while the memory moves.
+    /// Returns true if writes to the guest's memory are logged, which is so while the memory moves.
     pub(super) const fn logs(&self) -> bool {
         self.features & LOG_ALL != 0
     }
 
-    /// True if pages of anything that the virtual machine shares are lost.
+    /// Returns true if any memory shared by the VM has lost pages.
     pub(super) fn has_lost_pages(&self) -> bool {
         let mut rings = self.rings.iter().flatten();
         self.ram.as_ref().is_some_and(|ram| ram.has_lost_pages())
@@ -129,18 +129,18 @@ impl Session {
             })
     }
 
-    /// Whether a ring rests because of what the guest put into it.
+    /// Returns true if a ring is out of service because of invalid entries.
     pub(super) fn is_broken(&self) -> bool {
         self.rings.iter().flatten().any(|ring| ring.broken)
     }
 
-    /// Disconnects the virtual machine.
+    /// Disconnects the VM.
     pub(super) fn hang_up(&self) {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Carries out a step that changes nothing but the session, and that takes effect at once: between two turns
-    /// nothing that was taken is left.
+    /// Carries out a step of the session alone. The step takes effect at once: between two turns, no chain is in
+    /// flight.
     pub(super) fn change(&mut self, command: FrontEndCommand) -> Result<u16, FrontEndError> {
         match command {
             FrontEndCommand::Memory { ram } => {
@@ -161,7 +161,7 @@ impl Session {
             FrontEndCommand::Start { ring, setup } => self.start(ring, *setup)?,
             FrontEndCommand::Stop { ring } => {
                 let stopped = self.slot(ring)?.take().ok_or(FrontEndError::Left)?;
-                // What the guest signalled is the ring's next server's to see for itself.
+                // The ring's next server looks at the ring without a kick.
                 stopped.kick.clear();
                 let base = stopped.split.base();
                 self.stopped_at[usize::from(ring)] = Some(base);
@@ -175,7 +175,7 @@ impl Session {
             FrontEndCommand::Call { ring, call } => {
                 let call = call.and_then(|counter| Wake::adopt(counter).ok());
                 if let Some(ring) = self.slot(ring)? {
-                    // What was signalled on the old one may have come too late to be seen.
+                    // A signal on the old eventfd may have come too late to be seen.
                     call.iter().for_each(Wake::signal);
                     ring.call = call;
                 }
@@ -198,7 +198,7 @@ impl Session {
         Ok(0)
     }
 
-    /// Rings are looked at again.
+    /// Serves the rings again, and looks at each without a kick.
     fn go_on(&mut self) {
         self.still = false;
         for ring in self.rings.iter_mut().flatten() {
@@ -223,7 +223,7 @@ impl Session {
             .map(|counter| counter.and_then(|counter| Wake::adopt(counter).ok()));
         let ring =
             NetRing::new(opened, setup.enabled, counters).ok_or(FrontEndError::NotEventfd)?;
-        // Whoever served the ring before may have ended between an answer and its signal.
+        // The previous server may have ended between a completion and the signal.
         ring.call.iter().for_each(Wake::signal);
         *self.slot(index)? = Some(Box::new(ring));
         Ok(())

@@ -1,5 +1,4 @@
-//! A guest's driver of a ring, for tests: it offers buffers, and says which of those that it got back it has
-//! come to.
+//! A guest's driver of a ring, for tests. The driver offers buffers, and tells how many used buffers are processed.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -15,28 +14,28 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::device::wake::Wake;
 
 const MEMORY: u64 = 8 << 20;
-/// Between the beginnings of two rings.
+/// Distance between the starts of two rings in bytes.
 const AREA: u64 = 2 << 20;
 const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
 const BUFFERS: u64 = 0x10000;
-/// Bytes of each buffer that the guest offers.
+/// Bytes of each buffer.
 const BUFFER: u32 = 1000;
-/// The descriptor's buffer is the device's to write (`VIRTQ_DESC_F_WRITE`).
+/// Descriptor flag of a buffer for the device to write (`VIRTQ_DESC_F_WRITE`).
 const WRITABLE: u16 = 2;
 
-/// A ring of a guest's, which has an event index.
+/// A guest's ring with an event index.
 pub(super) struct TestGuest {
     pub(super) ram: Arc<GuestRam>,
-    /// What it is in.
+    /// File behind the guest's memory.
     pub(super) memory: Arc<File>,
     size: u16,
-    /// Where its ring and buffers begin.
+    /// Offset of the ring and its buffers.
     start: u64,
 }
 
 impl TestGuest {
-    /// With a ring of this many descriptors, at most 256.
+    /// Creates a guest with a ring of this many descriptors, at most 256.
     pub(super) fn new(size: u16) -> Self {
         let memory = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a file");
         ftruncate(&memory, MEMORY).expect("grows");
@@ -52,7 +51,7 @@ impl TestGuest {
         }
     }
 
-    /// Another ring of the same size in the same memory; there is room for four in all.
+    /// Adds another ring of the same size in the same memory, which has room for four rings.
     pub(super) fn beside(&self) -> Self {
         Self {
             ram: Arc::clone(&self.ram),
@@ -71,7 +70,7 @@ impl TestGuest {
         }
     }
 
-    /// What a front end starts the ring with, of which the guest tells with `kick`.
+    /// Returns the setup with which a front end starts the ring; `kick` carries the guest's notifications.
     pub(super) fn setup(&self, base: u16, kick: &Wake) -> Box<RingSetup> {
         Box::new(RingSetup {
             layout: self.layout(),
@@ -86,7 +85,7 @@ impl TestGuest {
         })
     }
 
-    /// The guest has offered so many buffers in all: each descriptor is one, over and over.
+    /// Offers this many buffers in all, cycling through the descriptors.
     pub(super) fn offer(&self, count: u16) {
         let memory = self.ram.memory();
         for number in 0..self.size {
@@ -104,17 +103,17 @@ impl TestGuest {
         self.put(AVAILABLE + 2, count);
     }
 
-    /// The guest has come to so many buffers in all, and wants to be told of the next.
+    /// Marks this many buffers in all as processed, and asks for a signal at the next.
     pub(super) fn came_to(&self, count: u16) {
         self.put(AVAILABLE + 4 + 2 * u64::from(self.size), count);
     }
 
-    /// Buffers that the guest got back in all.
+    /// Returns the number of buffers that the device has returned in all.
     pub(super) fn used(&self) -> u16 {
         self.get(USED + 2)
     }
 
-    /// The guest tells of what it offers beyond this many buffers.
+    /// Returns the number of offered buffers beyond which the device wants a notification.
     pub(super) fn told_after(&self) -> u16 {
         self.get(USED + 4 + 8 * u64::from(self.size))
     }

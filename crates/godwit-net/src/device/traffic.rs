@@ -12,30 +12,30 @@ use crate::device::worker::{COMES_TO_THEM, LOOKS, UPLINK_RESTS, Worker};
 use crate::frame::packet::{HEADER, set_queue};
 use crate::state::nic::Fate;
 
-/// Packets that are read at once from a queue before something that must come after them.
+/// Most packets read at once from a queue to be drained.
 const DRAIN: usize = 1 << 16;
 
-/// Packets that the guest gets in one turn by each pair of queues.
+/// Most packets for the guest in one turn through each queue pair.
 const TURN: usize = 256;
 
-/// A pair of queues, as far as the thread goes.
+/// The thread's view of a queue pair.
 #[derive(Debug, Default)]
 pub(super) struct Pair {
-    /// Its queue of the uplink is being waited for.
+    /// True while epoll watches the pair's uplink queue.
     pub(super) watches_uplink: bool,
-    /// Its queue of the uplink may have packets.
+    /// True if the pair's uplink queue may have packets.
     pub(super) may_bring: bool,
-    /// The guest may have room for a packet.
+    /// True if the guest may have room for a packet.
     pub(super) room: bool,
-    /// The guest has come to packets since this turn's sending: it gets more in the next.
+    /// True if the guest has processed packets since this turn's transmit; more packets follow in the next turn.
     comes_on: bool,
-    /// Since when the guest has not come to any of the packets that it has.
+    /// Time since which the guest has processed none of its packets.
     ahead_since: Option<Instant>,
-    /// When it is looked whether it has.
+    /// Time of the next check for processed packets.
     pub(super) looks_at: Option<Instant>,
-    /// Packets that the guest got by it here.
+    /// Packets received by the guest through the pair on this node.
     pub(super) received: u64,
-    /// Packets that the guest sent by it here, whatever became of them.
+    /// Packets sent by the guest through the pair on this node, including dropped packets.
     pub(super) sent: u64,
 }
 
@@ -52,7 +52,8 @@ impl Pair {
 }
 
 impl Worker {
-    /// By which pair the guest gets what came by a queue of the uplink: its own, unless the guest does not use that.
+    /// Returns the pair for packets of an uplink queue: the queue's own pair, or the first used pair if the guest does
+    /// not use that pair.
     pub(super) fn pair_for(&self, queue: usize) -> Option<usize> {
         let session = self.session.as_ref()?;
         let is_used = |pair: &usize| session.may_serve(receive_ring(*pair));
@@ -62,15 +63,15 @@ impl Worker {
             .or_else(|| (0..self.pairs.len()).find(is_used))
     }
 
-    /// Whether the guest may have room for what a queue of the uplink brings.
+    /// Returns true if the guest may have room for packets of an uplink queue.
     pub(super) fn has_room(&self, queue: usize) -> bool {
         self.pair_with_room(queue).is_some()
     }
 
-    /// By which pair the guest gets what came by a queue of the uplink, if it may have room.
+    /// Returns the pair for packets of an uplink queue if the guest may have room.
     ///
-    /// A front end starts one ring after the other, and its guest may run before this thread has come to the last: what
-    /// was held for the guest waits for the ring of its answers.
+    /// A front end starts one ring after the other, and the guest may run before this thread has seen the last start.
+    /// Held packets therefore wait until the pair's transmit ring, which carries the answers, is served too.
     fn pair_with_room(&self, queue: usize) -> Option<usize> {
         let pair = self.pair_for(queue)?;
         let session = self.session.as_ref()?;
@@ -78,15 +79,15 @@ impl Worker {
         (may_answer && self.pairs[pair].room).then_some(pair)
     }
 
-    /// One turn: sends what the guest offers, then gives it what there is for it. True when there is more.
+    /// Runs one turn: sends packets from the guest, then gives packets to the guest. Returns true if there is more.
     ///
-    /// A guest that has come to a packet has answered it. It gets the next in its place only when its answer has been
-    /// taken: otherwise answers would pile up in the guest whenever this thread stands still in between.
+    /// A processed packet has been answered by the guest. The next packet goes to the guest only when the answer has
+    /// been taken. Otherwise answers would pile up in the guest whenever this thread pauses in between.
     pub(super) fn turn(&mut self) -> bool {
         self.send() | self.receive()
     }
 
-    /// Sees how far the guest has come, and then sends what it offers. True when there is more.
+    /// Sees how far the guest has come, and then sends the guest's packets. Returns true if there is more.
     fn send(&mut self) -> bool {
         self.at_each_ring(Self::see_offered);
         if self.nic.keeps_all() {
@@ -95,8 +96,8 @@ impl Worker {
         self.transmit()
     }
 
-    /// Answers are there before the guest has told of them. A ring without any is left as it is: to ask the guest again to
-    /// tell would write to its memory.
+    /// Looks for answers of which the guest has not notified yet. A ring without any stays untouched: a new
+    /// notification request would write to the guest's memory.
     fn look_for_answers(&mut self) {
         for pair in 0..self.pairs.len() {
             let index = transmit_ring(pair);
@@ -110,7 +111,7 @@ impl Worker {
         }
     }
 
-    /// Sends what the guest offers. True when there is more.
+    /// Sends the guest's packets. Returns true if there is more.
     fn transmit(&mut self) -> bool {
         let mut more = false;
         for pair in 0..self.pairs.len() {
@@ -118,8 +119,8 @@ impl Worker {
             let Some(session) = &mut self.session else {
                 return false;
             };
-            // What a guest offers in a ring that it does not use any more is dropped, and not left there: its sockets wait
-            // until it is gone.
+            // Packets in a ring no longer used by the guest are dropped. If they stayed there, the guest's sockets
+            // would wait for completion.
             let (served, way) = match session.may_serve(index) {
                 true => {
                     let uplink = &self.uplink;
@@ -143,14 +144,14 @@ impl Worker {
         more
     }
 
-    /// Gives the guest what waits for it, then what the uplink has. True when there is more.
+    /// Gives the guest its held packets, then the packets of the uplink. Returns true if there is more.
     fn receive(&mut self) -> bool {
         let mut more = self.give_held();
         for queue in 0..self.pairs.len() {
             more |= self.pass(queue);
         }
         more |= self.give_held();
-        // What was taken is never ahead of what was seen to be offered: whoever serves the ring next goes by that.
+        // The next server of the ring relies on this order: buffers taken never exceed buffers seen as offered.
         self.at_each_ring(Self::see_offered);
         self.at_each_ring(|worker, pair| match worker.receives(pair) {
             Some((ring, guest)) => ring.publish(guest),
@@ -169,7 +170,7 @@ impl Worker {
         self.session.as_mut()?.serve(receive_ring(pair))
     }
 
-    /// Does this at each pair; a ring at which it fails breaks.
+    /// Runs `act` for each pair; a failure breaks the pair's receive ring.
     fn at_each_ring(&mut self, act: impl Fn(&mut Self, usize) -> Result<(), Broken>) {
         for pair in 0..self.pairs.len() {
             if let Err(why) = act(self, pair) {
@@ -178,7 +179,7 @@ impl Worker {
         }
     }
 
-    /// Sees how far the guest has come: by the buffers that it has offered.
+    /// Updates the pair's pace from the number of buffers that the guest has offered.
     fn see_offered(&mut self, pair: usize) -> Result<(), Broken> {
         if let Some((ring, guest)) = self.receives(pair) {
             let available = ring.split.available(guest.ram.memory())?;
@@ -187,8 +188,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Gives the guest packets that wait, in order, each by the pair that it came for; those of a pair without room wait, and
-    /// others go on. True when there are more, and the guest may have room.
+    /// Gives the guest held packets in order, each through the queue's pair. Packets of a pair without room wait, and
+    /// others pass them. Returns true if there are more and the guest may have room.
     fn give_held(&mut self) -> bool {
         for _ in 0..TURN {
             let Some(queue) = self.nic.next_for_guest(|queue| self.has_room(queue)) else {
@@ -204,7 +205,7 @@ impl Worker {
         true
     }
 
-    /// Gives the guest the first packet of a queue by a pair.
+    /// Gives the guest the first held packet of a queue through a pair.
     fn give_first(&mut self, queue: usize, pair: usize) -> Result<(), Broken> {
         if self.nic.is_ahead(pair) {
             return self.wait_for_guest(pair);
@@ -216,7 +217,7 @@ impl Worker {
         };
         let bytes = packet.len() - HEADER;
         let given = give(ring, guest, &mut self.space.buffers, packet);
-        // A ring that cannot hold it leaves the packet as it was: it may come to another.
+        // The queue number is restored in case the packet stays: another ring may take the packet.
         set_queue(packet, queue as u16);
         match given? {
             Given::Taken(buffers) => {
@@ -237,7 +238,7 @@ impl Worker {
         self.pairs[pair].received += 1;
     }
 
-    /// Passes on what a queue of the uplink has. True when there is more, and the guest may have room.
+    /// Passes on the packets of an uplink queue. Returns true if there are more and the guest may have room.
     fn pass(&mut self, queue: usize) -> bool {
         for _ in 0..TURN {
             let pair = self.pair_with_room(queue);
@@ -250,8 +251,8 @@ impl Worker {
         true
     }
 
-    /// One packet, which the guest gets by this pair, where it may have room. False when there is none, or the guest has no
-    /// room.
+    /// Passes on one packet, through the pair `room` if given. Returns false if the queue has no packet, or if the
+    /// packet has nowhere to go.
     fn pass_one(&mut self, queue: usize, room: Option<usize>) -> Result<bool, Broken> {
         if let Some(pair) = room
             && self.nic.is_ahead(pair)
@@ -282,15 +283,16 @@ impl Worker {
         Ok(true)
     }
 
-    /// The guest has as many packets as it is given before it comes to some: it gets more when it has, and when what it
-    /// answered has been sent.
+    /// Handles a guest that has as many unprocessed packets as allowed. The guest gets more once some are processed and
+    /// the answers are sent.
     fn wait_for_guest(&mut self, pair: usize) -> Result<(), Broken> {
         let served = self.session.as_mut();
         let Some((ring, guest)) = served.and_then(|s| s.serve(receive_ring(pair))) else {
             return Ok(());
         };
         let memory = guest.ram.memory();
-        // A guest offers buffers again before it says that it waits: looked at the other way round, it might seem late.
+        // A guest offers buffers again before asking for a signal. In the other order of reading, the guest might seem
+        // to offer late.
         let is_all_seen = ring.split.is_all_seen(memory)?;
         let available = ring.split.available(memory)?;
         let state = &mut self.pairs[pair];
@@ -316,7 +318,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads a packet from a queue of the uplink, if one is wanted and there.
+    /// Reads a packet from an uplink queue, if a packet is wanted and there.
     fn read_uplink(&mut self, queue: usize, guest_has_room: bool) -> Option<(usize, Fate)> {
         let is_left_alone = self.uplink_rests.is_some() || !self.pairs[queue].may_bring;
         if is_left_alone || !self.nic.wants_uplink(queue, guest_has_room) {
@@ -344,12 +346,12 @@ impl Worker {
         }
     }
 
-    /// The machine was announced from its new place by a queue of the uplink. A switch brought what the others have before
-    /// that, or some of it.
+    /// Handles the VM's announcement from the destination, seen in an uplink queue. The other queues still have packets
+    /// that the switch sent before the announcement.
     fn announced_by(&mut self, queue: usize) {
         for other in (0..self.pairs.len()).filter(|other| *other != queue) {
             for _ in 0..DRAIN {
-                // All of it is held first, whether it has the announcement too or not.
+                // All packets of the queue are held first, even if the queue has the announcement too.
                 if self.read_aside(other).is_none() {
                     break;
                 }
@@ -358,7 +360,7 @@ impl Worker {
         self.nic.announced();
     }
 
-    /// Reads everything that the uplink has now; nothing of it is for the guest at once.
+    /// Reads all packets of the uplink, without giving any to the guest at once.
     pub(super) fn drain(&mut self) {
         for queue in 0..self.pairs.len() {
             for _ in 0..DRAIN {
@@ -371,7 +373,7 @@ impl Worker {
         }
     }
 
-    /// Reads a packet from a queue of the uplink, if there is one, that is not for the guest at once.
+    /// Reads a packet from an uplink queue, if there is one, without giving the packet to the guest at once.
     fn read_aside(&mut self, queue: usize) -> Option<Fate> {
         let length = self.uplink.read(queue, &mut self.space.packet).ok()??;
         let packet = &mut self.space.packet[..length];
@@ -379,7 +381,7 @@ impl Worker {
         Some(self.nic.from_uplink(packet, false))
     }
 
-    /// A guest's driver begins anew: what waits here and in the uplink was for the one before.
+    /// Drops the packets waiting here and in the uplink: they were for the guest's previous driver.
     pub(super) fn start_anew(&mut self) {
         self.nic.starts_anew();
         for queue in 0..self.pairs.len() {
@@ -391,7 +393,7 @@ impl Worker {
         }
     }
 
-    /// Disconnects a virtual machine when pages of what it shares are lost.
+    /// Disconnects the VM if pages of its shared memory are lost.
     pub(super) fn look_for_lost_pages(&mut self) {
         let Some(session) = self.session.as_ref().filter(|it| it.has_lost_pages()) else {
             return;
@@ -399,7 +401,7 @@ impl Worker {
         if !std::mem::replace(&mut self.lost_pages, true) {
             let nic = &self.shared.name;
             tracing::error!(nic, "the virtual machine is disconnected: {LOST_PAGES}");
-            // The protocol's thread sees that, and detaches it.
+            // The protocol's thread sees the hang-up, and detaches the VM.
             session.hang_up();
         }
     }

@@ -17,7 +17,7 @@ use crate::state::pace::MOST_AHEAD;
 const SIZE: u16 = 256;
 const BURST: u16 = 200;
 
-/// The guest comes to packets, and answers them, at any moment: here after its answers were last sent.
+/// The guest may process and answer packets at any moment: here after its answers were last sent.
 #[test]
 fn a_guest_gets_more_only_after_the_answers_to_what_it_has_come_to_were_sent() {
     let (uplink, network) = UnixDatagram::pair().expect("a pair");
@@ -56,7 +56,7 @@ fn a_guest_gets_more_only_after_the_answers_to_what_it_has_come_to_were_sent() {
     worker.turn();
     let most = MOST_AHEAD as u16;
     assert_eq!(guest.used(), most);
-    // It does not tell of its answers: nobody waits for that.
+    // The guest does not notify of the answers, since the device has not asked for a notification.
     for come_to in [10, 30] {
         worker.send();
         guest.offer(SIZE + come_to);

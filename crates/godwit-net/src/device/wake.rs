@@ -1,4 +1,4 @@
-//! Event counters: how a NIC's thread is woken, and how it and the guest wake each other.
+//! Event counters, with which other threads and the guest wake a NIC's thread, and the thread wakes the guest.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,13 +11,13 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 pub(super) struct Wake(OwnedFd);
 
 impl Wake {
-    /// A new one.
+    /// Creates a counter.
     pub(super) fn new() -> io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self(eventfd(0, flags)?))
     }
 
-    /// One that somebody else made, who may have made it so that it blocks.
+    /// Takes over another process's counter, and makes the counter non-blocking.
     pub(super) fn adopt(counter: OwnedFd) -> io::Result<Self> {
         let flags = fcntl_getfl(&counter)?;
         if !flags.contains(OFlags::NONBLOCK) {
@@ -26,12 +26,12 @@ impl Wake {
         Ok(Self(counter))
     }
 
-    /// Wakes the other side. A counter that takes no more wakes it all the same.
+    /// Wakes the other side. A full counter wakes the other side all the same.
     pub(super) fn signal(&self) {
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Forgets all signals so far.
+    /// Discards all signals so far.
     pub(super) fn clear(&self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.0, &mut count);

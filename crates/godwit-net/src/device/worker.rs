@@ -24,7 +24,7 @@ use crate::frame::packet::HEADER;
 use crate::mac::Mac;
 use crate::state::nic::Nic;
 
-/// When a machine's new place is announced again, counted from the first time: an announcement may be lost.
+/// Times of repeated announcements, counted from the first: an announcement may be lost.
 const ANNOUNCE_AGAIN: [Duration; 4] = [
     Duration::from_millis(50),
     Duration::from_millis(150),
@@ -32,34 +32,34 @@ const ANNOUNCE_AGAIN: [Duration; 4] = [
     Duration::from_millis(1000),
 ];
 
-/// How long packets from a machine's former place are awaited.
+/// Most time to wait for packets from the source.
 const LATE: Duration = Duration::from_secs(1);
 
-/// How long a machine's former place may send packets, of which some may have come here, too.
+/// Time during which the source may send packets that have also come here.
 const TWINS: Duration = Duration::from_secs(4);
 
-/// How long everything is kept for a guest after its ring was stopped, or is served again: a guest that stood still
-/// has much to catch up on.
+/// Time for which all packets are kept for a guest after a ring's stop or start: a paused guest has much to catch up
+/// on.
 const KEEPS: Duration = Duration::from_secs(10);
 
-/// How long a guest may take to come to any of the packets that it has, before it is taken for one that offers its
+/// Most time in which a guest processes at least one packet. A slower guest is taken for a guest that offers its
 /// buffers again late.
 pub(super) const COMES_TO_THEM: Duration = Duration::from_secs(1);
 
-/// How often a guest that gets no more packets for now is asked whether it has come to all of them: nothing tells of
-/// that. A guest that offers its buffers again late stands idle for so long, which is little beside its blackout.
+/// Interval of checks whether a guest without new packets has processed all of the old ones, for which there is no
+/// notification. A guest that offers buffers again late idles for one interval, which is little beside the blackout.
 pub(super) const LOOKS: Duration = Duration::from_millis(2);
 
-/// How long the uplink rests after it could not be read.
+/// Pause of the uplink after a failed read.
 pub(super) const UPLINK_RESTS: Duration = Duration::from_millis(100);
 
-/// What woke the thread, as the kernel repeats it.
+/// Epoll tokens of the thread's event sources.
 const COMMANDS: u64 = 0;
 const UPLINK: u64 = 1;
-/// With the ring's number above.
+/// Token of a ring's kicks, to which the ring's index is added.
 const KICKS: u64 = 2;
 
-/// The thread.
+/// The state of a NIC's thread.
 pub(super) struct Worker {
     pub(super) shared: Arc<Shared>,
     inbox: Receiver<Command>,
@@ -70,17 +70,17 @@ pub(super) struct Worker {
     began: Instant,
     pub(super) pairs: Vec<Pair>,
     pub(super) space: Space,
-    /// When the announcements began, and how many were made again.
+    /// Time of the first announcement, and number of repetitions so far.
     announced: Option<(Instant, usize)>,
-    /// Until when late packets are awaited.
+    /// Time until which late packets are awaited.
     late_until: Option<Instant>,
-    /// Until when the former place may send what came here, too.
+    /// Time until which the source may send packets that have also come here.
     twins_until: Option<Instant>,
-    /// Until when everything is kept for the guest.
+    /// Time until which all packets are kept for the guest.
     keeps_until: Option<Instant>,
-    /// Until when the uplink is left alone.
+    /// Time until which the uplink is not read.
     pub(super) uplink_rests: Option<Instant>,
-    /// The last virtual machine was disconnected because pages of what it shared were lost.
+    /// True if the last VM was disconnected because pages of its shared memory were lost.
     pub(super) lost_pages: bool,
     ended: bool,
 }
@@ -132,16 +132,16 @@ impl Worker {
         }
     }
 
-    /// Waits until there is something to do; not at all when there is.
+    /// Waits for the next event; returns at once if `eager`.
     fn wait(&mut self, eager: bool, events: &mut Vec<Event>) {
         let now = Instant::now();
         let due = self.due(now).map(|due| due.saturating_duration_since(now));
         let limit = if eager { Some(Duration::ZERO) } else { due };
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
-        // An interrupted wait is one that found nothing.
+        // An interrupted wait counts as one without events.
         let _ = epoll::wait(&self.poller, spare_capacity(events), limit.as_ref());
         for pair in &mut self.pairs {
-            // The kernel tells of packets in a queue that is watched; whether others have some shows when they are read.
+            // Epoll reports packets in watched queues; unwatched queues are read to find out.
             pair.may_bring = !pair.watches_uplink;
         }
         for event in events.drain(..) {
@@ -162,12 +162,12 @@ impl Worker {
         }
     }
 
-    /// The uplink may have packets.
+    /// Marks all uplink queues as possibly having packets.
     pub(super) fn uplink_brings(&mut self) {
         self.pairs.iter_mut().for_each(|pair| pair.may_bring = true);
     }
 
-    /// When something has to be done that nobody tells of.
+    /// Returns the time of the next work that no event reports.
     fn due(&self, now: Instant) -> Option<Instant> {
         let own = [
             self.announces_at(),
@@ -186,7 +186,7 @@ impl Worker {
             .min()
     }
 
-    /// When the machine's place is announced again: not while the machine moves on to another.
+    /// Returns the time of the next announcement; `None` while the VM moves on to another node.
     fn announces_at(&self) -> Option<Instant> {
         let (since, count) = self.announced.filter(|_| self.nic.may_transmit())?;
         Some(since + *ANNOUNCE_AGAIN.get(count)?)
@@ -228,7 +228,7 @@ impl Worker {
         self.nic.keep_all(moves || self.keeps_until.is_some());
     }
 
-    /// Lets the kernel tell of packets only while some are wanted.
+    /// Watches the uplink queues only while their packets are wanted.
     fn watch_uplink(&mut self) {
         for queue in 0..self.pairs.len() {
             let wanted =
@@ -237,7 +237,7 @@ impl Worker {
                 continue;
             }
             let (poller, uplink) = (&self.poller, self.uplink.queue(queue));
-            // One that is not wanted is not even watched: the kernel would tell of a tap that is gone all the time.
+            // An unwanted queue is removed altogether: epoll would report a vanished tap again and again.
             let changed = match wanted {
                 true => epoll::add(poller, uplink, EventData::new_u64(UPLINK), EventFlags::IN),
                 false => epoll::delete(poller, uplink),
@@ -269,7 +269,7 @@ impl Worker {
             Command::FrontEnd(command, reply) => self.front_end(command, reply),
             Command::Freeze(reply) => {
                 self.nic.buffer(token());
-                // Nothing that comes from its former place now is awaited.
+                // Packets from the VM's previous source are no longer awaited.
                 self.late_until = None;
                 self.drain();
                 reply(self.nic.read_state());
@@ -287,7 +287,7 @@ impl Worker {
             }
             Command::Restore(state, reply) => reply(self.nic.write_state(*state)),
             Command::TakeOver { awaits_late, reply } => {
-                // What came until now is the former place's to take.
+                // Packets that came until now belong to the source.
                 self.drain();
                 let frames = self.nic.take_over(awaits_late);
                 self.announce(&frames);
@@ -312,7 +312,7 @@ impl Worker {
         }
     }
 
-    /// What the uplink before still had is lost. It may be gone already, as its tap is.
+    /// Replaces the uplink. Packets left in the old uplink, whose tap may be gone already, are lost.
     fn replace_uplink(&mut self, uplink: Uplink) {
         if uplink.count() != self.pairs.len() {
             return;
@@ -328,7 +328,7 @@ impl Worker {
             self.set_offloads(tap::offloads(features));
         }
         if self.nic.may_transmit() {
-            // Another bridge does not know yet where the machine is.
+            // The new uplink's bridge does not know yet where the VM is.
             self.announced = Some((Instant::now(), 0));
             self.announce(&self.nic.announcements());
         }
@@ -411,8 +411,8 @@ impl Worker {
             && let Some(ring) = rings.and_then(|rings| rings[index].as_ref())
         {
             let data = EventData::new_u64(KICKS + index as u64);
-            // Each kick is told of once, so that its counter need not be read for that. A ring that starts is looked at
-            // without one.
+            // Edge-triggered events report each kick once, so the counter need not be read. A starting ring is looked
+            // at without a kick.
             let once = EventFlags::IN | EventFlags::ET;
             epoll::add(&self.poller, ring.kick.as_fd(), data, once)
                 .map_err(|_| FrontEndError::NotEventfd)?;
@@ -421,8 +421,8 @@ impl Worker {
         Ok(answer)
     }
 
-    /// Waits for a ring's kicks no more. The kernel would go on to tell of them after the ring's counter is closed
-    /// here, since the front end has it open, too.
+    /// Stops watching a ring's kicks. Closing the counter here would not suffice, since the front end has the counter
+    /// open too.
     fn unwatch_kicks(&self, index: usize) {
         let rings = self.session.as_ref().map(|session| &session.rings);
         if let Some(ring) = rings.and_then(|rings| rings.get(index)?.as_ref()) {
@@ -430,8 +430,8 @@ impl Worker {
         }
     }
 
-    /// A front end has moved its machine here by itself, whose guest does not announce itself. Before a machine that a node
-    /// moves is this node's, nobody may be told that it is here.
+    /// Announces a VM moved here by QEMU itself, whose guest sends no announcement. A VM moved by a node is not
+    /// announced before the VM belongs to this node.
     fn announce_for_front_end(&self, mac: Mac) {
         if self.nic.may_transmit() {
             self.announce(&self.nic.announcements_with(mac));
@@ -473,7 +473,7 @@ impl Worker {
     }
 }
 
-/// What nobody can guess. A kernel without randomness leaves a token that anybody can.
+/// Returns a random token. A kernel without randomness leaves a predictable token.
 fn token() -> Token {
     let mut bytes = [0; 16];
     let _ = rustix::rand::getrandom(&mut bytes[..], GetRandomFlags::empty());

@@ -1,21 +1,21 @@
-//! Frames that tell a network where a machine is now: a switch learns from any frame of the machine. What its addresses
-//! are, the machine tells itself.
+//! Frames that announce a VM's location to the network: a switch learns from any frame of the VM. The guest announces
+//! its IP addresses itself.
 
 use crate::frame::packet::{TAGGED, untagged};
 use crate::frame::vlan::Vlan;
 use crate::mac::Mac;
 use crate::state::stations::Station;
 
-/// EtherType of reverse ARP: what hypervisors announce machines with, since it names no IP address.
+/// EtherType of reverse ARP, with which hypervisors announce VMs, since it names no IP address.
 const RARP: u16 = 0x8035;
 
-/// Shortest frame without its checksum.
+/// Length of the shortest frame without its checksum.
 const SHORTEST: usize = 60;
 
 const BROADCAST: [u8; 6] = [0xff; 6];
 
-/// What tells the announcement of a machine's move from what any station of the network might send: the former place
-/// chooses it for each move, and nobody else knows it until the machine is announced.
+/// A secret that distinguishes the announcement of a move from forged frames. The source chooses a token for each move,
+/// and no other station knows the token before the announcement.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Token(pub [u8; 16]);
 
@@ -25,10 +25,10 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// Bytes of a [`rarp`]'s message, behind which it has its token, in what makes the frame long enough.
+/// Bytes of a [`rarp`]'s message. The token follows in the padding of the frame.
 const MESSAGE: usize = 28;
 
-/// Says where a station is.
+/// Returns the announcement of a station.
 pub fn rarp(Station { mac, vlan }: Station, token: Token) -> Vec<u8> {
     let request = [
         &[0, 1, 8, 0, 6, 4, 0, 3][..],
@@ -46,7 +46,8 @@ pub fn rarp(Station { mac, vlan }: Station, token: Token) -> Vec<u8> {
     }
 }
 
-/// Whether a frame is [`rarp`] of this move, in any VLAN: the last that a switch brings to the machine's former place.
+/// Returns true if a frame is the [`rarp`] of this move, in any VLAN: the last frame for the VM brought to the source
+/// by a switch.
 pub fn is_rarp_of(frame: &[u8], token: Token) -> bool {
     let Some((_, RARP, body)) = untagged(frame) else {
         return false;

@@ -1,4 +1,4 @@
-//! What Ethernet frames say, and those that announce where a machine is.
+//! Ethernet frames: their fields, and the announcements of a VM's location.
 
 pub mod announce;
 pub mod packet;

@@ -6,17 +6,17 @@ use crate::frame::vlan::Vlan;
 use crate::mac::Mac;
 use crate::state::stations::Station;
 
-/// EtherType of a VLAN's tag.
+/// EtherType of a VLAN tag.
 pub const TAGGED: u16 = 0x8100;
 
 /// Bytes of virtio's header with the number of buffers (`virtio_net_hdr_v1`), which every packet has here.
 pub const HEADER: usize = 12;
 
-/// Bytes of the header that a guest's driver without `VIRTIO_F_VERSION_1` and without mergeable buffers uses.
+/// Bytes of the header of a driver without `VIRTIO_F_VERSION_1` and without mergeable buffers.
 pub const SHORT_HEADER: usize = 10;
 
-/// Where a header says into how many buffers a packet was put. Before that the same place says by which queue of the
-/// uplink the packet came ([`queue_of`]), wherever it waits.
+/// Offset of the header's number of buffers. While a packet waits, the field holds the packet's uplink queue instead
+/// ([`queue_of`]).
 pub const BUFFERS_AT: usize = 10;
 
 /// Bytes of an Ethernet header.
@@ -25,20 +25,20 @@ pub const ETHERNET: usize = 14;
 /// Fewest bytes of a packet.
 pub const SMALLEST: usize = HEADER + ETHERNET;
 
-/// Most bytes of a packet: an IP packet of 64 KiB that is to be cut, with a tag in its Ethernet header.
+/// Most bytes of a packet: an unsegmented IP packet of 64 KiB with a VLAN tag.
 pub const LARGEST: usize = HEADER + ETHERNET + 4 + 65_535;
 
-/// The Ethernet frame of a packet; nothing when it is too short to have one.
+/// Returns the Ethernet frame of a packet; `None` if the packet is too short for a frame.
 pub fn frame_of(packet: &[u8]) -> Option<&[u8]> {
     packet.get(HEADER..).filter(|frame| frame.len() >= ETHERNET)
 }
 
-/// The flag of a header that says that a packet's checksum is not made yet (`VIRTIO_NET_HDR_F_NEEDS_CSUM`). The checksum's own
-/// place then has the sum of the pseudo-header.
+/// Header flag of a packet whose checksum is not computed yet (`VIRTIO_NET_HDR_F_NEEDS_CSUM`). The checksum's field
+/// then holds the sum of the pseudo-header.
 const NEEDS_CHECKSUM: u8 = 1;
 
-/// The Ethernet frame of a packet with its checksum made, as the kernel makes it for whoever does not take packets without;
-/// nothing when the packet is too short to have a frame. A header that points outside of the frame is not heeded.
+/// Returns the Ethernet frame of a packet with its checksum computed, as the kernel does for receivers that require
+/// one; `None` if the packet is too short for a frame. A header pointing outside of the frame is ignored.
 pub fn finished_frame_of(packet: &[u8]) -> Option<Cow<'_, [u8]>> {
     let frame = frame_of(packet)?;
     if packet[0] & NEEDS_CHECKSUM == 0 {
@@ -56,7 +56,7 @@ pub fn finished_frame_of(packet: &[u8]) -> Option<Cow<'_, [u8]>> {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
-    // Zero would say that there is no checksum.
+    // Zero would mean no checksum.
     let checksum = match !(sum as u16) {
         0 => 0xffff,
         other => other,
@@ -66,33 +66,33 @@ pub fn finished_frame_of(packet: &[u8]) -> Option<Cow<'_, [u8]>> {
     Some(Cow::Owned(frame))
 }
 
-/// By which queue of the uplink a packet came that waits for the guest. A peer may have said anything here.
+/// Returns the uplink queue of a waiting packet. The number may come from a peer and be out of range.
 pub fn queue_of(packet: &[u8]) -> usize {
     let told = packet.get(BUFFERS_AT..).and_then(|rest| rest.first_chunk());
     usize::from(u16::from_le_bytes(told.copied().unwrap_or_default()))
 }
 
-/// Notes by which queue of the uplink a packet came; one that is too short to have a header is left as it is.
+/// Records the uplink queue of a packet; a packet too short for a header stays as it is.
 pub fn set_queue(packet: &mut [u8], queue: u16) {
     if let Some(place) = packet.get_mut(BUFFERS_AT..HEADER) {
         place.copy_from_slice(&queue.to_le_bytes());
     }
 }
 
-/// Bytes from a frame's start that have to be known to tell its sender: the addresses, and a VLAN's tag.
+/// Bytes at a frame's start that determine the sender: the addresses and a VLAN tag.
 pub const TELLS_SENDER: usize = ETHERNET + 4;
 
-/// Who a frame is for.
+/// Returns the destination address of a frame.
 pub fn destination(frame: &[u8]) -> Option<Mac> {
     Some(Mac(*frame.first_chunk()?))
 }
 
-/// Who sent a frame.
+/// Returns the source address of a frame.
 pub fn sender(frame: &[u8]) -> Option<Mac> {
     Some(Mac(*frame.get(6..)?.first_chunk()?))
 }
 
-/// As which station a frame was sent; nothing when the address is a group's or nobody's.
+/// Returns the station that sent a frame; `None` if the source address is a group's or zero.
 pub fn station(frame: &[u8]) -> Option<Station> {
     let mac = sender(frame)?;
     let (vlan, ..) = untagged(frame)?;
@@ -100,7 +100,7 @@ pub fn station(frame: &[u8]) -> Option<Station> {
     is_ones.then_some(Station { mac, vlan })
 }
 
-/// What a frame carries, behind a VLAN's tag if it has one: the VLAN, the EtherType, and what follows.
+/// Returns the VLAN, the EtherType and the payload of a frame, after its VLAN tag if there is one.
 pub fn untagged(frame: &[u8]) -> Option<(Option<Vlan>, u16, &[u8])> {
     let (kind, body) = number(frame.get(12..)?)?;
     if kind != TAGGED {
@@ -120,7 +120,7 @@ fn number(bytes: &[u8]) -> Option<(u16, &[u8])> {
 mod tests {
     use super::*;
 
-    /// A datagram of four bytes to a group, without its checksum and with it.
+    /// A datagram of four bytes to a group, without checksum and with checksum.
     #[test]
     fn a_checksum_that_is_not_made_is_made() {
         let frame = |checksum: [u8; 2]| {
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(station(&frame(mac, &[8, 0])), of(None));
         let in_vlan = frame(mac, &[0x81, 0, 0xe0, 7, 8, 0]);
         assert_eq!(station(&in_vlan), of(Vlan::new(7)));
-        // A tag with a priority alone is no VLAN's.
+        // A tag with only a priority names no VLAN.
         assert_eq!(station(&frame(mac, &[0x81, 0, 0xe0, 0, 8, 0])), of(None));
         for nobody in [Mac::NOBODY, Mac([1, 0, 0x5e, 0, 0, 1])] {
             assert_eq!(station(&frame(nobody, &[8, 0])), None);

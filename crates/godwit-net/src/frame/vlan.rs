@@ -5,7 +5,7 @@
 pub struct Vlan(u16);
 
 impl Vlan {
-    /// The VLAN of this number; nothing when there is none.
+    /// Returns the VLAN of a number; `None` if the number is out of range.
     pub const fn new(number: u16) -> Option<Self> {
         match number {
             1..=4094 => Some(Self(number)),
@@ -13,7 +13,7 @@ impl Vlan {
         }
     }
 
-    /// Its number.
+    /// Returns the VLAN's number.
     pub const fn number(self) -> u16 {
         self.0
     }

@@ -1,35 +1,35 @@
-//! What happened at a NIC since its machine was started, over all moves.
+//! Counters of a NIC since its VM was started, over all moves.
 
-/// Counts packets and bytes; each only grows.
+/// Counters of packets and bytes, which only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Packets that the guest got.
+    /// Packets received by the guest.
     pub received_packets: u64,
-    /// Their bytes, without virtio's header.
+    /// Bytes received by the guest, without virtio's header.
     pub received_bytes: u64,
-    /// Packets that the guest sent and the uplink took.
+    /// Packets sent by the guest and taken by the uplink.
     pub sent_packets: u64,
-    /// Their bytes, without virtio's header.
+    /// Bytes of the sent packets, without virtio's header.
     pub sent_bytes: u64,
-    /// Packets for the guest that were too large for its buffers.
+    /// Packets that were too large for the guest's buffers.
     pub receive_too_large: u64,
-    /// Packets of the guest's that made no sense, or that the uplink did not take.
+    /// Malformed packets from the guest, and packets refused by the uplink.
     pub send_refused: u64,
-    /// Packets that were held for the guest while it moved.
+    /// Packets that were held for the guest during moves.
     pub held: u64,
     /// Packets that were lost because too many were held already.
     pub held_overflow: u64,
-    /// Packets for many that a move brought to both nodes, of which the guest got only one.
+    /// Packets for many, dropped because a move brought them to both nodes.
     pub twins_dropped: u64,
     /// Moves that brought the NIC to another node.
     pub moves: u64,
 }
 
-/// How many numbers [`Counters`] has.
+/// Number of counters in [`Counters`].
 pub const COUNT: usize = 10;
 
 impl Counters {
-    /// All of them in an order that does not change.
+    /// Returns the counters in an order that never changes.
     pub const fn to_array(self) -> [u64; COUNT] {
         [
             self.received_packets,
@@ -45,7 +45,7 @@ impl Counters {
         ]
     }
 
-    /// From what [`Self::to_array`] gave.
+    /// Builds counters from an array of [`Self::to_array`].
     pub const fn from_array(numbers: [u64; COUNT]) -> Self {
         let [
             received_packets,

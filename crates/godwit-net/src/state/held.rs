@@ -1,4 +1,4 @@
-//! Packets that wait for the guest, in the order of each queue of the uplink.
+//! Packets waiting for the guest, in the order of each uplink queue.
 
 use std::collections::VecDeque;
 
@@ -13,22 +13,22 @@ pub const MOST_BYTES: usize = 32 << 20;
 /// A packet: virtio's header and an Ethernet frame.
 pub type Packet = Box<[u8]>;
 
-/// Packets in the order in which they came, of which some may have been copied to another node. Each waits behind those that
-/// came by the same queue of the uplink, and behind no other.
+/// Packets in order of arrival, some of which may have been copied to another node. A packet waits only behind packets
+/// of the same uplink queue.
 #[derive(Clone, Debug)]
 pub struct HeldPackets {
-    /// Of each queue of the uplink, with their places in the order of all.
+    /// Packets of each uplink queue, with places in the overall order.
     queues: Vec<VecDeque<(u64, Packet)>>,
     count: usize,
     bytes: usize,
-    /// The place of the next that comes.
+    /// Place of the next packet to come.
     next: u64,
-    /// The other node has those whose places are below this one.
+    /// Place below which the other node has all packets.
     copied: u64,
 }
 
 impl HeldPackets {
-    /// None, of an uplink with so many queues, at least one.
+    /// Creates an empty collection for an uplink with this many queues, at least one.
     pub fn new(queues: usize) -> Self {
         Self {
             queues: vec![VecDeque::new(); queues],
@@ -39,8 +39,8 @@ impl HeldPackets {
         }
     }
 
-    /// Appends a packet, which says by which queue it came ([`queue_of`]): a peer may have said anything. False when there
-    /// is no room for it.
+    /// Appends a packet to the queue in the packet's header ([`queue_of`]), modulo the number of queues, since a peer
+    /// may have set any number. Returns false if there is no room for the packet.
     #[must_use]
     pub fn push(&mut self, packet: Packet) -> bool {
         if !self.has_room_for(packet.len()) {
@@ -54,17 +54,17 @@ impl HeldPackets {
         true
     }
 
-    /// Whether there is room for any packet.
+    /// Returns true if there is room for a packet of any size.
     pub fn has_room(&self) -> bool {
         self.has_room_for(LARGEST)
     }
 
-    /// Whether there is room for a packet of so many bytes.
+    /// Returns true if there is room for a packet of this many bytes.
     pub const fn has_room_for(&self, bytes: usize) -> bool {
         self.count < MOST_PACKETS && self.bytes + bytes <= MOST_BYTES
     }
 
-    /// Of the queues that are wanted, the one whose packet came first.
+    /// Returns the wanted queue whose first packet is the oldest.
     pub fn first_queue(&self, is_wanted: impl Fn(usize) -> bool) -> Option<usize> {
         let firsts = self.queues.iter().enumerate().filter_map(|(queue, held)| {
             let (place, _) = held.front()?;
@@ -74,13 +74,13 @@ impl HeldPackets {
         wanted.min().map(|(_, queue)| queue)
     }
 
-    /// The one of a queue that came first.
+    /// Returns the oldest packet of a queue.
     pub fn first_mut(&mut self, queue: usize) -> Option<&mut Packet> {
         let first = self.queues[queue].front_mut();
         first.map(|(_, packet)| packet)
     }
 
-    /// Takes the one of a queue that came first.
+    /// Takes the oldest packet of a queue.
     pub fn pop(&mut self, queue: usize) -> Option<Packet> {
         let (_, packet) = self.queues[queue].pop_front()?;
         self.count -= 1;
@@ -88,22 +88,22 @@ impl HeldPackets {
         Some(packet)
     }
 
-    /// Whether nothing waits that came by the queue that a packet says.
+    /// Returns true if no packet of this queue waits. The number is taken modulo the number of queues.
     pub fn has_none_of(&self, queue: usize) -> bool {
         self.queues[self.one_of(queue)].is_empty()
     }
 
-    /// How many wait.
+    /// Returns the number of waiting packets.
     pub const fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether none waits.
+    /// Returns true if no packet waits.
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Copies of those that were not copied before. All stay: the move may fail.
+    /// Copies the packets not copied before. The originals stay, since the move may fail.
     pub fn copy_new(&mut self) -> Vec<Packet> {
         let copied = self.copied;
         let new = self.queues.iter().flat_map(|held| {
@@ -117,13 +117,13 @@ impl HeldPackets {
         new
     }
 
-    /// Copies of all, whatever was copied before: for another node than then.
+    /// Copies all packets, including packets copied before: the destination may be another node now.
     pub fn copy_all(&mut self) -> Vec<Packet> {
         self.copied = 0;
         self.copy_new()
     }
 
-    /// Takes all.
+    /// Takes all packets, in their order of arrival.
     pub fn take(&mut self) -> Vec<Packet> {
         self.count = 0;
         self.bytes = 0;
@@ -132,7 +132,7 @@ impl HeldPackets {
         all.into_iter().map(|(_, packet)| packet).collect()
     }
 
-    /// Takes what stays behind after a copy went elsewhere for good.
+    /// Drops all packets, once a copy has replaced them for good.
     pub fn clear(&mut self) {
         self.take();
     }
@@ -185,7 +185,6 @@ mod tests {
         assert_eq!(held.copy_new(), [packet(3)]);
     }
 
-    /// A packet that came by a queue.
     fn of(queue: u16, number: u8) -> Packet {
         let mut packet = vec![number; HEADER];
         set_queue(&mut packet, queue);
@@ -195,7 +194,7 @@ mod tests {
     #[test]
     fn a_packet_waits_behind_those_of_its_queue_alone_and_all_move_in_order() {
         let mut held = HeldPackets::new(2);
-        // The last is as a peer may have told it.
+        // The last packet's queue is out of range, as from a peer.
         let all = [of(1, 0), of(0, 1), of(1, 2), of(7, 3)];
         all.iter()
             .for_each(|packet| assert!(held.push(packet.clone())));

@@ -1,19 +1,18 @@
-//! The NIC: what becomes of each packet.
+//! The NIC, which decides about each packet.
 //!
 //! Paper 004 (section 3.1) gives a virtual function a *working* mode of two kinds, *releasing* and *buffering*, and a
 //! *clone* mode. Here:
 //!
-//! - releasing: what the guest sends leaves, what comes from the uplink reaches the guest;
-//! - buffering: what the guest offers stays in its ring, because the tail up to which the device may take packets
-//!   stands still while the guest's own goes on, so that nothing is copied; what the uplink brings is held, in the order of each
-//!   of its queues;
-//! - clone: nothing moves, so that the whole state can be read or written at once. A NIC that arrives at a node is in
-//!   this mode until its machine runs there: what the uplink brings before is its former place's to take.
+//! - releasing: packets of the guest leave, and packets of the uplink reach the guest;
+//! - buffering: packets offered by the guest stay in the ring, because the device's tail stops while the guest's tail
+//!   goes on, so nothing is copied; packets of the uplink are held, in the order of each queue;
+//! - clone: nothing moves, so the complete state can be read or written at once. An arriving NIC is in this mode until
+//!   the VM runs at the node; packets that the uplink brings before then belong to the source.
 //!
-//! A machine's former place goes on to receive until the network knows the new one. The announcement that tells the
-//! network so is broadcast, and when it reaches the former place nothing more for the machine comes there. Until what
-//! came there is all at the new place ([`Nic::late`], [`Nic::late_ended`]), the new place keeps what its own uplink
-//! brings back, since that is newer.
+//! The source continues to receive until the network knows the destination. The announcement of the destination is a
+//! broadcast. Once the announcement reaches the source, the network brings no more packets for the VM to the source.
+//! The destination holds the newer packets of its own uplink back until all packets of the source have arrived
+//! ([`Nic::late`], [`Nic::late_ended`]).
 
 use std::time::Duration;
 
@@ -27,19 +26,19 @@ use crate::state::pace::Pace;
 use crate::state::stations::{Station, Stations};
 use crate::state::twins::{CameTo, Twins};
 
-/// What a NIC does with packets.
+/// The mode of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Packets pass.
     Releasing,
-    /// Packets are held back, both ways.
+    /// Packets are held back in both directions.
     Buffering,
     /// Nothing moves.
     Clone,
 }
 
 impl Mode {
-    /// The mode's name.
+    /// Returns the mode's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Releasing => "releasing",
@@ -49,40 +48,40 @@ impl Mode {
     }
 }
 
-/// What becomes of a packet from the uplink.
+/// The fate of a packet from the uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// The guest gets it now.
+    /// The guest gets the packet now.
     Deliver,
-    /// The guest gets it later, or its new place does.
+    /// The guest gets the packet later, here or at the destination.
     Held,
-    /// Nobody gets it.
+    /// The packet is dropped.
     Dropped,
-    /// Nobody gets it: it is the machine's announcement from its new place. [`Nic::announced`] follows, once what other
-    /// queues of the uplink have is held too: some of that came before.
+    /// The packet is the VM's announcement from the destination, and is dropped. [`Nic::announced`] follows once the
+    /// packets in the other uplink queues are held too, since some of them came before the announcement.
     Announced,
 }
 
-/// Why a state cannot be taken over.
+/// The reason why a state cannot be taken over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
-    /// The NIC works.
+    /// The NIC is not in clone mode.
     #[error("the state of a NIC can only be written while the NIC is in clone mode")]
     Working,
-    /// It is another NIC's.
+    /// The state belongs to another NIC.
     #[error("the state is that of the NIC {theirs}, and this is {own}")]
     Another {
-        /// Whose state it is.
+        /// MAC address of the state.
         theirs: Mac,
-        /// Who should take it.
+        /// MAC address of this NIC.
         own: Mac,
     },
-    /// It has another number of pairs of queues.
+    /// The state has another number of queue pairs.
     #[error("the state is that of a NIC with {theirs} pairs of queues, and this has {own}")]
     Pairs {
-        /// How many it was read from.
+        /// Queue pairs of the state.
         theirs: usize,
-        /// How many there are.
+        /// Queue pairs of this NIC.
         own: usize,
     },
 }
@@ -93,28 +92,28 @@ pub struct Nic {
     mac: Mac,
     mode: Mode,
     held: HeldPackets,
-    /// Of each pair of queues.
+    /// Pace of each queue pair.
     paces: Vec<Pace>,
-    /// Packets for which the guest has no room are held, and not left to the uplink, whose own queue is short.
+    /// True while packets for which the guest has no room are held instead of left in the uplink, whose queue is short.
     keeps_all: bool,
-    /// What the announcement of the move that is under way, or was last, says.
+    /// Token in the announcement of the current or last move.
     token: Token,
-    /// What its own uplink brought while packets of the former place are awaited, which are older. Nobody gets any before
-    /// all are in order.
+    /// Packets from the NIC's own uplink while older packets of the source are awaited. The guest gets none before all
+    /// packets are in order.
     newer: Option<HeldPackets>,
-    /// What a move brought to both places, for some time after it.
+    /// Packets brought to both nodes by a move, for some time after the move.
     twins: Option<Twins>,
-    /// The machine's announcement from its new place was seen here.
+    /// True if the VM's announcement from the destination was seen here.
     announced_elsewhere: bool,
-    /// As which stations the guest sent lately.
+    /// Stations from which the guest sent lately.
     stations: Stations,
-    /// Since the NIC was made.
+    /// Time since the NIC was made.
     now: Duration,
     counters: Counters,
 }
 
 impl Nic {
-    /// The NIC of a machine that starts here.
+    /// Creates the NIC of a VM that starts here.
     pub fn new(mac: Mac) -> Self {
         Self {
             mac,
@@ -132,7 +131,7 @@ impl Nic {
         }
     }
 
-    /// The NIC of a machine that is to come here.
+    /// Creates the NIC of a VM that is to arrive here.
     pub fn arriving(mac: Mac) -> Self {
         Self {
             mode: Mode::Clone,
@@ -140,7 +139,7 @@ impl Nic {
         }
     }
 
-    /// The same with so many pairs of queues.
+    /// Sets the number of queue pairs.
     pub fn with_pairs(self, pairs: usize) -> Self {
         Self {
             paces: vec![Pace::default(); pairs],
@@ -149,40 +148,40 @@ impl Nic {
         }
     }
 
-    /// Its address.
+    /// Returns the NIC's MAC address.
     pub const fn mac(&self) -> Mac {
         self.mac
     }
 
-    /// What it does.
+    /// Returns the current mode.
     pub const fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// What happened.
+    /// Returns the counters.
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// How many packets wait for the guest.
+    /// Returns the number of packets waiting for the guest.
     pub fn waiting(&self) -> usize {
         self.held.len() + self.newer.as_ref().map_or(0, HeldPackets::len)
     }
 
-    /// So much time has passed since the NIC was made.
+    /// Sets the time since the NIC was made.
     pub const fn time_is(&mut self, now: Duration) {
         self.now = now;
     }
 
-    /// As which stations the guest sent lately, the last first.
+    /// Returns the stations from which the guest sent lately, the most recent first.
     pub fn stations(&self) -> impl Iterator<Item = Station> {
         self.stations
             .remembered(self.now)
             .map(|(station, _)| station)
     }
 
-    /// Holds packets back from now on. The hardware's tail stays where it is. A machine that moves on before all came
-    /// from its former place takes what is here with it. The token is the move's own, and not to be guessed.
+    /// Starts to hold packets back. The device's tail stays in place. If the VM moves on before all packets of the
+    /// previous source have come, the packets here move along. The token must be unique to the move and unpredictable.
     pub fn buffer(&mut self, token: Token) {
         self.late_ended();
         self.token = token;
@@ -190,12 +189,12 @@ impl Nic {
         self.announced_elsewhere = false;
     }
 
-    /// Lets packets pass again, those that were held first.
+    /// Lets packets pass again, held packets first.
     pub fn release(&mut self) {
         self.mode = Mode::Releasing;
     }
 
-    /// Stands still for a moment and tells everything about itself. The packets that it holds are copied, and stay.
+    /// Returns the complete state, read while nothing moves. Held packets are copied and stay.
     pub fn read_state(&mut self) -> State {
         let mode = std::mem::replace(&mut self.mode, Mode::Clone);
         let state = State {
@@ -210,10 +209,10 @@ impl Nic {
         state
     }
 
-    /// Becomes what the state says.
+    /// Takes over a state.
     ///
     /// # Errors
-    /// When it is not in clone mode, or the state is another NIC's.
+    /// If the NIC is not in clone mode, or the state is of another NIC or has another number of queue pairs.
     pub fn write_state(&mut self, state: State) -> Result<(), RestoreError> {
         if self.mode != Mode::Clone {
             return Err(RestoreError::Working);
@@ -242,8 +241,8 @@ impl Nic {
         Ok(())
     }
 
-    /// Works at its new place from now on. Returns the frames that tell the network so, which must leave before
-    /// anything of the guest's. `late` is whether [`Self::late_ended`] will be called.
+    /// Starts to work at the destination. Returns the announcement frames, which must leave before any packet of the
+    /// guest. `late` is true if [`Self::late_ended`] will be called.
     pub fn take_over(&mut self, late: bool) -> Vec<Vec<u8>> {
         self.mode = Mode::Releasing;
         self.newer = late.then(|| HeldPackets::new(1));
@@ -252,13 +251,13 @@ impl Nic {
         self.announcements()
     }
 
-    /// The frames that tell the network where the machine is: for its own address, and for each station as which its guest
-    /// sent lately. What addresses of other protocols its guest has, nobody but that knows for certain.
+    /// Returns the frames that announce the VM: for the NIC's own address, and for each station from which the guest
+    /// sent lately. The frames name no addresses of other protocols, which only the guest knows for certain.
     pub fn announcements(&self) -> Vec<Vec<u8>> {
         self.announcements_with(self.mac)
     }
 
-    /// The same with an address that the machine's front end names.
+    /// Returns the announcement frames with the address that the VM's front end names in the place of the NIC's own.
     pub fn announcements_with(&self, mac: Mac) -> Vec<Vec<u8>> {
         let named = Station { mac, vlan: None };
         let others = self.stations().filter(|station| *station != named);
@@ -269,39 +268,39 @@ impl Nic {
             .collect()
     }
 
-    /// A packet came to the former place before the network knew the new one.
+    /// Adds a packet that reached the source before the network knew the destination.
     pub fn late(&mut self, packet: Packet) {
         self.take(packet, CameTo::Former);
     }
 
-    /// So many packets of the former place's found no room on their way here.
+    /// Counts packets of the source that found no room on their way here.
     pub const fn late_lost(&mut self, count: u64) {
         self.counters.held += count;
         self.counters.held_overflow += count;
     }
 
-    /// All that came to the former place is here, or will never be: what came here meanwhile follows.
+    /// Ends the wait for packets of the source. Packets that came here meanwhile follow.
     pub fn late_ended(&mut self) {
         let newer = self.newer.take().map(|mut newer| newer.take());
         for packet in newer.into_iter().flatten() {
-            // It was counted as held when it came.
+            // The packet was counted as held on arrival.
             if !self.held.push(packet) {
                 self.counters.held_overflow += 1;
             }
         }
     }
 
-    /// Whether packets of the former place are awaited.
+    /// Returns true while packets of the source are awaited.
     pub const fn awaits_late(&self) -> bool {
         self.newer.is_some()
     }
 
-    /// Nothing more comes that the other place got, too.
+    /// Ends the search for duplicates: both nodes no longer get the same packets.
     pub fn twins_ended(&mut self) {
         self.twins = None;
     }
 
-    /// Takes a packet that waits for the guest, unless that has it already from the other place.
+    /// Holds a packet for the guest, unless the guest has the packet already through the other node.
     fn take(&mut self, packet: Packet, came_to: CameTo) -> Fate {
         if self.is_twin(&packet, came_to) {
             return Fate::Dropped;
@@ -329,30 +328,30 @@ impl Nic {
         is_twin
     }
 
-    /// Copies of the packets that came here since they were last asked for, for the machine's new place.
+    /// Copies the packets that came since the last copy, for the destination.
     pub fn copy_new(&mut self) -> Vec<Packet> {
         self.held.copy_new()
     }
 
-    /// Whether the network is known to bring nothing more for the machine here, but for packets that the announcement
-    /// has overtaken.
+    /// Returns true if the network brings no more packets for the VM here, except packets that the announcement has
+    /// overtaken.
     pub const fn is_announced_elsewhere(&self) -> bool {
         self.announced_elsewhere
     }
 
-    /// Whether packets are held, and not left to the uplink, while the guest has no room for them: while its machine
-    /// moves or stands still, for some time after that, and at no other time. They are copied, which costs.
+    /// Sets whether packets are held, instead of left in the uplink, while the guest has no room. The setting is on
+    /// while the VM moves or is paused and for some time after, and off otherwise, since holding costs a copy.
     pub const fn keep_all(&mut self, keeps: bool) {
         self.keeps_all = keeps;
     }
 
-    /// Whether it does.
+    /// Returns true if packets are held while the guest has no room for them.
     pub const fn keeps_all(&self) -> bool {
         self.keeps_all
     }
 
-    /// Whether packets of a queue of the uplink are to be read. A guest without room for more by that queue lets them wait in
-    /// the uplink.
+    /// Returns true if packets of an uplink queue are to be read. In releasing mode, packets wait in the uplink while
+    /// the guest has no room.
     pub fn wants_uplink(&self, queue: usize, guest_has_room: bool) -> bool {
         match self.mode {
             Mode::Buffering | Mode::Clone => true,
@@ -363,14 +362,14 @@ impl Nic {
         }
     }
 
-    /// Whether the guest gets what a queue of the uplink brings now: order is kept within each queue, so that one for which
-    /// the guest has no room does not stop the others.
+    /// Returns true if the guest gets the next packet of an uplink queue at once. Order is kept within each queue only,
+    /// so that a queue without room does not stop the others.
     fn is_next(&self, queue: usize, guest_has_room: bool) -> bool {
         guest_has_room && self.held.has_none_of(queue)
     }
 
-    /// What becomes of a packet that the uplink brought by the queue that it says ([`queue_of`]); when it is held, the NIC has
-    /// taken a copy.
+    /// Decides about a packet of the uplink queue in the packet's header ([`queue_of`]). If the fate is `Held`, the NIC
+    /// has taken a copy.
     pub fn from_uplink(&mut self, packet: &[u8], guest_has_room: bool) -> Fate {
         if packet.len() < SMALLEST {
             return Fate::Dropped;
@@ -383,9 +382,9 @@ impl Nic {
                 }
                 Fate::Dropped
             }
-            // What is for all reaches the new place, too. What is for this machine alone does not: a switch that works on
-            // several processors may bring it a moment after the announcement that it left before. Nor does what is for a
-            // group, where switches know who listens to it, until the guest has said so at its new place.
+            // Broadcasts reach the destination too. Packets for this VM alone may not: a switch with several processors
+            // may deliver a packet a moment after the announcement, although the packet came first. Packets for a group
+            // may not either, if switches track the listeners, until the guest has joined at the destination.
             Mode::Buffering if self.announced_elsewhere && !self.may_miss_new_place(packet) => {
                 Fate::Dropped
             }
@@ -410,13 +409,13 @@ impl Nic {
         }
     }
 
-    /// All that came before the machine's announcement from its new place is held: what comes for many from now on reaches that
-    /// place, too.
+    /// Records that all packets before the VM's announcement from the destination are held. Broadcasts from now on
+    /// reach the destination too.
     pub fn announced(&mut self) {
         self.announced_elsewhere = true;
     }
 
-    /// The guest had no room for a packet that it was to get now: it gets it next by the packet's queue.
+    /// Holds a packet for which the guest had no room, as the next packet of its queue.
     pub fn put_off(&mut self, packet: &[u8]) {
         let queue = queue_of(packet);
         debug_assert!(
@@ -446,8 +445,8 @@ impl Nic {
         Fate::Dropped
     }
 
-    /// The queue of the packet that the guest gets next of those that wait, when it may get any: the first one of a queue by
-    /// which it may have room.
+    /// Returns the queue of the next waiting packet for the guest: the oldest first packet of the queues for which the
+    /// guest may have room. Returns `None` unless packets pass.
     pub fn next_for_guest(&self, has_room: impl Fn(usize) -> bool) -> Option<usize> {
         match self.mode {
             Mode::Releasing => self.held.first_queue(has_room),
@@ -455,51 +454,51 @@ impl Nic {
         }
     }
 
-    /// The first packet of a queue that [`Self::next_for_guest`] gave.
+    /// Returns the first packet of a queue from [`Self::next_for_guest`].
     pub fn for_guest(&mut self, queue: usize) -> Option<&mut [u8]> {
         self.held.first_mut(queue).map(AsMut::as_mut)
     }
 
-    /// The guest got what [`Self::for_guest`] gave, or cannot.
+    /// Removes the packet of [`Self::for_guest`], which the guest got or cannot get.
     pub fn took_first(&mut self, queue: usize) {
         self.held.pop(queue);
     }
 
-    /// The guest's driver begins anew: what waits was for the one before.
+    /// Drops the waiting packets, which were for the guest's previous driver.
     pub fn starts_anew(&mut self) {
         self.held.clear();
     }
 
-    /// How far the guest is behind what it was given by a pair of queues.
+    /// Returns the pace of a queue pair.
     pub fn pace(&mut self, pair: usize) -> &mut Pace {
         &mut self.paces[pair]
     }
 
-    /// Whether the guest gets no more before it has come to some of what it has. Nothing but what a move or a stop holds
-    /// back for it needs a pace: at other times packets come as they do at any machine, and it may have a ring full.
+    /// Returns true if the guest must process some packets before getting more. A pace is needed only for packets held
+    /// back by a move or a pause. At other times the guest's ring may be full, as on any machine.
     pub fn is_ahead(&self, pair: usize) -> bool {
         self.keeps_all && self.paces[pair].is_ahead()
     }
 
-    /// The guest got a packet of this many bytes by a pair of queues, in so many of its buffers.
+    /// Counts a packet of this many bytes, received by the guest through a pair in this many buffers.
     pub fn received(&mut self, pair: usize, packet_bytes: usize, buffers: u16) {
         self.paces[pair].given(buffers);
         self.counters.received_packets += 1;
         self.counters.received_bytes += packet_bytes as u64;
     }
 
-    /// A packet is too large for the guest's buffers.
+    /// Counts a packet that was too large for the guest's buffers.
     pub const fn was_too_large(&mut self) {
         self.counters.receive_too_large += 1;
     }
 
-    /// Whether packets of the guest's may be taken: the hardware's tail follows the guest's own, or stands still where
-    /// it is, which is behind the last packet that was taken.
+    /// Returns true if packets of the guest may be taken. Otherwise the device's tail stays behind the last packet that
+    /// was taken.
     pub const fn may_transmit(&self) -> bool {
         matches!(self.mode, Mode::Releasing)
     }
 
-    /// The uplink took a frame of this many bytes that begins like this.
+    /// Counts a frame taken by the uplink, and records the sender from the frame's first bytes.
     pub fn sent(&mut self, beginning: &[u8], bytes: usize) {
         self.counters.sent_packets += 1;
         self.counters.sent_bytes += bytes as u64;
@@ -508,7 +507,7 @@ impl Nic {
         }
     }
 
-    /// A packet of the guest's did not leave.
+    /// Counts a packet of the guest that did not leave.
     pub const fn refused(&mut self) {
         self.counters.send_refused += 1;
     }

@@ -14,7 +14,7 @@ const OWN: Station = Station {
     mac: MAC,
     vlan: None,
 };
-/// A station behind the NIC, such as a container of the guest's.
+/// A station behind the NIC, such as a container of the guest.
 const BEHIND: Mac = Mac([2, 0, 0, 0, 0, 3]);
 
 fn packet_of(frame: &[u8]) -> Packet {
@@ -26,14 +26,14 @@ fn numbered(to: Mac, number: u32) -> Packet {
     packet_of(&frame)
 }
 
-/// The machine's announcement comes to its former place.
+/// Brings the VM's announcement to the source.
 fn announce(source: &mut Nic) {
     let announcement = packet_of(&announce::rarp(OWN, TOKEN));
     assert_eq!(source.from_uplink(&announcement, true), Fate::Announced);
     source.announced();
 }
 
-/// All packets that the guest can get now.
+/// Takes all packets that the guest can get now.
 fn drain(nic: &mut Nic) -> Vec<Packet> {
     let mut all = Vec::new();
     while let Some(queue) = nic.next_for_guest(|_| true) {
@@ -43,7 +43,7 @@ fn drain(nic: &mut Nic) -> Vec<Packet> {
     all
 }
 
-/// A move as far as its NICs know of it: both places, and what the network brings to each.
+/// Moves the NIC's state to a new destination, which is returned.
 fn moved(source: &mut Nic) -> Nic {
     let state = State::decode(&source.read_state().encode()).expect("a state");
     let mut destination = Nic::arriving(MAC);
@@ -55,7 +55,7 @@ fn frame_from(mac: Mac) -> Vec<u8> {
     [&[0xff; 6][..], &mac.0, &[8, 0], &[0x45; 46]].concat()
 }
 
-/// Of which stations the announcements are.
+/// Returns the stations of the announcements.
 fn announced(nic: &Nic) -> Vec<Station> {
     let frames = nic.announcements();
     frames.iter().filter_map(|frame| station(frame)).collect()
@@ -75,7 +75,7 @@ fn stations_are_announced_as_which_the_guest_sent_lately_and_no_others() {
     let behind = station(BEHIND, None);
     let all = [OWN, station(MAC, Vlan::new(5)), behind];
     assert_eq!(announced(&nic), all);
-    // The former place knows what is for any of them.
+    // The source knows packets for any of these stations.
     let mut elsewhere = moved(&mut nic);
     assert_eq!(announced(&elsewhere), all);
     elsewhere.take_over(false);
@@ -85,7 +85,7 @@ fn stations_are_announced_as_which_the_guest_sent_lately_and_no_others() {
         elsewhere.from_uplink(&numbered(BEHIND, 1), true),
         Fate::Held
     );
-    // One that is heard on the network has gone there.
+    // A station heard on the network has gone there.
     assert_eq!(
         nic.from_uplink(&packet_of(&frame_from(BEHIND)), true),
         Fate::Deliver
@@ -147,7 +147,7 @@ fn what_the_guest_has_no_room_for_is_held_while_its_machine_moves_and_waits_in_t
     assert!(!nic.wants_uplink(0, false) && nic.wants_uplink(0, true));
 }
 
-/// A packet that came by a queue of the uplink.
+/// Builds a packet of an uplink queue.
 fn of_queue(queue: u16, number: u32) -> Packet {
     let mut packet = numbered(MAC, number);
     set_queue(&mut packet, queue);
@@ -239,7 +239,7 @@ fn a_move_that_fails_gives_everything_back_in_order() {
     assert_eq!(nic.copy_new().len(), 2);
     assert_eq!(nic.next_for_guest(|_| true), None);
     nic.release();
-    // A packet that comes now is newer than those that wait.
+    // A new packet comes after the waiting packets.
     assert!(!nic.wants_uplink(0, true));
     assert_eq!(nic.from_uplink(&numbered(MAC, 5), true), Fate::Held);
     let all: Vec<Packet> = (0..6).map(|number| numbered(MAC, number)).collect();
@@ -332,14 +332,15 @@ fn a_packet_for_many_that_came_to_both_places_is_given_once() {
     assert_eq!(destination.counters().twins_dropped, 1);
 }
 
-/// A switch that knows who listens to a group brings its packets to the former place until the guest has said so at the new.
+/// A switch that tracks the listeners of a group brings the group's packets to the source until the guest has joined at
+/// the destination.
 #[test]
 fn a_packet_for_a_group_that_came_to_one_place_or_both_is_given_once() {
     let group = Mac([1, 0, 0x5e, 0x50, 0, 1]);
     let mut source = Nic::new(MAC);
     source.buffer(TOKEN);
     let mut destination = moved(&mut source);
-    // Both have it, and the machine is at neither.
+    // Both nodes have the packet, and the VM runs at neither.
     source.from_uplink(&numbered(group, 0), true);
     destination.from_uplink(&numbered(group, 0), true);
     destination.take_over(true);
@@ -405,7 +406,7 @@ fn what_overflows_is_counted() {
     assert_eq!(nic.counters().held, 40);
 }
 
-/// What the network does next in a move.
+/// The next event of a move.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Packet,
@@ -414,8 +415,8 @@ enum Step {
 }
 
 proptest! {
-    /// A switch brings each packet to the place that it knows, and the announcement in between. Whatever happens in
-    /// which order, the guest gets every packet once, and in order.
+    /// A switch brings each packet to the known node, and the announcement in between. Whatever the order of events,
+    /// the guest gets every packet once and in order.
     #[test]
     fn no_packet_is_lost_or_twice_or_out_of_order(
         before in 0_u32..5, frozen in 0_u32..20, until_announced in 0_u32..20,
@@ -483,7 +484,7 @@ fn a_move_after_one_that_failed_takes_what_the_guest_has_not_got_yet_with_it() {
     nic.buffer(TOKEN);
     assert_eq!(nic.from_uplink(&numbered(MAC, 0), true), Fate::Held);
     assert_eq!(nic.read_state().held.len(), 1);
-    // The machine stays, and moves before its guest has room for what was held.
+    // The VM stays, and moves before the guest has room for the held packets.
     nic.release();
     nic.buffer(TOKEN);
     assert_eq!(nic.from_uplink(&numbered(MAC, 1), true), Fate::Held);

@@ -1,40 +1,39 @@
-//! How many packets a guest is given before it has come to those that it has, while its machine moves and for a time
-//! after that.
+//! A limit on unprocessed packets in the guest's ring, used during a move and for a time after the move.
 //!
-//! A burst of packets that were held while a machine changed hosts fills the guest's ring at once. A guest that answers
-//! each out of a bounded buffer loses answers then: Linux has a send buffer for about 170 short answers to pings, and a
-//! ring holds 256 packets. A guest offers its buffers again as it comes to the packets in them, in their order, which
-//! tells how many it has not come to.
+//! A burst of packets held during a move fills the guest's ring at once. A guest with a bounded buffer for answers then
+//! loses some: Linux has a send buffer for about 170 short answers to pings, and a ring holds 256 packets. A guest
+//! offers buffers again, in order, as the packets in the buffers are processed. The offered buffers thus tell how many
+//! packets are unprocessed.
 
 use std::collections::VecDeque;
 
 use godwit_vhost::features::LARGEST_RING;
 
-/// Most packets in the ring that the guest has not come to: well below the 170 answers, and twice what Linux takes at
-/// once before it offers buffers again, so that it always has some to take.
+/// Most unprocessed packets in the guest's ring. The limit is well below the 170 answers, and twice the number
+/// processed by Linux before buffers are offered again, so the guest always has packets to process.
 pub const MOST_AHEAD: usize = 128;
 
-/// Most packets that can be in a guest's ring: each has a descriptor of its own.
+/// Most packets in a guest's ring: each takes a descriptor.
 pub const MOST_IN_RING: usize = LARGEST_RING as usize;
 
-/// Packets in the guest's ring that it has not come to.
+/// Unprocessed packets in the guest's ring.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pace {
-    /// Into how many buffers each of them went, in order.
+    /// Number of buffers of each packet, in order.
     buffers: VecDeque<u16>,
-    /// Buffers of the first that the guest has offered again.
+    /// Buffers of the first packet already offered again.
     again: u16,
-    /// Buffers that the guest has offered, modulo 65536.
+    /// Buffers offered by the guest, modulo 65536.
     offered: u16,
-    /// The guest does not offer buffers again before it has none.
+    /// True if the guest offers no buffers again before having run out.
     lifted: bool,
 }
 
 impl Pace {
-    /// The pace that was told by [`Self::ahead`] and [`Self::offered_so_far`].
+    /// Restores the pace from the values of [`Self::ahead`] and [`Self::offered_so_far`].
     ///
     /// # Errors
-    /// When nothing can have been told so.
+    /// Returns `None` for values that no pace can have.
     pub fn from_told(buffers: Vec<u16>, offered: u16) -> Option<Self> {
         let fits = buffers.len() <= MOST_IN_RING && !buffers.contains(&0);
         fits.then(|| Self {
@@ -44,7 +43,7 @@ impl Pace {
         })
     }
 
-    /// Buffers of each packet that the guest has not come to, in order.
+    /// Returns the number of buffers of each unprocessed packet, in order.
     pub fn ahead(&self) -> impl ExactSizeIterator<Item = u16> {
         let first = self.again;
         self.buffers
@@ -53,15 +52,16 @@ impl Pace {
             .map(move |(place, &count)| if place == 0 { count - first } else { count })
     }
 
-    /// Buffers that the guest has offered, modulo 65536.
+    /// Returns the number of buffers offered by the guest, modulo 65536.
     pub const fn offered_so_far(&self) -> u16 {
         self.offered
     }
 
-    /// The ring is served from this buffer on, of so many at most: it goes on, or is a new one.
+    /// Starts to serve the ring at buffer `base`. Depending on `base`, the ring of `size` descriptors continues or is
+    /// new.
     pub fn starts(&mut self, base: u16, size: u16) {
         self.lifted = false;
-        // A driver that starts anew begins with the first buffer.
+        // A new driver begins with the first buffer.
         if base == 0 || self.offered.wrapping_sub(base) > size {
             self.buffers.clear();
             self.again = 0;
@@ -69,7 +69,7 @@ impl Pace {
         }
     }
 
-    /// The guest has offered buffers up to this one, modulo 65536.
+    /// Records the guest's offer of buffers up to `available`, modulo 65536.
     pub fn offered(&mut self, available: u16) {
         let mut more = available.wrapping_sub(self.offered);
         self.offered = available;
@@ -85,20 +85,20 @@ impl Pace {
         }
     }
 
-    /// The guest got a packet in so many buffers.
+    /// Records a packet given to the guest in this many buffers.
     pub fn given(&mut self, buffers: u16) {
         if self.buffers.len() < MOST_IN_RING && buffers > 0 {
             self.buffers.push_back(buffers);
         }
     }
 
-    /// Whether the guest gets no more before it has come to some of what it has.
+    /// Returns true if the guest must process some packets before getting more.
     pub fn is_ahead(&self) -> bool {
         !self.lifted && self.buffers.len() >= MOST_AHEAD
     }
 
-    /// The guest has come to what it has and has not offered its buffers again, or has offered nothing for long: it is
-    /// given what fits, from now on.
+    /// Lifts the limit: the guest has processed its packets without offering their buffers again, or has offered
+    /// nothing for long.
     pub const fn lift(&mut self) {
         self.lifted = true;
     }
@@ -169,7 +169,7 @@ mod tests {
         for _ in 0..256 {
             pace.given(1);
         }
-        // It has come to more than may be ahead of it, and as many are left.
+        // The guest has processed more packets than the limit, and as many are left.
         let come_to = MOST_AHEAD as u16;
         pace.offered(256 + come_to);
         assert!(pace.is_ahead());

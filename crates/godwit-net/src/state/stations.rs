@@ -1,23 +1,22 @@
-//! From which MAC addresses the guest sent lately, and in which VLANs: switches learn from announcements of these that
-//! they are reached at the guest's new place.
+//! MAC addresses and VLANs from which the guest sent lately. Their announcements teach switches the VM's new location.
 
 use std::time::Duration;
 
 use crate::frame::vlan::Vlan;
 use crate::mac::Mac;
 
-/// Most stations that are remembered: a guest may stand for many, as one does that is a bridge.
+/// Most remembered stations: a bridge in the guest may send for many.
 pub const MOST_STATIONS: usize = 1024;
 
-/// How long one is remembered: as long as switches do that nobody told otherwise (IEEE 802.1D).
+/// Time for which a station is remembered: the default aging time of switches (IEEE 802.1D).
 pub const REMEMBERED: Duration = Duration::from_secs(300);
 
-/// A MAC address that is used in a VLAN, or without a tag.
+/// A MAC address in a VLAN or without a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Station {
-    /// The address.
+    /// MAC address of the station.
     pub mac: Mac,
-    /// The VLAN in which it is used; nothing without a tag.
+    /// VLAN of the station; `None` for frames without a tag.
     pub vlan: Option<Vlan>,
 }
 
@@ -31,12 +30,13 @@ impl std::fmt::Display for Station {
     }
 }
 
-/// Stations with until when each is remembered, the one that sent last first. Times count from when the NIC was made.
+/// Stations, the most recent sender first, each with the time at which it is forgotten. Times count from the creation
+/// of the NIC.
 #[derive(Clone, Debug, Default)]
 pub struct Stations(Vec<(Station, Duration)>);
 
 impl Stations {
-    /// The guest sent something as this station.
+    /// Records a frame sent by the guest as this station.
     pub fn sent(&mut self, station: Station, now: Duration) {
         match self.0.iter().position(|(known, _)| *known == station) {
             Some(place) => self.0[..=place].rotate_right(1),
@@ -48,17 +48,17 @@ impl Stations {
         self.0[0].1 = now + REMEMBERED;
     }
 
-    /// A frame of this address came from the network: it is there.
+    /// Forgets the stations of an address whose frame came from the network.
     pub fn is_elsewhere(&mut self, mac: Mac) {
         self.0.retain(|(station, _)| station.mac != mac);
     }
 
-    /// Whether the guest sent from this address.
+    /// Returns true if the guest sent from this address.
     pub fn has(&self, mac: Mac) -> bool {
         self.0.iter().any(|(station, _)| station.mac == mac)
     }
 
-    /// Those that are remembered, each with for how long it will be, the one that sent last first.
+    /// Returns the remembered stations, the most recent sender first, each with the time until it is forgotten.
     pub fn remembered(&self, now: Duration) -> impl Iterator<Item = (Station, Duration)> {
         let left = self
             .0
@@ -67,7 +67,7 @@ impl Stations {
         left.filter(|(_, left)| !left.is_zero())
     }
 
-    /// What [`Self::remembered`] told.
+    /// Restores stations from the values of [`Self::remembered`].
     pub fn from_told(told: &[(Station, Duration)], now: Duration) -> Self {
         Self(
             told.iter()
@@ -127,7 +127,7 @@ mod tests {
         let now = start + REMEMBERED / 2;
         stations.sent(station(2), now);
         let told: Vec<_> = stations.remembered(now).collect();
-        // A clock that has just begun.
+        // A clock from zero.
         let elsewhere = Stations::from_told(&told, Duration::ZERO);
         assert_eq!(known(&elsewhere, Duration::ZERO), [station(2), station(1)]);
         assert_eq!(known(&elsewhere, REMEMBERED / 2), [station(2)]);

@@ -1,4 +1,5 @@
-//! Packets for many, which a move may bring to both nodes: the guest gets each as often as the node that got it more often.
+//! Packets for many, which a move may bring to both nodes. The guest gets each packet as often as the node with more
+//! copies.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -6,41 +7,41 @@ use std::time::Duration;
 use crate::frame::packet::{destination, finished_frame_of, frame_of};
 use crate::state::held::MOST_PACKETS;
 
-/// How long the second of two may take. A station that says the same again and again does so less often.
+/// Most time between the two copies of a packet. A station that repeats a packet does so less often.
 const WITHIN: Duration = Duration::from_millis(500);
 
-/// Where a packet came.
+/// The receiver of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CameTo {
-    /// The machine's new place.
+    /// The destination.
     New,
-    /// Its former place.
+    /// The source.
     Former,
 }
 
-/// What came to either place lately.
+/// Recent packets at either node.
 #[derive(Clone, Debug, Default)]
 pub struct Twins(HashMap<[u8; 16], Seen>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
-    /// How much more often the guest got it from the new place than from the former.
+    /// Copies that the guest got from the destination, minus copies from the source.
     ahead: i32,
-    /// How often the new place left it to the former.
+    /// Copies left to the source by the destination.
     left: u32,
-    /// When this changed last, since the NIC was made.
+    /// Time of the last change since the NIC was made.
     at: Duration,
 }
 
 impl Twins {
-    /// The new place leaves a packet to the former: the machine is not its own yet.
+    /// Records a packet left to the source, because the VM does not belong to the destination yet.
     pub fn leave(&mut self, packet: &[u8], now: Duration) {
         if let Some(seen) = self.seen(packet, now) {
             seen.left += 1;
         }
     }
 
-    /// Whether the guest has a packet already that has now come here; it gets it otherwise.
+    /// Returns true if the guest already has this packet from the other node. Otherwise the guest gets the packet.
     pub fn is_one(&mut self, packet: &[u8], to: CameTo, now: Duration) -> bool {
         let Some(seen) = self.seen(packet, now) else {
             return false;
@@ -57,7 +58,7 @@ impl Twins {
         was_ahead
     }
 
-    /// The guest does not get a packet after all, for want of room.
+    /// Takes back the record of a packet lost for want of room.
     pub fn was_lost(&mut self, packet: &[u8], came_to: CameTo, now: Duration) {
         if let Some(seen) = self.seen(packet, now) {
             seen.ahead -= match came_to {
@@ -67,11 +68,12 @@ impl Twins {
         }
     }
 
-    /// What is known of a packet for many; nothing of others, and of more different ones than [`MOST_PACKETS`].
+    /// Returns the record of a packet for many. Returns `None` for other packets, and for a new packet beyond
+    /// [`MOST_PACKETS`].
     fn seen(&mut self, packet: &[u8], now: Duration) -> Option<&mut Seen> {
         destination(frame_of(packet)?).filter(|to| to.is_group())?;
-        // A tap makes the checksums itself until the guest's front end has said that the guest takes packets without: at the
-        // new place it says so only when the machine runs there.
+        // A tap computes checksums until the front end allows packets without. At the destination, the front end does
+        // so only once the VM runs there.
         let name = *blake3::hash(&finished_frame_of(packet)?)
             .as_bytes()
             .first_chunk()?;

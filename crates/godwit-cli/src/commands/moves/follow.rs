@@ -1,4 +1,4 @@
-//! Follows a migration until it ends, be it a disk's or a virtual machine's.
+//! Follows the migration of a disk or a VM until its end.
 
 use std::time::Duration;
 
@@ -13,103 +13,104 @@ use crate::show::line::Line;
 use crate::show::output::Output;
 use crate::show::progress::{ProgressLine, Status};
 
-/// How often the node is asked, unless the migration ends before.
+/// Interval of requests to the node, unless the migration ends before.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How often the node is asked whether another is still needed.
+/// Interval of requests while another node is still needed.
 const WAIT_INTERVAL: Duration = Duration::from_millis(500);
-/// How often a migration is printed as a line of JSON.
+/// Interval of JSON lines about a migration.
 const JSON_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a node that does not answer is asked again: it may be restarting.
+/// Time for which requests to a silent node are repeated: the node may be restarting.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What the first Ctrl-C answers.
+/// Message after the first Ctrl-C.
 const CANCELLING: &str = "cancelling; press Ctrl-C again to leave the migration to the node";
 
-/// What Ctrl-C means.
+/// The effect of Ctrl-C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnInterrupt {
-    /// The first asks the node to cancel, the second stops following.
+    /// The first Ctrl-C asks the node to cancel, and the second stops following.
     Cancel {
-        /// Whether the first has come already.
+        /// True if the first Ctrl-C has come already.
         cancelled: bool,
     },
-    /// Stops following.
+    /// Ctrl-C stops following.
     Detach,
 }
 
-/// Something that moves to another node.
+/// A move to another node.
 pub(crate) trait Moving: Serialize + DeserializeOwned {
     fn id(&self) -> &str;
 
-    /// Where the node shows it, and answers within [`POLL_INTERVAL`].
+    /// Returns the route of the move, which answers within [`POLL_INTERVAL`].
     fn path(&self) -> String;
 
-    /// Where the node cancels it.
+    /// Returns the route that cancels the move.
     fn cancel_path(&self) -> String;
 
-    /// What it does now.
+    /// Returns the name of the current phase.
     fn phase(&self) -> &'static str;
 
     fn ended(&self) -> bool;
 
-    /// How far it is.
+    /// Returns the progress.
     fn status(&self) -> Status;
 
-    /// What the user should know.
+    /// Returns the warnings for the user.
     fn warnings(&self) -> &[String];
 
-    /// Why one that has ended did not move anything; `None` when it did.
+    /// Returns the failure of an ended move; `None` if the move succeeded.
     fn failure(&self, cancelled: bool) -> Option<Failure>;
 
-    /// What a completed one did, in two lines.
+    /// Returns a summary of a completed move in two lines.
     fn summary(&self) -> String;
 
-    /// What of a completed one is still at the node that was left, in a sentence; nothing when that is needed no more.
+    /// Returns a sentence about data still at the source after a completed move; `None` once the source is no longer
+    /// needed.
     fn owed(&self) -> Option<String> {
         None
     }
 
-    /// The command that lists such moves.
+    /// Returns the command that lists such moves.
     fn list_command() -> &'static str {
         "godwit migration list"
     }
 
-    /// The command that follows it.
+    /// Returns the command that follows this move.
     fn watch_command(&self) -> String {
         format!("godwit migration watch {}", self.id())
     }
 }
 
-/// A move that can go on otherwise while it runs.
+/// A move whose options can change while it runs.
 pub(crate) trait Switching: Moving {
-    /// Where the node takes what is to be different.
+    /// Returns the route that takes the changes.
     fn switch_path(&self) -> String;
 }
 
-/// How following ended.
+/// The outcome of following a move.
 #[derive(Debug)]
 pub(crate) struct Followed<M> {
-    /// The migration as it was last seen.
+    /// Last state of the migration.
     pub migration: M,
-    /// Whether cancelling was asked for here.
+    /// True if the user asked to cancel.
     pub cancelled: bool,
 }
 
-/// Ctrl-C, from the moment this is made.
+/// Listens for Ctrl-C from now on.
 pub(crate) fn interrupts() -> Result<Signal, Failure> {
     signal(SignalKind::interrupt())
         .map_err(|error| Failure::caused("cannot listen for Ctrl-C", &error))
 }
 
-/// What a node has begun, and whether Ctrl-C asked meanwhile to cancel it.
+/// A move that a node has begun.
 #[derive(Debug)]
 pub(crate) struct Begun<M> {
     migration: M,
     cancelled: bool,
 }
 
-/// Asks the node to begin a migration, which may take until it has heard from the other node. After
-/// Ctrl-C it is cancelled as soon as it has begun; a second one leaves it to the node.
+/// Asks the node to begin a migration. The answer may have to wait for the other node. Ctrl-C during the wait cancels
+/// the migration as soon as it has begun; a second Ctrl-C leaves the migration to the node.
 pub(crate) async fn begin<M: Moving>(
     client: &mut Client,
     path: &str,
@@ -137,8 +138,8 @@ pub(crate) async fn begin<M: Moving>(
     }
 }
 
-/// Shows what the node says that it has started: its id when it is left alone, or its progress to the
-/// end and what came of it.
+/// Shows a migration that has begun: only the id if `detach` is set, otherwise the progress until the end, and the
+/// outcome.
 pub(crate) async fn see_off<M: Moving>(
     client: &mut Client,
     begun: Begun<M>,
@@ -176,13 +177,13 @@ pub(crate) async fn see_off<M: Moving>(
     }
 }
 
-/// What a completed one did, and what is owed.
+/// Returns the summary of a completed move, with the data still at the source.
 fn told<M: Moving>(migration: &M) -> String {
     let owed = migration.owed().map(|owed| format!("\n{owed}"));
     format!("{}{}", migration.summary(), owed.unwrap_or_default())
 }
 
-/// As [`see_off`], and then waits until the node that was left is needed no more, or until Ctrl-C.
+/// Works like [`see_off`], and then waits until the source is no longer needed, or until Ctrl-C.
 pub(crate) async fn see_off_and_wait<M: Moving>(
     client: &mut Client,
     begun: Begun<M>,
@@ -234,9 +235,8 @@ async fn until_paid<M: Moving>(
     Ok(migration)
 }
 
-/// Follows a migration with its progress and warnings on standard error until it ends, or until
-/// Ctrl-C says otherwise. With `lines`, also prints it as JSON on standard output once a second, in
-/// every new phase, and at its end.
+/// Follows a migration until its end or Ctrl-C, with progress and warnings on standard error. With `lines`, also prints
+/// the migration as JSON on standard output: once a second, in every new phase, and at the end.
 pub(crate) async fn follow<M: Moving>(
     client: &mut Client,
     mut migration: M,
@@ -270,7 +270,7 @@ pub(crate) async fn follow<M: Moving>(
                 cancelled,
             });
         }
-        // What was seen before the node fell silent is not shown again.
+        // The state from before the node fell silent is not shown again.
         if heard {
             line.show(phase, &migration.status());
         }
@@ -286,7 +286,7 @@ pub(crate) async fn follow<M: Moving>(
                 ask_to_cancel(client, &migration, &line).await;
             }
         }
-        // A node that waits for the end answers after this.
+        // A request that waits for the end answers after this time.
         next = Instant::now() + POLL_INTERVAL;
         let seen = look(client, &migration.path(), answered, &mut line).await?;
         heard = seen.is_some();
@@ -304,8 +304,7 @@ fn warned(warning: &str) -> String {
     format!("warning: {warning}")
 }
 
-/// Asks for something that is followed; nothing while the node does not answer, as long as it may be
-/// restarting.
+/// Requests the state of a move; returns `None` while the node does not answer, as long as the node may be restarting.
 async fn look<M: Moving>(
     client: &mut Client,
     path: &str,
@@ -336,7 +335,7 @@ fn retrying(failure: &Failure) -> String {
 
 async fn ask_to_cancel<M: Moving>(client: &mut Client, migration: &M, line: &ProgressLine) {
     let path = migration.cancel_path();
-    // Whatever the answer, following goes on and shows how the migration ends.
+    // In any case, following goes on and shows the end of the migration.
     if let Err(error) = client.post::<M>(&path, &serde_json::json!({})).await {
         let why = Failure::from(error).message;
         line.say(&format!("it was not cancelled: {why}"));

@@ -1,4 +1,4 @@
-//! `godwit migrate`
+//! The command `godwit migrate`.
 
 use godwit_api::{
     ErrorCode, MemoryMode, MigrateRequest, MigrateVm, Migration, MigrationPhase, Policy, Vm,
@@ -39,7 +39,7 @@ pub(crate) async fn run(
         ))
         .hint("for a virtual machine give vm/NAME"));
     }
-    // Before the request: Ctrl-C while the node dials its peer cancels what it started.
+    // Before the request, so that Ctrl-C while the node connects to its peer cancels the migration.
     let mut interrupts = interrupts()?;
     let (disk, with_guest) = (arguments.disk.clone(), arguments.with_guest);
     let (detach, wait) = (arguments.detach, arguments.wait);
@@ -69,7 +69,7 @@ pub(crate) async fn run(
     }
 }
 
-/// What there is no disk of may be a virtual machine.
+/// Adds a hint to the error for a missing disk if the name is a VM's.
 async fn is_a_machine(client: &mut Client, name: &str, failure: Failure) -> Failure {
     match client.get::<Vm>(&routes::vm(name)).await {
         Ok(_) => failure.hint(format!(
@@ -79,7 +79,7 @@ async fn is_a_machine(client: &mut Client, name: &str, failure: Failure) -> Fail
     }
 }
 
-/// What was asked for, whatever is moved.
+/// Returns the request from the arguments, for disks and VMs alike.
 pub(in crate::commands) fn choices(arguments: MigrateArguments) -> MigrateVm {
     MigrateVm {
         to: arguments.to,
@@ -167,7 +167,7 @@ impl Moving for Migration {
     }
 }
 
-/// What of a disk that has moved only the node has which it left.
+/// Returns a sentence about data of a moved disk that only the source has.
 pub(super) fn owed(migration: &Migration) -> Option<String> {
     let Migration { disk, from, to, .. } = migration;
     let bytes = migration
@@ -185,7 +185,7 @@ pub(super) fn owed(migration: &Migration) -> Option<String> {
     })
 }
 
-/// Why a migration that ended did not move the disk; `None` when it did.
+/// Returns the failure of an ended migration; `None` if the disk has moved.
 fn failure(migration: &Migration, cancelled: bool) -> Option<Failure> {
     let Migration {
         phase,
@@ -215,7 +215,7 @@ fn failure(migration: &Migration, cancelled: bool) -> Option<Failure> {
     Some(Failure { message, ..failure }.exit(EXIT_NOT_MOVED))
 }
 
-/// What a completed migration did, in two lines.
+/// Returns a summary of a completed migration in two lines.
 fn summary(migration: &Migration) -> String {
     let Migration {
         disk,

@@ -1,4 +1,4 @@
-//! `godwit migration`
+//! The command `godwit migration`.
 
 use godwit_api::{
     DeltaBy, ErrorCode, Migration, MigrationDelta, MigrationPhase, MigrationSettings, Policy,
@@ -17,11 +17,11 @@ use crate::show::progress::migration_status;
 use crate::show::promise::{delayed, obstacle, pauses, promised};
 use crate::show::units::{format_bytes, format_rate, format_seconds};
 
-/// Digits of a migration's id that lists show.
+/// Digits of a migration's id in lists.
 const SHORT_ID: usize = 8;
 
-/// What the node knows of a migration. Programs tell a virtual machine's by its `vm` from a disk's,
-/// which has a `disk`.
+/// A migration as known to the node. Programs recognize a VM's migration by the field `vm`, and a disk's by the field
+/// `disk`.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Known {
@@ -60,7 +60,7 @@ pub(crate) async fn run(
     match command {
         MigrationCommand::List => {
             let mut migrations = all(client).await?;
-            // People look for what runs and what just ended.
+            // Running and recently ended migrations come first.
             migrations.sort_by(|a, b| b.started_at().cmp(a.started_at()));
             migrations.sort_by_key(Known::ended);
             output.print(&migrations, |migrations| list(migrations))
@@ -108,7 +108,7 @@ async fn watch<M: Moving>(
     }
 }
 
-/// What is asked for.
+/// Returns the request from the arguments.
 fn request(arguments: &SwitchArguments) -> SwitchMigration {
     let policy = arguments.policy.map(|policy| match policy {
         LeavingPolicy::PushPull => Policy::PushPull,
@@ -155,18 +155,17 @@ async fn cancel<M: Moving>(
     })
 }
 
-/// All migrations, of disks and of virtual machines; each kind as the node lists it, the oldest
-/// first.
+/// Returns all migrations, VMs' before disks', the most recent of each kind first.
 async fn all(client: &mut Client) -> Result<Vec<Known>, Failure> {
     let disks: Vec<Migration> = client.get(routes::MIGRATIONS).await?;
     let vms: Vec<VmMigration> = client.get(routes::VM_MIGRATIONS).await?;
-    // The newest first, as long as times are equal.
+    // The later stable sort keeps this order among equal times.
     let vms = vms.into_iter().rev().map(Box::new).map(Known::Vm);
     let disks = disks.into_iter().rev().map(Box::new).map(Known::Disk);
     Ok(vms.chain(disks).collect())
 }
 
-/// The migration whose id starts with these digits.
+/// Finds the migration whose id starts with these digits.
 async fn find(client: &mut Client, id: &str) -> Result<Known, Failure> {
     if id.len() != 32 {
         return only_match(all(client).await?, id);
@@ -225,7 +224,7 @@ fn row(migration: &Migration) -> [String; 7] {
     ]
 }
 
-/// As far as the step is that it is in.
+/// Builds the row of a VM's migration, with the progress of the current step.
 fn vm_row(migration: &VmMigration) -> [String; 7] {
     let done = migration.status().done;
     [
@@ -334,7 +333,7 @@ fn show(migration: &Migration) -> String {
     ])
 }
 
-/// What of a disk that has moved still depends on the node that it left.
+/// Returns the part of a moved disk that is still at the source.
 fn needed(migration: &Migration) -> String {
     let part = migration
         .missing_bytes
@@ -345,7 +344,7 @@ fn needed(migration: &Migration) -> String {
     )
 }
 
-/// What is not sent, and why it need not be.
+/// Returns the bytes that are not sent, and the reason.
 fn delta(delta: MigrationDelta, to: &str) -> String {
     let skipped = format_bytes(delta.bytes_skipped);
     match delta.by {

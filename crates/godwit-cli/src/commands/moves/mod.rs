@@ -1,4 +1,4 @@
-//! Moves of disks and machines: started, followed, cancelled.
+//! Moves of disks and VMs: start, follow, cancel.
 
 pub(crate) mod follow;
 pub(crate) mod migrate;

@@ -1,4 +1,4 @@
-//! `godwit migrate vm/NAME`
+//! The command `godwit migrate vm/NAME`.
 
 use godwit_api::{MigrationPhase, VmMigration, VmMigrationPhase};
 
@@ -33,7 +33,7 @@ pub(crate) async fn run(
         ))
         .hint("give --pool NAME: each disk gets an image of its name there"));
     }
-    // Before the request: Ctrl-C while the nodes check cancels what it started.
+    // Before the request, so that Ctrl-C while the nodes check cancels the move.
     let mut interrupts = interrupts()?;
     let (detach, wait) = (arguments.detach, arguments.wait);
     let request = choices(arguments);
@@ -94,7 +94,7 @@ impl Moving for VmMigration {
     }
 }
 
-/// How far the move is: the disks, then the memory, then the switchover.
+/// Returns the progress of the move: the disks, then the memory, then the switchover.
 fn status(seen: &VmMigration) -> Status {
     let VmMigration { vm, to, memory, .. } = seen;
     let plain = |text: String| Status {
@@ -171,7 +171,7 @@ fn failure(seen: &VmMigration, cancelled: bool) -> Option<Failure> {
     Some(failure.exit(EXIT_NOT_MOVED))
 }
 
-/// What a completed move did, in two lines.
+/// Returns a summary of a completed move in two lines.
 fn summary(seen: &VmMigration) -> String {
     let VmMigration { vm, from, to, .. } = seen;
     let mut facts = Vec::new();

@@ -1,17 +1,17 @@
-//! Which process a control group stands for: the one that has started all others in it.
+//! The root process of a control group: the process that has started all others.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 
-/// Where control groups are.
+/// Mount point of control groups.
 const ROOT: &str = "/sys/fs/cgroup";
-/// The file that each of them has.
+/// Name of each group's file of members.
 const MEMBERS: &str = "cgroup.procs";
 
-/// The process of this control group, or of those below it, that no other one of them has started. `path`: the folder, or
-/// what /proc/PID/cgroup says.
+/// Finds the only process of a control group and its descendants whose parent is outside. `path` is the group's folder,
+/// or its path in /proc/PID/cgroup.
 pub(super) fn first_process(path: &Path) -> Result<u32, Failure> {
     let folder = folder(path)?;
     let shown = folder.display();
@@ -20,7 +20,7 @@ pub(super) fn first_process(path: &Path) -> Result<u32, Failure> {
         Failure::caused(format!("cannot read control group {shown}"), &error)
             .hint("the processes are root's to list; run this as root")
     })?;
-    // What is in another PID namespace has no number here.
+    // A process in another PID namespace has no number here.
     members.retain(|pid| *pid != 0);
     let first: Vec<u32> = members
         .iter()
@@ -59,7 +59,7 @@ fn folder(path: &Path) -> Result<PathBuf, Failure> {
 fn collect(folder: &Path, members: &mut Vec<u32>) -> io::Result<()> {
     let listed = match std::fs::read_to_string(folder.join(MEMBERS)) {
         Ok(listed) => listed,
-        // One below has ended meanwhile.
+        // A descendant group has ended meanwhile.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
@@ -73,7 +73,7 @@ fn collect(folder: &Path, members: &mut Vec<u32>) -> io::Result<()> {
     Ok(())
 }
 
-/// Who has started it; nothing if it has ended.
+/// Returns the parent of a process; `None` if the process has ended.
 fn parent(pid: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(") ")?;

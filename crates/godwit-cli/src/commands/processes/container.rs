@@ -1,4 +1,4 @@
-//! `godwit container`
+//! The command `godwit container`.
 
 use godwit_api::{Container, MigrateContainer, ProcessMigration};
 
@@ -27,7 +27,7 @@ pub(crate) async fn run(
             no_pre_copy,
             detach,
         } => {
-            // Before the request: Ctrl-C while the nodes check cancels what it started.
+            // Before the request, so that Ctrl-C while the nodes check cancels the move.
             let mut interrupts = interrupts()?;
             let request = MigrateContainer {
                 to,

@@ -1,4 +1,4 @@
-//! `godwit process`
+//! The command `godwit process`.
 
 use godwit_api::{MigrateProcess, Process, ProcessMigration, ProcessMigrationPhase};
 
@@ -46,7 +46,7 @@ pub(crate) async fn run(
                     return Err(Failure::usage("a process or --cgroup has to be named"));
                 }
             };
-            // Before the request: Ctrl-C while the nodes check cancels what it started.
+            // Before the request, so that Ctrl-C while the nodes check cancels the move.
             let mut interrupts = interrupts()?;
             let request = MigrateProcess {
                 to,
@@ -78,7 +78,7 @@ pub(crate) async fn run(
             .await?;
             match migration.failure(false) {
                 Some(failure) => Err(failure),
-                // As JSON its last line was printed already.
+                // In JSON, the last line has been printed already.
                 None if output.json => Ok(()),
                 None => output.print(&migration, ProcessMigration::summary),
             }
@@ -92,7 +92,7 @@ pub(crate) async fn run(
     }
 }
 
-/// What became of a move that was cancelled.
+/// Returns the outcome of a request to cancel a move.
 fn cancelled(seen: &ProcessMigration) -> String {
     match (&seen.error, seen.phase) {
         (Some(error), ProcessMigrationPhase::Aborted) => error.message.clone(),
@@ -103,7 +103,7 @@ fn cancelled(seen: &ProcessMigration) -> String {
     }
 }
 
-/// The move whose id begins so.
+/// Finds the move whose id begins with these digits.
 async fn find(client: &mut Client, id: &str) -> Result<ProcessMigration, Failure> {
     let moves: Vec<ProcessMigration> = client.get(routes::PROCESS_MIGRATIONS).await?;
     let mut found = moves.into_iter().filter(|one| one.id.starts_with(id));
@@ -161,7 +161,7 @@ fn show(process: &Process) -> String {
     )
 }
 
-/// What moves.
+/// Returns the name of the moving container or process.
 fn name(seen: &ProcessMigration) -> String {
     match &seen.container {
         Some(container) => format!("container {container}"),
@@ -191,7 +191,7 @@ fn list_moves(moves: &[ProcessMigration]) -> String {
     )
 }
 
-/// What it waits for.
+/// Returns a note about the move that this one waits for.
 fn waits(seen: &ProcessMigration) -> Option<String> {
     let who = seen.waits_for.as_ref();
     who.map(|who| format!("waiting for {who}"))

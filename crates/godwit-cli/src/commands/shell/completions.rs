@@ -1,4 +1,4 @@
-//! `godwit completions`
+//! The command `godwit completions`.
 
 use clap::CommandFactory as _;
 use clap_complete::Shell;

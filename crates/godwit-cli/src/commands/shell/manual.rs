@@ -1,4 +1,4 @@
-//! `godwit manual`, which the package is built with.
+//! The command `godwit manual`, used when the package is built.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use clap::CommandFactory as _;
 use crate::arguments::Arguments;
 use crate::failure::Failure;
 
-/// Writes a manual page for every command into `directory`, which exists.
+/// Writes a manual page for every command into an existing directory.
 pub(crate) fn run(directory: &Path) -> Result<(), Failure> {
     clap_mangen::generate_to(Arguments::command(), directory).map_err(|error| {
         Failure::caused(

@@ -1,4 +1,4 @@
-//! What helps at a shell.
+//! Shell completions and manual pages.
 
 pub(crate) mod completions;
 pub(crate) mod manual;

@@ -9,7 +9,7 @@ use tokio::net::UnixStream;
 
 use crate::failure::Failure;
 
-/// Ctrl-], as telnet and virsh have it.
+/// Ctrl-], as in telnet and virsh.
 const LEAVE: u8 = 0x1d;
 
 /// Connects standard input and output to the socket until Ctrl-] or until the VM ends.
@@ -37,7 +37,7 @@ async fn copy(stream: UnixStream) -> std::io::Result<()> {
             match from_guest.read(&mut buffer).await? {
                 0 => return Ok(()),
                 length => {
-                    // A terminal that stands still holds the guest's output up, which is right.
+                    // A blocked terminal holds the guest's output up, as it should.
                     let mut stdout = std::io::stdout().lock();
                     stdout.write_all(&buffer[..length])?;
                     stdout.flush()?;
@@ -45,7 +45,7 @@ async fn copy(stream: UnixStream) -> std::io::Result<()> {
             }
         }
     };
-    // Reading standard input blocks a thread that cannot be stopped: it ends with the process.
+    // A read of standard input blocks a thread that cannot be stopped: the thread ends with the process.
     let (keys, mut typed) = tokio::sync::mpsc::channel::<Vec<u8>>(16);
     std::thread::spawn(move || read_keys(&keys));
     let input = async {
@@ -57,7 +57,7 @@ async fn copy(stream: UnixStream) -> std::io::Result<()> {
                 return Ok(());
             }
         }
-        // Standard input has ended; the guest may still say something.
+        // Standard input has ended; the guest may still write output.
         std::future::pending().await
     };
     tokio::select! {
@@ -77,7 +77,7 @@ fn read_keys(keys: &tokio::sync::mpsc::Sender<Vec<u8>>) {
     }
 }
 
-/// A terminal that passes every key on; dropping it restores what it was.
+/// A terminal in raw mode; dropping the value restores the previous mode.
 struct RawTerminal {
     before: Option<Termios>,
 }
@@ -92,7 +92,7 @@ impl RawTerminal {
         if let Some(before) = &before {
             let mut raw = before.clone();
             raw.make_raw();
-            // Without it keys arrive a line at a time, which still works.
+            // Without raw mode, keys arrive a line at a time, which still works.
             let _ = tcsetattr(stdin.as_fd(), OptionalActions::Now, &raw);
         }
         Self { before }

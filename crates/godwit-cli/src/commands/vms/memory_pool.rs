@@ -1,4 +1,4 @@
-//! `godwit memory-pool`
+//! The command `godwit memory-pool`.
 
 use godwit_api::{FormatMemoryPool, MemoryPool, MemorySegment};
 

@@ -1,4 +1,4 @@
-//! `godwit nic`
+//! The command `godwit nic`.
 
 use godwit_api::{CreateNic, Nic};
 use serde_json::json;
@@ -37,12 +37,12 @@ pub(crate) async fn run(
     }
 }
 
-/// What QEMU and libvirt are to be given.
+/// Returns the configuration of the NIC for QEMU and libvirt.
 fn created(nic: &Nic, queues: u16) -> String {
     let Nic {
         name, mac, socket, ..
     } = nic;
-    // QEMU ends a value at a comma that is not doubled.
+    // QEMU ends a value at a comma unless the comma is doubled.
     let path = socket.replace(',', ",,");
     let (several, device, driver) = match queues {
         1 => Default::default(),
@@ -73,7 +73,7 @@ fn created(nic: &Nic, queues: u16) -> String {
     )
 }
 
-/// Text between single quotes of XML.
+/// Escapes text between single quotes of XML.
 fn as_xml(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -99,7 +99,7 @@ fn state(nic: &Nic) -> String {
     }
 }
 
-/// How many packets went each way by each pair of queues that the guest uses.
+/// Returns the packets in each direction of each used queue pair.
 fn queues(nic: &Nic) -> String {
     let used = nic.queues.iter().enumerate().filter(|(_, pair)| pair.used);
     let each = used.map(|(number, pair)| {

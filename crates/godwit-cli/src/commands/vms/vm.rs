@@ -1,4 +1,4 @@
-//! `godwit vm`
+//! The command `godwit vm`.
 
 use std::time::Duration;
 
@@ -16,9 +16,9 @@ use crate::routes;
 use crate::show::output::{Output, facts, table};
 use crate::show::units::format_bytes;
 
-/// How often a machine is asked how far its memory is.
+/// Interval of requests for the progress of a VM's memory.
 const MEMORY_POLL: Duration = Duration::from_millis(50);
-/// How long a command waits before it tells what for.
+/// Time before a command tells the reason of its wait.
 const NOTE_AFTER: Duration = Duration::from_millis(500);
 
 pub(crate) async fn run(
@@ -112,7 +112,7 @@ pub(crate) async fn run(
     }
 }
 
-/// Waits until a machine's memory has moved.
+/// Waits until a VM's memory has moved.
 async fn memory_moved(client: &mut Client, name: &str) -> Result<Vm, Failure> {
     loop {
         let vm: Vm = client.get(&routes::vm(name)).await?;
@@ -139,7 +139,7 @@ async fn memory_moved(client: &mut Client, name: &str) -> Result<Vm, Failure> {
     }
 }
 
-/// Asks for the end of a virtual machine, and says so if it takes the guest a while.
+/// Asks the node to end a VM, with a note if the guest takes a while.
 async fn stop(
     client: &mut Client,
     name: &str,
@@ -246,7 +246,7 @@ fn show(vm: &Vm) -> String {
     ])
 }
 
-/// Words as a shell takes them.
+/// Quotes words for a shell.
 fn quoted(words: &[String]) -> String {
     let plain = |word: &String| {
         let safe = |c: char| c.is_ascii_alphanumeric() || "-_=,.:/+@%".contains(c);
@@ -275,7 +275,7 @@ fn memory(memory: &VmMemory) -> String {
     }
 }
 
-/// How far a move of memory is, or how it ended.
+/// Returns the progress or the outcome of a memory move.
 fn memory_move(moving: &MemoryMove) -> String {
     let MemoryMove {
         to,

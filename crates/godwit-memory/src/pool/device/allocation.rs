@@ -1,4 +1,4 @@
-//! The steps of an allocation, of what is left of one, and of a segment's end.
+//! The steps of an allocation, of the cleanup after a crash, and of a segment's removal.
 
 use std::collections::HashSet;
 use std::io;
@@ -14,32 +14,32 @@ use crate::ownership::Title;
 use crate::pool::PoolError;
 use crate::pool::page::Page;
 
-/// How often a node looks again at what another one wants as well, and how long it rests before that.
+/// Number of attempts when another node wants the same part or name, and pause after each.
 const TRIES: u32 = 50;
 const REST: Duration = Duration::from_millis(1);
-/// How often it waits for another one without anything having changed: it may have died.
+/// Number of pauses to wait for another node's decision, since that node may have died.
 const PATIENCE: u32 = 50;
 /// Bytes that are overwritten through one mapping.
 const WINDOW_BYTES: u64 = 64 << 20;
 
-/// The records for which this process is between two steps: what an earlier one left is told from them.
+/// Records that this process is allocating, as opposed to records left by a dead process.
 static UNDER_WAY: Mutex<Option<HashSet<(Identity, usize)>>> = Mutex::new(None);
 
-/// A record that this process has claimed, and gives back unless it becomes a segment.
+/// A claimed record, which becomes free again unless it becomes a segment.
 struct Claim<'a> {
     device: &'a Device,
     index: usize,
     record: Record,
     tag: u64,
-    /// How far this process has brought it.
+    /// Last stage that this process has written.
     stage: Stage,
 }
 
 impl Claim<'_> {
-    /// Goes on to another stage.
+    /// Moves the record to another stage.
     ///
     /// # Errors
-    /// [`PoolError::Changed`]: another process has changed the record, which is not this one's any more.
+    /// [`PoolError::Changed`] if another process has changed the record, which then no longer belongs to this process.
     fn step(&mut self, to: Stage) -> Result<(), PoolError> {
         if !self.record.change(self.stage, to, self.tag) {
             return Err(PoolError::Changed(self.device.path.clone()));
@@ -48,7 +48,7 @@ impl Claim<'_> {
         Ok(())
     }
 
-    /// Looks whether it still is this process's.
+    /// Checks that the record still belongs to this process.
     ///
     /// # Errors
     /// [`PoolError::Changed`].
@@ -63,14 +63,15 @@ impl Claim<'_> {
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         if self.stage != Stage::Held {
-            // What has been freed, or is another one's, stays as it is.
+            // A record that was freed or taken over stays as it is.
             let _ = self.record.change(self.stage, Stage::Free, self.tag);
         }
         under_way(|all| all.remove(&(self.device.identity, self.index)));
     }
 }
 
-/// Whether this process is between two steps of an allocation. Until it is not, nobody else may begin to act for its node.
+/// Returns true while this process is between two steps of an allocation. In the meantime, no other process may begin
+/// to act for the node.
 pub fn is_allocating() -> bool {
     under_way(|all| !all.is_empty())
 }
@@ -81,8 +82,8 @@ fn under_way<R>(change: impl FnOnce(&mut HashSet<(Identity, usize)>) -> R) -> R 
 }
 
 impl Device {
-    /// Allocates a segment that nobody else can read an earlier guest's memory from, owned by `owner`, unless `ends` says
-    /// meanwhile that this process must not go on.
+    /// Allocates a segment owned by `owner`, without a trace of earlier guests' memory. Stops if `ends` returns true,
+    /// since this process must then not go on.
     pub(in crate::pool) fn allocate(
         &self,
         name: &str,
@@ -110,7 +111,7 @@ impl Device {
         }
     }
 
-    /// Chooses a part that is in no record.
+    /// Chooses a part of the device that no record has.
     fn choose(&self, used: &[Extent], bytes: u64) -> Result<Extent, PoolError> {
         place(self.head.space(), used, bytes).map_err(|none| match none.free >= bytes {
             true => PoolError::InPieces {
@@ -124,7 +125,7 @@ impl Device {
         })
     }
 
-    /// Takes a free record.
+    /// Claims a free record.
     fn claim(&self, owner: &str) -> Result<Claim<'_>, PoolError> {
         let mut number = [0; 8];
         random(&mut number).map_err(PoolError::io(&self.path))?;
@@ -134,7 +135,7 @@ impl Device {
             if !matches!(record.stage(), Ok((Stage::Free, _))) {
                 continue;
             }
-            // Known before it is claimed, so that it is never taken for what a dead process left.
+            // Noted before the claim, so that the record is never taken for a dead process's.
             let key = (self.identity, index);
             if !under_way(|all| all.insert(key)) {
                 continue;
@@ -155,7 +156,7 @@ impl Device {
         Err(PoolError::TooMany(RECORDS))
     }
 
-    /// Announces segments until one is the node's.
+    /// Announces segments until one of them belongs to this node.
     fn announce(
         &self,
         claim: &mut Claim<'_>,
@@ -197,7 +198,7 @@ impl Device {
         Err(same.map_or(PoolError::Busy, |entry| self.taken(name, entry.index)))
     }
 
-    /// What becomes of an announcement: waits a while for a node that wants the same and may give it up.
+    /// Returns the verdict on an announcement, after a bounded wait for a node that wants the same and may give way.
     fn settle(&self, own: &Entry<String>) -> Result<Verdict, PoolError> {
         let mut found = Verdict::Again;
         for _ in 0..PATIENCE {
@@ -210,7 +211,7 @@ impl Device {
         Ok(found)
     }
 
-    /// A segment has the name, or is about to get it.
+    /// Builds the error for a name that another segment has, or is about to get.
     fn taken(&self, name: &str, index: usize) -> PoolError {
         let title = self.table.record(index).header().title();
         PoolError::Exists {
@@ -219,7 +220,7 @@ impl Device {
         }
     }
 
-    /// Overwrites a part that an earlier guest may have had, for as long as it is the claim's.
+    /// Overwrites the part with zeroes, as long as the claim is valid: an earlier guest may have had the part.
     fn wipe(
         &self,
         extent: Extent,
@@ -249,7 +250,7 @@ impl Device {
         Ok(())
     }
 
-    /// Frees what `owner` left of allocations that ended between two steps.
+    /// Frees the records of `owner`'s allocations that ended between two steps.
     pub(in crate::pool) fn clear(&self, owner: &str) {
         let own = tag(owner, 0);
         for index in 0..RECORDS {
@@ -259,10 +260,10 @@ impl Device {
                 stage.filter(|(stage, whose)| stage.is_unfinished() && same_node(*whose, own))
             };
             let key = (self.identity, index);
-            // While it is noted as under way nobody in this process begins with it.
+            // While the record is noted as under way, no thread of this process begins with the record.
             if left().is_some() && under_way(|all| all.insert(key)) {
                 if let Some((stage, whose)) = left() {
-                    // Whoever has changed it meanwhile has it.
+                    // If the change fails, another process has the record.
                     let _ = record.change(stage, Stage::Free, whose);
                 }
                 under_way(|all| all.remove(&key));
@@ -270,10 +271,10 @@ impl Device {
         }
     }
 
-    /// Removes a segment, which its owner alone does.
+    /// Removes a segment. Only the segment's owner may do so.
     ///
     /// # Errors
-    /// [`PoolError::Changed`]: the record is another segment's by now, or none's.
+    /// [`PoolError::Changed`] if the record is free or belongs to another segment by now.
     pub(in crate::pool) fn remove(&self, found: &Found) -> Result<(), PoolError> {
         let is_same = self
             .content(found.index)
@@ -285,7 +286,7 @@ impl Device {
     }
 }
 
-/// Fills this with what nobody else has.
+/// Fills the bytes with random data.
 fn random(bytes: &mut [u8]) -> io::Result<()> {
     rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty())?;
     Ok(())

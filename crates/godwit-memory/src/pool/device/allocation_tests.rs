@@ -11,7 +11,7 @@ use crate::pool::{Pool, proof};
 
 const MIB: u64 = 1 << 20;
 
-/// A pool of so many MiB, of which the first two are its table's.
+/// Makes a pool of this many MiB. The table takes the first two.
 fn pool_of(mib: u64) -> (tempfile::NamedTempFile, Pool) {
     let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file");
     file.as_file().set_len(mib * MIB).expect("grows");
@@ -46,7 +46,7 @@ fn two_nodes_see_one_title_and_it_changes_once_an_epoch() {
     let title = seen.title().expect("reads");
     assert_eq!(title.arrival("b", 1), Arrival::Given);
     seen.decide("a", 1, "a").expect_err("is b's");
-    // Who owns it by now ends it.
+    // The current owner removes the segment.
     seen.remove(&there).expect("removes");
     assert!(matches!(
         Segment::open(&here, "v"),
@@ -95,7 +95,7 @@ fn a_table_that_shrank_has_nothing_free() {
     }
 }
 
-/// Memory of one guest never becomes another's, wherever its node or the next one died.
+/// Memory of one guest never becomes another guest's, whenever nodes die.
 #[test]
 fn what_a_guest_left_is_overwritten_before_another_has_it() {
     let (file, pool) = pool_of(8);
@@ -125,7 +125,7 @@ fn nodes_that_allocate_at_once_get_memory_apart_and_one_name_once() {
                 let begun = nodes.map(|node| {
                     let path = file.path();
                     scope.spawn(move || {
-                        // As another process would have it.
+                        // A separate pool, as in another process.
                         let pool = Pool::open(path).expect("opens");
                         let name = if same_name { "v" } else { node };
                         allocate(&pool, name, 4, node)
@@ -152,8 +152,8 @@ fn nodes_that_allocate_at_once_get_memory_apart_and_one_name_once() {
     }
 }
 
-/// A node dies after each of the steps. Others lose no memory and no name that is not the dead node's, and what it had
-/// begun is free again when it is back.
+/// A node dies after each of the steps. Other nodes lose only the dead node's memory and name, and the dead node's
+/// claims are free again once the node is back.
 #[test]
 fn what_a_dead_node_had_begun_is_free_when_it_is_back() {
     let (file, pool) = pool_of(16);
@@ -177,7 +177,7 @@ fn what_a_dead_node_had_begun_is_free_when_it_is_back() {
             Segment::open(&there, "v"),
             Err(PoolError::NoSegment(_))
         ));
-        // Others go on beside it.
+        // Other nodes allocate beside the claim.
         let other = allocate(&there, "w", 4, "b").expect("allocates");
         let begun = stage.has_space();
         assert_eq!(
@@ -212,7 +212,7 @@ fn what_is_under_way_in_this_process_is_not_taken_for_left() {
     assert!(own.entries().is_empty());
 }
 
-/// A process of a node goes on after the next one has freed what it had begun, and that has been taken again.
+/// A process of a node goes on after a successor has freed its claim, and the record has been taken again.
 #[test]
 fn a_process_that_outlives_its_turn_changes_nothing() {
     let (file, pool) = pool_of(16);
@@ -222,7 +222,7 @@ fn a_process_that_outlives_its_turn_changes_nothing() {
         .expect("announces");
     claim.step(Stage::Taken).expect("is its own");
     let extent = old.content(claim.index).expect("is written").extent;
-    // The next process of the node knows nothing of what is under way in this one.
+    // The node's next process does not know the allocations under way in this one.
     under_way(|all| all.remove(&(old.identity, claim.index)));
     Segment::clear(&pool, "v", "a").expect("clears");
     let next = allocate(&pool, "w", 4, "a").expect("allocates");
@@ -243,7 +243,7 @@ fn a_process_that_outlives_its_turn_changes_nothing() {
         .expect("reads");
     assert_eq!(content, [7; 4096], "it is as the next guest wrote it");
     Segment::open(&pool, "w").expect("is there");
-    // Between two steps it is the same: each claim has a number of its own.
+    // The record is protected between two steps too, since each claim has a number of its own.
     let record = old.table.record(9);
     assert!(record.claim(tag("a", 2)));
     assert!(!record.change(Stage::Claimed, Stage::Free, tag("a", 1)));
@@ -284,7 +284,7 @@ fn a_segment_is_removed_once_and_not_the_next_one_in_its_record() {
     Segment::open(&pool, "v").expect("is there");
 }
 
-/// One device has several names: what is under way by one of them is not left over by another.
+/// A device has several names: an allocation under way by one name is not a leftover by another name.
 #[test]
 fn what_is_under_way_is_known_by_any_name_of_the_file() {
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
@@ -326,7 +326,7 @@ fn a_device_proves_itself_by_the_segment_that_moves() {
     proof::answer(&there, "v", "n", &nonce, "b").expect_err("an old question");
 }
 
-/// A file's content, changed at a word of its table.
+/// Changes a word of a file's table, and returns the old value.
 fn change(path: &Path, word: u64, value: u64) -> u64 {
     let file = std::fs::File::options()
         .read(true)
@@ -344,7 +344,7 @@ fn change(path: &Path, word: u64, value: u64) -> u64 {
 fn hostile_records_are_named_and_nothing_is_allocated_beside_them() {
     let (file, pool) = pool_of(16);
     allocate(&pool, "v", 4, "a").expect("allocates");
-    // Words of the first record: its header's, then its stage, place, check, and name.
+    // Words of the first record: the header's, then stage, offset, check and name.
     let first = 512;
     let (offset, check, length, name) = (81, 82, 83, 84);
     for (word, values) in [
@@ -379,7 +379,7 @@ fn hostile_records_are_named_and_nothing_is_allocated_beside_them() {
     }
     Segment::open(&pool, "v").expect("is as it was");
     allocate(&pool, "w", 2, "a").expect("allocates");
-    // A record that somebody has made of another one's, with a check that fits.
+    // A forged copy of another record, with a valid check.
     let own = device(&pool);
     let other = Content {
         name: String::from("x"),
@@ -411,7 +411,7 @@ fn what_is_no_pool_or_another_s_is_not_overwritten() {
             "{refused:?}"
         );
     }
-    // It was made by another version, for other sizes, or is damaged: words of its first page.
+    // Words of the first page: a table of another version, made for other sizes, or damaged.
     for (word, value) in [(1, 2), (4, 64 * MIB), (5, 4096), (8, 1)] {
         let before = change(file.path(), word, value);
         assert!(matches!(
@@ -467,7 +467,7 @@ fn what_is_no_pool_or_another_s_is_not_overwritten() {
     ));
     Pool::format(empty.path(), true).expect("as it was asked");
     Pool::open(empty.path()).expect("is a pool");
-    // It has become smaller since.
+    // The file has become smaller since.
     empty.as_file().set_len(6 * MIB).expect("shrinks");
     let refused = Pool::open(empty.path());
     assert!(matches!(&refused, Err(PoolError::Table { why, .. }) if why.contains("8388608 bytes")));

@@ -1,46 +1,46 @@
-//! How nodes that share a device share its space, although each may die between any two writes and all may allocate at
-//! once. No node locks anything, so nobody waits for one that died.
+//! Allocation on a device shared by several nodes, all of which may allocate at once, and each of which may die between
+//! any two writes. There are no locks, so no node waits for a dead one.
 //!
-//! The table has records, each of at most one segment. A free record is claimed with one compare-and-swap; from then on
-//! the node that claimed it alone writes there, and after it has become a segment, the node that the segment's title
-//! names does. An allocation takes these steps:
+//! The table has records, each of at most one segment. A free record is claimed with one compare-and-swap. From then on
+//! only the claiming node writes the record; once the record is a segment, only the node named in the title does. An
+//! allocation takes these steps:
 //!
-//! 1. [`Stage::Claimed`]: the record is the node's. Nobody else looks at its content.
-//! 2. The node chooses a part of the device that is in no other record, writes it there, with the segment's name, and
-//!    shows that: [`Stage::Announced`].
-//! 3. Only then it looks at all other records: [`verdict`]. Of two nodes that announce the same part or the same name,
-//!    the second one to announce sees the first, always; perhaps both see each other. Then the one with the lower record
-//!    waits for what the other does, and the other goes back to step 2.
-//! 4. Nobody else may have the part from now on: [`Stage::Taken`]. Whatever an earlier guest left there is overwritten.
+//! 1. [`Stage::Claimed`]: the record belongs to the node. Other nodes ignore the content.
+//! 2. The node chooses a part of the device that no other record has, writes the part and the segment's name into the
+//!    record, and shows them: [`Stage::Announced`].
+//! 3. Only then does the node look at all other records: [`verdict`]. If two nodes announce the same part or the same
+//!    name, the second always sees the first; each may see the other. Then the node with the lower record waits for the
+//!    other node's decision, and the other node returns to step 2.
+//! 4. [`Stage::Taken`]: no other node may have the part any more. The memory of earlier guests is overwritten.
 //! 5. [`Stage::Held`]: the segment exists.
 //!
-//! A node that died on the way frees what it had claimed before its next allocation. A segment's end is one write: its
-//! record is free.
+//! A node that died on the way frees its claims before its next allocation. A segment is removed with one write, which
+//! frees the record.
 //!
-//! Each of these writes is a compare-and-swap from what the record said before, in which each claim has a number of its
-//! own. So a process that goes on although another one of its node has freed what it had begun changes nothing, and ends
+//! Each of these writes is a compare-and-swap from the record's previous stage, with a number unique to the claim. A
+//! process that continues after another process of the same node has freed its claim thus changes nothing, and ends
 //! with an error.
 
 use super::space::Extent;
 
-/// How far a record is.
+/// The stage of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// It is nobody's.
+    /// The record belongs to no node.
     Free,
-    /// It is a node's, and says nothing yet.
+    /// The record belongs to a node, and has no valid content yet.
     Claimed,
-    /// It says what the node wants.
+    /// The record shows the part and the name that the node wants.
     Announced,
-    /// The node has got it, and overwrites what was there.
+    /// The node has got the part, and overwrites the old content.
     Taken,
-    /// It is a segment.
+    /// The record is a segment.
     Held,
 }
 
-/// Bits of a stage's word that say whose it is: those of the node, and of one claim of it.
+/// Bits of a stage's word for the tag: the node, and the claim of the node.
 const WHOSE: u64 = (1 << 56) - 1;
-/// Bits that tell a node's claims apart: those of a process that ends from those of the next.
+/// Bits of the tag that distinguish a node's claims, such as claims of a process and of its successor.
 const WHICH: u64 = (1 << 24) - 1;
 
 impl Stage {
@@ -52,7 +52,7 @@ impl Stage {
         Self::Held,
     ];
 
-    /// As a word, with the tag of the node that allocates, which only matters until there is a segment.
+    /// Returns the stage as a word, with the tag of the allocating node while the allocation is unfinished.
     pub fn word(self, tag: u64) -> u64 {
         let number = Self::ALL.iter().position(|stage| *stage == self);
         let number = number.unwrap_or_default() as u64;
@@ -62,25 +62,25 @@ impl Stage {
         }
     }
 
-    /// What a word says: how far, and whose. Nothing when it makes no sense.
+    /// Decodes a word into stage and tag; returns `None` for an invalid word.
     pub fn of(word: u64) -> Option<(Self, u64)> {
         let stage = Self::ALL.get(usize::try_from(word >> 56).ok()?)?;
         let tag = word & WHOSE;
         (stage.word(tag) == word).then_some((*stage, tag))
     }
 
-    /// Whether the record's part of the device is somebody's, or may become so.
+    /// Returns true if the record's part of the device is in use, or may come into use.
     pub const fn has_space(self) -> bool {
         matches!(self, Self::Announced | Self::Taken | Self::Held)
     }
 
-    /// Whether a node that died left it so on its way to a segment.
+    /// Returns true if the stage is one of an unfinished allocation.
     pub const fn is_unfinished(self) -> bool {
         matches!(self, Self::Claimed | Self::Announced | Self::Taken)
     }
 }
 
-/// What tells a claim of a node from all others: a number from its name, and one that is as good as new each time.
+/// Returns the tag of a claim: bits from the node's name, and the claim's own number.
 pub fn tag(node: &str, claim: u64) -> u64 {
     let hash = blake3::hash(node.as_bytes());
     let mut word = [0; 8];
@@ -88,38 +88,38 @@ pub fn tag(node: &str, claim: u64) -> u64 {
     u64::from_le_bytes(word) & WHOSE & !WHICH | claim & WHICH
 }
 
-/// Whether two claims are of one node.
+/// Returns true if two tags belong to one node.
 pub const fn same_node(one: u64, other: u64) -> bool {
     one & !WHICH == other & !WHICH
 }
 
-/// What a record says.
+/// The content of a record.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Entry<N> {
-    /// Which record.
+    /// Index of the record.
     pub index: usize,
-    /// How far it is.
+    /// Stage of the record.
     pub stage: Stage,
-    /// The segment's name.
+    /// Name of the segment.
     pub name: N,
-    /// Where it is.
+    /// Part of the device.
     pub extent: Extent,
 }
 
-/// What a node does that has announced a segment.
+/// The next step of a node after its announcement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// It is the node's.
+    /// The segment belongs to the node.
     Mine,
-    /// The record of this number wants the same, and gives it up or gets it: to be looked at again.
+    /// The record of this index wants the same, and may still give way: look again.
     Wait(usize),
-    /// It takes back what it announced, and tries again elsewhere.
+    /// The node withdraws the announcement, and tries again elsewhere.
     Again,
-    /// The segment in the record of this number has its name.
+    /// The segment in the record of this index has the name.
     NameTaken(usize),
 }
 
-/// What a node does that has announced `own`, by what it sees in all other records afterwards.
+/// Returns the next step of the node that announced `own`, from the other records as seen after the announcement.
 pub fn verdict<N: PartialEq>(own: &Entry<N>, others: &[Entry<N>]) -> Verdict {
     let others = others.iter().filter(|other| other.index != own.index);
     let found = others.filter_map(|other| {
@@ -134,7 +134,7 @@ pub fn verdict<N: PartialEq>(own: &Entry<N>, others: &[Entry<N>]) -> Verdict {
             _ => Verdict::Again,
         })
     });
-    // What cannot be got comes before what might be.
+    // Final conflicts outweigh conflicts that may dissolve.
     let weight = |verdict: &Verdict| match verdict {
         Verdict::NameTaken(_) => 3,
         Verdict::Again => 2,
@@ -180,7 +180,7 @@ mod tests {
         let own = entry(3, Stage::Announced, "v", 100);
         let seen = |others: &[Entry<&'static str>]| verdict(&own, others);
         assert_eq!(seen(std::slice::from_ref(&own)), Verdict::Mine);
-        // Others' content does not count before it is announced, nor what is elsewhere.
+        // Records do not count before their announcement, and neither do segments elsewhere.
         let apart = [
             entry(0, Stage::Claimed, "v", 100),
             entry(1, Stage::Free, "v", 100),

@@ -1,10 +1,10 @@
-//! Pools that are one device, or one file, in which each guest's memory is a part: a DAX device, or an ordinary file that
-//! two nodes share.
+//! Pools in one device or one file, of which each guest's memory is a part: a DAX device, or an ordinary file shared by
+//! two nodes.
 //!
-//! - [`space`]: where the next segment goes. Pure.
-//! - [`claim`]: how nodes that allocate at once do not get the same. Pure.
-//! - `table`, `record`: what is written where.
-//! - `allocation`: the steps of an allocation, of what is left of one, and of a segment's end.
+//! - [`space`]: the place of the next segment. Pure.
+//! - [`claim`]: conflicts of nodes that allocate at once. Pure.
+//! - `table`, `record`: the layout on the device.
+//! - `allocation`: the steps of an allocation, of the cleanup after a crash, and of a segment's removal.
 
 mod allocation;
 pub mod claim;
@@ -37,12 +37,12 @@ pub(super) struct Device {
     table: Table,
 }
 
-/// What a device or file is, whichever of its names it was opened by.
+/// The identity of a device or file, independent of the name used to open it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Identity {
-    /// A character device's number.
+    /// Number of a character device.
     Device(u64),
-    /// A file's file system and number.
+    /// File system and inode number of a file.
     File(u64, u64),
 }
 
@@ -71,9 +71,9 @@ impl Found {
     }
 }
 
-/// Opens a device or file; nothing when it is something else.
+/// Opens a device or file, with an error for anything else.
 fn open(path: &Path) -> Result<(File, Geometry), PoolError> {
-    // A pipe of that name is not waited for.
+    // Opening a pipe of this name must not block.
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
     let mut options = OpenOptions::new();
     let options = options.read(true).write(true).custom_flags(nonblocking);
@@ -89,8 +89,8 @@ fn open(path: &Path) -> Result<(File, Geometry), PoolError> {
     Ok((file, geometry))
 }
 
-/// Reserves the room of a part of a file: what cannot be had is an error here, and would be a signal later. A device has
-/// all that it has.
+/// Reserves room for a part of a file. Missing room is an error here, and would raise a signal later. A device always
+/// has its room.
 fn reserve(path: &Path, file: &File, geometry: Geometry, part: Extent) -> Result<(), PoolError> {
     if geometry.is_device {
         return Ok(());
@@ -102,7 +102,7 @@ fn reserve(path: &Path, file: &File, geometry: Geometry, part: Extent) -> Result
     })
 }
 
-/// Whether an ordinary file begins with nothing: to map it would need room that it may not have.
+/// Returns true if an ordinary file begins with zeroes. Mapping such a file would need room that may be missing.
 fn begins_with_nothing(file: &File, geometry: Geometry) -> io::Result<bool> {
     if geometry.is_device {
         return Ok(false);
@@ -121,7 +121,7 @@ fn too_small(path: &Path, geometry: Geometry) -> PoolError {
 }
 
 impl Device {
-    /// One that was made a pool.
+    /// Opens a device that was formatted as a pool.
     pub(super) fn open(path: &Path) -> Result<Self, PoolError> {
         let (file, geometry) = open(path)?;
         if Head::new(geometry, 0).is_none() {
@@ -147,13 +147,13 @@ impl Device {
         }
     }
 
-    /// Makes a device a pool.
+    /// Formats a device as a pool.
     ///
     /// # Errors
-    /// It is too small, or something is there: machines' memory, or with `overwrite` false anything.
+    /// If the device is too small, or has content: memory of VMs, or any content unless `overwrite` is set.
     pub(super) fn format(path: &Path, overwrite: bool) -> Result<Self, PoolError> {
         let (file, geometry) = open(path)?;
-        // Of two who make it a pool at once one does. The lock goes with the file.
+        // Only one of two concurrent formats succeeds. The lock ends with the file.
         let lock = rustix::fs::FlockOperation::NonBlockingLockExclusive;
         rustix::fs::flock(&file, lock).map_err(|error| match error {
             rustix::io::Errno::WOULDBLOCK => PoolError::BeingFormatted(path.to_owned()),
@@ -171,7 +171,7 @@ impl Device {
         };
         reserve(path, &file, geometry, whole)?;
         let table = Table::map(&file, geometry).map_err(PoolError::io(path))?;
-        // Also of a table that cannot be used here: it is a pool elsewhere, or was made for other sizes.
+        // Also protects a table that is unusable here: the pool may be in use elsewhere, or was made for other sizes.
         if matches!(table.head(geometry), Ok(_) | Err(NoTable::Wrong(_))) {
             let used = (0..RECORDS).filter(|index| {
                 let stage = table.record(*index).stage();
@@ -197,7 +197,7 @@ impl Device {
         self.head.align
     }
 
-    /// Whether it is a device and no file.
+    /// Returns true for a character device, false for a file.
     pub(super) const fn is_device(&self) -> bool {
         self.geometry.is_device
     }
@@ -207,7 +207,7 @@ impl Device {
         record.content(index, self.head.space(), self.head.align)
     }
 
-    /// What all records say that are not free.
+    /// Returns the entries of all records that are not free.
     fn entries(&self) -> Vec<(usize, Result<claim::Entry<String>, &'static str>)> {
         let (space, align) = (self.head.space(), self.head.align);
         let read = |index: usize| {
@@ -229,10 +229,10 @@ impl Device {
         })
     }
 
-    /// What has a part of the device, or may get one.
+    /// Returns the records that have a part of the device, or may get one.
     ///
     /// # Errors
-    /// A record makes no sense, so that nobody can tell what is free.
+    /// If a record is invalid, since the free space is then unknown.
     fn used(&self) -> Result<Vec<claim::Entry<String>>, PoolError> {
         let mut used = Vec::new();
         for (index, entry) in self.entries() {
@@ -247,7 +247,7 @@ impl Device {
         Ok(used)
     }
 
-    /// The names of its segments, and a name for each record that makes no sense.
+    /// Returns the names of the segments, and a placeholder name for each invalid record.
     pub(super) fn segments(&self) -> Vec<String> {
         let entries = self.entries().into_iter();
         let names = entries.filter_map(|(index, entry)| match entry {
@@ -260,7 +260,7 @@ impl Device {
     /// Finds a segment.
     ///
     /// # Errors
-    /// [`PoolError::NoSegment`], or [`PoolError::Damaged`] when two have its name or a part of its memory.
+    /// [`PoolError::NoSegment`], or [`PoolError::Damaged`] if two segments have the name or share memory.
     pub(super) fn find(&self, name: &str) -> Result<Found, PoolError> {
         let damaged = |why| PoolError::Damaged {
             name: name.to_owned(),
@@ -307,7 +307,8 @@ impl Device {
         })
     }
 
-    /// Writes what a segment's owner asks; what other nodes read of it tells them that they see the same.
+    /// Writes the question of a segment's owner. Another node that reads the question proves that both see the same
+    /// memory.
     pub(super) fn ask(&self, name: &str, nonce: &[u8; 32]) -> Result<(), PoolError> {
         self.find(name).map(|found| found.record.ask(nonce))
     }
@@ -325,7 +326,7 @@ impl Device {
     }
 }
 
-/// The record that a name of [`Device::segments`] stands for; no machine has such a name.
+/// Returns the record of a placeholder name from [`Device::segments`]; no VM has such a name.
 fn numbered(name: &str) -> Option<usize> {
     name.strip_prefix("(record ")?
         .strip_suffix(')')?

@@ -1,8 +1,8 @@
-//! A record of a device's table: a segment's header, how far the segment is, and where in the device.
+//! A record of a device's table: a segment's header, its stage, and its part of the device.
 //!
-//! Who may write what: a free record, the first word of its stage, any node, by compare-and-swap; a claimed one, the node
-//! that claimed it; a segment's title and question, the node that the title names; the answer to a question, the node that
-//! found the question.
+//! Write access by field: the stage of a free record, any node, by compare-and-swap; a claimed record, the claiming
+//! node; a segment's title and question, the node named in the title; the answer to a question, the node that found the
+//! question.
 
 use std::sync::atomic::Ordering;
 
@@ -15,12 +15,12 @@ use crate::pool::page::{LOST, Words};
 
 /// Words of a record.
 pub(super) const RECORD_WORDS: usize = 128;
-/// Longest name of a segment in bytes: that of a machine.
+/// Longest name of a segment in bytes, like a VM's.
 pub(super) const LONGEST_NAME: usize = 128;
 /// Words of a question, and of an answer.
 const PROOF_WORDS: usize = 4;
 
-/// Words behind the header's.
+/// Positions of the words after the header.
 const AT_STAGE: usize = header::WORDS;
 const AT_OFFSET: usize = AT_STAGE + 1;
 const AT_CHECK: usize = AT_STAGE + 2;
@@ -30,11 +30,11 @@ const AT_QUESTION: usize = AT_NAME + LONGEST_NAME / 8;
 const AT_ANSWER: usize = AT_QUESTION + PROOF_WORDS;
 const _: () = assert!(AT_ANSWER + PROOF_WORDS <= RECORD_WORDS);
 
-/// A record, mapped.
+/// A mapped record.
 #[derive(Debug)]
 pub(super) struct Record(Words);
 
-/// What never changes of a segment.
+/// The immutable content of a segment's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Content {
     pub(super) name: String,
@@ -43,7 +43,7 @@ pub(super) struct Content {
 }
 
 impl Content {
-    /// What its check is computed from.
+    /// Computes the checksum.
     fn check(&self, index: usize) -> u64 {
         let id = u128::from_le_bytes(self.id);
         let Extent { offset, bytes } = self.extent;
@@ -70,7 +70,6 @@ impl Record {
         Self(words)
     }
 
-    /// Its header.
     pub(super) fn header(&self) -> Header {
         Header::at(self.0.clone())
     }
@@ -79,26 +78,26 @@ impl Record {
         self.0.at(index).load(Ordering::SeqCst)
     }
 
-    /// How far it is, and whose until there is a segment.
+    /// Returns the stage, and the claim's tag until the record is a segment.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A description of the damage.
     pub(super) fn stage(&self) -> Result<(Stage, u64), &'static str> {
         let stage = self.load(AT_STAGE);
-        // Zeroes would say that it is free.
+        // Lost memory reads as zeroes, which would mean a free record.
         if self.0.are_lost() {
             return Err(LOST);
         }
         Stage::of(stage).ok_or("its stage makes no sense")
     }
 
-    /// Takes a free record for a claim of a node. False when another was first.
+    /// Claims a free record. Returns false if another claim was first.
     pub(super) fn claim(&self, tag: u64) -> bool {
         self.change(Stage::Free, Stage::Claimed, tag)
     }
 
-    /// Says how far it is, after all that was written to it before, if it is as far as the caller knows. False when it is
-    /// not, and nothing has changed.
+    /// Changes the stage from `from` to `to`, after persisting all earlier writes. Returns false without a change if
+    /// the stage is not `from`.
     #[must_use]
     pub(super) fn change(&self, from: Stage, to: Stage, tag: u64) -> bool {
         if from != Stage::Free {
@@ -110,13 +109,13 @@ impl Record {
             .compare_exchange(from.word(tag), to.word(tag), success, failure)
             .is_ok();
         if changed {
-            // What is read afterwards is read after others can see this.
+            // Later reads must come after others can see the new stage.
             self.0.persist(AT_STAGE..AT_STAGE + 1);
         }
         changed && !self.0.are_lost()
     }
 
-    /// Writes what the segment is. The record must be claimed by the caller's node.
+    /// Writes the segment's content. The record must be claimed by the caller's node.
     pub(super) fn write(&self, index: usize, content: &Content, title: &Title) {
         let store = |at: usize, value: u64| self.0.at(at).store(value, Ordering::Relaxed);
         self.header().write(content.extent.bytes, content.id, title);
@@ -131,10 +130,10 @@ impl Record {
         store(AT_CHECK, content.check(index));
     }
 
-    /// What the segment is.
+    /// Reads the segment's content.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A description of the damage.
     pub(super) fn content(
         &self,
         index: usize,
@@ -149,7 +148,7 @@ impl Record {
         let words = (0..LONGEST_NAME / 8).map(|word| self.load(AT_NAME + word));
         let mut name: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
         name.truncate(length);
-        // It is shown as it is.
+        // The name is displayed without escaping.
         let name = String::from_utf8(name).ok();
         let name = name.filter(|name| !name.contains(char::is_control));
         let name = name.ok_or("its name makes no sense")?;
@@ -170,10 +169,10 @@ impl Record {
         Ok(content)
     }
 
-    /// What it says to a node that allocates: its content is only looked at when that is shown.
+    /// Reads the entry for an allocating node; the content is read only once announced.
     ///
     /// # Errors
-    /// What is wrong with it: nobody can tell what is free then.
+    /// A description of the damage. The free space is then unknown.
     pub(super) fn entry(
         &self,
         index: usize,
@@ -211,23 +210,20 @@ impl Record {
         last
     }
 
-    /// Writes what a node asks in it, and takes away what was answered before.
+    /// Writes a question, and clears the previous answer.
     pub(super) fn ask(&self, nonce: &[u8; 32]) {
         self.write_proof(AT_ANSWER, &[0; 32]);
         self.write_proof(AT_QUESTION, nonce);
     }
 
-    /// What was asked last.
     pub(super) fn question(&self) -> [u8; 32] {
         self.read_proof(AT_QUESTION)
     }
 
-    /// Writes an answer.
     pub(super) fn answer(&self, echo: &[u8; 32]) {
         self.write_proof(AT_ANSWER, echo);
     }
 
-    /// What was answered.
     pub(super) fn answered(&self) -> [u8; 32] {
         self.read_proof(AT_ANSWER)
     }

@@ -1,46 +1,46 @@
-//! Where in a device the next segment goes.
+//! The place of the next segment in a device.
 
-/// A part of a device: its first byte and its length.
+/// A part of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
-    /// Of the first byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
 impl Extent {
-    /// Of the first byte behind it.
+    /// Returns the offset after the last byte.
     pub const fn end(self) -> u64 {
         self.offset.saturating_add(self.bytes)
     }
 
-    /// Whether both have a byte.
+    /// Returns true if both parts share a byte.
     pub const fn overlaps(self, other: Self) -> bool {
         self.offset < other.end() && other.offset < self.end()
     }
 
-    /// Whether it has all of the other.
+    /// Returns true if this part contains all of the other.
     pub const fn has(self, other: Self) -> bool {
         self.offset <= other.offset && other.end() <= self.end()
     }
 }
 
-/// Why there is no place.
+/// The free space when no place is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoRoom {
-    /// Bytes that are free.
+    /// Free bytes.
     pub free: u64,
-    /// Bytes of the largest piece of that.
+    /// Bytes of the largest free piece.
     pub largest: u64,
 }
 
-/// The parts of `all` that nothing of `used` is in, in order. What is used may overlap, and may be odd.
+/// Returns the parts of `all` outside of `used`, in order. The used parts may overlap, and may have odd sizes.
 fn gaps(all: Extent, used: &[Extent]) -> Vec<Extent> {
     let mut used: Vec<Extent> = used.to_vec();
     used.sort_by_key(|extent| extent.offset);
     let (mut from, mut gaps) = (all.offset, Vec::new());
-    // What begins where all ends closes the last gap.
+    // An empty part at the end closes the last gap.
     used.push(Extent {
         offset: all.end(),
         bytes: 0,
@@ -58,13 +58,13 @@ fn gaps(all: Extent, used: &[Extent]) -> Vec<Extent> {
     gaps
 }
 
-/// Bytes of `all` that are free.
+/// Returns the free bytes of `all`.
 pub fn free(all: Extent, used: &[Extent]) -> u64 {
     gaps(all, used).iter().map(|gap| gap.bytes).sum()
 }
 
-/// Where `bytes` bytes go: into the smallest piece that has them, so that large ones stay whole. All sizes and places
-/// are multiples of the device's alignment.
+/// Places `bytes` bytes into the smallest sufficient gap, so that large gaps stay whole. All sizes and offsets are
+/// multiples of the device's alignment.
 ///
 /// # Errors
 /// [`NoRoom`].

@@ -1,7 +1,7 @@
-//! The table at the start of a device that is a pool: what the pool is, then its records.
+//! The table at the start of a pool's device: a head, then records.
 //!
-//! The first page says what never changes once the device is a pool, with a check; the records follow, each a segment's
-//! header with what else there is to say of it.
+//! The head is the first page. Its content never changes once the device is a pool, and has a checksum. Each record is
+//! a segment's header with its stage and place.
 
 use std::fs::File;
 use std::io;
@@ -14,18 +14,18 @@ use crate::dax::Geometry;
 use crate::pool::PAGE_BYTES;
 use crate::pool::page::{LOST, Page, Words};
 
-/// The first word of each table.
+/// First word of each table.
 const MAGIC: u64 = u64::from_le_bytes(*b"GODWITMP");
-/// The layout's version.
+/// Version of the layout.
 const VERSION: u64 = 1;
 /// Bytes of the table.
 pub(super) const TABLE_BYTES: u64 = 1 << 20;
-/// Words of its first page.
+/// Words of the first page.
 const HEAD_WORDS: usize = PAGE_BYTES as usize / 8;
-/// Segments that a device has at most.
+/// Most segments of a device.
 pub(super) const RECORDS: usize = (TABLE_BYTES as usize / 8 - HEAD_WORDS) / RECORD_WORDS;
 
-/// Words of the first page.
+/// Positions of the words in the first page.
 const AT_MAGIC: usize = 0;
 const AT_VERSION: usize = 1;
 const AT_ID: usize = 2;
@@ -35,30 +35,30 @@ const AT_RECORDS: usize = 6;
 const AT_FIRST: usize = 7;
 const AT_CHECK: usize = 8;
 
-/// What a table says of its device.
+/// The head of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
-    /// What tells the pool from another.
+    /// Random identity of the pool.
     pub(super) id: u128,
     /// Bytes of the device.
     pub(super) bytes: u64,
-    /// Segments begin and end at multiples of so many bytes.
+    /// Alignment of segments in bytes.
     pub(super) align: u64,
 }
 
-/// Why a device has no table that can be used.
+/// The reason why a device has no usable table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NoTable {
-    /// Nothing is there.
+    /// The device begins with zeroes.
     Empty,
-    /// Something else is there.
+    /// The device begins with other data.
     Foreign,
-    /// It is a table, and makes no sense here.
+    /// The table is invalid here.
     Wrong(String),
 }
 
 impl Head {
-    /// That of a new pool on a device; nothing when the device has no room for a segment.
+    /// Returns the head of a new pool; `None` if the device has no room for a segment.
     pub(super) fn new(geometry: Geometry, id: u128) -> Option<Self> {
         let head = Self {
             id,
@@ -68,7 +68,7 @@ impl Head {
         (head.space().bytes > 0).then_some(head)
     }
 
-    /// Where segments are.
+    /// Returns the part of the device for segments.
     pub(super) const fn space(&self) -> Extent {
         let offset = TABLE_BYTES.next_multiple_of(self.align);
         Extent {
@@ -90,7 +90,7 @@ impl Head {
         words
     }
 
-    /// What the words of a first page say of a device of this kind.
+    /// Decodes the words of a first page for a device of this geometry.
     fn of(words: [u64; 8], check: u64, geometry: Geometry) -> Result<Self, NoTable> {
         let wrong = |why: String| Err(NoTable::Wrong(why));
         match words[AT_MAGIC] {
@@ -134,7 +134,7 @@ impl Head {
     }
 }
 
-/// A number that fits these words and hardly any others.
+/// Returns a checksum of the words.
 pub(super) fn checked(words: &[u64]) -> u64 {
     let mut hasher = blake3::Hasher::new();
     for word in words {
@@ -145,15 +145,15 @@ pub(super) fn checked(words: &[u64]) -> u64 {
     u64::from_le_bytes(check)
 }
 
-/// A device's table, mapped.
+/// A device's mapped table.
 #[derive(Clone, Debug)]
 pub(super) struct Table(Arc<Page>);
 
 impl Table {
-    /// Maps it.
+    /// Maps the table.
     ///
     /// # Errors
-    /// The kernel's, or the device is shorter.
+    /// If the kernel refuses, or the device is shorter than a table.
     pub(super) fn map(file: &File, geometry: Geometry) -> io::Result<Self> {
         let bytes = TABLE_BYTES.next_multiple_of(geometry.align);
         if geometry.bytes < bytes {
@@ -162,7 +162,7 @@ impl Table {
         Page::map_part(file, 0, bytes).map(|page| Self(Arc::new(page)))
     }
 
-    /// True if nothing that it seems to say counts.
+    /// Returns true if pages of the table are lost, which makes its content invalid.
     pub(super) fn is_lost(&self) -> bool {
         self.0.is_lost()
     }
@@ -171,7 +171,7 @@ impl Table {
         Words::from(Arc::clone(&self.0), 0)
     }
 
-    /// What it says.
+    /// Reads the head.
     ///
     /// # Errors
     /// [`NoTable`].
@@ -185,13 +185,13 @@ impl Table {
         }
     }
 
-    /// Whether nothing at all is where the table goes.
+    /// Returns true if the whole table is zeroes.
     pub(super) fn is_empty(&self) -> bool {
         let words = self.head_words();
         (0..TABLE_BYTES as usize / 8).all(|index| words.at(index).load(Ordering::Relaxed) == 0)
     }
 
-    /// Writes a new one over whatever is there. The device is a pool from the last word on, and none before.
+    /// Writes an empty table. The device becomes a pool with the last write, and is none before.
     pub(super) fn write(&self, head: &Head) {
         let words = self.head_words();
         words.at(AT_MAGIC).store(0, Ordering::Release);
@@ -212,7 +212,7 @@ impl Table {
         words.persist(0..HEAD_WORDS);
     }
 
-    /// One of its records.
+    /// Returns a record.
     pub(super) fn record(&self, index: usize) -> Record {
         assert!(index < RECORDS, "inside the table");
         let first = HEAD_WORDS + index * RECORD_WORDS;
@@ -291,7 +291,7 @@ mod tests {
                 );
             }
         }
-        // A device that is mapped in larger parts than the one for which it was made.
+        // A device with larger mapping units than the one of the table.
         let coarse = Geometry {
             align: 4 * MIB,
             ..GEOMETRY

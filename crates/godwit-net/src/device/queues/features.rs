@@ -3,27 +3,28 @@
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::bindings::virtio_net as bits;
 
-/// The driver speaks virtio 1.0 or later, so that its header has 12 bytes.
+/// The driver speaks virtio 1.0 or later; its header has 12 bytes.
 pub(in crate::device) const VERSION_1: u64 = 1 << VIRTIO_F_VERSION_1;
-/// A packet for the guest may go into several of its buffers.
+/// A packet for the guest may span several buffers.
 pub(in crate::device) const MERGEABLE: u64 = 1 << bits::VIRTIO_NET_F_MRG_RXBUF;
 /// The guest takes packets without a checksum.
 pub(in crate::device) const GUEST_CSUM: u64 = 1 << bits::VIRTIO_NET_F_GUEST_CSUM;
-/// The guest takes TCP over IPv4 that is not cut.
+/// The guest takes unsegmented TCP over IPv4.
 pub(in crate::device) const GUEST_TSO4: u64 = 1 << bits::VIRTIO_NET_F_GUEST_TSO4;
-/// The guest takes TCP over IPv6 that is not cut.
+/// The guest takes unsegmented TCP over IPv6.
 pub(in crate::device) const GUEST_TSO6: u64 = 1 << bits::VIRTIO_NET_F_GUEST_TSO6;
-/// The guest takes such packets with congestion marks.
+/// The guest takes unsegmented TCP packets with congestion marks.
 pub(in crate::device) const GUEST_ECN: u64 = 1 << bits::VIRTIO_NET_F_GUEST_ECN;
 
-/// The guest tells the network itself where it is, when the front end asks it to: that of which nobody else knows, such as
-/// its IP addresses and the groups that it listens to. A front end that is QEMU asks after each move.
+/// The guest announces itself when the front end asks for an announcement, including its IP addresses and multicast
+/// groups, which only the guest knows. QEMU asks after each move.
 pub(in crate::device) const GUEST_ANNOUNCE: u64 = 1 << bits::VIRTIO_NET_F_GUEST_ANNOUNCE;
 
-/// The guest may use several pairs of queues.
+/// The guest may use several queue pairs.
 pub(in crate::device) const SEVERAL_PAIRS: u64 = 1 << bits::VIRTIO_NET_F_MQ;
 
-/// What the device offers beside what every device does. The way back is the kernel's to finish.
+/// Features offered beside the transport features of every device. The kernel completes checksums and segmentation of
+/// sent packets.
 pub(in crate::device) const OFFERED: u64 = MERGEABLE
     | GUEST_CSUM
     | GUEST_TSO4

@@ -1,4 +1,4 @@
-//! What the guest gets.
+//! Packets into the guest's receive ring.
 
 use godwit_vhost::memory::Segment;
 use godwit_vhost::rings::chain::Chain;
@@ -8,40 +8,40 @@ use crate::device::queues::ring::{Broken, Guest, NetRing, Taken};
 use crate::device::queues::transmit::header_bytes;
 use crate::frame::packet::{BUFFERS_AT, HEADER};
 
-/// What became of a packet.
+/// The outcome of giving a packet to the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::device) enum Given {
-    /// The guest has it, in so many buffers.
+    /// The guest has the packet, in this many buffers.
     Taken(u16),
-    /// The guest has offered no room; it will tell when it does.
+    /// The guest has offered too little room so far, and will notify of more.
     NoRoom,
-    /// No room that the guest offers is large enough.
+    /// The packet is too large for any room that the guest can offer.
     TooLarge,
-    /// The guest's memory is lost.
+    /// Pages of the guest's memory are lost.
     Lost,
 }
 
-/// A buffer that the guest offers: its chain, and where it is.
+/// A buffer offered by the guest: the chain and the segments.
 #[derive(Clone, Copy)]
 struct Buffer {
     taken: Taken,
-    /// How many of the segments are its.
+    /// Number of segments that belong to the buffer.
     segments: usize,
     bytes: usize,
 }
 
-/// The buffers of one packet, whose space is used again for the next.
+/// Scratch space for the buffers of a packet, reused for the next packet.
 #[derive(Default)]
 pub(in crate::device) struct Buffers {
     chain: Chain,
     all: Vec<Buffer>,
     segments: Vec<Segment>,
     taken: Vec<Taken>,
-    /// A packet with the short header.
+    /// The packet with the short header.
     shortened: Vec<u8>,
 }
 
-/// Puts a packet into the guest's buffers. Its header is changed to say into how many.
+/// Puts a packet into the guest's buffers, and writes their number into the packet's header.
 pub(in crate::device) fn give(
     ring: &mut NetRing,
     guest: Guest<'_>,
@@ -69,8 +69,8 @@ pub(in crate::device) fn give(
             false => ring.take(guest, chain)?,
         };
         let Some(next) = next else {
-            // The guest is asked before the buffers are put back, so that it tells of what comes after them. Asked
-            // after that, the ring would always seem to have more.
+            // The notification request comes before the buffers are put back, so the guest notifies of buffers after
+            // these. In the other order, the ring would always seem to have more.
             if !full && ring.rest(guest)? {
                 continue;
             }
@@ -124,7 +124,7 @@ pub(in crate::device) fn give(
     Ok(Given::Taken(count))
 }
 
-/// Leaves so many bytes of the segments.
+/// Cuts the segments to this many bytes in all.
 fn shorten(segments: &mut [Segment], mut bytes: usize) -> &[Segment] {
     let mut count = 0;
     for segment in segments.iter_mut() {
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn a_packet_for_which_only_a_part_of_the_room_is_there_waits_for_more() {
         let (done, is_done) = mpsc::channel();
-        // A device that looks again and again never comes back.
+        // A separate thread, since a device in an endless loop would never return.
         thread::spawn(move || {
             let driver = TestGuest::new(8);
             let mut ring = ring(&driver);

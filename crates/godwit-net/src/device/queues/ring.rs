@@ -1,4 +1,4 @@
-//! A ring being served.
+//! A ring that is being served.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,48 +12,47 @@ use godwit_vhost::rings::split::{RingError, SplitRing};
 
 use crate::device::wake::Wake;
 
-/// How long a ring is left alone that is not enabled: a front end may enable it only after it has started it.
+/// Grace period before offers in a disabled ring are dropped: a front end may enable a ring only after its start.
 const STARTS: Duration = Duration::from_millis(100);
 
-/// Why a ring cannot be served any further.
+/// The reason why a ring cannot be served any further.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::device) enum Broken {
-    /// The ring itself.
+    /// The ring itself is invalid.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// A packet's descriptors.
+    /// The descriptors of a packet are invalid.
     #[error(transparent)]
     Chain(#[from] ChainError),
-    /// The log of written pages is too short.
+    /// The dirty log is too short.
     #[error(transparent)]
     Log(#[from] OutsideLog),
-    /// A packet starts where none may.
+    /// A chain starts at a descriptor that does not exist or is in use.
     #[error("a packet starts at descriptor {0}, which does not exist or is in use")]
     Head(u16),
-    /// A buffer is not memory.
+    /// A buffer is outside of guest memory.
     #[error("a buffer is not guest memory")]
     Buffer,
 }
 
-/// Where a ring's memory is, and what is recorded of what is written there.
+/// The guest memory that holds a ring, and the dirty log of writes to the memory.
 #[derive(Clone, Copy)]
 pub(in crate::device) struct Guest<'a> {
     pub(in crate::device) ram: &'a GuestRam,
     pub(in crate::device) log: Option<&'a DirtyLog>,
-    /// Features that the driver took.
+    /// Features that the driver has accepted.
     pub(in crate::device) features: u64,
 }
 
-/// A ring.
 pub(in crate::device) struct NetRing {
     pub(in crate::device) split: SplitRing,
     pub(in crate::device) inflight: Option<InflightRing>,
-    /// Chains that an earlier server took and did not answer.
+    /// Chains that an earlier server took and did not complete.
     again: VecDeque<u16>,
-    /// From when on what the guest offers is dropped; nothing while the ring is enabled.
+    /// Time from which offers of the guest are dropped; `None` while the ring is enabled.
     pub(in crate::device) discards_from: Option<Instant>,
     pub(in crate::device) broken: bool,
-    /// Whether anything may be there: the guest has told of it, or was not asked to.
+    /// True if the ring may hold new chains: the guest has notified, or was not asked to notify.
     pub(in crate::device) ready: bool,
     pub(in crate::device) kick: Wake,
     pub(in crate::device) call: Option<Wake>,
@@ -64,7 +63,7 @@ fn discards_from(enabled: bool) -> Option<Instant> {
     (!enabled).then(|| Instant::now() + STARTS)
 }
 
-/// Where a chain came from, to be put back there.
+/// The origin of a chain, for putting the chain back.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::device) struct Taken {
     pub(in crate::device) head: u16,
@@ -90,18 +89,17 @@ impl NetRing {
         })
     }
 
-    /// Enables the ring, or disables it.
     pub(in crate::device) fn enable(&mut self, enabled: bool) {
         self.discards_from = discards_from(enabled);
         self.ready = true;
     }
 
-    /// Whether packets go through it.
+    /// Returns true if packets pass through the ring.
     pub(in crate::device) const fn is_enabled(&self) -> bool {
         self.discards_from.is_none()
     }
 
-    /// Takes the next chain, and follows it.
+    /// Takes the next chain, and walks the descriptors.
     pub(in crate::device) fn take(
         &mut self,
         guest: Guest<'_>,
@@ -133,7 +131,7 @@ impl NetRing {
         }))
     }
 
-    /// Puts chains back that were the last to be taken, given in the order in which they were.
+    /// Puts back the chains that were taken last, given in the order of taking.
     pub(in crate::device) fn put_back(&mut self, taken: &[Taken]) {
         for chain in taken.iter().rev() {
             self.split.put_back(chain.head);
@@ -145,7 +143,7 @@ impl NetRing {
         }
     }
 
-    /// The guest gets a chain back, into which so many bytes were written.
+    /// Returns a chain to the guest with the number of bytes written into the chain.
     pub(in crate::device) fn answer(&mut self, taken: Taken, written: u32) {
         if !taken.is_again
             && let Some(inflight) = &mut self.inflight
@@ -155,14 +153,14 @@ impl NetRing {
         self.split.answer(taken.head, written);
     }
 
-    /// Asks the guest to tell when there is more; true when there is already.
+    /// Asks the guest to notify of new chains. Returns true if the ring has more already.
     pub(in crate::device) fn rest(&mut self, guest: Guest<'_>) -> Result<bool, Broken> {
         self.ready = self.split.listen(guest.ram.memory(), guest.log)?;
         Ok(self.ready)
     }
 
-    /// Asks the guest to tell when it offers more than it has offered so far, which is not all taken; true when it did
-    /// already.
+    /// Asks the guest to notify of chains beyond the offered ones, some of which may not be taken yet. Returns true if
+    /// the guest has offered more already.
     pub(in crate::device) fn rest_behind(
         &mut self,
         guest: Guest<'_>,
@@ -175,7 +173,7 @@ impl NetRing {
         more
     }
 
-    /// Shows the guest what it got back, and wakes it if it wants that.
+    /// Publishes the completed chains, and signals the guest if the guest asked for a signal.
     pub(in crate::device) fn publish(&mut self, guest: Guest<'_>) -> Result<(), Broken> {
         let memory = guest.ram.memory();
         let wants = self

@@ -1,4 +1,4 @@
-//! What the guest sends.
+//! Packets from the guest's transmit ring.
 
 use godwit_vhost::rings::chain::Chain;
 
@@ -9,10 +9,10 @@ use crate::device::uplink::Uplink;
 use crate::frame::packet::{HEADER, LARGEST, SHORT_HEADER, SMALLEST, TELLS_SENDER};
 use crate::state::nic::Nic;
 
-/// Packets that are taken in one turn, after which others get theirs.
+/// Packets taken in one turn.
 const TURN: usize = 256;
 
-/// Bytes of the header that a driver with these features uses.
+/// Returns the header's size in bytes for a driver with these features.
 pub(in crate::device) const fn header_bytes(features: u64) -> usize {
     if features & (VERSION_1 | super::features::MERGEABLE) != 0 {
         HEADER
@@ -21,13 +21,13 @@ pub(in crate::device) const fn header_bytes(features: u64) -> usize {
     }
 }
 
-/// Where a packet lies in this process.
+/// Addresses of a packet's pieces in this process.
 struct Places(Vec<libc::iovec>);
 
-// SAFETY: the addresses are used only by the thread that has just found them, for the packet that it sends.
+// SAFETY: only the thread that has just found the addresses uses them, for the packet that it sends.
 unsafe impl Send for Places {}
 
-/// Space that is used again for each packet.
+/// Scratch space that is reused for each packet.
 pub(in crate::device) struct Space {
     pub(in crate::device) chain: Chain,
     pub(in crate::device) packet: Box<[u8]>,
@@ -46,15 +46,14 @@ impl Space {
     }
 }
 
-/// A queue of the uplink.
 #[derive(Clone, Copy)]
 pub(in crate::device) struct Way<'a> {
     pub(in crate::device) uplink: &'a Uplink,
     pub(in crate::device) queue: usize,
 }
 
-/// Sends what the guest offers, as far as the state allows; without a way it is dropped. True when there is more for another
-/// turn.
+/// Sends the guest's packets, while the mode allows. Without `way`, packets are dropped. Returns true if more is left
+/// for another turn.
 pub(in crate::device) fn transmit(
     ring: &mut NetRing,
     guest: Guest<'_>,
@@ -97,8 +96,8 @@ fn send(guest: Guest<'_>, nic: &mut Nic, way: Way<'_>, space: &mut Space) -> Res
         return Ok(());
     }
     let total = total as usize;
-    // Memory that may still vanish, short headers, and more pieces than the kernel takes at once are copied; everything
-    // else leaves from where it is.
+    // Packets in memory that may still be lost, packets with a short header, and packets with more pieces than the
+    // kernel takes at once are copied. All other packets are sent in place.
     let mut copies = header != HEADER || guest.ram.arrival().is_under_way();
     let Places(places) = &mut space.places;
     if !copies {
@@ -122,7 +121,7 @@ fn send(guest: Guest<'_>, nic: &mut Nic, way: Way<'_>, space: &mut Space) -> Res
     }
     let sent = if copies {
         if header != HEADER {
-            // The driver's header lies before where it belongs.
+            // The driver's short header was read to an offset; the header moves to the front.
             space.packet.copy_within(HEADER - header..HEADER, 0);
             space.packet[SHORT_HEADER..HEADER].fill(0);
         }

@@ -1,24 +1,25 @@
-//! Where a NIC's packets go to and come from.
+//! The host's side of a NIC.
 
 pub mod tap;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// Packets of a NIC on the host's side: each read and write is one packet with virtio's header of 12 bytes. Several queues
-/// are several ways to the same network.
+/// The host's side of a NIC: each read and write is one packet with virtio's header of 12 bytes. All queues lead to the
+/// same network.
 #[derive(Debug)]
 pub struct Uplink {
     queues: Vec<OwnedFd>,
-    /// It can be told which packets the guest takes unfinished.
+    /// True if the kernel can be told which unfinished packets the guest takes.
     is_tap: bool,
 }
 
 impl Uplink {
-    /// Most places from which a packet can be written at once.
+    /// Most pieces of a packet that one write takes.
     pub(super) const MOST_PLACES: usize = libc::UIO_MAXIOV as usize;
 
-    /// Anything that keeps packets apart, such as a datagram socket for each queue; they must not block.
+    /// Creates an uplink from descriptors that keep packet boundaries, such as a datagram socket for each queue. The
+    /// descriptors must not block.
     pub fn from_packets(queues: impl IntoIterator<Item = OwnedFd>) -> Self {
         Self {
             queues: queues.into_iter().collect(),
@@ -26,17 +27,17 @@ impl Uplink {
         }
     }
 
-    /// How many queues it has.
+    /// Returns the number of queues.
     pub const fn count(&self) -> usize {
         self.queues.len()
     }
 
-    /// What to wait for packets of a queue with.
+    /// Returns the descriptor that becomes readable when a queue has packets.
     pub(super) fn queue(&self, queue: usize) -> BorrowedFd<'_> {
         self.queues[queue].as_fd()
     }
 
-    /// Reads a packet from a queue; nothing when none has come.
+    /// Reads a packet from a queue; returns `None` if the queue is empty.
     pub(super) fn read(&self, queue: usize, packet: &mut [u8]) -> io::Result<Option<usize>> {
         match rustix::io::read(&self.queues[queue], packet) {
             Ok(length) => Ok(Some(length)),
@@ -51,7 +52,7 @@ impl Uplink {
         Ok(())
     }
 
-    /// Writes a packet that lies in these places, of which there are at most [`Self::MOST_PLACES`], to a queue.
+    /// Writes a packet from at most [`Self::MOST_PLACES`] pieces to a queue.
     ///
     /// # Safety
     /// The places are mapped memory, which stays mapped during the call; others may change its content.
@@ -65,7 +66,8 @@ impl Uplink {
         }
     }
 
-    /// Says which packets the guest takes unfinished: bits of [`tap::offloads`]. They are the same for all queues.
+    /// Sets the offloads of all queues: the kinds of unfinished packets that the guest takes, as bits of
+    /// [`tap::offloads`].
     pub(super) fn set_offloads(&self, offloads: libc::c_uint) -> io::Result<()> {
         match self.queues.first() {
             Some(queue) if self.is_tap => tap::set_offloads(queue, offloads),

@@ -1,4 +1,4 @@
-//! Taps: interfaces of the host whose other end is a program.
+//! Taps: host interfaces whose other end is a program.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -12,18 +12,18 @@ use crate::device::queues::features as net;
 use crate::device::uplink::Uplink;
 use crate::frame::packet::HEADER;
 
-/// Longest name of an interface.
+/// Most bytes of an interface's name.
 pub const MOST_NAME: usize = libc::IFNAMSIZ - 1;
 
-/// Why a tap cannot be used.
+/// The reason why a tap cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
-    /// No interface can be called that.
+    /// The name is not a valid interface name.
     #[error(
         "{0:?} cannot be an interface's name, which has 1 to {MOST_NAME} bytes and no / or space"
     )]
     Name(String),
-    /// There is none.
+    /// No interface has this name.
     #[error(
         "there is no interface {0} here: make it with 'ip tuntap add {0} mode tap' and 'ip link set {0} up'"
     )]
@@ -33,58 +33,59 @@ pub enum TapError {
         "taps cannot be used here (/dev/net/tun: {0}): run the node as root, or give it access to /dev/net/tun"
     )]
     Unavailable(io::Error),
-    /// The interface is something else.
+    /// The interface is not a tap with a single queue.
     #[error(
         "interface {0} is no tap with a single queue: make one with 'ip tuntap add NAME mode tap'"
     )]
     Kind(String),
-    /// The interface has one queue, or is something else.
+    /// The interface is not a tap with several queues.
     #[error(
         "interface {0} is no tap with several queues: make one with 'ip tuntap add NAME mode tap multi_queue', or give the NIC one queue"
     )]
     Queues(String),
-    /// Somebody else has it open.
+    /// Another program or VM has the tap open.
     #[error("tap {0} is in use by another program or virtual machine: name another tap")]
     Busy(String),
-    /// It belongs to somebody else.
+    /// The tap belongs to another user.
     #[error(
         "tap {0} belongs to another user, or the node lacks CAP_NET_ADMIN: make it with 'ip tuntap add {0} mode tap user USER'"
     )]
     NotAllowed(String),
-    /// It passes nothing.
+    /// The tap is down.
     #[error("tap {0} is down: 'ip link set {0} up' brings it up")]
     Down(String),
-    /// Something else.
+    /// Another error of the kernel.
     #[error("tap {name} cannot be used: {error}")]
     Other {
-        /// The tap.
+        /// Name of the tap.
         name: String,
-        /// What the kernel said.
+        /// Error of the kernel.
         error: io::Error,
     },
 }
 
-/// Held from the look at whether a tap is in use until it is, so that two NICs of this process do not both find it free.
+/// Held from the check for other users until the tap is open, so two NICs of this process cannot both find the tap
+/// free.
 static TAKING: Mutex<()> = Mutex::new(());
 
-/// Opens so many queues of a tap that somebody made, and that is up.
+/// Opens this many queues of an existing tap that is up.
 ///
 /// # Errors
-/// What is wrong with it, and what to do.
+/// The reason, with a remedy.
 pub fn open(name: &str, queues: u16) -> Result<Uplink, TapError> {
     check(name)?;
     let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
-    // Of a tap with several queues the kernel would give some to everybody who asks.
+    // The kernel would give queues of a multi-queue tap to every program.
     if queues > 1 && has_link(name)? {
         return Err(TapError::Busy(name.to_owned()));
     }
     attach(name, queues)
 }
 
-/// Makes a tap of so many queues, which is gone when its uplink is closed. It is down and has no bridge.
+/// Makes a tap with this many queues, which disappears when its uplink is closed. The tap is down and in no bridge.
 ///
 /// # Errors
-/// When there is an interface of this name already, or the kernel refuses.
+/// If an interface of this name exists, or the kernel refuses.
 pub fn make(name: &str, queues: u16) -> Result<Uplink, TapError> {
     check_name(name)?;
     let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -94,10 +95,10 @@ pub fn make(name: &str, queues: u16) -> Result<Uplink, TapError> {
     attach(name, queues)
 }
 
-/// Looks whether a tap is there and up, without a look at whether it is in use.
+/// Checks that a tap exists and is up, not whether the tap is in use.
 ///
 /// # Errors
-/// When it is not.
+/// If the tap is missing or down.
 pub fn check(name: &str) -> Result<(), TapError> {
     check_name(name)?;
     let socket = socket(name)?;
@@ -114,10 +115,10 @@ pub fn check(name: &str) -> Result<(), TapError> {
     Ok(())
 }
 
-/// Most bytes of an IP packet that an interface takes.
+/// Returns the interface's MTU: most bytes of an IP packet.
 ///
 /// # Errors
-/// When there is none such.
+/// If no interface has this name.
 pub fn mtu(name: &str) -> Result<u32, TapError> {
     check_name(name)?;
     let socket = socket(name)?;
@@ -128,21 +129,21 @@ pub fn mtu(name: &str) -> Result<u32, TapError> {
     Ok(request.number())
 }
 
-/// The number by which the kernel knows an interface.
+/// Returns the kernel's index of an interface.
 ///
 /// # Errors
-/// When there is none such.
+/// If no interface has this name.
 pub fn index(name: &str) -> Result<u32, TapError> {
     check_name(name)?;
     rustix::net::netdevice::name_to_index(socket(name)?, name)
         .map_err(|_| TapError::Missing(name.to_owned()))
 }
 
-/// Whether an interface is a bridge: what its driver calls itself. The process' own network tells, which need not be the
-/// one that is seen below `/sys`.
+/// Returns true if an interface is a bridge, by its driver's name. The driver is asked in the network namespace of the
+/// process; `/sys` may show another one.
 ///
 /// # Errors
-/// When the interface has no name that one can have.
+/// If the name is not a valid interface name.
 pub fn is_bridge(name: &str) -> Result<bool, TapError> {
     let mut driver = DriverInfo {
         command: ETHTOOL_GDRVINFO,
@@ -154,7 +155,7 @@ pub fn is_bridge(name: &str) -> Result<bool, TapError> {
     Ok(asked.is_ok() && driver.driver.starts_with(b"bridge\0"))
 }
 
-/// Whether somebody has a tap open.
+/// Returns true if a program has the tap open.
 fn has_link(name: &str) -> Result<bool, TapError> {
     let mut link = DriverValue {
         command: ETHTOOL_GLINK,
@@ -165,7 +166,7 @@ fn has_link(name: &str) -> Result<bool, TapError> {
     Ok(asked.is_ok() && link.value != 0)
 }
 
-/// Asks an interface's driver.
+/// Sends an ethtool command to an interface's driver.
 ///
 /// # Safety
 /// The question is Linux's structure for the command that it begins with.
@@ -179,7 +180,7 @@ unsafe fn ask_driver<T>(name: &str, question: &mut T) -> Result<io::Result<()>, 
     Ok(unsafe { control(&socket, libc::SIOCETHTOOL as _, &mut request) })
 }
 
-/// Which packets a guest with these features takes unfinished: without a checksum, or not yet cut.
+/// Returns the kinds of unfinished packets that a guest with these features takes: without a checksum, or unsegmented.
 pub(in crate::device) const fn offloads(features: u64) -> libc::c_uint {
     let mut offloads = 0;
     if features & net::GUEST_CSUM == 0 {
@@ -215,7 +216,7 @@ pub(super) fn set_offloads(tap: &OwnedFd, offloads: libc::c_uint) -> io::Result<
 fn check_name(name: &str) -> Result<(), TapError> {
     let odd = |letter: char| letter == '/' || letter.is_whitespace() || letter.is_control();
     let fits = (1..=MOST_NAME).contains(&name.len()) && !name.contains(odd);
-    // The kernel would put a number in the place of the sign.
+    // The kernel would replace the percent sign by a number.
     if !fits || name.contains('%') || matches!(name, "." | "..") {
         return Err(TapError::Name(name.chars().take(40).collect()));
     }
@@ -271,7 +272,7 @@ fn other(name: &str, error: io::Error) -> TapError {
     }
 }
 
-/// Any socket: interfaces are asked through one.
+/// Opens a socket through which interfaces can be queried.
 fn socket(name: &str) -> Result<OwnedFd, TapError> {
     // SAFETY: the call takes no memory and gives a new descriptor.
     unsafe {
@@ -286,7 +287,7 @@ fn socket(name: &str) -> Result<OwnedFd, TapError> {
 #[repr(C)]
 struct Request {
     name: [u8; libc::IFNAMSIZ],
-    /// A union, of which only its first bytes are used here.
+    /// A union; only its first bytes are used here.
     value: [u8; 24],
 }
 
@@ -313,10 +314,10 @@ impl Request {
     }
 }
 
-/// Asks which driver an interface has.
+/// Command that queries an interface's driver.
 const ETHTOOL_GDRVINFO: u32 = 3;
 
-/// Asks whether an interface has a link, which a tap has while somebody has it open.
+/// Command that queries an interface's link; a tap has a link while a program has the tap open.
 const ETHTOOL_GLINK: u32 = 10;
 
 /// Linux's `struct ethtool_value`.
@@ -346,7 +347,7 @@ unsafe fn control<T>(fd: &OwnedFd, operation: libc::c_ulong, argument: &mut T) -
     }
 }
 
-/// What every device offers includes what the kernel's header of 12 bytes stands for.
+/// The kernel's header of 12 bytes requires `VERSION_1`, which every device offers.
 const _: () = assert!(features::TRANSPORT & net::VERSION_1 != 0);
 
 #[cfg(test)]
