@@ -1,5 +1,5 @@
-//! How many guest 4 KiB writes a second the core decides on one core while a migration runs: in
-//! the migrated region (every write is doubled), with 256 in flight.
+//! Guest 4 KiB writes per second that the core handles on one core during a migration: in the migrated region (every
+//! write is doubled), with 256 in flight.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
@@ -42,7 +42,7 @@ static ALLOCATOR: Counting = Counting;
 /// A source whose first half is migrated and whose window waits for acknowledgements.
 struct Bench {
     controller: Controller,
-    /// By tag: the turn of its last double write.
+    /// By tag: the turn of the last double write.
     turns: Vec<u16>,
     oldest: u32,
     random: u64,
@@ -99,12 +99,12 @@ impl Bench {
         self.drain();
     }
 
-    /// Carries out what the core wants; gives whether it answered a request.
+    /// Carries out the core's actions; returns true if a request was answered.
     fn drain(&mut self) -> bool {
         let mut answered = false;
         while let Some(action) = self.controller.poll_action() {
             match black_box(action) {
-                // A write that waited for another at its place is sent only now.
+                // A write that waited for an overlapping write is sent only now.
                 Action::Send {
                     message: Message::DoubleWrite { tag, turn, .. },
                     ..

@@ -1,4 +1,4 @@
-//! What the controller tells its body (engine, simulator) to do.
+//! Instructions from the controller to its body (engine or simulator).
 
 use crate::authority::AuthorityRecord;
 use crate::event::Event;
@@ -6,73 +6,73 @@ use crate::request::{RequestError, RequestTag};
 use crate::units::{Extent, Lba};
 use crate::wire::{Message, TrafficClass};
 
-/// One slot of the locking window: the handle of a chunk and of its buffer at the source, below
+/// A slot of the locking window: the handle of a chunk and of the chunk's buffer at the source, below
 /// [`Limits::window_chunks`](crate::Limits::window_chunks).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkSlot(pub u16);
 
-/// The handle of a delayed write that is on its way, and of its buffer at the source, below
+/// The handle of a delayed write in flight and of its buffer at the source, below
 /// [`Limits::delayed_chunks`](crate::Limits::delayed_chunks).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DelayedSlot(pub u16);
 
-/// The handle of a part of the disk on its way from a node that owes it to the owner, which pulls it: below
-/// [`PULL_SLOTS`]. At the owner it names the buffer into which the part is received and from which it is written; at
-/// the other node the buffer into which it is read.
+/// The handle of a part of the disk that the owner pulls from a node owing this part, below [`PULL_SLOTS`]. At the
+/// owner the slot names the buffer into which the part is received and from which the part is written. At the owing
+/// node the slot names the buffer into which the part is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PullSlot(pub u16);
 
-/// Parts that are pulled at once, at most.
+/// Maximum number of parts pulled at once.
 pub const PULL_SLOTS: u16 = 16;
 
-/// Sectors of a part that is pulled, at most: 256 KiB.
+/// Maximum sectors of a pulled part: 256 KiB.
 pub const PULL_SECTORS: u32 = 512;
 
-/// A buffer into which the source reads its own disk. A pause may hand one out again while a frame of it
-/// is still being sent: then the body starts the new read only when that frame has left.
+/// A buffer into which the source reads its own disk. A pause may reuse a buffer while a frame from the buffer is still
+/// being sent. The body then starts the new read only after this frame has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SourceSlot {
-    /// A chunk's.
+    /// A chunk's buffer.
     Chunk(ChunkSlot),
-    /// A delayed write's.
+    /// A delayed write's buffer.
     Delayed(DelayedSlot),
-    /// That of a part which the owner pulls.
+    /// The buffer of a part pulled by the owner.
     Pull(PullSlot),
 }
 
-/// Names the disk operation that a completion belongs to.
+/// Identifies the disk operation of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DiskTag {
-    /// A request's operation; its data is in the request's buffer.
+    /// A request's operation. The data is in the request's buffer.
     Request(RequestTag),
     /// A chunk that the source reads into the slot's buffer.
     Chunk(ChunkSlot),
     /// A delayed write that the source reads into the slot's buffer.
     Delayed(DelayedSlot),
-    /// A frame from the source that the destination applies; the tag was given to
-    /// [`Controller::handle_message`](crate::Controller::handle_message) with the frame, and its
-    /// payload (or, for a verification, the data read) is in that tag's buffer.
+    /// A frame from the source that the destination applies.
+    /// [`Controller::handle_message`](crate::Controller::handle_message) received this tag with the frame. The tag's
+    /// buffer holds the payload, or the data read for a verification.
     Replica(RequestTag),
-    /// The destination's flush before it accepts authority.
+    /// The destination's flush before the destination accepts authority.
     Barrier,
-    /// What the source asks about the disk ahead of the locking window.
+    /// The source's query about the disk ahead of the locking window.
     Layout,
-    /// What the source asks about the whole disk before that leaves.
+    /// The source's query about the whole disk before the disk leaves.
     Holes,
-    /// A part of a disk that was given away, which this node owes: it is read into the slot's buffer.
+    /// A part that this node owes of a disk given away, read into the slot's buffer.
     Owed(PullSlot),
-    /// A part that this node, the owner, has pulled: it is written from the slot's buffer.
+    /// A part that this node, the owner, has pulled, written from the slot's buffer.
     Pulled(PullSlot),
-    /// The owner's flush before it stores what it lacks no longer.
+    /// The owner's flush before the owner stores a shorter list of missing blocks.
     Checkpoint,
-    /// The source's flush before it gives the disk away and keeps a part of it.
+    /// The source's flush before the source gives the disk away and keeps a part.
     OwedFlush,
-    /// The flush of the image of a disk that has left, which may come back.
+    /// The flush of the image of a disk that has left and may come back.
     BaseFlush,
 }
 
 impl DiskTag {
-    /// The buffer, when the operation is the source's own read.
+    /// Returns the buffer if the operation is the source's own read.
     pub const fn source_slot(self) -> Option<SourceSlot> {
         match self {
             Self::Chunk(slot) => Some(SourceSlot::Chunk(slot)),
@@ -101,159 +101,159 @@ impl From<SourceSlot> for DiskTag {
     }
 }
 
-/// Names a node that forwards its clients' requests here: the body's number for it, the same on every
-/// connection of that node. Small, because the controller keeps a table of them.
+/// A node that forwards its clients' requests to this node. The number is assigned by the body and is the same on every
+/// connection of the forwarder. The number is small because the controller keeps a table of forwarders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Forwarder(pub u16);
 
 /// A local disk operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskOperation {
-    /// Read the extent into the tag's buffer and look at what came, as `inspect` says.
+    /// Reads the extent into the tag's buffer and inspects the data as `inspect` says.
     Read {
-        /// Where.
+        /// Sectors to read.
         extent: Extent,
-        /// What the controller wants to know of the data.
+        /// Property of the data that the controller asks for.
         inspect: Inspect,
     },
-    /// Write the tag's buffer.
+    /// Writes the tag's buffer.
     Write {
-        /// Where.
+        /// Sectors to write.
         extent: Extent,
-        /// Durable before completion.
+        /// True if the write must be durable before completion.
         fua: bool,
     },
-    /// Make the extent read as zeroes.
+    /// Makes the extent read as zeroes.
     WriteZeroes {
-        /// Where.
+        /// Sectors to zero.
         extent: Extent,
-        /// Durable before completion.
+        /// True if the zeroes must be durable before completion.
         fua: bool,
-        /// Release the space.
+        /// True if the space is to be released.
         unmap: bool,
     },
-    /// Make every completed write durable.
+    /// Makes every completed write durable.
     Flush,
-    /// Find out how much of the extent, from its start on, reads as zeroes and takes no space: report
-    /// [`Content::Hole`]. No data is read.
+    /// Finds the length of the hole at the extent's start: the sectors that read as zeroes and take no space. Reported
+    /// as [`Content::Hole`]. No data is read.
     FindHole {
-        /// Where.
+        /// Sectors to examine.
         extent: Extent,
     },
-    /// Find the first hole of [`LONG_HOLE_SECTORS`] or more at or behind a place: report [`Content::LongHole`]. No data is
-    /// read.
+    /// Finds the first hole of at least [`LONG_HOLE_SECTORS`] at or behind `from`. Reported as [`Content::LongHole`].
+    /// No data is read.
     FindLongHole {
-        /// The place.
+        /// First sector of the search.
         from: Lba,
     },
 }
 
-/// Sectors of a hole that is worth being found for itself: 1 MiB.
+/// Minimum sectors of a long hole: 1 MiB.
 pub const LONG_HOLE_SECTORS: u32 = 2048;
 
-/// What the body should find out about data that it has just read.
+/// Property of freshly read data that the body determines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inspect {
-    /// Nothing: report [`Content::Data`].
+    /// Nothing: the body reports [`Content::Data`].
     Nothing,
-    /// Whether it is all zeroes: report [`Content::Zeroes`] or [`Content::Data`].
+    /// Test for all zeroes: the body reports [`Content::Zeroes`] or [`Content::Data`].
     Zeroes,
-    /// Its BLAKE3 hash: report [`Content::Digest`].
+    /// BLAKE3 hash of the data: the body reports [`Content::Digest`].
     Digest,
 }
 
 /// A BLAKE3 hash: the root of a hash tree over the data's 1 KiB blocks.
 pub type Digest = [u8; 32];
 
-/// What a completed disk operation found.
+/// Result of a completed disk operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Nothing was asked, or the data is not all zeroes.
     Data,
     /// All zeroes.
     Zeroes,
-    /// The hash that was asked for.
+    /// The requested hash.
     Digest(Digest),
-    /// So many sectors from the extent's start on are a hole; 0 where that cannot be told.
+    /// Sectors of the hole at the extent's start; 0 where the body cannot tell.
     Hole(u32),
-    /// These sectors are a hole. Where the body has found none it is empty, and ends where the body has looked to, or at
-    /// the disk's end.
+    /// The hole found. If the body found no hole, the range is empty and ends where the search ended or at the disk's
+    /// end.
     LongHole {
-        /// The first of them.
+        /// First sector of the hole.
         start: Lba,
-        /// The first behind them.
+        /// First sector behind the hole.
         end: Lba,
     },
 }
 
-/// An instruction to the body. Each is carried out once, in the order in which
-/// [`Controller::poll_action`](crate::Controller::poll_action) hands them out per target: messages
-/// of one traffic class are sent in order, disk operations may overtake each other.
+/// An instruction to the body, carried out once. [`Controller::poll_action`](crate::Controller::poll_action) defines
+/// the order per target: messages of one traffic class are sent in order, disk operations may overtake each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Start a disk operation; report it with
+    /// Starts a disk operation. The body reports completion with
     /// [`Controller::handle_disk_done`](crate::Controller::handle_disk_done).
     Disk {
-        /// Names it.
+        /// Identifies the operation.
         tag: DiskTag,
-        /// What to do.
+        /// Operation to carry out.
         operation: DiskOperation,
     },
-    /// Send a frame to the peer. When [`Message::payload`] names a buffer, the buffer's bytes
-    /// follow the header; the body keeps the buffer until the send has left it.
+    /// Sends a frame to the peer. If [`Message::payload`] names a buffer, the buffer's bytes follow the header, and the
+    /// body keeps the buffer until they have been sent.
     Send {
-        /// The connection to use.
+        /// Connection to use.
         class: TrafficClass,
         /// The frame.
         message: Message,
     },
-    /// Send a frame to a node that forwards here, on the connection that it forwards on.
+    /// Sends a frame to a forwarder on the connection over which the forwarder forwards.
     SendForwarder {
-        /// Which node.
+        /// The forwarder.
         forwarder: Forwarder,
         /// The frame.
         message: Message,
     },
-    /// Drop the frames of the current migration that wait to be sent on this class's connections and
-    /// of which no byte has left. A pause wants the link free at once.
+    /// Drops the current migration's frames that are queued on this class's connections and of which no byte has left.
+    /// A pause needs the link free at once.
     DiscardUnsent {
         /// Copy or sync.
         class: TrafficClass,
     },
-    /// Answer a request. Its tag and buffer are free afterwards, once the answer has left.
+    /// Answers a request. The tag and the buffer are free once the answer has left.
     Complete {
-        /// Which.
+        /// Tag of the request.
         tag: RequestTag,
-        /// How it went. A read's data is in the tag's buffer.
+        /// Result for the client. A read's data is in the tag's buffer.
         result: Result<(), RequestError>,
     },
-    /// A frame given to `handle_message` with this tag needs its buffer no longer.
+    /// Releases the buffer of a frame given to `handle_message` with this tag.
     ReleaseReplica {
-        /// Which.
+        /// Tag of the frame.
         tag: RequestTag,
     },
-    /// Make the record durable, then call
+    /// Makes the record durable. The body then calls
     /// [`Controller::handle_persisted`](crate::Controller::handle_persisted).
     Persist {
-        /// What to store for this disk in place of what is stored.
+        /// Record that replaces the stored record of this disk.
         record: AuthorityRecord,
     },
-    /// What arrived for this slot ([`Message::Pulled`]) needs its buffer no longer.
+    /// Releases the buffer of the data that arrived for this slot ([`Message::Pulled`]).
     ReleasePulled {
-        /// Which.
+        /// Slot of the data.
         slot: PullSlot,
     },
-    /// Note that the disk lacks this extent no longer, so that it outlasts this process, but not the host: the next
-    /// process on this host is told by [`Controller::restore_missing`](crate::Controller::restore_missing). Before
-    /// the actions that follow.
+    /// Notes that this extent is no longer missing. The note outlasts this process but not the host:
+    /// [`Controller::restore_missing`](crate::Controller::restore_missing) gives the note to the next process on this
+    /// host. The body takes the note before the following actions.
     NoteHere {
-        /// Whole blocks of 4 KiB, but for the disk's end.
+        /// Whole blocks of 4 KiB, except at the disk's end.
         extent: Extent,
     },
-    /// Make durable what the disk lacks now, as [`Controller::missing_to_store`](crate::Controller::missing_to_store)
-    /// says, and then call [`Controller::handle_missing_stored`](crate::Controller::handle_missing_stored). After a
-    /// power loss that is what the disk lacks; a mixture with what was stored before is as good.
+    /// Makes durable the current list of missing blocks, as returned by
+    /// [`Controller::missing_to_store`](crate::Controller::missing_to_store). The body then calls
+    /// [`Controller::handle_missing_stored`](crate::Controller::handle_missing_stored). After a power loss the disk
+    /// lacks the stored blocks; a mixture with the previously stored list is as good.
     StoreMissing,
-    /// Tell whoever watches.
+    /// Reports an event to observers.
     Notify(Event),
 }

@@ -1,4 +1,4 @@
-//! What a move costs who asked for it, and when a move whose policy nobody chose is to go on otherwise.
+//! The cost of a move to its operator, and the conditions under which a move without a named policy changes its policy.
 //!
 //! Pure, so that nodes and the simulator decide alike.
 
@@ -6,98 +6,98 @@ use core::time::Duration;
 
 use crate::event::Obstacle;
 
-/// How long something keeps a migration from its end before the policy changes: two judgements of the engine that
-/// agree, and time for what passes by itself.
+/// Time an obstacle must last before the policy changes: two agreeing judgements of the engine, and time for a passing
+/// obstacle to end.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a move costs who asked for it: what the choice of a policy is to keep small.
+/// The cost of a move to its operator, to be kept small by the choice of a policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// From the command until the source is needed no more.
+    /// Time from the command until the source is no longer needed.
     pub until_free: Duration,
-    /// How long the guest depended on two nodes meanwhile: the loss of either stops it.
+    /// Time during which the guest depended on two nodes: the loss of either node stops the guest.
     pub on_two_nodes: Duration,
-    /// How long the guest would have needed for the work that it did not get done because of the move.
+    /// Time the guest would have needed for the work lost because of the move.
     pub lost: Duration,
-    /// How long after its deadline the disk changed hands.
+    /// Delay of the switchover beyond the deadline.
     pub late: Duration,
 }
 
 impl Cost {
-    /// A second after the deadline is as bad as so many without one: the host is to be left by then.
+    /// Weight of a second beyond the deadline, in ordinary seconds: the host is to be vacated by the deadline.
     pub const LATE_FACTOR: u32 = 10;
 
-    /// The seconds until the source may go, those of lost work, once more those on two nodes, and those of
-    /// lateness [`Self::LATE_FACTOR`] times.
+    /// Returns the seconds until the source may go, plus the seconds of lost work, plus the seconds on two nodes once
+    /// more, plus the seconds of lateness [`Self::LATE_FACTOR`] times.
     pub fn seconds(&self) -> f64 {
         let late = self.late * Self::LATE_FACTOR;
         (self.until_free + self.on_two_nodes + self.lost + late).as_secs_f64()
     }
 }
 
-/// What is known of a migration by double writes when its policy is thought over.
+/// Facts about a migration by double writes on which its policy is reconsidered.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
-    /// Since its start.
+    /// Time since the start.
     pub elapsed: Duration,
-    /// When it is to have handed the disk over, from its start.
+    /// Time from the start by which the disk is to be handed over.
     pub deadline: Option<Duration>,
-    /// What keeps it from its end, and for how long.
+    /// The obstacle between the migration and its end, and the time the obstacle has lasted.
     pub obstacle: Option<(Obstacle, Duration)>,
-    /// How it went lately, where that is known.
+    /// Recent progress, where known.
     pub pace: Option<Pace>,
 }
 
-/// How a migration by double writes went over the last seconds.
+/// Progress of a migration by double writes over the last seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
-    /// For how long that was measured.
+    /// Time over which the progress was measured.
     pub measured: Duration,
-    /// Bytes of data that still have to be copied: without holes, and without what the destination has of an older copy.
+    /// Bytes of data still to be copied, without holes and without data that the destination has in an older copy.
     pub left: u64,
-    /// Bytes of data that have been copied.
+    /// Bytes of data copied.
     pub copied: u64,
     /// Bytes of copies sent per second.
     pub copies: f64,
     /// Bytes of the guest's writes sent per second.
     pub doubled: f64,
-    /// Bytes that the guest wrote per second, wherever they went.
+    /// Bytes written by the guest per second, to either node.
     pub written: f64,
 }
 
-/// The rates of less than this are a guess; while it is waited for, double writes are sent that may turn out to be in
-/// vain.
+/// Minimum measurement. Rates over a shorter time are a guess. Double writes sent during the measurement may turn out
+/// to be in vain.
 const SHORTEST: Duration = Duration::from_secs(1);
 
-/// With less of the data copied, nobody can tell how much of what the guest writes will have to be sent.
+/// Minimum part of the data copied. With a smaller part the share of the guest's writes to be sent is unknown.
 const LEAST_COPIED: f64 = 0.05;
 
-/// What is left is gone through in so many steps when the rest of the copy is foreseen.
+/// Steps in which the rest of the copy is simulated.
 const STEPS: u32 = 64;
 
-/// What pushing and then pulling costs at most, in the time in which the link takes what is left: what is written again
-/// is pushed again, until it is left to be pulled, which counts twice. In the simulator it is 1.1 to 1.5 with every load
-/// whose double writes would fill the link.
+/// Upper bound on the cost of pushing and then pulling, relative to the time in which the link takes the rest.
+/// Rewritten data is pushed again until the data is left to be pulled, which counts twice. In the simulator the factor
+/// is 1.1 to 1.5 for every load whose double writes would fill the link.
 const PUSHED_AGAIN: f64 = 1.5;
 
-/// A guest writes everywhere alike if so many times more or less of its writes than that had to be sent.
+/// A guest's writes count as uniform if the writes sent differ from the expected writes by less than this factor.
 const ALIKE: f64 = 2.0;
 
 impl Pace {
-    /// Bytes per second that went to the other node.
+    /// Bytes per second sent to the other node.
     fn link(&self) -> f64 {
         self.copies + self.doubled
     }
 
-    /// The part of the data that has been copied.
+    /// The copied part of the data.
     fn part(&self) -> f64 {
         self.copied as f64 / (self.copied + self.left).max(1) as f64
     }
 
-    /// What it costs to go on, in the time in which the link would take all of the data.
+    /// Cost of going on, relative to the time in which the link would take all of the data.
     ///
-    /// The more has been copied, the more of the guest's writes are sent, until these and copies take a half each: from
-    /// then on they wait for each other, and the guest gets less done.
+    /// The more has been copied, the more of the guest's writes are sent. Once double writes and copies take half of
+    /// the link each, they wait for each other and the guest gets less done.
     fn going_on(&self) -> f64 {
         let part = self.part();
         let step = (1.0 - part) / f64::from(STEPS);
@@ -114,14 +114,14 @@ impl Pace {
         steps.sum()
     }
 
-    /// Whether what is pushed first would have been written again before all of it is pushed, wherever it is.
+    /// Returns true if the data pushed first would be written again before the push ends, wherever the data lies.
     fn pushes_in_vain(&self) -> bool {
         let expected = self.written * self.part();
         let alike = self.doubled > expected / ALIKE && self.doubled < expected * ALIKE;
         alike && self.written >= self.link()
     }
 
-    /// Whether it costs less to leave.
+    /// Returns true if leaving now costs less than going on.
     fn is_better_left(&self) -> bool {
         self.measured >= SHORTEST
             && self.link() >= 1.0
@@ -130,31 +130,31 @@ impl Pace {
     }
 }
 
-/// That a migration is to leave with what is at the destination, and pull the rest.
+/// The decision to leave with the data at the destination and to pull the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leave {
-    /// How long it may go on pushing; without it, until nothing is left to push.
+    /// Time left for pushing; `None` to push until nothing is left.
     pub push_for: Option<Duration>,
-    /// Why.
+    /// Reason for the decision.
     pub why: Why,
 }
 
-/// Why a migration is to leave with what is there.
+/// Reason to leave with the data at the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Its deadline has come.
+    /// The deadline has come.
     Deadline,
-    /// This has kept it from its end for so long.
+    /// The obstacle has blocked the migration for this long.
     Obstacle(Obstacle, Duration),
-    /// So many hundredths of what it sends are the guest's writes, and it would cost more to wait for its end.
+    /// This percentage of the sent bytes are the guest's writes, and waiting for the end would cost more.
     Writes(u8),
 }
 
-/// Whether a migration by double writes should leave with what is there.
+/// Decides if a migration by double writes should leave with the data at the destination.
 ///
-/// Double writes need the source no more once the disk has changed hands, so a migration begins with them. What
-/// keeps them from their end, or from being in time, keeps push and pull from nothing: the guest's writes go to one
-/// node only. But the guest depends on two nodes until all has been pulled, so that is taken up only when it must be.
+/// Double writes leave the source unneeded after the switchover, so a migration begins with double writes. An obstacle
+/// to double writes, or to their deadline, does not hold up push and pull: the guest's writes go to one node only. But
+/// the guest depends on two nodes until everything has been pulled, so push and pull is the last resort.
 pub fn reconsider(facts: &Facts) -> Option<Leave> {
     let time_left = facts
         .deadline
@@ -195,8 +195,8 @@ mod tests {
         pace: None,
     };
 
-    /// A tenth has been copied, over a link of 100 MB/s, under a guest that writes so many hundredths of that, of which
-    /// this part had to be sent.
+    /// A tenth of the disk has been copied over a link of 100 MB/s. The guest writes `hundredths` percent of the link's
+    /// rate, and the part `sent` of these writes had to be sent.
     fn writing(hundredths: f64, sent: f64) -> Facts {
         let written = hundredths * 1e6;
         let doubled = (written * sent).min(9e7);
@@ -270,7 +270,7 @@ mod tests {
         let leave = reconsider(&writing(150.0, 0.5)).expect("it leaves");
         assert_eq!(leave.push_for, None);
         assert_eq!(leave.why, Why::Writes(75));
-        // All that it writes is sent already, and leaves room.
+        // All of the guest's writes are sent already and leave room.
         assert_eq!(reconsider(&writing(20.0, 1.0)), None);
     }
 

@@ -4,21 +4,21 @@ use crate::authority::AuthorityRecord;
 use crate::request::RequestError;
 use crate::units::{Extent, MigrationId};
 
-/// What a migration is doing, as its source sees it.
+/// Phase of a migration as seen by its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
     /// The first pass: every chunk goes to the destination once.
     Copying,
     /// Both images are read again, chunk by chunk, and their hashes compared.
     Verifying,
-    /// The destination has everything but what is in flight: only double writes go on, until the
-    /// body says that the guest has stopped ([`Switchover::WhenTold`](crate::Switchover)).
+    /// The destination has everything except frames in flight: double writes go on until the body reports that the
+    /// guest has stopped ([`Switchover::WhenTold`](crate::Switchover)).
     Converged,
-    /// New guest I/O is held while what is in flight finishes.
+    /// New guest I/O is held while operations in flight finish.
     Draining,
     /// The destination is asked to accept the next epoch.
     Preparing,
-    /// The destination accepted; the source is storing that it gave the disk away.
+    /// The destination accepted; the source is storing that the disk is given away.
     Relinquishing,
     /// The source gave the disk away and waits for the destination to confirm.
     Committing,
@@ -29,7 +29,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// The phase's name in lower case.
+    /// Returns the phase's name in lower case.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Copying => "copying",
@@ -45,10 +45,10 @@ impl Phase {
     }
 }
 
-/// Why a migration ended without moving the disk. The source serves on.
+/// Reason why a migration ended without moving the disk. The source continues to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum AbortReason {
-    /// Somebody asked for it.
+    /// The migration was cancelled on request.
     #[error("it was cancelled")]
     Cancelled,
     /// The connection to the other node ended.
@@ -72,13 +72,13 @@ pub enum AbortReason {
     /// A frame broke the protocol.
     #[error("the other node broke the protocol")]
     Protocol,
-    /// The other node ended it for a reason of its own.
+    /// The other node ended the migration for a reason of its own.
     #[error("the other node ended it")]
     Refused,
 }
 
 impl AbortReason {
-    /// The number that stands for the reason in an abort frame.
+    /// Returns the reason's number in an abort frame.
     pub const fn code(self) -> u16 {
         match self {
             Self::Cancelled => 1,
@@ -93,7 +93,7 @@ impl AbortReason {
         }
     }
 
-    /// Why a migration ends whose destination answered with this error.
+    /// Returns the reason for a destination that answered with this error.
     pub(crate) const fn of_destination(error: RequestError) -> Self {
         match error {
             RequestError::NoSpace => Self::DestinationNoSpace,
@@ -101,7 +101,7 @@ impl AbortReason {
         }
     }
 
-    /// The reason that a frame's number stands for; unknown numbers are [`Self::Refused`].
+    /// Returns the reason with this number; unknown numbers are [`Self::Refused`].
     pub const fn from_code(code: u16) -> Self {
         match code {
             1 => Self::Cancelled,
@@ -117,13 +117,12 @@ impl AbortReason {
     }
 }
 
-/// Why an outgoing migration pauses (Alg. 2).
+/// Reason for a pause of an outgoing migration (Alg. 2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PauseReason {
-    /// A request of the guest waited for the migration about as long as it was promised to take
-    /// (`PAUSE_TH`).
+    /// A request of the guest waited for the migration for almost the promised latency (`PAUSE_TH`).
     GuestLatency,
-    /// What is queued on the sync connection would take that long to be delivered.
+    /// The sync connection's queue would take about the same time to be delivered.
     LinkQueue,
     /// The interface carries more than its budget.
     InterfaceBudget,
@@ -133,7 +132,7 @@ impl PauseReason {
     /// All reasons.
     pub const ALL: [Self; 3] = [Self::GuestLatency, Self::LinkQueue, Self::InterfaceBudget];
 
-    /// The reason's name in lower case.
+    /// Returns the reason's name in lower case.
     pub const fn name(self) -> &'static str {
         match self {
             Self::GuestLatency => "guest-latency",
@@ -143,23 +142,23 @@ impl PauseReason {
     }
 }
 
-/// What keeps an outgoing migration from coming to its end.
+/// Obstacle between an outgoing migration and its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Obstacle {
-    /// Whenever it goes on, the guest's latency comes near what was promised.
+    /// Whenever the migration resumes, the guest's latency comes near the promise.
     Promise,
     /// The guest writes as fast as delayed writes can be sent.
     WriteRate,
-    /// The rest of the interface's traffic leaves nothing of its budget.
+    /// The interface's other traffic leaves nothing of its budget.
     InterfaceBudget,
-    /// The guest's writes alone take the bandwidth that the migration may take.
+    /// The guest's writes alone take the migration's bandwidth.
     Bandwidth,
     /// At this rate the deadline will be missed.
     Deadline,
 }
 
 impl Obstacle {
-    /// The obstacle's name in lower case.
+    /// Returns the obstacle's name in lower case.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Promise => "promise",
@@ -171,122 +170,120 @@ impl Obstacle {
     }
 }
 
-/// Something happened that people or the node want to know of.
+/// An event for people or the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The outgoing migration entered a phase.
     PhaseEntered {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
-        /// What it does now.
+        /// The new phase.
         phase: Phase,
     },
-    /// The outgoing migration pauses: the window is given up, copies stop, and with delayed writes
-    /// so do double writes.
+    /// The outgoing migration pauses: the window is given up, copies stop, and with delayed writes double writes stop
+    /// too.
     Paused {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
-        /// Why.
+        /// Reason for the pause.
         reason: PauseReason,
     },
-    /// The outgoing migration goes on.
+    /// The outgoing migration resumes.
     Resumed {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
     },
-    /// The outgoing migration goes on by push and pull, as it was told.
+    /// The outgoing migration continues by push and pull, as ordered.
     PolicySwitched {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
     },
-    /// The outgoing migration stopped coming nearer to its end, or does again.
+    /// The outgoing migration stopped approaching its end, or resumed the approach.
     Obstructed {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
-        /// What keeps it, or nothing any more.
+        /// The obstacle, or `None` if there is none any more.
         obstacle: Option<Obstacle>,
     },
-    /// The outgoing migration ended; this node serves on.
+    /// The outgoing migration ended; this node continues to serve.
     MigrationAborted {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
-        /// Why.
+        /// Reason for the end.
         reason: AbortReason,
-        /// Where the images differ, when that is the reason.
+        /// The differing extent, if the images differ.
         mismatch: Option<Extent>,
     },
-    /// The outgoing migration is done: the destination serves. The body keeps the sync connection,
-    /// which now carries forwarded I/O.
+    /// The outgoing migration is done: the destination serves. The body keeps the sync connection, which now carries
+    /// forwarded I/O.
     MigrationCompleted {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
     },
-    /// The incoming migration ended without this node becoming the owner. The image here is
-    /// worthless.
+    /// The incoming migration ended without this node becoming the owner. The image here is worthless.
     ReceiveAborted {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
-        /// Why.
+        /// Reason for the end.
         reason: AbortReason,
     },
     /// The incoming migration is done: this node serves.
     ReceiveCompleted {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
     },
-    /// What is stored about who owns the disk changed, durably.
+    /// The stored record of ownership changed, durably.
     AuthorityChanged {
-        /// What is stored now.
+        /// The new record.
         record: AuthorityRecord,
     },
-    /// Whether more than one party may have written to the disk since it came here. The body stores it,
-    /// before any record that [`Action::Persist`](crate::action::Action::Persist) asks for later, gives it
-    /// to [`Controller::resume_forwarding`](crate::Controller::resume_forwarding) when it starts again, and
-    /// calls [`Controller::handle_sharing_stored`](crate::Controller::handle_sharing_stored).
+    /// The sharing of the disk changed. The body stores the new value before any record that
+    /// [`Action::Persist`](crate::action::Action::Persist) asks for later, gives the value to
+    /// [`Controller::resume_forwarding`](crate::Controller::resume_forwarding) after a restart, and calls
+    /// [`Controller::handle_sharing_stored`](crate::Controller::handle_sharing_stored).
     SharingChanged {
-        /// It is so.
+        /// True if more than one party may have written to the disk since its arrival here.
         shared: bool,
     },
-    /// This node has given the disk away, and the destination lacks a part of it, which this node owes: until
-    /// [`Event::OwesNothing`] the body keeps the disk as it is, and a connection to the owner up
+    /// This node has given the disk away, and owes a part that the destination lacks. Until [`Event::OwesNothing`] the
+    /// body keeps the disk unchanged and a connection to the owner up
     /// ([`Controller::handle_pull_up`](crate::Controller::handle_pull_up)).
     Owes {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
     },
-    /// The owner has all of the disk: nothing of it is needed here.
+    /// The owner has the whole disk: nothing more is needed from this node.
     OwesNothing {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
     },
-    /// All of the disk is here: the source of the migration that brought it is not needed any more. What was stored
-    /// of what the disk lacks can be removed.
+    /// The whole disk is here: the source of the migration that brought the disk is no longer needed. The stored list
+    /// of missing blocks can be removed.
     Whole {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
     },
-    /// This node's image of the disk, which has left, is durably what the disk was when it changed hands by this
-    /// migration. The body may remember that as long as nobody writes to the image, and has to forget it durably before
-    /// [`Controller::start_destination`](crate::Controller::start_destination). If the disk comes back it can be told
-    /// to the node that sends it ([`OlderCopy::Since`](crate::OlderCopy::Since)).
+    /// This node's image of the departed disk is durably the disk as of the switchover. The body may remember this base
+    /// while nobody writes to the image, and has to forget the base durably before
+    /// [`Controller::start_destination`](crate::Controller::start_destination). If the disk comes back, the base can be
+    /// announced to the sending node ([`OlderCopy::Since`](crate::OlderCopy::Since)).
     BecameBase {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
     },
-    /// The disk has left this node and did not have all of the image that it was created from. What was stored of what
-    /// it lacked can be removed.
+    /// The disk has left this node, which never had the whole image of the disk. The stored list of missing blocks can
+    /// be removed.
     LeftImage {
-        /// What stood for the image in the disk's record.
+        /// The id of the image in the disk's record.
         migration: MigrationId,
     },
-    /// The node to which this one forwards does not own the disk any more: the body should close
-    /// the forwarding connection, find the owner and call
-    /// [`Controller::handle_forward_up`](crate::Controller::handle_forward_up).
+    /// The node to which this node forwards no longer owns the disk. The body should close the forwarding connection,
+    /// find the owner and call [`Controller::handle_forward_up`](crate::Controller::handle_forward_up).
     OwnerMoved,
-    /// The controller needs a control connection to the other node of this migration to find out
-    /// who owns the disk. Repeated while it is needed.
+    /// The controller needs a control connection to the other node of this migration to determine the owner of the
+    /// disk. Repeated while needed.
     NeedPeer {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
     },
 }

@@ -1,10 +1,9 @@
-//! The migration controller: for every guest I/O and every background step it decides what happens
-//! next.
+//! The migration controller: decides the next step for every guest I/O and every background operation.
 //!
-//! It is a pure state machine. Inputs are [`Controller`]'s `handle_*` calls, which carry the time;
-//! outputs are drained with [`Controller::poll_action`]. It performs no I/O, reads no clock, starts
-//! no thread and draws no randomness, and guest data never passes through it: only extents, tags
-//! and buffer handles do. The engine drives it against real disks and sockets.
+//! The controller is a pure state machine. Inputs are [`Controller`]'s `handle_*` calls, which carry the time; outputs
+//! are drained with [`Controller::poll_action`]. The controller performs no I/O, reads no clock, starts no thread and
+//! draws no randomness. Guest data never passes through it: only extents, tags and buffer handles do. The engine drives
+//! the controller against real disks and sockets.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Defects that the simulator plants to prove that it finds them. They exist only in builds with the
-//! feature `planted-bugs`, and only in a controller that was told so.
+//! Defects that the simulator plants and must find. They exist only in builds with the feature `planted-bugs`, and only
+//! in a controller with a planted bug.
 
 #![cfg_attr(
     not(feature = "planted-bugs"),
@@ -13,80 +13,80 @@
 /// A defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PlantedBug {
-    /// The destination is asked to accept before it has acknowledged all double writes.
+    /// The destination is asked to accept before acknowledging all double writes.
     SwitchoverWithPosted,
-    /// A pause forgets the double writes that the guest does not wait for.
+    /// A pause forgets posted writes.
     ForgetPosted,
-    /// A chunk is read while a double write to it is on its way.
+    /// A chunk is read during a double write to the chunk.
     ReadOverPosted,
     /// The destination carries out copies of older generations.
     IgnoreGeneration,
-    /// Writes to chunks that are being copied do not wait.
+    /// Writes to chunks being copied do not wait.
     SkipWindowLock,
-    /// A full table of delayed writes drops what comes instead of coarsening.
+    /// A full table of delayed writes drops new entries instead of coarsening.
     DropDelayedOnOverflow,
-    /// The destination accepts the disk without making what it received durable.
+    /// The destination accepts the disk without making received data durable.
     AcceptWithoutFlush,
-    /// The destination accepts the disk before all that it acknowledged is written.
+    /// The destination accepts the disk before all acknowledged data is written.
     AcceptBeforeWritten,
-    /// A double write that was acknowledged fails and the migration goes on.
+    /// An acknowledged double write fails and the migration goes on.
     ForgetFailedWrite,
     /// The destination is asked to accept while delayed writes are left.
     SwitchoverWithDelayed,
-    /// Writes to hot places that were kept back are never sent.
+    /// Kept back writes to hot places are never sent.
     ForgetHot,
     /// Authority is acted on before it is stored.
     PersistAfterUse,
-    /// A write that is combined with one that must be durable is not made durable.
+    /// A write combined with a write that must be durable is not made durable.
     CombineForgetsFua,
-    /// A write that is combined with an earlier one keeps its own place in the order of writes.
+    /// A write combined with an earlier write keeps its own place in the order of writes.
     CombineOutOfPlace,
-    /// The owner takes what was forwarded before a client attached.
+    /// The owner takes requests forwarded before a client attached.
     ForgetFence,
-    /// What was forwarded on a lost connection is done again although the owner has done it.
+    /// Requests forwarded on a lost connection are repeated although already carried out by the owner.
     RepeatForwarded,
-    /// What was a hole before it was locked is not looked at again.
+    /// A hole found before its lock is not examined again.
     TrustHoles,
     /// A write that goes to both nodes anyway does not wait for the chunk that is copied over it.
     MirrorUnlocked,
-    /// Pre-copy forgets what is written to a block while that is copied.
+    /// Pre-copy forgets writes to a block while the block is copied.
     ForgetRoundWrites,
-    /// What was pulled is written over what the guest has written since it was asked for.
+    /// Pulled data is written over newer data of the guest.
     PullOverNewer,
-    /// A write to a part of a missing block does not wait for the rest of it.
+    /// A write to a part of a missing block does not wait for the rest of the block.
     ForgetRestOfBlock,
-    /// What a guest zeroes or discards is pulled all the same.
+    /// Blocks that a guest zeroes or discards are pulled all the same.
     ForgetZeroed,
-    /// A flush is answered before it is durable that what was written is not to be pulled.
+    /// A flush is answered before the list of missing blocks is durable.
     FlushWithoutCheckpoint,
     /// A node that owes a part of the disk does not say so on a new connection.
     ForgetDebt,
-    /// How often the guest wrote is lost when the disk changes hands without a part.
+    /// Write counts are lost when the disk changes hands without a part.
     LoseCounts,
-    /// An owner tells the node that owes it a part that it needs that no more, before this is durable.
+    /// An owner tells the owing node that nothing is needed any more, before this is durable.
     RepaidEarly,
-    /// Where what an owner lacks is in two places, it takes what another node owes from the image.
+    /// An owner that lacks blocks in two places takes another node's blocks from the image.
     TakenFromImage,
-    /// A node that will owe a part of the disk does not flush it before it gives the disk away.
+    /// A node that will owe a part of the disk does not flush it before giving the disk away.
     OweUnflushed,
-    /// What was to be sent later is forgotten when the policy changes.
+    /// Delayed writes are forgotten when the policy changes.
     SwitchForgetsDelayed,
-    /// When the policy changes, chunks are pushed beside double writes that are on their way.
+    /// Chunks are pushed beside double writes in flight when the policy changes.
     SwitchOvertakes,
-    /// An owner that cannot know what was written since the disk came to it takes that for nothing.
+    /// An owner that cannot know the blocks written since the disk arrived assumes none.
     StaleWritten,
-    /// What the guest writes while only what differs is sent is not added to that.
+    /// Writes of the guest during a move of differences are not added to the differences.
     DeltaForgetsWrites,
-    /// What a guest zeroes or discards while its disk is compared with an image, or leaves that behind, does not count
-    /// as different.
+    /// Blocks that a guest zeroes or discards do not count as different while the disk is compared with an image, or
+    /// leaves the image behind.
     DiscardsAsInImage,
-    /// Writes that are on their way when a disk begins to be compared with its image do not count as different.
+    /// Writes in flight at the start of a comparison with the image do not count as different.
     ComparedBesideWrites,
-    /// The image of a disk that has left counts as what the disk was then before it is durable.
+    /// The image of a departed disk counts as a base before it is durable.
     BaseUnflushed,
-    /// What the guest writes while its disk is searched for holes is taken for a part of them.
+    /// Blocks that the guest writes during a search for holes count as holes.
     HolesOverWrites,
-    /// What was sent to a place that is a hole now does not count.
+    /// Data sent earlier to a present hole is disregarded.
     HolesOverSent,
 }
 
@@ -132,7 +132,7 @@ impl PlantedBug {
         Self::HolesOverSent,
     ];
 
-    /// The defect's name.
+    /// Returns the defect's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::SwitchoverWithPosted => "switchover-with-posted",

@@ -1,40 +1,40 @@
-//! What a guest may ask of its disk, and how it is answered.
+//! A guest's requests to its disk, and their results.
 
 use crate::units::{Extent, Lba, SECTOR_SIZE, Sectors};
 
-/// Names a request while it is in flight: an index into the engine's request slots, and the handle
-/// of the buffer that holds its data. Smaller than [`Limits::requests`](crate::Limits::requests).
+/// Identifies a request in flight: an index into the engine's request slots, and the handle of the buffer with the
+/// request's data. Smaller than [`Limits::requests`](crate::Limits::requests).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestTag(pub u32);
 
-/// What a request does.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// Fill the request's buffer from the extent.
     Read(Extent),
-    /// Store the request's buffer; with `fua` it is durable before it is acknowledged.
+    /// Store the request's buffer.
     Write {
-        /// Where.
+        /// Sectors to write.
         extent: Extent,
-        /// Durable before the acknowledgement.
+        /// True if the write must be durable before the acknowledgement.
         fua: bool,
     },
-    /// Make the extent read as zeroes. A guest's discard is this with `unmap`: Godwit makes
-    /// discarded sectors read as zeroes, so that both ends of a migration agree about them.
+    /// Make the extent read as zeroes. A guest's discard becomes this operation with `unmap`: Godwit makes discarded
+    /// sectors read as zeroes, so that both ends of a migration agree about them.
     WriteZeroes {
-        /// Where.
+        /// Sectors to zero.
         extent: Extent,
-        /// Durable before the acknowledgement.
+        /// True if the zeroes must be durable before the acknowledgement.
         fua: bool,
-        /// The space behind the extent may be released.
+        /// True if the space behind the extent may be released.
         unmap: bool,
     },
-    /// Make every write that was acknowledged before it durable.
+    /// Make every write acknowledged before the flush durable.
     Flush,
 }
 
 impl Operation {
-    /// The extent the operation touches; a flush has none.
+    /// Returns the operation's extent; a flush has none.
     #[inline]
     pub const fn extent(&self) -> Option<Extent> {
         match *self {
@@ -45,34 +45,34 @@ impl Operation {
         }
     }
 
-    /// Whether it changes the disk's content.
+    /// Returns true if the operation changes the disk's content.
     #[inline]
     pub const fn is_write(&self) -> bool {
         matches!(self, Self::Write { .. } | Self::WriteZeroes { .. })
     }
 }
 
-/// Who sent a request.
+/// Sender of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// A client of this node: the guest itself.
     Client,
-    /// The node that served the disk before and still has clients; it forwards their I/O here.
+    /// The previous owner, which still has clients and forwards their I/O here.
     Peer,
 }
 
 /// A request that enters the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
-    /// Its name, free until now.
+    /// The request's tag, free until now.
     pub tag: RequestTag,
-    /// Who sent it.
+    /// Sender of the request.
     pub origin: Origin,
-    /// What to do.
+    /// Operation to carry out.
     pub operation: Operation,
 }
 
-/// Why a request failed. The guest sees it as an I/O error.
+/// Reason why a request failed. The guest sees an I/O error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum RequestError {
     /// The extent ends past the end of the disk.
@@ -87,17 +87,17 @@ pub enum RequestError {
     /// The file system that holds the disk's image is full.
     #[error("no space is left for the disk's image")]
     NoSpace,
-    /// This node does not serve the disk and knows nobody who does.
+    /// This node does not serve the disk and knows no node that does.
     #[error("this node does not serve the disk")]
     NotServing,
-    /// The write was forwarded to the disk's owner, the connection was lost, and the owner does not know
-    /// any more whether it was done. Others have written meanwhile, so it is not done again.
+    /// The write was forwarded to the disk's owner, the connection was lost, and the owner no longer knows if the write
+    /// was carried out. Others have written since, so the write is not repeated.
     #[error("the disk's owner was lost and does not know whether the write was done")]
     Uncertain,
 }
 
 impl RequestError {
-    /// The number that stands for the error in a frame's status field.
+    /// Returns the error's number in a frame's status field.
     pub const fn code(self) -> u16 {
         match self {
             Self::OutOfRange => 1,
@@ -109,7 +109,7 @@ impl RequestError {
         }
     }
 
-    /// The error that a frame's status stands for. Unknown numbers are I/O errors.
+    /// Returns the error with this status number. Unknown numbers are I/O errors.
     pub const fn from_code(code: u16) -> Result<(), Self> {
         Err(match code {
             0 => return Ok(()),
@@ -123,7 +123,7 @@ impl RequestError {
     }
 }
 
-/// Turns a byte range that a client named into an extent.
+/// Turns a byte range from a client into an extent.
 ///
 /// # Errors
 /// [`RequestError::Misaligned`] or [`RequestError::OutOfRange`]; no arithmetic overflows.

@@ -1,24 +1,23 @@
-//! What a guest was promised: how long its requests may take while its disk moves.
+//! Promises to a guest: bounds on the latency of its requests while its disk moves.
 
 use core::fmt;
 use core::str::FromStr;
 use core::time::Duration;
 
-/// A promise such as *p99.99 < 2 ms*: of a million requests at most [`Self::allowed_per_million`]
-/// take longer than [`Self::limit`].
+/// A promise such as *p99.99 < 2 ms*: of a million requests at most [`Self::allowed_per_million`] take longer than
+/// [`Self::limit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LatencyTarget {
     /// Longest latency of all but the slowest requests; not zero.
     pub limit: Duration,
-    /// How many requests of a million may be slower: 100 for the 99.99th percentile. Less than a
-    /// million.
+    /// Requests of a million that may be slower: 100 for the 99.99th percentile. Less than a million.
     pub allowed_per_million: u32,
 }
 
-/// Why a text is no [`LatencyTarget`].
+/// Reason why a text is not a [`LatencyTarget`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidLatencyTarget {
-    /// It is not of the form `pNN<TIME`.
+    /// The text is not of the form `pNN<TIME`.
     #[error("'{0}' is not of the form p99.99<2ms")]
     Form(String),
     /// The percentile is not a number below 100 with at most four decimals.
@@ -34,8 +33,8 @@ pub enum InvalidLatencyTarget {
 impl FromStr for LatencyTarget {
     type Err = InvalidLatencyTarget;
 
-    /// Reads `p99.99<2ms`: a percentile with at most four decimals, and a time in `ns`, `us`, `ms` or
-    /// `s`, at most an hour. Spaces around the parts are ignored.
+    /// Reads `p99.99<2ms`: a percentile with at most four decimals, and a time in `ns`, `us`, `ms` or `s`, at most an
+    /// hour. Spaces around the parts are ignored.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let form = || InvalidLatencyTarget::Form(text.to_owned());
         let (percentile, limit) = text.trim().split_once('<').ok_or_else(form)?;
@@ -59,8 +58,8 @@ impl FromStr for LatencyTarget {
     }
 }
 
-/// A decimal number times ten to the power of `decimals`; `None` when it is none, has more decimals
-/// than that, or is too large.
+/// Returns a decimal number times ten to the power of `decimals`; `None` if the text is not a number, has more
+/// decimals, or is too large.
 fn decimal(text: &str, decimals: usize) -> Option<u64> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());

@@ -2,11 +2,10 @@
 
 use core::fmt;
 
-/// Bytes in one sector, the unit of addressing: every guest request is a whole number of these.
+/// Bytes in a sector, the unit of addressing: every guest request is a whole number of sectors.
 pub const SECTOR_SIZE: u64 = 512;
 
-/// Longest extent one request may name: 32 MiB, the largest payload the NBD protocol expects
-/// every server to take.
+/// Longest extent of a request: 32 MiB, the largest payload the NBD protocol expects every server to take.
 pub const MAX_EXTENT_SECTORS: u32 = (32 << 20) / SECTOR_SIZE as u32;
 
 /// The address of a sector, counted in sectors from the start of the disk.
@@ -14,7 +13,7 @@ pub const MAX_EXTENT_SECTORS: u32 = (32 << 20) / SECTOR_SIZE as u32;
 pub struct Lba(pub u64);
 
 impl Lba {
-    /// The byte offset of this sector from the start of the disk.
+    /// Returns the byte offset of this sector from the start of the disk.
     #[inline]
     pub const fn byte_offset(self) -> u64 {
         self.0 * SECTOR_SIZE
@@ -32,7 +31,7 @@ impl fmt::Display for Lba {
 pub struct Bytes(pub u64);
 
 impl Bytes {
-    /// The number of whole sectors, or `None` when the count is not a multiple of 512.
+    /// Returns the number of whole sectors, or `None` if the count is not a multiple of 512.
     pub const fn sectors(self) -> Option<u64> {
         if self.0.is_multiple_of(SECTOR_SIZE) {
             Some(self.0 / SECTOR_SIZE)
@@ -42,8 +41,7 @@ impl Bytes {
     }
 }
 
-/// For people: `20 GiB`, `1.5 GiB`, and `953 MiB (1000000000 bytes)` where the short form is not the
-/// whole truth.
+/// For people: `20 GiB`, `1.5 GiB`, and `953 MiB (1000000000 bytes)` if the short form is not exact.
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
@@ -75,7 +73,7 @@ impl fmt::Display for Bytes {
 
 /// A non-empty run of sectors.
 ///
-/// The end never overflows: [`Extent::new`] refuses such runs, and it is the only constructor.
+/// The end never overflows: [`Extent::new`], the only constructor, refuses such runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
     start: Lba,
@@ -83,8 +81,8 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// A run of `sectors` sectors from `start`; `None` when it is empty, longer than
-    /// [`MAX_EXTENT_SECTORS`], or its end cannot be expressed in bytes.
+    /// Creates a run of `sectors` sectors from `start`. Returns `None` if the run is empty, longer than
+    /// [`MAX_EXTENT_SECTORS`], or has an end that cannot be expressed in bytes.
     #[inline]
     pub const fn new(start: Lba, sectors: u32) -> Option<Self> {
         if sectors == 0 || sectors > MAX_EXTENT_SECTORS || start.0 > (1 << 54) {
@@ -93,8 +91,8 @@ impl Extent {
         Some(Self { start, sectors })
     }
 
-    /// The extent that covers `length` bytes from `offset`; `None` when either is not a multiple
-    /// of 512 or [`Extent::new`] would refuse it.
+    /// Creates the extent of `length` bytes from `offset`. Returns `None` if either is not a multiple of 512 or
+    /// [`Extent::new`] would refuse the run.
     pub const fn from_bytes(offset: u64, length: u32) -> Option<Self> {
         if !offset.is_multiple_of(SECTOR_SIZE) || !(length as u64).is_multiple_of(SECTOR_SIZE) {
             return None;
@@ -102,37 +100,37 @@ impl Extent {
         Self::new(Lba(offset / SECTOR_SIZE), length / SECTOR_SIZE as u32)
     }
 
-    /// First sector.
+    /// Returns the first sector.
     #[inline]
     pub const fn start(self) -> Lba {
         self.start
     }
 
-    /// First sector past the run.
+    /// Returns the first sector past the run.
     #[inline]
     pub const fn end(self) -> Lba {
         Lba(self.start.0 + self.sectors as u64)
     }
 
-    /// Number of sectors, at least one.
+    /// Returns the number of sectors, at least one.
     #[inline]
     pub const fn sectors(self) -> u32 {
         self.sectors
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub const fn bytes(self) -> u64 {
         self.sectors as u64 * SECTOR_SIZE
     }
 
-    /// Whether the two runs share a sector.
+    /// Returns true if the two runs share a sector.
     #[inline]
     pub const fn overlaps(self, other: Self) -> bool {
         self.start.0 < other.end().0 && other.start.0 < self.end().0
     }
 
-    /// Whether the run lies within a disk of `capacity` sectors.
+    /// Returns true if the run lies within a disk of `capacity` sectors.
     #[inline]
     pub const fn within(self, capacity: Sectors) -> bool {
         self.end().0 <= capacity.0
@@ -150,19 +148,18 @@ impl fmt::Display for Extent {
 pub struct Sectors(pub u64);
 
 impl Sectors {
-    /// The same length in bytes.
+    /// Returns the same length in bytes.
     pub const fn bytes(self) -> Bytes {
         Bytes(self.0 * SECTOR_SIZE)
     }
 }
 
-/// Counts the owners a disk has had. It grows by one with every switchover; at most one node
-/// serves a disk in any epoch.
+/// Counts a disk's owners. Every switchover adds one; at most one node serves a disk in any epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u64);
 
 impl Epoch {
-    /// The epoch after this one.
+    /// Returns the epoch after this one.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0 + 1)
@@ -175,16 +172,17 @@ impl fmt::Display for Epoch {
     }
 }
 
-/// Counts how often a migration's locking window was thrown away (by a pause or a retry). A frame
-/// of an older generation must not reach the destination's disk.
+/// Counts the times a migration's locking window was given up (by a pause or a retry). A frame of an older generation
+/// must not reach the destination's disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(pub u32);
 
-/// Names one migration attempt for good: chosen at random by the source's node, never reused.
+/// Identifies a migration attempt for ever: chosen at random by the source's node, never reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MigrationId(pub [u8; 16]);
 
-/// Tells a disk from others of its name, wherever it is: chosen at random when it is created, and never changed.
+/// Distinguishes a disk from others with the same name on any node: chosen at random at the disk's creation, never
+/// changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DiskId(pub [u8; 16]);
 
@@ -217,7 +215,7 @@ macro_rules! in_hexadecimal {
 
 in_hexadecimal!(MigrationId, DiskId);
 
-/// The text is not an id: 32 hexadecimal digits.
+/// Error: the text is not an id of 32 hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an id is 32 hexadecimal digits")]
 pub struct InvalidId;
@@ -227,7 +225,7 @@ pub struct InvalidId;
 pub struct Time(pub u64);
 
 impl Time {
-    /// The point `duration` later, or the last one there is.
+    /// Returns the time `duration` later, or the last representable time.
     #[must_use]
     pub const fn after(self, duration: core::time::Duration) -> Self {
         let nanoseconds = duration.as_nanos();
@@ -237,7 +235,7 @@ impl Time {
         Self(self.0.saturating_add(nanoseconds as u64))
     }
 
-    /// How long after `earlier` this point is; zero when it is not after it.
+    /// Returns the time passed since `earlier`; zero if `earlier` is later.
     pub const fn since(self, earlier: Self) -> core::time::Duration {
         core::time::Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

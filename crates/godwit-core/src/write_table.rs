@@ -1,8 +1,8 @@
-//! Which writes are in flight or queued where, so that overlapping ones keep their order.
+//! The writes in flight or queued by address, so that overlapping writes keep their order.
 //!
-//! The address space is cut into granules of 128 KiB. A write is entered under every granule that
-//! it touches; one that touches many is kept in a short list of its own instead. Looking a range up
-//! costs a hash and, in the common case, an empty bucket. Nothing is allocated after construction.
+//! The address space is cut into granules of 128 KiB. A write is entered under every granule of its extent; a write
+//! over many granules is kept in a short list instead. A lookup costs a hash and, in the common case, an empty bucket.
+//! Nothing is allocated after construction.
 
 use crate::request::RequestTag;
 use crate::units::Extent;
@@ -11,7 +11,7 @@ const GRANULE_SHIFT: u32 = 8;
 const MAX_GRANULES: usize = 4;
 const NONE: u32 = u32::MAX;
 
-/// The writes of one disk that have not finished.
+/// The unfinished writes of one disk.
 #[derive(Debug)]
 pub(crate) struct WriteTable {
     buckets: Box<[u32]>,
@@ -23,11 +23,9 @@ pub(crate) struct WriteTable {
 /// A write in the table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
-    /// Where it writes.
     pub(crate) extent: Extent,
-    /// Its place in the order of arrival.
+    /// The write's place in the order of arrival.
     pub(crate) sequence: u64,
-    /// Whose it is.
     pub(crate) tag: RequestTag,
 }
 
@@ -39,7 +37,7 @@ struct Node {
 }
 
 impl WriteTable {
-    /// A table for at most `writes` writes at once.
+    /// Creates a table for at most `writes` writes at once.
     pub(crate) fn new(writes: u32) -> Self {
         let count = writes as usize * MAX_GRANULES;
         let nodes = (0..count)
@@ -62,7 +60,7 @@ impl WriteTable {
         }
     }
 
-    /// Enters a write. Its tag must not be in the table.
+    /// Enters a write, whose tag must not be in the table.
     #[inline]
     pub(crate) fn insert(&mut self, entry: Entry) {
         if is_large(entry.extent) {
@@ -116,7 +114,7 @@ impl WriteTable {
         }
     }
 
-    /// A write that overlaps the extent and that `matches` accepts, if there is one.
+    /// Returns a write that overlaps the extent and is accepted by `matches`, if any.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -149,7 +147,7 @@ impl WriteTable {
     }
 }
 
-/// Which of so many places, a power of two, a number is looked for in: neighbours lie far apart.
+/// Returns the place of a number among `places`, a power of two: neighbours lie far apart.
 #[inline]
 pub(crate) const fn spread(number: u64, places: usize) -> usize {
     let hash = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
@@ -175,7 +173,7 @@ mod tests {
     use crate::units::Lba;
 
     proptest! {
-        /// The table finds exactly what a linear search over all entries finds.
+        /// The table finds exactly the entries that a linear search finds.
         #[test]
         fn finds_what_a_linear_search_finds(
             steps in prop::collection::vec((any::<bool>(), 0u32..64, 0u64..8192, 1u32..3000), 1..200),

@@ -1,4 +1,4 @@
-//! What is changed of a migration while it runs.
+//! Changes of a running migration.
 
 #[path = "support/acknowledge.rs"]
 mod acknowledge;
@@ -19,9 +19,9 @@ use support::Source;
 
 /// 1 GiB.
 const CAPACITY: u32 = 2 << 20;
-/// Long enough for a quarter of the disk.
+/// Time for a quarter of the disk.
 const QUARTER: Duration = Duration::from_millis(2500);
-/// Long enough for all of it.
+/// Time for the whole disk.
 const ALL: Duration = Duration::from_secs(60);
 
 const LEAVE_NOW: MigrationChange = MigrationChange {
@@ -34,7 +34,7 @@ const LEAVE_NOW: MigrationChange = MigrationChange {
     }),
 };
 
-/// A disk of which a quarter has left at 100 MB/s.
+/// Returns a source after a quarter of its disk was sent at 100 MB/s.
 fn a_quarter_has_left(options: MigrationOptions) -> Source {
     let mut source = Source::leaving(MigrationOptions {
         max_bandwidth: Some(100 << 20),
@@ -66,7 +66,7 @@ fn change(source: &mut Source, change: &MigrationChange) {
     source.pass(Duration::from_millis(50));
 }
 
-/// The disk is handed over; what is left of it, as extents from their start on.
+/// Hands the disk over; returns the extents left behind.
 fn hand_over(source: &mut Source) -> Vec<(u64, u32)> {
     assert!(source.converged, "{:?}", source.core.progress());
     assert!(source.core.switch_over(source.now));

@@ -1,4 +1,4 @@
-//! A guest waits for the chunks that it meets, so they are short; an idle one meets none.
+//! A guest waits for overlapping chunks, so chunks are short while the guest works. An idle guest meets no chunk.
 
 mod support;
 
@@ -16,7 +16,7 @@ fn chunks_are_short_while_the_guest_works_and_long_while_it_does_not() {
     let mut source = Source::leaving(MigrationOptions {
         chunk_sectors: LONG,
         busy_chunk_sectors: SHORT,
-        // So that the guest has work to do before all is copied.
+        // The guest has time to work before everything is copied.
         max_bandwidth: Some(100 << 20),
         ..MigrationOptions::new(MigrationId([1; 16]))
     });

@@ -1,4 +1,4 @@
-//! Writes of one block that wait for each other reach the disk as one.
+//! Waiting writes to one block reach the disk as one.
 
 use godwit_core::action::{Action, Content, DiskOperation, DiskTag};
 use godwit_core::authority::AuthorityRecord;
@@ -17,7 +17,7 @@ const LIMITS: Limits = Limits {
 /// A controller whose disk finishes nothing by itself.
 struct Disk {
     controller: Controller,
-    /// What it was told to write, in order.
+    /// Operations started on the disk, in order.
     started: Vec<(u32, Operation)>,
     answered: Vec<(u32, Result<(), RequestError>)>,
 }
@@ -109,7 +109,7 @@ fn of_the_writes_that_wait_the_newest_is_carried_out_and_all_are_answered_then()
     disk.finish(0, Ok(()));
     assert_eq!(disk.take_answered(), [(0, Ok(()))]);
     assert_eq!(disk.take_started(), [(3, write(5, 1))]);
-    // It came after the write that is under way was started.
+    // A write from after the start of the combined write.
     disk.ask(4, write(5, 1));
     disk.finish(3, Ok(()));
     assert_eq!(disk.take_answered(), [1, 2, 3].map(|tag| (tag, Ok(()))));
@@ -135,7 +135,8 @@ fn all_fail_when_the_one_that_is_carried_out_does() {
     let mut disk = Disk::new();
     disk.ask(0, write(5, 1));
     disk.ask(1, write(5, 1));
-    // It waits for the second, the third for it: it is neither combined nor does it answer them.
+    // The third write waits for the second, and the fourth for the third. The third is neither combined with the others
+    // nor answered together with the others.
     disk.ask(2, write(4, 3));
     disk.ask(3, write(5, 1));
     disk.finish(0, Ok(()));
@@ -155,7 +156,7 @@ fn what_reaches_further_does_not_overtake_what_it_came_after() {
     disk.ask(0, write(5, 1));
     disk.ask(1, write(5, 1));
     disk.ask(2, write(6, 1));
-    // It waits for the third; the second waits too.
+    // The fourth write waits for the third; the second waits too.
     disk.ask(3, write(5, 2));
     disk.ask(4, write(5, 1));
     disk.finish(0, Ok(()));

@@ -1,4 +1,4 @@
-//! What a guest wrote here and there is compared in many short pieces at a time.
+//! Scattered writes are compared in many short pieces at a time.
 
 #[path = "support/acknowledge.rs"]
 mod acknowledge;
@@ -13,7 +13,7 @@ use godwit_core::{MigrationOptions, Switchover};
 use support::Source;
 
 const MOMENT: Duration = Duration::from_millis(1);
-/// Just as many as are worth another pass.
+/// Just enough blocks for another pass.
 const BLOCKS: u32 = 17;
 
 #[test]

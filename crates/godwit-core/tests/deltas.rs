@@ -1,4 +1,4 @@
-//! What is known of what was written since a disk came, and what becomes of it when the disk goes back.
+//! Blocks known to be written since a disk came, and their use when the disk goes back.
 
 use std::time::Duration;
 
@@ -34,15 +34,15 @@ fn extent(start: u64, sectors: u32) -> Extent {
 struct Node {
     core: Controller,
     now: Time,
-    /// What the window read, in order.
+    /// Reads of the window, in order.
     read: Vec<(Extent, Inspect)>,
     sent: Vec<Message>,
     events: Vec<Event>,
-    /// A chunk with this sector differs.
+    /// A sector whose chunk differs.
     differs_at: u64,
-    /// The disk fails the guest's writes.
+    /// True if the disk fails the guest's writes.
     fails_writes: bool,
-    /// The destination does not answer copies.
+    /// True if the destination does not answer copies.
     holds_copies: bool,
 }
 
@@ -142,7 +142,7 @@ impl Node {
         self.settle();
     }
 
-    /// The disk comes to this node.
+    /// Receives the disk.
     fn receive(&mut self) {
         let timeout = Duration::from_secs(10);
         self.core
@@ -197,7 +197,7 @@ impl Node {
         self.now = end;
     }
 
-    /// Whether the guest's write there went to both nodes.
+    /// Returns true if the guest's write to this extent went to both nodes.
     fn doubled(&self, written: Extent) -> bool {
         let is_it = |message: &Message| matches!(message, Message::DoubleWrite { extent, .. } if *extent == written);
         self.sent.iter().any(is_it)
@@ -212,7 +212,7 @@ impl Node {
     }
 }
 
-/// The owner of a disk that was received by this process.
+/// Returns the owner of a disk received by this process.
 fn received() -> Node {
     let mut node = Node::new(AuthorityRecord::vacant());
     node.receive();
@@ -225,7 +225,7 @@ fn what_is_written_since_the_disk_came_is_known_to_the_process_that_received_it_
     node.write(16, 1);
     let written = node.core.written().expect("it is known");
     assert_eq!((written.since(), written.bytes().0), (CAME, 4096));
-    // It may have served before it had stored that, and what it wrote then is not known any more.
+    // An earlier process may have served before storing its ownership. Its writes are unknown.
     let accepted = AuthorityRecord {
         epoch: Epoch(2),
         ownership: Ownership::Accepted { migration: CAME },
@@ -263,11 +263,11 @@ fn a_disk_goes_back_with_what_was_written_and_what_is_written_meanwhile() {
             (delta.by, delta.bytes_skipped),
             (DeltaBy::Written, size - 4096 - 3 * 512)
         );
-        // Where nothing was copied the guest's writes reach the destination like those anywhere else.
+        // In places without a copy the guest's writes reach the destination like any other writes.
         node.write(4096, 8);
         let doubles = matches!(policy, PolicyOptions::DoubleWrite | PolicyOptions::Mirror);
         assert_eq!(node.doubled(extent(4096, 8)), doubles, "{policy:?}");
-        // If it stays after all, nothing of that is forgotten.
+        // A cancelled move forgets none of these blocks.
         assert!(
             node.core
                 .cancel(node.now, godwit_core::event::AbortReason::Cancelled)
@@ -298,7 +298,7 @@ fn what_was_forwarded_and_is_done_here_while_the_guest_is_held_stays() {
         shared: false,
         failed: false,
     });
-    // The owner does not answer this before the disk comes here, nor until it leaves again.
+    // The owner answers this write neither before the disk comes here nor before the disk leaves again.
     node.write(16, 8);
     node.receive();
     node.leave_by(MigrationOptions {
@@ -322,7 +322,7 @@ fn what_was_forwarded_and_is_done_here_while_the_guest_is_held_stays() {
     assert!(node.sent.contains(&lacks), "{:?}", node.sent);
     let asks = |message: &Message| matches!(message, Message::Prepare { lacks: true, .. });
     assert!(node.sent.iter().any(asks), "{:?}", node.sent);
-    // The destination takes a copy that comes now for a breach of the protocol.
+    // The destination takes a late copy for a breach of the protocol.
     node.pass(Duration::from_millis(100));
     assert_eq!(node.copied(), []);
 }
@@ -370,7 +370,7 @@ fn what_a_guest_writes_while_images_are_compared_is_copied() {
     assert_eq!(node.copied(), [extent(8000, 8)]);
 }
 
-/// A node that a disk has left, whose image is being made durable.
+/// Returns a node after a disk's departure, while the node's image is being made durable.
 fn making_durable() -> Node {
     let mut node = Node::new(AuthorityRecord::created());
     node.leave(OlderCopy::None, PolicyOptions::DoubleWrite);
@@ -420,7 +420,7 @@ fn an_image_that_is_emptied_while_it_is_made_durable_never_counts() {
     assert!(!becomes_base(node));
 }
 
-/// The owner of a disk of which the first block is in its image only, and that is being compared with that.
+/// Returns the owner of a disk whose first block is only in its image, during the comparison with this image.
 fn being_compared() -> Node {
     let mut node = Node::new(AuthorityRecord {
         remainder: Some(CAME),
@@ -437,7 +437,7 @@ fn being_compared() -> Node {
     node
 }
 
-/// Nothing of the disk differs from its image.
+/// Ends the comparison without any difference from the image.
 fn compare(node: &mut Node) -> bool {
     let mut same = vec![0; Missing::word_length(CAPACITY)];
     same[0] = 1;
@@ -467,7 +467,7 @@ fn what_is_in_the_image_only_is_never_copied_from_where_a_write_to_it_failed() {
     assert_eq!(node.copied(), []);
     assert!(!node.core.switch_over(node.now), "the disk stays");
 
-    // What is here is copied as it is.
+    // Present blocks are copied as usual.
     let mut node = being_compared();
     assert!(compare(&mut node));
     node.leave_image();

@@ -1,4 +1,4 @@
-//! A place that the guest writes to again and again while the disk is copied is sent once.
+//! A place written repeatedly while the disk is copied is sent once.
 
 #[path = "support/acknowledge.rs"]
 mod acknowledge;
@@ -15,7 +15,7 @@ use support::{Sent, Source};
 
 const STEP: Duration = Duration::from_millis(10);
 
-/// One that copies the disk of 1 GiB in about four seconds, and leaves the guest all the time in the world.
+/// Options for a copy of the disk of 1 GiB in about four seconds, with a promise never at risk.
 fn options() -> MigrationOptions {
     MigrationOptions {
         switchover: Switchover::WhenConverged,
@@ -29,7 +29,7 @@ fn options() -> MigrationOptions {
     }
 }
 
-/// Writes so often to what lies at the start of the disk, and the destination acknowledges all of it.
+/// Writes `times` times to an extent at the start of the disk; the destination acknowledges every write.
 fn write(source: &mut Source, times: usize, extent: Extent) {
     for _ in 0..times {
         let before = count(source, Sent::DoubleWrite);
@@ -50,7 +50,7 @@ fn count(source: &Source, what: Sent) -> usize {
     source.sent.iter().filter(|&&sent| sent == what).count()
 }
 
-/// A source that has copied the first quarter of its disk.
+/// Returns a source after the copy of the first quarter of its disk.
 fn copying(options: MigrationOptions) -> Source {
     let mut source = Source::leaving(options);
     source.pass(Duration::from_secs(1));

@@ -1,5 +1,5 @@
-//! What a promise such as *p99 < 5 ms* does for single requests: it spares the slowest, but not without
-//! end, and lets a write pass the chunk that it meets.
+//! The effect of a promise such as *p99 < 5 ms* on single requests: the slowest requests are spared, but not without
+//! end, and a write may pass an overlapping chunk.
 
 mod support;
 
@@ -24,14 +24,14 @@ fn a_request_that_the_percentile_spares_is_late_for_a_time_only() {
         ..MigrationOptions::new(MigrationId([1; 16]))
     });
     source.pass(Duration::from_millis(50));
-    // Of so many requests, one may be late.
+    // Of this many requests, one may be late.
     let extent = Extent::new(Lba(0), 8).expect("an extent");
     for tag in 0..20 {
         source.ask(tag, Operation::Read(extent));
     }
     source.pass(Duration::from_millis(1));
     assert_eq!(source.answered, 20);
-    // The destination stops to answer: one write goes on without it, the next has to wait.
+    // The destination stops answering: a first write goes on without the destination, the next has to wait.
     source.ask(20, Operation::Write { extent, fua: false });
     source.pass(Duration::from_millis(5));
     assert_eq!(source.answered, 21);

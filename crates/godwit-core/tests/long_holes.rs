@@ -1,4 +1,4 @@
-//! A disk that is pulled leaves without its long holes.
+//! A pulled disk leaves without its long holes.
 
 use std::time::{Duration, Instant};
 
@@ -28,17 +28,17 @@ const POST_COPY: PushOptions = PushOptions {
     longest_push: None,
 };
 
-/// A source whose disk and destination do everything at once, but for looks and writes that are held.
+/// A source whose disk and destination do everything at once, except for held searches and writes.
 struct Source {
     core: Controller,
     now: Time,
-    /// Where the disk has data: start and end.
+    /// Ranges with data: start and end.
     data: Vec<(u64, u64)>,
     holds_looks: bool,
     held_look: Option<Lba>,
     holds_writes: bool,
     held_write: Option<DiskTag>,
-    /// What the destination will lack: start and sectors.
+    /// Extents missing at the destination: start and sectors.
     lacks: Vec<(u64, u64)>,
     prepared: bool,
 }
@@ -78,7 +78,7 @@ impl Source {
         self.settle();
     }
 
-    /// The first hole at or behind a place.
+    /// Returns the first hole at or behind a place.
     fn look(&self, from: Lba, capacity: u64) -> Content {
         let mut start = from.0;
         for (first, end) in &self.data {
@@ -185,7 +185,7 @@ fn of_8_tib_only_what_is_data_is_told() {
     let mut source = Source::leaving(HUGE, PolicyOptions::PushPull(POST_COPY), &data);
     source.leave();
     assert_eq!(source.lacks, [(0, 4096), (middle, 8192)]);
-    // Without it each 64 KiB would be told of by itself.
+    // Without the search each 64 KiB would be announced separately.
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(2), "{took:?}");
 }
@@ -212,7 +212,7 @@ fn a_write_that_was_under_way_when_the_body_looked_is_no_hole() {
     source.settle();
     source.holds_writes = true;
     source.write(80_000, 8);
-    // It is known of this look. The next finds it at the disk still.
+    // The first search is told of the write. The next search still finds the write at the disk.
     source.data = vec![(8192, 16384)];
     source.answer_look(SMALL);
     source.data.clear();
@@ -248,7 +248,7 @@ fn what_was_sent_to_a_place_counts_though_it_is_a_hole_now() {
     let mut source = Source::leaving(SMALL, PolicyOptions::Mirror, &[(0, SMALL.0)]);
     source.settle();
     source.write(80_000, 8);
-    // The guest gives all of it back.
+    // The guest discards everything.
     source.data.clear();
     let change = MigrationChange {
         policy: Some(POST_COPY),

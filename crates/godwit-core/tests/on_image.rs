@@ -1,4 +1,4 @@
-//! What a source does for a disk that moves without the image that it was created from.
+//! The source's part in a move of a disk without its image.
 
 mod support;
 
@@ -35,7 +35,7 @@ fn pre_copy() -> PolicyOptions {
     })
 }
 
-/// Blocks of 4 KiB as bits.
+/// Returns blocks of 4 KiB as bits.
 fn words(blocks: &[u64]) -> Vec<u64> {
     let mut words = vec![0; Missing::word_length(godwit_core::units::Sectors(CAPACITY))];
     for block in blocks {
@@ -50,7 +50,7 @@ fn write(source: &mut Source, tag: u32, start: u64, sectors: u32) {
     source.pass(Duration::ZERO);
 }
 
-/// One of which block 1 differs, and blocks 4 to 7 are the same.
+/// Returns a source whose block 1 differs, and whose blocks 4 to 7 are the same.
 fn compared() -> Source {
     let mut source = Source::staying();
     let missing = source.core.begin_comparison().expect("it begins");
@@ -85,7 +85,7 @@ fn what_differs_is_copied_and_what_is_the_same_is_told_of() {
 #[test]
 fn what_is_written_while_it_is_compared_or_leaves_is_copied_and_not_told_of() {
     let mut source = compared();
-    // Found to be the same before it was written.
+    // Found to be the same before the write.
     write(&mut source, 1, 33, 1);
     assert!(
         source
@@ -160,7 +160,7 @@ fn it_goes_by_what_is_copied_block_by_block_only() {
         .start_source(source.now, as_a_whole(PolicyOptions::DoubleWrite));
     assert!(matches!(refused, Err(StartError::Option(_))), "{refused:?}");
     starts(&mut source);
-    // As a whole it goes like any other.
+    // As a whole the disk moves like any other.
     let mut source = compared();
     assert!(source.core.end_comparison(&words(&[1]), &words(&[4])));
     source.core.forget_comparison();
@@ -213,7 +213,7 @@ fn it_leaves_now_without_what_differs_if_the_destination_knows_two_places() {
     assert!(source.core.switch_over(source.now));
     source.pass(MOMENT);
     assert!(source.asked_to_accept);
-    // What was written is here, and all that was found to differ and had not been sent.
+    // All written blocks are here, with all differing blocks not yet sent.
     assert_eq!(source.lacks, [], "block 4 was written");
     let here: u64 = source
         .lacks_at_source
@@ -252,7 +252,7 @@ fn it_is_pushed_from_the_start_if_that_is_asked_for() {
     assert_eq!(source.lacks_at_source, [(8, 8, 0)]);
 }
 
-/// One that lacks these blocks of its image.
+/// Returns a source that lacks these blocks of its image.
 fn lacking(lacks: &[u64]) -> Source {
     let capacity = godwit_core::units::Sectors(CAPACITY);
     let heat = vec![0; Missing::heat_length(capacity)];
@@ -267,8 +267,8 @@ fn lacking(lacks: &[u64]) -> Source {
     source
 }
 
-/// What is written to a block that is not here counts as different: if that fails, the block can neither be copied nor be
-/// told of, by this move or by the next.
+/// A write to a missing block counts as different. If the write fails, the block can be neither copied nor announced,
+/// by this move or by the next.
 #[test]
 fn what_is_known_is_forgotten_when_a_write_fails_where_the_disk_lacks_something() {
     for moves in [true, false] {

@@ -1,4 +1,4 @@
-//! What a policy sends of a guest's writes, and when.
+//! Routes of a guest's writes under each policy.
 
 #[path = "support/acknowledge.rs"]
 mod acknowledge;
@@ -17,12 +17,12 @@ use support::{Sent, Source};
 const CAPACITY: u32 = 2 << 20;
 /// 64 KiB.
 const BLOCK: u32 = 128;
-/// Long enough for a quarter of the disk.
+/// Time for a quarter of the disk.
 const QUARTER: Duration = Duration::from_millis(2500);
-/// Long enough for all of it.
+/// Time for the whole disk.
 const ALL: Duration = Duration::from_secs(60);
 
-/// A disk that leaves at 100 MB/s.
+/// Returns a source whose disk leaves at 100 MB/s.
 fn leaving(policy: PolicyOptions) -> Source {
     Source::leaving(MigrationOptions {
         policy,
@@ -125,7 +125,7 @@ fn what_is_written_too_often_is_pushed_no_more_and_stays() {
     }
     source.pass(ALL);
     assert!(source.converged);
-    // The chunks that were written once are pushed again, the one that was written twice is not.
+    // The chunks written once are pushed again, the chunk written twice is not.
     assert_eq!(copied(&source), CAPACITY + 2 * 8);
     assert_eq!(double_writes(&source), 0);
     assert!(source.core.switch_over(source.now));
@@ -200,7 +200,7 @@ fn a_place_that_is_written_without_end_is_not_copied_without_end() {
 fn after_the_last_round_pre_copy_writes_through() {
     let mut source = leaving(pre_copy(1, 0));
     source.pass(QUARTER);
-    // A second for the next round.
+    // A second's worth for the next round.
     for tag in 0..32 {
         write(&mut source, tag % 8, u64::from(tag * 2048));
         source.pass(Duration::from_millis(1));
@@ -215,7 +215,7 @@ fn after_the_last_round_pre_copy_writes_through() {
     source.pass(ALL);
     assert!(source.converged);
     assert_eq!(copied(&source), CAPACITY + 32 * BLOCK);
-    // Behind that round writes are copied as before.
+    // Behind this round writes are copied as before.
     write(&mut source, 41, 0);
     assert_eq!(double_writes(&source), 2);
 }

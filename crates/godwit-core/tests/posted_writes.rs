@@ -22,7 +22,7 @@ fn options() -> MigrationOptions {
     }
 }
 
-/// A source that has copied everything and waits for the order to switch over.
+/// Returns a source after the whole copy, waiting for the order to switch over.
 fn converged(options: MigrationOptions) -> Source {
     let mut source = Source::leaving(options);
     source.pass(Duration::from_millis(50));
@@ -39,7 +39,7 @@ fn write(source: &mut Source, tag: u32, extent: Extent) {
     source.ask(tag, Operation::Write { extent, fua: false });
 }
 
-/// The destination acknowledges the oldest double write that was sent with this tag, and is heard.
+/// Acknowledges the oldest double write sent with this tag, as the destination.
 fn acknowledge(source: &mut Source, tag: u32) {
     acknowledge::acknowledge(source, tag);
     source.pass(Duration::ZERO);
@@ -127,8 +127,7 @@ fn a_long_way_is_not_taken_for_silence() {
         }),
         ..options()
     };
-    // How many of two writes are answered at once, 30 ms after one another, where each acknowledgement
-    // has taken so long for a while.
+    // Counts the immediate answers to two writes, 30 ms apart, after a time in which each acknowledgement took `takes`.
     let answered = |takes: Duration| {
         let mut source = converged(promised());
         for _ in 0..3 {
@@ -193,7 +192,7 @@ fn what_a_pause_drops_is_sent_again() {
 fn a_chunk_is_compared_when_all_that_was_written_to_it_has_arrived() {
     let mut source = Source::leaving(MigrationOptions {
         verify: true,
-        // So that the guest has time to write while all is copied.
+        // The guest has time to write while everything is copied.
         max_bandwidth: Some(1 << 30),
         ..options()
     });

@@ -1,6 +1,6 @@
-//! What a destination does with what it receives: it acknowledges double writes before they are on its
-//! disk and owes nobody anything for that, it takes nothing from a source that has asked for
-//! acceptance, and it accepts what is durable and serves what it was given.
+//! The destination's handling of received data. Double writes are acknowledged before they are on the disk, without any
+//! further answer. Nothing is taken from a source after its request for acceptance. The destination accepts durable
+//! data and serves the disk.
 
 use std::time::Duration;
 
@@ -22,20 +22,20 @@ const LIMITS: Limits = Limits {
 const MIGRATION: MigrationId = MigrationId([7; 16]);
 /// 4 KiB.
 const BLOCK: u32 = 8;
-/// Blocks that are acknowledged and not written, at most.
+/// Maximum number of blocks acknowledged and not written.
 const EARLY: u32 = 128;
 
-/// A node that a disk moves to, whose own disk finishes nothing by itself.
+/// The destination of a move, whose own disk finishes nothing by itself.
 struct Destination {
     controller: Controller,
-    /// What the source was told.
+    /// Messages to the source.
     said: Vec<Message>,
-    /// Writes that the disk has not finished.
+    /// Writes not finished by the disk.
     writing: Vec<RequestTag>,
-    /// Writes whose buffers were given back.
+    /// Writes whose buffers were released.
     released: Vec<RequestTag>,
     flushes: u32,
-    /// The record of authority that is to be stored.
+    /// The record of authority to be stored.
     storing: Option<AuthorityRecord>,
     aborted: Option<AbortReason>,
 }
@@ -64,7 +64,7 @@ impl Destination {
         self.carry_out();
     }
 
-    /// The source's copy of this block.
+    /// Handles the source's copy of this block.
     fn copy(&mut self, block: u32, generation: Generation) {
         let copy = Message::Copy {
             slot: ChunkSlot(2),
@@ -75,7 +75,7 @@ impl Destination {
         self.hear(TrafficClass::Copy, copy, Some(block));
     }
 
-    /// The source's double write of this block.
+    /// Handles the source's double write of this block.
     fn double_write(&mut self, block: u32) {
         let message = Message::DoubleWrite {
             tag: RequestTag(block),
@@ -98,7 +98,7 @@ impl Destination {
         self.hear(TrafficClass::Control, message, None);
     }
 
-    /// The disk finishes its oldest write.
+    /// Finishes the disk's oldest write.
     fn finish_write(&mut self, result: Result<(), RequestError>) {
         let tag = self.writing.remove(0);
         let result = result.map(|()| Content::Data);
@@ -107,7 +107,7 @@ impl Destination {
         self.carry_out();
     }
 
-    /// What is to be stored is durable.
+    /// Finishes the store of the record.
     fn finish_store(&mut self) {
         self.storing.take().expect("something is being stored");
         self.controller.handle_persisted(Time(0));
@@ -148,8 +148,7 @@ impl Destination {
         }
     }
 
-    /// Takes back what it has stored of its acceptance, or is about to store: only then has the
-    /// migration ended here.
+    /// Withdraws the stored or pending acceptance: the migration ends here only afterwards.
     fn withdraw(&mut self) {
         assert_eq!(self.aborted, None);
         let before = AuthorityRecord::vacant();
@@ -160,7 +159,7 @@ impl Destination {
         self.finish_store();
     }
 
-    /// Double writes that were acknowledged since this was last asked.
+    /// Returns the double writes acknowledged since the last call.
     fn take_acknowledged(&mut self) -> Vec<u32> {
         let acknowledged = |message| match message {
             Message::Ack {
@@ -290,23 +289,23 @@ fn an_acknowledged_write_that_fails_ends_the_migration() {
     }
 }
 
-/// What a destination that was asked for acceptance still has to do for it.
+/// Steps left for a destination after the request for acceptance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Asked {
-    /// It writes what it acknowledged, and stores that it accepts.
+    /// Acknowledged data is being written, and the acceptance is being stored.
     Writing,
-    /// It makes it durable, and stores that it accepts.
+    /// The data is being made durable, and the acceptance is being stored.
     Flushing,
-    /// It stores that it accepts: the disk is durable.
+    /// The acceptance is being stored: the disk is durable.
     Storing,
-    /// It makes what it acknowledged durable: that it accepts is stored.
+    /// Acknowledged data is being made durable: the acceptance is stored.
     Stored,
 }
 
 impl Asked {
     const ALL: [Self; 4] = [Self::Writing, Self::Flushing, Self::Storing, Self::Stored];
 
-    /// One that is so far, having received generation 1.
+    /// Returns a destination at this step, in generation 1.
     fn destination(self) -> Destination {
         let mut destination = Destination::receiving();
         destination.copy(0, Generation(1));

@@ -1,5 +1,5 @@
-//! A machine that its hypervisor has stopped stands still until its disk changes hands: nothing
-//! that was held back for the sake of its promise may hold that up.
+//! A machine stopped by its hypervisor stands still until the disk changes hands: writes delayed for the promise's sake
+//! must not hold up the switchover.
 
 mod support;
 
@@ -23,13 +23,13 @@ fn a_copy_that_nobody_held_back_holds_up_no_stopped_machine() {
         ..MigrationOptions::new(MigrationId([1; 16]))
     };
     let mut source = Source::leaving(options);
-    // The guest asks for nothing: the whole disk is copied as fast as it goes.
+    // The guest sends no request: the whole disk is copied at full speed.
     source.pass(Duration::from_millis(50));
     assert!(source.converged, "all is copied");
-    // More than is sent while the guest is held, and than is sent without the guest waiting for it.
+    // More than is sent while the guest is held, and than is posted.
     let extent = Extent::new(Lba(0), 2048).expect("an extent");
     source.ask(0, Operation::Write { extent, fua: false });
-    // Its double write is late, so that the destination is told of it later.
+    // The double write is late, and so becomes a delayed write.
     source.pass(Duration::from_millis(6));
     assert_eq!(
         source.answered, 1,

@@ -3,15 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Bytes of a chunk; an image's last may be shorter.
+/// Bytes of a chunk; the last chunk of an image may be shorter.
 pub const CHUNK_BYTES: u64 = 256 << 10;
 
-/// A chunk's name: the BLAKE3 hash of its bytes.
+/// The name of a chunk: the BLAKE3 hash of the chunk's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChunkId(pub [u8; 32]);
 
 impl ChunkId {
-    /// The name of these bytes.
+    /// Returns the name of a chunk with these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self(*blake3::hash(bytes).as_bytes())
     }
@@ -60,7 +60,6 @@ pub(crate) fn from_hex(text: &str) -> Option<[u8; 32]> {
     Some(bytes)
 }
 
-/// Whether all of these bytes are zero.
 pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
 }

@@ -1,4 +1,4 @@
-//! Images in the format qcow2, through `qemu-img`.
+//! Conversion from and to qcow2 through `qemu-img`.
 
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
@@ -14,12 +14,12 @@ use crate::qcow2;
 
 const PROGRAM: &str = "qemu-img";
 
-/// Writes the content of the qcow2 image at `from`, a file or a block device, into a new raw file at `to`. Dropped before it is
-/// ready it ends.
+/// Writes the content of the qcow2 image at `from`, a file or a block device, into a new raw file at `to`. Dropping the
+/// future kills `qemu-img`.
 ///
 /// # Errors
-/// It is no qcow2 image, refers to other files, or is in use; `qemu-img` is not installed, or cannot do it. What `to` holds
-/// then is of no use.
+/// The image is not qcow2, refers to other files, or is in use; `qemu-img` is missing or fails. After an error the
+/// content of `to` is undefined.
 pub async fn from_qcow2(from: &Path, to: &Path) -> Result<(), RepositoryError> {
     check(from)?;
     let metadata = std::fs::metadata(from);
@@ -35,20 +35,21 @@ pub async fn from_qcow2(from: &Path, to: &Path) -> Result<(), RepositoryError> {
         .into_iter()
         .chain([format!("json:{source}"), shown(to)]);
     run(from, words).await?;
-    // One whose header was changed meanwhile may have been read together with another file.
+    // If the header changed meanwhile, `qemu-img` may have read another file too.
     check(from)
 }
 
-/// Writes the raw image at `from` into a new qcow2 file at `to`. Dropped before it is ready it ends.
+/// Writes the raw image at `from` into a new qcow2 file at `to`. Dropping the future kills `qemu-img`.
 ///
 /// # Errors
-/// `qemu-img` is not installed, or cannot do it.
+/// `qemu-img` is missing or fails.
 pub async fn to_qcow2(from: &Path, to: &Path) -> Result<(), RepositoryError> {
     let words = ["convert", "-f", "raw", "-O", "qcow2"].map(String::from);
     run(from, words.into_iter().chain([shown(from), shown(to)])).await
 }
 
-/// Refuses what is no qcow2 image, refers to other files, or is a disk that a node serves: its guest could change the header.
+/// Refuses an image that is not qcow2, refers to other files, or is a disk that a node serves: the guest of a served
+/// disk could change the header.
 fn check(path: &Path) -> Result<(), RepositoryError> {
     let failed = |error: std::io::Error| RepositoryError::file("read", path, error);
     let file = File::open(path).map_err(failed)?;
@@ -65,7 +66,7 @@ fn check(path: &Path) -> Result<(), RepositoryError> {
     qcow2::check(&header[..length]).map_err(|refused| refused.error(path))
 }
 
-/// A path that `qemu-img` takes for one, whatever it looks like.
+/// Returns an absolute path, so that `qemu-img` cannot take the text for an option or a protocol.
 fn shown(path: &Path) -> String {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     path.display().to_string()

@@ -1,4 +1,5 @@
-//! Credentials in a file that is read again for each request, so that they can be replaced while a node runs.
+//! Credentials in a file. Each request reads the file again, so that an operator can replace credentials while a node
+//! runs.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use async_trait::async_trait;
 use object_store::CredentialProvider;
 use object_store::aws::AwsCredential;
 
-/// A file in the form of `~/.aws/credentials`, and the profile in it that counts.
+/// A file in the form of `~/.aws/credentials` and the profile to use.
 #[derive(Debug)]
 pub(crate) struct CredentialsFile {
     path: PathBuf,
@@ -15,7 +16,7 @@ pub(crate) struct CredentialsFile {
 }
 
 impl CredentialsFile {
-    /// The one that the environment names, if it names one.
+    /// Returns the file that the environment names, if any.
     pub(crate) fn of_environment() -> Option<Self> {
         let path =
             std::env::var_os("AWS_SHARED_CREDENTIALS_FILE").filter(|path| !path.is_empty())?;
@@ -27,10 +28,10 @@ impl CredentialsFile {
         })
     }
 
-    /// What the file says now.
+    /// Returns the current credential in the file.
     ///
     /// # Errors
-    /// It cannot be read, or has no such profile, in a sentence.
+    /// A sentence: the file cannot be read or has no such profile.
     pub(crate) fn read(&self) -> Result<AwsCredential, String> {
         let shown = self.path.display();
         let text = std::fs::read_to_string(&self.path)
@@ -57,7 +58,6 @@ impl CredentialProvider for CredentialsFile {
     }
 }
 
-/// The credential of a profile.
 fn credential(text: &str, profile: &str) -> Option<AwsCredential> {
     let mut of_profile = false;
     let (mut id, mut secret, mut token) = (None, None, None);

@@ -1,4 +1,4 @@
-//! What can go wrong with a repository, in one sentence each.
+//! Errors of a repository, each told in one sentence.
 
 use std::path::PathBuf;
 
@@ -6,75 +6,75 @@ use crate::chunk::ChunkId;
 use crate::manifest::{ManifestError, ManifestId};
 use crate::name::ImageName;
 
-/// Why something with a repository or an image did not work.
+/// The reason why an operation on a repository or an image failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RepositoryError {
-    /// The repository cannot be used as it is named.
+    /// The location or the configuration of the repository is unusable.
     #[error("the repository {repository} cannot be opened: {why}")]
     Open {
-        /// Its location.
+        /// The repository's location.
         repository: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The directory is not there: perhaps not yet, or what it is on is away.
+    /// The directory is missing: not created yet, or its file system is not mounted.
     #[error("the repository {repository} cannot be opened: there is no such directory")]
     NoDirectory {
-        /// Its location.
+        /// The repository's location.
         repository: String,
     },
-    /// It does not answer, or not in time.
+    /// The repository does not answer, or not in time.
     #[error("the repository {repository} does not answer: {why}")]
     Down {
-        /// Its location.
+        /// The repository's location.
         repository: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// It does not know the credentials, or they do not suffice.
+    /// The repository does not know the credentials, or the credentials do not suffice.
     #[error("the repository {repository} refuses the credentials it was shown: {why}")]
     Credentials {
-        /// Its location.
+        /// The repository's location.
         repository: String,
-        /// What it says.
+        /// The repository's answer.
         why: String,
     },
-    /// Its certificate is of an authority that is not trusted, or is not valid for it.
+    /// The certificate comes from an untrusted authority or is not valid for the repository.
     #[error("the repository {repository} shows a certificate that is not trusted: {why}")]
     Untrusted {
-        /// Its location.
+        /// The repository's location.
         repository: String,
-        /// What is wrong with it.
+        /// The fault of the certificate.
         why: String,
     },
     /// The clocks of this host and of the store differ by too much.
     #[error("the repository {repository} finds this host's clock wrong: {why}")]
     Skewed {
-        /// Its location.
+        /// The repository's location.
         repository: String,
-        /// What it says.
+        /// The repository's answer.
         why: String,
     },
-    /// It is asked for too much.
+    /// The repository is overloaded.
     #[error("the repository {repository} has too much to do: {why}")]
     Overloaded {
-        /// Its location.
+        /// The repository's location.
         repository: String,
-        /// What it says.
+        /// The repository's answer.
         why: String,
     },
-    /// It answers that it cannot do something.
+    /// The repository answers with a failure.
     #[error("the repository {repository} failed: {why}")]
     Failed {
-        /// Its location.
+        /// The repository's location.
         repository: String,
-        /// What it says.
+        /// The repository's answer.
         why: String,
     },
-    /// There is no such image.
+    /// No image has this name.
     #[error("there is no image '{image}' in the repository {repository}")]
     NoImage {
-        /// Its name.
+        /// The image's name.
         image: ImageName,
         /// The repository.
         repository: String,
@@ -82,53 +82,53 @@ pub enum RepositoryError {
     /// An image of this name exists.
     #[error("there is an image '{image}' already in the repository {repository}")]
     Exists {
-        /// Its name.
+        /// The image's name.
         image: ImageName,
         /// The repository.
         repository: String,
     },
-    /// What a name or a disk refers to is not there.
+    /// The manifest of an image or a disk is missing.
     #[error("manifest {manifest} is missing in the repository {repository}")]
     NoManifest {
-        /// Its name.
+        /// The manifest's name.
         manifest: ManifestId,
         /// The repository.
         repository: String,
     },
-    /// A manifest cannot be trusted.
+    /// A manifest is damaged.
     #[error("manifest {manifest} in the repository {repository} is damaged: {why}")]
     DamagedManifest {
-        /// Its name.
+        /// The manifest's name.
         manifest: ManifestId,
         /// The repository.
         repository: String,
-        /// What is wrong with it.
+        /// The damage.
         why: ManifestError,
     },
-    /// What a name refers to cannot be read.
+    /// The catalog entry of an image cannot be read.
     #[error("the entry of image '{image}' in the repository {repository} is damaged: {why}")]
     DamagedEntry {
         /// The image.
         image: ImageName,
         /// The repository.
         repository: String,
-        /// What is wrong with it.
+        /// The damage.
         why: String,
     },
-    /// A chunk is not there.
+    /// A chunk is missing.
     #[error("chunk {chunk} is missing in the repository {repository}")]
     NoChunk {
-        /// Its name.
+        /// The chunk's name.
         chunk: ChunkId,
         /// The repository.
         repository: String,
     },
-    /// A chunk's bytes are not those that it is named by.
+    /// The bytes of a chunk do not have the hash in the chunk's name.
     #[error(
         "chunk {chunk} in the repository {repository} is damaged: its bytes are not those that it is named by"
     )]
     DamagedChunk {
-        /// Its name.
+        /// The chunk's name.
         chunk: ChunkId,
         /// The repository.
         repository: String,
@@ -141,31 +141,31 @@ pub enum RepositoryError {
         /// The disks, as `NODE/DISK`.
         users: Vec<String>,
     },
-    /// Something that must not run beside what was asked for is under way.
+    /// A conflicting operation is under way.
     #[error("the repository {repository} is busy: {why}")]
     Busy {
-        /// Its location.
+        /// The repository's location.
         repository: String,
-        /// What is under way.
+        /// The conflicting operation.
         why: String,
     },
     /// A file cannot be read or written.
     #[error("cannot {action} {}: {why}", path.display())]
     File {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why it failed.
+        /// The reason.
         why: String,
     },
-    /// It was given up because somebody asked for that.
+    /// The caller cancelled the operation.
     #[error("interrupted: {0}")]
     Interrupted(&'static str),
 }
 
 impl RepositoryError {
-    /// What to do next, if something helps.
+    /// Returns advice for the operator, if any applies.
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
             Self::Open { .. } | Self::NoDirectory { .. } => {
@@ -197,12 +197,12 @@ impl RepositoryError {
         })
     }
 
-    /// Whether nothing is known of what the repository would say: it is not there, or nobody answers.
+    /// Returns true if the repository did not answer: the directory is missing or the store is down.
     pub const fn is_away(&self) -> bool {
         matches!(self, Self::NoDirectory { .. } | Self::Down { .. })
     }
 
-    /// Whether trying again may help without anybody doing something about it.
+    /// Returns true if a retry may succeed without any intervention.
     pub const fn may_pass(&self) -> bool {
         matches!(
             self,
@@ -214,7 +214,7 @@ impl RepositoryError {
         )
     }
 
-    /// Whether a store that says so may do what it was asked for in a moment, without anybody doing something about it.
+    /// Returns true for an error of a store that may clear up within moments without any intervention.
     pub(crate) const fn passes_by_itself(&self) -> bool {
         matches!(self, Self::Down { .. } | Self::Overloaded { .. })
     }
@@ -231,7 +231,7 @@ impl RepositoryError {
         }
     }
 
-    /// What a directory that is there says of something in it that cannot be read or written.
+    /// Maps an error of a directory that exists.
     pub(crate) fn directory(repository: &str, error: &object_store::Error) -> Self {
         Self::Failed {
             repository: repository.to_owned(),
@@ -239,7 +239,7 @@ impl RepositoryError {
         }
     }
 
-    /// What the store says when something that is needed is there or not.
+    /// Maps an error of a store other than a missing or an existing object.
     pub(crate) fn store(repository: &str, error: &object_store::Error) -> Self {
         let repository = repository.to_owned();
         let why = sentence(error);
@@ -252,15 +252,15 @@ impl RepositoryError {
             object_store::Error::Unauthenticated { .. }
             | object_store::Error::PermissionDenied { .. } => Self::Credentials { repository, why },
             _ if is_down(error) => Self::Down { repository, why },
-            // The store itself answers, and has too much to do.
+            // The store itself answers and is overloaded.
             _ if TOO_MANY.iter().any(|code| why.contains(code)) => {
                 Self::Overloaded { repository, why }
             }
-            // What stands before a store says that it does not answer.
+            // A gateway in front of the store reports that the store does not answer.
             _ if GATEWAYS.iter().any(|answer| why.contains(answer)) => {
                 Self::Down { repository, why }
             }
-            // What lists tells of a refusal in its text only.
+            // For listings, only the error text tells of a refusal.
             _ if why.contains("401 Unauthorized") || why.contains("403 Forbidden") => {
                 Self::Credentials { repository, why }
             }
@@ -269,23 +269,23 @@ impl RepositoryError {
     }
 }
 
-/// What something between here and the store answers in its place.
+/// Answers of a gateway between this host and the store.
 const GATEWAYS: [&str; 3] = [
     "502 Bad Gateway",
     "503 Service Unavailable",
     "504 Gateway Timeout",
 ];
 
-/// What a store says of itself that is asked for too much.
+/// Answers of an overloaded store.
 const TOO_MANY: [&str; 2] = ["SlowDown", "429 Too Many Requests"];
 
-/// What a store says when a request seems to be of another time.
+/// Answer of a store to a request whose time is off.
 const SKEWED: &str = "RequestTimeTooSkewed";
 
-/// What TLS says of a certificate that it does not take.
+/// Error text of TLS for an untrusted certificate.
 const UNTRUSTED: &str = "invalid peer certificate";
 
-/// What a store says of credentials that were good once.
+/// Answers of a store to expired credentials.
 const EXPIRED: [&str; 3] = ["ExpiredToken", "InvalidToken", "TokenRefreshRequired"];
 
 fn disks(users: &[String]) -> String {
@@ -295,7 +295,7 @@ fn disks(users: &[String]) -> String {
     }
 }
 
-/// The innermost cause on one line.
+/// Returns the innermost cause on one line.
 fn sentence(error: &dyn std::error::Error) -> String {
     let mut texts = Vec::new();
     let mut next = Some(error);
@@ -313,7 +313,7 @@ fn sentence(error: &dyn std::error::Error) -> String {
     short
 }
 
-/// What an S3 store's document says about an error, in place of it.
+/// Replaces the XML document of an S3 store by its error code and message.
 fn without_xml(text: &str) -> Option<String> {
     let (before, document) = text
         .split_once("<?xml")
@@ -327,7 +327,7 @@ fn without_xml(text: &str) -> Option<String> {
     Some(format!("{before}{told}"))
 }
 
-/// Whether nobody answered.
+/// Returns true if no answer arrived.
 fn is_down(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {

@@ -1,17 +1,17 @@
-//! Base images: what disks are created from, kept in a repository that all nodes reach.
+//! Base images for new disks, kept in a repository that all nodes reach.
 //!
 //! A repository is a directory or a bucket of an S3-compatible store:
 //!
 //! ```text
 //! chunks/ab/abcd…            256 KiB of an image, named by their BLAKE3 hash
-//! manifests/1234…            which chunks an image has where, named by the hash of this object
-//! images/NAME                which manifest the name stands for
+//! manifests/1234…            the chunks of an image and their positions, named by the hash of this object
+//! images/NAME                the manifest of the image of this name
 //! uses/1234…/NODE/ID/DISK    a disk still fetches from this manifest's chunks
-//! leases/…                   somebody relies on chunks that no manifest names yet
+//! leases/…                   an operation relies on chunks that no manifest names yet
 //! collecting                 chunks that no manifest names are being removed
 //! ```
 //!
-//! Chunks and manifests never change. An image's holes, and chunks of zeroes, are in no manifest.
+//! Chunks and manifests never change. Manifests list neither the holes of an image nor chunks of zeroes.
 
 mod chunk;
 pub mod convert;

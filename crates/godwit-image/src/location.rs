@@ -1,4 +1,4 @@
-//! Where a repository is, and how it is opened.
+//! The location of a repository, and opening the repository there.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -19,10 +19,10 @@ const CONNECT: Duration = Duration::from_secs(5);
 const READ: Duration = Duration::from_secs(15);
 /// Longest wait for a whole answer: a manifest may have 160 MiB.
 const WHOLE: Duration = Duration::from_secs(300);
-/// No request is begun again after this long.
+/// Time after which no request is retried.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// Variables of which one says where credentials come from.
+/// Variables that name a source of credentials.
 const SOURCES: [&str; 5] = [
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -48,22 +48,22 @@ impl std::fmt::Debug for Keys {
     }
 }
 
-/// Where a repository is: `s3://BUCKET[/FOLDER]`, or a directory.
+/// The location of a repository: `s3://BUCKET[/FOLDER]` or a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
     /// A directory that exists.
     Directory(PathBuf),
-    /// A bucket of an S3-compatible store. Region and credentials are those of the environment: `AWS_REGION`,
-    /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, or `AWS_SHARED_CREDENTIALS_FILE`, which is read
-    /// for each request, and `AWS_PROFILE`.
+    /// A bucket of an S3-compatible store. Region and credentials come from the environment: `AWS_REGION`,
+    /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, or `AWS_PROFILE` and
+    /// `AWS_SHARED_CREDENTIALS_FILE`, a file that is read for each request.
     S3 {
         /// The bucket.
         bucket: String,
-        /// The folder in it; empty for all of it.
+        /// The folder in the bucket; empty for the whole bucket.
         folder: String,
-        /// Where the store answers, if it is not Amazon's: `http[s]://HOST[:PORT]`.
+        /// The address of a store other than Amazon's: `http[s]://HOST[:PORT]`.
         endpoint: Option<String>,
-        /// Certificates of authorities that are trusted beside the system's: a PEM file.
+        /// A PEM file with certificates of authorities that are trusted beside the system's.
         authority: Option<PathBuf>,
     },
 }
@@ -120,16 +120,16 @@ impl std::fmt::Display for Location {
 }
 
 impl Location {
-    /// The same location at a store that answers here.
+    /// Returns this location at the store with this address.
     ///
     /// # Errors
-    /// It is a directory, or the endpoint is no URL of a host.
+    /// The location is a directory, or the address is not the URL of a host.
     pub fn at(self, address: String) -> Result<Self, String> {
         let rest = address
             .strip_prefix("http://")
             .or_else(|| address.strip_prefix("https://"));
         match (self, rest) {
-            // Locations are shown and logged, so this error does not repeat it either.
+            // Locations are shown and logged, so this error does not repeat the address either.
             _ if address.contains('@') => Err(String::from(
                 "an endpoint with a user in it is refused: credentials belong into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             )),
@@ -157,10 +157,10 @@ impl Location {
         }
     }
 
-    /// The same location, at which a store is trusted, too, whose certificate is of an authority in this PEM file.
+    /// Returns this location with the certificate authorities in this PEM file trusted too.
     ///
     /// # Errors
-    /// It is a directory.
+    /// The location is a directory.
     pub fn trusting(self, file: PathBuf) -> Result<Self, String> {
         match self {
             Self::Directory(path) => Err(format!(
@@ -181,7 +181,7 @@ impl Location {
         }
     }
 
-    /// Opens the store, with these credentials or those of the environment. Nothing is asked of an S3 store yet.
+    /// Opens the store with these credentials or those of the environment. Sends no request to an S3 store.
     pub(crate) fn open(
         &self,
         keys: Option<&Keys>,
@@ -237,11 +237,12 @@ impl Location {
                         .with_access_key_id(&keys.id)
                         .with_secret_access_key(&keys.secret);
                 } else if std::env::var_os(SOURCES[0]).is_some() {
-                    // As everywhere: what is in the environment itself counts more than the file that it names.
+                    // As in other S3 clients, keys in the environment take precedence over the file that the
+                    // environment names.
                 } else if let Some(file) = CredentialsFile::of_environment() {
                     builder = builder.with_credentials(Arc::new(file));
                 } else if !SOURCES.iter().any(|name| std::env::var_os(name).is_some()) {
-                    // Without this the client would ask the cloud's metadata service, and wait for it.
+                    // Without this check the client would ask the cloud's metadata service and wait for an answer.
                     return Err(refused(String::from(
                         "neither AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY nor AWS_SHARED_CREDENTIALS_FILE are in the environment",
                     )));
@@ -258,7 +259,6 @@ impl Location {
     }
 }
 
-/// The certificates in a PEM file.
 fn certificates(file: &Path) -> Result<Vec<Certificate>, String> {
     let shown = file.display();
     let pem = std::fs::read(file)

@@ -1,4 +1,4 @@
-//! Which chunks an image has where.
+//! Manifests: the chunks of an image and their positions.
 //!
 //! ```text
 //! 0    "GDWIMG01"
@@ -7,8 +7,8 @@
 //! 24   for each, in order: its number (8 bytes), its name (32 bytes)
 //! ```
 //!
-//! Numbers are little-endian. Chunk n begins at byte n × 256 KiB of the image. What is not listed is zeroes. A manifest is named by the
-//! hash of this form, by which it is checked when it is read.
+//! Numbers are little-endian. Chunk n begins at byte n × 256 KiB of the image. Chunks that are not listed are zeroes. A
+//! manifest is named by the hash of this form. Readers check the hash.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +19,7 @@ const MAGIC: [u8; 8] = *b"GDWIMG01";
 const HEADER: usize = 24;
 const ENTRY: usize = 40;
 
-/// A manifest's name: the BLAKE3 hash of its stored form. It names the image's content, too.
+/// The name of a manifest: the BLAKE3 hash of the stored form. Equal names mean equal content of the image.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ManifestId(pub [u8; 32]);
 
@@ -46,32 +46,32 @@ impl FromStr for ManifestId {
 /// A chunk of an image that is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ManifestChunk {
-    /// Where it is: at this many chunks from the image's begin.
+    /// The position in the image, counted in chunks.
     pub number: u64,
-    /// Its name.
+    /// The chunk's name.
     pub id: ChunkId,
 }
 
-/// An image: its size and its chunks.
+/// The size of an image and its chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     size: u64,
     chunks: Vec<ManifestChunk>,
 }
 
-/// Why a manifest was not taken.
+/// The reason why a manifest was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
-    /// It is of a later version, or something else.
+    /// Another format: a later version, or not a manifest at all.
     #[error("it is no manifest that this version reads")]
     Format,
-    /// Its bytes are not those that it is named by.
+    /// The hash of the bytes is not the manifest's name.
     #[error("its bytes are not those that it is named by")]
     Hash,
-    /// Its size is not one of a disk, or above the bound.
+    /// The size is not valid for a disk or exceeds [`Manifest::MAX_SIZE`].
     #[error("the size that it gives is not possible")]
     Size,
-    /// Its list has another length than it says, or is out of order or out of the image.
+    /// The list of chunks has the wrong length, is out of order, or reaches beyond the image.
     #[error("its list of chunks makes no sense")]
     Chunks,
 }
@@ -79,15 +79,15 @@ pub enum ManifestError {
 impl Manifest {
     /// The largest image in bytes: 64 TiB.
     pub const MAX_SIZE: u64 = 64 << 40;
-    /// The most chunks that are stored of one image: 1 TiB of data. Its manifest has 160 MiB then.
+    /// The most stored chunks of one image: 1 TiB of data, with a manifest of 160 MiB.
     pub const MAX_CHUNKS: u64 = (1 << 40) / CHUNK_BYTES;
     /// The longest stored form in bytes.
     pub const MAX_BYTES: u64 = HEADER as u64 + Self::MAX_CHUNKS * ENTRY as u64;
 
-    /// The manifest of an image of `size` bytes with these chunks, in the order of their numbers.
+    /// Returns the manifest of an image of `size` bytes with these chunks, in the order of their numbers.
     ///
     /// # Errors
-    /// The size is not one of a disk, or the chunks are out of order or too many.
+    /// The size is not valid for a disk, or the chunks are out of order or too many.
     pub fn new(size: u64, chunks: Vec<ManifestChunk>) -> Result<Self, ManifestError> {
         if size == 0 || !size.is_multiple_of(512) || size > Self::MAX_SIZE {
             return Err(ManifestError::Size);
@@ -107,12 +107,12 @@ impl Manifest {
         self.size
     }
 
-    /// The chunks that are stored, in the order of their numbers.
+    /// The stored chunks, in the order of their numbers.
     pub fn chunks(&self) -> &[ManifestChunk] {
         &self.chunks
     }
 
-    /// The chunk of this number, unless it is zeroes.
+    /// Returns the chunk of this number; none for a chunk of zeroes.
     pub fn chunk(&self, number: u64) -> Option<ChunkId> {
         let at = self
             .chunks
@@ -120,7 +120,7 @@ impl Manifest {
         at.ok().map(|at| self.chunks[at].id)
     }
 
-    /// Bytes of the chunk of this number: less than [`CHUNK_BYTES`] at the image's end, and 0 behind it.
+    /// Bytes of the chunk of this number: less than [`CHUNK_BYTES`] at the image's end, and 0 beyond the end.
     pub const fn length(&self, number: u64) -> u64 {
         let start = number.saturating_mul(CHUNK_BYTES);
         let left = self.size.saturating_sub(start);
@@ -131,7 +131,7 @@ impl Manifest {
         }
     }
 
-    /// Bytes that are not known to be zeroes.
+    /// Bytes of the stored chunks.
     pub fn data_bytes(&self) -> u64 {
         self.chunks
             .iter()
@@ -139,7 +139,7 @@ impl Manifest {
             .sum()
     }
 
-    /// The stored form and its name.
+    /// Returns the name and the stored form.
     pub fn encode(&self) -> (ManifestId, Vec<u8>) {
         let mut bytes = Vec::with_capacity(HEADER + self.chunks.len() * ENTRY);
         bytes.extend_from_slice(&MAGIC);
@@ -155,7 +155,7 @@ impl Manifest {
     /// Reads the stored form of the manifest of this name.
     ///
     /// # Errors
-    /// It is not that manifest, or none.
+    /// The bytes are not a manifest, or not the manifest of this name.
     pub fn decode(id: ManifestId, bytes: &[u8]) -> Result<Self, ManifestError> {
         if *blake3::hash(bytes).as_bytes() != id.0 {
             return Err(ManifestError::Hash);

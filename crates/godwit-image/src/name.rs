@@ -1,4 +1,4 @@
-//! What images may be called.
+//! Names of images.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ impl ImageName {
     /// Most characters of a name.
     const LONGEST: usize = 128;
 
-    /// The name.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

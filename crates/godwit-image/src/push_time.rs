@@ -1,4 +1,4 @@
-//! When a name was given to what it stands for.
+//! The time of a push: the second from which a name stands for an image.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,27 +6,27 @@ use std::str::FromStr;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// A second in UTC as the catalog has it, `2025-01-31T12:00:00Z`. Of two that the hosts' clocks tell apart the later is
-/// greater.
+/// A second in UTC in the catalog's form, `2025-01-31T12:00:00Z`. The later of two times is the greater, as far as the
+/// hosts' clocks tell them apart.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PushTime([u8; Self::LENGTH]);
 
 impl PushTime {
-    /// Bytes of its text.
+    /// Bytes of the text.
     pub const LENGTH: usize = 20;
 
-    /// The second that it is then; nothing beyond the year 9999.
+    /// Returns the second of a time; none beyond the year 9999.
     pub fn at(time: std::time::SystemTime) -> Option<Self> {
         let second = OffsetDateTime::from(time).replace_nanosecond(0).ok()?;
         second.format(&Rfc3339).ok()?.parse().ok()
     }
 
-    /// Its text as bytes.
+    /// The text as bytes.
     pub const fn as_bytes(&self) -> &[u8; Self::LENGTH] {
         &self.0
     }
 
-    /// What is written like such a second; whether there is one of that date is not looked at.
+    /// Reads a text of the right form. A date that does not exist is accepted too.
     pub fn from_bytes(bytes: &[u8; Self::LENGTH]) -> Option<Self> {
         let like = b"0000-00-00T00:00:00Z";
         let fits = |(byte, like): (&u8, &u8)| match like {

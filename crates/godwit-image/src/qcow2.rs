@@ -1,16 +1,16 @@
-//! The header of a qcow2 image, read before `qemu-img` opens it: a header may name other files of this host, and whoever
-//! wrote the image chose them.
+//! The header of a qcow2 image, checked before `qemu-img` opens the image. A header may name other files of this host,
+//! and the author of the image chose those names.
 
 use crate::error::RepositoryError;
 
-/// Bytes of a header that are looked at.
+/// Bytes of a header that are checked.
 pub(crate) const HEADER: usize = 104;
 
 const MAGIC: [u8; 4] = *b"QFI\xfb";
-/// The incompatible feature that the data is in a file of its own.
+/// Incompatible feature: the data is in a separate file.
 const EXTERNAL_DATA: u64 = 1 << 2;
 
-/// What a header must not say.
+/// A reason to refuse a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refused {
     #[error("it is no image in the format qcow2, version 2 or 3")]
@@ -22,7 +22,7 @@ pub(crate) enum Refused {
 }
 
 impl Refused {
-    /// The whole sentence, for an image at this path.
+    /// Returns the whole error for an image at this path.
     pub(crate) fn error(self, path: &std::path::Path) -> RepositoryError {
         let why = match self {
             Self::Format => self.to_string(),
@@ -78,7 +78,7 @@ mod tests {
     fn only_headers_that_name_no_other_file_pass() {
         for (header, expected) in [
             (header(3, 0, 0), Ok(())),
-            // A dirty image with compressed clusters of another type is nobody else's.
+            // A dirty image with compressed clusters of another type refers to no other file.
             (header(3, 0, 0b1001), Ok(())),
             (header(2, 0, EXTERNAL_DATA), Ok(())),
             (header(3, 1 << 40, 0), Err(Refused::Backing)),

@@ -1,6 +1,6 @@
-//! A libibverbs whose one device does nothing: requests are accepted and vanish, and a completion queue
-//! has one completion of its last queue pair at every poll. What a call through the library costs beyond
-//! a call of this one is the library's own cost.
+//! A libibverbs whose single device does nothing: requests are accepted and vanish, and each poll of a completion queue
+//! returns one completion of its last queue pair. The cost of a call through the library beyond a call of this provider
+//! is the library's own cost.
 
 #![allow(
     unsafe_op_in_unsafe_fn,
@@ -18,14 +18,14 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 mod abi;
 use abi::*;
 
-/// Numbers and keys, each given once.
+/// The next number or key, each used once.
 static NEXT: AtomicU32 = AtomicU32::new(0x100);
 
-/// How many completions each queue has, at every poll: 0 or 1.
+/// Completions of each queue at every poll: 0 or 1.
 #[unsafe(no_mangle)]
 pub static null_provider_completions: AtomicI32 = AtomicI32::new(1);
 
-/// What they are completions of (`IBV_WC_*`).
+/// Opcode of the completions (`IBV_WC_*`).
 #[unsafe(no_mangle)]
 pub static null_provider_opcode: AtomicI32 = AtomicI32::new(0);
 
@@ -148,7 +148,7 @@ export! {
     ibv_destroy_qp(pair: *mut ibv_qp) -> c_int { free(pair) }
 }
 
-/// The rest is never called, and has to be there.
+/// The remaining functions must exist but are never called.
 macro_rules! absent {
     ($($name:ident)*) => {
         $(

@@ -1,8 +1,8 @@
-//! What the library costs on the data path: posting and polling through it and without it, in turns, at a
-//! provider that does nothing (`null_provider`). Writes target/bench-verbs/overhead.json.
+//! The library's cost on the data path: posting and polling with and without the library, in turns, on a provider that
+//! does nothing (`null_provider`). Writes target/bench-verbs/overhead.json.
 //!
-//! Cycles are ticks of the time-stamp counter. A sample is the mean of one turn's calls; the figure is the
-//! median of all samples, so that what else runs on the machine does not count.
+//! Cycles are ticks of the time-stamp counter. A sample is the mean of one turn's calls. The result is the median of
+//! all samples, which discards the effect of other programs on the machine.
 
 #![allow(unsafe_op_in_unsafe_fn)]
 
@@ -43,14 +43,14 @@ struct Report {
 #[derive(Serialize)]
 struct Verb {
     verb: &'static str,
-    /// Without the library, and with it.
+    /// Without the library, and with the library.
     without: f64,
     with: f64,
     extra: f64,
-    /// With the library in a process that has moved, whose keys are translated.
+    /// With the library in a process that has moved, so that keys are translated.
     with_after_move: f64,
     extra_after_move: f64,
-    /// Of the RDMA live-migration paper's Table 4.
+    /// From the RDMA live-migration paper's Table 4.
     paper_extra: Option<f64>,
 }
 
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Where the provider lies under the name that the library looks for.
+/// Set in a process that finds the provider under libibverbs' name.
 const STARTED: &str = "GODWIT_BENCH_VERBS";
 
 fn run() -> io::Result<()> {
@@ -84,7 +84,7 @@ fn run() -> io::Result<()> {
             .env(STARTED, "1")
             .exec());
     }
-    // SAFETY: both libraries export the functions of verbs.h, whose types `abi` has.
+    // SAFETY: both libraries export the functions of verbs.h with the types in `abi`.
     let verbs = unsafe {
         let without = Side::open(Path::new("libibverbs.so.1"))?;
         let with = Side::open(&profile.join("libgodwit_verbs.so"))?;
@@ -133,12 +133,12 @@ fn run() -> io::Result<()> {
     Ok(())
 }
 
-/// One queue pair, with the library or without.
+/// A queue pair, with the library or without.
 struct Side {
     pair: *mut ibv_qp,
     queue: *mut ibv_cq,
     region: *mut ibv_mr,
-    /// What the provider's completions are of.
+    /// The opcode of the provider's completions.
     opcode: &'static AtomicI32,
 }
 
@@ -151,7 +151,7 @@ impl Side {
             let why = std::ffi::CStr::from_ptr(libc::dlerror()).to_string_lossy();
             return Err(io::Error::other(format!("{why}; run make bench-verbs")));
         }
-        // The list is always the provider's: the library in front has none of its own.
+        // The list is always the provider's: the library in front has no list.
         let provider = libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW);
         let list: unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device =
             std::mem::transmute(find(provider, "ibv_get_device_list")?);
@@ -187,13 +187,13 @@ impl Side {
         let mut init: ibv_qp_init_attr = std::mem::zeroed();
         (init.send_cq, init.recv_cq, init.qp_type) = (queue, queue, IBV_QPT_RC);
         init.cap.max_send_wr = 64;
-        // The library has places for a power of two above this, and a turn fills them all.
+        // The library has places for the next power of two above this, and a turn fills all of them.
         init.cap.max_recv_wr = CALLS as u32 - 1;
         init.cap.max_send_sge = 1;
         init.cap.max_recv_sge = 1;
         let pair = create_qp(pd, &raw mut init);
-        // Not further: the library puts a marker behind what a queue pair that may send has sent, and waits for
-        // its completion.
+        // No later state: behind the requests of a queue pair that may send, the library puts a marker and waits for
+        // the marker's completion.
         for state in [IBV_QPS_INIT, IBV_QPS_RTR] {
             let mut to = ibv_qp_attr {
                 qp_state: state,
@@ -225,7 +225,7 @@ enum Act {
     Poll,
 }
 
-/// What is measured, with the paper's figure.
+/// The measured calls, with the paper's figures.
 const ACTS: [(&str, Option<f64>, Act); 5] = [
     ("send", Some(4.6), Act::Send(IBV_WR_SEND)),
     ("recv", Some(5.3), Act::Receive),
@@ -234,13 +234,13 @@ const ACTS: [(&str, Option<f64>, Act); 5] = [
     ("poll", None, Act::Poll),
 ];
 
-/// Takes the library through a move that ends where it began.
+/// Takes the library through a move back to this host.
 unsafe fn move_here(side: &Side) -> io::Result<()> {
     let provider = libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW);
     let completions = &*find(provider, "null_provider_completions")?.cast::<AtomicI32>();
     completions.store(0, Ordering::Relaxed);
     let number = (*side.pair).qp_num;
-    // There are no peers: nothing more of theirs is waited for, and the library is told so.
+    // Without peers, the library is told not to wait for further requests of a peer.
     let received = TURNS as u64 * CALLS;
     for request in [
         r#"{"do":"suspend","only":null}"#.to_owned(),
@@ -258,7 +258,7 @@ unsafe fn move_here(side: &Side) -> io::Result<()> {
     Ok(())
 }
 
-/// Completes what a turn of receives has posted: no queue takes receives without end.
+/// Completes the receives of a turn: no queue takes receives without end.
 unsafe fn complete_receives(side: &Side) {
     side.opcode.store(IBV_WC_RECV, Ordering::Relaxed);
     let poll = (*(*side.queue).context).ops.poll_cq.unwrap_unchecked();
@@ -281,7 +281,7 @@ fn ask(request: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Median cycles of a call without the library and with it.
+/// Returns the median cycles of a call without the library and with it.
 unsafe fn compare(act: Act, without: &Side, with: &Side) -> [f64; 2] {
     let mut samples = [Vec::with_capacity(TURNS), Vec::with_capacity(TURNS)];
     for turn in 0..TURNS {
@@ -299,7 +299,7 @@ unsafe fn compare(act: Act, without: &Side, with: &Side) -> [f64; 2] {
     })
 }
 
-/// Cycles of one turn. The calls are those that the inline functions of verbs.h make.
+/// Returns the cycles of one turn. The calls are the same as in the inline functions of verbs.h.
 unsafe fn turn_of(act: Act, side: &Side) -> u64 {
     let mut piece = ibv_sge {
         addr: (*side.region).addr as u64,
@@ -351,7 +351,7 @@ unsafe fn turn_of(act: Act, side: &Side) -> u64 {
     }
 }
 
-/// Cycles of all calls of a turn. Each has to give 0.
+/// Returns the cycles of all calls of a turn. Each call must return 0.
 #[inline(always)]
 unsafe fn cycles(mut call: impl FnMut(u64) -> c_int) -> u64 {
     let mut refused = 0;

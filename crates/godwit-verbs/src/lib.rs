@@ -1,11 +1,11 @@
-//! A library in front of libibverbs (`LD_PRELOAD`) that lets unmodified RDMA applications move
-//! between hosts, after the RDMA live-migration paper.
+//! A library in front of libibverbs (`LD_PRELOAD`) that lets unmodified RDMA applications move between hosts, after the
+//! RDMA live-migration paper.
 //!
-//! The application holds *shadow* objects (`shim::objects`) in the layout of libibverbs' own. Behind
-//! each stands the device's object, which can be closed and made again, here or on another host, while
-//! the application goes on holding the shadow. `tables` decides, `shim` is what applications call,
-//! `control` is how a mover on the same host asks a process to suspend, release and recreate.
-//! `mover` is the order of a move's steps. `preflight` says what keeps a process from moving to what a host has (`offer`).
+//! The application holds *shadow* objects (`shim::objects`) in the layout of libibverbs' own. Behind each stands the
+//! device's object, which can be closed and made again, here or on another host, while the application keeps the
+//! shadow. `tables` decides. `shim` has the functions that applications call. Through `control`, a mover on the same
+//! host asks a process to suspend, release and recreate. `mover` has the order of a move's steps. `preflight` finds the
+//! obstacles to a process's move to a host, given the host's resources from `offer`.
 
 pub mod abi;
 pub mod control;

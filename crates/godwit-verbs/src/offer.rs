@@ -1,4 +1,4 @@
-//! What this host offers to a process that moves here.
+//! The resources of this host for a process that moves here.
 
 mod groups;
 
@@ -14,10 +14,10 @@ use crate::tables::Gid;
 
 const DEVICES: &str = "/sys/class/infiniband";
 
-/// Looks at this host's devices, at CRIU, and whether processes have the numbers `pids`.
+/// Examines this host's devices, CRIU, and the use of the process numbers `pids`.
 ///
 /// # Errors
-/// If the kernel's list of devices cannot be read. A host without RDMA offers no devices.
+/// The kernel's list of devices cannot be read. A host without RDMA offers no devices.
 pub fn offer(pids: &[u32]) -> io::Result<Offer> {
     let taken = |pid: &&u32| Path::new(&format!("/proc/{pid}")).exists();
     let names = match fs::read_dir(DEVICES) {
@@ -31,7 +31,7 @@ pub fn offer(pids: &[u32]) -> io::Result<Offer> {
     Ok(Offer {
         devices: names
             .iter()
-            // One that cannot be opened is none to a process.
+            // A device that cannot be opened is useless to a process.
             .filter_map(|name| device(name, &used))
             .collect(),
         criu: why_not_criu(),
@@ -47,14 +47,14 @@ fn device(name: &str, used: &Used) -> Option<DeviceOffer> {
         name: name.to_owned(),
         queue_pairs: free(limits.queue_pairs, "qp"),
         regions: free(limits.regions, "mr"),
-        // rdma(8) does not count them, and control groups do.
+        // rdma(8) does not count windows, but control groups do.
         windows: limits.windows.min(allowed),
         completion_queues: free(limits.completion_queues, "cq"),
         addresses: addresses(&Path::new(DEVICES).join(name).join("ports")),
     })
 }
 
-/// The addresses of all ports; those of zeros are none.
+/// Returns the addresses of all ports, except zeros.
 fn addresses(ports: &Path) -> Vec<(u8, u8, Gid)> {
     let numbered = |path: &Path| -> Vec<(u8, std::path::PathBuf)> {
         let mut found: Vec<_> = fs::read_dir(path)
@@ -79,7 +79,7 @@ fn addresses(ports: &Path) -> Vec<(u8, u8, Gid)> {
     found
 }
 
-/// What all processes have of each device, as rdma(8) says; nothing if there is no such program.
+/// The objects of all processes on each device, according to rdma(8); empty without this program.
 struct Used(serde_json::Value);
 
 impl Used {
@@ -103,7 +103,7 @@ impl Used {
     }
 }
 
-/// What a device can have.
+/// The limits of a device.
 struct Limits {
     queue_pairs: u32,
     regions: u32,
@@ -111,16 +111,16 @@ struct Limits {
     completion_queues: u32,
 }
 
-/// `struct ibv_device_attr` is 232 bytes; newer ones may be longer.
+/// `struct ibv_device_attr` is 232 bytes; newer versions may be longer.
 const ATTRIBUTES: usize = 1024;
-/// Where its `max_qp`, `max_cq`, `max_mr` and `max_mw` lie.
+/// Offsets of `max_qp`, `max_cq`, `max_mr` and `max_mw`.
 const MAX_QP: usize = 108;
 const MAX_CQ: usize = 128;
 const MAX_MR: usize = 136;
 const MAX_MW: usize = 176;
 
 impl Limits {
-    /// Asks the device by libibverbs, without the library of this package in front.
+    /// Asks the device through libibverbs, without this package's library in front.
     fn of(name: &str) -> Option<Self> {
         type GetList = unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device;
         type FreeList = unsafe extern "C" fn(*mut *mut ibv_device);

@@ -1,5 +1,5 @@
-//! What keeps a process from moving, all at once and one sentence each: a decision about facts that others have
-//! collected (`control` at the process, [`crate::offer`] at the destination).
+//! All obstacles to a move of a process, one sentence each: a decision about facts that others have collected
+//! (`control` at the process, [`crate::offer`] at the destination).
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::control::Status;
 use crate::shim::QueuePairState;
 use crate::tables::Gid;
 
-/// What a process uses of one device.
+/// A process's needs of one device.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Need {
     /// The device's name.
@@ -23,42 +23,42 @@ pub struct Need {
     pub windows: u32,
     /// Completion queues.
     pub completion_queues: u32,
-    /// Ports and places in their tables of addresses that queue pairs use, with the address there.
+    /// Ports and GID indexes that queue pairs use, with the address there.
     pub addresses: Vec<(u8, u8, Option<Gid>)>,
 }
 
-/// What a host offers.
+/// The resources of a host.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Offer {
-    /// Its RDMA devices.
+    /// The RDMA devices.
     pub devices: Vec<DeviceOffer>,
-    /// Why CRIU cannot restore here; absent if it can.
+    /// The reason why CRIU cannot restore here; absent if CRIU can.
     pub criu: Option<String>,
-    /// Processes here that have the numbers that were asked about.
+    /// Queried process numbers that are in use here.
     pub taken: Vec<u32>,
 }
 
 /// A device of a host.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct DeviceOffer {
-    /// Its name.
+    /// The device's name.
     pub name: String,
     /// Queue pairs that can still be made.
     pub queue_pairs: u32,
     /// Memory regions that can still be made.
     pub regions: u32,
-    /// Memory windows that the device can have; how many others have is not known.
+    /// Memory windows of the device; the number in use by others is unknown.
     #[serde(default)]
     pub windows: u32,
     /// Completion queues that can still be made.
     pub completion_queues: u32,
-    /// Addresses by port and place.
+    /// Addresses by port and GID index.
     pub addresses: Vec<(u8, u8, Gid)>,
 }
 
-/// All reasons against moving `process` to a host that offers `offer`. `status` is what the process's library says, or
-/// nothing if the process does not use it. `partners` are the queue pairs of all processes that use the library where the
-/// process's connections may end.
+/// Returns all reasons against a move of `process` to a host with the resources `offer`. `status` comes from the
+/// process's library, and is absent if the process does not use the library. `partners` are the queue pairs of all
+/// processes with the library at which the process's connections may end.
 pub fn against(
     process: u32,
     status: Option<&Status>,
@@ -112,7 +112,7 @@ fn without_partner(pair: &QueuePairState, partners: &[QueuePairState]) -> Option
     ))
 }
 
-/// Whether both queue pairs are connected to each other.
+/// Returns true if both queue pairs are connected to each other.
 pub fn is_other_end(pair: &QueuePairState, other: &QueuePairState) -> bool {
     Some(other.physical) == pair.remote_physical
         && other.local == pair.remote
@@ -178,7 +178,7 @@ fn unmet(need: &Need, offer: &Offer) -> Vec<String> {
     found
 }
 
-/// An IPv4 address, a link-local IPv6 one, or another one: networks do not carry one like the other.
+/// Classifies an address as IPv4, link-local IPv6 or other IPv6: networks carry each kind differently.
 fn kind(gid: Gid) -> u8 {
     let address = std::net::Ipv6Addr::from(gid.0);
     match (address.to_ipv4_mapped(), address.segments()[0] & 0xffc0) {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use godwit_verbs::control::{Answer, Request, ask};
 use serde_json::json;
 
-/// A holder does nothing without libibverbs, and neither does this test.
+/// Returns true if libibverbs is installed. Without libibverbs, neither a holder nor this test does anything.
 fn libibverbs_is_there() -> bool {
     // SAFETY: a constant name; libibverbs' constructors are those that applications run.
     !unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW) }.is_null()

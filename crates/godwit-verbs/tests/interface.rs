@@ -1,4 +1,4 @@
-//! All that libibverbs offers to programs, and what this library does about each of it.
+//! The whole interface of libibverbs for programs, and this library's treatment of each call.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -6,23 +6,23 @@ use std::path::{Path, PathBuf};
 use Treatment::{Apart, Asks, Devices, Moves, Stays};
 use godwit_verbs::abi::ExtendedVerbs;
 
-/// The way a call goes.
+/// The treatment of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Treatment {
-    /// It works on objects of this library, and what it makes or changes is made again after a move.
+    /// The call works on objects of this library, and its effects are made again after a move.
     Moves,
-    /// It is passed on with the device's objects and leaves nothing that would have to be made again.
+    /// The call is passed on with the device's objects and leaves no effect that a move would have to repeat.
     Asks,
-    /// It is passed on with the device's objects, and what it makes or changes keeps the process from moving.
+    /// The call is passed on with the device's objects, and its effects keep the process from moving.
     Stays,
-    /// It names no object that this library has another one for.
+    /// The call takes no object for which this library has a shadow.
     Apart,
-    /// Libraries of devices call it, with objects of their own.
+    /// Libraries of devices make the call, with objects of their own.
     Devices,
 }
 
 impl Treatment {
-    /// True if this library has to have a function of the same name.
+    /// Returns true if this library must have a function of the same name.
     fn is_ours(self) -> bool {
         matches!(self, Moves | Asks | Stays)
     }
@@ -204,7 +204,7 @@ const SYMBOLS: &[(Treatment, &[&str])] = &[
     ),
 ];
 
-/// The verbs that contexts carry. Programs reach those that are apart by objects of the device alone.
+/// The verbs in contexts. Programs reach the verbs that are `Apart` only through objects of the device.
 const VERBS: &[(&str, Treatment)] = &[
     ("query_port", Asks),
     ("advise_mr", Asks),
@@ -256,7 +256,7 @@ fn symbols() -> BTreeMap<&'static str, Treatment> {
     all
 }
 
-/// The functions that a library offers, whatever their versions.
+/// Returns the functions of a library, of any version.
 fn offered(library: &Path) -> BTreeSet<String> {
     let file = std::fs::read(library).unwrap();
     let number = |place: usize, size: usize| {
@@ -275,7 +275,7 @@ fn offered(library: &Path) -> BTreeSet<String> {
     let (begin, length) = (number(symbols + 24, 8), number(symbols + 32, 8));
     let mut found = BTreeSet::new();
     for symbol in (begin..begin + length).step_by(24) {
-        // Functions (`STT_FUNC`) that the library has itself.
+        // Functions (`STT_FUNC`) that the library defines.
         if file[symbol + 4] & 0xf == 2 && number(symbol + 6, 2) != 0 {
             let name = &file[names + number(symbol, 4)..];
             let end = name.iter().position(|byte| *byte == 0).unwrap();
@@ -285,7 +285,7 @@ fn offered(library: &Path) -> BTreeSet<String> {
     found
 }
 
-/// The libibverbs of this host; nothing if it has none.
+/// Returns this host's libibverbs, if installed.
 fn installed() -> Option<PathBuf> {
     // SAFETY: a constant name; libibverbs' constructors are those that applications run.
     let loaded = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW) };

@@ -1,5 +1,5 @@
-//! Verbs whose objects do not move work as without this library: the device gets its own objects, and the process is named
-//! as one that stays.
+//! Verbs with objects that do not move work as without this library: the device gets its own objects, and the process
+//! is reported as unable to move.
 
 #![allow(unsafe_op_in_unsafe_fn)]
 
@@ -26,7 +26,7 @@ struct Application {
 /// The result of the device's own verbs.
 const HANDED_OUT: *mut c_void = ptr::without_provenance_mut(0x4000);
 
-/// A context of the device, which is no shadow: these have its doorbell.
+/// Returns true for a context of the device, which has other operations than a shadow.
 unsafe fn is_of_device(context: *mut ibv_context) -> bool {
     let ours = shim::poll_cq as PollCq;
     !(*context)
@@ -138,7 +138,7 @@ fn a_queue_pair_that_stays_gets_the_handles_of_the_device() {
         let posted = shim::post_send(pair, &raw mut request, &mut ptr::null_mut());
         assert_eq!(posted, 0);
         assert_eq!(with(|device| device.addressed.clone()), [(OWN, 5)]);
-        // More than can be noted of one that moves.
+        // More than can be recorded for a queue pair that moves.
         for wr_id in 0..20 {
             let mut receive = ibv_recv_wr {
                 wr_id,

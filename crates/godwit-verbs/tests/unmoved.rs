@@ -1,4 +1,5 @@
-//! A process that has not moved and whose peers have not, which the tests of moves are not after the first one.
+//! A process without moves, of its own or of its peers. After their first test, the tests of moves have no such
+//! process.
 
 #![allow(unsafe_op_in_unsafe_fn)]
 
@@ -15,7 +16,7 @@ use device::{Device, complete_sends, with};
 use godwit_verbs::abi::*;
 use godwit_verbs::shim;
 
-/// There is one device, which is new to each test.
+/// Resets the single device for a test, and excludes other tests.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -93,7 +94,7 @@ fn lists_reach_the_device_as_they_are() {
             assert!(taken.iter().all(|one| one.pieces[0].lkey == 6));
             taken.iter().map(|one| one.wr_id).collect::<Vec<_>>()
         };
-        // Whether the thread owns the queue pair already, or not.
+        // With and without this thread's ownership of the queue pair.
         for _ in 0..2 {
             assert_eq!([list(1..2), list(2..4), list(4..7)], [0; 3]);
             assert_eq!(numbers(), [1, 2, 3, 4], "the device has room for four");

@@ -1,4 +1,4 @@
-//! Who owns a disk: the protocol that moves it from one node to another exactly once.
+//! Disk ownership: the protocol that moves a disk from one node to another exactly once.
 //!
 //! ```text
 //!  source                                   destination
@@ -11,28 +11,25 @@
 //!    │ store Departed(m, e+1)                   │
 //! ```
 //!
-//! Each record is durable before anything that follows from it is said or done. Until the source
-//! stores `Relinquished` it may abort, and its abort is final, because a migration's id is never
-//! used again. From `Accepted` on the destination cannot know the outcome by itself: it holds I/O
-//! and asks ([`Message::Query`]); the source always knows the answer.
+//! Each record is durable before any consequence of the record is announced or carried out. Until the source stores
+//! `Relinquished` the source may abort. An abort is final, because a migration's id is never reused. From `Accepted` on
+//! the destination cannot know the outcome alone: the destination holds I/O and asks ([`Message::Query`]). The source
+//! always knows the answer.
 //!
-//! The guest waits from the last write to the source until the destination serves, so nothing waits
-//! in between that need not:
+//! The guest waits from the last write to the source until the destination serves. Two steps therefore overlap:
 //!
-//! - The flush and `Accepted` are on their way to stable storage together; `Prepared` follows both.
-//!   `Accepted` alone, as a crash may leave it, therefore says nothing about the disk, and needs to
-//!   say nothing: the source, which was not told, has not given the disk away.
-//! - The destination serves as soon as it hears `Commit`. Its epoch is durable, in `Accepted`, and so
-//!   is that the source has left it. A crash before `Serving` is stored leaves a doubt that the source
-//!   resolves as it did before, because it has not heard `Committed`.
+//! - The flush and `Accepted` go to stable storage together; `Prepared` follows both. After a crash `Accepted` alone
+//!   says nothing about the disk. The source has not given the disk away, because the source never received `Prepared`.
+//! - The destination serves on receipt of `Commit`. The destination's epoch is already durable in `Accepted`, and the
+//!   source's departure is durable at the source. A crash before `Serving` is stored leaves a doubt. The source
+//!   resolves the doubt as before, because the source has not received `Committed`.
 //!
-//! A disk may change hands before all of it is at the destination. What the destination then lacks stays at the
-//! source, and both records say so ([`AuthorityRecord::remainder`]): the destination serves, but *lacks*; the source
-//! *owes*. It is the destination that knows when it lacks nothing any more. It stores so, and says [`Message::Whole`]
-//! as often as the source says [`Message::Owes`].
+//! A disk may change hands before the whole disk is at the destination. The missing part stays at the source, and both
+//! records say so ([`AuthorityRecord::remainder`]): the destination serves but *lacks* the part, the source *owes* the
+//! part. Only the destination knows when nothing is missing any more. The destination then stores this fact and answers
+//! every [`Message::Owes`] with [`Message::Whole`].
 //!
-//! The machine is driven by [`Controller`](crate::Controller), and by a model checker in
-//! `tests/authority_model/`.
+//! The machine is driven by [`Controller`](crate::Controller) and by a model checker in `tests/authority_model/`.
 
 mod effect;
 mod record;
@@ -44,7 +41,7 @@ use crate::event::AbortReason;
 use crate::units::{Epoch, MigrationId};
 use crate::wire::Message;
 
-/// How far this node is in a migration that is not decided.
+/// Progress of this node in an undecided migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Attempt {
     None,
@@ -53,25 +50,25 @@ enum Attempt {
         migration: MigrationId,
         /// A part of the disk stays here.
         owes: bool,
-        /// What the destination will lack, if it lacks anything, is in an image.
+        /// Any part missing at the destination is in an image.
         on_image: bool,
     },
     /// Destination: takes copies and double writes.
     Receiving {
         migration: MigrationId,
     },
-    /// Destination: makes what it received durable, and stores that it accepts.
+    /// Destination: makes the received data durable and stores the acceptance.
     Accepting {
         migration: MigrationId,
         flushed: bool,
-        /// The record that this one replaces.
+        /// The record that the acceptance replaces.
         before: AuthorityRecord,
     },
-    /// Destination: takes back an acceptance that it has not told anybody, or that was refused.
+    /// Destination: takes back an acceptance that is unannounced or was refused.
     Withdrawing {
         migration: MigrationId,
         reason: AbortReason,
-        /// The record that takes the acceptance's place.
+        /// The record that replaces the acceptance.
         before: AuthorityRecord,
     },
 }
@@ -83,12 +80,12 @@ pub struct Authority {
     storing: Option<AuthorityRecord>,
     attempt: Attempt,
     confirmed: bool,
-    /// Another node's record shows that this node is the owner no more.
+    /// Another node's record shows that this node is no longer the owner.
     surpassed: bool,
 }
 
 impl Authority {
-    /// The machine of a node that starts (again) with this record.
+    /// Creates the machine of a node that starts or restarts with this record.
     pub const fn new(record: AuthorityRecord) -> Self {
         let confirmed = matches!(record.ownership, Ownership::Departed { .. });
         Self {
@@ -100,24 +97,24 @@ impl Authority {
         }
     }
 
-    /// What is durable.
+    /// Returns the durable record.
     pub const fn record(&self) -> AuthorityRecord {
         self.record
     }
 
-    /// Another node's record [surpasses](AuthorityRecord::is_surpassed_by) this one's: nothing is served here any more, or
-    /// given away, until an operator decides.
+    /// Notes that another node's record [surpasses](AuthorityRecord::is_surpassed_by) this node's record. From then on
+    /// this node neither serves the disk nor gives the disk away until an operator decides.
     pub const fn surpass(&mut self) {
         self.surpassed = true;
     }
 
-    /// Whether guest I/O may be served here: the owner, and not giving the disk away.
+    /// Returns true if guest I/O may be served here: this node is the owner and is not giving the disk away.
     pub const fn may_serve(&self) -> bool {
         self.is_owner() || self.is_committed()
     }
 
-    /// Whether this node is durably the owner, and is not giving the disk away. It may be storing that the disk is
-    /// whole.
+    /// Returns true if this node is durably the owner and is not giving the disk away. The node may be storing the
+    /// record of a whole disk.
     const fn is_owner(&self) -> bool {
         let keeps = match self.storing {
             None => true,
@@ -126,19 +123,20 @@ impl Authority {
         matches!(self.record.ownership, Ownership::Serving) && keeps && !self.surpassed
     }
 
-    /// Whether this node has durably stored that it is the owner of the whole disk, and is not giving the disk
-    /// away: only then may it begin to.
+    /// Returns true if this node is the durable owner of the whole disk, and is not giving the disk away. Only such a
+    /// node may begin to give the disk away.
     pub const fn is_settled(&self) -> bool {
         self.is_owner() && self.storing.is_none() && self.record.remainder.is_none()
     }
 
-    /// Whether this node has durably stored that it is the owner, of the whole disk or of one of which the rest is in
-    /// an image, and is not giving the disk away: such a disk can move without that.
+    /// Returns true if this node is the durable owner and is not giving the disk away. The disk may be whole, or lack a
+    /// part held by an image: such a disk can move without this part.
     pub const fn may_leave_rest(&self) -> bool {
         self.is_owner() && self.storing.is_none()
     }
 
-    /// The migration whose source has a part of the disk that this node, which serves or is about to, lacks.
+    /// Returns the migration whose source has a part of the disk that this node lacks, if this node serves or is about
+    /// to serve.
     pub const fn lacks(&self) -> Option<MigrationId> {
         match self.storing {
             Some(record) if self.is_committed() => record.lacks(),
@@ -146,7 +144,7 @@ impl Authority {
         }
     }
 
-    /// The same, also for a node that has accepted and waits to hear whether the disk is its own.
+    /// Like [`Self::lacks`], but also covers a node that has accepted and awaits the decision.
     pub const fn lacks_or_will(&self) -> Option<MigrationId> {
         match self.record.ownership {
             Ownership::Serving | Ownership::Accepted { .. } => self.record.remainder,
@@ -154,13 +152,12 @@ impl Authority {
         }
     }
 
-    /// The migration whose destination lacks a part of the disk that this node has.
+    /// Returns the migration whose destination lacks a part of the disk that this node has.
     pub const fn owes(&self) -> Option<MigrationId> {
         self.record.owes()
     }
 
-    /// Destination: whether it has heard that the source gave the disk away, and stores that it owns
-    /// it.
+    /// Destination: returns true once the source's decision is known and this node is storing its ownership.
     const fn is_committed(&self) -> bool {
         let storing = matches!(
             self.storing,
@@ -172,8 +169,8 @@ impl Authority {
         storing && matches!(self.record.ownership, Ownership::Accepted { .. })
     }
 
-    /// Whether this node cannot know by itself who owns the disk, or has not been told that the
-    /// new owner knows.
+    /// Returns the migration in doubt: this node cannot know alone who owns the disk, or has no confirmation from the
+    /// new owner.
     pub const fn in_doubt(&self) -> Option<MigrationId> {
         match self.record.ownership {
             Ownership::Accepted { migration } if !self.is_committed() => Some(migration),
@@ -182,7 +179,7 @@ impl Authority {
         }
     }
 
-    /// Whether another node is known to own the disk.
+    /// Returns true if another node is known to own the disk.
     pub const fn is_elsewhere(&self) -> bool {
         match self.record.ownership {
             Ownership::Vacant | Ownership::Departed { .. } => true,
@@ -191,15 +188,14 @@ impl Authority {
         }
     }
 
-    /// Whether this node has durably given the disk away, so that only another one can serve it, now
-    /// or soon.
+    /// Returns true if this node has durably given the disk away, so that only another node can serve the disk, now or
+    /// soon.
     pub const fn gave_away(&self) -> bool {
         matches!(self.record.ownership, Ownership::Relinquished { .. })
     }
 
-    /// Source: asks the destination to accept, all of the disk or, if the source `owes`, without a part of it that
-    /// the destination was told of. Does nothing unless this node is durably the owner and no other attempt is
-    /// under way.
+    /// Source: asks the destination to accept the whole disk or, if the source `owes`, the disk without a part
+    /// announced before. Does nothing unless this node is durably the owner and no other attempt is under way.
     pub fn prepare(&mut self, migration: MigrationId, owes: bool) -> Vec<Effect> {
         match self.is_settled() {
             true => self.ask(migration, owes, owes, false),
@@ -207,8 +203,8 @@ impl Authority {
         }
     }
 
-    /// Source: the same for a disk on an image, of which the destination `lacks` a part that it was told of and gets
-    /// from the image, as this node may. The source `owes` what it has told to be here, and nothing else.
+    /// Source: like [`Self::prepare`], for a disk on an image. The destination `lacks` a part announced before and gets
+    /// this part from the image, as this node may too. The source `owes` only the blocks announced as present here.
     pub fn prepare_on_image(
         &mut self,
         migration: MigrationId,
@@ -244,8 +240,8 @@ impl Authority {
         })]
     }
 
-    /// Destination: all of the disk is here, durably, and stays so. Does nothing unless this node is durably the
-    /// owner and lacked a part.
+    /// Destination: notes that the whole disk is durably here. Does nothing unless this node is durably the owner and
+    /// lacked a part.
     pub fn whole(&mut self) -> Vec<Effect> {
         if self.record.lacks().is_none() || self.storing.is_some() {
             return Vec::new();
@@ -253,8 +249,8 @@ impl Authority {
         self.store(self.record.epoch, Ownership::Serving, None)
     }
 
-    /// Source: gives the attempt up. False once the decision to give the disk away is being
-    /// stored: from then on the migration can only succeed.
+    /// Source: cancels the attempt. Returns false once the decision to give the disk away is being stored: from then on
+    /// the migration can only succeed.
     pub fn cancel(&mut self) -> bool {
         if self.storing.is_some() || !matches!(self.record.ownership, Ownership::Serving) {
             return false;
@@ -263,8 +259,8 @@ impl Authority {
         true
     }
 
-    /// Source: the decision to give the disk away was not stored and never will be. False when it
-    /// was not being stored.
+    /// Source: notes that the decision to give the disk away was not stored and never will be. Returns false if the
+    /// decision was not being stored.
     pub fn keep(&mut self) -> bool {
         let undecided = matches!(
             self.storing,
@@ -280,9 +276,9 @@ impl Authority {
         undecided
     }
 
-    /// Destination: starts to take copies. False unless the disk is known to be elsewhere, all of it.
+    /// Destination: starts to take copies. Returns false unless the whole disk is known to be elsewhere.
     pub fn receive(&mut self, migration: MigrationId) -> bool {
-        // What this node owes must stay as it is.
+        // A part owed by this node must stay unchanged.
         let free = self.is_elsewhere()
             && self.record.remainder.is_none()
             && self.storing.is_none()
@@ -293,8 +289,7 @@ impl Authority {
         free
     }
 
-    /// Destination: the migration that is being received, before the source is told that it is
-    /// accepted.
+    /// Destination: returns the migration being received, until the source is told of the acceptance.
     pub const fn receiving(&self) -> Option<MigrationId> {
         match self.attempt {
             Attempt::Receiving { migration } | Attempt::Accepting { migration, .. } => {
@@ -304,16 +299,15 @@ impl Authority {
         }
     }
 
-    /// Destination: whether the source has asked for acceptance, which has not been answered. Nothing
-    /// that it sends from then on is part of the disk.
+    /// Destination: returns true if the source has asked for acceptance and has no answer yet. Nothing sent by the
+    /// source from then on is part of the disk.
     pub const fn is_accepting(&self) -> bool {
         matches!(self.attempt, Attempt::Accepting { .. })
     }
 
-    /// Destination: stops receiving for a reason found here or because the source is gone. Has no
-    /// effect unless something is being received ([`Authority::receiving`]): once the source was told
-    /// that it is accepted only the source knows. What was stored of the acceptance is taken back
-    /// before [`Effect::ReceiveAborted`].
+    /// Destination: stops receiving for a local reason or because the source is gone. Has no effect unless a migration
+    /// is being received ([`Authority::receiving`]): after the acceptance was announced only the source knows the
+    /// outcome. A stored acceptance is taken back before [`Effect::ReceiveAborted`].
     pub fn stop_receiving(&mut self, reason: AbortReason) -> Vec<Effect> {
         match self.attempt {
             Attempt::Receiving { migration } => {
@@ -337,7 +331,7 @@ impl Authority {
         }
     }
 
-    /// Destination: what was received is durable.
+    /// Destination: notes that the received data is durable.
     pub fn flushed(&mut self) -> Vec<Effect> {
         match &mut self.attempt {
             Attempt::Accepting { flushed, .. } => *flushed = true,
@@ -346,7 +340,7 @@ impl Authority {
         self.accept()
     }
 
-    /// Destination: says that it has accepted once both the disk and the record are durable.
+    /// Destination: announces the acceptance once both the disk and the record are durable.
     fn accept(&mut self) -> Vec<Effect> {
         match self.attempt {
             Attempt::Accepting {
@@ -361,7 +355,7 @@ impl Authority {
         }
     }
 
-    /// The record given with the last [`Effect::Persist`] is durable.
+    /// Notes that the record of the last [`Effect::Persist`] is durable.
     pub fn persisted(&mut self) -> Vec<Effect> {
         let Some(record) = self.storing.take() else {
             return Vec::new();
@@ -405,7 +399,7 @@ impl Authority {
         }
     }
 
-    /// A frame of this protocol from the other node of the migration; others are ignored.
+    /// Handles a frame of this protocol from the other node of the migration. Other frames are ignored.
     pub fn handle(&mut self, message: &Message) -> Vec<Effect> {
         match *message {
             Message::Prepare {
@@ -448,8 +442,7 @@ impl Authority {
             }
             Message::Owes { migration, .. } => self.handle_owes(migration),
             Message::Whole { migration } => {
-                // Before this node has heard that the destination serves, which will be repeated, there is nothing
-                // to be stored.
+                // The destination repeats `Whole`, so nothing is stored before this node has heard `Committed`.
                 let departed = self.record.ownership == (Ownership::Departed { migration });
                 if !departed || self.record.remainder.is_none() || self.storing.is_some() {
                     return Vec::new();
@@ -462,8 +455,8 @@ impl Authority {
         }
     }
 
-    /// What to say again while the outcome is open: called when a control connection is up, and
-    /// from time to time while it is.
+    /// Returns the message to repeat while the outcome is open. Called when a control connection comes up, and at
+    /// intervals afterwards.
     pub fn remind(&self) -> Option<Message> {
         if self.storing.is_some() {
             return None;
@@ -478,7 +471,7 @@ impl Authority {
         }
     }
 
-    /// The source says that it owes. It is told if that is no longer so.
+    /// Handles the source's claim to owe. If the claim is out of date, the source is told so.
     fn handle_owes(&self, migration: MigrationId) -> Vec<Effect> {
         let open = self.record.ownership == (Ownership::Accepted { migration });
         if open || self.storing.is_some() || self.record.remainder == Some(migration) {
@@ -488,12 +481,12 @@ impl Authority {
     }
 
     fn handle_prepare(&mut self, migration: MigrationId, epoch: Epoch, lacks: bool) -> Vec<Effect> {
-        // It is not answered again from a stored acceptance: after a crash that does not say that the
-        // disk was flushed.
+        // A stored acceptance is not announced again: after a crash the stored acceptance does not imply a flushed
+        // disk.
         if self.attempt != (Attempt::Receiving { migration }) {
             return Vec::new();
         }
-        // No epoch follows the last one: a node that entered it could never give the disk away.
+        // No epoch follows the last epoch: a node that entered the last epoch could never give the disk away.
         if epoch <= self.record.epoch || epoch == Epoch(u64::MAX) {
             self.attempt = Attempt::None;
             let reason = AbortReason::Protocol;
@@ -521,7 +514,7 @@ impl Authority {
             return Vec::new();
         }
         if self.record.ownership == (Ownership::Accepted { migration }) {
-            // The source commits only what it was told of.
+            // The source commits only an announced acceptance.
             if self.attempt != Attempt::None {
                 return Vec::new();
             }
@@ -530,8 +523,8 @@ impl Authority {
             effects.push(Effect::Owner(migration));
             return effects;
         }
-        // The source commits only what this node accepted, so this is a repetition: the epoch was
-        // entered here, whatever happened since.
+        // The source commits only an acceptance of this node, so this frame is a repetition: this node has entered the
+        // epoch, whatever happened since.
         if self.record.epoch >= epoch && self.attempt == Attempt::None {
             return vec![Effect::Send(Message::Committed { migration })];
         }
@@ -563,8 +556,8 @@ impl Authority {
             return self.stop_receiving(reason);
         }
         if self.record.ownership == (Ownership::Accepted { migration }) && self.storing.is_none() {
-            // The epoch goes back with it: the source still serves the one before, and may offer this
-            // one again under another migration.
+            // The epoch goes back too: the source still serves the previous epoch, and may offer this epoch again under
+            // another migration.
             let before = AuthorityRecord {
                 epoch: Epoch(self.record.epoch.0 - 1),
                 ownership: Ownership::Vacant,

@@ -1,49 +1,48 @@
-//! What a node stores of its right to serve a disk.
+//! A node's stored right to serve a disk.
 
 use crate::units::{Epoch, MigrationId};
 
-/// What a node durably knows about its right to serve a disk.
+/// A node's durable knowledge of its right to serve a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AuthorityRecord {
-    /// The highest epoch this node has taken part in: the one it serves, will serve, or gave away.
+    /// The highest epoch this node has taken part in: an epoch that the node serves, will serve, or gave away.
     pub epoch: Epoch,
-    /// Its part in it.
+    /// The node's part in the epoch.
     pub ownership: Ownership,
-    /// The migration since which a part of the disk is with its source only: a node that serves, or has accepted,
-    /// lacks that part, and a node that gave the disk away owes it. Nothing when the owner has all of the disk.
+    /// The migration since which only the source has a part of the disk. A node that serves or has accepted lacks this
+    /// part; a node that gave the disk away owes this part. `None` if the owner has the whole disk.
     pub remainder: Option<MigrationId>,
 }
 
 /// A node's part in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ownership {
-    /// Not the owner, and no claim to become it.
+    /// Not the owner, without a claim to become the owner.
     Vacant,
     /// The owner.
     Serving,
-    /// Accepted the disk and waits to hear whether the source gave it away. Holds I/O until then.
+    /// Accepted the disk and holds I/O until the source's decision is known.
     Accepted {
-        /// By which migration.
+        /// Migration that was accepted.
         migration: MigrationId,
     },
-    /// Gave the disk away and waits for the destination's confirmation. Holds I/O that it cannot
-    /// forward.
+    /// Gave the disk away and awaits the destination's confirmation. Holds I/O that cannot be forwarded.
     Relinquished {
-        /// By which migration.
+        /// Migration that took the disk away.
         migration: MigrationId,
     },
     /// Gave the disk away, confirmed.
     Departed {
-        /// By which migration.
+        /// Migration that took the disk away.
         migration: MigrationId,
     },
 }
 
 impl AuthorityRecord {
-    /// Bytes that [`AuthorityRecord::to_bytes`] takes.
+    /// Bytes returned by [`AuthorityRecord::to_bytes`].
     pub const SIZE: usize = 25;
 
-    /// The record of a disk that was created on this node.
+    /// Returns the record of a disk created on this node.
     pub const fn created() -> Self {
         Self {
             epoch: Epoch(1),
@@ -52,7 +51,7 @@ impl AuthorityRecord {
         }
     }
 
-    /// The record of a disk that this node is about to receive for the first time.
+    /// Returns the record of a disk that this node is about to receive for the first time.
     pub const fn vacant() -> Self {
         Self {
             epoch: Epoch(0),
@@ -61,7 +60,7 @@ impl AuthorityRecord {
         }
     }
 
-    /// The form in which it is stored.
+    /// Returns the stored form.
     pub fn to_bytes(self) -> [u8; Self::SIZE] {
         let (code, migration) = match self.ownership {
             Ownership::Vacant => (0, None),
@@ -78,7 +77,7 @@ impl AuthorityRecord {
         bytes
     }
 
-    /// Reads the stored form; `None` when it is not one.
+    /// Reads the stored form; returns `None` if the bytes are invalid.
     pub fn from_bytes(bytes: &[u8; Self::SIZE]) -> Option<Self> {
         let epoch = Epoch(u64::from_le_bytes(*bytes[1..].first_chunk()?));
         let migration = MigrationId(*bytes[9..].first_chunk()?);
@@ -98,7 +97,7 @@ impl AuthorityRecord {
         })
     }
 
-    /// The migration whose source this node still needs, because it serves the disk and lacks a part of it.
+    /// Returns the migration whose source this node still needs, because this node serves the disk and lacks a part.
     pub const fn lacks(&self) -> Option<MigrationId> {
         match self.ownership {
             Ownership::Serving => self.remainder,
@@ -106,7 +105,8 @@ impl AuthorityRecord {
         }
     }
 
-    /// The migration whose destination still needs this node, which gave the disk away and owes a part of it.
+    /// Returns the migration whose destination still needs this node, because this node gave the disk away and owes a
+    /// part.
     pub const fn owes(&self) -> Option<MigrationId> {
         match self.ownership {
             Ownership::Relinquished { .. } | Ownership::Departed { .. } => self.remainder,
@@ -115,5 +115,5 @@ impl AuthorityRecord {
     }
 }
 
-/// Marks the stored form of a record with a remainder. A build that knows of none refuses such a record.
+/// Marks the stored form of a record with a remainder. A build without remainders refuses such a record.
 const REMAINS: u8 = 0x80;

@@ -1,17 +1,18 @@
-//! Two owners that see each other: which of both is a thing of the past.
+//! Comparison of two owners that see each other: which owner is out of date.
 //!
-//! One node serves one epoch, so this never happens unless something that was durable is not any more: a data directory
-//! was put back to an earlier state, or an operator claimed what the other node still had. Nodes that meet show each other
-//! their records. A record may be old when it is looked at; what was true of an epoch stays true.
+//! One node serves one epoch, so two owners never meet unless durable state was lost: a data directory was put back to
+//! an earlier state, or an operator claimed a disk that the other node still had. Nodes that meet show each other their
+//! records. A record may be old by the time of the comparison. A fact about an epoch stays true.
 
 use super::{AuthorityRecord, Ownership};
 
 impl AuthorityRecord {
-    /// Whether `other`, which another node has or had of the same disk, shows that this node must not serve it, though it
-    /// is the owner by its own record: the disk has been served in a later epoch, or in the same one elsewhere.
+    /// Returns true if `other`, another node's present or past record of the same disk, shows that this node must not
+    /// serve the disk despite being the owner in its own record. The disk has then been served in a later epoch, or
+    /// elsewhere in the same epoch.
     ///
-    /// Never true of a node that is the owner by right, also while the disk changes hands: a node that has accepted is in
-    /// the epoch after its source's.
+    /// Never true of the rightful owner, even while the disk changes hands: a node after acceptance is in the epoch
+    /// after its source's epoch.
     pub const fn is_surpassed_by(&self, other: &Self) -> bool {
         let (own, other_epoch) = (self.epoch.0, other.epoch.0);
         if !matches!(self.ownership, Ownership::Serving) {
@@ -19,11 +20,11 @@ impl AuthorityRecord {
         }
         match other.ownership {
             Ownership::Serving => other_epoch >= own,
-            // It is this node's epoch when it was given away to this one.
+            // In this node's epoch the other node gave the disk to this node.
             Ownership::Relinquished { .. } | Ownership::Departed { .. } | Ownership::Vacant => {
                 other_epoch > own
             }
-            // Its source may be this node.
+            // This node may be the source.
             Ownership::Accepted { .. } => other_epoch > own.saturating_add(1),
         }
     }

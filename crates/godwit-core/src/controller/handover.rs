@@ -1,4 +1,4 @@
-//! Carries out what the authority machine decides, and keeps asking while it cannot.
+//! Carries out the authority machine's effects, and reminds the other node of an undecided migration.
 
 use core::num::NonZeroU64;
 use core::time::Duration;
@@ -12,20 +12,20 @@ use crate::event::{AbortReason, Event, Phase};
 use crate::units::Time;
 use crate::wire::{Message, TrafficClass};
 
-/// How often an undecided node repeats its question.
+/// Time between two reminders of an undecided node.
 const REMIND_EVERY: Duration = Duration::from_millis(500);
 
 impl Controller {
-    /// A connection of the current migration (any class) ended, except the one that carries
-    /// forwarded I/O ([`Self::handle_forward_lost`]). Before the point of no return the migration
-    /// aborts: copies and double writes that were not acknowledged are given up.
+    /// Handles the end of a connection of the current migration (any class) other than the connection for forwarded I/O
+    /// ([`Self::handle_forward_lost`]). Before the point of no return the migration aborts: unacknowledged copies and
+    /// double writes are given up.
     pub fn handle_connection_lost(&mut self, now: Time, class: TrafficClass) {
         self.now = now;
         if class == TrafficClass::Control {
             self.control_up = false;
         }
         if self.source.is_some() && !self.abort_source(AbortReason::PeerLost) {
-            // The disk is given away: what is left is to hear it confirmed.
+            // The disk is given away: only the confirmation is missing.
             if class == TrafficClass::Sync
                 && let Some(source) = &mut self.source
             {
@@ -40,7 +40,7 @@ impl Controller {
         self.run_ready();
     }
 
-    /// A control connection to the other node of an undecided migration is up (again): see
+    /// Notes that a control connection to the other node of an undecided migration is up (again): see
     /// [`Event::NeedPeer`].
     pub fn handle_control_up(&mut self, now: Time) {
         self.now = now;
@@ -86,7 +86,7 @@ impl Controller {
             && self.flushing_owed
             && let Some(source) = &mut self.source
         {
-            // What this node will owe is not durable yet.
+            // This node's debt is not durable yet.
             source.accepted |= source.options.migration == migration;
             return;
         }
@@ -97,9 +97,9 @@ impl Controller {
         self.apply(effects);
     }
 
-    /// Another node's record shows that this node is the owner no more
-    /// ([`AuthorityRecord::is_surpassed_by`](crate::authority::AuthorityRecord::is_surpassed_by)): clients' requests are held
-    /// from now on, and a departure ends.
+    /// Notes that this node is no longer the owner according to another node's record
+    /// ([`AuthorityRecord::is_surpassed_by`](crate::authority::AuthorityRecord::is_surpassed_by)). From now on clients'
+    /// requests are held, and a departure ends.
     pub fn surpass(&mut self, now: Time) {
         self.cancel(now, AbortReason::Cancelled);
         self.authority.surpass();
@@ -143,8 +143,8 @@ impl Controller {
                 Effect::Departed(migration) => {
                     let sync_up = self.follow_the_disk();
                     self.enter_stage(Stage::Decided(Phase::Completed));
-                    // Otherwise this process may have come after a power loss, and the image have lost what was not
-                    // flushed.
+                    // Otherwise this process may have started after a power loss, and the image may have lost unflushed
+                    // data.
                     let was_here = self.source.is_some() && self.authority.owes().is_none();
                     self.complete_source();
                     self.written = None;
@@ -161,11 +161,11 @@ impl Controller {
                 Effect::OwesNothing(migration) => {
                     self.owes_at = None;
                     self.notify(Event::OwesNothing { migration });
-                    // It was flushed before the disk was given away.
+                    // The image was flushed before the disk was given away.
                     self.keep_as_base(migration);
                 }
                 Effect::Owner(migration) => {
-                    // An earlier process may have served the disk before it stored that it does.
+                    // An earlier process may have served the disk before storing this fact.
                     let came_here = self.destination.take().is_some();
                     let fits = self.capacity.bytes() <= MAX_PULLED;
                     self.written =
@@ -177,8 +177,8 @@ impl Controller {
                         self.forward_link = ForwardLink::Absent;
                         self.take_back_forwarded();
                     }
-                    // The one before does nothing more of what it was sent, and may never say so: what nobody
-                    // waits for must not hold back what comes now.
+                    // The previous owner carries out no more of the requests sent to it, and may never say so. Requests
+                    // that nobody waits for must not hold back new requests.
                     self.give_up_abandoned();
                     self.release_held();
                 }
@@ -189,7 +189,8 @@ impl Controller {
                 }
             }
         }
-        // After the word that makes the destination the owner, so that it has to hold nothing.
+        // The destination has received `Commit` before the first forwarded request, so the destination holds no
+        // request.
         if committing && self.follow_the_disk() {
             self.may_forward(false);
             self.release_held();
@@ -201,8 +202,8 @@ impl Controller {
         }
     }
 
-    /// The sync connection of the migration, if it is still up, carries clients' requests to the new
-    /// owner. Whether it is.
+    /// Lets the migration's sync connection, if still up, carry clients' requests to the new owner. Returns true if the
+    /// connection is up.
     fn follow_the_disk(&mut self) -> bool {
         let sync_up = self.source.as_ref().is_some_and(|source| source.sync_up);
         self.forward_link = if sync_up {
@@ -213,15 +214,15 @@ impl Controller {
         sync_up
     }
 
-    /// The owner may pull at most so many bytes per second of what this node owes: what the migration was bound to. For a
-    /// process that starts; a migration that ends in this one says so itself.
+    /// Bounds the bytes per second that the owner may pull of this node's debt: the migration's own bound. For a
+    /// process that starts; a migration that ends in this process sets the bound itself.
     pub fn bound_owed(&mut self, bytes_per_second: Option<u64>) {
         self.owed_bandwidth = bytes_per_second.and_then(NonZeroU64::new);
     }
 
-    /// Tells the owner that this node owes a part of the disk, and does so again until the owner has it.
+    /// Tells the owner that this node owes a part of the disk. Repeated until the owner has the part.
     pub(super) fn tell_of_debt(&mut self) {
-        // One that was accepted leads to a node that owes by itself: what this node owes is owed to another.
+        // An accepted connection leads to a node that owes. This node's debt is owed to another node.
         let leads_to_owner = self.pull_is_up && self.pull_dialled;
         let owed = self.authority.owes().filter(|_| leads_to_owner);
         self.owes_at = owed.map(|_| self.now.after(REMIND_EVERY));

@@ -46,14 +46,13 @@ use crate::units::{Extent, Sectors, Time};
 use crate::wire::{Message, TrafficClass};
 use crate::write_table::WriteTable;
 
-/// The controller of one disk on one node: serves guests, moves the disk away, takes it in, and
-/// forwards the I/O of clients that stayed.
+/// The controller of one disk on one node: serves guests, moves the disk away, takes the disk in, and forwards the I/O
+/// of clients that stayed.
 ///
-/// Order of calls: after any `handle_*`, `start_*`, `cancel` or `fail_forwarded`, drain
-/// [`Self::poll_action`] until it is empty and carry the actions out. Tags are chosen by the body; a
-/// tag is busy from the call that brings it until [`Action::Complete`] or
-/// [`Action::ReleaseReplica`] names it. Call [`Self::handle_timer`] when [`Self::next_deadline`] has
-/// passed.
+/// Order of calls: after any `handle_*`, `start_*`, `cancel` or `fail_forwarded`, drain [`Self::poll_action`] until it
+/// is empty and carry the actions out. The body chooses the tags. A tag is busy from the call that brings the tag until
+/// [`Action::Complete`] or [`Action::ReleaseReplica`] names it. Call [`Self::handle_timer`] once
+/// [`Self::next_deadline`] has passed.
 #[derive(Debug)]
 pub struct Controller {
     limits: Limits,
@@ -61,55 +60,55 @@ pub struct Controller {
     slots: Slots,
     table: WriteTable,
     actions: VecDeque<Action>,
-    /// Tags whose blocker is gone, to be looked at again.
+    /// Tags whose blocker is gone, to be examined again.
     ready: VecDeque<RequestTag>,
-    /// Requests that wait until it is known who serves.
+    /// Requests that wait until the owner is known.
     held: TagList,
-    /// Requests that have been admitted and not finished.
+    /// Admitted requests that have not finished.
     admitted: u32,
     requests: u32,
-    /// When a request last entered.
+    /// Arrival of the last request.
     last_request: Option<Time>,
     authority: Authority,
     source: Option<Box<Source>>,
     last_progress: Option<Progress>,
     destination: Option<Destination>,
-    /// What was written since a migration brought the disk here, where this process knows all of that.
+    /// Blocks written since a migration brought the disk here, if this process knows all such blocks.
     written: Option<Written>,
     /// The image of a disk that has left.
     base: BecomingBase,
-    /// What this node, the owner, lacks.
+    /// Blocks that this node, the owner, lacks.
     lacking: Option<Box<Lacking>>,
-    /// So long a request waits for what the disk lacks, before it fails; for ever when nothing.
+    /// Maximum wait of a request for a missing block before the request fails; `None`: no limit.
     longest_missing_wait: Option<Duration>,
-    /// What of the disk is as it is in the image that it was created from, once somebody wants to know.
+    /// Blocks that are as in the disk's image; present once needed.
     on_image: Option<Box<OnImage>>,
-    /// What this node reads for the owner.
+    /// Reads of this node for the owner.
     owing: Owing,
-    /// The connection is up on which an owner pulls.
+    /// True while the connection is up on which an owner pulls.
     pull_is_up: bool,
-    /// The node at the other end of that connection takes signs of life.
+    /// True if the node at the other end of the pull connection takes signs of life.
     shows_life: bool,
-    /// This node has dialled it: it owes, and its peer does not.
+    /// True if this node has dialled the pull connection: this node owes, and its peer does not.
     pull_dialled: bool,
-    /// The connection is up on which the image is to be had, where another node owes some of what this one lacks.
+    /// True while the connection to the image is up, if another node owes a part of the missing blocks.
     image_is_up: bool,
-    /// When the owner is told again that this node owes.
+    /// Time of the next reminder to the owner of this node's debt.
     owes_at: Option<Time>,
-    /// The most bytes per second that the owner may pull of what this node owes.
+    /// Maximum bytes per second that the owner may pull of this node's debt.
     owed_bandwidth: Option<NonZeroU64>,
-    /// The disk is being flushed before a part of it is owed.
+    /// True while the disk is being flushed before a part is owed.
     flushing_owed: bool,
-    /// Chunk reads of an abandoned migration that the disk has not finished.
+    /// Unfinished chunk reads of an abandoned migration.
     orphaned_reads: u32,
-    /// What the body was asked about, with [`DiskTag::Layout`], and has not answered.
+    /// Extent of the open [`DiskTag::Layout`] query to the body.
     looking_at: Option<Extent>,
-    /// The body was asked with [`DiskTag::Holes`], and has not answered.
+    /// True while a [`DiskTag::Holes`] query to the body is open.
     looking_for_holes: bool,
     forward_link: ForwardLink,
     forwarding: Forwarding,
     control_up: bool,
-    /// When to remind the other node of an undecided migration.
+    /// Time of the next reminder of an undecided migration.
     remind_at: Option<Time>,
     now: Time,
     #[cfg(feature = "planted-bugs")]
@@ -120,17 +119,17 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// How often the body reports [`LinkSignal`]s.
+    /// Interval of the body's [`LinkSignal`] reports.
     pub const LINK_SAMPLING: Duration = Duration::from_millis(10);
 
-    /// How many times longer than promised a request may wait for the migration, at most, when the
-    /// promise's percentile spares it.
+    /// Maximum wait of a request for the migration, as a multiple of the promise, if the promise's percentile spares
+    /// the request.
     pub const MOST_LATENESS: u32 = 4;
 
-    /// What a promise that nobody stated is eased to at most where the migration could not end with it.
+    /// Upper bound on an eased implicit promise, where the migration could not end otherwise.
     pub const MOST_EASED: Duration = Duration::from_millis(200);
 
-    /// A controller for a disk of `capacity` sectors whose stored authority is `record`.
+    /// Creates a controller for a disk of `capacity` sectors whose stored authority is `record`.
     pub fn new(limits: Limits, capacity: Sectors, record: AuthorityRecord) -> Self {
         let authority = Authority::new(record);
         let remind_at = authority.in_doubt().map(|_| Time(0));
@@ -179,7 +178,7 @@ impl Controller {
         }
     }
 
-    /// Makes this controller wrong.
+    /// Plants a bug in this controller.
     #[cfg(feature = "planted-bugs")]
     pub const fn plant(&mut self, bug: PlantedBug) {
         self.planted = Some(bug);
@@ -200,13 +199,13 @@ impl Controller {
         false
     }
 
-    /// The next thing to do.
+    /// Returns the next action.
     #[inline]
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// When [`Self::handle_timer`] wants to be called.
+    /// Returns the time of the next [`Self::handle_timer`] call.
     pub fn next_deadline(&self) -> Option<Time> {
         let source = self
             .source
@@ -224,7 +223,7 @@ impl Controller {
             .min()
     }
 
-    /// A deadline passed.
+    /// Handles a deadline that has passed.
     pub fn handle_timer(&mut self, now: Time) {
         self.now = now;
         self.source_timer();
@@ -239,7 +238,7 @@ impl Controller {
         self.run_ready();
     }
 
-    /// A disk operation finished. One that was not started is ignored.
+    /// Handles a finished disk operation. An operation that was not started is ignored.
     #[inline]
     pub fn handle_disk_done(
         &mut self,
@@ -251,7 +250,7 @@ impl Controller {
         match tag {
             DiskTag::Request(tag) => self.request_disk_done(tag, result.map(|_| ())),
             DiskTag::Chunk(_) | DiskTag::Delayed(_) if self.orphaned_reads > 0 => {
-                // No migration starts while reads of an abandoned one are under way.
+                // No migration starts while reads of an abandoned migration are under way.
                 self.orphaned_reads -= 1;
             }
             DiskTag::Chunk(slot) => self.chunk_read(slot, result),
@@ -269,18 +268,22 @@ impl Controller {
         self.run_ready();
     }
 
-    /// A frame arrived on a connection of the current migration. `buffer` is the free tag in whose
-    /// buffer the payload was received; [`Message::Copy`], [`Message::DoubleWrite`],
-    /// [`Message::DelayedWrite`] and [`Message::Verify`] need one even without payload (a
-    /// verification's data is read into it: it must hold the extent), and so does
-    /// [`Message::VerifyHole`], for [`HOLE_PIECE_SECTORS`] of its extent at most. The others must come without one. [`Message::Forward`] must not be
-    /// given here: the body asks [`Self::admit_forwarded`] and turns it into [`Self::handle_request`] with
-    /// [`Origin::Peer`](crate::request::Origin::Peer). Nor must the other frames of a forwarder:
-    /// [`Self::handle_forwarder_message`] takes those. Before [`Message::Fence`], and before
-    /// [`Message::Commit`], which may let requests be done here that were held, the body has to look which
-    /// of its clients are gone, as before [`Self::handle_client_attached`]. For [`Message::ForwardReply`] the payload is
-    /// in the buffer of the request it answers; it comes from the connection on which this node
-    /// forwards.
+    /// Handles a frame from a connection of the current migration.
+    ///
+    /// `buffer` is the free tag whose buffer received the payload. [`Message::Copy`], [`Message::DoubleWrite`],
+    /// [`Message::DelayedWrite`] and [`Message::Verify`] need a buffer even without payload: a verification reads its
+    /// data into the buffer, so the buffer must hold the extent. [`Message::VerifyHole`] needs a buffer for at most
+    /// [`HOLE_PIECE_SECTORS`] of its extent. Other frames must come without a buffer.
+    ///
+    /// [`Message::Forward`] must not be given here: the body asks [`Self::admit_forwarded`] and converts the frame to
+    /// [`Self::handle_request`] with [`Origin::Peer`](crate::request::Origin::Peer). Other frames of a forwarder go to
+    /// [`Self::handle_forwarder_message`].
+    ///
+    /// [`Message::Commit`] may release held requests here. Before `Commit` and before [`Message::Fence`] the body must
+    /// therefore find the clients that are gone, as before [`Self::handle_client_attached`].
+    ///
+    /// The payload of a [`Message::ForwardReply`] is in the buffer of the answered request. The frame comes from the
+    /// connection on which this node forwards.
     #[inline]
     pub fn handle_message(
         &mut self,
@@ -355,7 +358,7 @@ impl Controller {
                 migration,
                 max_bandwidth,
             } => self.owed(class, migration, max_bandwidth),
-            // Those go to `handle_forwarder_message`, `handle_pulled` and `admit_forwarded`.
+            // These go to `handle_forwarder_message`, `handle_pulled` and `admit_forwarded`.
             Message::Forward { .. }
             | Message::ForwardBegin { .. }
             | Message::ClientAttached
@@ -371,7 +374,7 @@ impl Controller {
         self.run_ready();
     }
 
-    /// The record of the last [`Action::Persist`] is durable.
+    /// Notes that the record of the last [`Action::Persist`] is durable.
     pub fn handle_persisted(&mut self, now: Time) {
         self.now = now;
         #[cfg(feature = "planted-bugs")]
@@ -387,8 +390,8 @@ impl Controller {
         self.run_ready();
     }
 
-    /// The record of the last [`Action::Persist`] says that this node gave the disk away, was not
-    /// stored and never will be: the migration is given up. False when that was not the last record.
+    /// Notes that the record of the last [`Action::Persist`], which gives the disk away, was not stored and never will
+    /// be: the migration ends. Returns false if the last record was another one.
     pub fn handle_not_persisted(&mut self, now: Time, reason: AbortReason) -> bool {
         self.now = now;
         let kept = self.authority.keep();
@@ -399,8 +402,8 @@ impl Controller {
         kept
     }
 
-    /// Ends the outgoing or incoming migration if that is still possible. False when it is too
-    /// late (or there is none): then it will succeed, or only the other node can tell.
+    /// Cancels the outgoing or incoming migration if still possible. Returns false if there is no migration or the
+    /// point of no return has passed: the migration will then succeed, or only the other node knows the outcome.
     pub fn cancel(&mut self, now: Time, reason: AbortReason) -> bool {
         self.now = now;
         let cancelled = if self.source.is_some() {
@@ -417,8 +420,8 @@ impl Controller {
         cancelled
     }
 
-    /// The guest has stopped: hands the disk over as soon as the destination has everything. What
-    /// was promised to the guest holds nothing back from here on. False when no migration leaves.
+    /// Hands the disk over as soon as the destination has everything, because the guest has stopped. From here on the
+    /// promise to the guest holds nothing back. Returns false if no migration leaves.
     pub fn switch_over(&mut self, now: Time) -> bool {
         self.now = now;
         let leaves = self.order_switchover();
@@ -426,8 +429,8 @@ impl Controller {
         leaves
     }
 
-    /// The guest's hypervisor has moved the guest to this node, whose disk is not here yet: tells
-    /// the source to hand it over. False when the disk does not arrive.
+    /// Tells the source to hand the disk over, because the hypervisor has moved the guest to this node. Returns false
+    /// if the disk is not arriving.
     pub fn handle_guest_here(&mut self, now: Time) -> bool {
         self.now = now;
         let arrives = self.authority.receiving();
@@ -437,18 +440,18 @@ impl Controller {
         arrives.is_some()
     }
 
-    /// What is durably known about who owns the disk.
+    /// Returns the durable record of ownership.
     pub const fn record(&self) -> AuthorityRecord {
         self.authority.record()
     }
 
-    /// Whether guest I/O is served from this node's disk now.
+    /// Returns true if guest I/O is served from this node's disk now.
     pub const fn serves(&self) -> bool {
         self.authority.may_serve()
     }
 
-    /// Whether this node's disk holds all there is: it serves, durably, and no migration is under way in either
-    /// direction, so that what its storage says of unwritten blocks is true of the disk.
+    /// Returns true if this node's disk is whole: the node serves durably, and no migration is under way in either
+    /// direction. The storage's statement about unwritten blocks then holds for the disk.
     pub const fn is_alone(&self) -> bool {
         self.authority.is_settled()
             && self.source.is_none()
@@ -456,12 +459,12 @@ impl Controller {
             && self.lacking.is_none()
     }
 
-    /// Whether the disk is on its way out of this node.
+    /// Returns true if the disk is on its way out of this node.
     pub const fn is_leaving(&self) -> bool {
         self.source.is_some()
     }
 
-    /// How far the outgoing migration is, or how the last one ended.
+    /// Returns the progress of the outgoing migration, or the final progress of the last one.
     pub fn progress(&self) -> Option<Progress> {
         self.source
             .as_ref()
@@ -469,7 +472,7 @@ impl Controller {
             .or(self.last_progress)
     }
 
-    /// Requests that have entered and not been answered.
+    /// Returns the requests that have entered and are unanswered.
     pub const fn requests_in_flight(&self) -> u32 {
         self.requests
     }

@@ -1,4 +1,4 @@
-//! How the frames between controllers are written and read.
+//! Encoding and decoding of the frames between controllers.
 
 use core::num::NonZeroU64;
 
@@ -13,7 +13,7 @@ use crate::request::{Operation, RequestError, RequestTag};
 use crate::units::{Epoch, Extent, Generation, Lba, MigrationId};
 
 impl Message {
-    /// The frame's header, and the payload that is not in a buffer, of the length returned.
+    /// Returns the frame's header, the payload that is not in a buffer, and this payload's length.
     pub fn encode(&self) -> (Header, [u8; INLINE_LIMIT], usize) {
         let mut inline = [0; INLINE_LIMIT];
         let mut header;
@@ -219,8 +219,8 @@ impl Message {
         (header, inline, inline_length)
     }
 
-    /// Reads a frame whose header is known. `body` is its payload, or empty when
-    /// [`Header::payload_in_buffer`] says that the payload belongs in a buffer.
+    /// Reads a frame whose header is known. `body` is the payload, or empty if [`Header::payload_in_buffer`] says that
+    /// the payload belongs in a buffer.
     ///
     /// # Errors
     /// [`DecodeError::Kind`] for greetings, [`DecodeError::Field`] or [`DecodeError::Body`].

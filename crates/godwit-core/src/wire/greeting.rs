@@ -1,5 +1,5 @@
-//! What two nodes say to each other before controllers talk: who they are, which protocol they
-//! share, and what is to be moved.
+//! Greetings that two nodes exchange before their controllers talk: identities, the common protocol, and the disk to
+//! move.
 
 use super::DecodeError;
 use super::TrafficClass;
@@ -7,22 +7,22 @@ use super::header::{HEADER_SIZE, Header, Kind};
 use crate::controller::OlderCopy;
 use crate::units::{DiskId, Epoch, MigrationId, Sectors};
 
-/// The protocol this build speaks. An old and a new node agree on the highest that both know.
+/// Protocol version of this build. An old and a new node agree on the highest version known to both.
 pub const PROTOCOL_VERSION: u16 = 2;
 
-/// The oldest protocol this build speaks: before it a forwarded request could be carried out twice, or
-/// after its client had left.
+/// Oldest supported protocol version: earlier versions could carry out a forwarded request twice, or after its client
+/// had left.
 pub const MIN_PROTOCOL_VERSION: u16 = 2;
 
-/// Longest name of a node or disk in bytes.
+/// Maximum bytes of a node's or disk's name.
 pub const MAX_NAME: usize = 128;
 
-/// Longest greeting's payload in bytes.
+/// Maximum bytes of a greeting's payload.
 pub const GREETING_LIMIT: u32 = 4096;
 
 const MAX_TEXT: usize = 2048;
 
-/// Longest path in an offer in bytes.
+/// Maximum bytes of a path in an offer.
 pub const MAX_PLACE: usize = 1024;
 
 /// Optional parts of the protocol, one bit each. Unknown bits are ignored.
@@ -30,135 +30,134 @@ pub const MAX_PLACE: usize = 1024;
 pub struct Features(pub u32);
 
 impl Features {
-    /// What follows the welcome of a sync or copy connection is not encrypted. Only who trusts the
-    /// network for that says so.
+    /// The data after the welcome of a sync or copy connection is not encrypted. Only for nodes that trust the network.
     pub const CLEAR_DATA: Self = Self(1);
 
     /// The data of copies, double writes and delayed writes may be compressed.
     pub const COMPRESSION: Self = Self(2);
 
-    /// An offer may say where the disk is to be put. A node without it would put the disk where it
-    /// puts all of them.
+    /// An offer may name a place for the disk. A node without this feature would use its default place.
     pub const PLACES: Self = Self(4);
 
-    /// A verification may say that an extent is a hole.
+    /// A verification may announce an extent as a hole.
     pub const HOLES: Self = Self(8);
 
-    /// An offer may name a policy. A node without it knows double writes only.
+    /// An offer may name a policy. A node without this feature supports double writes only.
     pub const POLICIES: Self = Self(16);
 
     /// A disk may change hands before all of it has arrived, and the rest is pulled.
     pub const PULLS: Self = Self(32);
 
-    /// The answer to an offer may say what the destination holds of the disk of an earlier time.
+    /// The answer to an offer may announce an older copy of the disk at the destination.
     pub const DELTAS: Self = Self(64);
     /// An offer may be of a disk on an image, which the destination fetches from its own repository.
     pub const IMAGES: Self = Self(128);
 
-    /// Who has chunks of an image gives them to nodes that ask with [`Purpose::Image`].
+    /// The node gives chunks of images to nodes that ask with [`Purpose::Image`].
     pub const IMAGE_CHUNKS: Self = Self(256);
 
-    /// What the owner of a disk lacks may be in two places: in its image, and at the node that gave the disk away.
+    /// The blocks that an owner lacks may be in two places: in the disk's image, and at the node that gave the disk
+    /// away.
     pub const TWO_PLACES: Self = Self(512);
 
-    /// On connections for chunks of images it may be asked what the name of an image stands for.
+    /// Connections for chunks of images also resolve an image's name.
     pub const IMAGE_NAMES: Self = Self(1024);
 
-    /// The answer to an offer may say that the destination's image reads as zeroes.
+    /// The answer to an offer may announce that the destination's image reads as zeroes.
     pub const ZEROES: Self = Self(2048);
 
-    /// A machine may have NICs whose guest announces itself. A node without it does not offer that to guests, and so has no
-    /// QEMU that takes such a guest.
+    /// A machine may have NICs whose guest announces itself. A node without this feature does not offer announcements
+    /// to guests, and so has no QEMU that takes such a guest.
     pub const ANNOUNCING_GUESTS: Self = Self(4096);
 
-    /// An offer names the disk's id, and nodes that meet compare which disks and machines both say they have.
+    /// An offer names the disk's id, and nodes that meet compare the disks and machines that both claim to have.
     pub const OWNERS: Self = Self(1 << 16);
 
-    /// The owner of a disk shows the node that owes it a part that it lives: a [`Message::Ping`](super::Message::Ping) on
-    /// the connection on which it pulls.
+    /// The owner of a disk gives the owing node signs of life: a [`Message::Ping`](super::Message::Ping) on the pull
+    /// connection.
     pub const OWNER_BEATS: Self = Self(1 << 17);
 
-    /// These and the others.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn with(self, others: Self) -> Self {
         Self(self.0 | others.0)
     }
 
-    /// What is in both.
+    /// Returns the intersection of both sets.
     #[must_use]
     pub const fn common(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// Whether all of these are among them.
+    /// Returns true if the set contains all of `others`.
     #[must_use]
     pub const fn contain(self, others: Self) -> bool {
         self.common(others).0 == others.0
     }
 }
 
-/// Why a connection is opened.
+/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// To move a disk; on the control connection an [`Offer`] follows.
     Migrate,
-    /// To find out who owns a disk after a crash; control connection only.
+    /// To determine the owner of a disk after a crash; control connection only.
     Resolve,
     /// To forward the I/O of clients that stayed after switchover; sync connection only.
     Forward,
-    /// To move a virtual machine: its name stands in place of a disk's. On the control connection
-    /// the nodes agree step by step; a copy connection carries its memory.
+    /// To move a virtual machine, named in the disk's place. On the control connection the nodes agree step by step; a
+    /// copy connection carries the machine's memory.
     Machine,
-    /// To give the owner of a disk what it lacks of it; pull connection only.
+    /// To give the owner of a disk the missing blocks; pull connection only.
     Pull,
     /// To ask for chunks of images; pull connection only, and only to nodes with [`Features::IMAGE_CHUNKS`].
     Image,
-    /// To move a process with its RDMA connections: to the node where it goes, and to those where its partners are;
-    /// control connection only. No disk is named.
+    /// To move a process with its RDMA connections: to the destination node, and to the nodes of its partners; control
+    /// connection only. No disk is named.
     Process,
 }
 
 /// The first frame on every connection, from the node that opened it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Lowest protocol version that the sender speaks.
+    /// Lowest protocol version of the sender.
     pub min_version: u16,
-    /// Highest protocol version that the sender speaks.
+    /// Highest protocol version of the sender.
     pub max_version: u16,
-    /// Optional parts that the sender knows and wants.
+    /// Optional parts that the sender supports and wants.
     pub features: Features,
-    /// What the connection will carry.
+    /// Traffic class of the connection.
     pub class: TrafficClass,
-    /// Why it is opened.
+    /// Purpose of the connection.
     pub purpose: Purpose,
-    /// The migration it belongs to.
+    /// Migration of the connection.
     pub migration: MigrationId,
-    /// The sender's node name; with TLS it must be the one in its certificate.
+    /// The sender's node name; with TLS it must match the certificate.
     pub node: String,
-    /// The disk it is about.
+    /// Name of the disk.
     pub disk: String,
 }
 
-/// Where the source wants the destination to put a disk.
+/// Place that the source requests for a disk at the destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In a folder that the destination has a name for.
+    /// A folder named by the destination.
     Pool(String),
-    /// At this path: that of a file that is to be made, or of a block device.
+    /// A path: of a file to be created, or of a block device.
     Path(String),
 }
 
-/// How the destination comes to have a disk.
+/// Method by which the destination gets a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TransferPolicy {
-    /// One pass; writes behind its head go to both nodes.
+    /// A single pass; writes behind its head go to both nodes.
     #[default]
     DoubleWrite,
-    /// Rounds over what was written meanwhile.
+    /// Rounds over the blocks written meanwhile.
     PreCopy,
-    /// One pass; all writes go to both nodes.
+    /// A single pass; all writes go to both nodes.
     Mirror,
-    /// What is seldom written is pushed; the disk changes hands, and the rest is pulled. Only for nodes with
+    /// Rarely written blocks are pushed; the disk changes hands, and the rest is pulled. Only for nodes with
     /// [`Features::PULLS`].
     PushPull,
 }
@@ -184,53 +183,51 @@ impl TransferPolicy {
     }
 }
 
-/// The image that a disk was created from, and does not bring along.
+/// The image that a disk was created from, and leaves behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OfferedImage {
-    /// Its name, for people.
+    /// The image's name, for people.
     pub image: String,
-    /// Its manifest's name, which stands for its content.
+    /// The manifest's name, which stands for the image's content.
     pub manifest: String,
-    /// Whether what nobody asks for is fetched, too.
+    /// True if blocks without requests are fetched too.
     pub prefetch: bool,
 }
 
-/// What the source wants to move; follows the hello on a migration's control connection.
+/// The source's offer of a disk; follows the hello on a migration's control connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// The epoch in which the destination will serve.
     pub epoch: Epoch,
     /// The disk's size.
     pub capacity: Sectors,
-    /// Bytes that the image occupies at the source, so that the destination can refuse when it has
-    /// no space for them.
+    /// Bytes that the image occupies at the source. The destination can refuse for lack of space.
     pub allocated: u64,
     /// Longest copy in sectors.
     pub chunk_sectors: u32,
-    /// Chunks in flight at once.
+    /// Maximum number of chunks in flight.
     pub window_chunks: u16,
     /// Copy connections that the source opens beside the control and sync connections.
     pub copy_connections: u8,
-    /// Where the disk is to be put; the destination chooses when left out. Only for nodes with
-    /// [`Features::PLACES`].
+    /// Place for the disk; `None`: chosen by the destination. Only for nodes with [`Features::PLACES`].
     pub place: Option<Place>,
-    /// How it is moved. Others than [`TransferPolicy::DoubleWrite`] only for nodes with
+    /// Policy of the move. Policies other than [`TransferPolicy::DoubleWrite`] only for nodes with
     /// [`Features::POLICIES`].
     pub policy: TransferPolicy,
-    /// The image that what the source does not send is in. Only for nodes with [`Features::IMAGES`].
+    /// The image with the blocks that the source does not send. Only for nodes with [`Features::IMAGES`].
     pub image: Option<OfferedImage>,
-    /// What tells the disk from others of its name. Only for nodes with [`Features::OWNERS`].
+    /// The disk's id, which distinguishes disks of the same name. Only for nodes with [`Features::OWNERS`].
     pub id: Option<DiskId>,
 }
 
-/// Why a node said no, for programs.
+/// Reason for a refusal, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RefusalCode {
     /// No common protocol version.
     Version,
-    /// The certificate does not belong to the node that it claims to be.
+    /// The certificate does not match the claimed node name.
     Identity,
-    /// A disk of that name exists and is in use.
+    /// A disk of this name exists and is in use.
     DiskExists,
     /// No such disk or migration.
     Unknown,
@@ -240,7 +237,7 @@ pub enum RefusalCode {
     Busy,
     /// The request is malformed or makes no sense.
     Invalid,
-    /// Something failed inside the node.
+    /// An internal failure of the node.
     Internal,
 }
 
@@ -272,7 +269,7 @@ impl RefusalCode {
     }
 }
 
-/// A node's no, with words for a person.
+/// A node's refusal, with a text for people.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct Refusal {
@@ -285,25 +282,25 @@ pub struct Refusal {
 /// The answer to a [`Hello`] or an [`Offer`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Yes to a hello.
+    /// Acceptance of a hello.
     Welcome {
-        /// The version both will speak.
+        /// Protocol version of the connection.
         version: u16,
-        /// The optional parts both will use.
+        /// Optional parts that both nodes will use.
         features: Features,
-        /// The name of the node that answers.
+        /// Name of the answering node.
         node: String,
     },
-    /// Yes to an offer: the image is ready to receive, and holds this of the disk. Others than
-    /// [`OlderCopy::None`] only to nodes with [`Features::DELTAS`], and [`OlderCopy::Zeroes`] only to those with
+    /// Acceptance of an offer: the image is ready to receive, and holds this older copy of the disk. Values other than
+    /// [`OlderCopy::None`] only to nodes with [`Features::DELTAS`], and [`OlderCopy::Zeroes`] only to nodes with
     /// [`Features::ZEROES`].
     Accepted(OlderCopy),
-    /// No; the connection is closed after it.
+    /// Refusal; the connection is closed afterwards.
     Refused(Refusal),
 }
 
 impl Reply {
-    /// The optional parts that both sides use from here on.
+    /// Returns the optional parts that both nodes use from here on.
     pub const fn features(&self) -> Features {
         match self {
             Self::Welcome { features, .. } => *features,
@@ -324,7 +321,7 @@ pub enum Greeting {
 }
 
 impl Greeting {
-    /// The whole frame.
+    /// Returns the whole frame.
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Vec::with_capacity(128);
         let mut status = 0;
@@ -359,7 +356,7 @@ impl Greeting {
                     || offer.image.is_some()
                     || offer.id.is_some();
                 match &offer.place {
-                    // Older nodes know nothing of what would follow.
+                    // Older nodes do not know the following fields.
                     None if names_policy => body.push(0),
                     None => {}
                     Some(Place::Pool(name)) => {
@@ -400,7 +397,7 @@ impl Greeting {
             }
             Self::Reply(Reply::Accepted(older)) => {
                 match older {
-                    // Older nodes know nothing of what would follow.
+                    // Older nodes do not know the following fields.
                     OlderCopy::None => {}
                     OlderCopy::Since(migration) => {
                         body.push(1);
@@ -428,11 +425,11 @@ impl Greeting {
         frame
     }
 
-    /// Reads a greeting whose header is known; `body` is its payload. A hello from a later version
-    /// may be longer than this build knows: what comes after is ignored.
+    /// Reads a greeting whose header is known; `body` is the payload. A hello from a later version may be longer than
+    /// known to this build: extra bytes are ignored.
     ///
     /// # Errors
-    /// [`DecodeError`] when it is not a greeting, is cut short, or names something too long.
+    /// [`DecodeError`] if the frame is not a greeting, is cut short, or contains a text that is too long.
     pub fn decode(header: &Header, body: &[u8]) -> Result<Self, DecodeError> {
         if header.payload_length > GREETING_LIMIT || header.payload_length as usize != body.len() {
             return Err(DecodeError::PayloadLength(header.payload_length));
@@ -516,7 +513,7 @@ impl Greeting {
 }
 
 impl Hello {
-    /// The version to speak with the sender, if there is one.
+    /// Returns the version to speak with the sender, if there is a common one.
     pub const fn agree(&self) -> Option<u16> {
         if self.min_version <= PROTOCOL_VERSION && self.max_version >= self.min_version {
             let highest = if self.max_version < PROTOCOL_VERSION {

@@ -9,7 +9,7 @@ pub const HEADER_SIZE: usize = 32;
 /// Longest payload in bytes: the longest extent's data.
 pub const MAX_PAYLOAD: u32 = MAX_EXTENT_SECTORS * 512;
 
-/// The data must be durable before it is acknowledged.
+/// The data must be durable before the acknowledgement.
 pub const FLAG_FUA: u8 = 1;
 /// The space behind a zeroed extent may be released.
 pub const FLAG_UNMAP: u8 = 2;
@@ -19,14 +19,14 @@ pub const FLAG_ZEROES: u8 = 4;
 pub const FLAG_COMPRESSED: u8 = 8;
 /// More than one party may have written to the disk.
 pub const FLAG_SHARED: u8 = 16;
-/// A request that was forwarded has failed.
+/// A forwarded request has failed.
 pub const FLAG_FAILED: u8 = 32;
 /// A part of the disk stays at the source.
 pub const FLAG_LACKS: u8 = 64;
 
 const MAGIC: [u8; 4] = *b"GDW1";
 
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[allow(
@@ -118,10 +118,10 @@ impl Kind {
     }
 }
 
-/// A decoded header. Its length fields are within bounds, its other fields are as sent.
+/// A decoded header. The length fields are within bounds, the other fields are as sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What the frame is.
+    /// Kind of the frame.
     pub kind: Kind,
     /// The `FLAG_*` bits.
     pub flags: u8,
@@ -129,7 +129,7 @@ pub struct Header {
     pub status: u16,
     /// Bytes that follow the header.
     pub payload_length: u32,
-    /// The sender's name for what the frame asks, returned in its answer.
+    /// The sender's number for the frame, returned in the answer.
     pub tag: u32,
     /// The migration's generation.
     pub generation: Generation,
@@ -140,7 +140,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// A header of this kind with every other field zero.
+    /// Creates a header of this kind with every other field zero.
     pub const fn new(kind: Kind) -> Self {
         Self {
             kind,
@@ -154,10 +154,10 @@ impl Header {
         }
     }
 
-    /// The frame's extent.
+    /// Returns the frame's extent.
     ///
     /// # Errors
-    /// [`DecodeError::Field`] when it is empty or too long.
+    /// [`DecodeError::Field`] if the extent is empty or too long.
     pub const fn extent(&self) -> Result<Extent, DecodeError> {
         match Extent::new(self.start, self.sectors) {
             Some(extent) => Ok(extent),
@@ -165,12 +165,12 @@ impl Header {
         }
     }
 
-    /// Whether the payload is compressed.
+    /// Returns true if the payload is compressed.
     pub const fn is_compressed(&self) -> bool {
         self.flags & FLAG_COMPRESSED != 0
     }
 
-    /// The header of the same frame with its data compressed to `length` bytes.
+    /// Returns the header of the same frame with its data compressed to `length` bytes.
     #[must_use]
     pub const fn compressed(self, length: u32) -> Self {
         Self {
@@ -180,7 +180,7 @@ impl Header {
         }
     }
 
-    /// The header's bytes.
+    /// Returns the header's bytes.
     #[inline]
     pub fn encode(&self) -> [u8; HEADER_SIZE] {
         let mut bytes = [0; HEADER_SIZE];

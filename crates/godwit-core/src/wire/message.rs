@@ -9,22 +9,22 @@ use crate::event::AbortReason;
 use crate::request::{Operation, RequestError, RequestTag};
 use crate::units::{Epoch, Extent, Generation, Lba, MigrationId};
 
-/// Longest payload of a frame whose payload is not a guest's or a chunk's data.
+/// Maximum payload of a frame whose payload is not a guest's or a chunk's data.
 pub(super) const INLINE_LIMIT: usize = 32;
 
-/// Where the body of an outgoing frame takes its payload from.
+/// Source of an outgoing frame's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PayloadBuffer {
     /// The buffer of a guest's request.
     Request(RequestTag),
-    /// A buffer of what the source read of its own disk.
+    /// A buffer of the source's read of its own disk.
     Source(SourceSlot),
 }
 
-/// What an owner has taken of what a session forwarded, all connections before included.
+/// Requests of a session that an owner has taken, including all earlier connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Taken {
-    /// The owner does not know: the session is new to its process, or to its time as the owner.
+    /// Unknown to the owner: the session is new to its process, or to its time as the owner.
     Unknown,
     /// Nothing.
     Nothing,
@@ -35,112 +35,112 @@ pub enum Taken {
 /// A frame between two controllers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// Asks for a [`Message::Pong`], to see that the peer lives. On a connection on which an owner pulls, its sign of life, which
-    /// is not answered.
+    /// Asks for a [`Message::Pong`] as a sign of life. On a pull connection the frame is the owner's own sign of life
+    /// and is not answered.
     Ping,
     /// Answers a ping.
     Pong,
     /// Source to destination: flush, and accept `epoch` durably.
     Prepare {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
         /// The epoch in which the destination will serve.
         epoch: Epoch,
-        /// More than one party may have written: see [`Message::Fence`].
+        /// True if more than one party may have written: see [`Message::Fence`].
         shared: bool,
-        /// The destination will lack what [`Message::Lacks`] told of before.
+        /// True if the destination will lack the blocks announced before by [`Message::Lacks`].
         lacks: bool,
     },
     /// Destination to source: done; I hold I/O until you commit or abort.
     Prepared {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
     },
     /// Source to destination: I gave the disk away durably; serve. Repeated until confirmed.
     Commit {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
         /// The epoch in which the destination serves.
         epoch: Epoch,
     },
     /// Destination to source: I serve, durably.
     Committed {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
     },
-    /// The sender ended the migration. From the source it is final: it serves on.
+    /// The sender ended the migration. An abort from the source is final: the source continues to serve.
     Abort {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
-        /// Why.
+        /// Reason for the end.
         reason: AbortReason,
     },
     /// Destination to source: I accepted; did you commit or abort?
     Query {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
     },
     /// Destination to source: the guest's hypervisor has moved the guest here.
     GuestArrived {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
     },
-    /// A chunk of the first pass. Without `zeroes` its data follows.
+    /// A chunk of the first pass. Without `zeroes` the data follows.
     Copy {
         /// The source's slot, returned in the ack.
         slot: ChunkSlot,
-        /// The generation it was read in.
+        /// Generation of the read.
         generation: Generation,
-        /// Where it belongs.
+        /// Sectors of the chunk.
         extent: Extent,
-        /// It is all zeroes; no data follows.
+        /// True if the chunk is all zeroes; no data follows.
         zeroes: bool,
     },
-    /// A guest's write to the migrated region. Without `zeroes` its data follows.
+    /// A guest's write to the migrated region. Without `zeroes` the data follows.
     DoubleWrite {
-        /// The source's request, in whose buffer the data is: less than 65,536.
+        /// The source's request, whose buffer holds the data: less than 65,536.
         tag: RequestTag,
-        /// Tells double writes apart whose requests had the same tag one after the other: the guest does
-        /// not wait for their acknowledgements, and those need not come in order.
+        /// Distinguishes consecutive double writes with the same tag: the guest does not wait for their
+        /// acknowledgements, which may come in any order.
         turn: u16,
-        /// The generation it was sent in.
+        /// Generation in which the frame was sent.
         generation: Generation,
-        /// Where it belongs.
+        /// Sectors to write.
         extent: Extent,
-        /// It zeroes the extent; no data follows.
+        /// True if the write zeroes the extent; no data follows.
         zeroes: bool,
-        /// The zeroed space may be released.
+        /// True if the zeroed space may be released.
         unmap: bool,
     },
-    /// A copy (on the copy connection) or double write (on the sync connection) is on the
-    /// destination's disk, or failed.
+    /// A copy (on the copy connection) or double write (on the sync connection) is on the destination's disk, or
+    /// failed.
     Ack {
-        /// The slot of a copy, or what [`double_write_id`] makes of a double write's tag and turn.
+        /// The slot of a copy, or the [`double_write_id`] of a double write's tag and turn.
         tag: u32,
         /// The generation of the frame.
         generation: Generation,
-        /// Whether it worked.
+        /// Result of the write.
         result: Result<(), RequestError>,
     },
     /// Read the extent and compare its hash with this one.
     Verify {
         /// The source's slot, returned in the answer.
         slot: ChunkSlot,
-        /// The generation it was read in.
+        /// Generation of the source's read.
         generation: Generation,
-        /// What to read.
+        /// Sectors to read.
         extent: Extent,
         /// The source's hash.
         digest: Digest,
     },
-    /// Look whether all of the extent reads as zeroes: it is a hole at the source. Answered by
-    /// [`Message::Verified`]. Only for nodes with [`Features::HOLES`](super::Features::HOLES).
+    /// Check that all of the extent, a hole at the source, reads as zeroes. Answered by [`Message::Verified`]. Only for
+    /// nodes with [`Features::HOLES`](super::Features::HOLES).
     VerifyHole {
         /// The source's slot, returned in the answer.
         slot: ChunkSlot,
-        /// The generation in which the source looked.
+        /// Generation of the source's examination.
         generation: Generation,
-        /// Where to look.
+        /// Sectors to check.
         extent: Extent,
     },
     /// The answer to a verification.
@@ -149,19 +149,19 @@ pub enum Message {
         slot: ChunkSlot,
         /// The generation of the question.
         generation: Generation,
-        /// Whether the hashes are equal, or the destination's disk failed.
+        /// True if the hashes are equal, or the error of the destination's disk.
         result: Result<bool, RequestError>,
     },
-    /// Data of the migrated region that the guest wrote while the migration paused, or whose double
-    /// write a pause gave up. Without `zeroes` it follows.
+    /// Data of the migrated region that the guest wrote during a pause, or whose double write a pause gave up. Without
+    /// `zeroes` the data follows.
     DelayedWrite {
         /// The source's slot, returned in the answer.
         slot: DelayedSlot,
-        /// The generation it was read in.
+        /// Generation of the read.
         generation: Generation,
-        /// Where it belongs.
+        /// Sectors to write.
         extent: Extent,
-        /// It is all zeroes; no data follows.
+        /// True if the data is all zeroes; no data follows.
         zeroes: bool,
     },
     /// A delayed write is on the destination's disk, or failed.
@@ -170,116 +170,115 @@ pub enum Message {
         slot: DelayedSlot,
         /// The generation of the frame.
         generation: Generation,
-        /// Whether it worked.
+        /// Result of the write.
         result: Result<(), RequestError>,
     },
-    /// A pause began: copies and verifications of older generations must not be carried out any
-    /// more. Answered at once.
+    /// A pause began: copies and verifications of older generations must no longer be carried out. Answered at once.
     NewGeneration {
-        /// The generation of all that follows on this connection.
+        /// The generation of all later frames on this connection.
         generation: Generation,
     },
-    /// Everything that the source sent on the sync connection before this generation has arrived.
+    /// Every frame that the source sent on the sync connection before this generation has arrived.
     GenerationReached {
         /// The generation of the question.
         generation: Generation,
     },
-    /// Forwarder to owner: what this connection forwards from here on belongs to this session. The first
-    /// frame of its kind on a connection, and answered by a [`Message::Fence`] unless the connection is the
-    /// one on which the owner received the disk.
+    /// Forwarder to owner: requests forwarded on this connection from here on belong to this session. The first frame
+    /// of its kind on a connection. Answered by a [`Message::Fence`] unless the owner received the disk on this
+    /// connection.
     ForwardBegin {
-        /// Names the forwarding process's stay away from this disk; never used again.
+        /// Id of the session, chosen by the forwarding process and never reused.
         session: u64,
     },
-    /// Forwarder to owner: a client has attached to the forwarder. What other forwarders have sent and the
-    /// owner has not taken is void.
+    /// Forwarder to owner: a client has attached to the forwarder. Requests of other forwarders that the owner has not
+    /// taken are void.
     ClientAttached,
-    /// Owner to forwarder: everything forwarded that the owner has not taken is void, up to
-    /// [`Message::FenceReached`]. The forwarder sends what its clients still wait for again.
+    /// Owner to forwarder: all forwarded requests that the owner has not taken are void, up to
+    /// [`Message::FenceReached`]. The forwarder sends the requests of waiting clients again.
     Fence {
         /// Counts the fences of a session.
         number: u32,
-        /// What of this session was taken before.
+        /// Requests of this session taken before.
         taken: Taken,
-        /// Others than this forwarder may have written, so that a write which may have been done must not
-        /// be done again.
+        /// True if other parties than this forwarder may have written: a write that may have been carried out must not
+        /// be repeated.
         shared: bool,
-        /// A request of this session has failed.
+        /// True if a request of this session has failed.
         failed: bool,
     },
-    /// Forwarder to owner: what follows was sent after the fence was seen.
+    /// Forwarder to owner: later frames were sent after the fence was seen.
     FenceReached {
-        /// The fence.
+        /// Number of the fence.
         number: u32,
     },
-    /// I/O of a client that stayed at the node which served before. A write's data follows.
+    /// I/O of a client that stayed at the previous owner. A write's data follows.
     Forward {
         /// The sender's request, returned in the reply.
         tag: RequestTag,
-        /// Counts what a session has forwarded, resent requests included; it wraps around.
+        /// Counts the forwarded requests of a session, including resent ones; wraps around.
         number: u32,
-        /// What the client asked.
+        /// The client's operation.
         operation: Operation,
     },
-    /// Source to destination, before [`Message::Prepare`]: these sectors stay at the source, and are to be pulled
-    /// once the destination serves.
+    /// Source to destination, before [`Message::Prepare`]: these sectors stay at the source, and are to be pulled once
+    /// the destination serves.
     Lacks {
-        /// The first of them.
+        /// First sector.
         start: Lba,
-        /// How many.
+        /// Number of sectors.
         sectors: u32,
-        /// How often the guest wrote there during the migration: what it wrote more often is pulled first.
+        /// Heat of these sectors: the guest's writes during the migration. Hotter sectors are pulled first.
         heat: u8,
-        /// Of a disk on an image: these are at the source, and what is told of without this is in the image.
+        /// For a disk on an image: true if these sectors are at the source, false if they are in the image.
         at_source: bool,
     },
-    /// To the owner from the node that gave it the disk: as far as that knows, the owner lacks a part of the disk that was given away by
-    /// this migration. The owner pulls it on this connection, or answers with [`Message::Whole`].
+    /// To the owner from the node that gave the disk away by this migration: as far as known, the owner lacks a part of
+    /// the disk. The owner pulls this part on this connection, or answers with [`Message::Whole`].
     Owes {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
-        /// The most bytes per second that the owner may pull, if the migration had a bound. Older nodes tell of none.
+        /// Maximum bytes per second that the owner may pull, if the migration was bounded. Older nodes send no bound.
         max_bandwidth: Option<NonZeroU64>,
     },
-    /// From the owner to the node that gave it the disk: send this.
+    /// From the owner to the node that gave the disk away: send this part.
     Pull {
         /// The owner's slot, returned in the answer.
         slot: PullSlot,
-        /// What to send.
+        /// Sectors to send.
         extent: Extent,
     },
-    /// To the owner: what it pulled. Without `zeroes` and an error its data follows.
+    /// To the owner: a pulled part. Without `zeroes` and an error the data follows.
     Pulled {
         /// The slot of the question.
         slot: PullSlot,
         /// The extent of the question.
         extent: Extent,
-        /// It is all zeroes; no data follows.
+        /// True if the part is all zeroes; no data follows.
         zeroes: bool,
-        /// Whether it could be read.
+        /// Result of the read.
         result: Result<(), RequestError>,
     },
-    /// From the owner: it lacks nothing that was given away by this migration, durably.
+    /// From the owner: none of the blocks given away by this migration are missing, durably.
     Whole {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
     },
     /// The answer to forwarded I/O. A successful read's data follows.
     ForwardReply {
-        /// The request of the other side.
+        /// The forwarder's request.
         tag: RequestTag,
-        /// Its number.
+        /// The request's number.
         number: u32,
         /// Bytes of data that follow: a successful read's length, else 0.
         length: u32,
-        /// How it went.
+        /// Result of the request.
         result: Result<(), RequestError>,
     },
 }
 
 impl Message {
-    /// The buffer whose bytes follow the header of this frame when this controller sends it. A
-    /// [`Message::ForwardReply`] is built by the body, which knows its buffer.
+    /// Returns the buffer whose bytes follow the header of this frame when this controller sends the frame. A
+    /// [`Message::ForwardReply`] is built by the body, which knows the buffer.
     pub const fn payload(&self) -> Option<PayloadBuffer> {
         match *self {
             Self::Copy {
@@ -310,7 +309,7 @@ impl Message {
         }
     }
 
-    /// Whether the frame may arrive on a connection of this class.
+    /// Returns true if the frame may arrive on a connection of this class.
     pub const fn belongs_on(&self, class: TrafficClass) -> bool {
         match self {
             Self::Copy { .. }
@@ -341,8 +340,8 @@ impl Message {
 }
 
 impl Header {
-    /// Whether the payload is a guest's or a chunk's data, which the body receives into a buffer
-    /// instead of handing it to [`Message::decode`].
+    /// Returns true if the payload is a guest's or a chunk's data, which the body receives into a buffer instead of
+    /// passing the payload to [`Message::decode`].
     pub const fn payload_in_buffer(&self) -> bool {
         matches!(
             self.kind,
@@ -356,7 +355,7 @@ impl Header {
     }
 }
 
-/// The name of a double write in its frame and in its acknowledgement.
+/// Returns the number of a double write in its frame and in its acknowledgement.
 pub const fn double_write_id(tag: RequestTag, turn: u16) -> u32 {
     debug_assert!(tag.0 <= 0xFFFF);
     tag.0 & 0xFFFF | (turn as u32) << 16

@@ -14,9 +14,8 @@
 //! | 20..28 | first sector |
 //! | 28..32 | sectors |
 //!
-//! A connection starts with a [`Hello`] and its answer ([`Reply`]); a migration's control
-//! connection then carries an [`Offer`] and its answer; [`Message`]s follow. All of these travel
-//! in the same frames.
+//! A connection starts with a [`Hello`] and its answer ([`Reply`]). A migration's control connection then carries an
+//! [`Offer`] and its answer. [`Message`]s follow. All of these travel in the same frames.
 
 mod codec;
 mod greeting;
@@ -33,8 +32,8 @@ pub use header::{
 };
 pub use message::{Message, PayloadBuffer, Taken, double_write_id};
 
-/// What a connection between two nodes carries. Each class has connections of its own, so that a
-/// bulk copy never delays a double write.
+/// Traffic class of a connection between two nodes. Each class has connections of its own, so that a bulk copy never
+/// delays a double write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TrafficClass {
     /// Offers, the authority protocol, heartbeats.
@@ -43,15 +42,15 @@ pub enum TrafficClass {
     Sync,
     /// Bulk copies and verification.
     Copy,
-    /// After switchover, what the owner lacks and pulls.
+    /// After switchover, missing blocks that the owner pulls.
     Pull,
-    /// Within a host: what the owner lacks of its image, while it lacks something that another node owes, too. No hello
-    /// says so.
+    /// Within a host: the owner's missing blocks of the image, while another node owes a part too. Never named in a
+    /// hello.
     Image,
 }
 
 impl TrafficClass {
-    /// The number that stands for the class in a hello.
+    /// Returns the class's number in a hello.
     pub const fn code(self) -> u8 {
         match self {
             Self::Control => 1,
@@ -62,7 +61,7 @@ impl TrafficClass {
         }
     }
 
-    /// The class that a hello's number stands for; nothing for [`Self::Image`], which no other node may open.
+    /// Returns the class with this number in a hello; `None` for [`Self::Image`], which no other node may open.
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
             1 => Some(Self::Control),
@@ -74,10 +73,10 @@ impl TrafficClass {
     }
 }
 
-/// Bytes that are not a frame of this protocol.
+/// Error: the bytes are not a frame of this protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// The first bytes are not those of a frame.
+    /// The magic bytes are missing.
     #[error("these bytes are not a Godwit frame")]
     Magic,
     /// The kind is not known.
@@ -86,7 +85,7 @@ pub enum DecodeError {
     /// The payload is longer than its kind allows.
     #[error("a payload of {0} bytes is too long for its frame")]
     PayloadLength(u32),
-    /// A field holds a value that its kind does not allow.
+    /// A field holds a value not allowed for its kind.
     #[error("the frame's {0} is not valid")]
     Field(&'static str),
     /// The body ends early or late.

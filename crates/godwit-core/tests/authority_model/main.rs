@@ -1,5 +1,5 @@
-//! Explores every order of events of the authority protocol on two nodes: messages lost, repeated
-//! and reordered, crashes between any two steps, cancels, and the disk coming back.
+//! Explores every order of events of the authority protocol on two nodes: messages lost, repeated and reordered,
+//! crashes between any two steps, cancels, and the disk coming back.
 
 mod model;
 
@@ -7,7 +7,7 @@ use stateright::{Checker, Model};
 
 use model::{Leaves, Planted, TwoNodes};
 
-/// A step that is planted into a migration which leaves that behind is found by this property.
+/// Asserts that this property detects a step planted into a migration with these leftovers.
 fn is_found((leaves, planted): (Leaves, Planted), property: &'static str) {
     let found = check(TwoNodes {
         migrations: 1,
@@ -61,7 +61,7 @@ fn a_disk_that_leaves_without_its_image_fetches_that_wherever_it_is() {
     }
 }
 
-/// Two owners that come of a record which was put back are told apart, at whatever moment that is.
+/// Two owners, caused by a record put back, are told apart at any moment.
 #[test]
 fn of_two_owners_one_is_surpassed() {
     let found = check(TwoNodes {

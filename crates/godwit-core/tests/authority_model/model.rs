@@ -1,4 +1,4 @@
-//! Two nodes, what they have stored, and all that can happen to them.
+//! Two nodes, their stored state, and all possible events.
 
 use godwit_core::authority::{Authority, AuthorityRecord, Effect, Ownership};
 use godwit_core::event::AbortReason;
@@ -7,30 +7,30 @@ use godwit_core::wire::Message;
 use stateright::{Model, Property};
 
 const CRASHES: u8 = 2;
-/// A step that the model reports as done without doing it.
+/// A step reported by the model but not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Planted {
     Nothing,
     AcceptedNotStored,
     RelinquishedNotStored,
     NotFlushed,
-    /// A node forgets what it owes as soon as it has given the disk away.
+    /// A node forgets its debt right after giving the disk away.
     DebtForgotten,
-    /// A disk that leaves without its image leaves as if that were whole.
+    /// A disk leaves without its image as if whole.
     ImageForgotten,
-    /// A node that lacks something in two places says that it has what its source had, and has not.
+    /// A node that lacks blocks in two places claims to have its source's blocks, too early.
     RepaidEarly,
-    /// What the first node has stored is put back to what it was before anything moved.
+    /// The first node's stored state is put back to the state before any move.
     PutBack,
 }
 
-/// What of the disk a migration leaves behind.
+/// The part of the disk left behind by a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Leaves {
     Nothing,
-    /// A part at its source, which owes it.
+    /// A part at the source, owed by the source.
     APart,
-    /// What is in the disk's image, which nobody owes.
+    /// The blocks in the disk's image, which no node owes.
     ItsImage,
     /// Both.
     ItsImageAndAPart,
@@ -44,23 +44,23 @@ impl Leaves {
 
 pub(crate) struct TwoNodes {
     pub(crate) migrations: u8,
-    /// Which part each migration leaves behind.
+    /// Part left behind by each migration.
     pub(crate) leaves: [Leaves; 2],
     pub(crate) planted: Planted,
 }
 
 impl TwoNodes {
-    /// Whether the disk is created from an image of which nothing is here.
+    /// Returns true if the disk is created from an image of which no block is here.
     fn is_on_image(&self) -> bool {
         self.leaves[0].an_image()
     }
 }
 
-/// In whose name the disk lacks its image before it moves.
+/// Id under which the disk lacks its image before the first move.
 const CREATION: MigrationId = MigrationId([0xFF; 16]);
 
-/// Messages stay in the network for good once they were sent: that they may be delivered at any
-/// time, again, or never, covers loss, repetition and reordering.
+/// Messages stay in the network for ever once sent. Delivery at any time, again, or never, covers loss, repetition and
+/// reordering.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct State {
     nodes: [Node; 2],
@@ -76,19 +76,19 @@ struct Node {
     storing: Option<AuthorityRecord>,
     flushing: bool,
     image: Image,
-    /// What of its disk is in the image from which that was created is not here.
+    /// True if blocks of the disk's image are not here.
     needs_image: bool,
-    /// Beside that, something is not here that its source has. That is as durable as the disk.
+    /// True if, beside the image, blocks of the source are not here. As durable as the disk.
     needs_source: bool,
 }
 
-/// What of a node's disk survives a crash, as far as it was received.
+/// The part of a node's disk that survives a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Image {
     Durable,
-    /// A flush would make it durable.
+    /// Durable after the next flush.
     Received,
-    /// A crash came before the flush.
+    /// Lost in a crash before the flush.
     Lost,
 }
 
@@ -98,15 +98,15 @@ pub(crate) enum Step {
         source: usize,
         leaves: Leaves,
     },
-    /// The last of what a node lacked is on its disk, durably.
+    /// The last missing block of a node is durably on its disk.
     Arrived {
         node: usize,
     },
-    /// The last of what only its source had is on a node's disk, durably, and not all of the image.
+    /// The last block held only by a node's source is durably on its disk, but not all of the image.
     Repaid {
         node: usize,
     },
-    /// A node says what it owes.
+    /// A node announces a debt.
     TellDebt {
         node: usize,
     },
@@ -139,8 +139,7 @@ pub(crate) enum Step {
     PutBack,
 }
 
-/// The messages that were ever sent, in one order whatever the order of sending, so that equal
-/// states look equal.
+/// All messages ever sent, in an order independent of the order of sending, so that equal states look equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Network(Vec<(usize, Message)>);
 
@@ -323,7 +322,7 @@ impl State {
             .count()
     }
 
-    /// The nodes that have stored that they serve, and do.
+    /// Counts the nodes with a stored ownership that serve.
     fn settled_owners(&self) -> usize {
         let owns = |node: &&Node| {
             let stored = node.authority.record().ownership == Ownership::Serving;
@@ -332,14 +331,14 @@ impl State {
         self.nodes.iter().filter(owns).count()
     }
 
-    /// Whether the record of the other node shows that this one must not serve.
+    /// Returns true if the other node's record forbids this node to serve.
     fn is_surpassed(&self, node: usize) -> bool {
         let record = self.nodes[node].authority.record();
         record.is_surpassed_by(&self.nodes[1 - node].durable)
     }
 
-    /// Whether exactly one node serves, and nobody is in doubt, once the nodes are up, talk, and
-    /// undecided attempts time out.
+    /// Returns true if exactly one node serves, and none is in doubt, once the nodes are up, talk, and undecided
+    /// attempts time out.
     fn resolves(&self) -> bool {
         let mut state = self.clone();
         for _ in 0..8 {

@@ -1,4 +1,4 @@
-//! What is pulled keeps to the bandwidth that the migration was bound to.
+//! Pulling keeps to the migration's bandwidth bound.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::owner::{Owner, extent, lacking};
 /// Bytes per second.
 const BOUND: u64 = 1 << 20;
 
-/// Lets the source answer everything at once for so long. The bytes that it sent.
+/// Lets the source answer everything at once for up to `longest`; returns the bytes sent.
 fn pulled_within(owner: &mut Owner, longest: Duration) -> u64 {
     let ends = owner.now.after(longest);
     let mut bytes = 0;
@@ -67,7 +67,7 @@ fn what_somebody_waits_for_goes_first_and_counts() {
             }
         }
         let waited = owner.now.since(waits_since);
-        // What was asked for before it has to be paid for: a part of 256 KiB at most.
+        // Earlier pulls have to be paid for: a part of 256 KiB at most.
         assert!(waited < Duration::from_millis(330), "{waited:?}");
     }
     let took = owner.now.since(begun).as_secs_f64();

@@ -1,4 +1,4 @@
-//! Requests that are given back to whoever sent them while what they need is not here.
+//! Requests given back to their sender while their blocks are missing.
 
 use godwit_core::request::RequestError;
 use godwit_core::units::{Extent, Time};

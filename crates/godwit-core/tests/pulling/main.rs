@@ -1,4 +1,4 @@
-//! What an owner does for a disk of which a part is still at the node that gave it away.
+//! The owner's part for a disk whose remainder is still at the node that gave the disk away.
 
 mod bounded;
 mod given_back;
@@ -58,7 +58,7 @@ fn a_read_of_what_is_here_waits_for_nothing_and_one_of_what_is_missing_goes_firs
     assert_eq!(owner.asked.len(), prefetched + 1);
     let (slot, wanted) = owner.asked.pop().expect("it was asked for");
     assert!(wanted.overlaps(extent(7000, 8)), "{wanted}");
-    // Nothing else is asked for while somebody waits.
+    // Nothing else is asked for while a request waits.
     owner.send(Ok(()));
     owner.send(Ok(()));
     assert_eq!(owner.asked.len(), prefetched - 2, "{:?}", owner.asked);
@@ -75,7 +75,7 @@ fn a_write_of_whole_blocks_waits_for_nothing_and_what_was_pulled_there_is_droppe
     owner.write(1, 8, 8);
     assert!(owner.answered(1));
     assert_eq!(owner.noted, [extent(8, 8)]);
-    // What the guest has written since is not overwritten, and the rest is pulled.
+    // The guest's newer data is not overwritten, and the rest is pulled.
     owner.send(Ok(()));
     assert_eq!(owner.written(), []);
     assert_eq!(owner.asked, [(PullSlot(0), extent(0, 8))]);
@@ -161,7 +161,7 @@ fn a_flush_is_answered_when_it_is_durable_that_what_came_has_come() {
     owner.hold_store = true;
     owner.ask(3, Operation::Flush);
     assert_eq!(owner.stored, 2);
-    // What comes while that is stored is not in it: another flush waits for the next.
+    // Blocks that arrive during the store are not included: another flush waits for the next store.
     owner.write(4, 8, 8);
     owner.ask(5, Operation::Flush);
     assert!(!owner.answered(3) && !owner.answered(5));
@@ -183,7 +183,7 @@ fn a_flush_is_answered_when_it_is_durable_that_what_came_has_come() {
     );
 }
 
-/// Which of the first 64 blocks count as missing in what is stored for a flush, during which the guest writes this.
+/// Returns the missing ones of the first 64 blocks as stored for a flush, during which the guest writes this extent.
 fn stored_by_a_flush(owner: &mut Owner, start: u64, sectors: u32) -> u64 {
     owner.hold_disk = true;
     owner.ask(8, Operation::Flush);
@@ -211,8 +211,8 @@ fn what_was_durable_before_stays_so_beside_what_came_since_the_flush_began() {
     owner.ask(2, Operation::Flush);
     assert!(owner.answered(2), "its first block is durable");
     owner.write(6, 56, 8);
-    // What is written meanwhile goes over that block, and over one that was missing. Pulled again after a power loss,
-    // the first would lose what was flushed.
+    // The write covers the durable block and a missing one. Pulled again after a power loss, the durable block would
+    // lose flushed data.
     assert_eq!(stored_by_a_flush(&mut owner, 0, 16), 0b0111_1110);
 }
 

@@ -1,4 +1,4 @@
-//! An owner of a disk of which it lacks a part.
+//! An owner that lacks a part of its disk.
 
 use std::num::NonZeroU64;
 
@@ -21,16 +21,16 @@ pub(crate) const LIMITS: Limits = Limits {
 pub(crate) const CAPACITY: Sectors = Sectors(8192);
 pub(crate) const MIGRATION: MigrationId = MigrationId([7; 16]);
 
-/// An owner whose disk and store do at once what they are asked, unless they are told to hold it.
+/// An owner whose disk and store act at once, unless they are held.
 pub(crate) struct Owner {
     pub(crate) core: Controller,
     pub(crate) now: Time,
-    /// What was asked for and has not been sent.
+    /// Unanswered pulls.
     pub(crate) asked: Vec<(PullSlot, Extent)>,
-    /// The same of the image, where what it lacks is in two places.
+    /// Unanswered pulls from the image, if the missing blocks are in two places.
     pub(crate) asked_of_image: Vec<(PullSlot, Extent)>,
     pub(crate) answers: Vec<(u32, Result<(), RequestError>)>,
-    /// What the disk was told to do, in order.
+    /// Operations started on the disk, in order.
     pub(crate) disk: Vec<(DiskTag, DiskOperation)>,
     pub(crate) hold_disk: bool,
     pub(crate) held: Vec<DiskTag>,
@@ -45,7 +45,7 @@ pub(crate) fn extent(start: u64, sectors: u32) -> Extent {
     Extent::new(Lba(start), sectors).expect("an extent")
 }
 
-/// A disk that lacks these parts, each as hot as that.
+/// Returns the owner of a disk that lacks these parts, each with its heat.
 pub(crate) fn lacking(parts: &[(Extent, u8)]) -> Owner {
     let mut words = vec![0; Missing::word_length(CAPACITY)];
     let mut heat = vec![0; Missing::heat_length(CAPACITY)];
@@ -124,12 +124,12 @@ impl Owner {
         }
     }
 
-    /// The source is there, and says that it owes.
+    /// Connects the source, which announces its debt.
     pub(crate) fn connect(&mut self) {
         self.connect_within(None);
     }
 
-    /// The same, and that so many bytes per second may be pulled.
+    /// Like `connect`, with a bound on the bytes per second that may be pulled.
     pub(crate) fn connect_within(&mut self, bytes_per_second: Option<u64>) {
         self.asked.clear();
         self.core.handle_pull_up(self.now, false);
@@ -161,7 +161,7 @@ impl Owner {
         self.ask(tag, Operation::Write { extent, fua: false });
     }
 
-    /// The source sends what it was asked for first.
+    /// Answers the oldest pull, as the source.
     pub(crate) fn send(&mut self, result: Result<(), RequestError>) -> Extent {
         let (slot, extent) = self.asked.remove(0);
         self.send_in(slot, extent, result);
@@ -177,7 +177,7 @@ impl Owner {
         self.arrives(slot, extent, false, result);
     }
 
-    /// The source says that what it was asked for first is all zeroes.
+    /// Answers the oldest pull with zeroes, as the source.
     pub(crate) fn send_zeroes(&mut self) {
         let (slot, extent) = self.asked.remove(0);
         self.arrives(slot, extent, true, Ok(()));

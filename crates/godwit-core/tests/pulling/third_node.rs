@@ -1,4 +1,4 @@
-//! A disk that has gone on to a third node, which lacks a part of it, before the first has heard that the second lacks
+//! A disk that has moved on to a third node, which lacks a part, before the first node has heard that the second lacks
 //! nothing: both owe, each by another migration.
 
 use godwit_core::Controller;
@@ -22,7 +22,7 @@ fn owing(epoch: u64, migration: MigrationId) -> Controller {
     Controller::new(LIMITS, CAPACITY, record)
 }
 
-/// What a node says on the connection on which an owner pulls. Its records are durable at once.
+/// Returns a node's messages on the pull connection. The node's records are durable at once.
 fn said(node: &mut Controller) -> Vec<Message> {
     let mut said = Vec::new();
     while let Some(action) = node.poll_action() {
@@ -56,7 +56,7 @@ fn each_debt_is_paid_to_whom_it_is_owed() {
     assert_eq!(said(&mut second), [], "it owes to another");
     let whole = Message::Whole { migration: FIRST };
     assert_eq!(hears(&mut second, owes[0]), [whole]);
-    // Nor does the first take for the owner who says that it owes, as earlier versions do.
+    // A debt claimed on a dialled connection, as by earlier versions, is not an owner's answer.
     let owes_other = Message::Owes {
         migration: SECOND,
         max_bandwidth: None,
@@ -77,7 +77,7 @@ fn an_owner_that_has_shown_life_and_is_silent_since_is_not_there() {
     let mut source = owing(1, FIRST);
     assert!(!source.owner_is_there());
     source.handle_pull_up(NOW, true);
-    // One of an earlier version shows none.
+    // An owner of an earlier version gives no signs of life.
     source.handle_timer(LATER);
     assert!(source.owner_is_there());
     source.handle_pull_up(NOW, true);

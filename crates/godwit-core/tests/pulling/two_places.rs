@@ -1,4 +1,4 @@
-//! An owner that lacks something which is at the node that gave the disk away, and something which is in the image.
+//! An owner that lacks blocks at the node that gave the disk away, and blocks in the image.
 
 use godwit_core::action::PullSlot;
 use godwit_core::units::Extent;
@@ -7,10 +7,10 @@ use godwit_core::{ImageOffer, MigrationOptions, Missing, StartError};
 
 use crate::owner::{CAPACITY, MIGRATION, Owner, extent, of};
 
-/// At the node that gave the disk away.
+/// Sectors at the node that gave the disk away: start and count.
 const AT_SOURCE: (u64, u32) = (64, 128);
 
-/// It lacks sectors 0 to 256. Some between are at the source.
+/// Returns an owner that lacks sectors 0 to 256, some of which are at the source.
 fn apart() -> Owner {
     let mut words = vec![0; Missing::word_length(CAPACITY)];
     let mut at_source = words.clone();
@@ -60,14 +60,14 @@ fn each_place_gives_what_it_has_and_may_be_away_without_the_other() {
     let in_image = owner.asked_of_image.clone();
     let parts: Vec<Extent> = in_image.iter().map(|(_, part)| *part).collect();
     assert_eq!(parts, [extent(0, 64), extent(192, 64)]);
-    // The other place has something else there.
+    // The other place has other blocks there.
     assert!(!come(&mut owner, TrafficClass::Image, at_source));
     assert!(!come(&mut owner, TrafficClass::Pull, in_image[0]));
     assert!(owner.written().is_empty());
     owner.core.handle_image_lost(owner.now);
     owner.settle();
     assert!(!come(&mut owner, TrafficClass::Image, in_image[0]));
-    // The disk leaves only without what is in the image.
+    // The disk leaves only without the blocks of the image.
     assert!(owner.core.needs_source());
     let begun = owner.core.begin_comparison();
     assert_eq!(begun, Err(StartError::NeedsSource));
@@ -86,7 +86,7 @@ fn each_place_gives_what_it_has_and_may_be_away_without_the_other() {
     assert_eq!(owner.core.record().remainder, Some(MIGRATION));
     assert!(owner.core.begin_comparison().is_ok());
     owner.core.forget_comparison();
-    // What was asked for on the connection that was lost is asked for on the next.
+    // Pulls of the lost connection are repeated on the next.
     image_up(&mut owner);
     owner.core.handle_pull_lost(owner.now);
     owner.settle();

@@ -1,11 +1,11 @@
-//! A destination that acknowledges double writes when it is told to.
+//! A destination that acknowledges double writes on demand.
 
 use godwit_core::request::RequestTag;
 use godwit_core::wire::{Message, TrafficClass};
 
 use crate::support::Source;
 
-/// The destination acknowledges the oldest double write that was sent with this tag.
+/// Acknowledges the oldest double write sent with this tag, as the destination.
 pub(crate) fn acknowledge(source: &mut Source, tag: u32) {
     let at = source
         .doubled

@@ -20,8 +20,7 @@ pub(crate) const LIMITS: Limits = Limits {
 /// 1 GiB.
 const CAPACITY: Sectors = Sectors(2 << 20);
 
-/// A source whose disk and destination do everything at once, but acknowledge double writes only when
-/// they are told to.
+/// A source whose disk and destination do everything at once, but acknowledge double writes only on demand.
 pub(crate) struct Source {
     pub(crate) core: Controller,
     pub(crate) now: Time,
@@ -29,24 +28,24 @@ pub(crate) struct Source {
     pub(crate) asked_to_accept: bool,
     pub(crate) answered: u32,
     pub(crate) paused: bool,
-    /// Sectors of each copy since they were last taken.
+    /// Sectors of each copy since the copies were last taken.
     pub(crate) copies: Vec<u32>,
-    /// What the destination was sent, in order.
+    /// Frames sent to the destination, in order.
     pub(crate) sent: Vec<Sent>,
-    /// What it will lack: start, sectors, heat.
+    /// Extents missing at the destination: start, sectors, heat.
     pub(crate) lacks: Vec<(u64, u32, u8)>,
     pub(crate) lacks_at_source: Vec<(u64, u32, u8)>,
-    /// What it compared.
+    /// Extents compared by the destination.
     pub(crate) compared: Vec<Extent>,
-    /// The disk does not finish the reads of chunks.
+    /// True if the disk does not finish the reads of chunks.
     pub(crate) hold_reads: bool,
-    /// Those.
+    /// Chunk reads held back.
     pub(crate) held: Vec<DiskTag>,
-    /// Double writes that were not acknowledged, oldest first.
+    /// Double writes not acknowledged, oldest first.
     pub(crate) doubled: Vec<(RequestTag, u32, Generation)>,
 }
 
-/// What tells the destination of the disk's content.
+/// Frames with the disk's content for the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
     Copy,
@@ -55,7 +54,7 @@ pub(crate) enum Sent {
 }
 
 impl Source {
-    /// One whose disk leaves with these options.
+    /// Returns a source whose disk leaves with these options.
     pub(crate) fn leaving(options: MigrationOptions) -> Self {
         let mut source = Self::staying();
         source
@@ -65,7 +64,7 @@ impl Source {
         source
     }
 
-    /// One whose disk does not leave yet.
+    /// Returns a source whose disk does not leave yet.
     pub(crate) fn staying() -> Self {
         Self {
             core: Controller::new(LIMITS, CAPACITY, AuthorityRecord::created()),
@@ -85,7 +84,7 @@ impl Source {
         }
     }
 
-    /// The guest asks for something, with this tag.
+    /// Sends a request of the guest with this tag.
     pub(crate) fn ask(&mut self, tag: u32, operation: Operation) {
         let request = Request {
             tag: RequestTag(tag),
@@ -213,7 +212,7 @@ impl Source {
     }
 }
 
-/// What the disk finds.
+/// Returns the disk's result of an operation.
 fn content(operation: DiskOperation) -> Content {
     match operation {
         DiskOperation::Read {

@@ -1,4 +1,4 @@
-//! Which images there are, and what their names stand for.
+//! The catalog: the images of a repository and the manifests of their names.
 
 use object_store::path::Path;
 use object_store::{ObjectStore, PutMode};
@@ -11,33 +11,33 @@ use crate::manifest::ManifestId;
 use crate::name::ImageName;
 use crate::repository::Repository;
 
-/// The format that entries have.
+/// Format of the entries.
 const VERSION: u32 = 1;
 /// Longest entry that is read, in bytes.
 const LONGEST: u64 = 4096;
 
-/// What an image's name stands for.
+/// The catalog entry of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageInfo {
     version: u32,
-    /// Its name.
+    /// The image's name.
     pub name: ImageName,
-    /// Its manifest's name, which names the content, too.
+    /// The manifest's name. Equal names mean equal content.
     pub manifest: String,
     /// Bytes of the disk.
     pub size_bytes: u64,
-    /// Bytes of these that are stored; the others are zeroes.
+    /// Stored bytes; the other bytes are zeroes.
     pub data_bytes: u64,
-    /// When it was pushed, like `2025-01-31T12:00:00Z`.
+    /// The time of the push, like `2025-01-31T12:00:00Z`.
     pub created: String,
 }
 
-/// What a removal did.
+/// The result of a removal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Removed {
     /// The image.
     pub name: ImageName,
-    /// The disks that still fetched from it, as `NODE/DISK`.
+    /// The disks that still fetched from the image, as `NODE/DISK`.
     pub users: Vec<String>,
 }
 
@@ -56,7 +56,7 @@ impl ImageInfo {
     }
 }
 
-/// An entry that was read, and where.
+/// An entry and the repository that it was read from.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) info: ImageInfo,
@@ -75,10 +75,10 @@ impl Entry {
 }
 
 impl Repository {
-    /// All images, by name.
+    /// Returns all images, sorted by name.
     ///
     /// # Errors
-    /// The store does not do its part, or an entry is damaged.
+    /// The store fails, or an entry is damaged.
     pub async fn images(&self) -> Result<Vec<ImageInfo>, RepositoryError> {
         let mut images = Vec::new();
         for meta in self.list(&Path::from("images")).await? {
@@ -87,7 +87,7 @@ impl Repository {
             };
             match self.entry(&name).await {
                 Ok(entry) => images.push(entry.info),
-                // It was removed meanwhile.
+                // Removed meanwhile.
                 Err(RepositoryError::NoImage { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -96,10 +96,10 @@ impl Repository {
         Ok(images)
     }
 
-    /// One image, and the disks that fetch from it.
+    /// Returns one image and the disks that fetch from this image.
     ///
     /// # Errors
-    /// There is none of this name, its entry is damaged, or the store does not do its part.
+    /// No image has this name, the entry is damaged, or the store fails.
     pub async fn image(
         &self,
         name: &ImageName,
@@ -109,14 +109,14 @@ impl Repository {
         Ok((entry.info, shown(&users)))
     }
 
-    /// Removes an image's name. Its chunks go with the next [`Self::collect`], unless another image has them.
+    /// Removes an image's name. The next [`Self::collect`] removes chunks that no other image has.
     ///
     /// # Errors
-    /// There is none of this name; or, unless forced, disks fetch from it; or the store does not do its part.
+    /// No image has this name; or, unless forced, disks fetch from the image; or the store fails.
     pub async fn remove(&self, name: &ImageName, force: bool) -> Result<Removed, RepositoryError> {
         let id = match self.entry(name).await {
             Ok(entry) => Some(entry.manifest()?),
-            // What cannot be read can be removed all the same.
+            // An entry that cannot be read can still be removed.
             Err(RepositoryError::DamagedEntry { .. }) if force => None,
             Err(error) => return Err(error),
         };
@@ -124,7 +124,7 @@ impl Repository {
         if let Some(id) = id {
             let others = self.images().await?;
             let same = |other: &ImageInfo| other.name != *name && other.manifest == id.to_string();
-            // Under another name the content stays.
+            // If another name has the same content, the content stays.
             if !others.iter().any(same) {
                 users = self.users_of(id).await?;
             }
@@ -175,7 +175,7 @@ impl Repository {
         Ok(Entry { info, repository })
     }
 
-    /// Lets the name stand for the image. Of two who push a new name at once one gets it, unless they may `replace` it.
+    /// Lets the name stand for the image. If two pushes of a new name race without `replace`, one of the two succeeds.
     pub(super) async fn put_entry(
         &self,
         info: &ImageInfo,
@@ -191,7 +191,7 @@ impl Repository {
             match put.await {
                 Ok(_) => return Ok(()),
                 Err(object_store::Error::AlreadyExists { .. }) => {
-                    // The store may have taken it and its answer was lost.
+                    // The store may have taken this entry while the answer was lost.
                     if self.entry(&info.name).await?.info.manifest == info.manifest {
                         return Ok(());
                     }
@@ -205,7 +205,7 @@ impl Repository {
                     if self.bears(&failed) {
                         return Err(failed);
                     }
-                    // Not every store can do that. Before the chunks were sent the name stood for nothing.
+                    // Some stores have no conditional put. The name was free before the chunks were sent.
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Removes what no image has any more.
+//! Removal of chunks and manifests that no image needs any more.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -14,42 +14,43 @@ use crate::manifest::ManifestId;
 use crate::repository::lease::Lease;
 use crate::repository::{PARALLEL, Repository, manifest_path};
 
-/// Chunks that are removed before it is looked again whether that is still allowed: a few seconds' worth.
+/// Chunks removed between two checks of the lease: a few seconds' worth.
 const AT_ONCE: usize = 256;
 
-/// What was removed, or would be.
+/// The counts of a collection, also of a dry run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Collected {
-    /// Manifests that no image and no disk refers to.
+    /// Manifests without an image or a disk.
     pub manifests: u64,
     /// Chunks that no manifest names.
     pub chunks: u64,
-    /// Bytes of these.
+    /// Bytes of the removed chunks.
     pub bytes: u64,
     /// Chunks that stay.
     pub kept_chunks: u64,
 }
 
 impl Repository {
-    /// Removes chunks and manifests that neither an image nor a disk refers to; without `really` it only counts
-    /// them. Nothing is removed that somebody may be about to refer to, also at another host that sees what is written here
-    /// only later: see [`Self::collecting_waits`].
+    /// Removes chunks and manifests that neither an image nor a disk refers to; without `really` only counts. Never
+    /// removes a chunk to which another operation may be about to refer, even at a host that sees this host's writes
+    /// late: see [`Self::collecting_waits`].
     ///
     /// # Errors
-    /// An image is being pushed; an image's entry or manifest is missing or damaged, so that nobody knows what it
-    /// needs; or the store does not do its part.
+    /// An image is being pushed; the entry or manifest of an image is missing or damaged, so that the needed chunks are
+    /// unknown; or the store fails.
     pub async fn collect(&self, really: bool) -> Result<Collected, RepositoryError> {
         let lag = if really { self.lag } else { Duration::ZERO };
         let marker = self.begin_collecting(lag).await?;
         tokio::time::sleep(lag).await;
         let collected = self.sweep(really, &marker).await;
-        // Also where it failed: a part may be gone.
+        // Waits after a failure too: some chunks may be gone.
         tokio::time::sleep(lag).await;
         marker.end().await;
         collected
     }
 
-    /// Who collects must not be taken for dead: somebody would begin to rely on what is being removed.
+    /// Fails if this collection may have been taken for dead: others could then rely on the chunks that this one
+    /// removes.
     async fn still_collects(&self, marker: &Lease) -> Result<(), RepositoryError> {
         match marker.holds().await? {
             true => Ok(()),
@@ -68,7 +69,7 @@ impl Repository {
             let Some(name) = name else { continue };
             match self.entry(&name).await {
                 Ok(entry) => _ = roots.insert(entry.manifest()?),
-                // It was removed meanwhile.
+                // Removed meanwhile.
                 Err(RepositoryError::NoImage { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -84,7 +85,7 @@ impl Repository {
         }
         let mut collected = Collected::default();
         let mut doomed = Vec::new();
-        // First the manifests: one whose chunks are gone would be worse than chunks that nobody names.
+        // Manifests go first: a manifest without chunks is worse than chunks without a manifest.
         for manifest in &manifests {
             let id = named(manifest);
             if id.is_some_and(|id| !roots.contains(&id)) {
@@ -102,7 +103,7 @@ impl Repository {
                     collected.bytes += chunk.size;
                     doomed.push(chunk.location.clone());
                 }
-                // What has another name is not a chunk, and not ours.
+                // An object with another kind of name is not a chunk.
                 None => {}
             }
         }
@@ -147,7 +148,7 @@ mod tests {
         let error = repository.sweep(true, &marker).await.expect_err("refused");
         assert!(error.to_string().contains("stood still"), "{error}");
         assert!(chunk.exists());
-        // What it left behind ends by itself.
+        // The lease that was left behind expires.
         drop(marker);
         make_old();
         let collected = repository.collect(true).await.expect("another one does");

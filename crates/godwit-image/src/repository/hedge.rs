@@ -1,5 +1,5 @@
-//! Asks a slow store once more beside: an answer may trickle, or never come, while the store would answer another request
-//! at once.
+//! Hedged requests: repeats a request to a slow store in parallel. An answer may trickle or never arrive while the
+//! store would answer another request at once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 use tokio::sync::Semaphore;
 
-/// Requests beside others at once: a store that is slow because it has much to do is not to get twice as much.
+/// Repeated requests at once, so that an overloaded store does not get twice the load.
 const BESIDE: usize = 8;
-/// How many times as long as usual an answer may take before another is asked for.
+/// Multiple of the usual time after which a request is repeated.
 const TIMES: u32 = 8;
-/// The bounds of that.
+/// Bounds of the time before a request is repeated.
 const SOONEST: Duration = Duration::from_millis(500);
 const LATEST: Duration = Duration::from_secs(2);
 
-/// How long answers take, and how many requests are repeated at once.
+/// The usual time of an answer and the repeated requests under way.
 #[derive(Debug)]
 pub(super) struct Hedge {
-    /// The average of late, in microseconds; 0 as long as there is none.
+    /// Moving average in microseconds; 0 before the first answer.
     usual: AtomicU64,
     beside: Semaphore,
 }
@@ -33,7 +33,7 @@ impl Default for Hedge {
 }
 
 impl Hedge {
-    /// How long an answer may take before another is asked for.
+    /// Returns the time before a request is repeated.
     fn patience(&self) -> Duration {
         match self.usual.load(Ordering::Relaxed) {
             0 => LATEST,
@@ -43,7 +43,7 @@ impl Hedge {
 
     fn answered(&self, took: Duration) {
         let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
-        // An update that is lost to another is of no account.
+        // A lost update does not matter.
         let usual = match self.usual.load(Ordering::Relaxed) {
             0 => took,
             usual => usual - usual / 8 + took / 8,
@@ -51,11 +51,12 @@ impl Hedge {
         self.usual.store(usual, Ordering::Relaxed);
     }
 
-    /// The first whole answer. When one is late another is asked for beside it; when that is late, too, it is given up for a
-    /// third, after twice the time, and so on. The first is never given up: on a slow link it may be the one that ends.
+    /// Returns the first whole answer. A late request is repeated in parallel. A late repetition is dropped for another
+    /// one, after twice the time, and so on. The first request is never dropped: on a slow link no repetition may ever
+    /// finish.
     ///
     /// # Errors
-    /// What the first request ended with, or the one that is beside it then.
+    /// The error of the first request or, after a failed first request, of the repetition under way.
     pub(super) async fn first<'a, T, E>(
         &self,
         ask: impl Fn() -> BoxFuture<'a, Result<T, E>>,
@@ -97,7 +98,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes so many milliseconds for each request in turn, and the last for all after it.
+    /// Answers each request in turn after so many milliseconds; the last entry holds for all later requests.
     async fn asks(hedge: &Hedge, takes: &[(u64, Result<u8, u8>)]) -> (Result<u8, u8>, usize) {
         let asked = AtomicUsize::new(0);
         let ask = || {
@@ -127,10 +128,10 @@ mod tests {
             asks(&quick(), &[(NEVER, first), (1, again)]).await,
             (again, 2)
         );
-        // Two that trickle, as the store does not recover before.
+        // Two answers trickle before the store recovers.
         let takes = [(NEVER, first), (NEVER, first), (1, again)];
         assert_eq!(asks(&quick(), &takes).await, (again, 3));
-        // On a slow link the first ends all the same.
+        // On a slow link the first request still completes.
         assert_eq!(
             asks(&quick(), &[(900, first), (NEVER, again)]).await,
             (first, 2)

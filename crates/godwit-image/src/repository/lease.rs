@@ -1,23 +1,22 @@
-//! Keeps what relies on chunks that no manifest names yet, and what removes such chunks, out of each other's way.
+//! Leases keep operations that rely on chunks without a manifest and collections of such chunks apart.
 //!
-//! Who pushes writes a lease, and then looks whether chunks are being collected; who collects says so, and then
-//! looks whether there are leases. As the store shows each write to all who ask after it, at least one of two sees
-//! the other and steps back. Both kinds of objects are written again every minute. One that was not for a
-//! quarter of an hour is its dead owner's: the age is told by the store's clock alone, since it is compared with an
-//! object that was just written.
+//! A push writes a lease and then looks for a collection. A collection writes a marker and then looks for leases. As
+//! the store shows each write to every reader, at least one of the two sees the other and steps back. Both kinds of
+//! objects are renewed every minute. An object that was not renewed for a quarter of an hour belongs to a dead owner.
+//! Only the store's clock counts: the age is measured against an object that was just written.
 //!
-//! A directory that hosts share over a network shows a write to the others only after a time `T`, for which they keep what
-//! they saw last. Who collects waits for that, so that who pushes need not:
+//! A directory that hosts share over a network shows a write to other hosts only after a time `T`, for which they cache
+//! what they saw last. The collection waits for the caches, so that pushes need not:
 //!
 //! ```text
-//! says so at t, and looks for leases at t + 2T or later. A lease that it does not see is younger than t + T,
-//!     and whoever wrote that sees at once that chunks are being collected.
-//! lists what there is after another T: by then it sees the entries of all who had leases.
-//! removes, and takes back what it said after another T: by then nobody sees a chunk that is gone.
+//! writes its marker at t, and looks for leases at t + 2T or later. A lease that it does not see is younger than t + T,
+//!     and the lease's owner sees the marker at once.
+//! lists the objects after another T: by then it sees the entries of all owners of leases.
+//! removes, and deletes its marker after another T: by then no host sees a chunk that is gone.
 //! ```
 //!
-//! Of two that say so within `T` of each other, the later one's object stays, and the earlier finds that it is not its own. For
-//! that neither writes it again before it has looked.
+//! If two collections write their markers within `T` of each other, the later marker stays, and the earlier collection
+//! finds a foreign marker. Therefore neither renews a marker before this check.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,27 +28,28 @@ use object_store::path::Path;
 use crate::error::RepositoryError;
 use crate::repository::Repository;
 
-/// How often a lease is written again.
+/// Time between two renewals of a lease.
 const RENEWAL: Duration = Duration::from_secs(60);
-/// After how long without that it counts no more.
+/// Time without renewal after which a lease is dead.
 const LIFETIME: Duration = Duration::from_secs(15 * 60);
-/// The longest time that caches may lag: three times as long, with a renewal, is within a lifetime.
+/// The longest supported lag of caches: three times this lag and a renewal fit into a lifetime.
 pub(super) const LONGEST_LAG: Duration = Duration::from_secs(4 * 60);
-/// Longest lease that is read.
+/// Longest lease that is read, in bytes.
 const LONGEST: u64 = 256;
 
 const PUSHING: &str = "an image is being pushed, or a disk created from one";
 const FOLDER: &str = "leases";
 const COLLECTING: &str = "collecting";
 
-/// A lease, renewed until it is dropped; [`Self::end`] removes it at once.
+/// A lease, renewed until dropped. [`Self::end`] removes the lease at once.
 #[derive(Debug)]
 pub(super) struct Lease {
     repository: Repository,
     path: Path,
-    /// Its content, which no other lease has.
+    /// The content, unique to this lease.
     mark: Arc<str>,
-    /// It was seen to be away: somebody took its owner for dead, and it must not come back.
+    /// True once the lease was found missing or expired: others may have taken the owner for dead, so the lease must
+    /// not come back.
     lost: Arc<AtomicBool>,
     renewal: Option<tokio::task::JoinHandle<()>>,
 }
@@ -67,7 +67,7 @@ impl Lease {
         })
     }
 
-    /// Renews it from now on.
+    /// Starts the renewal.
     fn keep(mut self) -> Self {
         let (again, at) = (self.repository.clone(), self.path.clone());
         let (mark, gone) = (Arc::clone(&self.mark), Arc::clone(&self.lost));
@@ -82,7 +82,7 @@ impl Lease {
         self
     }
 
-    /// Whether what is there is this one; nothing else is changed.
+    /// Returns true if the object at the path is this lease. Writes nothing.
     async fn is_there(&self) -> Result<bool, RepositoryError> {
         let found = self.repository.get_with_meta(&self.path, LONGEST).await?;
         let own = found.is_some_and(|(bytes, _)| bytes == self.mark.as_bytes());
@@ -92,17 +92,17 @@ impl Lease {
         Ok(own)
     }
 
-    /// Renews it. Whether nobody can have taken its owner for dead until now.
+    /// Renews the lease. Returns true if the owner cannot have been taken for dead so far.
     pub(super) async fn holds(&self) -> Result<bool, RepositoryError> {
         renew(&self.repository, &self.path, &self.mark, &self.lost).await?;
         Ok(!self.lost.load(Ordering::Relaxed))
     }
 
-    /// Removes it. One that cannot be removed ends by itself.
+    /// Removes the lease. A lease that cannot be removed expires.
     pub(super) async fn end(mut self) {
         self.stop();
         if self.lost.load(Ordering::Relaxed) {
-            // What is there now may be somebody else's.
+            // The object at the path may be another owner's.
             return;
         }
         if let Err(error) = self.repository.delete(&self.path).await {
@@ -125,7 +125,7 @@ impl Drop for Lease {
     }
 }
 
-/// What became of a lease's owner.
+/// The state of a lease's owner.
 #[derive(Debug)]
 enum Standing {
     Alive(Path),
@@ -156,10 +156,10 @@ impl Repository {
         }
     }
 
-    /// Begins to remove chunks that no manifest names, where other hosts see a write after `lag` at the latest.
+    /// Begins to remove chunks that no manifest names. Other hosts see a write after `lag` at the latest.
     pub(super) async fn begin_collecting(&self, lag: Duration) -> Result<Lease, RepositoryError> {
         let path = Path::from(COLLECTING);
-        // Only what was just written tells what time it is at the store.
+        // Only a fresh write tells the time at the store.
         let probe = Path::from(format!("{FOLDER}/probe-{}", unique()));
         self.put(&probe, Vec::new()).await?;
         let free = self.is_free(&path, &probe).await;
@@ -189,7 +189,7 @@ impl Repository {
         }
     }
 
-    /// Refuses at once where others are seen: who waits for caches would keep everybody away in vain.
+    /// Refuses at once if leases or another collection are visible: waiting for caches would keep pushes away in vain.
     async fn is_free(&self, marker: &Path, probe: &Path) -> Result<(), RepositoryError> {
         let now = self.head(probe).await?;
         if let Some(before) = self.head(marker).await?
@@ -204,7 +204,7 @@ impl Repository {
         }
     }
 
-    /// All leases, as they stand at the time of what was written last.
+    /// Returns all leases and their states at the time of the latest write, `now`.
     async fn leases(&self, now: Option<&ObjectMeta>) -> Result<Vec<Standing>, RepositoryError> {
         let leases = self.list(&Path::from(FOLDER)).await?.into_iter();
         let standing = |lease: ObjectMeta| match now.is_none_or(|now| is_alive(&lease, now)) {
@@ -222,9 +222,8 @@ impl Repository {
     }
 }
 
-/// Writes a lease again. One that is away was removed as a dead owner's, for instance while this host was suspended, and
-/// one that is older than it may be could have been taken for that: written again it looks as if it had been there all
-/// the time, so it is noted that it has not.
+/// Renews a lease. A missing lease was removed as a dead owner's, for instance while this host was suspended. An
+/// expired lease could have been taken for a dead owner's. A renewal would hide the gap, so `lost` records the gap.
 async fn renew(
     repository: &Repository,
     path: &Path,
@@ -232,7 +231,7 @@ async fn renew(
     lost: &AtomicBool,
 ) -> Result<(), RepositoryError> {
     let before = repository.get_with_meta(path, LONGEST).await?;
-    // Another's is left alone.
+    // The object of another owner is left alone.
     let before = before.and_then(|(bytes, meta)| (bytes == mark.as_bytes()).then_some(meta));
     if before.is_some() {
         repository.put(path, mark.as_bytes().to_vec()).await?;
@@ -247,18 +246,18 @@ async fn renew(
     Ok(())
 }
 
-/// Whether this was written not long before that.
+/// Returns true if `this` was written less than [`LIFETIME`] before `that`, or later.
 fn is_alive(this: &ObjectMeta, that: &ObjectMeta) -> bool {
     let age = that.last_modified.signed_duration_since(this.last_modified);
     age.to_std().is_ok_and(|age| age < LIFETIME) || age < Default::default()
 }
 
-/// A name that nobody else has.
+/// Returns a unique name.
 fn unique() -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let nanos = now.map_or(0, |now| now.as_nanos());
     let mut random = [0; 16];
-    // Without randomness the time and the process tell enough apart.
+    // Without randomness, the time and the process id are unique enough.
     let _ = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
     let number = u128::from_le_bytes(random);
     format!("{nanos:x}-{:x}-{number:032x}", std::process::id())

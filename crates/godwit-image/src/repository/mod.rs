@@ -1,4 +1,4 @@
-//! A repository: what is asked of its store, and what the answers mean.
+//! A repository: requests to the store and the meaning of the answers.
 
 pub(crate) mod catalog;
 pub(crate) mod collect;
@@ -27,16 +27,15 @@ use crate::location::{Keys, Location};
 use crate::manifest::{Manifest, ManifestId};
 use crate::repository::hedge::Hedge;
 
-/// Requests that are under way at once when chunks are moved.
+/// Parallel requests while chunks are moved.
 pub(crate) const PARALLEL: usize = 16;
 
-/// For how long hosts that share a directory may not see each other's writes: NFS keeps what it knows of a directory for up
-/// to a minute.
+/// Time after which hosts that share a directory see each other's writes: NFS caches a directory for up to a minute.
 const DIRECTORY_LAG: Duration = Duration::from_secs(60);
 
 /// The longest wait for a short answer.
 const LEAST_TIME: Duration = Duration::from_secs(30);
-/// What a store gives or takes at least, in bytes per second.
+/// Lowest accepted rate of a store, in bytes per second.
 const SLOWEST: u64 = 16 << 10;
 
 /// A repository of images. Clones share their connections.
@@ -44,27 +43,27 @@ const SLOWEST: u64 = 16 << 10;
 pub struct Repository {
     store: Arc<dyn ObjectStore>,
     shown: Arc<str>,
-    /// The directory that it is, if it is one.
+    /// The directory of a repository that is a directory.
     directory: Option<Arc<std::path::Path>>,
-    /// For how long another host may not see a write.
+    /// Time after which all hosts see a write.
     lag: Duration,
-    /// How long it takes for answers.
+    /// The usual time of answers.
     hedge: Arc<Hedge>,
 }
 
 impl Repository {
-    /// Opens the repository with the credentials of the environment. Whether an S3 store answers is not looked at.
+    /// Opens the repository with the credentials of the environment. Sends no request to an S3 store.
     ///
     /// # Errors
-    /// The directory is not there, or the configuration makes no sense.
+    /// The directory is missing, or the configuration is invalid.
     pub fn open(location: &Location) -> Result<Self, RepositoryError> {
         Self::open_with(location, None)
     }
 
-    /// Opens it with these credentials.
+    /// Opens the repository with these credentials.
     ///
     /// # Errors
-    /// Those of [`Self::open`].
+    /// As for [`Self::open`].
     pub fn open_with(location: &Location, keys: Option<&Keys>) -> Result<Self, RepositoryError> {
         Ok(Self {
             store: location.open(keys)?,
@@ -81,10 +80,10 @@ impl Repository {
         })
     }
 
-    /// The same repository, in which other hosts see a write after so long at the latest.
+    /// Returns the same repository, in which other hosts see a write after `lag` at the latest.
     ///
     /// # Errors
-    /// That is longer than [`Self::collect`] can allow for.
+    /// The lag is longer than [`Self::collect`] supports.
     pub fn with_lag(self, lag: Duration) -> Result<Self, RepositoryError> {
         if lag > lease::LONGEST_LAG {
             return Err(RepositoryError::Open {
@@ -98,20 +97,20 @@ impl Repository {
         Ok(Self { lag, ..self })
     }
 
-    /// How long [`Self::collect`] waits in all, so that no other host is mistaken.
+    /// The total wait of [`Self::collect`] for the caches of other hosts.
     pub const fn collecting_waits(&self) -> Duration {
         self.lag.saturating_mul(4)
     }
 
-    /// Where it is, for people.
+    /// The location, for display.
     pub fn shown(&self) -> &str {
         &self.shown
     }
 
-    /// Fetches a chunk of so many bytes and checks that it is that one.
+    /// Fetches a chunk of `length` bytes and checks the hash.
     ///
     /// # Errors
-    /// It is missing or damaged, or the store does not do its part.
+    /// The chunk is missing or damaged, or the store fails.
     pub async fn chunk(&self, id: ChunkId, length: u64) -> Result<Bytes, RepositoryError> {
         let path = chunk_path(id);
         let ask = || {
@@ -137,10 +136,10 @@ impl Repository {
         Ok(bytes)
     }
 
-    /// Fetches a manifest and checks it.
+    /// Fetches a manifest and checks the hash.
     ///
     /// # Errors
-    /// It is missing or damaged, or the store does not do its part.
+    /// The manifest is missing or damaged, or the store fails.
     pub async fn manifest(&self, id: ManifestId) -> Result<Manifest, RepositoryError> {
         let found = self.get(&manifest_path(id), Manifest::MAX_BYTES).await?;
         let Some(bytes) = found else {
@@ -156,13 +155,13 @@ impl Repository {
         })
     }
 
-    /// An object, or nothing; of a longer one than `most` bytes nothing but its begin is read.
+    /// Returns an object, if present. An object longer than `most` bytes is returned empty.
     async fn get(&self, path: &Path, most: u64) -> Result<Option<Bytes>, RepositoryError> {
         let found = self.get_with_meta(path, most).await?;
         Ok(found.map(|(bytes, _)| bytes))
     }
 
-    /// The same, and what the store says of it.
+    /// Like [`Self::get`], with the store's metadata.
     async fn get_with_meta(
         &self,
         path: &Path,
@@ -183,7 +182,7 @@ impl Repository {
         };
         let meta = answer.meta.clone();
         if meta.size > most {
-            // Whoever asks checks it and finds that it is not what it should be.
+            // The caller's check of the content fails.
             return Ok(Some((Bytes::new(), meta)));
         }
         let bytes = answer.bytes().await.map_err(|error| self.failed(&error))?;
@@ -191,7 +190,7 @@ impl Repository {
     }
 
     async fn put(&self, path: &Path, bytes: impl Into<PutPayload>) -> Result<(), RepositoryError> {
-        // A directory that is away would be made anew.
+        // The put would create a missing directory.
         self.is_there()?;
         let bytes = bytes.into();
         let length = bytes.content_length() as u64;
@@ -202,7 +201,7 @@ impl Repository {
         self.in_time(length, put).await
     }
 
-    /// Gives up an S3 store that takes much longer than a slow link for so many bytes.
+    /// Gives up on an S3 store that takes much longer than a slow link for so many bytes.
     async fn in_time<T>(
         &self,
         bytes: u64,
@@ -228,7 +227,7 @@ impl Repository {
         }
     }
 
-    /// Whether what is not found is not there, rather than the whole directory.
+    /// Fails if the whole directory is missing, rather than one object.
     fn is_there(&self) -> Result<(), RepositoryError> {
         match &self.directory {
             Some(directory) if !directory.is_dir() => Err(RepositoryError::Down {
@@ -239,8 +238,8 @@ impl Repository {
         }
     }
 
-    /// Whether somebody ever pushed here. A directory that is empty is where one is mounted at other times: who took it for
-    /// the repository would find nothing, and would leave what the repository is to know under what is mounted next.
+    /// Fails if no image was ever pushed here. An empty directory may be a mount point without its file system: reads
+    /// would find no image, and writes would be hidden by the next mount.
     fn is_in_use(&self) -> Result<(), RepositoryError> {
         self.is_there()?;
         let has = |directory: &std::path::Path| {
@@ -258,7 +257,7 @@ impl Repository {
         }
     }
 
-    /// Removes an object; that there is none is fine.
+    /// Removes an object. A missing object is no error.
     async fn delete(&self, path: &Path) -> Result<(), RepositoryError> {
         match self.store.delete(path).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
@@ -266,7 +265,7 @@ impl Repository {
         }
     }
 
-    /// All objects in a folder.
+    /// Lists all objects in a folder.
     async fn list(&self, folder: &Path) -> Result<Vec<ObjectMeta>, RepositoryError> {
         self.is_there()?;
         let found: Vec<ObjectMeta> = self
@@ -283,7 +282,7 @@ impl Repository {
             return RepositoryError::store(&self.shown, error);
         }
         match self.is_there() {
-            // It is full, or cannot be read or written: it has answered that.
+            // The directory answers: full, unreadable or unwritable.
             Ok(()) => RepositoryError::directory(&self.shown, error),
             Err(away) => away,
         }

@@ -1,4 +1,4 @@
-//! Bears it for a while that a store has too much to do, or is away.
+//! Retries while a store is overloaded or down.
 
 use std::time::{Duration, Instant};
 
@@ -6,21 +6,21 @@ use crate::error::RepositoryError;
 use crate::repository::Repository;
 use crate::repository::progress::Progress;
 
-/// How long a store is asked again for one thing.
+/// Longest time for the retries of one operation.
 const LONGEST: Duration = Duration::from_secs(5 * 60);
-/// How long is waited before it is asked again: at first, and at most.
+/// Pause before a retry: the first and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 
 impl Repository {
-    /// Whether it helps to ask again: what a directory says of itself, it says again.
+    /// Returns true if a retry may help. A directory repeats its errors.
     pub(super) const fn bears(&self, error: &RepositoryError) -> bool {
         self.directory.is_none() && error.passes_by_itself()
     }
 
-    /// Does this until it is done, or fails in a way that does not pass by itself.
+    /// Repeats the work until success or an error that does not pass by itself.
     ///
     /// # Errors
-    /// Those of the work, after some minutes also those that may pass.
+    /// Errors of the work; after five minutes also errors that may pass.
     pub(super) async fn patiently<T>(
         &self,
         progress: &Progress,

@@ -1,11 +1,11 @@
-//! How far a push or a pull is.
+//! The progress of a push or a pull.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::RepositoryError;
 
-/// Counters that whoever shows them reads while a push or a pull runs.
+/// Counters that a display reads while a push or a pull runs.
 #[derive(Debug, Default)]
 pub struct Progress {
     total: AtomicU64,
@@ -15,22 +15,22 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Bytes of data that there are to do, as far as that is known: holes do not count.
+    /// Bytes of data to process, as far as known; holes do not count.
     pub fn total(&self) -> u64 {
         self.total.load(Ordering::Relaxed)
     }
 
-    /// Bytes of data that are done.
+    /// Bytes of data processed.
     pub fn done(&self) -> u64 {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Bytes of these that went to or came from the repository.
+    /// Bytes sent to or fetched from the repository.
     pub fn moved(&self) -> u64 {
         self.moved.load(Ordering::Relaxed)
     }
 
-    /// Why nothing goes on now, while the repository is asked again and again.
+    /// Returns the reason for a pause while requests are retried.
     pub fn waits(&self) -> Option<String> {
         self.lock().clone()
     }

@@ -1,4 +1,4 @@
-//! Brings an image out of a repository.
+//! Pulls: images from a repository into a file.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -15,7 +15,7 @@ use crate::repository::catalog::ImageInfo;
 use crate::repository::progress::Progress;
 use crate::repository::{PARALLEL, Repository};
 
-/// What a pull did.
+/// The result of a pull.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Pulled {
     /// The image.
@@ -25,7 +25,7 @@ pub struct Pulled {
     pub path: PathBuf,
 }
 
-/// A file that is removed unless it is kept.
+/// A file that is removed on drop unless kept.
 #[derive(Debug)]
 struct Unfinished<'a> {
     path: &'a Path,
@@ -35,19 +35,19 @@ struct Unfinished<'a> {
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
         if !self.kept {
-            // Nothing more can be done about it.
+            // No remedy for a failed removal.
             let _ = std::fs::remove_file(self.path);
         }
     }
 }
 
 impl Repository {
-    /// Writes the image into a new raw file with holes where it has zeroes. Each chunk is checked. When `cancel` is
-    /// ready, or it fails, there is no file.
+    /// Writes the image into a new raw file, with holes for zeroes. Each chunk is checked. If `cancel` completes first
+    /// or the pull fails, the file is removed.
     ///
     /// # Errors
-    /// There is no such image; it, or a chunk, is missing or damaged; the file exists or cannot be written; or the
-    /// store does not do its part.
+    /// No image has this name; the image or a chunk is missing or damaged; the file exists or cannot be written; or the
+    /// store fails.
     pub async fn pull(
         &self,
         name: &ImageName,

@@ -1,4 +1,4 @@
-//! Brings an image into a repository.
+//! Pushes: images from a file into a repository.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -22,30 +22,30 @@ use crate::repository::catalog::ImageInfo;
 use crate::repository::progress::Progress;
 use crate::repository::{PARALLEL, Repository, chunk_path, manifest_path};
 
-/// What is told of a push that was given up.
+/// The message of a cancelled push.
 const UNNAMED: &str = "the name was not given to anything";
 
-/// What a push did.
+/// The result of a push.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Pushed {
-    /// What the name stands for now.
+    /// The new catalog entry of the name.
     #[serde(flatten)]
     pub image: ImageInfo,
-    /// Bytes of chunks that were sent; those that were there already, and zeroes, were not.
+    /// Bytes of the chunks that were sent. Chunks already stored and zeroes do not count.
     pub sent_bytes: u64,
 }
 
-/// What a push may do with what is there already.
+/// Rules for a push over existing objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PushOptions {
-    /// The name may stand for another image; from then on it stands for this.
+    /// True if the name may replace another image.
     pub replace: bool,
-    /// Chunks that are there already are read, and sent again where they are damaged. Without this a damaged chunk of
-    /// the right length stays as it is.
+    /// True to read stored chunks and to send damaged chunks again. Otherwise a damaged chunk of the right length
+    /// stays.
     pub check: bool,
 }
 
-/// A chunk that is not zeroes, as it was read.
+/// A chunk of the file that is not zeroes.
 #[derive(Debug)]
 struct Piece {
     number: u64,
@@ -54,14 +54,13 @@ struct Piece {
 }
 
 impl Repository {
-    /// Pushes the raw image at `path` under this name. What is there already is not sent again, unless it is to be
-    /// checked and is damaged. When `cancel` is
-    /// ready the push is given up; chunks that were sent stay until the next [`Self::collect`], so that another try
-    /// need not send them again.
+    /// Pushes the raw image at `path` under this name. Stored chunks are not sent again, except damaged chunks if
+    /// `options.check` is set. If `cancel` completes first, the push is given up. Chunks already sent stay until the
+    /// next [`Self::collect`], so that a retry need not send them again.
     ///
     /// # Errors
-    /// The name is taken, unless it may be replaced; the file cannot be read, or changes its size; or the store does
-    /// not do its part. The name then stands for what it stood for before.
+    /// The name is taken and must not be replaced; the file cannot be read or changes its size; or the store fails. The
+    /// name then stands for the same image as before.
     pub async fn push(
         &self,
         name: &ImageName,
@@ -73,7 +72,7 @@ impl Repository {
         let replace = options.replace;
         let mut cancel = pin!(cancel);
         let lease = match self.lease().await {
-            // A lease that is being written is not given up: it would stay, and keep gc away.
+            // A lease that is being written is not cancelled: the lease would stay and block gc.
             Err(error) if self.bears(&error) => tokio::select! {
                 lease = self.patiently(progress, async || self.lease().await) => lease?,
                 () = &mut cancel => return Err(RepositoryError::Interrupted(UNNAMED)),
@@ -89,7 +88,7 @@ impl Repository {
         };
         let named = async {
             let info = pushed?;
-            // A lease that is gone was taken for a dead one's: then chunks may be gone, too.
+            // A lost lease was taken for a dead owner's, so chunks may be gone too.
             if !self
                 .patiently(progress, async || lease.holds().await)
                 .await?
@@ -195,7 +194,8 @@ impl Repository {
         ))
     }
 
-    /// Stores a chunk unless it is there; how many bytes were sent. One that is there is read if it is to be checked.
+    /// Stores a chunk unless present. Returns the number of bytes sent. With `check`, a stored chunk is read and
+    /// verified.
     pub(super) async fn put_chunk(
         &self,
         id: ChunkId,
@@ -212,7 +212,7 @@ impl Repository {
                 }
                 Err(error) => return Err(error),
             },
-            // A shorter one was cut off, or is something else.
+            // A shorter object is truncated or not a chunk.
             false => self
                 .head(&path)
                 .await?
@@ -226,10 +226,10 @@ impl Repository {
     }
 }
 
-/// What was read next.
+/// The next part of a file.
 #[derive(Debug)]
 enum Step {
-    /// So many bytes of zeroes.
+    /// A run of zeroes, in bytes.
     Zeroes(u64),
     Data(Piece),
 }
@@ -252,7 +252,7 @@ fn size_of(file: &File, path: &Path) -> Result<u64, RepositoryError> {
     Ok(size)
 }
 
-/// Reads the data of a file in chunks, until nobody wants more.
+/// Reads the data of a file in chunks until the receiver is dropped.
 fn read(
     file: &File,
     path: &Path,
@@ -265,7 +265,7 @@ fn read(
         let data = match seek(file, SeekFrom::Data(at)) {
             Ok(data) => data.min(size) / CHUNK_BYTES * CHUNK_BYTES,
             Err(Errno::NXIO) => size,
-            // Devices and some file systems know no holes.
+            // Devices and some file systems have no holes.
             Err(Errno::INVAL | Errno::OPNOTSUPP) => at,
             Err(errno) => return Err(failed(errno.into())),
         };

@@ -1,5 +1,5 @@
-//! Puts an image's content back into a repository that has lost it, for a disk that needs it still: one that began while
-//! the repository was away, so that nothing there told of it.
+//! Restores an image's content that the repository has lost and a disk still needs. Such a disk began while the
+//! repository was away, so that the repository had no record of the use.
 
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -11,30 +11,30 @@ use crate::push_time::PushTime;
 use crate::repository::uses::User;
 use crate::repository::{Repository, chunk_path, manifest_path};
 
-/// Chunks that are looked for, and sent, at once: the disk's own guest uses the same storage and the same link.
+/// Chunks checked and sent in parallel. The disk's own guest uses the same storage and the same link.
 const AT_ONCE: usize = 4;
 
-/// What was put back.
+/// The result of a restore.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PutBack {
     /// Chunks that were sent.
     pub chunks: u64,
-    /// Bytes of these.
+    /// Bytes of the chunks that were sent.
     pub bytes: u64,
-    /// Chunks that the repository has not, and nobody else has either: who reads them waits for a push that has them.
+    /// Chunks that neither the repository nor `find` has. Reads of these chunks wait for a push that contains them.
     pub lost: u64,
-    /// When this content was pushed under the image's name, if that stands for it.
+    /// The time of this content's push, if the image's name stands for this content.
     pub pushed: Option<PushTime>,
 }
 
 impl Repository {
-    /// Notes that a disk fetches from this content, and puts back before that what the repository has not of it.
-    /// `find` gives the chunk of such a number, and must have checked it; nothing when nobody has it.
+    /// Records that a disk fetches from this content, after a restore of the chunks that the repository lacks. `find`
+    /// returns a checked chunk, or none if no copy exists.
     ///
-    /// When it is dropped, or fails, nothing is noted; chunks that were sent stay until the next [`Self::collect`].
+    /// A restore that is dropped or fails records nothing. Chunks already sent stay until the next [`Self::collect`].
     ///
     /// # Errors
-    /// Chunks are being collected, or the store does not do its part.
+    /// Chunks are being collected, or the store fails.
     pub async fn put_back<F>(
         &self,
         manifest: &Manifest,
@@ -64,12 +64,12 @@ impl Repository {
                     }
                 }
             }
-            // Chunks that were sent may be gone if this was taken for dead.
+            // If this restore was taken for dead, the chunks that were sent may be gone.
             if !lease.holds().await? {
                 return Err(self.busy("chunks were removed by gc meanwhile"));
             }
             let (id, bytes) = manifest.encode();
-            // The manifest comes after its chunks: where it is, they are there, as far as anybody has them.
+            // The manifest follows its chunks: a stored manifest has all chunks of which a copy exists.
             self.put(&manifest_path(id), bytes).await?;
             self.note_use(id, image, user).await?;
             done.pushed = self.pushed(id, image).await?;
@@ -80,7 +80,7 @@ impl Repository {
         done
     }
 
-    /// How many bytes were sent; nothing when nobody has the chunk.
+    /// Returns the number of bytes sent; none if no copy of the chunk exists.
     async fn put_chunk_back<F>(
         &self,
         chunk: ManifestChunk,

@@ -1,5 +1,4 @@
-//! A store as hosts see it that keep for a while what they saw last, as NFS does; and images that are pushed and collected
-//! there.
+//! A simulated store with stale caches at each host, as NFS has, and pushes and collections of images there.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,13 +17,13 @@ use object_store::{
 use crate::repository::push::PushOptions;
 use crate::{Manifest, Progress, Repository, RepositoryError};
 
-/// For how long a host may not see what another has written.
+/// Time for which a host may miss a write of another host.
 const LAG: Duration = Duration::from_millis(150);
 
-/// One write: when, by which host, and what; nothing is a removal.
+/// A write: the time, the host and the content. No content is a removal.
 type Write = (Instant, usize, Option<(Bytes, SystemTime)>);
 
-/// All that was ever written.
+/// All writes so far.
 #[derive(Debug, Default)]
 struct Truth(Mutex<BTreeMap<Path, Vec<Write>>>);
 
@@ -41,7 +40,7 @@ impl Truth {
         all.entry(path.clone()).or_default().push(write);
     }
 
-    /// What is there.
+    /// Returns the latest content of a path.
     fn now(&self, path: &Path) -> Option<Bytes> {
         let all = self.lock();
         let (_, _, content) = all.get(path)?.last()?;
@@ -49,8 +48,8 @@ impl Truth {
     }
 }
 
-/// The store as one host sees it: its own writes, and those of others that are old enough; each look may be late by another
-/// time.
+/// The store as one host sees it: the host's own writes, and writes of other hosts after a lag. The lag varies with
+/// each read.
 #[derive(Debug)]
 struct Host {
     truth: Arc<Truth>,
@@ -183,7 +182,7 @@ impl ObjectStore for Host {
 struct World {
     truth: Arc<Truth>,
     seed: u64,
-    /// What who collects believes.
+    /// The lag that collections assume.
     lag: Duration,
 }
 
@@ -210,10 +209,10 @@ impl World {
         (repository, host)
     }
 
-    /// Pushes of one image at two hosts beside collections at two others, of which none knows when the others begin. How many
-    /// images are not whole then.
+    /// Runs pushes of one image at two hosts and collections at two other hosts, all at random times. Returns the
+    /// number of damaged images.
     async fn run(&self, image: &std::path::Path) -> usize {
-        // A host that had the image before, so that its chunks lie there, and nobody needs them.
+        // A host that had the image before leaves chunks without an owner.
         let (before, _) = self.host(9);
         push(&before, "old", image)
             .await
@@ -245,7 +244,7 @@ impl World {
         (0..2).filter(|number| !self.is_whole(*number)).count()
     }
 
-    /// Whether nothing is missing of the image that this host pushed, if it has.
+    /// Returns true if the image of this host is complete or was not pushed.
     fn is_whole(&self, number: usize) -> bool {
         let entry = Path::from(format!("images/new{number}"));
         let Some(entry) = self.truth.now(&entry) else {
@@ -274,7 +273,7 @@ async fn push(
     pushed.await.map(|_| ())
 }
 
-/// In how many of so many worlds an image lost something.
+/// Returns the number of damaged images in so many worlds.
 async fn losses(worlds: u64, lag: Duration) -> usize {
     let folder = tempfile::tempdir().expect("a folder");
     let image = folder.path().join("image");
@@ -290,7 +289,7 @@ async fn hosts_with_stale_caches_lose_no_chunk() {
 
 #[tokio::test]
 async fn without_waiting_hosts_with_stale_caches_lose_chunks() {
-    // On a host that is busy everything takes longer than caches lag.
+    // On a busy host everything takes longer than the lag of the caches.
     for _ in 0..20 {
         if losses(100, Duration::ZERO).await > 0 {
             return;

@@ -1,4 +1,4 @@
-//! Which disks still fetch from which image: their chunks must stay.
+//! Uses: the disks that still fetch from an image. The chunks of these images must stay.
 
 use object_store::path::{Path, PathPart};
 
@@ -11,30 +11,30 @@ use crate::repository::Repository;
 /// A disk that fetches from an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
-    /// The node that serves it.
+    /// The node that serves the disk.
     pub node: String,
-    /// What tells the node apart from another of the same name that uses the repository, too: letters and digits.
+    /// Tells the node apart from another node of the same name at this repository: letters and digits.
     pub node_id: String,
-    /// Its name.
+    /// The disk's name.
     pub disk: String,
 }
 
-/// What a disk fetches from, since that is noted.
+/// The recorded image of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Used {
     /// The manifest's name.
     pub id: ManifestId,
-    /// The image.
+    /// The manifest.
     pub manifest: Manifest,
-    /// When this content was pushed under the image's name, as long as the name stands for it.
+    /// The time of this content's push, while the image's name stands for this content.
     pub pushed: Option<PushTime>,
 }
 
 impl Repository {
-    /// Notes that a disk fetches from the image, whose chunks stay from now on, and says what the image is.
+    /// Records that a disk fetches from the image and returns the image. The image's chunks stay from now on.
     ///
     /// # Errors
-    /// There is no such image, chunks are being collected, or the store does not do its part.
+    /// No image has this name, chunks are being collected, or the store fails.
     pub async fn begin_use(&self, image: &ImageName, user: &User) -> Result<Used, RepositoryError> {
         self.is_in_use()?;
         let lease = self.lease().await?;
@@ -54,10 +54,10 @@ impl Repository {
         found
     }
 
-    /// The same for an image's content, whatever its name stands for now.
+    /// Like [`Self::begin_use`] for an image's content, regardless of the present meaning of the name.
     ///
     /// # Errors
-    /// That is not there, chunks are being collected, or the store does not do its part.
+    /// The content is missing, chunks are being collected, or the store fails.
     pub async fn begin_use_of(
         &self,
         id: ManifestId,
@@ -81,7 +81,7 @@ impl Repository {
         found
     }
 
-    /// When this content was pushed under the name; nothing when the name stands for something else, or for nothing.
+    /// Returns the time of this content's push under the name; none if the name stands for other content or is free.
     pub(super) async fn pushed(
         &self,
         id: ManifestId,
@@ -91,7 +91,7 @@ impl Repository {
             Ok(entry) if entry.info.manifest == id.to_string() => {
                 Ok(entry.info.created.parse().ok())
             }
-            // What cannot be read is as little of use as what is not there.
+            // An unreadable entry counts as a missing one.
             Ok(_) | Err(RepositoryError::NoImage { .. } | RepositoryError::DamagedEntry { .. }) => {
                 Ok(None)
             }
@@ -99,7 +99,7 @@ impl Repository {
         }
     }
 
-    /// Notes that the disk fetches from this content. Only who has a lease may: it is there then, and stays.
+    /// Records that the disk fetches from this content. Requires a lease: the content then exists and stays.
     pub(super) async fn note_use(
         &self,
         id: ManifestId,
@@ -110,18 +110,18 @@ impl Repository {
         self.put(&use_path(id, user), bytes).await
     }
 
-    /// The disk needs the image no more.
+    /// Removes the record that a disk fetches from the image.
     ///
     /// # Errors
-    /// The store does not do its part.
+    /// The store fails.
     pub async fn end_use(&self, id: ManifestId, user: &User) -> Result<(), RepositoryError> {
         self.delete(&use_path(id, user)).await
     }
 
-    /// The manifests that disks fetch from, and these disks.
+    /// Returns all disks with the manifests that they fetch from.
     ///
     /// # Errors
-    /// The store does not do its part.
+    /// The store fails.
     pub async fn uses(&self) -> Result<Vec<(ManifestId, User)>, RepositoryError> {
         let found = self.list(&Path::from("uses")).await?;
         let uses = found.iter().filter_map(|meta| {
@@ -139,11 +139,11 @@ impl Repository {
         Ok(uses.collect())
     }
 
-    /// Forgets all disks of the nodes of this name, of which none will fetch anything any more; what was forgotten.
-    /// Nothing else removes the notes of a node that was destroyed.
+    /// Forgets all disks of the nodes of this name and returns the removed records. None of these disks may fetch any
+    /// more. Records of a destroyed node are removed in no other way.
     ///
     /// # Errors
-    /// The store does not do its part.
+    /// The store fails.
     pub async fn forget_node(
         &self,
         node: &str,

@@ -204,7 +204,7 @@ async fn a_directory_that_is_empty_is_away_for_disks_and_not_for_a_push() {
 async fn a_directory_that_refuses_is_not_away() {
     let (fixture, _) = with_image("base").await;
     let (base, disk) = (name("base"), user("a", "d"));
-    // A file where a folder should be: whoever tests may read and write everything.
+    // A file in place of a folder: permissions would not stop a test that runs as root.
     fs::remove_dir_all(fixture.store.join("uses")).ok();
     fs::write(fixture.store.join("uses"), []).expect("written");
     let used = fixture.repository.begin_use(&base, &disk);

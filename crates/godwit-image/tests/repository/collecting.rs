@@ -1,4 +1,4 @@
-//! Removing what nobody needs beside those who are about to need it.
+//! Collections beside operations that are about to need chunks.
 
 use std::fs;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ async fn what_the_dead_left_behind_keeps_nobody_away_for_long() {
         .expect("it is all there");
 }
 
-/// Pushes that need chunks which nobody has any more, and collections, in any order: whatever was pushed is whole.
+/// Pushes whose chunks have no owner yet, and collections, in any order: every pushed image is whole.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_push_beside_collections_never_loses_a_chunk() {
     let fixture = Arc::new(Fixture::new());

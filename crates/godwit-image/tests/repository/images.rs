@@ -24,7 +24,7 @@ async fn holes_and_zeroes_are_stored_nowhere_and_come_back_as_holes() {
     let fixture = Fixture::new();
     let file = fixture.file("raw");
     raw_image(&file, 400, &[5, 399], 0);
-    // Zeroes that are written, and a chunk that is there twice.
+    // Written zeroes and a duplicate chunk.
     let zeroes = vec![0; CHUNK_BYTES as usize];
     let open = fs::OpenOptions::new()
         .write(true)
@@ -113,7 +113,7 @@ async fn whoever_is_interrupted_leaves_neither_a_name_nor_a_file() {
             at_once,
         )
         .await;
-    // Whether it was quicker than the interruption is left open: the name and what it needs go together.
+    // Either the push or the interruption may win the race. The name and its chunks go together.
     if pushed.is_err() {
         assert!(fixture.objects("images").is_empty());
     }
@@ -151,7 +151,7 @@ async fn what_disks_fetch_from_is_removed_only_by_force() {
         error.to_string(),
         "image 'base' is in use: disk a/d still fetches from it"
     );
-    // Under another name it is still there, and so are its chunks.
+    // The content is still there under another name, and so are the chunks.
     push(&fixture.repository, "other", &file)
         .await
         .expect("pushed");
@@ -166,7 +166,7 @@ async fn what_disks_fetch_from_is_removed_only_by_force() {
         .await
         .expect("removed");
     assert_eq!(removed.users, ["a/d"]);
-    // Whoever still fetched lost it, as was asked for.
+    // The disk that still fetched lost its content, as requested.
     assert_eq!(
         fixture
             .repository

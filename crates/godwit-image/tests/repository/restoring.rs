@@ -1,4 +1,4 @@
-//! Content that the repository has lost, and a disk needs still.
+//! Content that the repository has lost and a disk still needs.
 
 use std::collections::HashMap;
 use std::fs;
@@ -9,7 +9,7 @@ use godwit_image::{ChunkId, Manifest, ManifestChunk, RepositoryError, Used};
 
 use crate::support::*;
 
-/// An image that a disk used once, and what its chunks are.
+/// Returns an image that a disk once used, and the image's chunks.
 async fn known() -> (Fixture, Manifest, HashMap<ChunkId, Bytes>) {
     let (fixture, _) = with_image("base").await;
     let Used {
@@ -35,7 +35,7 @@ async fn known() -> (Fixture, Manifest, HashMap<ChunkId, Bytes>) {
     (fixture, manifest, chunks)
 }
 
-/// The name goes, and what nobody needs.
+/// Removes the name and collects all unused chunks.
 async fn forget(fixture: &Fixture) {
     let base = name("base");
     let removed = fixture.repository.remove(&base, false);
@@ -96,7 +96,7 @@ async fn what_nobody_has_is_counted_and_the_rest_is_put_back() {
     let done = put_back.await.expect("put back");
     assert_eq!((done.chunks, done.lost), (1, 1));
     assert_eq!(done.pushed, None, "no name stands for it");
-    // Somebody who has it comes back, and somebody pushes it again.
+    // A copy of the lost chunk reappears and is pushed again.
     let pushed = push(&fixture.repository, "base", &fixture.file("raw")).await;
     pushed.expect("pushed");
     let find = |_| ready(None);

@@ -1,4 +1,4 @@
-//! The same at two S3 servers.
+//! Repositories at two S3 servers.
 
 use std::future::poll_fn;
 use std::io::{Read, Write};
@@ -47,7 +47,7 @@ fn service(folder: &std::path::Path) -> S3Service {
     service.build()
 }
 
-/// An S3 server in this process that keeps a bucket named `images` in the folder; where it answers.
+/// Starts an S3 server in this process with a bucket named `images` in the folder; returns the endpoint.
 async fn start_s3s(folder: &std::path::Path) -> String {
     let service = service(folder);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
@@ -108,8 +108,8 @@ async fn wrong_credentials_are_told_as_such() {
     );
 }
 
-/// A server of one's own with a certificate of an authority of one's own, in the folder; where it answers. While it is busy it
-/// takes no chunk.
+/// Starts a server with a certificate of a private authority, both in the folder; returns the endpoint. While `busy` is
+/// set, the server accepts no chunk.
 async fn start_tls(folder: &std::path::Path, busy: Arc<AtomicBool>) -> String {
     let mut authority_params = CertificateParams::default();
     authority_params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -139,7 +139,7 @@ async fn start_tls(folder: &std::path::Path, busy: Arc<AtomicBool>) -> String {
             let (service, acceptor) = (service.clone(), acceptor.clone());
             let busy = Arc::clone(&busy);
             tokio::spawn(async move {
-                // Who does not trust it hangs up.
+                // A client without trust hangs up.
                 let Ok(socket) = acceptor.accept(socket).await else {
                     return;
                 };
@@ -224,7 +224,7 @@ async fn a_push_bears_a_store_that_slows_it_down() {
                 None => tokio::time::sleep(Duration::from_millis(20)).await,
             }
         };
-        // Longer than the client asks again by itself.
+        // Longer than the client's own retries.
         tokio::time::sleep(Duration::from_secs(2)).await;
         busy.store(false, Ordering::Relaxed);
         told
@@ -238,7 +238,8 @@ async fn a_push_bears_a_store_that_slows_it_down() {
         .expect("it is whole");
 }
 
-/// A server that answers a first request for a chunk a byte at a time, and any other at once; where it answers.
+/// Starts a server that answers the first request for a chunk a byte at a time and later requests at once; returns the
+/// endpoint.
 fn start_trickling(chunk: Vec<u8>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -289,7 +290,7 @@ async fn a_chunk_that_trickles_is_asked_for_once_more() {
     assert!(whole == chunk && begun.elapsed() >= Duration::from_secs(1));
 }
 
-/// Moto's server in a process of its own, which ends with this.
+/// A process of Moto's server that ends with this value.
 struct Moto {
     process: Child,
     endpoint: String,
@@ -339,7 +340,7 @@ async fn moto_does_its_work() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("bucket does not exist"), "{error}");
-    // Moto lets anybody make a bucket.
+    // Moto lets any client create a bucket.
     let made = Command::new("curl")
         .args(["-sS", "-f", "-o", "/dev/null", "-X", "PUT"])
         .arg(format!("{}/images", moto.endpoint))

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helpers of the tests.
 
 use std::fs::{self, File};
 use std::future::pending;
@@ -25,7 +25,7 @@ impl Fixture {
         let store = folder.path().join("repository");
         fs::create_dir(&store).expect("a folder");
         let repository = Repository::open(&Location::Directory(store.clone())).expect("opened");
-        // Nobody else uses it.
+        // No other host shares the directory.
         let repository = repository.with_lag(Duration::ZERO).expect("short");
         Self {
             repository,
@@ -38,7 +38,7 @@ impl Fixture {
         self.folder.path().join(name)
     }
 
-    /// Objects in a folder of the repository.
+    /// Returns the objects in a folder of the repository.
     pub(crate) fn objects(&self, folder: &str) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let mut folders = vec![self.store.join(folder)];
@@ -60,8 +60,8 @@ pub(crate) fn name(text: &str) -> ImageName {
     text.parse().expect("a name")
 }
 
-/// A sparse raw image of `chunks` chunks and a sector: of those whose numbers are given each has data of its own
-/// that depends on `seed`, the others are holes.
+/// Writes a sparse raw image of `chunks` chunks and a sector. Chunks in `data` have distinct data that depends on
+/// `seed`; the other chunks are holes.
 pub(crate) fn raw_image(path: &Path, chunks: u64, data: &[u64], seed: u8) {
     let file = File::create(path).expect("a file");
     file.set_len(chunks * CHUNK_BYTES + 512).expect("extended");
@@ -74,13 +74,13 @@ pub(crate) fn raw_image(path: &Path, chunks: u64, data: &[u64], seed: u8) {
     }
 }
 
-/// A push that gives a taken name to its image.
+/// A push that may replace an image.
 pub(crate) const REPLACE: PushOptions = PushOptions {
     replace: true,
     check: false,
 };
 
-/// A repository with an image of two chunks under this name, and the file that was pushed.
+/// Returns a repository with an image of two chunks under this name, and the file of the image.
 pub(crate) async fn with_image(image: &str) -> (Fixture, PathBuf) {
     let fixture = Fixture::new();
     let file = fixture.file("raw");
@@ -91,7 +91,6 @@ pub(crate) async fn with_image(image: &str) -> (Fixture, PathBuf) {
     (fixture, file)
 }
 
-/// A disk of a node of this name.
 pub(crate) fn user(node: &str, disk: &str) -> User {
     User {
         node: node.to_owned(),
@@ -128,7 +127,7 @@ pub(crate) async fn pull(
         .await
 }
 
-/// Everything that a repository is for, at one that is empty.
+/// Exercises all operations on an empty repository.
 pub(crate) async fn does_its_work(repository: &Repository) {
     let folder = tempfile::tempdir().expect("a folder");
     let file = |name: &str| folder.path().join(name);

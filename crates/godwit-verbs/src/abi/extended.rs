@@ -1,4 +1,4 @@
-//! Queue pairs whose requests are put together by calls (`ibv_wr_*`).
+//! Queue pairs with requests that are built by calls (`ibv_wr_*`).
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -6,7 +6,7 @@ use super::{
     ibv_ah, ibv_cq, ibv_mw, ibv_mw_bind_info, ibv_pd, ibv_qp, ibv_qp_cap, ibv_sge, ibv_srq,
 };
 
-/// Begins as `ibv_qp_init_attr` does.
+/// Begins like `ibv_qp_init_attr`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_qp_init_attr_ex {
@@ -17,7 +17,7 @@ pub struct ibv_qp_init_attr_ex {
     pub cap: ibv_qp_cap,
     pub qp_type: c_int,
     pub sq_sig_all: c_int,
-    /// `IBV_QP_INIT_ATTR_*`: which of the following are there.
+    /// `IBV_QP_INIT_ATTR_*`: the valid fields among the following.
     pub comp_mask: u32,
     pub pd: *mut ibv_pd,
     pub xrcd: *mut c_void,
@@ -35,7 +35,7 @@ pub const IBV_QP_INIT_ATTR_CREATE_FLAGS: u32 = 1 << 2;
 pub const IBV_QP_INIT_ATTR_MAX_TSO_HEADER: u32 = 1 << 3;
 pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 
-/// The flag of an operation is the bit of its opcode (`IBV_QP_EX_WITH_*`).
+/// Returns the flag of an operation, the bit of the opcode (`IBV_QP_EX_WITH_*`).
 pub const fn send_ops_flag(opcode: c_int) -> u64 {
     1 << opcode
 }
@@ -47,16 +47,16 @@ pub struct ibv_data_buf {
     pub length: usize,
 }
 
-/// A queue pair whose requests are put together by calls.
+/// A queue pair with requests that are built by calls.
 #[repr(C)]
 pub struct ibv_qp_ex {
     pub qp_base: ibv_qp,
-    /// The header has the members of this in line.
+    /// The header has these members inline.
     pub wr: ibv_qp_ex_wr,
 }
 
-/// Of the next request: its number and flags, which the application sets. And the calls; those that the queue pair was not
-/// made with are absent.
+/// Number and flags of the next request, set by the application, and the calls. Calls that the queue pair was made
+/// without are absent.
 #[repr(C)]
 #[derive(Default)]
 pub struct ibv_qp_ex_wr {

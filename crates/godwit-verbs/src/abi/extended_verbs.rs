@@ -1,4 +1,4 @@
-//! The extended verbs that a context carries around itself, and what they are asked with.
+//! The extended verbs in front of a context, and their arguments.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -7,7 +7,7 @@ use super::{
     ibv_srq, ibv_srq_attr, ibv_wc,
 };
 
-/// A verb that programs call with an object of the device's own library alone, and one that is libibverbs' own.
+/// A verb that programs call only with an object of the device's own library, or a verb private to libibverbs.
 type NotOurs = *mut c_void;
 
 macro_rules! extended_verbs {
@@ -20,7 +20,7 @@ macro_rules! extended_verbs {
         }
 
         impl ExtendedVerbs {
-            /// The header's name of each.
+            /// The header's names of the verbs.
             pub const NAMES: &[&str] = &[$(stringify!($name)),*];
         }
     };
@@ -67,8 +67,8 @@ extended_verbs! {
     close_xrcd: NotOurs,
 }
 
-/// What lies around a context that carries extended verbs. It grows at its beginning, so `sz` says how much of it there is.
-/// The context is the last member, with whatever a library has behind it.
+/// The structure around a context with extended verbs. The structure grows at its beginning, so `sz` tells the size of
+/// the present one. The context is the last member, followed by private data of the library.
 #[repr(C)]
 pub struct verbs_context<Context = ibv_context> {
     pub verbs: ExtendedVerbs,
@@ -78,7 +78,7 @@ pub struct verbs_context<Context = ibv_context> {
     pub context: Context,
 }
 
-/// `__VERBS_ABI_IS_EXTENDED`: what `abi_compat` of a context says that has a [`verbs_context`] around it.
+/// `__VERBS_ABI_IS_EXTENDED`: the value of `abi_compat` in a context inside a [`verbs_context`].
 pub const VERBS_ABI_IS_EXTENDED: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);
 
 #[repr(C)]
@@ -90,7 +90,7 @@ pub struct ibv_cq_init_attr_ex {
     pub comp_vector: u32,
     /// `IBV_WC_EX_WITH_*`
     pub wc_flags: u64,
-    /// `IBV_CQ_INIT_ATTR_MASK_*`: which of the following are there.
+    /// `IBV_CQ_INIT_ATTR_MASK_*`: the valid fields among the following.
     pub comp_mask: u32,
     pub flags: u32,
     pub parent_domain: *mut ibv_pd,
@@ -110,15 +110,15 @@ pub const IBV_WC_EX_WITH_DLID_PATH_BITS: u64 = 1 << 6;
 /// The fields of an [`ibv_wc`].
 pub const IBV_WC_STANDARD_FLAGS: u64 = (1 << 7) - 1;
 
-/// A completion queue whose completions are read by calls.
+/// A completion queue with completions that are read by calls.
 #[repr(C)]
 pub struct ibv_cq_ex {
     pub cq_base: ibv_cq,
-    /// The header has the members of this in line.
+    /// The header has these members inline.
     pub polled: ibv_cq_ex_polled,
 }
 
-/// Of the completion that was polled last: its status and number. And the calls; those that the queue was not made with are
+/// Status and number of the completion that was polled last, and the calls. Calls that the queue was made without are
 /// absent.
 #[repr(C)]
 #[derive(Default)]
@@ -148,13 +148,13 @@ pub const IBV_SRQ_INIT_ATTR_PD: u32 = 1 << 1;
 pub const IBV_SRQ_INIT_ATTR_CQ: u32 = 1 << 3;
 pub const IBV_SRQT_BASIC: c_int = 0;
 
-/// Begins as `ibv_srq_init_attr` does.
+/// Begins like `ibv_srq_init_attr`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_srq_init_attr_ex {
     pub srq_context: *mut c_void,
     pub attr: ibv_srq_attr,
-    /// `IBV_SRQ_INIT_ATTR_*`: which of the following are there.
+    /// `IBV_SRQ_INIT_ATTR_*`: the valid fields among the following.
     pub comp_mask: u32,
     pub srq_type: c_int,
     pub pd: *mut ibv_pd,
@@ -197,7 +197,7 @@ pub struct ibv_qp_open_attr {
 }
 
 impl ibv_wc {
-    /// An empty one.
+    /// An empty completion.
     pub const NONE: Self = Self {
         wr_id: 0,
         status: 0,

@@ -1,5 +1,5 @@
-//! The binary interface of libibverbs (`infiniband/verbs.h`, stable since IBVERBS_1.1) as far as the
-//! shim touches it. Names are the header's own, so that a reader finds them there.
+//! The binary interface of libibverbs (`infiniband/verbs.h`, stable since IBVERBS_1.1), as far as the shim touches the
+//! interface. Names are the header's own, so that a reader finds them there.
 
 #![allow(non_camel_case_types, missing_docs)]
 

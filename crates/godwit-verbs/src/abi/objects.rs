@@ -1,4 +1,4 @@
-//! Objects that verbs hand out and the attributes they are made with.
+//! Objects that verbs return, and the attributes for making objects.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::AtomicI32;
@@ -82,7 +82,7 @@ pub struct ibv_mr {
     pub rkey: u32,
 }
 
-/// A memory window. `rkey` is the application's to change when it binds one of type 2.
+/// A memory window. The application changes `rkey` to bind a window of type 2.
 #[repr(C)]
 pub struct ibv_mw {
     pub context: *mut ibv_context,
@@ -148,7 +148,7 @@ pub struct ibv_qp {
     pub srq: *mut ibv_srq,
     pub handle: u32,
     pub qp_num: u32,
-    /// An int that the shim changes while others may read it.
+    /// An int that the shim changes while others may read.
     pub state: AtomicI32,
     pub qp_type: c_int,
     pub mutex: Mutex,
@@ -273,7 +273,7 @@ pub const IBV_QP_AV: c_int = 1 << 7;
 pub const IBV_QP_CAP: c_int = 1 << 19;
 pub const IBV_QP_DEST_QPN: c_int = 1 << 20;
 
-// A layout that differs from the header's would corrupt applications, so it does not compile.
+// A layout other than the header's would corrupt applications, so such a layout does not compile.
 const _: () = {
     use std::mem::{offset_of, size_of};
     assert!(size_of::<ibv_device>() == 664);

@@ -19,8 +19,8 @@ pub struct ibv_recv_wr {
     pub num_sge: c_int,
 }
 
-/// A work request to send. `wr` is the header's union: where the remote address, the remote key or
-/// the address handle lie depends on the opcode and the type of the queue pair.
+/// A work request to send. `wr` is the header's union: the place of the remote address, the remote key and the address
+/// handle depends on the opcode and the type of the queue pair.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_send_wr {
@@ -34,7 +34,7 @@ pub struct ibv_send_wr {
     pub imm_data: u32,
     pub wr: ibv_send_wr_union,
     pub qp_type: u64,
-    /// The header's union with what segmentation offload takes, which is not longer.
+    /// In the header a union with the arguments of segmentation offload, which are not longer.
     pub bind_mw: ibv_send_bind_mw,
 }
 
@@ -55,7 +55,7 @@ pub struct ibv_mw_bind_info {
     pub mw_access_flags: c_uint,
 }
 
-/// What `ibv_bind_mw` is asked for.
+/// The arguments of `ibv_bind_mw`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_mw_bind {
@@ -132,29 +132,29 @@ pub const IBV_SEND_INLINE: c_uint = 1 << 3;
 pub const IBV_WC_SUCCESS: c_int = 0;
 /// The queue pair had failed before.
 pub const IBV_WC_WR_FLUSH_ERR: c_int = 5;
-/// The peer's device has no such key, or it does not permit that.
+/// The peer's device does not know the key, or the key does not permit the access.
 pub const IBV_WC_REM_ACCESS_ERR: c_int = 10;
-/// Opcodes of completions of receives have this bit.
+/// Set in opcodes of receive completions.
 pub const IBV_WC_RECV: c_int = 1 << 7;
 pub const IBV_WC_WITH_IMM: c_uint = 1 << 1;
 pub const IBV_WC_IP_CSUM_OK: c_uint = 1 << 2;
 pub const IBV_WC_WITH_INV: c_uint = 1 << 3;
-/// What says of a message that the peer had a key invalidated with it, by some devices or by others.
+/// The flags of a message with an invalidated key, on some devices or on others.
 pub const WITH_INV_OF_ANY_DEVICE: c_uint = IBV_WC_WITH_INV | IBV_WC_IP_CSUM_OK;
 
 impl ibv_send_wr {
-    /// Whether this request uses up a receive at the other side.
+    /// Returns true if this request consumes a receive at the other side.
     #[inline]
     pub fn is_two_sided(&self) -> bool {
         const TWO_SIDED: u32 = 1 << IBV_WR_SEND
             | 1 << IBV_WR_SEND_WITH_IMM
             | 1 << IBV_WR_SEND_WITH_INV
             | 1 << IBV_WR_RDMA_WRITE_WITH_IMM;
-        // No device has as many opcodes as this has bits.
+        // No device has as many opcodes as this number has bits.
         TWO_SIDED.wrapping_shr(self.opcode as u32) & 1 != 0
     }
 
-    /// Whether this request is about an object of this side, in the order of the others.
+    /// Returns true if this request concerns an object of this side, in order with the other requests.
     #[inline]
     pub fn is_local(&self) -> bool {
         matches!(self.opcode, IBV_WR_LOCAL_INV | IBV_WR_BIND_MW)
@@ -162,10 +162,10 @@ impl ibv_send_wr {
 }
 
 impl ibv_wc {
-    /// Whether the peer had a key invalidated with this message of a reliable connection.
+    /// Returns true if the peer invalidated a key with this message of a reliable connection.
     ///
-    /// soft-RoCE gives applications the kernel's flag for that, which is the header's for a good checksum of an IP packet; no
-    /// reliable connection has those.
+    /// soft-RoCE gives applications the kernel's flag, which in the header means a good checksum of an IP packet.
+    /// Reliable connections have no such checksums.
     pub fn invalidates(&self) -> bool {
         let as_the_kernel_says = IBV_WC_IP_CSUM_OK | IBV_WC_WITH_IMM;
         self.wc_flags & IBV_WC_WITH_INV != 0

@@ -1,4 +1,4 @@
-//! Speaks with processes that use the library: for operators, and for what moves them.
+//! A command for operators and movers to talk to processes that use the library.
 
 use std::process::ExitCode;
 
@@ -64,7 +64,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Hold => {
             godwit_verbs::shim::serve_as_holder();
-            // Who started it holds the other end: without him nobody would end it.
+            // The starter holds the other end of standard input, so the holder ends with its starter.
             std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
             return Ok(ExitCode::SUCCESS);
         }

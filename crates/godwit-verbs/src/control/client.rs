@@ -1,4 +1,4 @@
-//! The mover's side.
+//! The mover's side of the control socket.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::mem::offset_of;
@@ -9,21 +9,21 @@ use std::time::{Duration, Instant};
 use super::{Answer, MAX_LINE, Request, files, names, other_end};
 use crate::shim::HandedOver;
 
-/// Between two attempts to connect to a process that does not accept.
+/// Pause between attempts to connect to a process that does not accept.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// Asks the process `pid`, within the time that the request may take.
+/// Sends a request to the process `pid`, with the request's own time limit.
 ///
 /// # Errors
-/// If it does not use the library, does not answer in time, or ends meanwhile.
+/// The process does not use the library, does not answer in time, or ends meanwhile.
 pub fn ask(pid: u32, request: &Request) -> io::Result<Answer> {
     ask_within(pid, request, request.patience())
 }
 
-/// Asks the process `pid`. Whatever it does, that takes no longer than `bound`.
+/// Sends a request to the process `pid`. The call never takes longer than `bound`.
 ///
 /// # Errors
-/// Those of [`ask`].
+/// As for [`ask`].
 pub fn ask_within(pid: u32, request: &Request, bound: Duration) -> io::Result<Answer> {
     in_time(pid, bound, |until| {
         let mut stream = open(pid, until)?;
@@ -32,15 +32,15 @@ pub fn ask_within(pid: u32, request: &Request, bound: Duration) -> io::Result<An
     })
 }
 
-/// Asks the holder `pid` for everything that it has.
+/// Requests all objects of the holder `pid`.
 ///
 /// # Errors
-/// Also if the holder refuses, or what it says does not go with the files that it gives.
+/// Also if the holder refuses, or its answer does not match its files.
 pub(super) fn take_over(pid: u32) -> io::Result<HandedOver> {
     let request = Request::HandOver;
     in_time(pid, request.patience(), |until| {
         let mut stream = open(pid, until)?;
-        // What it holds lives in files that it opened; those of another user are not for this process.
+        // The holder's objects live in files that the holder opened. Files of another user are not for this process.
         // SAFETY: takes and touches nothing.
         let own = unsafe { libc::geteuid() };
         if other_end(&stream.stream).is_none_or(|who| who.uid != 0 && who.uid != own) {
@@ -63,7 +63,7 @@ pub(super) fn take_over(pid: u32) -> io::Result<HandedOver> {
     })
 }
 
-/// Does what is to be over within `bound`, and says of what is not that it took too long.
+/// Runs `asks` with a deadline and turns a timeout into a clear error.
 fn in_time<T>(
     pid: u32,
     bound: Duration,
@@ -78,10 +78,10 @@ fn in_time<T>(
     })
 }
 
-/// Connects to the process's socket and looks who listens there.
+/// Connects to the process's socket and checks the listener's identity.
 fn open(pid: u32, until: Instant) -> io::Result<Until> {
     let other = |named: bool| {
-        // It may have its socket under another name, which is known by its descriptors.
+        // The process may have its socket under another name, found by the process's descriptors.
         let found = names::of_process(pid).ok().flatten().filter(|_| named);
         found.map(|name| connect(&name, until))
     };
@@ -97,7 +97,7 @@ fn open(pid: u32, until: Instant) -> io::Result<Until> {
         );
         io::Error::new(error.kind(), hint)
     })?;
-    // Anybody may listen under this name; what a move does must not depend on what he says.
+    // Any process may listen under this name. A move must not depend on the answers of a stranger.
     if !listens(&stream, pid) {
         return Err(io::Error::other(format!(
             "process {pid} does not answer: its socket's name is used by process {}",
@@ -107,13 +107,13 @@ fn open(pid: u32, until: Instant) -> io::Result<Until> {
     Ok(Until { stream, until })
 }
 
-/// Whether it is this process that listens at the other end, by the number that it has for who asks.
+/// Returns true if this process listens at the other end, by its number as seen from here.
 fn listens(stream: &UnixStream, pid: u32) -> bool {
     let who = other_end(stream).map(|who| who.pid);
     who.is_some() && who == i32::try_from(pid).ok()
 }
 
-/// A connection that is of use until then: each piece that comes late leaves the next one less time.
+/// A connection with a deadline for all reads and writes together.
 struct Until {
     stream: UnixStream,
     until: Instant,
@@ -122,7 +122,7 @@ struct Until {
 impl Until {
     fn left(&self) -> io::Result<Option<Duration>> {
         let left = self.until.saturating_duration_since(Instant::now());
-        // No time at all would be taken for any time.
+        // A timeout of zero would mean no timeout.
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
@@ -135,7 +135,7 @@ impl Until {
         self.write_all(line.as_bytes())
     }
 
-    /// Reads the answer, of which `line` has been read already.
+    /// Reads the rest of the answer after `line`.
     fn rest(self, pid: u32, mut line: String) -> io::Result<String> {
         BufReader::new(self.take(MAX_LINE)).read_line(&mut line)?;
         if line.is_empty() {
@@ -171,7 +171,8 @@ impl Write for Until {
     }
 }
 
-/// Connects to the socket of this abstract name. Unlike std's, it does not wait without end where nobody accepts.
+/// Connects to the socket of this abstract name. Unlike `std`, this does not wait forever if the listener does not
+/// accept.
 fn connect(name: &str, until: Instant) -> io::Result<UnixStream> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: takes and touches nothing but numbers.
@@ -179,13 +180,13 @@ fn connect(name: &str, until: Instant) -> io::Result<UnixStream> {
     if socket < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made and is nobody else's.
+    // SAFETY: the descriptor is new and has no other owner.
     let stream = unsafe { UnixStream::from_raw_fd(socket) };
     let mut address = libc::sockaddr_un {
         sun_family: libc::AF_UNIX as libc::sa_family_t,
         sun_path: [0; 108],
     };
-    // An abstract name follows a zero and ends with the address.
+    // An abstract name follows a zero byte and ends with the address.
     if name.len() >= address.sun_path.len() {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -194,7 +195,7 @@ fn connect(name: &str, until: Instant) -> io::Result<UnixStream> {
     }
     let length = offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
     loop {
-        // SAFETY: the address lives through the call and is longer than the length that is given: the name fits.
+        // SAFETY: the address lives through the call and is longer than the given length: the name fits.
         let connected = unsafe {
             libc::connect(
                 stream.as_raw_fd(),
@@ -208,7 +209,7 @@ fn connect(name: &str, until: Instant) -> io::Result<UnixStream> {
         let error = io::Error::last_os_error();
         match error.kind() {
             io::ErrorKind::Interrupted => {}
-            // So many wait already that no more may.
+            // The listener's queue is full.
             io::ErrorKind::WouldBlock if Instant::now() < until => std::thread::sleep(AGAIN),
             _ => return Err(error),
         }
@@ -217,18 +218,18 @@ fn connect(name: &str, until: Instant) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// The processes of this host that use the library and have opened a device, by the numbers that they have here. Those of
-/// other network namespaces are not among them.
+/// Returns the processes of this host that use the library and have opened a device, by their numbers here. Processes
+/// of other network namespaces are not included.
 ///
 /// # Errors
-/// If the kernel's list of sockets cannot be read.
+/// The kernel's list of sockets cannot be read.
 pub fn processes() -> io::Result<Vec<u32>> {
     let until = Instant::now();
     let mut found: Vec<u32> = names::all()?
         .iter()
         .filter_map(|socket| match socket.number() {
             Some(number) => Some(number),
-            // Who accepts nobody now is not waited for.
+            // A listener that does not accept now is skipped.
             None => other_end(&connect(&socket.name, until).ok()?)
                 .and_then(|who| u32::try_from(who.pid).ok())
                 .filter(|pid| *pid > 0),
@@ -253,7 +254,7 @@ mod tests {
         let listener = listener("godwit-verbs-x00112233445566aa");
         let pid = std::process::id();
         assert!(processes().unwrap().contains(&pid));
-        // That was who looked whose it is; it says nothing.
+        // The lookup of the owner connected here. It sends no request.
         drop(listener.accept().unwrap());
         let name = names::of_process(pid).unwrap();
         assert_eq!(name.as_deref(), Some("godwit-verbs-x00112233445566aa"));
@@ -262,7 +263,7 @@ mod tests {
 
     #[test]
     fn another_process_under_the_name_is_not_believed() {
-        // A number that no process can have: this process listens in its place.
+        // No process can have this number; this process listens in its place.
         let pid = 0x7fff_ff00;
         let _listener = listener(&names::numbered(pid));
         let error = ask(pid, &Request::Status).unwrap_err().to_string();
@@ -272,17 +273,17 @@ mod tests {
 
     #[test]
     fn an_answer_that_is_cut_off_is_named() {
-        // One test for all that answer under this process's own name, which is there once.
+        // A single test for all answers under this process's own name, which exists once.
         let pid = std::process::id();
         let listener = listener(&names::numbered(pid));
         let server = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            // The request is read first: a socket that is closed with something unread in it is reset.
+            // The request is read first: closing a socket with unread data resets the connection.
             let mut request = String::new();
             BufReader::new(&stream).read_line(&mut request).unwrap();
             stream.write_all(b"\"don").unwrap();
             drop(stream);
-            // Then one that always says a little more.
+            // Then an answer that always continues a little.
             let (mut stream, _) = listener.accept().unwrap();
             while stream.write_all(b" ").is_ok() {
                 std::thread::sleep(Duration::from_millis(50));
@@ -305,10 +306,10 @@ mod tests {
     fn a_process_that_accepts_nobody_keeps_nobody_for_long() {
         let pid = 0x7fff_ff01;
         let listener = listener(&names::numbered(pid));
-        // SAFETY: takes and touches nothing but numbers. It only makes the queue shorter.
+        // SAFETY: takes and touches nothing but numbers. The call only shortens the queue.
         assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 1) }, 0);
         let mut waiting = Vec::new();
-        // As many as may wait, and one more.
+        // As many connections as fit, and one more.
         let error = loop {
             assert!(waiting.len() < 100, "the queue has no end");
             match connect(

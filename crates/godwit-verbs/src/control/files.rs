@@ -1,4 +1,4 @@
-//! Open files that go along with a line.
+//! Transfer of open files along with a line.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -6,14 +6,14 @@ use std::os::unix::net::UnixStream;
 
 /// Files that one message can carry (`SCM_MAX_FD`).
 pub(crate) const MOST: usize = 253;
-/// Room for the header and the numbers of that many.
+/// Room for the header and so many descriptors, in bytes.
 const ROOM: usize = 1088;
 
-/// Aligned as control messages have to be.
+/// Aligned as control messages must be.
 #[repr(C, align(8))]
 struct Room([u8; ROOM]);
 
-/// Sends one byte, with these files.
+/// Sends one byte with these files.
 pub(super) fn send(stream: &UnixStream, byte: u8, files: &[OwnedFd]) -> io::Result<()> {
     if files.is_empty() || files.len() > MOST {
         return Err(io::Error::other(format!(
@@ -29,8 +29,8 @@ pub(super) fn send(stream: &UnixStream, byte: u8, files: &[OwnedFd]) -> io::Resu
         iov_base: data.as_mut_ptr().cast(),
         iov_len: 1,
     };
-    // SAFETY: a message of zeros is one without parts; its parts live until the call returns, and the numbers fit into
-    // the room.
+    // SAFETY: a zeroed message has no parts; its parts live until the call returns, and the descriptors fit into the
+    // room.
     let sent = unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         (message.msg_iov, message.msg_iovlen) = (&raw mut piece, 1);
@@ -50,7 +50,7 @@ pub(super) fn send(stream: &UnixStream, byte: u8, files: &[OwnedFd]) -> io::Resu
     }
 }
 
-/// Takes one byte, with the files that came along; nothing at the end of the stream.
+/// Receives one byte and its files; none at the end of the stream.
 pub(super) fn receive(stream: &UnixStream) -> io::Result<Option<(u8, Vec<OwnedFd>)>> {
     let mut room = Room([0; ROOM]);
     let mut data = [0u8];
@@ -59,7 +59,7 @@ pub(super) fn receive(stream: &UnixStream) -> io::Result<Option<(u8, Vec<OwnedFd
         iov_len: 1,
     };
     let mut files = Vec::new();
-    // SAFETY: as above. Each number that comes is a new descriptor of this process that nobody else owns.
+    // SAFETY: as above. Each received number is a new descriptor of this process without another owner.
     let (received, flags) = unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         (message.msg_iov, message.msg_iovlen) = (&raw mut piece, 1);

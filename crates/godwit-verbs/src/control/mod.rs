@@ -1,6 +1,6 @@
-//! How a mover on the same host speaks with a process that uses the library: one request and one answer,
-//! each a line of JSON, over an abstract Unix socket that is named after the process. Only root and the
-//! process's own user are heard. Nothing stays connected, so that the process can be dumped.
+//! The protocol between a mover and a process on the same host that uses the library: one request and one answer, each
+//! a line of JSON, over an abstract Unix socket that is named after the process. Only root and the process's own user
+//! may ask. No connection stays open, so that the process can be dumped.
 
 mod client;
 mod files;
@@ -19,7 +19,7 @@ use std::os::unix::net::UnixStream;
 /// Longest line in either direction, in bytes.
 const MAX_LINE: u64 = 16 << 20;
 
-/// Who is at the other end: who connected, or who began to listen.
+/// Returns the credentials of the other end: the process that connected or began to listen.
 fn other_end(stream: &UnixStream) -> Option<libc::ucred> {
     let mut who = libc::ucred {
         pid: 0,
@@ -27,7 +27,7 @@ fn other_end(stream: &UnixStream) -> Option<libc::ucred> {
         gid: u32::MAX,
     };
     let mut size = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the option fills a ucred of the size that is given.
+    // SAFETY: the option fills a ucred of the given size.
     let asked = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),

@@ -1,7 +1,9 @@
-//! The names of control sockets: abstract ones, so that they end with their process and are kept when CRIU restores it.
+//! Names of control sockets. The names are abstract, so that a name ends with its process and survives a restore by
+//! CRIU.
 //!
-//! A process is named after its number. In a PID namespace of its own, as in a container, its number is that of other
-//! processes too; its name is drawn then, and it is known by its descriptors or by who listens.
+//! A process is named after its number. In a PID namespace of its own, as in a container, other processes have the same
+//! number. Such a process draws a random name, and its socket is found by its descriptors or by the listener's
+//! credentials.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -9,14 +11,14 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::SocketAddr;
 
-/// What every name begins with.
+/// Prefix of every name.
 const NAME: &str = "godwit-verbs-";
-/// What follows it if the rest is drawn; a number follows otherwise.
+/// Prefix of a drawn name after [`NAME`]; otherwise a number follows.
 const DRAWN: char = 'x';
 /// The inode of the first PID namespace's file, which the kernel fixes (include/linux/proc_ns.h).
 const FIRST_NAMESPACE: u64 = 0xeffffffc;
 
-/// A socket of a name like these.
+/// A control socket in the kernel's list.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Socket {
     pub(super) name: String,
@@ -24,12 +26,12 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// The number in its name; nothing if the name is drawn.
+    /// Returns the number in the name; none for a drawn name.
     pub(super) fn number(&self) -> Option<u32> {
         self.name.strip_prefix(NAME)?.parse().ok()
     }
 
-    /// A line of /proc/net/unix.
+    /// Reads a line of /proc/net/unix.
     fn read(line: &str) -> Option<Self> {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [_, _, _, _, _, _, inode, name] = words[..] else {
@@ -47,17 +49,17 @@ impl Socket {
     }
 }
 
-/// The name of the process with this number in the first PID namespace.
+/// Returns the socket name of the process with this number in the first PID namespace.
 pub(super) fn numbered(pid: u32) -> String {
     format!("{NAME}{pid}")
 }
 
-/// The name for this process's own socket.
+/// Returns the name for this process's own socket.
 ///
 /// # Errors
-/// If none can be drawn.
+/// No name can be drawn.
 pub(super) fn own() -> io::Result<String> {
-    // Where /proc is not mounted nobody can tell; a name by number is right for all but containers.
+    // Without /proc the namespace is unknown. A name by number is right except in containers.
     let namespace = std::fs::metadata("/proc/self/ns/pid").map(|about| about.ino());
     if namespace.unwrap_or(FIRST_NAMESPACE) == FIRST_NAMESPACE {
         return Ok(numbered(std::process::id()));
@@ -67,27 +69,27 @@ pub(super) fn own() -> io::Result<String> {
     Ok(format!("{NAME}{DRAWN}{:016x}", u64::from_ne_bytes(drawn)))
 }
 
-/// A name as an address.
+/// Returns the address of a name.
 ///
 /// # Errors
-/// If it is too long.
+/// The name is too long.
 pub(super) fn address(name: &str) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(name)
 }
 
-/// All sockets of such names in this network namespace.
+/// Returns all control sockets in this network namespace.
 ///
 /// # Errors
-/// If the kernel's list of sockets cannot be read.
+/// The kernel's list of sockets cannot be read.
 pub(super) fn all() -> io::Result<Vec<Socket>> {
     let list = std::fs::read_to_string("/proc/net/unix")?;
     Ok(list.lines().filter_map(Socket::read).collect())
 }
 
-/// The drawn name of a socket that the process has open; nothing if it has none.
+/// Returns the drawn name of a socket that the process has open, if any.
 ///
 /// # Errors
-/// If its descriptors or the list cannot be read.
+/// The process's descriptors or the kernel's list cannot be read.
 pub(super) fn of_process(pid: u32) -> io::Result<Option<String>> {
     let mut own = BTreeSet::new();
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {

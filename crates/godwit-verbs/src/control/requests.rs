@@ -1,4 +1,4 @@
-//! What can be asked.
+//! The requests and answers of the control socket.
 
 use std::time::Duration;
 
@@ -12,104 +12,105 @@ use crate::shim::{
 };
 use crate::tables::RemoteKey;
 
-/// Nobody keeps an application's requests back for longer, whatever a request says.
+/// Longest time for which an application's requests are kept back, regardless of the request.
 const LONGEST_DRAIN: Duration = Duration::from_secs(60);
 
 /// A request to a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "do", deny_unknown_fields)]
 pub enum Request {
-    /// What it has, and what keeps it from moving.
+    /// Asks for the state of the process and the obstacles to a move.
     Status,
-    /// Keep back new requests.
+    /// Keeps back new requests.
     Suspend {
-        /// Of these queue pairs (numbers the application knows); of all and everything if absent.
+        /// The queue pairs to suspend, by the numbers that the application knows; the whole process if absent.
         only: Option<Vec<u32>>,
     },
-    /// Wait until nothing is in flight.
+    /// Waits until nothing is in flight.
     Drain {
-        /// Two-sided requests that the peer posted, by the queue pair's number.
+        /// Two-sided requests posted by the peer, by the queue pair's number.
         peer_sent: Vec<(u32, u32)>,
-        /// At most this long, and never longer than a minute.
+        /// Longest wait; one minute at most.
         bound_ms: u64,
     },
-    /// Give the device's objects back.
+    /// Gives back the device's objects.
     Release,
-    /// Track memory that the device writes, until the process goes on after its move: before the first image of its memory.
+    /// Tracks memory that the device writes, until the process resumes after the move. Sent before the first image of
+    /// memory.
     TrackWritten,
-    /// Once they are given back: mark all memory that the device could write as changed. Whoever makes an image of what has
-    /// changed since an earlier one sees what threads write, and not what devices do.
+    /// Sent after a release: marks all memory that the device could write as changed. An incremental image detects
+    /// writes of threads but not of devices.
     MarkWritten,
-    /// Make them again.
+    /// Makes the device's objects again.
     Recreate {
-        /// The device's name here, if it is another one.
+        /// The device's name here, if different.
         device: Option<String>,
     },
-    /// Connect queue pairs to where their peers are.
+    /// Connects queue pairs to the present addresses of their peers.
     Connect {
-        /// Which, and where to.
+        /// The queue pairs and the addresses.
         connections: Vec<Connection>,
     },
-    /// Let the application work.
+    /// Lets the application continue.
     Resume {
-        /// These queue pairs; all and everything if absent.
+        /// The queue pairs to resume; the whole process if absent.
         only: Option<Vec<u32>>,
     },
-    /// What can be made ahead of this process at its destination.
+    /// Asks for the objects that can be made ahead of this process at the destination.
     Plan,
-    /// To a holder (`godwit-verbs hold`): make that.
+    /// To a holder (`godwit-verbs hold`): makes the objects of a plan.
     Hold {
-        /// Of the process that will come.
+        /// The plan of the process to come.
         plan: Plan,
     },
-    /// To a holder: connect queue pairs to those that partners have prepared.
+    /// To a holder: connects queue pairs to the prepared queue pairs of partners.
     ConnectHeld {
-        /// Which, and where to.
+        /// The queue pairs and the addresses.
         connections: Vec<Connection>,
     },
-    /// To a holder, from a process: give up everything, and end.
+    /// From a process to a holder: hands over everything and ends.
     HandOver,
-    /// Take what a holder on this host has, in place of [`Request::Recreate`] and [`Request::Connect`].
+    /// Takes over the objects of a holder on this host, in place of [`Request::Recreate`] and [`Request::Connect`].
     Attach {
         /// The holder.
         holder: u32,
     },
-    /// To a partner: make queue pairs that will take the place of those that are named, and connect them.
+    /// To a partner: makes and connects replacements for the named queue pairs.
     Prepare {
-        /// Which, and where to. Keys are left to [`Request::Switch`].
+        /// The queue pairs and the addresses. [`Request::Switch`] sets the keys.
         connections: Vec<Connection>,
     },
-    /// To a partner whose queue pairs are suspended and empty: put the prepared ones in their place.
+    /// To a partner with suspended and empty queue pairs: puts the prepared queue pairs in their place.
     Switch {
-        /// Which.
+        /// The queue pairs.
         numbers: Vec<u32>,
-        /// The peer's remote keys: what applications know, and what its device knows.
+        /// The peer's remote keys: the application's and the device's.
         remote_keys: Vec<RemoteKey>,
     },
-    /// To a partner: destroy what was prepared and not switched to.
+    /// To a partner: destroys prepared queue pairs that were not switched to.
     Abandon {
-        /// For these queue pairs; for all if absent.
+        /// The replaced queue pairs; all if absent.
         only: Option<Vec<u32>>,
     },
-    /// To whoever sends datagrams to a process that has moved: where its queue pairs are now.
+    /// To a sender of datagrams to a moved process: tells the present addresses of the process's queue pairs.
     Redirect {
-        /// Each of them.
+        /// An entry for each queue pair.
         redirects: Vec<Redirect>,
     },
-    /// Where its queue pairs for datagrams are, for whoever knows them where they were.
+    /// Asks for the present addresses of queue pairs for datagrams, for senders that know the former addresses.
     Redirects,
-    /// To a partner that goes on: destroy the queue pairs that it had before.
+    /// To a partner that has resumed: destroys the former queue pairs.
     Tidy,
 }
 
-/// What a process has.
+/// The state of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
-    /// Its queue pairs.
+    /// The queue pairs.
     pub queue_pairs: Vec<QueuePairState>,
-    /// Why it cannot move; empty if it can.
+    /// The obstacles to a move; empty if there are none.
     pub obstacles: Vec<Obstacle>,
-    /// What it uses of each device, which its destination has to have.
+    /// The process's needs of each device, to be met by the destination.
     #[serde(default)]
     pub needs: Vec<Need>,
 }
@@ -118,7 +119,7 @@ pub struct Status {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// It was not done, and why.
+    /// The request failed, with the reason.
     Error(String),
     /// To [`Request::Status`].
     Status(Status),
@@ -126,7 +127,7 @@ pub enum Answer {
     Suspended(Vec<QueuePairState>),
     /// To [`Request::Drain`].
     Drained {
-        /// How long it took.
+        /// The time taken.
         microseconds: u64,
     },
     /// To [`Request::Recreate`].
@@ -143,7 +144,7 @@ pub enum Answer {
     Redirects(Vec<Redirect>),
     /// To [`Request::Prepare`].
     Prepared(Vec<PreparedPair>),
-    /// To the others.
+    /// To all other requests.
     Done,
 }
 
@@ -152,7 +153,7 @@ fn bounded(bound_ms: u64) -> Duration {
 }
 
 impl Request {
-    /// How long the answer may take.
+    /// Returns the time limit of the answer.
     pub(super) fn patience(&self) -> Duration {
         match self {
             Request::Status
@@ -161,10 +162,10 @@ impl Request {
             | Request::Plan
             | Request::Redirects
             | Request::Redirect { .. } => Duration::from_secs(20),
-            // The process that asks stands still.
+            // The asking process stands still meanwhile.
             Request::HandOver => Duration::from_secs(10),
             Request::Drain { bound_ms, .. } => bounded(*bound_ms) + Duration::from_secs(20),
-            // Each object is a call of the device, and there may be thousands.
+            // Each object takes a call of the device, and there may be thousands of objects.
             Request::Release
             | Request::MarkWritten
             | Request::Recreate { .. }
@@ -180,7 +181,7 @@ impl Request {
         }
     }
 
-    /// Does it in this process.
+    /// Carries out the request in this process.
     pub(super) fn carry_out(self) -> Answer {
         let done = match self {
             Request::Status => Ok(Answer::Status(Status {

@@ -1,4 +1,4 @@
-//! The thread in the application's process.
+//! The control thread in the application's process.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use super::{Answer, MAX_LINE, Request, files, names, other_end};
 
-/// A client that says nothing for this long is hung up on.
+/// Time limit for a silent client.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Starts the thread, once in a process. It sleeps until somebody asks.
+/// Starts the thread, once in a process. The thread sleeps until a client connects.
 pub fn start() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -20,7 +20,7 @@ pub fn start() {
             Ok(listener) => listener,
             Err(error) => return complain("socket", &error),
         };
-        // The application's signals are for its own threads; a thread inherits its maker's mask.
+        // The application's signals are for its own threads. A new thread inherits the signal mask.
         let spawned = with_signals_blocked(|| {
             std::thread::Builder::new()
                 .name("godwit-verbs".to_owned())
@@ -32,7 +32,7 @@ pub fn start() {
     });
 }
 
-/// Unlike `eprintln!`, ends nothing if nobody reads what the application says.
+/// Unlike `eprintln!`, does not panic if the standard error is closed.
 fn complain(what: &str, error: &io::Error) {
     let _unheard = writeln!(
         io::stderr(),
@@ -58,7 +58,7 @@ fn serve(listener: &UnixListener) {
         if let Err(error) = answered
             && matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
         {
-            // The application has no descriptor left; it may give some back.
+            // The application is out of descriptors and may close some.
             std::thread::sleep(Duration::from_millis(100));
         }
     }
@@ -73,7 +73,7 @@ fn answer(mut stream: &UnixStream) -> io::Result<()> {
     let mut line = String::new();
     BufReader::new(stream.take(MAX_LINE)).read_line(&mut line)?;
     let answer = match serde_json::from_str::<Request>(&line) {
-        // The application goes on whatever this library did wrong, and the mover hears of it.
+        // A panic of this library must not end the application. The mover receives an error.
         Ok(request) => catch_unwind(|| request.carry_out())
             .unwrap_or_else(|_| Answer::Error("the library panicked over this request".to_owned())),
         Err(error) => Answer::Error(format!("the request cannot be read: {error}")),
@@ -87,13 +87,13 @@ fn answer(mut stream: &UnixStream) -> io::Result<()> {
     }
     let sent = stream.write_all(bytes);
     if gives_all {
-        // A holder has nothing more to do, and another process has its files.
+        // A holder has no further work, and the other process has its files.
         std::process::exit(i32::from(sent.is_err()));
     }
     sent
 }
 
-/// The answer as it is sent; one that the mover would not read to its end is replaced by why.
+/// Returns the line of an answer. An answer that exceeds the mover's limit is replaced by an error.
 fn line_of(answer: &Answer) -> io::Result<String> {
     let mut line = serde_json::to_string(answer)?;
     if line.len() as u64 >= MAX_LINE {
@@ -110,7 +110,7 @@ fn too_long(length: usize) -> Answer {
     ))
 }
 
-/// Whether the other end is root or this process's user.
+/// Returns true if the other end is root or this process's user.
 fn may_ask(stream: &UnixStream) -> bool {
     // SAFETY: takes and touches nothing.
     let own = unsafe { libc::geteuid() };

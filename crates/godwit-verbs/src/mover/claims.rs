@@ -1,16 +1,17 @@
-//! Which move has a process. A process that moves is not held for the move of another one meanwhile: what holds it would
-//! lose sight of it. So of two moves that need the same process for different things one waits for the other's end.
+//! Claims of moves on processes. A process that moves is not held for the move of another process meanwhile: the
+//! holding move would lose track of the process. If two moves need the same process for different purposes, one waits
+//! for the end of the other.
 //!
-//! A move takes all that it needs or nothing: first its claims, in one order that is the same for all moves, and what it
-//! has is given back as soon as one is another's. Then a move that has the claim that stopped it either gets all of its
-//! own, or is itself stopped at a later one; of moves that stop each other the one that is stopped last is stopped by
-//! none that waits. `several` tries all orders of several moves.
+//! A move takes all of its claims or none. The order of claims is the same for all moves. A move that finds a claim
+//! taken gives back the claims that it has. Once the move gets the blocking claim, the move either gets all claims or
+//! is blocked at a later one. Among moves that block each other, no waiting move blocks the one that is furthest in
+//! this order. `several` tries all orders of several moves.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::links::Party;
 
-/// The processes of one host that moves have, by the moves' ids.
+/// The claims on the processes of one host, by the ids of moves.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claims {
     of: BTreeMap<u32, Claim>,
@@ -18,17 +19,17 @@ pub struct Claims {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Claim {
-    /// One move moves it.
+    /// Claimed by the move of the process itself.
     Moved(String),
-    /// These hold it as a partner, each with other queue pairs.
+    /// Held as a partner by these moves, each with other queue pairs.
     Held(BTreeSet<String>),
 }
 
 impl Claims {
-    /// The move `id` wants to move the process.
+    /// Claims the process for the move `id`, which moves the process.
     ///
     /// # Errors
-    /// The id of another move that has it.
+    /// The id of another move with a claim on the process.
     pub fn to_move(&mut self, pid: u32, id: &str) -> Result<(), String> {
         match self.of.get(&pid) {
             Some(Claim::Moved(other)) if other != id => Err(other.clone()),
@@ -42,10 +43,10 @@ impl Claims {
         }
     }
 
-    /// The move `id` wants to hold the process as a partner.
+    /// Claims the process for the move `id` as a partner.
     ///
     /// # Errors
-    /// The id of the move that moves it.
+    /// The id of the move that moves the process.
     pub fn to_hold(&mut self, pid: u32, id: &str) -> Result<(), String> {
         match self
             .of
@@ -60,7 +61,7 @@ impl Claims {
         }
     }
 
-    /// The move `id` does not need the process any more.
+    /// Gives back the claim of the move `id` on the process.
     pub fn give_back(&mut self, pid: u32, id: &str) {
         let empty = match self.of.get_mut(&pid) {
             Some(Claim::Moved(own)) => own == id,
@@ -75,14 +76,14 @@ impl Claims {
         }
     }
 
-    /// The move `id` has ended: it moves no process any more, under whatever number. What it holds as partners is given back
+    /// Gives back the claims of the move `id` on processes to move, under any number. Claims on partners are given back
     /// one by one.
     pub fn moved(&mut self, id: &str) {
         self.of
             .retain(|_, claim| !matches!(claim, Claim::Moved(own) if own == id));
     }
 
-    /// A move that holds the process as a partner.
+    /// Returns a move that holds the process as a partner.
     pub fn holder(&self, pid: u32) -> Option<&str> {
         match self.of.get(&pid) {
             Some(Claim::Held(ids)) => ids.first().map(String::as_str),
@@ -90,7 +91,7 @@ impl Claims {
         }
     }
 
-    /// Whether a move moves the process.
+    /// Returns true if a move moves the process.
     #[cfg(test)]
     pub(super) fn is_moved(&self, pid: u32) -> bool {
         matches!(self.of.get(&pid), Some(Claim::Moved(_)))
@@ -100,15 +101,15 @@ impl Claims {
 /// A process that a move needs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Wanted {
-    /// The node of its host. Names come before numbers: this is the order in which claims are made.
+    /// The node of the process's host. Claims are made in the order of nodes, then of numbers.
     pub node: String,
     /// The process.
     pub pid: u32,
-    /// Whether it is the one that moves, and no partner.
+    /// True for the process that moves, false for a partner.
     pub moves: bool,
 }
 
-/// How far a move is with what it needs.
+/// The progress of a move with its claims.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Taking {
     order: Vec<Wanted>,
@@ -116,7 +117,7 @@ pub struct Taking {
 }
 
 impl Taking {
-    /// Of a process at a node, and of its partners at theirs. Nothing is taken yet.
+    /// Returns the claims for the move of a process at `node` with these partners. No claim is taken yet.
     pub fn new(node: &str, pid: u32, partners: &[(String, Party)]) -> Self {
         let partners = partners.iter().map(|(node, party)| Wanted {
             node: node.clone(),
@@ -134,17 +135,17 @@ impl Taking {
         Self { order, taken: 0 }
     }
 
-    /// What is to be claimed next; nothing once the move has all.
+    /// Returns the next claim; none once the move has all.
     pub fn next(&self) -> Option<&Wanted> {
         self.order.get(self.taken)
     }
 
-    /// What [`Taking::next`] says is this move's now.
+    /// Records that the move has the claim from [`Taking::next`].
     pub fn took(&mut self) {
         self.taken += 1;
     }
 
-    /// Gives what is to be given back, since the next one is another's.
+    /// Returns the claims to give back because the next one is taken.
     pub fn give_back(&mut self) -> &[Wanted] {
         let taken = std::mem::take(&mut self.taken);
         self.order.get(..taken).unwrap_or(&[])

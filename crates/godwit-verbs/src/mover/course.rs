@@ -1,57 +1,59 @@
-//! The order of the steps.
+//! The order of the steps of a move.
 
 use serde::{Deserialize, Serialize};
 
-/// How often a step is tried whose outcome is not known, where trying it again does no harm.
+/// Most attempts at an idempotent step with an unknown outcome.
 pub const MAX_TRIES: u32 = 20;
 
-/// What is to be done next.
+/// The next step of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Step {
-    /// Until no other move has the process or one of its partners; this one has them then. Nothing is touched.
+    /// Waits until no other move has the process or a partner, then claims all of them. Touches no process.
     Wait,
-    /// The process's memory is copied to the destination while it works. The move goes on without what was not copied.
+    /// Copies the process's memory to the destination while the process runs. The move goes on without memory that was
+    /// not copied.
     PreCopy,
-    /// What the process will need is made at the destination and at its partners, while it works. The move goes on
-    /// without what was not made.
+    /// Makes objects for the process at the destination and at the partners while the process runs. The move goes on
+    /// without objects that were not made.
     PreSetup,
-    /// The process and its partners keep new requests back.
+    /// Makes the process and its partners keep back new requests.
     Suspend,
-    /// They wait until nothing is in flight.
+    /// Waits until nothing is in flight between the process and its partners.
     Drain,
-    /// The process gives the device's objects back.
+    /// Makes the process give back the objects of the device.
     Release,
-    /// The process becomes an image at the source, and runs nowhere.
+    /// Dumps the process into an image at the source. The process runs nowhere then.
     Dump,
-    /// The image is copied to the destination.
+    /// Copies the image to the destination.
     Send,
-    /// The destination makes the process of the image. From here on only it knows whether the process runs there.
+    /// Restores the process from the image at the destination. From here on only the destination knows whether the
+    /// process runs there.
     Restore,
-    /// The destination says whether the process runs there; if it does not, it never will.
+    /// Asks the destination whether the process runs there. After a negative answer the process never will.
     Settle,
-    /// The process makes its objects again at the destination.
+    /// Makes the process's objects again at the destination.
     Recreate,
-    /// The process and its partners connect to each other's new queue pairs.
+    /// Connects the process and its partners to each other's new queue pairs.
     Connect,
-    /// All go on.
+    /// Lets the process and its partners go on.
     Resume,
-    /// The way back: the source makes the process of the image.
+    /// The way back: restores the process from the image at the source.
     BringBack,
-    /// The way back: the process makes its objects again at the source.
+    /// The way back: makes the process's objects again at the source.
     RecreateHere,
-    /// The way back: the process at the source and its partners connect to each other.
+    /// The way back: connects the process at the source and its partners to each other.
     ConnectHere,
-    /// The way back: the process at the source and its partners go on.
+    /// The way back: lets the process at the source and its partners go on.
     ResumeHere,
-    /// Partners go on without the process: their requests to it fail.
+    /// Lets the partners go on without the process. Their requests to the process fail.
     ResumePartners,
-    /// Nothing more; see [`Move::ending`].
+    /// No further step; see [`Move::ending`].
     End,
 }
 
 impl Step {
-    /// Whether the move can still be cancelled before this step.
+    /// Returns true if the move can still be cancelled before this step.
     pub const fn cancellable(self) -> bool {
         matches!(
             self,
@@ -67,7 +69,7 @@ impl Step {
         )
     }
 
-    /// Whether the process has to run at the source for it.
+    /// Returns true if the step needs the process to run at the source.
     pub const fn needs_process_here(self) -> bool {
         matches!(
             self,
@@ -84,7 +86,7 @@ impl Step {
         )
     }
 
-    /// The step's name for people and programs.
+    /// Returns the step's name for people and programs.
     pub const fn name(self) -> &'static str {
         match self {
             Step::Wait => "claiming",
@@ -108,80 +110,80 @@ impl Step {
     }
 }
 
-/// What became of a step.
+/// The outcome of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Happened {
-    /// It is done. Of [`Step::Settle`]: the process runs at the destination.
+    /// Success. For [`Step::Settle`]: the process runs at the destination.
     Done,
-    /// It was not done, and why. Of [`Step::Restore`] and [`Step::Settle`]: the process does not run at the destination
-    /// and never will by this move.
+    /// Failure, with the reason. For [`Step::Restore`] and [`Step::Settle`]: the process does not run at the
+    /// destination, and this move never makes the process run there.
     Failed(String),
-    /// Nobody answered: it may be done, or be done later.
+    /// No answer: the step may be done now or later.
     Unknown(String),
-    /// The process at the source has ended, of itself or by somebody's signal.
+    /// The process at the source has ended by itself or by a signal.
     Died(String),
 }
 
-/// What is done for a move while the process works.
+/// The work done ahead of a move, while the process runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ahead {
-    /// Its memory is copied.
+    /// True to copy the process's memory.
     pub memory: bool,
-    /// The device's objects are made.
+    /// True to make the device's objects.
     pub objects: bool,
 }
 
-/// How a move ended.
+/// The ending of a move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
-    /// The process runs at the destination. `lost` says which connections do not work, and why.
+    /// The process runs at the destination.
     Moved {
-        /// Absent if all work.
+        /// The connections that do not work, and the reasons; absent if all work.
         lost: Option<String>,
     },
     /// The process runs at the source.
     Stayed {
-        /// Why it did not move.
+        /// The reason why the process did not move.
         why: String,
-        /// Which connections do not work, and why; absent if all do.
+        /// The connections that do not work, and the reasons; absent if all work.
         lost: Option<String>,
     },
     /// The process runs nowhere.
     Gone {
-        /// Why it did not move, and why it was not brought back.
+        /// The reasons why the process neither moved nor was restored at the source.
         why: String,
     },
 }
 
-/// A move of one process, as its coordinator at the source keeps it.
+/// A move of one process, as the coordinator at the source keeps it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Move {
     step: Step,
-    /// Whether [`Step::PreCopy`] comes after [`Step::Wait`].
+    /// True if [`Step::PreCopy`] comes after [`Step::Wait`].
     #[serde(default)]
     pre_copy: bool,
-    /// Whether [`Step::PreCopy`] was done, so that an image needs no more than what has changed since.
+    /// True once [`Step::PreCopy`] was done: the image then needs only later changes.
     #[serde(default)]
     copied: bool,
-    /// Whether [`Step::PreSetup`] comes before [`Step::Suspend`].
+    /// True if [`Step::PreSetup`] comes before [`Step::Suspend`].
     #[serde(default)]
     pre_setup: bool,
-    /// Why it goes back.
+    /// The reason for the way back.
     why: Option<String>,
-    /// What does not work any more.
+    /// The connections that do not work any more.
     lost: Option<String>,
-    /// Whether the process was lost.
+    /// True if the process was lost.
     gone: bool,
-    /// Whether the process runs at the destination, as far as is known.
+    /// True if the process is known to run at the destination.
     there: bool,
-    /// Whether [`Step::RecreateHere`] was begun by a coordinator that died: the keys that it made are not known.
+    /// True if a coordinator that died had begun [`Step::RecreateHere`]: the new keys are unknown.
     #[serde(default)]
     interrupted: bool,
-    /// Whether dumping the process was begun.
+    /// True once dumping the process was begun.
     #[serde(default)]
     imaged: bool,
-    /// Whether sending the image was begun.
+    /// True once sending the image was begun.
     #[serde(default)]
     sent: bool,
     tries: u32,
@@ -207,7 +209,7 @@ impl Default for Move {
 }
 
 impl Move {
-    /// One that does this while the process works.
+    /// Returns a new move with this work ahead.
     pub fn with(ahead: Ahead) -> Self {
         Self {
             pre_copy: ahead.memory,
@@ -216,33 +218,34 @@ impl Move {
         }
     }
 
-    /// What is to be done now.
+    /// Returns the current step.
     pub fn step(&self) -> Step {
         self.step
     }
 
-    /// Whether the destination may know of the move.
+    /// Returns true if the destination may know of the move.
     pub fn reached_destination(&self) -> bool {
         self.sent
     }
 
-    /// Whether the destination has the process's memory as it was at [`Step::PreCopy`]. It may have lost it since.
+    /// Returns true if the destination received the process's memory at [`Step::PreCopy`]. The destination may have
+    /// lost the memory since.
     pub fn memory_was_copied(&self) -> bool {
         self.copied
     }
 
-    /// Whether the process may have become an image at the source: what dumps it may end it and fail all the same.
+    /// Returns true if the source may have an image of the process. A dump may end the process and still fail.
     pub fn has_image(&self) -> bool {
         self.imaged
     }
 
-    /// Whether a process that has its objects at [`Step::RecreateHere`] never gave them back, so that its partners know
-    /// its keys.
+    /// Returns true if a process with objects at [`Step::RecreateHere`] may never have given these back: the partners
+    /// then know the keys.
     pub fn objects_may_be_old(&self) -> bool {
         !self.interrupted
     }
 
-    /// How it ended, once it has.
+    /// Returns the ending of a finished move.
     pub fn ending(&self) -> Option<Ending> {
         let why = || self.why.clone().unwrap_or_default();
         (self.step == Step::End).then(|| {
@@ -261,7 +264,8 @@ impl Move {
         })
     }
 
-    /// Gives up, if that is still possible: the process goes on at the source. Says whether it was.
+    /// Cancels the move if no point of no return has passed, and lets the process go on at the source. Returns true if
+    /// the move was cancelled.
     pub fn cancel(&mut self, why: &str) -> bool {
         let can = self.step.cancellable();
         if can {
@@ -270,31 +274,31 @@ impl Move {
         can
     }
 
-    /// Takes that [`Move::step`] could not be stored: a death of the coordinator would go on from the step that is stored.
-    /// Says whether the step may be carried out nevertheless; if not, it is to be stored first. The way back is taken
-    /// where it is open.
+    /// Reacts to a failure to store [`Move::step`]: after a death, the coordinator would continue from the stored step.
+    /// Cancels the move if possible. Returns true if the current step may be carried out nevertheless; otherwise the
+    /// step must be stored first.
     pub fn unstored(&mut self, why: &str) -> bool {
         self.cancel(why);
-        // Whoever goes on does so again without harm, and must not wait for a disk that is full.
+        // Repeating these steps is harmless, and the process must not wait for a disk that is full.
         matches!(self.step, Step::ResumeHere | Step::ResumePartners)
     }
 
-    /// Goes on after the death of the coordinator, from what it had stored before it began [`Move::step`]. `lives` says
-    /// whether the process runs at the source.
+    /// Continues after the coordinator's death, from the state stored before [`Move::step`] began. `lives` is true if
+    /// the process runs at the source.
     pub fn recover(&mut self, lives: bool) {
         let why = "the node ended while the process was moved".to_owned();
         match self.step {
             Step::Wait if lives => self.back(Step::End, why),
-            // Whether the process was dumped shows in whether it lives.
+            // A process that lives was not dumped.
             Step::PreCopy | Step::PreSetup | Step::Suspend | Step::Drain if lives => {
                 self.back(Step::ResumeHere, why);
             }
-            // An image of a process that runs is made use of by nobody.
+            // The image of a process that still runs is never used.
             Step::Release | Step::Dump | Step::Send if lives => {
                 self.back(Step::RecreateHere, why);
             }
             Step::Dump | Step::Send => self.back(Step::BringBack, why),
-            // The process that the image is of may have been brought back already.
+            // The process may have been restored from the image already.
             Step::BringBack if lives => self.step = Step::RecreateHere,
             Step::BringBack => {}
             Step::Restore => self.go(Step::Settle),
@@ -321,7 +325,7 @@ impl Move {
         }
     }
 
-    /// Takes what became of the step.
+    /// Records the outcome of the step and goes to the next step.
     pub fn happened(&mut self, what: Happened) {
         self.tries += 1;
         let again = self.tries < MAX_TRIES;
@@ -358,15 +362,15 @@ impl Move {
                 Step::Wait | Step::Suspend | Step::Drain | Step::Release | Step::Dump | Step::Send,
                 Happened::Failed(why) | Happened::Unknown(why),
             ) => self.back_before(why),
-            // The destination restores nothing that it was not told to, and it was told.
+            // The destination restores only on request, and the request was sent.
             (Step::Restore, Happened::Unknown(_)) => self.go(Step::Settle),
             (Step::Restore | Step::Settle, Happened::Failed(why)) => {
                 self.back(Step::BringBack, why)
             }
-            // In doubt the process stays where it is: in the image.
+            // In doubt the process stays in the image.
             (Step::Settle, Happened::Unknown(_)) => {}
 
-            // These do no harm if they are done twice.
+            // These steps are idempotent.
             (
                 Step::Recreate
                 | Step::Connect
@@ -377,7 +381,7 @@ impl Move {
                 Happened::Unknown(_),
             ) if again => {}
             (Step::Recreate | Step::Connect, Happened::Failed(why) | Happened::Unknown(why)) => {
-                // It has run there, so its image is no longer what it is.
+                // The process has run at the destination, so the image is outdated.
                 self.lacks(why);
                 self.go(Step::ResumePartners);
             }
@@ -412,7 +416,7 @@ impl Move {
                 Happened::Died(_),
             )
             | (Step::End, _) => {}
-            // What dumps it ends it last, so its image may be whole whatever was said of the dump.
+            // A dump ends the process last, so the image may be complete even if the dump was reported as failed.
             (Step::Dump, Happened::Died(why)) if self.imaged => self.back(Step::BringBack, why),
             (_, Happened::Died(why)) => {
                 let first = self
@@ -425,7 +429,6 @@ impl Move {
         }
     }
 
-    /// Goes to what comes after the memory.
     fn go_after_memory(&mut self) {
         self.go(if self.pre_setup {
             Step::PreSetup
@@ -446,10 +449,10 @@ impl Move {
         self.go(step);
     }
 
-    /// Goes back from a step that was not done, or of which it does not matter.
+    /// Takes the way back from a step that was not done or does not matter.
     fn back_before(&mut self, why: String) {
         let first = match self.step {
-            // Nobody was told anything that would have to be taken back.
+            // Nothing was changed, so there is nothing to undo.
             Step::Wait => Step::End,
             Step::PreCopy | Step::PreSetup | Step::Suspend | Step::Drain => Step::ResumeHere,
             Step::Release | Step::Dump => Step::RecreateHere,

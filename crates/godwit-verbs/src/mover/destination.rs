@@ -1,29 +1,30 @@
-//! What the destination stores about a process that comes, so that it never runs at two places.
+//! The destination's stored state of an arriving process, which keeps the process from running at two places.
 
 use serde::{Deserialize, Serialize};
 
-/// How far a process that comes is. Stored before what it says is begun.
+/// The state of an arriving process. Stored before the corresponding action begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arrival {
-    /// Its image comes, and it was not restored.
+    /// The image is arriving. The process was not restored.
     Coming,
-    /// It is being restored.
+    /// The process is being restored.
     Restoring,
-    /// It runs here.
+    /// The process runs here.
     Here,
-    /// It does not run here and never will.
+    /// The process does not run here and never will.
     Never,
 }
 
 impl Arrival {
-    /// Whether it may be restored now.
+    /// Returns true if the process may be restored now.
     pub const fn may_restore(self) -> bool {
         matches!(self, Arrival::Coming)
     }
 
-    /// The answer to whether the process runs here, once no restore is under way. What is given has to be stored before
-    /// it is told; of what [`Arrival::Never`] comes of, nothing may be left. `lives`: the process of the image runs here.
+    /// Decides, once no restore is under way, whether the process runs here; `lives` is true if the restored process
+    /// exists. The result must be stored before the answer is sent. For [`Arrival::Never`], all remains of the process
+    /// must be removed.
     pub const fn settled(self, lives: bool) -> Self {
         match self {
             Arrival::Restoring if lives => Arrival::Here,

@@ -1,4 +1,4 @@
-//! Which queue pair is connected to which, and what each side is told of the other.
+//! Connections between queue pairs, and the information about them for each side.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,32 +6,32 @@ use crate::preflight::is_other_end;
 use crate::shim::{Connection, HeldPair, PreparedPair, QueuePairState, Recreated};
 use crate::tables::Gid;
 
-/// Two queue pairs that are connected, by the numbers that applications know.
+/// Two connected queue pairs, by the numbers that applications know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Link {
-    /// The moving process's.
+    /// The number at the moving process.
     pub ours: u32,
-    /// The partner's.
+    /// The number at the partner.
     pub theirs: u32,
 }
 
-/// A process that the moving one is connected to.
+/// A process connected to the moving process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Party {
-    /// Its number at its host.
+    /// The process's number at its host.
     pub pid: u32,
-    /// Its connections with the moving process.
+    /// The connections with the moving process.
     pub links: Vec<Link>,
 }
 
 impl Party {
-    /// Its queue pairs that are concerned.
+    /// Returns the numbers of the partner's connected queue pairs.
     pub fn numbers(&self) -> Vec<u32> {
         self.links.iter().map(|link| link.theirs).collect()
     }
 }
 
-/// The connections between the moving process's queue pairs and those of the process `pid`; nothing if there is none.
+/// Returns the connections between the moving process's queue pairs and the queue pairs of the process `pid`, if any.
 pub fn ends_of(ours: &[QueuePairState], pid: u32, theirs: &[QueuePairState]) -> Option<Party> {
     let links: Vec<Link> = ours
         .iter()
@@ -47,7 +47,8 @@ pub fn ends_of(ours: &[QueuePairState], pid: u32, theirs: &[QueuePairState]) -> 
     (!links.is_empty()).then_some(Party { pid, links })
 }
 
-/// What each of `to` (one end of every link) has to receive: what its peer in `from` has sent.
+/// Returns the number of two-sided requests to receive at each of `to`, one end of every link: the requests that the
+/// peer in `from` has sent.
 pub fn peer_sent(
     links: impl Iterator<Item = (u32, u32)>,
     from: &[QueuePairState],
@@ -60,10 +61,10 @@ pub fn peer_sent(
         .collect()
 }
 
-/// What a partner is told: where the process that moved is now, and its keys.
+/// Returns the new addresses and keys of the moved process for a partner.
 ///
 /// # Errors
-/// One sentence if a queue pair is missing, or has no address.
+/// One sentence if a queue pair is missing or has no address.
 pub fn at_partner(party: &Party, moved: &Recreated) -> Result<Vec<Connection>, String> {
     let found = party.links.iter().map(|link| {
         let (remote, remote_physical) = place(&moved.queue_pairs, link.ours)?;
@@ -77,10 +78,10 @@ pub fn at_partner(party: &Party, moved: &Recreated) -> Result<Vec<Connection>, S
     found.collect()
 }
 
-/// What the process that moved is told: where this partner is.
+/// Returns the addresses of this partner for the moved process.
 ///
 /// # Errors
-/// One sentence if a queue pair is missing, or has no address.
+/// One sentence if a queue pair is missing or has no address.
 pub fn at_moved(party: &Party, theirs: &[QueuePairState]) -> Result<Vec<Connection>, String> {
     let found = party.links.iter().map(|link| {
         let (remote, remote_physical) = place(theirs, link.theirs)?;
@@ -94,10 +95,10 @@ pub fn at_moved(party: &Party, theirs: &[QueuePairState]) -> Result<Vec<Connecti
     found.collect()
 }
 
-/// What a partner is told ahead of a move: where the holder has the process's queue pairs.
+/// Returns, ahead of a move, the addresses of the holder's queue pairs for a partner.
 ///
 /// # Errors
-/// One sentence if a queue pair is missing, or has no address.
+/// One sentence if a queue pair is missing or has no address.
 pub fn ahead_at_partner(party: &Party, held: &[HeldPair]) -> Result<Vec<Connection>, String> {
     let found = party.links.iter().map(|link| {
         let pair = held.iter().find(|pair| pair.number == link.ours);
@@ -114,10 +115,10 @@ pub fn ahead_at_partner(party: &Party, held: &[HeldPair]) -> Result<Vec<Connecti
     found.collect()
 }
 
-/// What the holder is told: which queue pairs this partner has prepared.
+/// Returns the addresses of this partner's prepared queue pairs for the holder.
 ///
 /// # Errors
-/// One sentence if a queue pair is missing, or has no address.
+/// One sentence if a queue pair is missing or has no address.
 pub fn ahead_at_holder(
     party: &Party,
     theirs: &[QueuePairState],

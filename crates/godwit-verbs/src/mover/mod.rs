@@ -1,7 +1,7 @@
-//! How a process moves: the order of the steps, and what becomes of the process when one fails or somebody dies.
+//! The move of a process: the order of the steps, and the fate of the process after a failure or a death.
 //!
-//! Decisions only. Who carries the steps out keeps the [`Move`] durably, does [`Move::step`], and says what
-//! [`Happened`], until it is [`Step::End`]. After a death [`Move::recover`] says where to go on.
+//! This module only decides. The caller stores the [`Move`] durably, carries out [`Move::step`] and reports the outcome
+//! with [`Happened`] until [`Step::End`]. After a death [`Move::recover`] returns to a safe step.
 
 mod claims;
 mod course;

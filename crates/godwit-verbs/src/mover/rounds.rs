@@ -1,24 +1,24 @@
-//! Pre-copy of a process's memory: it is copied while the process works, then what has changed meanwhile, and so on, until
-//! the rest is small or does not become smaller (section 2.2 of the paper).
+//! Pre-copy of a process's memory: a copy while the process runs, then copies of the pages that changed meanwhile,
+//! until the rest is small or stops shrinking (section 2.2 of the paper).
 
-/// Most rounds. Each copies at most half of what the one before did, so more than these bring little.
+/// Most rounds. Each round copies at most half of the previous one, so more rounds bring little.
 pub const MOST_ROUNDS: u32 = 5;
 
-/// Memory that is copied as quickly as the process can be stopped for a round.
+/// Bytes that are copied as fast as the process can be stopped for a round.
 const LITTLE: u64 = 8 << 20;
 
-/// Whether a process with so many bytes of memory of its own is worth copying ahead: each round stops it for a moment, and all
-/// of it may be copied in less.
+/// Returns true if pre-copy pays off for a process with so many bytes of memory. Each round stops the process for a
+/// moment, and a full copy of little memory may take less time.
 pub fn is_worth_copying(resident: u64) -> bool {
     resident > LITTLE
 }
 
-/// Whether another round comes after those that copied so many bytes each.
+/// Returns true if another round should follow the rounds that copied these bytes.
 pub fn another_round(copied: &[u64]) -> bool {
     match copied {
         _ if copied.len() >= MOST_ROUNDS as usize => false,
         [.., last] if *last <= LITTLE => false,
-        // It changes about as much as is copied meanwhile.
+        // Otherwise the process changes memory about as fast as a round copies.
         [.., before, last] => *last <= before / 2,
         _ => true,
     }
@@ -39,7 +39,7 @@ mod tests {
         // Little is left.
         assert!(!another_round(&[1000 * MIB, 3 * MIB]));
         assert!(!another_round(&[8 * MIB]));
-        // It does not become less.
+        // The rest does not shrink.
         assert!(!another_round(&[1000 * MIB, 501 * MIB]));
         assert!(!another_round(&[1000 * MIB, 400 * MIB, 400 * MIB]));
     }

@@ -1,24 +1,24 @@
-//! A model of several moves at once, of processes that are connected to each other: every order in which they claim what
-//! they need, wait, are cancelled and end is tried.
+//! A model of several simultaneous moves of connected processes. The model tries every order in which the moves claim,
+//! wait, are cancelled and end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Claims, Link, Party, Taking, Wanted};
 
-/// One node has one process, of the node's number.
+/// Each node has one process, with the node's number.
 fn node(pid: u32) -> String {
     format!("n{pid}")
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Mover {
-    /// It makes its claims.
+    /// The move makes its claims.
     Takes(Taking),
-    /// It gives back what it has, one by one, and will wait for this one.
+    /// The move gives back its claims one by one, and will then wait for the claim in the second field.
     GivesBack(Vec<Wanted>, Wanted),
-    /// It has nothing and waits for this one.
+    /// The move has no claim and waits for this one.
     Waits(Wanted),
-    /// It has all, and moves.
+    /// The move has all claims and moves the process.
     Moves,
     Ended,
 }
@@ -29,21 +29,21 @@ struct Several {
     movers: Vec<Mover>,
 }
 
-/// What a step of a mover was.
+/// The kind of a mover's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Did {
-    /// It made, gave back or asked for a claim.
+    /// The mover made, gave back or asked for a claim.
     Asked,
-    /// It got its last one, or ended.
+    /// The mover got its last claim or ended.
     CameOn,
-    /// It was cancelled, or its node died.
+    /// The mover was cancelled, or its node died.
     GaveUp,
 }
 
 struct Graph {
-    /// Which processes move, each with its partners.
+    /// The processes that move, each with its partners.
     moves: Vec<(u32, Vec<u32>)>,
-    /// Whether all take their claims in one order; if not, each takes its own process first.
+    /// True if all moves claim in one order; otherwise each move claims its own process first.
     one_order: bool,
 }
 
@@ -56,7 +56,7 @@ impl Graph {
             (node(*pid), Party { pid: *pid, links })
         };
         let partners: Vec<_> = partners.iter().map(party).collect();
-        // A name that comes before all others puts its own process first.
+        // A name that sorts before all others puts the own process first.
         let own = if self.one_order {
             node(*pid)
         } else {
@@ -103,7 +103,7 @@ impl Graph {
         taking.give_back().to_vec()
     }
 
-    /// What the mover does next, and then those that it can be made to do.
+    /// Returns the mover's next step, and then the steps that can be forced on the mover.
     fn steps(&self, world: &Several, mover: usize) -> Vec<(Did, Several)> {
         let mut steps = Vec::new();
         let mut next = world.clone();
@@ -151,7 +151,7 @@ impl Graph {
         };
         steps.push((did, next));
         let mut gives_up = world.clone();
-        // What it did not have is not its to give back, and nobody minds.
+        // Giving back a claim that was never taken has no effect.
         Self::give_back(&mut gives_up, mover, &self.everything(mover));
         gives_up.movers[mover] = Mover::Ended;
         steps.push((Did::GaveUp, gives_up));
@@ -175,11 +175,11 @@ impl Graph {
         }
     }
 
-    /// Whether there is an order in which all who wait go on asking, and nobody ever comes on.
+    /// Returns true if some order lets all waiting movers ask forever without progress of any mover.
     fn can_go_round_for_ever(&self) -> bool {
         let mut states: Vec<Several> = vec![self.begin()];
         let mut known: BTreeMap<Several, usize> = [(self.begin(), 0)].into();
-        // Of each state: who asks, and what comes of it.
+        // For each state: the asking movers and the resulting states.
         let mut asks: Vec<Vec<(usize, usize)>> = Vec::new();
         let mut at = 0;
         while at < states.len() {
@@ -232,7 +232,7 @@ fn graphs() -> Vec<Vec<(u32, Vec<u32>)>> {
         vec![(1, vec![2]), (2, vec![1])],
         // Three in a circle, all connected to each other.
         vec![(1, vec![2, 3]), (2, vec![1, 3]), (3, vec![1, 2])],
-        // A row of three, and one that stays in the middle of two that move.
+        // A row of three, and a stationary process between two moving ones.
         vec![(1, vec![2]), (2, vec![1, 3]), (3, vec![2])],
         vec![(1, vec![2]), (3, vec![2])],
     ]

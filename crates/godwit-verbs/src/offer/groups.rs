@@ -1,23 +1,24 @@
-//! What the control groups of this process let it have of a device: what is restored is in the same ones.
+//! Limits on a device's objects by the control groups of this process. A restored process is in the same groups.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where control groups (version 2) are.
+/// Mount point of control groups (version 2).
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// How many more objects of the device this process's groups allow, of whatever kind; without a limit the largest number.
+/// Returns the number of further objects of any kind that this process's groups allow on the device; `u32::MAX` without
+/// a limit.
 pub(super) fn objects_left(device: &str) -> u32 {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     left_within(Path::new(ROOT), &own, device)
 }
 
-/// `own` is what /proc says of a process's groups.
+/// `own` is the text of a process's `/proc/PID/cgroup`.
 fn left_within(root: &Path, own: &str, device: &str) -> u32 {
     let Some(path) = own.lines().find_map(|line| line.strip_prefix("0::/")) else {
         return u32::MAX;
     };
-    // A group is limited by those above it, too.
+    // The groups above limit a group too.
     let mut group: PathBuf = root.join(path);
     let mut left = u32::MAX;
     while group.starts_with(root) {
@@ -32,7 +33,7 @@ fn left_within(root: &Path, own: &str, device: &str) -> u32 {
     left
 }
 
-/// `hca_object` of the device's line; nothing if there is none or it has no limit.
+/// Returns `hca_object` in the device's line; none without such a line or limit.
 fn objects(text: &str, device: &str) -> Option<u32> {
     let mut lines = text.lines().map(str::split_whitespace);
     let mut words = lines.find_map(|mut words| (words.next()? == device).then_some(words))?;

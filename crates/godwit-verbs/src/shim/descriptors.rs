@@ -1,19 +1,19 @@
-//! Descriptors that an application knows by their number and waits at, while what they tell of comes and goes.
+//! Descriptors with a fixed number for the application, over device descriptors that come and go.
 //!
-//! Each is an epoll(7) instance with the device's descriptor in it. Whoever waits at the number, in poll(2) or in an epoll
-//! instance of the application's own, waits at the instance, which stays when the device's descriptor is another one. It is
-//! part of an image like others, with what is in it then.
+//! Each is an epoll(7) instance that contains the device's descriptor. An application that waits at the number, in
+//! poll(2) or in an epoll instance of its own, waits at this instance. The instance stays when the device's descriptor
+//! is replaced. A process image contains the instance and its present content, like any other descriptor.
 
 use std::ffi::c_int;
 use std::io;
 
-/// A number that is readable while something that is put into it is.
+/// Returns a new descriptor that is readable while one of its sources is readable.
 pub(super) fn gathering() -> io::Result<c_int> {
     // SAFETY: takes no pointer.
     checked(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
 }
 
-/// From now on `number` is readable when `source` is.
+/// Adds `source` to the descriptor `number`.
 pub(super) fn put_into(number: c_int, source: c_int) -> io::Result<()> {
     let mut event = libc::epoll_event {
         events: libc::EPOLLIN as u32,
@@ -24,7 +24,7 @@ pub(super) fn put_into(number: c_int, source: c_int) -> io::Result<()> {
         .map(drop)
 }
 
-/// From now on `number` tells nothing of `source`.
+/// Removes `source` from the descriptor `number`.
 pub(super) fn take_out_of(number: c_int, source: c_int) -> io::Result<()> {
     // SAFETY: this operation takes no event.
     let done =
@@ -32,16 +32,16 @@ pub(super) fn take_out_of(number: c_int, source: c_int) -> io::Result<()> {
     checked(done).map(drop)
 }
 
-/// A descriptor that is readable when it is told to be.
+/// Returns a new descriptor that [`set`] makes readable.
 pub(super) fn signal() -> io::Result<c_int> {
     // SAFETY: takes no pointer.
     checked(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
-/// Makes a signal readable, or not.
+/// Makes a signal readable or not readable.
 pub(super) fn set(signal: c_int, readable: bool) {
     let mut count = 1u64;
-    // SAFETY: eight bytes from or to a variable of that size. The count is never near its limit: it is set once.
+    // SAFETY: eight bytes from or to a variable of that size. The count is never near its limit, as it is set once.
     unsafe {
         if readable {
             libc::write(signal, (&raw const count).cast(), 8);
@@ -65,11 +65,11 @@ mod tests {
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
     fn owned(number: io::Result<c_int>) -> OwnedFd {
-        // SAFETY: a new descriptor that nobody else owns.
+        // SAFETY: a new descriptor without another owner.
         unsafe { OwnedFd::from_raw_fd(number.unwrap()) }
     }
 
-    /// The number of events that the instance has.
+    /// Returns the number of events of the instance.
     fn events(instance: &OwnedFd) -> c_int {
         let mut into = libc::epoll_event { events: 0, u64: 0 };
         // SAFETY: room for as many events as are asked for.

@@ -1,6 +1,6 @@
 //! The names of libibverbs, for the dynamic linker.
 //!
-//! They carry no version, and the linker takes them for every version that an application asks for.
+//! The names carry no version, so the linker accepts them for every version that an application requests.
 
 #![allow(unreachable_pub)]
 
@@ -103,7 +103,7 @@ export! {
     verbs_open_device(device: *mut ibv_device, asks_for: *mut c_void) -> *mut ibv_context = contexts::open_by_library(device, asks_for);
 }
 
-/// Kinds of asynchronous events that name a queue pair: `IBV_EVENT_QP_FATAL` to `IBV_EVENT_PATH_MIG_ERR`, and
+/// Returns true for asynchronous events that name a queue pair: `IBV_EVENT_QP_FATAL` to `IBV_EVENT_PATH_MIG_ERR`, and
 /// `IBV_EVENT_QP_LAST_WQE_REACHED`.
 fn names_queue_pair(kind: c_int) -> bool {
     (1..=7).contains(&kind) || kind == 16
@@ -156,8 +156,9 @@ pub unsafe extern "C" fn ibv_get_async_event(
             element: cookie,
             event_type: (*event).event_type,
         };
-        // The device's objects carry their shadows' addresses; one that was made ahead of this process is named by its
-        // shadow already. No lane is asked for it: whoever ends the object holds that, and waits for this thread.
+        // The device's objects carry their shadows' addresses; an event of an object made ahead of this process names
+        // the shadow already. The lane is not taken here: a thread that destroys the object holds the lane and waits
+        // for this thread.
         if names_queue_pair((*event).event_type)
             && let Some(shadow) = objects::qp(cookie.cast())
         {
@@ -176,7 +177,7 @@ pub unsafe extern "C" fn ibv_get_async_event(
         } else if names_queue_pair((*event).event_type) {
             (*event).element = (*cookie.cast::<ibv_qp>()).qp_context;
         } else if (*event).event_type == CQ_ERR && passed::queues().contains(&cookie.addr()) {
-            // The application has this queue as the device made it, and acknowledges the event.
+            // The application has the device's own queue here, and acknowledges the event.
             return result;
         } else if (*event).event_type == CQ_ERR {
             (*event).element = (*cookie.cast::<ibv_cq>()).cq_context;
@@ -184,7 +185,7 @@ pub unsafe extern "C" fn ibv_get_async_event(
             let limit_reached = (*event).event_type == SRQ_LIMIT_REACHED;
             (*event).element = shared_receives::of_event(cookie, limit_reached);
         }
-        // At once, so that the device's object can be given back at any time: its end waits for this.
+        // Acknowledged at once, so that the device's object can be given back at any time: its end waits for this.
         if !taken.element.is_null() {
             (real().ack_async_event)(&raw mut taken);
         }
@@ -196,7 +197,7 @@ unsafe fn may_wait(fd: c_int) -> bool {
     libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK == 0
 }
 
-/// `ibv_ack_async_event`. Those of shadows were acknowledged when they were taken.
+/// `ibv_ack_async_event`. Events of shadows were acknowledged when taken.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     let element = (*event).element;

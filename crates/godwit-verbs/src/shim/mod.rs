@@ -1,8 +1,8 @@
-//! What applications call instead of libibverbs.
+//! The functions that applications call instead of libibverbs.
 //!
-//! Every function here takes pointers that an application got from this library, in the same way and
-//! with the same demands as the function of libibverbs that it stands for: that is what makes them
-//! `unsafe`, and the one reason for most of the unsafe code.
+//! Every function here takes pointers that an application got from this library, with the same requirements as the
+//! function of libibverbs in its place. Therefore these functions are `unsafe`, and most of the unsafe code has no
+//! other reason.
 
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 

@@ -1,9 +1,8 @@
-//! Shadow objects: what an application holds in place of the device's.
+//! Shadow objects, which an application holds in place of the device's objects.
 //!
-//! Each begins with the structure of libibverbs that applications see, so that a pointer to one is a
-//! pointer to the other. A pointer from an application is one of ours if its context is, and a context
-//! is ours if its table of operations is: libibverbs also calls itself through the names that this
-//! library takes over, with its own objects.
+//! Each begins with the structure of libibverbs that applications see, so that both have the same address. A pointer
+//! from an application is a shadow if its context is, and a context is a shadow if its table of operations is this
+//! library's: libibverbs also calls itself through the names that this library takes over, with its own objects.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -19,10 +18,11 @@ use crate::shim::verbs::completions_ex::Reading;
 use crate::shim::verbs::datagrams::Redirect;
 use crate::tables::{ObjectId, ReceiveQueue, RemoteKeys, SharedReceives};
 
-/// Marks the end of a drained send queue; completions with it never reach the application.
+/// Marks the end of a drained send queue. Completions with this number never reach the application.
 pub(super) const MARKER: u64 = 0x6764_7774_6d61_726b;
 
-/// Why an object does not move, in words that follow its name; unset if it does. It stays so for its life.
+/// The reason why an object does not move, in words that follow the object's name; unset if the object moves. Final
+/// once set.
 pub(super) type Stays = OnceLock<&'static str>;
 
 /// The last member of a [`verbs_context`], which is allocated as a whole.
@@ -31,7 +31,7 @@ pub(super) struct ShadowContext {
     pub(super) face: ibv_context,
     pub(super) id: ObjectId,
     pub(super) real: AtomicPtr<ibv_context>,
-    /// Keeps the description of the device that `face` names.
+    /// Keeps alive the device's description, to which `face` points.
     pub(super) devices: *mut *mut ibv_device,
     pub(super) device_name: String,
 }
@@ -41,7 +41,7 @@ pub(super) struct ShadowPd {
     pub(super) face: ibv_pd,
     pub(super) id: ObjectId,
     pub(super) real: AtomicPtr<ibv_pd>,
-    /// The last address that a handle was made for: how this process reaches others.
+    /// The last address that a handle was made for: this process's route to others.
     pub(super) last_route: Mutex<Option<ibv_ah_attr>>,
     pub(super) stays: Stays,
 }
@@ -51,15 +51,15 @@ pub(super) struct ShadowMr {
     pub(super) face: ibv_mr,
     pub(super) id: ObjectId,
     pub(super) real: AtomicPtr<ibv_mr>,
-    /// The key that the device knows now; `face.rkey` is what it was when the region was registered.
+    /// The device's current key; `face.rkey` is the key at registration.
     pub(super) physical_rkey: AtomicU32,
     pub(super) stays: Stays,
 }
 
-/// What it is bound to is in [`windows`](crate::shim::world::windows).
+/// A window. The binding is in [`windows`](crate::shim::world::windows).
 #[repr(C)]
 pub(super) struct ShadowMw {
-    /// Its key is the application's to change.
+    /// The application may change the key.
     pub(super) face: ibv_mw,
     pub(super) id: ObjectId,
     pub(super) real: AtomicPtr<ibv_mw>,
@@ -70,42 +70,42 @@ pub(super) struct ShadowAh {
     pub(super) face: ibv_ah,
     pub(super) id: ObjectId,
     pub(super) real: AtomicPtr<ibv_ah>,
-    /// What the application asked for.
+    /// The attributes from the application.
     pub(super) attributes: ibv_ah_attr,
-    /// Whether `elsewhere` has anything; most handles' peers never move.
+    /// True if `elsewhere` is not empty; most handles' peers never move.
     pub(super) has_elsewhere: AtomicBool,
     /// Queue pairs behind this address that have moved.
     pub(super) elsewhere: Mutex<Vec<Elsewhere>>,
 }
 
-/// Where the datagrams for one queue pair of an address go.
+/// The destination of datagrams for one queue pair of an address.
 pub(super) struct Elsewhere {
     pub(super) redirect: Redirect,
     /// Null while the device's objects are released.
     pub(super) real: *mut ibv_ah,
-    /// Those that led to where it was before. A datagram that was posted with one may be in a queue.
+    /// Handles for the queue pair's former places. A queued datagram may still use one.
     pub(super) old: Vec<*mut ibv_ah>,
 }
 
 #[repr(C)]
 pub(super) struct ShadowChannel {
-    /// Its number has [`descriptors`](crate::shim::descriptors) behind it.
+    /// Its number is a descriptor of [`descriptors`](crate::shim::descriptors).
     pub(super) face: ibv_comp_channel,
     pub(super) id: ObjectId,
     pub(super) real: AtomicPtr<ibv_comp_channel>,
     /// Readable while there are events that the device's channel does not have.
     pub(super) signal: c_int,
     pub(super) state: Mutex<ChannelState>,
-    /// Whether the device's channel was made ahead of this process, so that its events may name shadows.
+    /// True if the device's channel was made ahead of this process, so that its events may name shadows.
     pub(super) made_ahead: AtomicBool,
 }
 
 /// The state of an event channel.
 #[derive(Default)]
 pub(super) struct ChannelState {
-    /// The descriptor of the device's channel, if there is one behind it.
+    /// The descriptor of the device's channel, if any.
     pub(super) device: Option<c_int>,
-    /// Queues (`*mut ShadowCq`) whose completions were drained while they were armed.
+    /// Queues (`*mut ShadowCq`) whose completions were drained while armed.
     pub(super) events: VecDeque<usize>,
 }
 
@@ -117,13 +117,13 @@ pub(super) struct ShadowCq {
     pub(super) reading: Reading,
     pub(super) id: ObjectId,
     pub(super) vector: c_int,
-    /// The device's queue, if it was made ahead of this process: its events name this shadow. Its end waits until they
-    /// are acknowledged, so whoever has one of them can use this without the lane.
+    /// The device's queue, if made ahead of this process: its events then name this shadow. The queue's end waits until
+    /// its events are acknowledged, so a holder of an event can use this pointer without the lane.
     pub(super) made_ahead: AtomicPtr<ibv_cq>,
     pub(super) lane: Gate<CqLane>,
 }
 
-/// How an application asked to be told of the next completion.
+/// The application's request for a notification of the next completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Armed {
     No,
@@ -136,51 +136,50 @@ pub(super) struct CqLane {
     pub(super) real: *mut ibv_cq,
     pub(super) poll: PollCq,
     pub(super) notify: ReqNotifyCq,
-    /// Queue pairs by the number that the device knows, sorted.
+    /// Queue pairs by the device's number, sorted.
     pub(super) routes: Vec<(u32, *const ShadowQp)>,
     /// The route of the last completion.
     pub(super) last: (u32, *const ShadowQp),
-    /// Completions that were drained and not yet polled, with the numbers the application knows.
+    /// Completions that were drained and not yet polled, with the application's numbers.
     pub(super) drained: VecDeque<ibv_wc>,
-    /// Whether completions are drained.
+    /// True while completions are drained.
     pub(super) suspended: bool,
-    /// Whether requests may be kept back of a queue pair whose sends complete here, and which goes on.
+    /// True if a resumed queue pair whose sends complete here may have kept requests.
     pub(super) backlog: bool,
     /// Markers that have not completed.
     pub(super) markers: u32,
     pub(super) armed: Armed,
 }
 
-// SAFETY: the pointers are to objects that live until the application destroys them, which takes them
-// out of here first.
+// SAFETY: the pointers are to objects that live until the application destroys them, which removes the pointers first.
 unsafe impl Send for CqLane {}
 
 #[repr(C)]
 pub(super) struct ShadowQp {
     pub(super) face: ibv_qp,
-    /// With `face` an [`ibv_qp_ex`]. Number and flags of the next request are the application's to change.
+    /// With `face` an [`ibv_qp_ex`]. The application may change number and flags of the next request.
     pub(super) wr: UnsafeCell<ibv_qp_ex_wr>,
-    /// Requests that the application puts together, if the queue pair was made for that.
+    /// Requests that the application builds by calls, if the queue pair was made for such requests.
     pub(super) list: Option<RequestList>,
     pub(super) id: ObjectId,
     pub(super) stays: Stays,
-    /// The device's queue pair with its own calls, if the application has asked for that; its address.
+    /// Address of the device's queue pair with its own calls, if the application has asked for the calls.
     pub(super) with_calls: AtomicUsize,
-    /// What the application asked for and what it was told it has.
+    /// The application's arguments, with the granted capacities.
     pub(super) init: ibv_qp_init_attr,
-    /// The number that the device knows.
+    /// The device's number.
     pub(super) physical: AtomicU32,
     pub(super) receives: ReceiveQueue,
-    /// Whether a request has failed.
+    /// True once a request has failed.
     pub(super) failed: AtomicBool,
-    /// Whether the application has taken it back to its first state: what its queues and counters held
-    /// before is gone, and its partner's counters with it.
+    /// True once the application has reset the queue pair, which empties its queues and counters and invalidates the
+    /// partner's counters.
     pub(super) was_reset: AtomicBool,
-    /// Whether the marker behind the last request has completed.
+    /// True once the marker behind the last request has completed.
     pub(super) marker_done: AtomicBool,
-    /// The handle that a marker among datagrams is addressed with.
+    /// The handle that addresses a marker among datagrams.
     pub(super) marker_route: AtomicPtr<ibv_ah>,
-    /// Where it has been, if it is for datagrams.
+    /// Former places of a queue pair for datagrams.
     pub(super) places: Mutex<Vec<Place>>,
     pub(super) transitions: Mutex<Vec<Transition>>,
     /// As [`ShadowCq::made_ahead`].
@@ -188,7 +187,7 @@ pub(super) struct ShadowQp {
     pub(super) lane: Gate<QpLane>,
 }
 
-// Applications find what lies beside a face by the header's layout.
+// Applications find the data beside a face by the header's layout.
 const _: () = {
     use std::mem::offset_of;
     let shadow = offset_of!(verbs_context<ShadowContext>, context);
@@ -200,43 +199,43 @@ const _: () = {
     assert!(offset_of!(ShadowCq, polled) == offset_of!(ibv_cq_ex, polled));
 };
 
-/// A change of a queue pair's state that the application asked for.
+/// A change of a queue pair's state that the application requested.
 #[derive(Clone, Copy)]
 pub(super) struct Transition {
     pub(super) attributes: ibv_qp_attr,
     pub(super) mask: c_int,
-    /// Whether the state was the same before.
+    /// True if the state was the same before.
     pub(super) stays: bool,
-    /// Set if `attributes` permit remote writes, which the application did not ask for.
+    /// True if `attributes` permit remote writes that the application did not request.
     pub(super) adds_write: bool,
 }
 
 /// Requests that are translated at a time.
 pub(super) const BATCH_REQUESTS: usize = 32;
-/// Pieces of those requests.
+/// Pieces of these requests.
 pub(super) const BATCH_PIECES: usize = 256;
 
 pub(super) struct QpLane {
-    /// Whose it is.
+    /// The owner.
     pub(super) id: ObjectId,
     /// Null while the device's objects are released.
     pub(super) real: *mut ibv_qp,
     pub(super) post_send: PostSend,
     pub(super) post_recv: PostRecv,
     pub(super) datagrams: bool,
-    /// Whether requests say what the device understands: no key, no handle and no window has to be translated.
+    /// True if the device understands requests as they are: no key, handle or window has to be translated.
     pub(super) plain: bool,
-    /// Set if receives are noted, to be posted again after a move.
+    /// True if receives are recorded, to be posted again after a move.
     pub(super) notes: bool,
-    /// Whether requests to send are kept back.
+    /// True while requests to send are kept back.
     pub(super) suspended: bool,
-    /// Whether nothing of it was in flight when it was waited for, since it was suspended.
+    /// True if a drain since the suspension has found nothing in flight.
     pub(super) empty: bool,
     pub(super) kept: VecDeque<KeptSend>,
     pub(super) remote_keys: RemoteKeys,
-    /// One that is to take the place of `real`.
+    /// The replacement of `real`, if prepared.
     pub(super) prepared: Option<Prepared>,
-    /// Those whose place `real` has taken, and that are not destroyed yet.
+    /// Replaced queue pairs that are not destroyed yet.
     pub(super) retired: Vec<*mut ibv_qp>,
     /// Two-sided requests since the queue pair was made (n_sent), modulo 2^32.
     pub(super) sent: u32,
@@ -248,7 +247,7 @@ pub(super) struct QpLane {
 // SAFETY: as for `CqLane`.
 unsafe impl Send for QpLane {}
 
-/// A queue pair of the device that is connected to where the peer will be.
+/// A queue pair of the device, connected to the peer's future place.
 #[derive(Clone, Copy)]
 pub(super) struct Prepared {
     pub(super) real: *mut ibv_qp,
@@ -258,9 +257,9 @@ pub(super) struct Prepared {
 pub(super) struct ShadowSrq {
     pub(super) face: ibv_srq,
     pub(super) id: ObjectId,
-    /// Its receives are noted no more once this is set.
+    /// Once set, receives are recorded no more.
     pub(super) stays: Stays,
-    /// What the application was told it has.
+    /// The granted capacities.
     pub(super) init: ibv_srq_init_attr,
     /// The limit below which the application wants an event; 0 for none.
     pub(super) limit: AtomicU32,
@@ -286,9 +285,9 @@ unsafe impl Send for SrqLane {}
 pub(super) struct KeptSend {
     pub(super) request: ibv_send_wr,
     pub(super) pieces: Vec<ibv_sge>,
-    /// Data that was to be taken at once (`IBV_SEND_INLINE`).
+    /// Data to be copied at posting (`IBV_SEND_INLINE`).
     pub(super) inline: Vec<u8>,
-    /// The key that the window's structure had, if the request binds one.
+    /// The key in the window's structure, if the request binds a window.
     pub(super) window_key: u32,
 }
 
@@ -303,7 +302,7 @@ pub(super) unsafe fn context_is_ours(context: *const ibv_context) -> bool {
 
 macro_rules! shadow {
     ($find:ident, $face:ident, $shadow:ident) => {
-        /// The shadow that the application means, unless this is an object of libibverbs itself.
+        /// Returns the shadow of an object; none for an object of libibverbs itself.
         pub(super) unsafe fn $find<'a>(face: *mut $face) -> Option<&'a $shadow> {
             (!face.is_null() && context_is_ours((*face).context)).then(|| &*face.cast::<$shadow>())
         }
@@ -319,12 +318,12 @@ shadow!(cq, ibv_cq, ShadowCq);
 shadow!(qp, ibv_qp, ShadowQp);
 shadow!(srq, ibv_srq, ShadowSrq);
 
-/// As the others, for a context.
+/// Returns the shadow of a context; none for a context of libibverbs itself.
 pub(super) unsafe fn context<'a>(face: *mut ibv_context) -> Option<&'a ShadowContext> {
     context_is_ours(face).then(|| &*face.cast::<ShadowContext>())
 }
 
-/// A shadow as the address that libibverbs carries for us.
+/// Returns a shadow as the cookie that libibverbs carries.
 pub(super) fn as_cookie<T>(shadow: *const T) -> *mut c_void {
     shadow.cast_mut().cast()
 }

@@ -11,7 +11,7 @@ macro_rules! table {
         @newer
         $($newer:ident = $newer_symbol:literal: fn($($newer_argument:ty),*) $(-> $newer_result:ty)?;)*
     ) => {
-        /// Where the shim's calls go: libibverbs, or in tests a provider of their own.
+        /// The targets of the shim's calls: libibverbs, or a provider of the tests.
         #[derive(Clone, Copy)]
         pub struct Real {
             $(#[doc = $symbol] pub $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
@@ -19,7 +19,7 @@ macro_rules! table {
         }
 
         impl Real {
-            /// Finds every function in the library behind `handle`, or says which one is missing.
+            /// Finds every function in the library behind `handle`; fails with the name of a missing function.
             unsafe fn find(handle: *mut c_void) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($field: {
@@ -83,7 +83,7 @@ table! {
     qp_to_qp_ex = "ibv_qp_to_qp_ex": fn(*mut ibv_qp) -> *mut ibv_qp_ex;
     resolve_eth_l2_from_gid = "ibv_resolve_eth_l2_from_gid": fn(*mut ibv_context, *mut ibv_ah_attr, *mut u8, *mut u16) -> c_int;
 
-    // A program that was linked to a libibverbs without these does not call them.
+    // A program that was linked to a libibverbs without these functions does not call them.
     @newer
     query_ece = "ibv_query_ece": fn(*mut ibv_qp, *mut c_void) -> c_int;
     set_ece = "ibv_set_ece": fn(*mut ibv_qp, *mut c_void) -> c_int;
@@ -101,13 +101,13 @@ table! {
 
 static REAL: OnceLock<Real> = OnceLock::new();
 
-/// Puts another provider behind the shim, before its first use. Says whether that was in time.
+/// Puts another provider behind the shim. Returns true if the shim was not used before.
 pub fn install(real: Real) -> bool {
     REAL.set(real).is_ok()
 }
 
-/// The functions behind the shim. Ends the process if the system has no libibverbs that carries them:
-/// an application whose verbs go nowhere could not go on either.
+/// Returns the functions behind the shim. Ends the process if the system has no suitable libibverbs: without its verbs
+/// the application could not continue either.
 pub(super) fn real() -> &'static Real {
     REAL.get_or_init(|| {
         const LIBRARY: &CStr = c"libibverbs.so.1";

@@ -14,8 +14,8 @@ pub(super) static KEYS: LocalKeys = LocalKeys::new();
 
 static WINDOWS: Mutex<Windows> = Mutex::new(Windows::new());
 
-/// The memory windows of the process, by where their shadows lie. Whoever holds them waits for nobody: they are taken after
-/// the world and after a queue.
+/// Returns the memory windows of the process, by their shadows' addresses. This lock is taken last, after the world and
+/// after a queue.
 pub(super) fn windows() -> MutexGuard<'static, Windows> {
     WINDOWS.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -34,7 +34,7 @@ pub(super) enum Object {
 }
 
 impl Object {
-    /// Whether no object of the device stands behind it.
+    /// Returns true if the device has no object behind the shadow.
     pub(super) unsafe fn is_released(self) -> bool {
         match self {
             Object::Context(context) => (*context).real.load(Ordering::Acquire).is_null(),
@@ -54,9 +54,9 @@ impl Object {
 pub(super) enum Phase {
     /// The application works on the device.
     Running,
-    /// All its queue pairs are suspended; the device's objects are there.
+    /// All queue pairs are suspended; the device's objects exist.
     Suspended,
-    /// Some of the device's objects are gone, or all.
+    /// Some or all of the device's objects are gone.
     Released,
 }
 
@@ -66,30 +66,29 @@ pub(super) struct World {
     pub(super) phase: Phase,
     /// Verbs that the application has used and whose objects do not move.
     pub(super) marks: BTreeSet<&'static str>,
-    /// Whether [`KEYS`] has all regions: since there may be a queue pair that is not plain.
+    /// True once [`KEYS`] has all regions: since a queue pair may not be plain.
     pub(super) translates: bool,
-    /// Whether none is plain: since the process moved, or had a memory window.
+    /// True once no queue pair is plain: since the process moved or had a memory window.
     pub(super) all_translate: bool,
-    /// Remote keys in the tables that partners got at moves. One whose region is gone stays: a partner may
-    /// have it in its table.
+    /// Remote keys in the tables that partners got at moves. The key of a region that is gone stays: a partner may have
+    /// the key in its table.
     pub(super) spoken_keys: BTreeSet<u32>,
     /// Local keys that the application knew at moves.
     pub(super) known_local_keys: BTreeSet<u32>,
-    /// Remote keys of regions that the application has given back. A partner may have kept one.
+    /// Remote keys of regions that the application has given back. A partner may have kept a key.
     pub(super) freed_keys: Recent,
-    /// The same for windows, which are named by the upper bits of their keys.
+    /// Likewise for windows, which are named by the upper bits of their keys.
     pub(super) spoken_windows: BTreeSet<u32>,
     pub(super) freed_windows: Recent,
     /// Queue pairs for datagrams that have moved.
     pub(super) redirects: Vec<Redirect>,
-    /// The plan that was told last, until the process goes on.
+    /// The plan that was told last, until the process resumes.
     pub(super) told: Option<Plan>,
-    /// Absent unless memory that the device writes is tracked. An error: some that it may have written could not be marked.
+    /// Absent unless memory that the device writes is tracked. An error if some of this memory could not be marked.
     pub(super) written: Option<Result<(), String>>,
 }
 
-// SAFETY: the pointers are to objects that live until the application destroys them, which takes them
-// out of here first.
+// SAFETY: the pointers are to objects that live until the application destroys them, which removes the pointers first.
 unsafe impl Send for World {}
 
 static WORLD: Mutex<World> = Mutex::new(World {
@@ -110,12 +109,12 @@ static WORLD: Mutex<World> = Mutex::new(World {
 });
 static RESUMED: Condvar = Condvar::new();
 
-/// The world, whatever its phase: for the mover.
+/// Returns the world in any phase, for the mover.
 pub(super) fn world() -> MutexGuard<'static, World> {
     WORLD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The world once the application may change it: a control call waits while the process moves.
+/// Returns the world once the application may change it: a control call waits while the process moves.
 pub(super) fn running_world() -> MutexGuard<'static, World> {
     let mut world = world();
     while world.phase != Phase::Running {
@@ -124,7 +123,7 @@ pub(super) fn running_world() -> MutexGuard<'static, World> {
     world
 }
 
-/// Lets control calls go on.
+/// Wakes waiting control calls.
 pub(super) fn announce_running() {
     RESUMED.notify_all();
 }
@@ -135,8 +134,8 @@ fn keys_of(window: u32) -> std::ops::RangeInclusive<u32> {
 }
 
 impl World {
-    /// Notes a call that succeeded; its parents are shadows that the caller holds, so they are there
-    /// unless the application destroyed them meanwhile, which is its error and undefined as ever.
+    /// Records a call that succeeded. The parents are shadows of the caller and exist, unless the application destroyed
+    /// one meanwhile, which is the application's error and undefined as ever.
     pub(super) fn add(&mut self, call: Call) -> Option<ObjectId> {
         self.roadmap.add(call).ok()
     }
@@ -161,7 +160,7 @@ impl World {
         })
     }
 
-    /// Whether no other queue pair than `own` is known to partners and to the application as `number`.
+    /// Returns true if partners and the application know no other queue pair than `own` as `number`.
     pub(super) fn allows_number(&self, number: u32, own: *const ShadowQp) -> bool {
         // SAFETY: objects live while the world is locked.
         let known = |pair: *mut ShadowQp| unsafe { (*pair).face.qp_num };
@@ -177,7 +176,7 @@ impl World {
         })
     }
 
-    /// The remote keys that partners know, and what the device knows.
+    /// Returns the remote keys of partners, with the device's keys.
     pub(super) fn remote_keys(&self) -> Vec<RemoteKey> {
         let regions = self
             .regions()
@@ -189,7 +188,7 @@ impl World {
         regions.chain(names).collect()
     }
 
-    /// Notes the keys that partners get with this move.
+    /// Records the keys that partners get with this move.
     pub(super) fn speak_keys(&mut self) {
         let regions: Vec<u32> = self.regions().map(|(known, _)| known).collect();
         self.spoken_keys.extend(regions);
@@ -202,43 +201,43 @@ impl World {
         self.spoken_windows.extend(names);
     }
 
-    /// Whether a partner may take the key of the device for another region or window of this process.
+    /// Returns true if a partner may take the device's key for another region or window of this process.
     pub(super) fn is_spoken(&self, key: u32) -> bool {
         self.spoken_keys.contains(&key) || self.spoken_windows.contains(&(key >> TAG_BITS))
     }
 
-    /// Whether a partner may have kept the key, of a region or window that is gone.
+    /// Returns true if a partner may have kept the key of a region or window that is gone.
     pub(super) fn is_freed(&self, key: u32) -> bool {
         self.freed_keys.contains(key) || self.freed_windows.contains(key >> TAG_BITS)
     }
 
-    /// As [`World::is_spoken`], for all keys of a window that the device names so.
+    /// As [`World::is_spoken`], for all keys of a window with this name at the device.
     pub(super) fn is_spoken_window(&self, name: u32) -> bool {
         let keys = keys_of(name);
         self.spoken_windows.contains(&name) || self.spoken_keys.range(keys).next().is_some()
     }
 
-    /// As [`World::is_freed`], for all keys of a window that the device names so.
+    /// As [`World::is_freed`], for all keys of a window with this name at the device.
     pub(super) fn is_freed_window(&self, name: u32) -> bool {
         self.freed_windows.contains(name) || self.freed_keys.any_in(keys_of(name))
     }
 
-    /// How many names no other window may get, at most.
+    /// Returns an upper bound of the names that no other window may get.
     pub(super) fn taken_names(&self) -> usize {
-        // A window has two.
+        // A window has two names.
         let own = 2 * windows().all().count();
         let keys = self.spoken_keys.len() + self.freed_keys.len();
         own + keys + self.spoken_windows.len() + self.freed_windows.len()
     }
 
-    /// How many keys no other region may get, at most.
+    /// Returns an upper bound of the keys that no other region may get.
     pub(super) fn taken_keys(&self) -> usize {
         let names = self.spoken_windows.len() + self.freed_windows.len();
         let keys = self.spoken_keys.len() + self.freed_keys.len();
         keys + self.known_local_keys.len() + (names << TAG_BITS)
     }
 
-    /// The remote keys of regions that partners know, and what the device knows.
+    /// Returns the remote keys of regions: the partners' and the device's.
     fn regions(&self) -> impl Iterator<Item = (u32, u32)> {
         self.objects.values().filter_map(|object| match object {
             // SAFETY: objects live while the world is locked.
@@ -252,7 +251,7 @@ impl World {
         })
     }
 
-    /// From now on [`KEYS`] has every region.
+    /// Fills [`KEYS`] with every region and keeps them complete from now on.
     pub(super) fn translate(&mut self) {
         self.translates = true;
         for object in self.objects.values() {
@@ -264,7 +263,7 @@ impl World {
                         (**region).real.load(Ordering::Acquire),
                     )
                 };
-                // One that the device has no more gets its key when it is made again.
+                // A released region gets its key when made again.
                 if !device_region.is_null() {
                     // SAFETY: as above.
                     KEYS.set(known, unsafe { (*device_region).lkey });
@@ -273,7 +272,7 @@ impl World {
         }
     }
 
-    /// The local keys that the application knows.
+    /// Returns the local keys that the application knows.
     fn local_keys(&self) -> impl Iterator<Item = u32> {
         self.objects.values().filter_map(|object| match object {
             // SAFETY: objects live while the world is locked.

@@ -1,38 +1,38 @@
-//! Wait-before-stop (the RDMA live-migration paper, section 3.4) of one queue pair: when nothing of it is in flight.
+//! Wait-before-stop (the RDMA live-migration paper, section 3.4) of one queue pair: waiting until nothing is in flight.
 
 use std::time::Duration;
 
-/// What is known of a queue pair that takes no new requests.
+/// The state of a queue pair that takes no new requests.
 ///
-/// The shim posts a marker of its own behind the application's last request; its completion says
-/// that all before it are done, signalled or not. What the peer sent is here when as many receives
-/// have completed as the peer counted two-sided requests.
+/// The shim posts a marker of its own behind the application's last request. The marker's completion shows that all
+/// earlier requests are done, signalled or not. All requests of the peer have arrived once as many receives have
+/// completed as the peer counted two-sided requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drain {
-    /// Whether the queue pair is connected; one that is not has nothing in flight.
+    /// True if the queue pair is connected. An unconnected queue pair has nothing in flight.
     pub connected: bool,
-    /// Whether the marker has completed.
+    /// True if the marker has completed.
     pub marker_done: bool,
-    /// Whether a request failed: its queue pair is in the error state and never becomes empty.
+    /// True if a request failed: the queue pair is in the error state and never becomes empty.
     pub failed: bool,
     /// Receives completed since the queue pair was made (n_recv), modulo 2^32.
     pub received: u32,
-    /// Two-sided requests that the peer has posted (n_sent), modulo 2^32; not known until it says so.
+    /// Two-sided requests that the peer has posted (n_sent), modulo 2^32; unknown until the peer tells.
     pub peer_sent: Option<u32>,
-    /// How long it has been waited.
+    /// Time waited so far.
     pub waited: Duration,
-    /// How long it may be waited.
+    /// Longest wait.
     pub bound: Duration,
 }
 
-/// What to do about it.
+/// The decision about a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Something may be in flight: wait.
+    /// Requests may be in flight: wait.
     Wait,
     /// Nothing is in flight.
     Empty,
-    /// The time is up, and something may be in flight.
+    /// The time is up, and requests may be in flight.
     TimedOut,
     /// The connection is broken already.
     Failed,

@@ -1,8 +1,8 @@
 //! Local keys of a process that has moved (the RDMA live-migration paper, section 3.3).
 //!
-//! An application knows a region by the local key that the device gave it at registration. Until the process
-//! moves, that is the device's key and nothing is translated. After a move each key is translated by two array
-//! accesses: real keys are not dense, so one array for all of them would be 16 GiB.
+//! An application knows a region by the local key that the device assigned at registration. Until the process moves,
+//! this key is the device's key and nothing is translated. After a move each key is translated by two array accesses:
+//! real keys are sparse, so a single array for all keys would take 16 GiB.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -11,22 +11,22 @@ use std::sync::{Mutex, PoisonError};
 /// Keys in a leaf: a page of memory. Devices put an index into a key's upper 24 bits.
 const LEAF_BITS: u32 = 10;
 const LEAF: usize = 1 << LEAF_BITS;
-/// Leaves: 32 MiB of address space, touched as far as it is used.
+/// Leaves: 32 MiB of address space, touched only as used.
 const LEAVES: usize = 1 << (u32::BITS - LEAF_BITS);
 
 type Leaf = [AtomicU32; LEAF];
 
-/// From the local key that an application knows to the one that the device knows.
+/// A map from the application's local keys to the device's.
 ///
-/// Arrays are made when they are needed and never move or go, so that the data path reads them without a lock.
+/// Arrays are made on demand and never move or go, so that the data path reads without a lock.
 pub struct LocalKeys {
     leaves: AtomicPtr<AtomicPtr<Leaf>>,
-    /// Held by who adds a leaf.
+    /// Held while a leaf is added.
     adding: Mutex<()>,
 }
 
 impl LocalKeys {
-    /// A table without keys.
+    /// Returns a table without keys.
     pub const fn new() -> Self {
         Self {
             leaves: AtomicPtr::new(ptr::null_mut()),
@@ -34,8 +34,7 @@ impl LocalKeys {
         }
     }
 
-    /// The application's `known` key is the device's key `physical` from now on. Key 0 stays what no device
-    /// accepts.
+    /// Maps the application's key `known` to the device's key `physical`. Key 0 stays invalid for every device.
     pub fn set(&self, known: u32, physical: u32) {
         if known == 0 {
             return;
@@ -62,14 +61,14 @@ impl LocalKeys {
         leaf[known as usize % LEAF].store(physical, Ordering::Release);
     }
 
-    /// The region behind `known` is gone.
+    /// Forgets the key `known` of a region that is gone.
     pub fn forget(&self, known: u32) {
         if let Some(entry) = self.entry(known) {
             entry.store(0, Ordering::Release);
         }
     }
 
-    /// What the device knows `known` as; 0, which no device accepts, for a key that is not in use.
+    /// Returns the device's key for `known`; 0, which no device accepts, for a key that is not in use.
     #[inline]
     pub fn physical(&self, known: u32) -> u32 {
         self.entry(known)
@@ -118,13 +117,13 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is set and forgotten: a key means its own region.
+        /// After any sequence of `set` and `forget`, a key means its own region.
         #[test]
         fn a_key_means_its_region(steps in prop::collection::vec((any::<bool>(), 0u32..6, 0u32..4, 1u32..), 1..100)) {
             let keys = LocalKeys::new();
             let mut model: HashMap<u32, u32> = HashMap::new();
             for (set, index, variant, physical) in steps {
-                // As devices give them: an index, and a byte that varies.
+                // Keys as devices assign them: an index, and a byte that varies.
                 let known = index << 30 | index << 8 | variant;
                 if set && known != 0 {
                     keys.set(known, physical);

@@ -1,4 +1,4 @@
-//! Decisions without I/O: which value stands for which, what has to be made again, what is in flight.
+//! Decisions without I/O: translations of keys and numbers, objects to make again, requests in flight.
 
 mod drain;
 mod local_keys;

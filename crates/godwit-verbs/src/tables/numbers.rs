@@ -1,15 +1,15 @@
-//! Remote keys and queue pair numbers that partners know, and that mean something else to the device since a move.
+//! Remote keys and queue pair numbers that partners know and that mean another object to the device since a move.
 //!
-//! A partner translates the numbers in its table and passes on all others. A device at a new place
-//! may hand out a number that the process has told its partners for another object: a write to the one would then
-//! silently reach the other. So such a number is never taken from the device.
+//! A partner translates the numbers in its table and passes on all others. A device at a new place may assign a number
+//! that the process has told its partners for another object. A write to the one object would then silently reach the
+//! other. Therefore such a number is never accepted from the device.
 
-/// How many numbers are refused, beyond those that are taken, before the object is not made at all.
+/// Refused numbers, beyond the taken ones, before the object is given up.
 const ATTEMPTS: usize = 256;
 
-/// Makes objects until one is `allowed`. Those that are not are given back only then, because a device
-/// would hand out the same number again. Nothing if `make` fails or no number was allowed. `taken` is how many
-/// numbers are not allowed at most: a device that hands them out in turn may come to every one of them first.
+/// Makes objects until the number of one is `allowed`. Refused objects are given back only afterwards, because a device
+/// would assign the same number again. Returns none if `make` fails or no number was allowed. `taken` is the largest
+/// number of refusals to expect: a device that assigns numbers in turn may come to every refused number first.
 pub fn make_allowed<T>(
     taken: usize,
     mut make: impl FnMut() -> Option<T>,
@@ -38,7 +38,7 @@ mod tests {
     use std::cell::RefCell;
     use std::collections::BTreeSet;
 
-    /// A device that hands out the smallest free number.
+    /// A device that assigns the smallest free number.
     #[derive(Default)]
     struct Device(RefCell<BTreeSet<u32>>);
 

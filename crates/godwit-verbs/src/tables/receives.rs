@@ -1,33 +1,33 @@
-//! Receives that were posted and have not completed: what has to be posted again on a new queue.
+//! Receives that were posted and have not completed, to be posted again on a new queue.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::abi::ibv_sge;
 
-/// A receive as the application posted it, with the local keys that it knows.
+/// A receive as the application posted it, with the application's local keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receive {
-    /// The application's name for it.
+    /// The application's name of the receive.
     pub wr_id: u64,
-    /// Where the data goes.
+    /// The pieces of memory for the data.
     pub sges: Vec<ibv_sge>,
 }
 
-/// A receive queue's shadow: a ring with one writer (who posts) and one reader (who polls).
+/// The shadow of a receive queue: a ring with one writer (the poster) and one reader (the poller).
 ///
-/// The counters run on without end; a receive lies at its number modulo the ring's length. `head`
-/// is written by the holder of the queue pair's gate, `tail` by the holder of its completion
-/// queue's, so that neither waits for the other.
+/// The counters run on without end. A receive lies at its number modulo the ring's length. The holder of the queue
+/// pair's gate writes `head`, and the holder of the completion queue's gate writes `tail`, so that neither waits for
+/// the other.
 pub struct ReceiveQueue {
     head: AtomicU32,
     tail: AtomicU32,
     sges_each: usize,
-    /// The length of `noted` is one more, and a power of two.
+    /// The length of `noted` minus one; the length is a power of two.
     mask: usize,
     /// Receives at their places.
     noted: Box<[UnsafeCell<Noted>]>,
-    /// All pieces but each receive's first one.
+    /// The pieces of each receive except the first.
     others: Box<[UnsafeCell<ibv_sge>]>,
 }
 
@@ -38,17 +38,17 @@ struct Noted {
     first: ibv_sge,
 }
 
-// SAFETY: cells between `tail` and `head` are read, others are written; `head` is published with
-// release and read with acquire, and each counter has one writer (see the type's description).
+// SAFETY: cells between `tail` and `head` are read, others are written; `head` is published with release and read with
+// acquire, and each counter has one writer (see the type's description).
 unsafe impl Sync for ReceiveQueue {}
-// SAFETY: nothing in it belongs to a thread.
+// SAFETY: nothing in the queue belongs to a thread.
 unsafe impl Send for ReceiveQueue {}
 
 impl ReceiveQueue {
-    /// A queue for `length` receives of at most `sges_each` pieces each.
+    /// Returns a queue for `length` receives of at most `sges_each` pieces each.
     pub fn new(length: u32, sges_each: u32) -> Self {
-        // One cell more than the device's queue holds: a completion can be polled, and its place
-        // used again, before the receive that it completes was noted here.
+        // An extra cell beyond the device's queue: a completion can be polled, and its place used again, before the
+        // completed receive was recorded here.
         let length = (length as usize + 1).next_power_of_two();
         let sges_each = sges_each.max(1) as usize;
         Self {
@@ -70,19 +70,19 @@ impl ReceiveQueue {
         number as usize & self.mask
     }
 
-    /// Where the pieces of the receive at `place` lie, without the first one.
+    /// Returns the pieces of the receive at `place` except the first.
     fn others(&self, place: usize, count: usize) -> &[UnsafeCell<ibv_sge>] {
         &self.others[place * (self.sges_each - 1)..][..count]
     }
 
-    /// Notes a receive, which there has to be [`ReceiveQueue::room`] for. Pieces beyond what the queue was made for are left out; a device refuses such
-    /// a request before it gets here.
+    /// Records a receive. Requires [`ReceiveQueue::room`]. Pieces beyond the queue's limit are left out; a device
+    /// refuses such a request beforehand.
     #[inline]
     pub fn push(&self, wr_id: u64, sges: &[ibv_sge]) {
         let head = self.head.load(Ordering::Relaxed);
         let place = self.place(head);
-        // SAFETY: `place` is masked to be below the length. This cell is not between tail and head, because
-        // there is room, and the caller is the only writer.
+        // SAFETY: `place` is masked to be below the length. This cell is not between tail and head, because there is
+        // room, and the caller is the only writer.
         let noted = unsafe { &mut *self.noted.get_unchecked(place).get() };
         noted.wr_id = wr_id;
         if let [first] = sges {
@@ -107,19 +107,20 @@ impl ReceiveQueue {
         }
     }
 
-    /// The oldest receive has completed.
+    /// Removes the oldest receive, which has completed.
     #[inline]
     pub fn complete_one(&self) {
         let tail = self.tail.load(Ordering::Relaxed);
         self.tail.store(tail.wrapping_add(1), Ordering::Release);
     }
 
-    /// How many receives completed since the queue pair was made; wraps around.
+    /// Returns the number of receives completed since the queue pair was made; wraps around.
     pub fn completed(&self) -> u32 {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// How many receives have not completed, at most as many as there are places; 0 while one completed before it was noted.
+    /// Returns the number of receives that have not completed, at most the number of places; 0 while a completion
+    /// precedes the record of its receive.
     #[inline]
     pub fn waiting(&self) -> u32 {
         let tail = self.tail.load(Ordering::Acquire);
@@ -131,13 +132,13 @@ impl ReceiveQueue {
         }
     }
 
-    /// How many more can be noted before one completes.
+    /// Returns the number of receives that can still be recorded before one completes.
     #[inline]
     pub fn room(&self) -> u32 {
         self.noted.len() as u32 - self.waiting()
     }
 
-    /// The receives that have not completed, oldest first. The caller holds both gates.
+    /// Returns the receives that have not completed, oldest first. The caller holds both gates.
     pub fn outstanding(&self) -> Vec<Receive> {
         let tail = self.tail.load(Ordering::Acquire);
         (0..self.waiting())
@@ -194,7 +195,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is outstanding is what was posted and not completed, in order, with its pieces.
+        /// The outstanding receives are the posted ones without a completion, in order, with their pieces.
         #[test]
         fn outstanding_receives_are_those_not_completed(
             length in 1u32..20,

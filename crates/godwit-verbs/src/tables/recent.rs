@@ -1,14 +1,14 @@
 //! Keys of regions that are gone.
 //!
-//! Where a process has not moved, the device refuses such a key until it hands it out again. After a move the device is
-//! another one, and it might know the key as another region of the same process.
+//! Before a move, the device refuses such a key until the device assigns the key again. After a move the process has
+//! another device, which might know the key as another region of the same process.
 
 use std::collections::{BTreeSet, VecDeque};
 
-/// How many are remembered: some applications register memory for every message.
+/// Most remembered keys: some applications register memory for every message.
 const MOST: usize = 1 << 16;
 
-/// The last keys that were given back.
+/// The keys that were given back last.
 #[derive(Debug, Default)]
 pub struct Recent {
     order: VecDeque<u32>,
@@ -16,7 +16,7 @@ pub struct Recent {
 }
 
 impl Recent {
-    /// None.
+    /// Returns an empty set.
     pub const fn new() -> Self {
         Self {
             order: VecDeque::new(),
@@ -24,7 +24,7 @@ impl Recent {
         }
     }
 
-    /// `key` was given back just now. A device may hand out one key many times.
+    /// Adds `key`, which was just given back. A device may assign one key many times.
     pub fn push(&mut self, key: u32) {
         if !self.keys.insert(key) {
             return;
@@ -37,22 +37,22 @@ impl Recent {
         }
     }
 
-    /// Whether `key` is one of them.
+    /// Returns true if `key` is remembered.
     pub fn contains(&self, key: u32) -> bool {
         self.keys.contains(&key)
     }
 
-    /// How many they are.
+    /// Returns the number of remembered keys.
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// Whether there is none.
+    /// Returns true if no key is remembered.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// Whether one of them lies in `range`.
+    /// Returns true if a remembered key lies in `range`.
     pub fn any_in(&self, range: std::ops::RangeInclusive<u32>) -> bool {
         self.keys.range(range).next().is_some()
     }

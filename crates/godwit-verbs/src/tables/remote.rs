@@ -1,15 +1,15 @@
 //! Remote keys of a peer that has moved (the RDMA live-migration paper, section 3.3).
 //!
-//! A remote key travels from application to application past the library. Therefore a region's
-//! virtual remote key is the physical one that it was registered with: a peer without Godwit can use
-//! it, and a peer with Godwit has nothing to translate until the owner of the key has moved. When
-//! it has, the mover hands every partner the whole table, so that the data path never asks anyone.
+//! A remote key travels from application to application past the library. Therefore a region's virtual remote key is
+//! the physical key from the registration. A peer without Godwit can use the key, and a peer with Godwit translates
+//! nothing until the owner of the key has moved. Then the mover hands every partner the whole table, so that the data
+//! path never asks.
 
 use serde::{Deserialize, Serialize};
 
 use super::windows::TAG_BITS;
 
-/// A port's address: 16 bytes, an IPv6 address or an IPv4 one mapped into it.
+/// A port's address: 16 bytes, an IPv6 address or a mapped IPv4 address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Gid(pub [u8; 16]);
@@ -35,24 +35,24 @@ impl std::fmt::Display for Gid {
     }
 }
 
-/// What a remote key of a process is to the device there. As JSON a pair of numbers, or `{"window": 5, "physical": 9}`.
+/// The device's key for a remote key of a process. In JSON a pair of numbers, or `{"window": 5, "physical": 9}`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum RemoteKey {
-    /// A region's: what applications know, and what the device knows.
+    /// The key of a region: the application's and the device's.
     Region(u32, u32),
-    /// All keys of a memory window: the upper 24 bits of what applications know and of what the device knows. The
-    /// lowest byte is the same, whatever the window is bound as.
+    /// All keys of a memory window: the upper 24 bits of the application's and the device's keys. Both have the same
+    /// lowest byte, regardless of the binding.
     Window {
-        /// What applications know.
+        /// The application's name.
         window: u32,
-        /// What the device knows.
+        /// The device's name.
         physical: u32,
     },
 }
 
 impl RemoteKey {
-    /// Whether the device knows it as another one than applications do.
+    /// Returns true if the device's key differs from the application's.
     pub fn differs(&self) -> bool {
         match *self {
             RemoteKey::Region(known, physical) => known != physical,
@@ -61,17 +61,17 @@ impl RemoteKey {
     }
 }
 
-/// From the remote keys that an application knows to those of the peer's present place.
+/// A map from the application's remote keys to the keys at the peer's present place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteKeys {
-    /// Sorted by virtual key; only keys whose physical one differs.
+    /// Regions, sorted by virtual key; only keys with a different physical key.
     moved: Vec<(u32, u32)>,
-    /// The same for the names of windows.
+    /// Names of windows, likewise.
     windows: Vec<(u32, u32)>,
 }
 
 impl RemoteKeys {
-    /// The table for these keys.
+    /// Returns the table of these keys.
     pub fn new(keys: &[RemoteKey]) -> Self {
         let (mut moved, mut windows) = (Vec::new(), Vec::new());
         for key in keys.iter().filter(|key| key.differs()) {
@@ -87,12 +87,12 @@ impl RemoteKeys {
         Self { moved, windows }
     }
 
-    /// Whether every key means what it says.
+    /// Returns true if no key is translated.
     pub fn is_empty(&self) -> bool {
         self.moved.is_empty() && self.windows.is_empty()
     }
 
-    /// What the device of the peer knows `key` as.
+    /// Returns the peer's device's key for `key`.
     #[inline]
     pub fn physical(&self, key: u32) -> u32 {
         if self.is_empty() {
@@ -156,8 +156,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a peer's table says, also one that makes no sense: a region's key is its own, a window's keys are all
-        /// 256 with its name, and others mean what they say.
+        /// For any table of a peer, even a senseless one: a region's key is translated, a window's name covers all of
+        /// its 256 keys, and other keys stay the same.
         #[test]
         fn every_key_of_the_table_is_translated(
             regions in prop::collection::btree_map(any::<u32>(), any::<u32>(), 0..64),

@@ -1,15 +1,15 @@
-//! The control calls that make a process's objects again (the RDMA live-migration paper, section 3.2), without those
-//! whose objects are gone.
+//! The control calls that make a process's objects again (the RDMA live-migration paper, section 3.2), without the
+//! calls for objects that are gone.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Names an object for the life of its process. Later objects have greater numbers.
+/// The name of an object for the life of its process. Later objects have greater numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ObjectId(pub u64);
 
-/// A control call that made an object, with what it was made from.
+/// A control call that made an object, and the call's arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Call {
@@ -17,14 +17,14 @@ pub enum Call {
     Context,
     /// `ibv_alloc_pd`
     ProtectionDomain {
-        /// Its context.
+        /// The context.
         context: ObjectId,
     },
     /// `ibv_reg_mr`
     MemoryRegion {
-        /// Its protection domain.
+        /// The protection domain.
         pd: ObjectId,
-        /// Where it begins in the process.
+        /// Begin of the memory in the process.
         address: u64,
         /// Bytes.
         length: u64,
@@ -35,59 +35,59 @@ pub enum Call {
     },
     /// `ibv_alloc_mw`
     MemoryWindow {
-        /// Its protection domain.
+        /// The protection domain.
         pd: ObjectId,
         /// `IBV_MW_TYPE_*`
         window_type: i32,
     },
     /// `ibv_create_comp_channel`
     CompletionChannel {
-        /// Its context.
+        /// The context.
         context: ObjectId,
     },
     /// `ibv_create_cq`
     CompletionQueue {
-        /// Its context.
+        /// The context.
         context: ObjectId,
-        /// The channel that its events go to.
+        /// The channel for events.
         channel: Option<ObjectId>,
-        /// Entries asked for.
+        /// Requested entries.
         entries: i32,
         /// Completion vector.
         vector: i32,
     },
     /// `ibv_create_srq`
     SharedReceiveQueue {
-        /// Its protection domain.
+        /// The protection domain.
         pd: ObjectId,
     },
     /// `ibv_create_qp`
     QueuePair {
-        /// Its protection domain.
+        /// The protection domain.
         pd: ObjectId,
-        /// Where its sends complete.
+        /// The completion queue for sends.
         send_cq: ObjectId,
-        /// Where its receives complete.
+        /// The completion queue for receives.
         recv_cq: ObjectId,
-        /// What it receives from, if not from its own queue.
+        /// The shared receive queue, if any.
         srq: Option<ObjectId>,
         /// `IBV_QPT_*`
         transport: i32,
     },
     /// `ibv_create_ah`
     AddressHandle {
-        /// Its protection domain.
+        /// The protection domain.
         pd: ObjectId,
     },
-    /// A call whose object cannot be made again; its process does not move.
+    /// A call whose object cannot be made again. Such a process does not move.
     Stays {
-        /// Its parents.
+        /// The parents.
         parents: [Option<ObjectId>; 5],
     },
 }
 
 impl Call {
-    /// What has to exist before.
+    /// Returns the objects that must exist before.
     pub fn parents(&self) -> impl Iterator<Item = ObjectId> {
         let all = match *self {
             Call::Context => [None; 5],
@@ -114,21 +114,21 @@ impl Call {
     }
 }
 
-/// A call that names what does not exist, or an end of what is still used.
+/// A call with a missing object, or the removal of an object in use.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Broken {
-    /// This object is not there.
+    /// This object is missing.
     Missing(ObjectId),
-    /// This object is used by that one.
+    /// An object is in use.
     Used {
-        /// What should go.
+        /// The object to remove.
         object: ObjectId,
-        /// What uses it.
+        /// The user of the object.
         by: ObjectId,
     },
 }
 
-/// The calls, in the order in which they can be made again.
+/// The calls, in an order in which the objects can be made again.
 #[derive(Debug, Default)]
 pub struct Roadmap {
     calls: BTreeMap<ObjectId, Call>,
@@ -136,7 +136,7 @@ pub struct Roadmap {
 }
 
 impl Roadmap {
-    /// One without calls.
+    /// Returns a roadmap without calls.
     pub const fn new() -> Self {
         Self {
             calls: BTreeMap::new(),
@@ -144,10 +144,10 @@ impl Roadmap {
         }
     }
 
-    /// Notes a call that succeeded and names its object.
+    /// Records a call that succeeded and names its object.
     ///
     /// # Errors
-    /// [`Broken::Missing`] if it was made from something that is not there.
+    /// [`Broken::Missing`] if a parent is missing.
     pub fn add(&mut self, call: Call) -> Result<ObjectId, Broken> {
         if let Some(missing) = call
             .parents()
@@ -163,7 +163,7 @@ impl Roadmap {
     /// Forgets an object that is gone.
     ///
     /// # Errors
-    /// [`Broken`] if it is not there, or something else was made from it.
+    /// [`Broken`] if the object is missing or has users.
     pub fn remove(&mut self, object: ObjectId) -> Result<(), Broken> {
         if let Some(by) = self.user_of(object) {
             return Err(Broken::Used { object, by });
@@ -174,10 +174,10 @@ impl Roadmap {
             .ok_or(Broken::Missing(object))
     }
 
-    /// Forgets an object and whatever was made from it. Gives all of them.
+    /// Forgets an object and everything made from the object. Returns all removed objects.
     pub fn remove_with_users(&mut self, object: ObjectId) -> Vec<ObjectId> {
         let mut gone = vec![object];
-        // Users have greater numbers than what they use, so one pass in order finds all.
+        // A user has a greater number than the objects it uses, so one pass in order finds all.
         for (user, call) in &self.calls {
             if call.parents().any(|parent| gone.contains(&parent)) {
                 gone.push(*user);
@@ -187,7 +187,7 @@ impl Roadmap {
         gone
     }
 
-    /// An object that was made from this one.
+    /// Returns an object that was made from this one.
     pub fn user_of(&self, object: ObjectId) -> Option<ObjectId> {
         let mut users = self
             .calls
@@ -196,7 +196,7 @@ impl Roadmap {
         users.next().map(|(user, _)| *user)
     }
 
-    /// All calls, in the order in which they can be made again.
+    /// Returns all calls, in an order in which the objects can be made again.
     pub fn calls(&self) -> impl DoubleEndedIterator<Item = (ObjectId, &Call)> {
         self.calls.iter().map(|(object, call)| (*object, call))
     }
@@ -246,7 +246,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is made and destroyed: every call's parents come before it.
+        /// After any sequence of calls and removals, every call's parents come before the call.
         #[test]
         fn calls_can_be_made_in_their_order(steps in prop::collection::vec((0u8..9, 0usize..32, 0usize..32), 0..200)) {
             let mut map = Roadmap::default();

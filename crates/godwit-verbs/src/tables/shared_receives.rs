@@ -1,7 +1,7 @@
 //! Receives of a shared receive queue that were posted and have not completed.
 //!
-//! Several queue pairs take from the queue, and their completions come in any order. So each receive gets a place,
-//! and the device is told the place's number in place of the application's name for the receive.
+//! Several queue pairs take from the queue, and completions come in any order. So each receive gets a place, and the
+//! device gets the place's number instead of the application's name of the receive.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -9,17 +9,17 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::Receive;
 use crate::abi::ibv_sge;
 
-/// What a place's number is marked with, so that a failed completion, which does not say whether it is of a
-/// receive, can be told from a send's.
+/// Marks a place's number. A failed completion does not tell receives from sends, so the mark does.
 const MARK: u64 = 0x6764_7773_0000_0000;
 const MARKED: u64 = 0xffff_ffff_0000_0000;
 
-/// One poster at a time (who holds the queue's gate), any number of completers, each with its own receive.
+/// The shadow of a shared receive queue, with one poster at a time (the holder of the queue's gate) and any number of
+/// completers, each with its own receive.
 pub struct SharedReceives {
     places: Box<[Place]>,
     sges: Box<[UnsafeCell<ibv_sge>]>,
     sges_each: usize,
-    /// Where the next free place is looked for; the poster's own.
+    /// Begin of the search for a free place; the poster's own.
     next: AtomicU32,
     /// The number of the next receive, from 1; the poster's own.
     order: AtomicU64,
@@ -31,16 +31,16 @@ struct Place {
     noted: UnsafeCell<(u64, u32)>,
 }
 
-// SAFETY: the poster writes only places that are free and publishes them with release; who completes one reads
-// it before it frees it with release, and the poster looks with acquire.
+// SAFETY: the poster writes only free places and publishes each with release; a completer reads a place before freeing
+// it with release, and the poster looks with acquire.
 unsafe impl Sync for SharedReceives {}
-// SAFETY: nothing in it belongs to a thread.
+// SAFETY: nothing in the queue belongs to a thread.
 unsafe impl Send for SharedReceives {}
 
 impl SharedReceives {
-    /// For a queue of `length` receives of at most `sges_each` pieces each.
+    /// Returns the shadow of a queue of `length` receives of at most `sges_each` pieces each.
     pub fn new(length: u32, sges_each: u32) -> Self {
-        // Receives that completed and were not polled yet have places too, and the device's queue has room again.
+        // Completed receives that were not polled yet occupy places, while the device's queue has room again.
         let length = (length as usize + 1).next_power_of_two() * 2;
         let sges_each = sges_each.max(1) as usize;
         Self {
@@ -59,8 +59,8 @@ impl SharedReceives {
         }
     }
 
-    /// Notes a receive. Gives what the device is to call it, or nothing if no place is free or it has too many
-    /// pieces.
+    /// Records a receive. Returns the device's name of the receive; none if no place is free or the receive has too
+    /// many pieces.
     pub fn push(&self, wr_id: u64, sges: &[ibv_sge]) -> Option<u64> {
         if sges.len() > self.sges_each {
             return None;
@@ -82,8 +82,8 @@ impl SharedReceives {
         Some(MARK | place as u64)
     }
 
-    /// The receive that the device calls `name` has completed, or was refused. Gives the application's name for it;
-    /// nothing if `name` is no waiting receive's.
+    /// Removes the receive with the device's name `name`, which has completed or was refused. Returns the application's
+    /// name; none if `name` belongs to no waiting receive.
     #[inline]
     pub fn complete(&self, name: u64) -> Option<u64> {
         if name & MARKED != MARK {
@@ -93,20 +93,20 @@ impl SharedReceives {
         if place.order.load(Ordering::Acquire) == 0 {
             return None;
         }
-        // SAFETY: the place is not free, and only this completion is of it.
+        // SAFETY: the place is not free, and no other completion belongs to the place.
         let (wr_id, _) = unsafe { *place.noted.get() };
         place.order.store(0, Ordering::Release);
         Some(wr_id)
     }
 
-    /// How many have not completed.
+    /// Returns the number of receives that have not completed.
     pub fn waiting(&self) -> usize {
         let waiting = |place: &&Place| place.order.load(Ordering::Acquire) != 0;
         self.places.iter().filter(waiting).count()
     }
 
-    /// What has not completed, in the order in which it was posted, with the device's name for each. The caller
-    /// holds the queue's gate, and nothing completes meanwhile.
+    /// Returns the receives that have not completed, in the order of posting, with the device's name for each. The
+    /// caller holds the queue's gate, and nothing completes meanwhile.
     pub fn outstanding(&self) -> Vec<(u64, Receive)> {
         let mut found: Vec<(u64, usize)> = self
             .places
@@ -150,7 +150,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever completes in whatever order: the rest is outstanding, in the order of posting.
+        /// After completions in any order, the rest is outstanding, in the order of posting.
         #[test]
         fn outstanding_receives_are_those_not_completed(
             length in 1u32..8,

@@ -1,29 +1,29 @@
-//! Memory windows: what each is bound to, and by which keys the device knows it (the RDMA live-migration paper,
+//! Memory windows: the binding of each window, and the device's keys of each window (the RDMA live-migration paper,
 //! sections 3.1 and 3.3).
 //!
-//! The upper 24 bits of a window's remote key name it; the lowest byte, its tag, changes each time that it is bound. A
-//! window of type 2 takes the tag that the application asks for. So the names are translated after a move, and a tag is
-//! the same to the application and to the device.
+//! The upper 24 bits of a window's remote key name the window. The lowest byte, the tag, changes with each binding. A
+//! window of type 2 takes the tag that the application requests. So a move changes the names, and application and
+//! device have the same tag.
 
 use std::collections::BTreeMap;
 
 use super::ObjectId;
 
-/// Bits of a key that are its tag.
+/// Bits of the tag in a key.
 pub(crate) const TAG_BITS: u32 = 8;
 const TAG: u32 = (1 << TAG_BITS) - 1;
 
-/// Where an application's structure for a window lies: that is how requests name it.
+/// The address of an application's structure for a window, which is the window's name in requests.
 pub type WindowAddress = usize;
 
-/// What a window lets peers reach.
+/// The part of a region that a window exposes to peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// Part of this region.
+    /// The region.
     pub region: ObjectId,
-    /// Bound with a request to this queue pair, which alone uses it if the window is of type 2.
+    /// The queue pair whose request bound the window; the sole user of a window of type 2.
     pub pair: ObjectId,
-    /// Where the part begins, as requests say it.
+    /// Begin of the part, as in requests.
     pub address: u64,
     /// Bytes.
     pub length: u64,
@@ -31,68 +31,68 @@ pub struct Binding {
     pub access: u32,
 }
 
-/// Whether a window is bound, when all that was posted has been done.
+/// The binding of a window once all posted requests are done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// It is not.
+    /// Not bound.
     No,
-    /// It is.
+    /// Bound.
     To(Binding),
-    /// A queue pair that bound it, or was to unbind it, failed and is gone: whether that came before or after is not known.
+    /// Unknown: a queue pair that was to bind or unbind the window failed and is gone, before or after doing so.
     Unknown,
 }
 
-/// `IBV_MW_TYPE_*`: how a window is bound.
+/// The way in which a window is bound, `IBV_MW_TYPE_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowType {
-    /// By `ibv_bind_mw`, for all queue pairs of its protection domain.
+    /// Bound by `ibv_bind_mw`, for all queue pairs of the protection domain.
     One,
-    /// By a request, for the queue pair that has it.
+    /// Bound by a request, for the queue pair of the request.
     Two,
 }
 
 /// A window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// How it is bound.
+    /// The type.
     pub kind: WindowType,
-    /// The name that applications know.
+    /// The application's name.
     known: u32,
-    /// The name that the device knows.
+    /// The device's name.
     physical: u32,
-    /// The tag that applications know, and the device's: another one while a window that was made again has not been bound.
+    /// The application's tag, and the device's. The tags differ while a window that was made again has not been bound.
     known_tag: u32,
     device_tag: u32,
-    /// What it is bound to.
+    /// The binding.
     pub bound: Bound,
-    /// Whether the device has it bound like that.
+    /// True if the device has this binding.
     pub on_device: bool,
-    /// The queue pair that had the last request about it, if something else is true of it should that request have failed.
+    /// The queue pair of the last request about the window, if a failure of the request would change the binding.
     doubt: Option<ObjectId>,
 }
 
 impl Window {
-    /// The upper bits of its keys as applications know them.
+    /// Returns the upper bits of the application's keys.
     pub fn known_name(&self) -> u32 {
         self.known
     }
 
-    /// Its key as applications know it.
+    /// Returns the application's key.
     pub fn known_key(&self) -> u32 {
         self.known << TAG_BITS | self.known_tag
     }
 
-    /// Its key as the device knows it now.
+    /// Returns the device's current key.
     pub fn device_key(&self) -> u32 {
         self.physical << TAG_BITS | self.device_tag
     }
 
-    /// Its key once the device has it bound as applications know it.
+    /// Returns the device's key after the device has bound the window with the application's tag.
     pub fn bound_key(&self) -> u32 {
         self.physical << TAG_BITS | self.known_tag
     }
 
-    /// A request to `pair` is to make it `bound`.
+    /// Records a request to `pair` that changes the binding to `bound`.
     fn change(&mut self, pair: ObjectId, bound: Bound) {
         let outlives = match self.bound {
             Bound::No => self.doubt.is_some(),
@@ -105,7 +105,7 @@ impl Window {
         (self.bound, self.doubt) = (bound, outlives.then_some(pair));
     }
 
-    /// The queue pair failed and is gone, or is only gone.
+    /// Records the end of a queue pair, which may have failed before.
     fn pair_ended(&mut self, pair: ObjectId, failed: bool) {
         let own = matches!(self.bound, Bound::To(binding) if binding.pair == pair);
         let doubted = self.doubt == Some(pair);
@@ -129,7 +129,7 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// None.
+    /// Returns an empty table.
     pub const fn new() -> Self {
         Self {
             all: BTreeMap::new(),
@@ -138,12 +138,12 @@ impl Windows {
         }
     }
 
-    /// Whether there is none.
+    /// Returns true if the process has no window.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// A window was made, with this key.
+    /// Adds a new window with this key.
     pub fn add(&mut self, address: WindowAddress, kind: WindowType, key: u32) {
         let (name, tag) = (key >> TAG_BITS, key & TAG);
         let window = Window {
@@ -161,7 +161,7 @@ impl Windows {
         self.by_physical.insert(name, address);
     }
 
-    /// The window is gone. Gives the name that applications knew.
+    /// Removes a window. Returns the application's name.
     pub fn remove(&mut self, address: WindowAddress) -> Option<u32> {
         let window = self.all.remove(&address)?;
         self.by_known.remove(&window.known);
@@ -169,7 +169,7 @@ impl Windows {
         Some(window.known)
     }
 
-    /// The device has made the window again, with this key, and has not bound it.
+    /// Records that the device has made the window again, with this key and not bound.
     pub fn made_again(&mut self, address: WindowAddress, key: u32) {
         let Some(window) = self.all.get_mut(&address) else {
             return;
@@ -179,36 +179,37 @@ impl Windows {
         }
         (window.physical, window.device_tag) = (key >> TAG_BITS, key & TAG);
         window.on_device = window.bound == Bound::No;
-        // No request of a process that moves has failed.
+        // No request of a moving process has failed.
         window.doubt = None;
         self.by_physical.insert(window.physical, address);
     }
 
-    /// Whether a window is known by this name, to applications or to the device.
+    /// Returns true if a window has this name, at the application or at the device.
     pub fn has_name(&self, name: u32) -> bool {
         self.by_known.contains_key(&name) || self.by_physical.contains_key(&name)
     }
 
-    /// All names: what applications know, and what the device knows.
+    /// Returns all names: the application's and the device's.
     pub fn names(&self) -> impl Iterator<Item = (u32, u32)> {
         self.all
             .values()
             .map(|window| (window.known, window.physical))
     }
 
-    /// The window at `address`.
+    /// Returns the window at `address`.
     pub fn get(&self, address: WindowAddress) -> Option<&Window> {
         self.all.get(&address)
     }
 
-    /// All of them.
+    /// Returns all windows.
     pub fn all(&self) -> impl Iterator<Item = (WindowAddress, &Window)> {
         self.all.iter().map(|(address, window)| (*address, window))
     }
 
-    /// What a request to bind the window says to the device: the key that it has, and the one that it is to have. The
-    /// application's structure says `has`, and its request `wanted`. A structure that says something else than the
-    /// device would refuses, as it does without this library.
+    /// Returns the keys of the device for a request to bind the window: the present key and the wanted one. The
+    /// application's structure contains `has`, and the request contains `wanted`. If the structure and the device
+    /// disagree, the result differs from the device's key too, and the device refuses the request, as without this
+    /// library.
     pub fn keys_to_bind(
         &self,
         address: WindowAddress,
@@ -228,7 +229,7 @@ impl Windows {
         ))
     }
 
-    /// The device was asked to bind the window, by a request to `pair`; its key has the tag of `wanted` from now on.
+    /// Records a request to `pair` that binds the window. The key has the tag of `wanted` from now on.
     pub fn bind(&mut self, address: WindowAddress, wanted: u32, bound: Bound, pair: ObjectId) {
         if let Some(window) = self.all.get_mut(&address) {
             (window.known_tag, window.device_tag) = (wanted & TAG, wanted & TAG);
@@ -237,7 +238,7 @@ impl Windows {
         }
     }
 
-    /// The device has bound the window again, or has it not bound for a while.
+    /// Records that the device has bound the window again, or has dropped the binding for a while.
     pub fn set_on_device(&mut self, address: WindowAddress, on_device: bool) {
         if let Some(window) = self.all.get_mut(&address) {
             window.on_device = on_device;
@@ -247,7 +248,7 @@ impl Windows {
         }
     }
 
-    /// The device's key for the one that applications know; nothing if it is no window's.
+    /// Returns the device's key for an application's key; none if no window has this key.
     pub fn device_key(&self, known: u32) -> Option<u32> {
         let address = self.by_known.get(&(known >> TAG_BITS))?;
         let window = self.all.get(address)?;
@@ -255,7 +256,7 @@ impl Windows {
         Some(window.physical << TAG_BITS | window.device_tag.wrapping_add(strays) & TAG)
     }
 
-    /// The application has its window invalidated, with a request to `pair`, by the key that it knows. Devices refuse that
+    /// Records a request to `pair` that invalidates a window by the application's key. Devices refuse such a request
     /// for type 1.
     pub fn invalidate(&mut self, known: u32, pair: ObjectId) {
         let address = self.by_known.get(&(known >> TAG_BITS));
@@ -267,19 +268,19 @@ impl Windows {
         }
     }
 
-    /// A peer has invalidated a window by the key that the device knows. Gives the one that applications know; nothing
-    /// if it is no window's.
+    /// Records that a peer has invalidated a window by the device's key. Returns the application's key; none if no
+    /// window has this key.
     pub fn invalidated(&mut self, device_key: u32) -> Option<u32> {
         let address = self.by_physical.get(&(device_key >> TAG_BITS))?;
         let window = self.all.get_mut(address)?;
         if window.device_tag == device_key & TAG && window.kind == WindowType::Two {
-            // The device says so.
+            // The device has reported the invalidation.
             (window.bound, window.doubt) = (Bound::No, None);
         }
         Some(window.known << TAG_BITS | device_key & TAG)
     }
 
-    /// The region is gone, and with it what windows let peers reach of it.
+    /// Removes all bindings to a region that is gone.
     pub fn region_ended(&mut self, region: ObjectId) {
         for window in self.all.values_mut() {
             if matches!(window.bound, Bound::To(binding) if binding.region == region) {
@@ -288,8 +289,8 @@ impl Windows {
         }
     }
 
-    /// The queue pair is gone, and windows of type 2 that it bound with it. What it did to others is not known if it has
-    /// `failed`.
+    /// Records the end of a queue pair, which unbinds its windows of type 2. If the queue pair has `failed`, its effect
+    /// on other windows is unknown.
     pub fn pair_ended(&mut self, pair: ObjectId, failed: bool) {
         for window in self.all.values_mut() {
             window.pair_ended(pair, failed);
@@ -347,7 +348,7 @@ mod tests {
         let mut windows = Windows::new();
         windows.add(AT, WindowType::Two, 0x507);
         windows.made_again(AT, 0x942);
-        // What the application knows is what the device has, until the first binding gives both the same tag.
+        // The application's tag matches the device's until the first binding gives both the same tag.
         assert_eq!(windows.keys_to_bind(AT, 0x507, 0x508), Some((0x942, 0x908)));
         assert_eq!(windows.keys_to_bind(AT, 0x506, 0x508), Some((0x941, 0x908)));
         // A structure that names another window.
@@ -439,7 +440,7 @@ mod tests {
     }
 
     proptest! {
-        /// However often windows are made again: a key that applications know leads to its window and back.
+        /// However often windows are made again, an application's key leads to its window and back.
         #[test]
         fn a_key_means_its_window(
             moves in prop::collection::vec((0usize..4, 0u32..1 << 24, any::<u8>(), any::<u8>()), 1..40),

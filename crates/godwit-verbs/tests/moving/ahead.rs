@@ -1,4 +1,4 @@
-//! What is made ahead of a move, while applications work.
+//! Objects made ahead of a move while applications work.
 
 use godwit_verbs::abi::*;
 use godwit_verbs::shim;
@@ -8,7 +8,7 @@ use crate::attached::held;
 use crate::device::{arrive, complete_sends, with};
 use crate::{Application, suspend_and_release};
 
-/// The numbers that the device has.
+/// Returns the numbers in use at the device.
 fn numbers() -> Vec<u32> {
     with(|device| device.numbers.iter().copied().collect())
 }
@@ -29,7 +29,7 @@ fn a_partner_works_on_until_it_changes_over_to_what_was_prepared() {
             .unwrap_err()
             .contains("prepared for it already")
     );
-    // The old one works.
+    // The old queue pair works.
     assert_eq!(application.send(10), 0);
     assert_eq!(
         with(|device| device.sends.keys().copied().collect::<Vec<_>>()),
@@ -82,11 +82,11 @@ fn what_was_prepared_goes_when_it_is_not_wanted() {
     prepare();
     shim::abandon(Some(&only));
     assert_eq!(numbers(), only);
-    // It was made for a state that the application has left.
+    // The prepared queue pair fits a state that the application has left.
     prepare();
     assert_eq!(application.change(IBV_QPS_RTS), 0);
     assert_eq!(numbers(), only);
-    // One that cannot be prepared takes the others with it.
+    // A queue pair that cannot be prepared takes the others with it.
     let mut unknown = application.connection();
     unknown.number = 77;
     assert!(
@@ -95,7 +95,7 @@ fn what_was_prepared_goes_when_it_is_not_wanted() {
             .contains("queue pair 77")
     );
     assert_eq!(numbers(), only);
-    // A process that moves itself leaves nothing.
+    // A process that moves itself leaves no prepared queue pair.
     prepare();
     suspend_and_release(&application, 0);
     assert_eq!(numbers(), [0u32; 0]);
@@ -107,7 +107,7 @@ fn what_was_prepared_goes_when_it_is_not_wanted() {
     shim::recreate(None).unwrap();
     shim::connect(&[application.connection()]).unwrap();
     shim::resume(None).unwrap();
-    // And the end of the queue pair is the end of both.
+    // The end of the queue pair is the end of both.
     prepare();
     assert_eq!(numbers().len(), 2);
     // SAFETY: nothing uses the pair any more.
@@ -148,12 +148,12 @@ fn what_was_made_from_another_plan_is_not_taken() {
     // Nothing was touched.
     shim::attach(held(&plan, 2)).unwrap();
     shim::resume(None).unwrap();
-    // What was told before a move is of no use to the next.
+    // A plan from before a move is useless for the next.
     suspend_and_release(&application, 0);
     assert!(shim::attach(held(&plan, 2)).is_err());
     shim::recreate(None).unwrap();
     shim::resume(None).unwrap();
-    // What has been made since is not among what was made ahead.
+    // The new queue is not among the objects made ahead.
     let plan = shim::plan();
     let (nobody, nothing) = (std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: the context is the application's.

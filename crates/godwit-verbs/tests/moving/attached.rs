@@ -1,5 +1,5 @@
-//! A process that has taken what a holder made: the device's files are another process's, and events of queues carry the
-//! addresses of the process's own.
+//! A process that has taken over a holder's objects: the device's files belong to another process, and events of queues
+//! carry addresses in this process.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -16,13 +16,13 @@ unsafe extern "C" {
     fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int;
 }
 
-/// A file that can be read from at once.
+/// Returns a file that is readable at once.
 fn event_file() -> OwnedFd {
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: a new descriptor without another owner.
     unsafe { OwnedFd::from_raw_fd(libc::eventfd(1, libc::EFD_CLOEXEC)) }
 }
 
-/// What a holder gives for this plan.
+/// Returns a holder's hand-over for this plan.
 pub(crate) fn held(plan: &Plan, files: usize) -> HandedOver {
     let said = json!({"plan": plan.name, "answers": []});
     let mut handed: HandedOver = serde_json::from_value(said).unwrap();
@@ -30,7 +30,7 @@ pub(crate) fn held(plan: &Plan, files: usize) -> HandedOver {
     handed
 }
 
-/// The process moves, and takes objects that were made ahead. There are two files of its device, and one for each channel.
+/// Moves the process, which takes over objects made ahead: two files of its device, and one file for each channel.
 fn move_with(application: &Application, files: usize) {
     let plan = shim::plan();
     suspend_and_release(application, 0);
@@ -38,7 +38,7 @@ fn move_with(application: &Application, files: usize) {
     shim::resume(None).unwrap();
 }
 
-/// The device tells its last channel of a completion. The event names this queue.
+/// Announces a completion on the device's last channel. The event names the queue `named`.
 fn tell(named: usize, shadow: *mut ibv_cq) {
     let file = with(|device| {
         let queue = device.made[&shadow.addr()];
@@ -123,7 +123,7 @@ fn the_end_of_a_queue_pair_does_not_wait_for_a_thread_that_has_its_event() {
     while with(|device| !device.asynchronous.is_empty()) {
         std::thread::yield_now();
     }
-    // Its queue pair ends first.
+    // The event's queue pair ends first.
     drop(application);
     assert_eq!(thread.join().unwrap(), (0, shadow));
 }
@@ -133,7 +133,7 @@ fn a_full_queue_is_full_and_what_it_took_is_told_whoever_opened_the_device() {
     let application = Application::start();
     move_with(&application, 2);
     with(|device| device.write_refused = true);
-    // One more fits than the application was told, for a marker.
+    // An extra entry beyond the granted capacity, for a marker.
     assert_eq!(
         [1, 2, 3, 4].map(|wr_id| application.send(wr_id)),
         [0, 0, 0, libc::ENOMEM]
@@ -141,7 +141,7 @@ fn a_full_queue_is_full_and_what_it_took_is_told_whoever_opened_the_device() {
     assert_eq!(with(|device| device.rings), 4);
     complete_sends();
     assert_eq!(application.poll(), [1, 2, 3]);
-    // Of a list as much as fits.
+    // Only a part of the list fits.
     // SAFETY: integers, null pointers and a union of both; the requests live until the call returns.
     unsafe {
         let mut list: [ibv_send_wr; 5] = std::mem::zeroed();
@@ -164,7 +164,7 @@ fn a_process_that_was_made_ahead_goes_on_after_a_move_that_was_given_up() {
     shim::suspend(None).unwrap();
     assert_eq!([3, 4].map(|wr_id| application.send(wr_id)), [0, 0]);
     assert!(application.wait(0).unwrap_err().contains("in flight"));
-    // The device's queue is full of what is in flight.
+    // The device's queue is full of requests in flight.
     shim::resume(None).unwrap();
     complete_sends();
     assert_eq!(application.poll(), [1, 2]);

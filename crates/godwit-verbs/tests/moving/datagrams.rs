@@ -93,7 +93,7 @@ impl<'a> Datagrams<'a> {
         into[..count].iter().map(|one| one.wr_id).collect()
     }
 
-    /// What peers sent to datagrams' queue pairs is not known, and need not be.
+    /// Drains without the number of datagrams that peers sent, which is unknown.
     fn wait(&self) -> Result<Duration, String> {
         let reliable = BTreeMap::from([(self.application.number(), 0)]);
         shim::drain(&reliable, Duration::from_millis(5))
@@ -122,7 +122,7 @@ fn what_comes_until_a_queue_pair_ends_is_told_of_as_anything_else() {
     assert!((0..4).all(|wr_id| datagrams.receive(wr_id) == 0));
     // SAFETY: the pair lives.
     let known = unsafe { (*datagrams.pair).qp_num };
-    // At the second move the device knows it by another number.
+    // At the second move the device has another number for the queue pair.
     for oldest in 0..2 {
         shim::suspend(None).unwrap();
         complete_sends();
@@ -170,7 +170,7 @@ fn the_pieces_of_a_datagram_are_found_after_a_move() {
     complete_sends();
     datagrams.wait().unwrap();
     shim::release().unwrap();
-    // The new device has given the first key to somebody else.
+    // The new device has given the first key to another region.
     with(|device| device.keys.insert(known[0]));
     datagrams.go_on_elsewhere();
     let moved = seen();
@@ -183,7 +183,7 @@ fn addressed() -> Vec<([u8; 16], u32)> {
     with(|device| std::mem::take(&mut device.addressed))
 }
 
-/// A queue pair of the peer of which no test says that it has moved: the process never forgets that.
+/// A queue pair of the peer that moves in no test: the process never forgets a move.
 const UNMOVED: u32 = 50;
 
 #[test]
@@ -198,7 +198,7 @@ fn datagrams_complete_before_a_move_or_are_sent_after_it() {
     shim::suspend(None).unwrap();
     // SAFETY: the pair lives.
     let number = unsafe { (*datagrams.pair).qp_num };
-    // The marker comes back to its own queue pair, which refuses its key.
+    // The marker comes back to its own queue pair, which refuses the marker's key.
     assert_eq!(addressed(), [(PEER, UNMOVED), (OWN, number)]);
     assert!(datagrams.wait().unwrap_err().contains("in flight"));
     assert!(shim::release().unwrap_err().contains("not been waited for"));
@@ -212,7 +212,7 @@ fn datagrams_complete_before_a_move_or_are_sent_after_it() {
     );
     assert_eq!(datagrams.poll(), [7]);
     assert_eq!(datagrams.receive(3), 0);
-    // Another process has its number at the new place.
+    // Another process has the number at the new place.
     with(|device| device.numbers.insert(number));
     datagrams.go_on_elsewhere();
     assert_eq!(addressed(), [(PEER, UNMOVED)]);
@@ -253,10 +253,10 @@ fn datagrams_find_a_queue_pair_that_has_moved() {
     };
     for handle in [before, later] {
         assert_eq!(send(handle, 5), (MOVED_TO, 6));
-        // Its neighbour at the old place has not moved.
+        // A neighbour at the old place has not moved.
         assert_eq!(send(handle, 7), (PEER, 7));
     }
-    // Whoever moves himself still finds it.
+    // After its own move the sender still finds the queue pair.
     shim::suspend(None).unwrap();
     complete_sends();
     datagrams.wait().unwrap();
@@ -264,7 +264,7 @@ fn datagrams_find_a_queue_pair_that_has_moved() {
     datagrams.go_on_elsewhere();
     addressed();
     assert_eq!(send(before, 5), (MOVED_TO, 6));
-    // And when it has come back.
+    // The queue pair has come back.
     shim::redirect(&[moved(PEER, 4)]).unwrap();
     assert_eq!(send(before, 5), (PEER, 4));
     assert_eq!(send(later, 5), (PEER, 4));
@@ -286,7 +286,7 @@ fn whoever_sends_datagrams_can_be_told_where_a_queue_pair_is() {
         complete_sends();
         datagrams.wait().unwrap();
         shim::release().unwrap();
-        // Another process has its number at the new place.
+        // Another process has the number at the new place.
         let taken = 40 + places.len() as u32;
         with(|device| {
             device.address = Some(host);
@@ -332,7 +332,7 @@ fn number_of(datagrams: &Datagrams) -> u32 {
 fn a_handle_lives_as_long_as_a_datagram_that_was_posted_with_it() {
     let application = Application::start();
     let datagrams = Datagrams::start(&application);
-    // The library never forgets where a queue pair is, so this one is no other test's.
+    // The library never forgets a queue pair's place, so no other test uses this one.
     let (peer, number) = ([8; 16], 50);
     let handle = datagrams.handle(peer);
     let moved = |to: u8| Redirect {
@@ -348,7 +348,7 @@ fn a_handle_lives_as_long_as_a_datagram_that_was_posted_with_it() {
     assert!(leads_to(2), "what is in the queue has no handle any more");
     complete_sends();
     assert_eq!(datagrams.poll(), [1]);
-    // However often a peer moves, few are left of it.
+    // After any number of a peer's moves, few handles are left.
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -366,12 +366,12 @@ fn a_handle_lives_as_long_as_a_datagram_that_was_posted_with_it() {
     let left = with(|device| device.routes.len());
     assert!(left < 20, "{left} handles");
     assert!(datagrams.poll().is_empty());
-    // While nothing leaves, nothing is taken from what may be in a queue.
+    // While no datagram leaves, no handle is destroyed that a queued request may use.
     assert_eq!(datagrams.send(2, handle, number), 0);
     let refused = (10..110).find_map(|to| shim::redirect(&[moved(to)]).err());
     assert!(refused.unwrap().contains("in flight"));
     assert!(leads_to(109), "what is in the queue has no handle any more");
-    // That keeps nobody else from where he is, nor later handles.
+    // Neither other queue pairs nor later handles are affected.
     let neighbour = Redirect {
         number: number + 1,
         ..moved(202)
@@ -384,7 +384,7 @@ fn a_handle_lives_as_long_as_a_datagram_that_was_posted_with_it() {
     assert!(leads_to(201));
     complete_sends();
     assert_eq!(datagrams.poll(), [2]);
-    // Once it has left, being told again helps.
+    // Once the datagrams have left, a repeated redirect succeeds.
     std::thread::scope(|scope| {
         let told = scope.spawn(|| shim::redirect(&[moved(203), moved(201)]));
         while !told.is_finished() {
@@ -401,7 +401,7 @@ fn a_handle_lives_as_long_as_a_datagram_that_was_posted_with_it() {
         // SAFETY: nothing uses the handle any more.
         assert_eq!(unsafe { shim::destroy_ah(handle) }, 0);
     }
-    // But for the handle of the last marker, which goes with its queue pair.
+    // Except the handle of the last marker, which goes with its queue pair.
     assert!(with(|device| device
         .routes
         .values()

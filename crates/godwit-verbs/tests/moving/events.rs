@@ -21,7 +21,7 @@ fn readable(channel: *mut ibv_comp_channel) -> bool {
     unsafe { libc::poll(&raw mut asked, 1, 0) == 1 }
 }
 
-/// The queue that the next event is of; nothing if there is none.
+/// Returns the queue of the next event, if any.
 fn event(channel: *mut ibv_comp_channel) -> Option<*mut ibv_cq> {
     let (mut queue, mut cookie) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: the channel lives, and does not block.
@@ -29,7 +29,7 @@ fn event(channel: *mut ibv_comp_channel) -> Option<*mut ibv_cq> {
     (got == 0).then_some(queue)
 }
 
-/// The application's queue tells of its events by this channel from now on.
+/// Replaces the application's queue by one with a channel.
 fn with_channel(application: &mut Application) -> *mut ibv_comp_channel {
     // SAFETY: as verbs demand; the first queue and its pair are used by nobody.
     let channel = unsafe {
@@ -48,7 +48,7 @@ fn with_channel(application: &mut Application) -> *mut ibv_comp_channel {
     channel
 }
 
-/// As it was before.
+/// Replaces the application's queue by one without a channel.
 fn without_channel(application: &mut Application, channel: *mut ibv_comp_channel) {
     // SAFETY: as verbs demand; nothing is used after it.
     unsafe {
@@ -123,14 +123,14 @@ fn whoever_waits_with_poll_is_told_of_what_completed_while_the_process_moved() {
     assert!(readable(channel));
     assert_eq!(event(channel), Some(application.cq));
     assert_eq!(application.poll(), [5]);
-    // Then it is the device's again.
+    // Then events come from the device again.
     assert!(!readable(channel) && event(channel).is_none());
     arm();
     assert_eq!(application.send(6), 0);
     complete_sends();
     assert!(!readable(channel));
     assert_eq!(application.poll(), [6]);
-    // One that is taken while the process has no device leaves nothing to be told.
+    // An event that is taken while the process has no device is not announced again.
     arm();
     assert_eq!(application.send(7), 0);
     suspend_and_release(&application, 0);

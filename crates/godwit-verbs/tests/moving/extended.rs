@@ -1,4 +1,4 @@
-//! Queue pairs whose requests are put together by calls (`ibv_wr_*`).
+//! Queue pairs with requests that are built by calls (`ibv_wr_*`).
 
 mod lists;
 mod moved;
@@ -14,13 +14,13 @@ use crate::device::header::{self, Calls};
 use crate::device::{Taken, complete_sends, with};
 use crate::{Application, make_ready};
 
-/// What this library offers for reliable connections: `IBV_QP_EX_WITH_*` up to `IBV_QP_EX_WITH_SEND_WITH_INV`.
+/// The library's operations for reliable connections: `IBV_QP_EX_WITH_*` up to `IBV_QP_EX_WITH_SEND_WITH_INV`.
 const ALL: u64 = 0x3ff;
 
-/// Bytes that the queue pairs of these tests take at once.
+/// Bytes of inline data that the queue pairs of these tests take.
 const INLINE: u32 = 16;
 
-/// A connected queue pair of an application. Three requests fit into it, each with up to two pieces.
+/// A connected queue pair of an application, with room for three requests of up to two pieces each.
 struct Extended<'a> {
     application: &'a Application,
     pair: *mut ibv_qp,
@@ -49,7 +49,7 @@ impl<'a> Extended<'a> {
         unsafe { (*self.pair).qp_num }
     }
 
-    /// A request for `ibv_post_send`.
+    /// Posts a request by `ibv_post_send`.
     fn post(&self, opcode: c_int, more: impl FnOnce(&mut ibv_send_wr)) -> c_int {
         // SAFETY: integers, null pointers and a union of both; the pair lives.
         unsafe {
@@ -61,7 +61,7 @@ impl<'a> Extended<'a> {
         }
     }
 
-    /// A list.
+    /// Posts a list.
     fn list(&self, put_together: impl FnOnce(Calls)) -> c_int {
         // SAFETY: the pair lives.
         unsafe {
@@ -72,7 +72,7 @@ impl<'a> Extended<'a> {
         }
     }
 
-    /// A list of requests without data.
+    /// Posts a list of requests without data.
     fn send_empty(&self, numbers: Range<u64>) -> c_int {
         self.list(|calls| {
             for wr_id in numbers {
@@ -101,7 +101,7 @@ impl Drop for Extended<'_> {
     }
 }
 
-/// `ibv_create_qp_ex`, with what `more` asks for.
+/// `ibv_create_qp_ex`, with the arguments set by `more`.
 fn create(
     application: &Application,
     qp_type: c_int,
@@ -120,12 +120,11 @@ fn create(
     }
 }
 
-/// The requests that have reached the device since this was asked last.
+/// Returns the requests that have reached the device since the last call.
 fn taken() -> Vec<Taken> {
     with(|device| std::mem::take(&mut device.taken))
 }
 
-/// The numbers of these requests.
 fn numbers_of(taken: &[Taken]) -> Vec<u64> {
     taken.iter().map(|one| one.wr_id).collect()
 }
@@ -211,7 +210,7 @@ fn each_operation_reaches_the_device_as_the_same_request_of_a_list_does() {
             }),
             list(&|calls| calls.fetch_add(5, 0x70, 1)),
         );
-        // Several pieces, in place of those that were attached first.
+        // Several pieces, which replace the pieces attached first.
         same(
             extended.post(IBV_WR_SEND, |request| {
                 (request.sg_list, request.num_sge) = (two.as_mut_ptr(), 2);
@@ -301,7 +300,7 @@ fn data_that_is_taken_at_once_may_change_before_the_list_is_complete() {
     assert_eq!(sent, data.map(|data| (flags, data.to_vec())));
     complete_sends();
     assert_eq!(extended.poll(), [7, 7, 7]);
-    // The flag says nothing by itself: what is attached says it. The last one that is attached holds.
+    // The flag alone has no effect: the way of attaching counts. The last attachment holds.
     // SAFETY: as above.
     let result = extended.list(|calls| unsafe {
         calls.next(8, IBV_SEND_INLINE);
@@ -338,14 +337,14 @@ fn what_is_not_offered_is_refused_and_leaves_nothing() {
     }
     // `IBV_QPT_UC`
     refused(3, &|wanted| wanted.send_ops_flags = 1);
-    // Two of them ask for nothing, since what they say is there is 0.
+    // Two of the bits request nothing, since their fields are 0.
     for bit in (1..32).filter(|bit| !matches!(bit, 2 | 3 | 6)) {
         refused(IBV_QPT_RC, &|wanted| wanted.comp_mask |= 1 << bit);
     }
     refused(IBV_QPT_RC, &|wanted| {
         wanted.comp_mask = IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     });
-    // More than there is memory for.
+    // More than the available memory.
     let too_much = create(&application, IBV_QPT_RC, |wanted| {
         wanted.send_ops_flags = ALL;
         (wanted.cap.max_send_wr, wanted.cap.max_inline_data) = (u32::MAX - 1, u32::MAX);
@@ -353,14 +352,14 @@ fn what_is_not_offered_is_refused_and_leaves_nothing() {
     assert!(too_much.is_null());
     assert_eq!(with(|device| device.numbers.clone()), before);
     assert_eq!(shim::queue_pairs().len(), 1);
-    // What was not asked for is absent.
+    // Calls that were not requested are absent.
     let extended = Extended::start(&application, IBV_QPT_RC, 1);
     // SAFETY: the pair lives.
     let calls = unsafe { &(*extended.calls.0).wr };
     assert!(calls.wr_rdma_write.is_some() && calls.wr_set_sge.is_some());
     assert!(calls.wr_send.is_none() && calls.wr_bind_mw.is_none());
     assert!(calls.wr_set_ud_addr.is_none() && calls.wr_send_tso.is_none());
-    // And others are no such queue pairs.
+    // Other queue pairs have no calls.
     // SAFETY: the pairs live.
     unsafe { assert!(shim::qp_to_qp_ex(application.pair).is_null()) };
     let plain = create(&application, IBV_QPT_RC, |wanted| {

@@ -1,4 +1,4 @@
-//! The steps of a move against a device that is a few tables: what applications see, and what the device is asked.
+//! The steps of a move with a device made of a few tables, as applications and the device see them.
 
 #![allow(unsafe_op_in_unsafe_fn)]
 
@@ -24,7 +24,7 @@ use godwit_verbs::abi::*;
 use godwit_verbs::shim::{self, Connection};
 use godwit_verbs::tables::{Gid, RemoteKey};
 
-/// An application with one connected queue pair that two requests and four receives fit into.
+/// An application with one connected queue pair that has room for two requests and four receives.
 struct Application {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
@@ -69,7 +69,7 @@ impl Application {
         }
     }
 
-    /// A shared queue that four receives fit into.
+    /// Makes a shared queue with room for four receives.
     fn create_srq(&self) -> *mut ibv_srq {
         let mut wanted = ibv_srq_init_attr {
             srq_context: ptr::null_mut(),
@@ -97,7 +97,7 @@ impl Application {
         unsafe { shim::reg_mr(self.pd, ptr::null_mut(), 8, 0, 0) }
     }
 
-    /// Sends one piece with this local key; gives the one that the device saw.
+    /// Sends one piece with this local key; returns the key that the device saw.
     fn send_with_key(&self, lkey: u32) -> u32 {
         post_piece(self.pair, lkey, |_| {});
         complete_sends();
@@ -160,7 +160,7 @@ impl Drop for Application {
     }
 }
 
-/// The keys of regions, by what the application knows.
+/// Returns the device's keys of regions by the application's keys.
 fn keys_of_regions(keys: &[RemoteKey]) -> BTreeMap<u32, u32> {
     let regions = keys.iter().filter_map(|key| match *key {
         RemoteKey::Region(known, physical) => Some((known, physical)),
@@ -169,7 +169,7 @@ fn keys_of_regions(keys: &[RemoteKey]) -> BTreeMap<u32, u32> {
     regions.collect()
 }
 
-/// Sends one piece with this local key on a queue pair; `more` is what the request says besides.
+/// Sends one piece with this local key on a queue pair; `more` sets other fields of the request.
 fn post_piece(pair: *mut ibv_qp, lkey: u32, more: impl FnOnce(&mut ibv_send_wr)) {
     let mut piece = ibv_sge {
         lkey,
@@ -186,7 +186,7 @@ fn post_piece(pair: *mut ibv_qp, lkey: u32, more: impl FnOnce(&mut ibv_send_wr))
     }
 }
 
-/// Makes one list of these, each with its place as its number.
+/// Links the requests into one list, each with its index as its number.
 fn chain(list: &mut [ibv_send_wr]) {
     for place in (0..list.len()).rev() {
         list[place].wr_id = place as u64;
@@ -197,7 +197,7 @@ fn chain(list: &mut [ibv_send_wr]) {
     }
 }
 
-/// Brings a queue pair to where it can send.
+/// Brings a queue pair into the state RTS.
 fn make_ready(pair: *mut ibv_qp) {
     for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
         assert_eq!(change(pair, state), 0);
@@ -242,7 +242,7 @@ fn no_key_and_no_number_means_another_object_after_a_move() {
     // SAFETY: the regions live.
     let keys = known.map(|region| unsafe { (*region).rkey });
     suspend_and_release(&application, 0);
-    // At the new place others have the first key and the first number.
+    // At the new place other processes have the first key and the first number.
     with(|device| (device.keys.insert(keys[0]), device.numbers.insert(1)));
     let made = shim::recreate(None).unwrap();
     let moved = keys_of_regions(&made.remote_keys);
@@ -282,7 +282,7 @@ fn a_local_key_means_its_region_wherever_the_process_is() {
     shim::connect(&[application.connection()]).unwrap();
     shim::resume(None).unwrap();
     let moved = keys.map(|key| application.send_with_key(key));
-    // The device's keys of a region are the same number for both.
+    // This device's local and remote keys of a region are equal.
     let expected = keys.map(|key| keys_of_regions(&made.remote_keys)[&key]);
     assert_eq!(moved, expected);
     assert!(moved.iter().all(|key| !keys.contains(key)));
@@ -293,7 +293,7 @@ fn a_local_key_means_its_region_wherever_the_process_is() {
         0,
         "a region that is gone is reached"
     );
-    // A device that would give a region the number that another one has for the application.
+    // The device would give a region the number that the application knows for another.
     with(|device| device.keys.retain(|key| !keys.contains(key)));
     let later = application.register();
     // SAFETY: the region lives.
@@ -339,12 +339,12 @@ fn receives_of_a_shared_queue_complete_in_any_order_and_move() {
             .map(|one| one.wr_id)
             .collect::<Vec<_>>()
     };
-    // Two of the same name: the application may do that.
+    // Two receives with the same name, as applications may post.
     assert_eq!([7, 7, 9, 8].map(post), [0; 4]);
-    // The second one completes first.
+    // The second receive completes first.
     arrive_at(1);
     assert_eq!(polled(), [7]);
-    // The pair has to be connected for a move.
+    // A move requires a connected queue pair.
     for state in [IBV_QPS_INIT, IBV_QPS_RTR] {
         let mut to = ibv_qp_attr {
             qp_state: state,
@@ -389,7 +389,7 @@ fn receives_and_completions_come_once() {
     arrive(application.number());
     assert_eq!(application.send(10), 0);
     suspend_and_release(&application, 1);
-    // While there is no device, too: as many as fit, and no more.
+    // Also without a device: as many as fit, and no more.
     assert_eq!(
         [4, 5, 6].map(|wr_id| application.receive(wr_id)),
         [0, 0, libc::ENOMEM]
@@ -431,7 +431,7 @@ fn a_move_that_is_given_up_loses_nothing() {
             .unwrap_err()
             .contains("not been waited for")
     );
-    // The device's queue is full of what is in flight.
+    // The device's queue is full of requests in flight.
     shim::resume(None).unwrap();
     complete_sends();
     assert_eq!(application.poll(), [1, 2]);
@@ -440,7 +440,7 @@ fn a_move_that_is_given_up_loses_nothing() {
     assert_eq!(application.send(5), 0);
     complete_sends();
     assert_eq!(application.poll(), [5]);
-    // And it can be moved later.
+    // A later move is possible.
     suspend_and_release(&application, 0);
     assert!(shim::resume(None).is_err());
     shim::recreate(None).unwrap();
@@ -476,10 +476,10 @@ fn what_is_kept_is_not_overtaken_by_a_thread_that_receives() {
     assert_eq!([1, 2].map(|wr_id| application.send(wr_id)), [0, 0]);
     shim::suspend(None).unwrap();
     assert_eq!([3, 4].map(|wr_id| application.send(wr_id)), [0, 0]);
-    // The device's queue is full of what is in flight.
+    // The device's queue is full of requests in flight.
     shim::resume(None).unwrap();
     assert_eq!(application.receive(20), 0);
-    // It has room again before anybody has polled.
+    // The queue has room again before any poll.
     complete_sends();
     assert_eq!(application.send(5), 0);
     complete_sends();
@@ -489,7 +489,7 @@ fn what_is_kept_is_not_overtaken_by_a_thread_that_receives() {
 #[test]
 fn every_receive_that_was_taken_is_posted_again() {
     let application = Application::start();
-    // This device takes any number, as one with a larger queue than was asked for does.
+    // This device takes any number, like a device with a larger queue than requested.
     let mut taken: Vec<u64> = Vec::new();
     while taken.len() < 100 && application.receive(taken.len() as u64) == 0 {
         taken.push(taken.len() as u64);
@@ -567,7 +567,7 @@ fn a_key_that_was_given_back_before_a_move_reaches_nothing_after_it() {
     // SAFETY: as verbs demand.
     assert_eq!(unsafe { shim::dereg_mr(regions[0]) }, 0);
     suspend_and_release(&application, 0);
-    // Another process has the second key at the new place, and the device would give out the first one.
+    // Another process has the second key at the new place, and the device would assign the first.
     with(|device| device.keys.insert(keys[1]));
     let made = shim::recreate(None).unwrap();
     assert!(

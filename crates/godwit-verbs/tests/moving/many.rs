@@ -1,4 +1,5 @@
-//! Queue pairs that share a completion queue, as many as a program of perftest's has, move together while all of them work.
+//! Queue pairs that share a completion queue, as many as in a program of perftest, move together while all of them
+//! work.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -15,7 +16,7 @@ use super::{Application, make_ready};
 const PAIRS: usize = 64;
 /// Requests of each queue pair.
 const EACH: u64 = 60;
-/// Requests of a queue pair that are in flight at most.
+/// Most requests of a queue pair in flight.
 const DEPTH: u64 = 2;
 
 struct One {
@@ -38,7 +39,7 @@ impl One {
         }
     }
 
-    /// Posts until as much is in flight as may be.
+    /// Posts until [`DEPTH`] requests are in flight.
     fn post(&mut self) {
         while self.posted < EACH && self.posted - self.completed < DEPTH {
             // SAFETY: integers, null pointers and a union of both.
@@ -62,7 +63,7 @@ impl One {
     }
 }
 
-/// Polls as perftest does, and checks that what completed is what comes next.
+/// Polls like perftest, and checks that completions come in order.
 fn poll(application: &Application, pairs: &mut [One]) {
     let mut into = [ibv_wc::default(); 16];
     loop {
@@ -93,7 +94,7 @@ fn every_request_of_many_queue_pairs_completes_once_and_in_order() {
         if rounds % 7 == 0 {
             shim::suspend(None).unwrap();
             complete_sends();
-            // The application goes on meanwhile: it polls what has completed, and posts what is kept.
+            // The application continues meanwhile: it polls completions and posts requests, which are kept.
             poll(&application, &mut pairs);
             pairs.iter_mut().for_each(One::post);
             let numbers = pairs.iter().map(|one| one.number);
@@ -104,7 +105,7 @@ fn every_request_of_many_queue_pairs_completes_once_and_in_order() {
             shim::drain(&sent, Duration::from_millis(50)).unwrap();
             shim::release().unwrap();
             poll(&application, &mut pairs);
-            // As of a process that was restored from an image.
+            // As in a process that was restored from an image.
             with(|device| device.write_refused = true);
             shim::recreate(None).unwrap();
             let mut connections: Vec<_> = pairs.iter().map(One::connection).collect();

@@ -16,7 +16,7 @@ use crate::attached::held;
 use crate::device::{Reach, complete_sends, with};
 use crate::{Application, chain, suspend_and_release};
 
-/// What windows of these tests let peers reach of their region.
+/// The part of their region that windows of these tests expose.
 const ADDRESS: u64 = 0x1000;
 const LENGTH: u64 = 64;
 
@@ -45,7 +45,7 @@ impl<'a> Windowed<'a> {
         }
     }
 
-    /// A request to bind the window, with this tag.
+    /// Returns a request to bind the window with this tag.
     fn request(&self, wr_id: u64, tag: u32) -> ibv_send_wr {
         // SAFETY: integers, null pointers and a union of both; the window lives.
         unsafe {
@@ -60,7 +60,7 @@ impl<'a> Windowed<'a> {
         }
     }
 
-    /// Binds the window with a request, as applications do for type 2, and gives its key.
+    /// Binds the window with a request, as applications do for type 2, and returns its key.
     fn bind(&self, wr_id: u64, tag: u32) -> u32 {
         let mut request = self.request(wr_id, tag);
         assert_eq!(post(self.application, &mut request), 0);
@@ -96,12 +96,12 @@ impl<'a> Windowed<'a> {
         }
     }
 
-    /// Moves to where another process has the numbers that the device gave here, and goes on.
+    /// Moves to a place where another process has this process's numbers, and resumes.
     fn moves(&self) -> RemoteKeys {
         self.moves_after(0)
     }
 
-    /// The same when its peer has sent so many messages.
+    /// As [`Self::moves`], after the peer has sent so many messages.
     fn moves_after(&self, peer_sent: u32) -> RemoteKeys {
         suspend_and_release(self.application, peer_sent);
         let made = self.arrives();
@@ -121,7 +121,7 @@ impl<'a> Windowed<'a> {
         with(|device| (device.window_names.insert(name), device.keys.insert(key)));
     }
 
-    /// What a peer reaches with this key of the device.
+    /// Returns the memory that a peer reaches with this key of the device.
     fn reach(&self, device_key: u32) -> Option<Reach> {
         let pair = self.device_pair();
         with(|device| device.reach(pair, device_key))
@@ -134,10 +134,10 @@ impl<'a> Windowed<'a> {
         own.unwrap().physical
     }
 
-    /// The window's part of the region where it is now.
+    /// Returns the window's part of the region at the present place.
     fn part(&self, keys: &RemoteKeys) -> Option<Reach> {
         Some(Reach {
-            // The device's keys of a region are the same number for both.
+            // This device's local and remote keys of a region are equal.
             // SAFETY: the region lives.
             region: keys.physical(unsafe { (*self.region).rkey }),
             address: ADDRESS,
@@ -174,7 +174,7 @@ fn post(application: &Application, request: &mut ibv_send_wr) -> c_int {
     unsafe { shim::post_send(application.pair, request, &mut ptr::null_mut()) }
 }
 
-/// As the device knows keys when nobody has moved.
+/// Returns the translation before any move.
 fn nobody_moved() -> RemoteKeys {
     RemoteKeys::default()
 }
@@ -199,7 +199,7 @@ fn a_peer_reaches_what_a_window_shows_before_and_after_a_move() {
         application.poll().is_empty(),
         "the library's own request shows"
     );
-    // Keys that it gets later are translated by what partners have been given once.
+    // The partners' first table also translates later keys of the window.
     let mut before = key;
     for tag in [8, 255, 0, 6] {
         windowed.invalidate(2, before);
@@ -211,7 +211,7 @@ fn a_peer_reaches_what_a_window_shows_before_and_after_a_move() {
         assert_eq!(before & 0xff, tag);
         assert_eq!(windowed.reach(keys.physical(before)), windowed.part(&keys));
     }
-    // And once more, from there.
+    // A second move from there.
     let keys = windowed.moves();
     assert_eq!(windowed.reach(keys.physical(before)), windowed.part(&keys));
     windowed.invalidate(4, before);
@@ -222,7 +222,7 @@ fn a_peer_reaches_what_a_window_shows_before_and_after_a_move() {
         None,
         "it is bound again"
     );
-    // The device has given it another tag than the application's structure has.
+    // The device's tag differs from the tag in the application's structure.
     let last = windowed.bind(5, 9);
     assert_eq!(application.poll(), [5]);
     assert_eq!(windowed.reach(again.physical(last)), windowed.part(&again));
@@ -291,7 +291,7 @@ fn a_window_of_type_1_moves_and_outlives_the_queue_pair_that_bound_it() {
     }
     let keys = windowed.moves();
     assert_eq!(windowed.reach(keys.physical(key())), windowed.part(&keys));
-    // Unbound, it stays so.
+    // An unbound window stays unbound.
     assert_eq!(windowed.bind_type_1(3, 0), 0);
     let keys = windowed.moves();
     assert_eq!(application.poll(), [3]);
@@ -322,7 +322,7 @@ fn what_is_in_flight_when_the_move_begins_is_done_and_what_comes_later_is_done_l
     let first = windowed.bind(2, 7);
     assert!(application.poll().is_empty());
     shim::suspend(None).unwrap();
-    // These are kept.
+    // These requests are kept.
     windowed.invalidate(3, first);
     let second = windowed.bind(4, 8);
     assert_eq!(windowed.reach(first), None);
@@ -385,7 +385,7 @@ fn what_fails_at_one_queue_pair_keeps_no_window_of_another_from_being_bound() {
         number,
         ..application.connection()
     };
-    // The first one's region is not there, and there is no third queue pair.
+    // The region of the first window is missing, and there is no third queue pair.
     let region = windowed.part(&keys).unwrap().region;
     with(|device| assert!(device.keys.remove(&region)));
     let connections = [application.number(), number, 77].map(to);
@@ -470,7 +470,7 @@ fn requests_about_windows_keep_their_place_in_a_list() {
             request.opcode = IBV_WR_SEND;
         }
         chain(&mut list);
-        // One more fits than the application was told, for a marker.
+        // An extra entry beyond the granted capacity, for a marker.
         let mut bad = ptr::null_mut();
         let posted = shim::post_send(application.pair, &raw mut list[0], &raw mut bad);
         assert_eq!((posted, (*bad).wr_id), (libc::ENOMEM, 3));
@@ -547,7 +547,7 @@ fn the_partner_of_a_process_that_moved_keeps_its_windows() {
     shim::connect(&[application.connection()]).unwrap();
     shim::resume(Some(&only)).unwrap();
     assert_eq!(windowed.reach(key), windowed.part(&nobody_moved()));
-    // With what it has made ahead, which is another queue pair of the device.
+    // With a prepared queue pair, which is another one of the device.
     let before = windowed.device_pair();
     shim::prepare(&[application.connection()]).unwrap();
     wait();

@@ -1,4 +1,4 @@
-//! What a device could write is marked as changed once nothing of it is in flight, and nothing else.
+//! Memory that a device could write is marked as changed once nothing is in flight, and no other memory is.
 
 use std::ptr;
 
@@ -10,7 +10,7 @@ use crate::{Application, suspend_and_release};
 const PAGE: usize = 4096;
 const PAGES: usize = 4;
 
-/// New memory of [`PAGES`] pages, which nobody has written.
+/// Maps new memory of [`PAGES`] pages without content.
 fn memory() -> *mut libc::c_void {
     let (length, access) = (PAGES * PAGE, libc::PROT_READ | libc::PROT_WRITE);
     let shared = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
@@ -20,7 +20,7 @@ fn memory() -> *mut libc::c_void {
     place
 }
 
-/// How many of its pages somebody has written.
+/// Returns the number of pages that were written.
 fn written(memory: *mut libc::c_void) -> usize {
     let mut seen = [0u8; PAGES];
     // SAFETY: one byte for each page of what is mapped.
@@ -74,14 +74,14 @@ fn memory_that_the_device_could_write_is_marked() {
     shim::mark_written().unwrap();
     assert_eq!(places.map(written), [2, 0, 0]);
     go_on(&application);
-    // Whoever moves it next asks anew.
+    // The next move has to ask again.
     suspend_and_release(&application, 0);
     shim::mark_written().expect_err("nobody has asked");
     go_on(&application);
     shim::track_written();
     let lost = register(places[2], PAGES * PAGE, IBV_ACCESS_LOCAL_WRITE);
     regions.push(lost);
-    // The application may unmap what is registered; the process goes on, and all of its memory has to be copied.
+    // The application may unmap registered memory. The process continues, and all of its memory has to be copied.
     // SAFETY: nobody uses it.
     assert_eq!(unsafe { libc::munmap(places[2], PAGES * PAGE) }, 0);
     suspend_and_release(&application, 0);
@@ -121,7 +121,7 @@ fn memory_of_a_region_that_is_given_back_before_the_stop_is_marked() {
     suspend_and_release(&application, 0);
     shim::mark_written().unwrap();
     go_on(&application);
-    // What cannot be marked is not forgotten.
+    // Memory that cannot be marked is not forgotten.
     shim::track_written();
     give_back(gone);
     give_back(given_back);

@@ -1,6 +1,6 @@
-//! The controller of the promise to the guest: from a latency target it derives the pause
-//! threshold, how much may be in flight, and how fast copies and delayed writes may go, and spends
-//! the room that the guest leaves on finishing sooner.
+//! The controller of the promise to the guest. From a latency target the governor derives the pause threshold, the
+//! window in flight, and the rates of copies and delayed writes. The governor spends the room that the guest leaves on
+//! finishing sooner.
 
 pub(super) mod arrivals;
 pub(super) mod in_flight;
@@ -30,7 +30,7 @@ use crate::controller::{Controller, MigrationOptions, PromiseProgress};
 use crate::sla::LatencyTarget;
 use crate::units::{Bytes, SECTOR_SIZE, Time};
 
-/// How often the guest's latency is judged.
+/// Time between two judgements of the guest's latency.
 const SAMPLING: Duration = Controller::LINK_SAMPLING;
 
 #[derive(Debug)]
@@ -40,27 +40,27 @@ pub(super) struct Governor {
     deadline: Option<Time>,
     fixed_delayed_rate: Option<u64>,
     next_sample: Time,
-    /// Slowest request answered in this period, how many there were, and their bytes.
+    /// Slowest request answered in this period, number of answers, and their bytes.
     worst: Duration,
     answered: u32,
     answered_bytes: u64,
-    /// How much longer than promised the guest's requests take although the migration stands
-    /// still: at least 1. To pause for less would change nothing.
+    /// Factor by which the guest's requests exceed the promise although the migration stands still: at least 1. A pause
+    /// for less would change nothing.
     own: RelaxedBound,
-    /// How much longer than that they take although copies hardly move: at least 1.
+    /// Further factor by which the requests exceed the promise although copies hardly move: at least 1.
     crept: RelaxedBound,
     throughput: Option<Throughput>,
-    /// Only when nobody stated the promise.
+    /// Present only without an explicit promise.
     strain_cause: Option<StrainCause>,
-    /// Unless there is a bound on what the migration may take, which it would wait for in vain.
+    /// Absent if the migration's use of the link is bounded: waiting for more would be in vain.
     net_progress: Option<NetProgress>,
-    /// Only when nobody stated the promise, nor what the interface may carry.
+    /// Present only without an explicit promise or interface budget.
     haste: Option<Haste>,
-    /// Requests lately, those of them that were late, and their bytes, decaying.
+    /// Recent requests, late requests among them, and the bytes of the recent requests, decaying.
     recent: f64,
     recent_late: f64,
     recent_bytes: f64,
-    /// `None`: nothing is answered without the destination short of a pause.
+    /// `None`: outside of a pause no request is answered without the destination.
     local_answer_budget: Option<LocalAnswerBudget>,
     rate: u64,
     rate_search: RateSearch,
@@ -76,7 +76,8 @@ pub(super) struct Governor {
 }
 
 impl Governor {
-    /// What holds a migration with these options back for the guest's sake, if anything does.
+    /// Creates the governor of a migration with these options, or `None` if nothing holds the migration back for the
+    /// guest's sake.
     pub(super) fn new(options: &MigrationOptions, now: Time) -> Option<Self> {
         if options.sla.is_none() && options.interface_budget.is_none() {
             return None;
@@ -133,26 +134,25 @@ impl Governor {
         })
     }
 
-    /// `PAUSE_TH`: how old a request that waits for the migration may become. `None` without a
-    /// promise.
+    /// Returns `PAUSE_TH`: the maximum age of a request that waits for the migration. `None` without a promise.
     #[inline]
     pub(super) fn threshold(&self) -> Option<Duration> {
         let limit = self.eased(self.target?.limit);
         Some(limit.saturating_sub(REACTION).max(limit / 2))
     }
 
-    /// True while copies go as fast as they can, because going slowly does not spare the guest.
+    /// Returns true while copies go at full speed because going slowly does not spare the guest.
     fn hurries(&self) -> bool {
         self.haste.as_ref().is_some_and(Haste::hurries)
     }
 
-    /// What was promised, eased by what is not the migration's doing, and by what it cannot end without.
+    /// Returns the promise, eased by delays without fault of the migration, and by the need to end at all.
     fn eased(&self, promised: Duration) -> Duration {
         let own = promised.mul_f64(self.own.factor());
         if self.hurries() {
             return own.max(Controller::MOST_EASED);
         }
-        // What the user stated is kept.
+        // An explicit promise is kept.
         let net_progress = match (&self.net_progress, &self.throughput) {
             (Some(net_progress), Some(_)) => net_progress.factor(),
             _ => 1.0,
@@ -160,14 +160,14 @@ impl Governor {
         own.max(own.mul_f64(net_progress).min(Controller::MOST_EASED))
     }
 
-    /// The migration begins to go over the disk anew.
+    /// Begins a new pass over the disk.
     pub(super) fn pass_begins(&mut self) {
         if let Some(net_progress) = &mut self.net_progress {
             net_progress.restart();
         }
     }
 
-    /// The guest has written something.
+    /// Notes a write of the guest.
     #[inline]
     pub(super) fn written(&mut self, bytes: Bytes) {
         if let Some(net_progress) = &mut self.net_progress {
@@ -175,12 +175,12 @@ impl Governor {
         }
     }
 
-    /// Chunks in flight at most while the guest does I/O, and the longest, in sectors.
+    /// Returns the maximum number of chunks in flight while the guest does I/O, and the maximum length in sectors.
     pub(super) fn in_flight(&self) -> (u16, u32) {
         self.busy_window.in_flight()
     }
 
-    /// A request of the guest was answered.
+    /// Notes an answered request of the guest.
     #[inline]
     pub(super) fn answered(&mut self, bytes: Bytes, latency: Duration, known_late: bool) {
         self.answered += 1;
@@ -191,23 +191,22 @@ impl Governor {
         }
     }
 
-    /// How many of the recent requests may be late by the target's percentile.
+    /// Returns the number of recent requests that may be late by the target's percentile.
     fn allowance(&self) -> f64 {
         let allowed = self.target.map_or(0, |target| target.allowed_per_million);
         (self.recent + f64::from(self.answered)) * f64::from(allowed) / 1e6
     }
 
-    /// A request has waited for the threshold, and could be answered without the destination.
-    /// Whether that may be done for it alone: such moments are few, and a link that fails is not worth
-    /// waiting for.
+    /// Returns true if a request that has waited for the threshold may be answered without the destination, alone: such
+    /// moments are few, and a failing link is not worth waiting for.
     pub(super) fn may_answer_alone(&mut self) -> bool {
         let requests = self.recent + f64::from(self.answered);
         let budget = self.local_answer_budget.as_mut();
         budget.is_some_and(|budget| budget.allow(requests))
     }
 
-    /// A request has waited for the threshold. Whether the promise still allows it to be late: the
-    /// target's percentile leaves a few, of which half are kept for what is nobody's fault.
+    /// Returns true if the promise still allows a request that has waited for the threshold to be late. The target's
+    /// percentile leaves a few late requests, of which half are kept for delays without fault of the migration.
     pub(super) fn may_be_late(&mut self) -> bool {
         if self.target.is_none() {
             return true;
@@ -219,12 +218,12 @@ impl Governor {
         allows
     }
 
-    /// A chunk was acknowledged this long after it was locked; `data` if it travelled as such.
+    /// Notes a chunk acknowledged `took` after its lock; `data` is true if the chunk travelled as data.
     pub(super) fn chunk_done(&mut self, took: Duration, data: bool) {
         self.busy_window.chunk_done(took, data);
     }
 
-    /// Whether copies (or delayed writes) may go on; otherwise when to ask again.
+    /// Succeeds if copies (or delayed writes) may go on; otherwise returns the time of the next attempt.
     pub(super) fn ready(&mut self, now: Time, delayed: bool) -> Result<(), Time> {
         self.budget.ready(now)?;
         if delayed {
@@ -291,7 +290,7 @@ impl Governor {
             self.rate = MOST_RATE_BYTES;
         }
         self.budget.set_rate(self.rate);
-        // What delayed writes may take of the budget while copies go on.
+        // The delayed writes' share of the budget while copies go on.
         let share = if copying { self.rate / 2 } else { self.rate };
         self.delayed
             .set_rate(self.fixed_delayed_rate.unwrap_or(share));
@@ -302,8 +301,8 @@ impl Governor {
         self.spent = 0;
     }
 
-    /// Bytes per second below which nothing makes copies go, short of a pause. What the user stated,
-    /// a promise or what the interface may carry, comes before progress.
+    /// Returns the least rate of copies in bytes per second, short of a pause. An explicit promise or interface budget
+    /// comes before progress.
     fn least_rate(&self) -> u64 {
         if self.throughput.is_none() || self.interface_budget.is_some() {
             return LEAST_RATE_BYTES;
@@ -312,12 +311,12 @@ impl Governor {
         LEAST_AUTOMATIC_RATE_BYTES.max((self.recent_bytes / lately) as u64)
     }
 
-    /// Whether copies hardly move: what strains the guest then says nothing against their rate.
+    /// Returns true if copies hardly move: the guest's strain then does not speak against their rate.
     fn creeps(&self) -> bool {
         self.rate <= self.least_rate()
     }
 
-    /// Copies take less, unless they hardly move already.
+    /// Reduces the rate of copies, unless copies hardly move already.
     fn give_way(&mut self) {
         if !self.creeps() {
             self.rate_search.yielded(self.rate);
@@ -325,12 +324,11 @@ impl Governor {
         }
     }
 
-    /// Copies take less than they did while the guest had too little: by twice the part that it
-    /// lacked, so that it can catch up. Where copies stood still like the guest, both waited for the
-    /// disk.
+    /// Reduces the rate of copies below their rate during the shortage, by twice the lacking part, so that the guest
+    /// can catch up. If copies stood still like the guest, both waited for the disk.
     fn make_up_for(&mut self, shortage: Shortage) {
         if !self.creeps() && shortage.copied > 0 {
-            // Far below what they might have taken, copies are not what the guest was short of.
+            // Copies far below their allowed rate are not the cause of the shortage.
             let took = shortage.copied.clamp(self.rate / 2, self.rate);
             self.rate_search.yielded(took);
             let keep = (1.0 - 2.0 * shortage.lacked).clamp(LEAST_KEPT_PART, MOST_KEPT_PART);
@@ -338,10 +336,10 @@ impl Governor {
         }
     }
 
-    /// Judges what the guest got done.
+    /// Judges the guest's throughput.
     fn judge_throughput(&mut self, now: Time) {
         let crawl = self.creeps().then(|| self.least_rate());
-        // What it lacks while copies hurry says nothing about the rate before.
+        // A shortage while copies hurry says nothing about the rate before.
         let hurries = self.hurries();
         let stood_still = hurries || self.answered == 0 && !self.busy_window.arrives();
         let Some(throughput) = &mut self.throughput else {
@@ -353,13 +351,13 @@ impl Governor {
         let finding = throughput.count(now, self.answered, self.spent, crawl);
         match finding {
             Some(Finding::Short(shortage)) => self.make_up_for(shortage),
-            // The rates at which it had too little say nothing any more.
+            // The rates during past shortages say nothing any more.
             Some(Finding::Saturates) => self.rate_search = RateSearch::new(),
             None => {}
         }
     }
 
-    /// Judges whether the guest is spared by going slowly.
+    /// Judges if slow copies spare the guest.
     fn judge_haste(&mut self, now: Time, period: &Period) {
         let held_back = self.creeps() || period.paused;
         let is_idle = self.answered == 0 && period.oldest.is_zero();
@@ -378,7 +376,7 @@ impl Governor {
         }
     }
 
-    /// More chunks may be in flight, as long as they take no longer than any request may.
+    /// Allows more chunks in flight, as long as a chunk takes no longer than the longest allowed request.
     fn widen(&mut self, worst: Duration) {
         let guest = GuestDid { worst, lags: false };
         let limit = Controller::MOST_EASED;
@@ -394,12 +392,11 @@ impl Governor {
         let limit = self.eased(promised);
         self.own.period_ends(false);
         let comfort = limit.mul_f64(self.crept.factor());
-        // The percentile allows a few late requests; half of them are kept for what is nobody's
-        // fault.
+        // The percentile allows a few late requests. Half of them are kept for delays without fault of the migration.
         let strained = worst > comfort && self.recent_late > self.allowance() / 2.0;
         let creeps = self.creeps();
         self.crept.period_ends(strained && creeps);
-        // What the user stated is kept whatever stands against it.
+        // An explicit promise is kept despite all reasons against it.
         let at_fault = match &mut self.strain_cause {
             Some(strain_cause) => strain_cause.lies_with_copies(strained, creeps),
             None => strained,
@@ -409,12 +406,12 @@ impl Governor {
         if at_fault {
             self.give_way();
         } else if !strained && !self.throughput.as_ref().is_some_and(Throughput::is_short) {
-            // Room that is not used is no reason to ask for more.
+            // An unused rate is no reason for a higher rate.
             if used >= self.rate / 4 * 3 {
                 self.rate += self.rate_search.rise(self.rate);
             }
         }
-        // What the user stated comes before progress here, too.
+        // An explicit promise comes before progress here, too.
         let automatic = self.throughput.is_some();
         let (_, chunk_sectors) = self.in_flight();
         let one_more = self.spent + u64::from(chunk_sectors) * SECTOR_SIZE;
@@ -430,7 +427,7 @@ impl Governor {
             .adjust(limit, GuestDid { worst, lags }, pace);
     }
 
-    /// Bytes per second that the deadline asks for.
+    /// Returns the bytes per second needed for the deadline.
     fn required(&self, now: Time, left: u64) -> u64 {
         let Some(deadline) = self.deadline else {
             return 0;
@@ -439,22 +436,23 @@ impl Governor {
         left.saturating_mul(1000) / time
     }
 
-    /// Whether the deadline leaves no time for pauses.
+    /// Returns true if the deadline leaves no time for pauses.
     pub(super) fn pressed(&self, now: Time, left: u64) -> bool {
         self.deadline.is_some() && self.required(now, left) >= self.rate
     }
 
-    /// Another time at which the first pass should be over.
+    /// Sets a new deadline for the first pass.
     pub(super) const fn set_deadline(&mut self, deadline: Option<Time>) {
         self.deadline = deadline;
     }
 
-    /// Sampling periods in which the guest had requests, and those of them in which one took longer than promised.
+    /// Returns the number of sampling periods with guest requests, and the number of these periods with a request
+    /// beyond the promise.
     pub(super) const fn counts(&self) -> (u64, u64) {
         (self.periods, self.breached)
     }
 
-    /// Goes on counting from there.
+    /// Continues with these counts.
     pub(super) const fn take_counts(&mut self, (periods, breached): (u64, u64)) {
         (self.periods, self.breached) = (periods, breached);
     }
@@ -463,14 +461,14 @@ impl Governor {
         self.deadline
     }
 
-    /// A pause begins; until when it lasts at least.
+    /// Begins a pause; returns the earliest end of the pause.
     pub(super) fn pause(&mut self, now: Time) -> Time {
         let soon = self
             .resumed
             .is_some_and(|resumed| now.since(resumed) < self.pause * 4);
-        // While it loses ground, it loses more in a longer one.
+        // While the migration loses ground, a longer pause loses more.
         let loses = self.net_progress.as_ref().is_some_and(NetProgress::is_lost);
-        // One that hurries would lose what it hurries for.
+        // A hurrying migration would lose its purpose in a longer pause.
         self.pause = if soon && !loses && !self.hurries() {
             (self.pause * 2).min(LONGEST_PAUSE)
         } else {
@@ -484,7 +482,7 @@ impl Governor {
         now.after(self.pause)
     }
 
-    /// The link is no better yet; until when the pause goes on.
+    /// Prolongs a pause because the link is no better yet; returns the new end.
     pub(super) fn prolong(&mut self, now: Time) -> Time {
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         now.after(self.pause)
@@ -494,7 +492,7 @@ impl Governor {
         self.resumed = Some(now);
     }
 
-    /// The interface's traffic as last reported. True when it exceeds its budget.
+    /// Notes the interface's traffic. Returns true if the traffic exceeds the interface's budget.
     pub(super) fn interface(&mut self, rate: Option<u64>, paused: bool) -> bool {
         let (Some(budget), Some(rate)) = (self.interface_budget, rate) else {
             return false;
@@ -505,7 +503,7 @@ impl Governor {
             self.rate = (self.rate + self.rate / 20 + (256 << 10)).min(budget);
         }
         self.budget.set_rate(self.rate);
-        // A pause ends when the others leave room for something.
+        // A pause ends once other traffic leaves room.
         self.interface_full = rate > if paused { budget / 10 * 9 } else { budget };
         self.interface_full
     }
@@ -523,23 +521,23 @@ impl Governor {
     }
 }
 
-/// What these bytes of a sampling period are in a second.
+/// Converts bytes of a sampling period to bytes per second.
 const fn per_second(bytes: u64) -> u64 {
     bytes.saturating_mul(1_000_000_000) / SAMPLING.as_nanos() as u64
 }
 
-/// What the governor is told of a sampling period.
+/// Input of the governor about a sampling period.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Period {
     /// Age of the oldest request that waits for the migration.
     pub(super) oldest: Duration,
-    /// Bytes that are still to be sent.
+    /// Bytes still to be sent.
     pub(super) left: u64,
-    /// Whether copies compete with delayed writes.
+    /// True if copies compete with delayed writes.
     pub(super) copying: bool,
-    /// Whether the migration pauses.
+    /// True if the migration pauses.
     pub(super) paused: bool,
-    /// Whether nothing of the migration was under way.
+    /// True if nothing of the migration was under way.
     pub(super) still: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Whether a migration comes nearer to its end, and what keeps it when it does not.
+//! Judges if a migration approaches its end, and names the obstacle if not.
 
 use core::time::Duration;
 
@@ -9,14 +9,14 @@ use crate::controller::governor::tuning::obstacles::{
 use crate::event::{Obstacle, PauseReason};
 use crate::units::Time;
 
-/// What a migration has achieved up to now.
+/// Achievement of a migration up to now.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::controller) struct Achievement {
-    /// Bytes that still have to be sent in this pass.
+    /// Bytes still to be sent in this pass.
     pub(in crate::controller) left: u64,
-    /// Those of them that delayed writes have to bring.
+    /// Part of `left` to be sent by delayed writes.
     pub(in crate::controller) delayed: u64,
-    /// Bytes of the guest's writes that were sent at once.
+    /// Bytes of the guest's writes sent at once.
     pub(in crate::controller) double_writes: u64,
     /// Time spent in pauses.
     pub(in crate::controller) paused: Duration,
@@ -26,27 +26,27 @@ pub(in crate::controller) struct Achievement {
 pub(in crate::controller) struct Obstacles {
     next: Time,
     last: Achievement,
-    /// Bytes per second that the migration may send, if that is limited.
+    /// Bytes per second that the migration may send, if bounded.
     bandwidth: Option<u64>,
     obstacle: Option<Obstacle>,
-    /// What was told last.
+    /// Obstacle reported last.
     told: Option<Obstacle>,
     rounds: Rounds,
 }
 
-/// How the rounds of a policy went that sends again what is written meanwhile.
+/// Rounds of a policy that sends again the blocks written meanwhile.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rounds {
-    /// Bytes of the first, of the last, and of all after the first.
+    /// Bytes of the first round, of the last round, and of all rounds after the first.
     first: Option<u64>,
     last: u64,
     again: u64,
-    /// Rounds in a row that were no shorter than the one before.
+    /// Consecutive rounds that were no shorter than their predecessor.
     as_long: u32,
 }
 
 impl Rounds {
-    /// A round begins that goes over so many bytes.
+    /// Begins a round over this many bytes.
     fn begin(&mut self, bytes: u64) {
         if self.first.is_none() {
             self.first = Some(bytes.max(LEAST_FIRST_ROUND_BYTES));
@@ -58,8 +58,8 @@ impl Rounds {
         self.last = bytes;
     }
 
-    /// Whether they come to no end: each has as much to send as the one before, or together they have sent again what
-    /// there was to send [so many times](MOST_TIMES_AGAIN).
+    /// Returns true if the rounds do not converge: each round is as long as its predecessor, or together the rounds
+    /// have sent the first round's bytes [several times](MOST_TIMES_AGAIN) again.
     fn come_to_no_end(&self) -> bool {
         let much = self
             .first
@@ -88,17 +88,17 @@ impl Obstacles {
         self.obstacle.or(rounds.then_some(Obstacle::WriteRate))
     }
 
-    /// A round begins that sends again what was written meanwhile, or what there was to send at first: so many bytes.
+    /// Begins a round over `bytes`: the first copy, or the blocks written meanwhile.
     pub(in crate::controller) fn begin_round(&mut self, bytes: u64) {
         self.rounds.begin(bytes);
     }
 
-    /// A pass begins that comes to an end, whatever the rounds before it came to.
+    /// Forgets the rounds: a pass begins that ends in any case.
     pub(in crate::controller) fn forget_rounds(&mut self) {
         self.rounds = Rounds::default();
     }
 
-    /// A pass begins: what was left of the last one says nothing about it.
+    /// Begins a pass: the previous pass says nothing about this pass.
     pub(in crate::controller) fn restart(&mut self, now: Time) {
         *self = Self {
             obstacle: self.obstacle,
@@ -108,7 +108,7 @@ impl Obstacles {
         };
     }
 
-    /// Nothing is left to be sent; returns what has changed.
+    /// Notes that nothing is left to be sent; returns the changed obstacle.
     pub(in crate::controller) fn arrive(&mut self, now: Time) -> Option<Option<Obstacle>> {
         self.forget_rounds();
         self.restart(now);
@@ -116,7 +116,7 @@ impl Obstacles {
         self.tell()
     }
 
-    /// What has changed since that was told.
+    /// Returns the obstacle if changed since the last report.
     fn tell(&mut self) -> Option<Option<Obstacle>> {
         let obstacle = self.obstacle();
         let changed = obstacle != self.told;
@@ -124,7 +124,7 @@ impl Obstacles {
         changed.then_some(obstacle)
     }
 
-    /// Judges the last period when it is over, and returns what has changed.
+    /// Judges the last period once the period is over; returns the changed obstacle.
     pub(in crate::controller) fn judge(
         &mut self,
         now: Time,
@@ -138,12 +138,12 @@ impl Obstacles {
         self.next = now.after(PERIOD);
         let last = core::mem::replace(&mut self.last, current);
         if last.left == u64::MAX {
-            // The rounds may tell something all the same.
+            // The rounds may still show an obstacle.
             return self.tell();
         }
         let gained = last.left.saturating_sub(current.left);
-        // A thousandth of what is left in a period is more than an hour for the whole. Of a large disk
-        // that is much, and a limit that was asked for keeps nothing from its end.
+        // A gain of a thousandth of the rest per period means more than an hour for the whole. A thousandth of a large
+        // disk is a lot, so the required gain is capped. A requested bandwidth limit is not an obstacle.
         let rate = self
             .bandwidth
             .map_or(MOVES_BYTES, |limit| MOVES_BYTES.min(limit / 2));
@@ -170,7 +170,7 @@ impl Obstacles {
         self.tell()
     }
 
-    /// Whether what the guest wrote in a period leaves next to nothing of the bandwidth.
+    /// Returns true if the guest's writes of a period leave almost nothing of the bandwidth.
     fn guest_takes_all(&self, double_writes: u64) -> bool {
         self.bandwidth.is_some_and(|limit| {
             u128::from(double_writes) * 10 >= u128::from(limit) * 9 * u128::from(PERIOD.as_secs())

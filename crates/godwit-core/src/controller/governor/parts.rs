@@ -1,24 +1,24 @@
-//! Which parts of the governor take part. All do, but for an experiment that asks what one of them is worth.
+//! Selection of the governor's parts. All parts are active, except in an experiment that measures the value of a part.
 
 use core::str::FromStr;
 
 /// The governor's heuristics beyond the algorithm of the SmartNIC storage-migration paper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GovernorParts {
-    /// A strained guest has to be strained often, or on end, before copies yield.
+    /// Copies yield only after the guest was strained often, or in consecutive periods.
     pub strain_cause: bool,
     /// A few requests are answered without the destination where the migration would pause.
     pub local_answer_budget: bool,
-    /// How much longer chunks take than alone bounds how many are in flight.
+    /// The ratio of a chunk's time to its time alone bounds the number of chunks in flight.
     pub queueing_ratio: bool,
-    /// A promise that nobody stated is eased until copies gain on the guest.
+    /// An implicit promise is eased until copies gain on the guest.
     pub net_progress: bool,
-    /// Copies hurry where going slowly does not spare the guest.
+    /// Copies hurry where slow copies do not spare the guest.
     pub haste: bool,
 }
 
 impl GovernorParts {
-    /// Every part.
+    /// All parts.
     pub const ALL: Self = Self {
         strain_cause: true,
         local_answer_budget: true,
@@ -27,7 +27,7 @@ impl GovernorParts {
         haste: true,
     };
 
-    /// The names of the parts.
+    /// Names of the parts.
     pub const NAMES: [&'static str; 5] = [
         "strain_cause",
         "local_answer_budget",
@@ -37,7 +37,7 @@ impl GovernorParts {
     ];
 }
 
-/// A part that there is not.
+/// Error: no part has this name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the governor has no part '{0}': it has {all}", all = GovernorParts::NAMES.join(", "))]
 pub struct UnknownPart(String);
@@ -45,7 +45,7 @@ pub struct UnknownPart(String);
 impl FromStr for GovernorParts {
     type Err = UnknownPart;
 
-    /// All parts without those that are named, with commas between them.
+    /// Parses a comma-separated list of the parts to leave out.
     fn from_str(without: &str) -> Result<Self, UnknownPart> {
         let mut parts = Self::ALL;
         for name in without.split(',').filter(|name| !name.is_empty()) {

@@ -26,7 +26,7 @@ fn governor(change: impl FnOnce(&mut MigrationOptions)) -> Governor {
     Governor::new(&options, Time(0)).expect("there is a promise")
 }
 
-/// A sampling period in which the guest's slowest request took `worst`.
+/// Runs a sampling period in which the guest's slowest request took `worst`.
 fn period(governor: &mut Governor, number: u32, worst: Duration) {
     let now = Time(0).after(SAMPLING * number);
     for _ in 0..100 {
@@ -39,7 +39,7 @@ fn period(governor: &mut Governor, number: u32, worst: Duration) {
     governor.sample(now, &period);
 }
 
-/// Such periods in which copies take all that they may.
+/// Runs periods in which copies use their whole rate.
 fn busy_periods(governor: &mut Governor, numbers: RangeInclusive<u32>, worst: Duration) {
     for number in numbers {
         governor.spend(governor.rate / 100, false);
@@ -67,7 +67,8 @@ fn room_that_the_guest_leaves_is_spent_and_a_strained_guest_gets_it_back() {
 #[test]
 fn a_promise_that_nobody_stated_is_eased_until_the_migration_gains_on_the_guest() {
     const WRITTEN: u64 = 1 << 20;
-    // What it is after two seconds in which the guest wrote, and less became left by this part of that.
+    // Returns the threshold after two seconds. In each period the guest writes `WRITTEN` bytes, and the bytes left
+    // shrink by the part `gained` of this amount.
     let threshold = |guest_load, max_bandwidth, gained: f64| {
         let mut governor = governor(|options| {
             options.guest_load = guest_load;
@@ -177,7 +178,7 @@ fn a_guest_that_gets_less_done_gets_room_back_however_short_its_waits() {
         options.governor.haste = false;
     });
     busy_periods(&mut governor, 1..=80, LIMIT / 10);
-    // A period has 100 answers: half of what the guest did before.
+    // A period has 100 answers: half of the guest's former rate.
     assert_eq!(governor.rate, LEAST_AUTOMATIC_RATE_BYTES);
 }
 
@@ -196,7 +197,7 @@ fn a_guest_that_takes_all_there_is_shares_it_as_long_as_its_waits_are_short() {
     assert!(rate(LIMIT * 5) < LEAST_AUTOMATIC_RATE_BYTES * 2);
 }
 
-/// Periods in which the guest gets 75 quick answers and copies take so many bytes.
+/// Runs periods in which the guest gets 75 quick answers and copies take `took` bytes.
 fn short_periods(governor: &mut Governor, numbers: RangeInclusive<u32>, took: u64) {
     for number in numbers {
         governor.spend(took, false);
@@ -224,7 +225,7 @@ fn copies_that_took_nothing_are_not_what_the_guest_was_short_of() {
 fn a_guest_that_gets_less_done_has_room_after_two_windows() {
     let mut governor = governor(|options| options.guest_load = unknown(10_000));
     busy_periods(&mut governor, 1..=50, LIMIT / 10);
-    // Copies take little more than half of what they may, and the guest gets three quarters done.
+    // Copies take little more than half of their rate, and the guest gets three quarters done.
     let took = governor.rate / 100 * 6 / 10;
     short_periods(&mut governor, 51..=70, took);
     assert!(governor.rate <= took * 100 * 55 / 100, "{}", governor.rate);
@@ -264,13 +265,13 @@ fn what_nobody_stated_does_not_keep_a_migration_from_its_end() {
         slowest(unknown(20_000), None, Bytes(512)),
         LEAST_AUTOMATIC_RATE_BYTES
     );
-    // 10,000 requests of 64 KiB in a second, nearly.
+    // Almost 10,000 requests of 64 KiB per second.
     let guests = slowest(unknown(20_000), None, Bytes(64 << 10));
     assert!((600_000_000..=660_000_000).contains(&guests), "{guests}");
 }
 
-/// The rate after four seconds on a host whose processors are full: the guest gets six tenths of its work done however
-/// slowly copies go.
+/// Returns the rate after four seconds on a host whose processors are full: the guest gets six tenths of its work done
+/// at any pace of copies.
 fn rate_on_a_full_host(change: impl FnOnce(&mut MigrationOptions)) -> u64 {
     const TAKES: u64 = 400 << 20;
     let mut governor = governor(change);
@@ -403,8 +404,8 @@ fn pauses_that_follow_each_other_become_longer_and_others_stay_short() {
     assert_eq!(governor.pause(later).since(later), SHORTEST_PAUSE);
 }
 
-/// The longest of forty pauses, 50 ms apart, when the guest writes a block in each period and copies gain
-/// this much; the first few show whether they do.
+/// Returns the longest of forty pauses, 50 ms apart, while the guest writes a block in each period and copies gain
+/// `gained`. The first few pauses show the gain.
 fn longest_pause(governor: &mut Governor, gained: i64) -> Option<Duration> {
     let (mut now, mut left) = (Time(0), 1_u64 << 30);
     let pauses = (0..40).map(|_| {
@@ -477,7 +478,7 @@ fn a_deadline_that_comes_near_takes_what_it_needs() {
     assert!(governor.pressed(now, left));
 }
 
-/// A governor of a promise that nobody stated, without the parts that are named.
+/// Creates a governor of an implicit promise, without the named parts.
 fn without(parts: &str) -> Governor {
     governor(|options| {
         options.guest_load = unknown(10_000);

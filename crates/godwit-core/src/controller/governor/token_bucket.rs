@@ -1,12 +1,11 @@
-//! Keeps copies within a bandwidth budget that double writes have already drawn from.
+//! Keeps copies within a bandwidth budget after double writes have drawn from the budget.
 
 use core::time::Duration;
 
 use crate::controller::governor::tuning::token_bucket::BURST;
 use crate::units::Time;
 
-/// A token bucket that may go into debt: double writes are never held back, copies wait until the
-/// debt is paid.
+/// A token bucket that may go into debt: double writes are never held back, copies wait until the debt is paid.
 #[derive(Debug)]
 pub(in crate::controller) struct TokenBucket {
     bytes_per_second: u64,
@@ -29,17 +28,17 @@ impl TokenBucket {
         self.bytes_per_second = bytes_per_second.max(1);
     }
 
-    /// Draws from the budget, into debt if it must.
+    /// Draws from the budget, into debt if necessary.
     pub(in crate::controller) fn spend(&mut self, bytes: u64) {
         self.tokens = self.tokens.saturating_sub_unsigned(bytes);
     }
 
-    /// What was drawn was not needed.
+    /// Returns unneeded bytes to the budget.
     pub(in crate::controller) fn give_back(&mut self, bytes: u64) {
         self.tokens = self.tokens.saturating_add_unsigned(bytes);
     }
 
-    /// Whether a copy may be sent; otherwise when to ask again.
+    /// Succeeds if a copy may be sent; otherwise returns the time of the next attempt.
     pub(in crate::controller) fn ready(&mut self, now: Time) -> Result<(), Time> {
         let elapsed = now.since(self.refilled).as_nanos();
         let earned = elapsed * u128::from(self.bytes_per_second) / 1_000_000_000;

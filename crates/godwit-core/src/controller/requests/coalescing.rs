@@ -1,9 +1,8 @@
-//! Writes of the same addresses that wait for each other are carried out as one.
+//! Combination of waiting writes to the same addresses.
 //!
-//! Overlapping writes are carried out one after another, so that both disks see them in the same
-//! order, and each is a whole round to the destination. A guest that writes one hot block more often
-//! than a round takes would wait ever longer. All that wait are under way at once, though, so any
-//! order of them is allowed, and none but the last can be seen.
+//! Overlapping writes are carried out one after another, so that both disks see the same order. Each write is a whole
+//! round trip to the destination. A guest that writes one hot block more often than a round trip takes would wait ever
+//! longer. But all waiting writes are under way at once: any order is allowed, and only the last write can be seen.
 
 use crate::controller::Controller;
 use crate::controller::requests::slots::{TagList, Work};
@@ -11,10 +10,10 @@ use crate::planted::PlantedBug;
 use crate::request::{Operation, RequestTag};
 
 impl Controller {
-    /// The turn of a write that had to wait has come: of all that wait to write exactly its extent,
-    /// the newest takes its place in the order of writes, and the others, which it overwrites, are
-    /// answered as it is. It is made durable if one of them asked for that. Returns the write that
-    /// is to be carried out; the rest wait for it.
+    /// Combines the writes that wait for exactly the extent of `first`, whose turn has come. The newest write takes the
+    /// place of `first` in the order of writes. The others, overwritten by the newest, get the newest's answer. The
+    /// newest is made durable if any of them asked for durability. Returns the write to carry out; the rest wait for
+    /// this write.
     pub(in crate::controller) fn combine(&mut self, first: RequestTag) -> RequestTag {
         let Work::Request {
             operation: Operation::Write { extent, mut fua },
@@ -23,8 +22,8 @@ impl Controller {
         else {
             return first;
         };
-        // One that came when a client had attached must not take the place of one from before, and so
-        // overtake what that client may have left between them.
+        // A write from after a client's attachment must not take the place of an earlier write: the later write would
+        // overtake this client's own writes in between.
         let era = self.slots[first].era;
         let mut others = TagList::EMPTY;
         let mut newest = first;

@@ -1,16 +1,16 @@
 //! Requests of clients that stayed: sent to the owner exactly once, and never after their client left.
 //!
-//! A client may leave a node with requests unanswered, and go on at another. What it left must not be
-//! done after what it asks for there, however long a link is broken or a node stands still meanwhile.
-//! So whenever a client attaches, wherever that is, the owner puts up a *fence*: what it has not yet
-//! taken of what other nodes forward is void, also what lies in a socket. Nobody waits for that. A
-//! forwarder that sees the fence sends again what is unanswered of the clients that it still has.
+//! A client may leave a node with requests unanswered and continue at another node. The abandoned requests must not be
+//! carried out after the client's new requests, however long a link is broken or a node stands still. Whenever a client
+//! attaches, at any node, the owner therefore puts up a *fence*: forwarded requests that the owner has not yet taken
+//! are void, including those in a socket. Nobody waits for the fence. A forwarder that sees the fence sends the
+//! unanswered requests of its remaining clients again.
 //!
-//! What was taken is done, so it is not sent again. The owner counts what it takes of a forwarder's
-//! *session*, over all connections of that session, and says how far that is with each fence. Where it
-//! cannot know, because it has lost its memory or became the owner later, a write may have been done
-//! before. To do it again changes nothing as long as nobody else writes; where others do, which an owner
-//! stores before it serves them, such a write fails.
+//! Requests taken by the owner are carried out, so a forwarder does not send them again. The owner counts the requests
+//! taken in a forwarder's *session*, over all connections of the session, and reports the count with each fence. An
+//! owner that has lost its memory or became the owner later does not know the count: a write may have been carried out
+//! before. Repeating the write changes nothing as long as no other party writes. If others write, which an owner stores
+//! before serving them, such a write fails.
 
 use crate::action::{Action, Forwarder};
 use crate::controller::Controller;
@@ -21,14 +21,14 @@ use crate::request::{Operation, Origin, RequestError, RequestTag};
 use crate::units::{Generation, Time};
 use crate::wire::{Message, Taken, TrafficClass};
 
-/// Whether the frame of a forwarded request is taken.
+/// Decision on the frame of a forwarded request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// It is: hand it over as a request.
+    /// Taken: hand the frame over as a request.
     Take,
-    /// It was sent before a fence: drop it without an answer.
+    /// Sent before a fence: drop the frame without an answer.
     Void,
-    /// No forwarder that keeps to the protocol sends it: the connection is of no use.
+    /// Protocol violation: the connection is useless.
     Broken,
 }
 
@@ -37,78 +37,78 @@ pub enum Admission {
 pub(in crate::controller) enum ForwardLink {
     /// None, and none is expected.
     Absent,
-    /// Lost; requests wait for it.
+    /// Lost; requests wait for the next connection.
     Down,
-    /// There, but the owner has not said what it did of what was forwarded before; requests wait.
+    /// Open, but the owner has not reported the fate of earlier forwarded requests; requests wait.
     Opening,
     /// Up.
     Up,
 }
 
 impl ForwardLink {
-    /// Whether there is a connection.
+    /// Returns true if there is a connection.
     pub(in crate::controller) const fn is_there(self) -> bool {
         matches!(self, Self::Opening | Self::Up)
     }
 }
 
-/// What a node that forwards here has sent.
+/// State of a forwarder at the owner.
 #[derive(Clone, Copy, Debug, Default)]
 struct Session {
-    /// Its name, once it has begun.
+    /// The session's id, once the session has begun.
     id: Option<u64>,
-    /// What was taken of it before is known, and the forwarder has settled what was not.
+    /// True if the requests taken before are known, and the forwarder has settled the rest.
     known: bool,
-    /// A connection of the forwarder is here.
+    /// True while a connection of the forwarder is here.
     connected: bool,
-    /// A session has begun on it.
+    /// True if a session has begun on the connection.
     begun: bool,
     /// Counts fences.
     fence: u32,
-    /// It is the connection of the migration that brought the disk.
+    /// True if the connection is the one of the migration that brought the disk.
     fresh: bool,
-    /// What arrives now was sent after the last fence.
+    /// True if arriving requests were sent after the last fence.
     reached: bool,
-    /// The forwarder has not been told of the last fence.
+    /// True if the forwarder has not been told of the last fence.
     owed: bool,
-    /// The last request that was taken.
+    /// Number of the last request taken.
     taken: Option<u32>,
-    /// A request has failed.
+    /// True if a request has failed.
     failed: bool,
 }
 
-/// Who asks an owner for something.
+/// A party that sends requests to an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Party {
-    /// Clients that are attached here.
+    /// Clients attached here.
     Clients,
-    /// Clients of that node.
+    /// Clients of another node.
     Forwarder(Forwarder),
 }
 
-/// Whether more than one party may have written since the disk came here.
+/// Number of parties that may have written since the disk came here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sharing {
     /// At most this one.
     Alone(Option<Party>),
-    /// More than one from now on, which is being stored; nobody is served meanwhile.
+    /// More than one from now on. The fact is being stored; nobody is served meanwhile.
     Storing,
     /// More than one.
     Shared,
 }
 
-/// Both ends of forwarding.
+/// State of both ends of forwarding.
 #[derive(Debug)]
 pub(in crate::controller) struct Forwarding {
     /// At the owner: sessions by forwarder.
     sessions: Vec<Session>,
     sharing: Sharing,
-    /// Clients that are attached here.
+    /// Clients attached here.
     clients: u32,
-    /// At a forwarder: the name of its session, and the number of the last request that it sent.
+    /// At a forwarder: the id of its session, and the number of the last request sent.
     session: u64,
     sent: u32,
-    /// The owner was told of the session on the connection that is there.
+    /// True if the owner was told of the session on the current connection.
     begun: bool,
 }
 
@@ -124,17 +124,17 @@ impl Forwarding {
         }
     }
 
-    /// Whether requests wait until it is stored that more than one party writes.
+    /// Returns true while requests wait for the stored fact that several parties write.
     pub(in crate::controller) fn stores(&self) -> bool {
         self.sharing == Sharing::Storing
     }
 
-    /// Whether more than one party may have written.
+    /// Returns true if more than one party may have written.
     pub(in crate::controller) const fn is_shared(&self) -> bool {
         !matches!(self.sharing, Sharing::Alone(_))
     }
 
-    /// The number of the next request that is sent.
+    /// Returns the number of the next request.
     const fn next_number(&mut self) -> u32 {
         self.sent = self.sent.wrapping_add(1);
         self.sent
@@ -148,15 +148,15 @@ impl Forwarding {
         &mut self.sessions[index]
     }
 
-    /// A request that a forwarder sent has failed.
+    /// Notes that a request of a forwarder has failed.
     pub(in crate::controller) fn failed(&mut self) {
         for session in &mut self.sessions {
             session.failed = true;
         }
     }
 
-    /// This node gave the disk away: what forwarders sent before says nothing about a later time. What
-    /// still comes by their connections is told that the disk is elsewhere.
+    /// Notes that this node gave the disk away: earlier requests of forwarders say nothing about a later time. Further
+    /// requests on their connections are answered that the disk is elsewhere.
     pub(in crate::controller) fn gave_away(&mut self) {
         for session in &mut self.sessions {
             session.known = false;
@@ -165,9 +165,8 @@ impl Forwarding {
 }
 
 impl Controller {
-    /// What a process that starts knows: whether more than one party may have written to the disk since
-    /// it came here, as [`Event::SharingChanged`] last said, and a name for what it forwards, never used
-    /// before.
+    /// Restores the state of a starting process: `shared` as last reported by [`Event::SharingChanged`], and a new id
+    /// for this node's forwarding session.
     pub fn resume_forwarding(&mut self, shared: bool, session: u64) {
         self.forwarding.session = session;
         self.forwarding.sharing = if shared {
@@ -177,9 +176,8 @@ impl Controller {
         };
     }
 
-    /// A client has attached to this node. Requests of clients that are gone, as far as the body can
-    /// tell, must have been given up before ([`Self::handle_client_left`]), and what those clients sent and
-    /// was not read must never be handed over.
+    /// Notes that a client has attached to this node. The requests of clients known to be gone must have been given up
+    /// before ([`Self::handle_client_left`]), and unread requests of such clients must never be handed over.
     pub fn handle_client_attached(&mut self, now: Time) {
         self.now = now;
         self.forwarding.clients += 1;
@@ -193,15 +191,15 @@ impl Controller {
         self.run_ready();
     }
 
-    /// A client of this node is gone and hears no answer any more. Its requests, `tags`, are answered
-    /// without being done, as far as that is still possible.
+    /// Notes that a client of this node is gone and hears no more answers. The client's requests, `tags`, are answered
+    /// without being carried out, as far as still possible.
     pub fn handle_client_left(&mut self, now: Time, tags: impl IntoIterator<Item = RequestTag>) {
         self.forwarding.clients = self.forwarding.clients.saturating_sub(1);
         self.handle_requests_given_up(now, tags);
     }
 
-    /// Nobody hears the answers to these requests of this node's clients any more: they are answered
-    /// without being done, as far as that is still possible.
+    /// Gives up requests of this node's clients whose answers nobody hears any more. The requests are answered without
+    /// being carried out, as far as still possible.
     pub fn handle_requests_given_up(
         &mut self,
         now: Time,
@@ -215,7 +213,7 @@ impl Controller {
             };
             slot.abandoned = true;
             holds |= slot.stage == WorkStage::Held;
-            // An owner that has given the disk to this node does nothing more of what it was sent.
+            // An owner that has given the disk to this node carries out no more forwarded requests.
             let is_hopeless = self.forward_link != ForwardLink::Up || self.authority.may_serve();
             if slot.is_forwarded() && is_hopeless {
                 self.give_up(tag);
@@ -233,7 +231,7 @@ impl Controller {
         self.end_forwarded(tag, Err(RequestError::NotServing));
     }
 
-    /// Ends the requests of clients that are gone which the owner was sent, or was to be sent.
+    /// Ends forwarded requests of clients that are gone.
     pub(in crate::controller) fn give_up_abandoned(&mut self) {
         let abandoned = |slot: &Slot| slot.abandoned && slot.is_forwarded();
         for tag in self.slots.select(abandoned) {
@@ -247,7 +245,7 @@ impl Controller {
         self.finish(tag);
     }
 
-    /// That more than one party writes is durable.
+    /// Notes that the sharing by several parties is durable.
     pub fn handle_sharing_stored(&mut self, now: Time) {
         self.now = now;
         if self.forwarding.stores() {
@@ -258,7 +256,7 @@ impl Controller {
         self.run_ready();
     }
 
-    /// The disk comes to this node, which may begin to serve it soon.
+    /// Notes that the disk comes to this node, which may begin to serve soon.
     pub(in crate::controller) fn disk_comes(&mut self, shared: bool) {
         self.forwarding.sharing = if shared {
             Sharing::Shared
@@ -268,14 +266,14 @@ impl Controller {
         self.notify(Event::SharingChanged { shared });
     }
 
-    /// This node is the owner now, also for the clients that it has had all the time.
+    /// Notes that this node is now the owner, also for the clients attached throughout.
     pub(in crate::controller) fn serves_clients(&mut self) {
         if self.forwarding.clients > 0 {
             self.asks(Party::Clients);
         }
     }
 
-    /// Somebody is going to ask for something.
+    /// Notes a party before its first request.
     fn asks(&mut self, party: Party) {
         match self.forwarding.sharing {
             Sharing::Alone(None) => self.forwarding.sharing = Sharing::Alone(Some(party)),
@@ -287,12 +285,12 @@ impl Controller {
         }
     }
 
-    /// A connection of this forwarder is here, and frames of its older ones must not reach this
-    /// controller any more; what they brought is done. `fresh`: it is the one of the migration that
-    /// brings the disk, on which nothing was forwarded before.
+    /// Notes a new connection of this forwarder. From now on frames of the forwarder's older connections must not reach
+    /// this controller; their requests are carried out. `fresh`: the connection belongs to the migration that brings
+    /// the disk, and nothing was forwarded on it before.
     pub fn handle_forwarder_up(&mut self, now: Time, forwarder: Forwarder, fresh: bool) {
         self.now = now;
-        // Who is attached here already may have left the other node without its answers.
+        // A client already attached here may have left the other node with requests unanswered.
         let alone = self.forwarding.clients == 0;
         let session = self.forwarding.session(forwarder);
         session.connected = true;
@@ -302,7 +300,7 @@ impl Controller {
         session.fence = session.fence.wrapping_add(1);
     }
 
-    /// The connection of this forwarder ended.
+    /// Notes that this forwarder's connection ended.
     pub fn handle_forwarder_lost(&mut self, now: Time, forwarder: Forwarder) {
         self.now = now;
         let session = self.forwarding.session(forwarder);
@@ -310,9 +308,9 @@ impl Controller {
         (session.reached, session.owed) = (false, false);
     }
 
-    /// A forwarder sent [`Message::ForwardBegin`], [`Message::ClientAttached`] or
-    /// [`Message::FenceReached`]; others are ignored. Before the second the body has to look which of
-    /// its own clients are gone, as before [`Self::handle_client_attached`].
+    /// Handles [`Message::ForwardBegin`], [`Message::ClientAttached`] or [`Message::FenceReached`] from a forwarder;
+    /// other messages are ignored. Before `ClientAttached` the body must find its own departed clients, as before
+    /// [`Self::handle_client_attached`].
     pub fn handle_forwarder_message(&mut self, now: Time, forwarder: Forwarder, message: Message) {
         self.now = now;
         match message {
@@ -345,7 +343,7 @@ impl Controller {
         self.run_ready();
     }
 
-    /// Whether a forwarded request that has arrived whole is taken.
+    /// Decides on a forwarded request that has arrived whole.
     #[inline]
     pub fn admit_forwarded(&mut self, forwarder: Forwarder, number: u32) -> Admission {
         let session = self.forwarding.session(forwarder);
@@ -359,7 +357,7 @@ impl Controller {
         Admission::Take
     }
 
-    /// What forwarders have sent is void from here on, but for one of them.
+    /// Puts up a fence: earlier requests of all forwarders except one are void.
     fn put_up_fence(&mut self, except: Option<Forwarder>) {
         self.slots.begin_era();
         let elsewhere = self.authority.is_elsewhere() || self.authority.gave_away();
@@ -376,7 +374,7 @@ impl Controller {
         self.tell_of_fences();
     }
 
-    /// Tells forwarders of their fences, unless it is still to be stored that others write.
+    /// Tells forwarders of their fences, unless the sharing is still being stored.
     fn tell_of_fences(&mut self) {
         if self.forwarding.stores() {
             return;
@@ -405,9 +403,9 @@ impl Controller {
         }
     }
 
-    /// This node has a connection to forward on. The owner is told at once where it has to say what it
-    /// did of what was sent before, and else when there is something to forward: until then this node is
-    /// no party.
+    /// Notes that this node has a connection to forward on. With `at_once` the owner is told immediately, because the
+    /// owner has to report the fate of earlier requests. Otherwise the owner is told with the first forwarded request;
+    /// until then this node is not a party.
     pub(in crate::controller) fn may_forward(&mut self, at_once: bool) {
         self.forwarding.begun = false;
         if at_once {
@@ -441,8 +439,8 @@ impl Controller {
         self.send(TrafficClass::Sync, message);
     }
 
-    /// The bytes of payload that a [`Message::ForwardReply`] with this tag and number carries when the request
-    /// succeeded; `None` when no reply is expected (then the frame breaks the protocol).
+    /// Returns the payload length in bytes of a successful [`Message::ForwardReply`] with this tag and number, or
+    /// `None` if no reply is expected and the frame breaks the protocol.
     pub fn forward_reply_length(&self, tag: RequestTag, number: u32) -> Option<u32> {
         let slot = self
             .slots
@@ -458,14 +456,15 @@ impl Controller {
         }
     }
 
-    /// The owner has put up a fence: what it has not taken is sent again.
+    /// Handles the owner's fence: requests that the owner has not taken are sent again.
     pub(in crate::controller) fn fence_seen(
         &mut self,
         number: u32,
         taken: Taken,
         (shared, failed): (bool, bool),
     ) {
-        // On a connection that is in use what was taken is answered; on a new one what was taken is done.
+        // On a connection in use the owner answers the taken requests; on a new connection the taken requests are
+        // complete.
         let answers = self.forward_link != ForwardLink::Opening;
         if self.forward_link.is_there() {
             self.forward_link = ForwardLink::Up;
@@ -479,7 +478,7 @@ impl Controller {
             let (is_write, abandoned) = (slot.is_write(), slot.abandoned);
             let is_taken =
                 matches!(taken, Taken::Through(last) if is_through(last, slot.generation.0));
-            // What was sent on a connection in use after its first fence was not taken before that.
+            // Requests sent on a connection in use after its first fence were not taken before this fence.
             let is_unknown = taken == Taken::Unknown && !answers;
             let repeats = self.has_bug(PlantedBug::RepeatForwarded);
             if answers && sent && is_taken {
@@ -503,8 +502,9 @@ impl Controller {
         self.release_held();
     }
 
-    /// This node has become the owner and hears nothing more from the one before: what that had been
-    /// sent is done here, unless it may have been done there and others have written since.
+    /// Carries out the requests forwarded to the previous owner, because this node has become the owner and hears
+    /// nothing more from the previous one. A write that may have been carried out there fails if others have written
+    /// since.
     pub(in crate::controller) fn take_back_forwarded(&mut self) {
         let shared = self.forwarding.is_shared();
         for tag in self.slots.select(Slot::is_forwarded) {
@@ -522,8 +522,8 @@ impl Controller {
         }
     }
 
-    /// Remembers that a request of a forwarder has failed, whose answer may be lost. One that was not
-    /// served because the disk is elsewhere is none of what was taken: that is forgotten with the disk.
+    /// Remembers that a forwarder's request has failed, because the answer may be lost. A request refused because the
+    /// disk is elsewhere was never taken: the refusal is forgotten with the disk.
     #[inline]
     pub(in crate::controller) fn note_failure(
         &mut self,
@@ -536,7 +536,7 @@ impl Controller {
     }
 }
 
-/// Whether a request of this number was sent before or as the one of number `last`.
+/// Returns true if the request `number` was sent no later than the request `last`.
 const fn is_through(last: u32, number: u32) -> bool {
     last.wrapping_sub(number) < 1 << 31
 }

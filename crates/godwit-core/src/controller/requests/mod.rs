@@ -1,4 +1,4 @@
-//! The path of a guest's request: who serves it, whom it has to wait for, where it goes.
+//! The path of a guest's request: the node that serves it, the work it waits for, its destination.
 
 mod coalescing;
 pub(super) mod forwarding;
@@ -19,32 +19,31 @@ use crate::units::{Bytes, Extent, Generation, Time};
 use crate::wire::{Message, TrafficClass, double_write_id};
 use crate::write_table::Entry;
 
-/// What happens to a request that arrives now.
+/// Decision on a request that arrives now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gate {
-    /// It is served from the local disk.
+    /// Served from the local disk.
     Serve,
-    /// It waits until it is known who serves.
+    /// Held until the owner is known.
     Hold,
-    /// It goes to the owner.
+    /// Forwarded to the owner.
     Forward,
-    /// It fails: the disk is elsewhere.
+    /// Refused: the disk is elsewhere.
     Refuse,
 }
 
-/// A guest that has asked for nothing this long is idle.
+/// Time without requests after which a guest is idle.
 const GUEST_IDLE_AFTER: Duration = Duration::from_millis(100);
 
 impl Controller {
-    /// Whether no guest waits for an answer or has asked for anything in the last 100 ms.
+    /// Returns true if no guest waits for an answer or has made a request in the last 100 ms.
     pub fn guest_is_idle(&self) -> bool {
         let long_ago = |last: Time| self.now.since(last) > GUEST_IDLE_AFTER;
         self.requests == 0 && self.last_request.is_none_or(long_ago)
     }
 
-    /// A guest or the peer (forwarding) asks for I/O. It is answered by [`Action::Complete`],
-    /// possibly only after a migration has been decided. A tag that is busy or out of range is
-    /// ignored: the body hands out tags.
+    /// Handles a request of a guest or of the peer (forwarding). The answer is [`Action::Complete`], possibly only
+    /// after a migration has been decided. A tag that is busy or out of range is ignored: the body hands out tags.
     #[inline]
     pub fn handle_request(&mut self, now: Time, request: Request) {
         self.now = now;
@@ -71,21 +70,20 @@ impl Controller {
         self.enter(tag, origin);
     }
 
-    /// A sync connection to the node that owns the disk is up: once that has said what it did of what was
-    /// forwarded on a lost connection ([`Message::Fence`]), the rest is sent again, and held requests are
-    /// forwarded. Frames of older connections must not reach [`Self::handle_message`] any more.
+    /// Notes that a sync connection to the owner is up. Once the owner has reported the fate of requests forwarded on a
+    /// lost connection ([`Message::Fence`]), the rest is sent again, and held requests are forwarded. Frames of older
+    /// connections must not reach [`Self::handle_message`] any more.
     pub fn handle_forward_up(&mut self, now: Time) {
         self.now = now;
         self.forward_link = ForwardLink::Opening;
         self.may_forward(true);
-        // A client may have attached while the owner could not be told.
+        // A client may have attached while the owner was out of reach.
         self.send(TrafficClass::Sync, Message::ClientAttached);
         self.run_ready();
     }
 
-    /// The connection on which this node forwards ended. Forwarded requests wait for the next one
-    /// ([`Self::handle_forward_up`]), for this node to become the owner, or for
-    /// [`Self::fail_forwarded`].
+    /// Notes the end of the connection on which this node forwards. Forwarded requests wait for the next connection
+    /// ([`Self::handle_forward_up`]), for this node to become the owner, or for [`Self::fail_forwarded`].
     pub fn handle_forward_lost(&mut self, now: Time) {
         self.now = now;
         if self.forward_link.is_there() {
@@ -98,7 +96,7 @@ impl Controller {
         self.run_ready();
     }
 
-    /// Forwarding has become hopeless: fails every request that waits for the owner.
+    /// Fails every request that waits for the owner, because forwarding has become hopeless.
     pub fn fail_forwarded(&mut self, now: Time) {
         self.now = now;
         self.forward_link = ForwardLink::Absent;
@@ -111,14 +109,13 @@ impl Controller {
         self.run_ready();
     }
 
-    /// Whether a client's request that came now would be held. A body that can leave a request where
-    /// it is does better to ask again after the next input.
+    /// Returns true if a client's request would be held now. A body that can leave a request unread should ask again
+    /// after the next input.
     pub fn holds_requests(&self) -> bool {
         self.gate() == Gate::Hold
     }
 
-    /// Whether a client's request that came now would fail, because the disk is elsewhere and its
-    /// owner out of reach.
+    /// Returns true if a client's request would fail now, because the disk is elsewhere and its owner out of reach.
     pub fn refuses_requests(&self) -> bool {
         self.gate() == Gate::Refuse
     }
@@ -139,15 +136,15 @@ impl Controller {
                 ForwardLink::Absent => Gate::Refuse,
             };
         }
-        // Nobody but the destination can serve what was given away. It holds what comes before it
-        // knows that it does.
+        // Only the destination can serve a disk given away. The destination holds requests until its ownership is known
+        // there.
         if self.authority.gave_away() && self.forward_link == ForwardLink::Up {
             return Gate::Forward;
         }
         Gate::Hold
     }
 
-    /// Looks again at every request that was held, in order of arrival.
+    /// Reconsiders every held request, in order of arrival.
     pub(super) fn release_held(&mut self) {
         let mut held = core::mem::replace(&mut self.held, TagList::EMPTY);
         while let Some(tag) = self.slots.pop(&mut held) {
@@ -155,7 +152,7 @@ impl Controller {
                 continue;
             };
             if self.slots[tag].admitted {
-                // It keeps its place in the order of writes.
+                // The request keeps its place in the order of writes.
                 self.ready.push_back(tag);
             } else {
                 self.enter(tag, origin);
@@ -168,9 +165,9 @@ impl Controller {
         if self.slots[tag].abandoned {
             return self.answer(tag, Err(RequestError::NotServing));
         }
-        // The peer finds the owner by itself, once there is one for certain: passing its request on could
-        // send it in circles, and keeping it until there is a way to the owner could make the two nodes wait
-        // for each other.
+        // Once an owner is certain, the peer finds the owner alone. Passing the peer's request on could send the
+        // request in circles. Holding the request until this node reaches the owner could make the two nodes wait for
+        // each other.
         if origin == Origin::Peer && self.authority.is_elsewhere() {
             return self.answer(tag, Err(RequestError::NotServing));
         }
@@ -213,8 +210,8 @@ impl Controller {
         }
     }
 
-    /// Takes a slot's write out of the order of writes, if it is in it; who waits for it goes on
-    /// waiting. Where it writes.
+    /// Takes a slot's write out of the order of writes, if present; its waiters go on waiting. Returns the write's
+    /// extent.
     #[inline]
     pub(super) fn withdraw(&mut self, tag: RequestTag) -> Option<Extent> {
         let slot = &mut self.slots[tag];
@@ -224,7 +221,7 @@ impl Controller {
         Some(extent)
     }
 
-    /// Takes tags whose blocker is gone as far as they can go.
+    /// Advances the tags whose blocker is gone as far as possible.
     #[inline]
     pub(super) fn run_ready(&mut self) {
         while let Some(tag) = self.ready.pop_front() {
@@ -235,9 +232,9 @@ impl Controller {
         self.check_drained();
     }
 
-    /// Starts the work in a slot, or makes it wait for an earlier overlapping write or for the
-    /// chunk that locks its addresses. With a promise to the guest a write need not wait for a chunk
-    /// that is on its way: the destination hears of it afterwards, as of a delayed write.
+    /// Starts the work in a slot, or queues the work behind an earlier overlapping write or behind the chunk that locks
+    /// its addresses. Under a promise to the guest a write need not wait for a chunk in flight: the write then reaches
+    /// the destination later, like a delayed write.
     #[inline]
     pub(super) fn advance(&mut self, tag: RequestTag) {
         let slot = &mut self.slots[tag];
@@ -253,18 +250,18 @@ impl Controller {
         }
         let (sequence, is_write) = (slot.sequence, slot.is_write());
         let is_request = slot.is_request();
-        // A chunk that is compared must not change: who was let through while it was copied, and has
-        // waited for another write since, waits now.
+        // A chunk under comparison must not change. A write that was let through during the copy and has since waited
+        // for another write waits now.
         slot.unlocked &= self
             .source
             .as_ref()
             .is_some_and(|source| source.is_copying_pass());
         let waits_for_chunks = is_write && !slot.unlocked;
         if let Some(extent) = slot.extent {
-            // While a disk comes back to this node, its clients' requests go to the owner, whose
-            // double writes of them arrive here as frames: those must not wait for the requests.
-            // What was pulled and what a guest writes are in no order: each waits for the other only while that is
-            // at the disk, because a write may itself wait for what is pulled.
+            // While a disk comes back to this node, its clients' requests go to the owner, whose double writes arrive
+            // here as frames. Such frames must not wait for the requests. Pulled data and a guest's writes have no
+            // order: each waits for the other only while the other is at the disk, because a write may itself wait for
+            // pulled data.
             let slots = &self.slots;
             let pulled = slots[tag].is_pulled();
             let earlier = self.table.find(extent, |entry| {
@@ -289,8 +286,8 @@ impl Controller {
                 let passes = is_request && source.lets_writes_through();
                 match source.window.lock_over(extent) {
                     None => {}
-                    // A chunk that waits for writes to finish would wait without end if more came, and a
-                    // hole would be none.
+                    // A chunk that waits for writes to finish would wait forever if more writes came. A hole under
+                    // examination would no longer be a hole.
                     Some(chunk)
                         if passes
                             && !matches!(
@@ -348,8 +345,8 @@ impl Controller {
         }
     }
 
-    /// Starts a request on the local disk and, where the destination has the addresses already,
-    /// there too (`SendDoubleWrites`, Alg. 1).
+    /// Starts a request on the local disk and, if the destination already has the addresses, also at the destination
+    /// (`SendDoubleWrites`, Alg. 1).
     #[inline]
     fn issue_here(&mut self, tag: RequestTag, operation: Operation) {
         if operation == Operation::Flush && self.needs_checkpoint() {
@@ -377,8 +374,8 @@ impl Controller {
                 DiskOperation::WriteZeroes { extent, fua, unmap },
                 Some((extent, true, unmap)),
             ),
-            // Until switchover the source's disk alone has to survive, and the destination makes
-            // everything durable before it accepts the disk: a local flush is a whole flush.
+            // Until switchover only the source's disk has to survive, and the destination makes everything durable
+            // before it accepts the disk: a local flush is a whole flush.
             Operation::Flush => (DiskOperation::Flush, None),
         };
         if let Some((extent, zeroes, _)) = remote {
@@ -453,13 +450,13 @@ impl Controller {
             self.stays_where_not_written(extent);
         }
         if result.is_err() && doubled {
-            // The destination may hold what the source failed to store: the images differ.
+            // The destination may hold data that the source failed to store: the images differ.
             self.abort_source(AbortReason::SourceDisk);
         }
     }
 
-    /// The destination acknowledged (or failed) a double write. An acknowledgement of an older
-    /// generation or turn is one that nobody waits for any more: the tag may have a new owner.
+    /// Handles the acknowledgement or failure of a double write. Acknowledgements of an older generation or turn are
+    /// ignored: nobody waits for them, and the tag may have a new owner.
     #[inline]
     pub(super) fn double_write_acknowledged(&mut self, id: u32, generation: Generation) {
         let tag = RequestTag(id & 0xFFFF);
@@ -470,7 +467,7 @@ impl Controller {
         }
     }
 
-    /// A double write keeps its request waiting no longer.
+    /// Stops a request from waiting for its double write.
     #[inline]
     pub(super) fn give_up_double_write(&mut self, tag: RequestTag) {
         let waiting = self.slots.get_mut(tag);
@@ -502,8 +499,8 @@ impl Controller {
             slot.result = result;
             return self.finish(tag);
         }
-        // The other node did not do it because it does not own the disk any more. Before it gave the disk
-        // away it answered everything else that it had taken, so it does nothing of the rest either.
+        // The other node refused the request as a former owner. Before giving the disk away the node answered all other
+        // requests taken by then, so the remaining requests are not carried out either.
         let serves = self.authority.may_serve();
         for pending in self.slots.select(Slot::is_forwarded) {
             if serves {
@@ -518,8 +515,8 @@ impl Controller {
         }
     }
 
-    /// Lets a forwarded request start over: it is no longer under way, and a chunk that waited for
-    /// it may be read; otherwise the two would wait for each other.
+    /// Restarts a forwarded request. The request is no longer under way, so a waiting chunk may be read; otherwise the
+    /// request and the chunk would wait for each other.
     pub(super) fn start_over(&mut self, tag: RequestTag) {
         let slot = &mut self.slots[tag];
         slot.stage = WorkStage::Waiting;
@@ -529,7 +526,7 @@ impl Controller {
         self.ready.push_back(tag);
     }
 
-    /// Ends a request that was admitted: frees its addresses, wakes who waited, answers.
+    /// Ends an admitted request: frees its addresses, wakes its waiters, answers.
     #[inline]
     pub(super) fn finish(&mut self, tag: RequestTag) {
         self.admitted -= 1;
@@ -538,7 +535,7 @@ impl Controller {
         self.answer(tag, result);
     }
 
-    /// Takes a finished slot out of the order of writes and wakes who waited for it.
+    /// Takes a finished slot out of the order of writes and wakes its waiters.
     #[inline]
     pub(super) fn leave(&mut self, tag: RequestTag) {
         let mut waiters = core::mem::replace(&mut self.slots[tag].waiters, TagList::EMPTY);

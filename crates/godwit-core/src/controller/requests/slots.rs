@@ -1,4 +1,4 @@
-//! One slot a tag: the requests and received frames that have not finished, and who waits for whom.
+//! The unfinished requests and received frames, one slot per tag, and the waits between them.
 
 use crate::action::{ChunkSlot, DelayedSlot, Digest, PULL_SLOTS, PullSlot};
 use crate::request::{Operation, Origin, RequestError, RequestTag};
@@ -6,7 +6,7 @@ use crate::units::{Extent, Generation, Lba, Time};
 
 const NONE: u32 = u32::MAX;
 
-/// What a slot holds.
+/// Content of a slot.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::controller) enum Work {
     /// Nothing: the tag is free.
@@ -16,32 +16,32 @@ pub(in crate::controller) enum Work {
         operation: Operation,
         origin: Origin,
     },
-    /// A copy that the source sent.
+    /// A copy from the source.
     Copy {
         slot: ChunkSlot,
         generation: Generation,
         zeroes: bool,
     },
-    /// A double write that the source sent.
+    /// A double write from the source.
     DoubleWrite {
         tag: u32,
         generation: Generation,
         zeroes: bool,
         unmap: bool,
     },
-    /// A delayed write that the source sent.
+    /// A delayed write from the source.
     DelayedWrite {
         slot: DelayedSlot,
         generation: Generation,
         zeroes: bool,
     },
-    /// A comparison that the source asked for.
+    /// A comparison requested by the source.
     Verify {
         slot: ChunkSlot,
         generation: Generation,
         digest: Digest,
     },
-    /// A hole of the source's that is looked for here. `from` on it has not been.
+    /// A hole of the source that is looked for here, not yet from `from` on.
     VerifyHole {
         slot: ChunkSlot,
         generation: Generation,
@@ -51,32 +51,32 @@ pub(in crate::controller) enum Work {
     Pulled { slot: PullSlot, zeroes: bool },
 }
 
-/// How far the work in a slot is.
+/// Progress of the work in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::controller) enum WorkStage {
-    /// Waits until it is known who serves.
+    /// Waits until the owner is known.
     Held,
     /// Waits for an earlier overlapping write, or for its turn.
     Waiting,
     /// Waits for the chunk that locks its addresses.
     Locked,
-    /// Waits for blocks that are not here.
+    /// Waits for missing blocks.
     Lacking,
     /// Carried out here.
     Here {
-        /// The local disk has not finished it.
+        /// True until the local disk has finished the work.
         at_disk: bool,
-        /// The destination has not acknowledged its double write, and it waits for that.
+        /// True while the work waits for the destination's acknowledgement of its double write.
         at_destination: bool,
     },
     /// Waits for the owner.
     Forwarded {
-        /// It was sent to the owner, which may have done it.
+        /// True if the request was sent to the owner, which may have carried it out.
         sent: bool,
     },
-    /// Waits until it is durable that blocks are here.
+    /// Waits for the stored fact that blocks are no longer missing.
     Storing,
-    /// Nothing of it is left to be done.
+    /// Finished.
     Done,
 }
 
@@ -102,39 +102,38 @@ impl TagList {
 pub(in crate::controller) struct Slot {
     pub(in crate::controller) work: Work,
     pub(in crate::controller) stage: WorkStage,
-    /// Whether the request has passed the gate.
+    /// True if the request has passed the gate.
     pub(in crate::controller) admitted: bool,
-    /// Whether the write table knows it.
+    /// True if the write table has an entry of this slot.
     pub(in crate::controller) registered: bool,
-    /// Whether the destination was told of this write.
+    /// True if the destination was told of this write.
     pub(in crate::controller) doubled: bool,
-    /// Whether it does not wait for chunks, or no longer: the destination hears of it later.
+    /// True if the write does not wait for chunks, or no longer: the write reaches the destination later.
     pub(in crate::controller) unlocked: bool,
-    /// Whether it waited for the migration too long and nothing could be done about it.
+    /// True if the request waited too long for the migration and nothing could be done.
     pub(in crate::controller) late: bool,
-    /// Whether the write that it waits for carries it out too.
+    /// True if the write in front also carries out this write.
     pub(in crate::controller) combined: bool,
-    /// Whether it is a double write of the source that was acknowledged before it is written.
+    /// True for a double write from the source that was acknowledged before being written.
     pub(in crate::controller) acknowledged: bool,
-    /// Whether it is a frame that is dropped instead of carried out when its turn comes.
+    /// True for a frame that is dropped when its turn comes.
     pub(in crate::controller) stale: bool,
-    /// Whether its client is gone.
+    /// True if the request's client is gone.
     pub(in crate::controller) abandoned: bool,
-    /// Which of the double writes with its tag it is.
+    /// Number of the double write among the double writes with this tag.
     pub(in crate::controller) turn: u16,
-    /// The generation in which it was sent to the destination, or its number among those that were
-    /// forwarded.
+    /// Generation in which the write was sent to the destination, or number of a forwarded request.
     pub(in crate::controller) generation: Generation,
-    /// When a request entered.
+    /// Arrival of the request.
     pub(in crate::controller) arrived: Time,
     pub(in crate::controller) extent: Option<Extent>,
     pub(in crate::controller) sequence: u64,
-    /// How many clients had attached when it entered.
+    /// Number of client attachments before the request's arrival.
     pub(in crate::controller) era: u32,
     pub(in crate::controller) issued: Time,
     pub(in crate::controller) result: Result<(), RequestError>,
     pub(in crate::controller) waiters: TagList,
-    /// The write in whose list of waiters it is.
+    /// The write whose list of waiters contains this slot.
     blocker: u32,
     next: u32,
 }
@@ -173,23 +172,22 @@ impl Slot {
         matches!(self.work, Work::Request { .. })
     }
 
-    /// Whether it is a part of the disk that this node has pulled.
     pub(in crate::controller) const fn is_pulled(&self) -> bool {
         matches!(self.work, Work::Pulled { .. })
     }
 
-    /// Whether it was forwarded under this number and is not answered.
+    /// Returns true if the request was forwarded under this number and is unanswered.
     pub(in crate::controller) fn awaits_reply(&self, number: u32) -> bool {
         self.stage == (WorkStage::Forwarded { sent: true }) && self.generation == Generation(number)
     }
 
-    /// Whether the local disk has not finished it.
+    /// Returns true until the local disk has finished the work.
     #[inline]
     pub(in crate::controller) const fn is_at_disk(&self) -> bool {
         matches!(self.stage, WorkStage::Here { at_disk: true, .. })
     }
 
-    /// Whether it waits for the destination's acknowledgement.
+    /// Returns true while the work waits for the destination's acknowledgement.
     #[inline]
     pub(in crate::controller) const fn is_at_destination(&self) -> bool {
         matches!(
@@ -201,7 +199,7 @@ impl Slot {
         )
     }
 
-    /// It waits for the destination's acknowledgement no longer. Whether it waits for the disk.
+    /// Stops waiting for the destination's acknowledgement. Returns true if the work still waits for the disk.
     #[inline]
     pub(in crate::controller) const fn forget_destination(&mut self) -> bool {
         match &mut self.stage {
@@ -216,13 +214,13 @@ impl Slot {
         }
     }
 
-    /// Whether it waits for the owner.
+    /// Returns true if the request waits for the owner.
     #[inline]
     pub(in crate::controller) const fn is_forwarded(&self) -> bool {
         matches!(self.stage, WorkStage::Forwarded { .. })
     }
 
-    /// Whether it waits here for its turn.
+    /// Returns true if the work waits here for its turn.
     #[inline]
     pub(in crate::controller) const fn is_waiting(&self) -> bool {
         matches!(
@@ -231,7 +229,7 @@ impl Slot {
         )
     }
 
-    /// Whether something is being done about it, here or elsewhere.
+    /// Returns true if the work is being carried out, here or elsewhere.
     #[inline]
     pub(in crate::controller) const fn is_in_flight(&self) -> bool {
         matches!(
@@ -240,7 +238,7 @@ impl Slot {
         )
     }
 
-    /// Of a request that changes the disk's content: whether that has to be durable.
+    /// Returns the durability flag of a request that changes the disk's content.
     pub(in crate::controller) const fn durable_write(&self) -> Option<bool> {
         match self.work {
             Work::Request {
@@ -251,7 +249,7 @@ impl Slot {
         }
     }
 
-    /// Of a request that writes data: whether it has to be durable.
+    /// Returns the durability flag of a request that writes data.
     pub(in crate::controller) const fn plain_write(&self) -> Option<bool> {
         match self.work {
             Work::Request {
@@ -262,12 +260,12 @@ impl Slot {
         }
     }
 
-    /// Whether it waits for an earlier write.
+    /// Returns true if the slot waits for an earlier write.
     pub(in crate::controller) const fn waits_for_another(&self) -> bool {
         self.blocker != NONE
     }
 
-    /// Whether the work changes the disk's content.
+    /// Returns true if the work changes the disk's content.
     pub(in crate::controller) const fn is_write(&self) -> bool {
         match &self.work {
             Work::Request { operation, .. } => operation.is_write(),
@@ -283,7 +281,7 @@ impl Slot {
 /// All slots of a controller.
 #[derive(Debug)]
 pub(in crate::controller) struct Slots {
-    /// Those of the body's tags, and then those of what is pulled.
+    /// Slots of the body's tags, followed by the slots of pulled parts.
     slots: Box<[Slot]>,
     tags: u32,
     next_sequence: u64,
@@ -300,7 +298,7 @@ impl Slots {
         }
     }
 
-    /// Puts work into a free slot. False when the tag is out of range or busy.
+    /// Puts work into a free slot. Returns false if the tag is out of range or busy.
     #[inline]
     pub(in crate::controller) fn occupy(
         &mut self,
@@ -311,12 +309,12 @@ impl Slots {
         tag.0 < self.tags && self.fill(tag, work, extent)
     }
 
-    /// The internal tag of what is pulled into this slot.
+    /// Returns the internal tag of a part pulled into this slot.
     pub(in crate::controller) const fn pull_tag(&self, slot: PullSlot) -> RequestTag {
         RequestTag(self.tags + slot.0 as u32)
     }
 
-    /// Puts a part that was pulled into its own slot, which is free.
+    /// Puts a pulled part into its own slot, which is free.
     pub(in crate::controller) fn occupy_pull(
         &mut self,
         slot: PullSlot,
@@ -348,8 +346,8 @@ impl Slots {
         }
     }
 
-    /// A client attaches: it may have left others' places with requests unanswered, and what it asks for
-    /// comes after those.
+    /// Begins a new era because a client attaches: the client may have left other nodes with requests unanswered, and
+    /// its new requests come after them.
     pub(in crate::controller) const fn begin_era(&mut self) {
         self.era = self.era.wrapping_add(1);
     }
@@ -373,8 +371,8 @@ impl Slots {
             .filter(|slot| !slot.is_free())
     }
 
-    /// Whether the request that had this place in the order of arrival waits for the destination
-    /// or for a chunk, and is not known to be late.
+    /// Returns true if the request with this place in the order of arrival waits for the destination or for a chunk,
+    /// and is not known to be late.
     #[inline]
     pub(in crate::controller) fn waits_for_migration(
         &self,
@@ -384,7 +382,7 @@ impl Slots {
         self.waits(tag, sequence, false)
     }
 
-    /// As [`Self::waits_for_migration`], for one that is known to be late.
+    /// Like [`Self::waits_for_migration`], for a request known to be late.
     pub(in crate::controller) fn is_late_still(&self, tag: RequestTag, sequence: u64) -> bool {
         self.waits(tag, sequence, true)
     }
@@ -398,7 +396,7 @@ impl Slots {
         })
     }
 
-    /// The occupied slots that `matches` accepts, oldest first. For rare events: it allocates.
+    /// Returns the occupied slots accepted by `matches`, oldest first. For rare events: the result is allocated.
     pub(in crate::controller) fn select(&self, matches: impl Fn(&Slot) -> bool) -> Vec<RequestTag> {
         let mut found: Vec<_> = (0u32..)
             .zip(&*self.slots)
@@ -440,7 +438,7 @@ impl Slots {
         self.slots[tag.0 as usize].blocker = blocker.0;
     }
 
-    /// Takes `tag` out of the list of the write that it waits for.
+    /// Removes `tag` from the list of the write in front.
     pub(in crate::controller) fn stop_waiting(&mut self, tag: RequestTag) {
         let blocker = self.slots[tag.0 as usize].blocker;
         if blocker == NONE {
@@ -455,7 +453,7 @@ impl Slots {
         }
     }
 
-    /// Two requests that are both under way change places in the order of arrival.
+    /// Swaps the places of two requests under way in the order of arrival.
     pub(in crate::controller) fn change_places(&mut self, one: RequestTag, other: RequestTag) {
         let (first, second) = (self[one], self[other]);
         for (tag, place) in [(one, second), (other, first)] {

@@ -1,22 +1,22 @@
-//! Which blocks of a disk still have to be looked at.
+//! The dirty bitmap: blocks of a disk still to be handled.
 
 use crate::units::{Extent, Lba, SECTOR_SIZE, Sectors};
 
-/// Words of a group, of which all bits may be alike.
+/// Words of a group, whose bits may all be alike.
 pub(in crate::controller) const GROUP_WORDS: usize = 64;
 
 /// Blocks of a group.
 const GROUP_BLOCKS: u64 = GROUP_WORDS as u64 * 64;
 
-/// A bitmap over the disk's blocks: with blocks of 4 KiB, 32 MiB for a disk of 1 TiB, as far as groups of blocks are
-/// neither all set nor all clear. Those take no memory and no time.
+/// A bitmap over the disk's blocks. With blocks of 4 KiB a disk of 1 TiB takes at most 32 MiB. Groups of blocks that
+/// are all set or all clear take no memory and no time.
 #[derive(Debug)]
 pub(in crate::controller) struct DirtyBitmap {
-    /// Those of groups that are mixed; of others they say nothing.
+    /// Words of mixed groups; the words of other groups are meaningless.
     words: Box<[u64]>,
-    /// A bit for each group of which a block is set.
+    /// A bit for each group with a set block.
     some: Box<[u64]>,
-    /// A bit for each group of which all blocks are set.
+    /// A bit for each group whose blocks are all set.
     all: Box<[u64]>,
     capacity: Sectors,
     block_sectors: u64,
@@ -38,7 +38,7 @@ impl DirtyBitmap {
         }
     }
 
-    /// One of the same shape, of which nothing is set.
+    /// Returns an empty bitmap of the same shape.
     pub(super) fn like(&self) -> Self {
         Self::new(self.capacity, self.block_sectors as u32)
     }
@@ -47,22 +47,21 @@ impl DirtyBitmap {
         self.capacity
     }
 
-    /// Sectors of a block.
     pub(in crate::controller) const fn block_sectors(&self) -> u32 {
         self.block_sectors as u32
     }
 
-    /// Blocks that are set.
+    /// Returns the number of set blocks.
     pub(in crate::controller) const fn count(&self) -> u64 {
         self.count
     }
 
-    /// Sectors of the blocks that are set; a last block that the disk cuts short counts whole.
+    /// Returns the sectors of the set blocks; a last block that the disk cuts short counts whole.
     pub(in crate::controller) const fn sectors(&self) -> u64 {
         self.count * self.block_sectors
     }
 
-    /// Bytes of the blocks that are set, as far as the disk has them.
+    /// Returns the bytes of the set blocks within the disk.
     pub(in crate::controller) fn bytes(&self) -> u64 {
         let tail = self.capacity.0 % self.block_sectors;
         let cut = if tail > 0 && self.is_set(self.capacity.0 / self.block_sectors) {
@@ -77,12 +76,10 @@ impl DirtyBitmap {
         self.capacity.0.div_ceil(self.block_sectors)
     }
 
-    /// Sets all blocks of the disk.
     pub(super) fn fill(&mut self) {
         self.set_blocks(0..self.block_count());
     }
 
-    /// Clears all blocks of the disk.
     pub(super) fn empty(&mut self) {
         self.some.fill(0);
         self.all.fill(0);
@@ -94,17 +91,17 @@ impl DirtyBitmap {
         self.set_blocks(self.blocks(extent));
     }
 
-    /// Sets every block of these sectors, of which there may be more than an extent has.
+    /// Sets every block of these sectors, whose number may exceed an extent.
     pub(super) fn set_range(&mut self, start: Lba, end: Lba) {
         self.set_blocks(self.blocks_between(start, end));
     }
 
-    /// Clears every block of these sectors, of which there may be more than an extent has.
+    /// Clears every block of these sectors, whose number may exceed an extent.
     pub(super) fn clear_range(&mut self, start: Lba, end: Lba) {
         self.clear_blocks(self.blocks_between(start, end));
     }
 
-    /// How many blocks are set that the extent touches.
+    /// Returns the number of set blocks that the extent touches.
     pub(super) fn count_in(&self, extent: Extent) -> u64 {
         let mut count = 0;
         each_word(self.blocks(extent), |word, mask| {
@@ -113,19 +110,19 @@ impl DirtyBitmap {
         count
     }
 
-    /// Whether any block is set that the extent touches.
+    /// Returns true if the extent touches a set block.
     #[inline]
     pub(super) fn touches(&self, extent: Extent) -> bool {
         self.count > 0 && self.count_in(extent) > 0
     }
 
-    /// Whether all blocks are set that the extent touches.
+    /// Returns true if all blocks that the extent touches are set.
     pub(super) fn covers(&self, extent: Extent) -> bool {
         let blocks = self.blocks(extent);
         self.count_in(extent) == blocks.end - blocks.start
     }
 
-    /// How many blocks of the extent are set here and in `other`, which has the same shape.
+    /// Returns the number of blocks in the extent that are set here and in `other`, which has the same shape.
     pub(super) fn count_both(&self, other: &Self, extent: Extent) -> u64 {
         let mut count = 0;
         each_word(self.blocks(extent), |word, mask| {
@@ -134,7 +131,7 @@ impl DirtyBitmap {
         count
     }
 
-    /// How many blocks are set here and in `other`, which has the same shape.
+    /// Returns the number of blocks that are set here and in `other`, which has the same shape.
     pub(super) fn count_common(&self, other: &Self) -> u64 {
         let common = self.groups().filter(|group| other.has_some(*group));
         let words = common.flat_map(|group| group * GROUP_WORDS..(group + 1) * GROUP_WORDS);
@@ -143,7 +140,7 @@ impl DirtyBitmap {
             .sum()
     }
 
-    /// Sets the blocks that the extent touches and that are set in `other`, which has the same shape.
+    /// Sets the blocks of `other`, which has the same shape, within the blocks touched by the extent.
     pub(super) fn set_those_of(&mut self, other: &Self, extent: Extent) {
         debug_assert_eq!(self.block_sectors, other.block_sectors, "one shape");
         let mut head = Lba(extent.start().0 / self.block_sectors * self.block_sectors);
@@ -156,12 +153,12 @@ impl DirtyBitmap {
         }
     }
 
-    /// Sets the block of this number.
+    /// Sets the block with this number.
     pub(super) fn set_number(&mut self, block: usize) {
         self.set_blocks(block as u64..(block as u64 + 1).min(self.block_count()));
     }
 
-    /// The numbers of the blocks that are set, in order.
+    /// Returns the numbers of the set blocks, in order.
     pub(super) fn numbers(&self) -> impl Iterator<Item = usize> {
         let mut from = 0;
         core::iter::from_fn(move || {
@@ -216,7 +213,7 @@ impl DirtyBitmap {
         }
     }
 
-    /// Changes 64 groups that are alike, if these blocks begin with them. Where they end.
+    /// Changes 64 uniform groups at once if `blocks` begin with 64 such groups. Returns the end of these groups.
     fn change_many(
         &mut self,
         group: usize,
@@ -271,7 +268,7 @@ impl DirtyBitmap {
         });
         let set = match is_uniform {
             true => self.count_mixed(group),
-            // Neither of one kind nor of the other.
+            // A mixed group.
             false => 1,
         };
         self.mark(group, set > 0, set == whole.end - whole.start);
@@ -293,7 +290,7 @@ impl DirtyBitmap {
         self.all[group / 64] & 1 << (group % 64) != 0
     }
 
-    /// How many blocks of a group are set.
+    /// Returns the number of set blocks in a group.
     fn count_of(&self, group: usize) -> u64 {
         let whole = self.blocks_of(group);
         match (self.has_some(group), self.has_all(group)) {
@@ -319,7 +316,7 @@ impl DirtyBitmap {
         start..if end < last { end } else { last }
     }
 
-    /// The groups of which some block is set, in order.
+    /// Returns the groups with a set block, in order.
     pub(super) fn groups(&self) -> impl Iterator<Item = usize> {
         let bits = (0..).zip(self.some.iter());
         bits.flat_map(|(at, word)| {
@@ -328,12 +325,12 @@ impl DirtyBitmap {
         })
     }
 
-    /// The words of a group; nothing beyond the disk's end.
+    /// Returns the words of a group, with zeroes beyond the disk's end.
     pub(super) fn group(&self, group: usize) -> [u64; GROUP_WORDS] {
         core::array::from_fn(|at| self.word(group * GROUP_WORDS + at))
     }
 
-    /// Puts these words in the place of a group's. Bits beyond the disk's end are left out.
+    /// Replaces the words of a group. Bits beyond the disk's end are left out.
     pub(super) fn put_group(&mut self, group: usize, words: &[u64; GROUP_WORDS]) {
         let whole = self.blocks_of(group);
         self.clear_blocks(whole.clone());
@@ -349,12 +346,11 @@ impl DirtyBitmap {
         self.mark(group, set > 0, set == whole.end - whole.start);
     }
 
-    /// How many groups there are.
     pub(super) const fn group_count(&self) -> usize {
         self.words.len().div_ceil(GROUP_WORDS)
     }
 
-    /// The bits of a word, the first block's lowest; none beyond the disk's end.
+    /// Returns the bits of a word: the first block is the lowest bit, and bits beyond the disk's end are clear.
     pub(super) fn word(&self, word: usize) -> u64 {
         let Some(stored) = self.words.get(word) else {
             return 0;
@@ -370,12 +366,11 @@ impl DirtyBitmap {
         }
     }
 
-    /// All words.
     pub(super) fn words(&self) -> impl Iterator<Item = u64> {
         (0..self.words.len()).map(|word| self.word(word))
     }
 
-    /// The blocks whose bits are set in these words. Bits beyond the disk's end are left out.
+    /// Creates a bitmap from these words. Bits beyond the disk's end are left out.
     pub(super) fn from_words(capacity: Sectors, block_sectors: u32, words: &[u64]) -> Self {
         let mut map = Self::new(capacity, block_sectors);
         for (group, words) in words
@@ -390,14 +385,13 @@ impl DirtyBitmap {
         map
     }
 
-    /// The first run of set blocks at or right of `from`, at most `limit` sectors of it, which is
-    /// at least a block.
+    /// Returns the first run of set blocks at or behind `from`, limited to `limit` sectors but at least one block.
     pub(in crate::controller) fn next_run(&self, from: Lba, limit: u32) -> Option<Extent> {
         let (start, end) = self.next_blocks(from, u64::from(limit))?;
         Extent::new(start, u32::try_from(end.0 - start.0).ok()?)
     }
 
-    /// The same from its start to its end: a block, or the limit, may be longer than an extent.
+    /// Like [`Self::next_run`], as a start and an end: a block, or the limit, may exceed an extent.
     pub(super) fn next_blocks(&self, from: Lba, limit: u64) -> Option<(Lba, Lba)> {
         let first = self.next_alike(
             from.0.div_ceil(self.block_sectors),
@@ -411,15 +405,15 @@ impl DirtyBitmap {
         Some((Lba(first * self.block_sectors), Lba(end)))
     }
 
-    /// Where the last block ends that the extent touches.
+    /// Returns the end of the last block that the extent touches.
     pub(super) fn end_of_block(&self, extent: Extent) -> Lba {
         let end = extent.end().0.next_multiple_of(self.block_sectors);
         Lba(end.min(self.capacity.0))
     }
 
-    /// The first block in `from..end` that is set, or that is clear.
+    /// Returns the first set or clear block in `from..end`.
     fn next_alike(&self, from: u64, end: u64, is_set: bool) -> Option<u64> {
-        // It is asked for again for each chunk that is on its way.
+        // Asked again for each chunk in flight.
         if from >= end || is_set && self.count == 0 {
             return None;
         }
@@ -445,7 +439,7 @@ impl DirtyBitmap {
         None
     }
 
-    /// The first group behind this one that may have a block of that kind, or where there is none.
+    /// Returns the first later group that may have a block of this kind, or the end of the groups.
     fn skip_groups(&self, group: usize, is_set: bool) -> usize {
         let mut at = group + 1;
         while let Some(word) = self.some.get(at / 64) {
@@ -476,7 +470,7 @@ impl DirtyBitmap {
     }
 }
 
-/// Calls `visit` with the index of each word that holds some of the blocks, and their bits in it.
+/// Calls `visit` with the index of each word that holds some of the blocks, and their bits in the word.
 #[inline]
 fn each_word(blocks: core::ops::Range<u64>, mut visit: impl FnMut(usize, u64)) {
     let mut first = blocks.start;
@@ -524,7 +518,7 @@ mod tests {
         assert_eq!(dirty.count(), 2, "what is covered in part stays");
     }
 
-    /// A map, and the same block by block.
+    /// Compares the bitmap with a plain vector of blocks.
     #[test]
     fn groups_of_one_kind_are_like_blocks_of_one_kind() {
         const BLOCKS: u64 = 5 * GROUP_BLOCKS + 77;

@@ -1,4 +1,4 @@
-//! What reaches the other node, and when: both ends of a disk's move.
+//! Both ends of a disk's move: the data sent to the other node, and the time of sending.
 
 pub(super) mod differences;
 pub(super) mod dirty;

@@ -1,6 +1,5 @@
-//! Backpressure (Alg. 2 of the SmartNIC storage-migration paper): when the guest would wait for the
-//! migration longer than it was promised, the migration steps aside at once, and goes on when the
-//! link has recovered.
+//! Backpressure (Alg. 2 of the SmartNIC storage-migration paper): when the guest would wait for the migration longer
+//! than promised, the migration pauses at once, and resumes when the link has recovered.
 
 use core::time::Duration;
 
@@ -13,10 +12,10 @@ use crate::request::RequestTag;
 use crate::units::{Generation, Time};
 use crate::wire::{Message, TrafficClass};
 
-/// Delayed writes that have to be acknowledged in good time before double writes go out again.
+/// Delayed writes that have to be acknowledged in time before double writes are sent again.
 const PROBES: u32 = 4;
 
-/// A queue shorter than this says nothing about how fast the link drains it.
+/// Shortest queue that tells the link's drain rate.
 const TELLING_QUEUE: u64 = 128 << 10;
 
 /// A pause under way.
@@ -25,14 +24,14 @@ pub(in crate::controller) struct Pause {
     pub(in crate::controller) reason: PauseReason,
     since: Time,
     until: Time,
-    /// The destination has received all that was sent before the pause.
+    /// True if the destination has received everything sent before the pause.
     drained: bool,
-    /// Delayed writes are sent one at a time to see how the link does.
+    /// True while delayed writes are sent one at a time to probe the link.
     pub(in crate::controller) probing: bool,
     good_probes: u32,
 }
 
-/// How often and how long a migration has paused.
+/// Number and total time of a migration's pauses.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::controller) struct PauseCounts {
     pub(in crate::controller) by_reason: [u32; PauseReason::ALL.len()],
@@ -44,26 +43,26 @@ impl Pause {
         now.since(self.since)
     }
 
-    /// Whether nothing of the migration has been under way for a sampling period.
+    /// Returns true if nothing of the migration has been under way for a sampling period.
     fn stands_still(&self, now: Time) -> bool {
         self.drained && !self.probing && self.lasted(now) >= Controller::LINK_SAMPLING * 2
     }
 
-    /// Whether the destination has not even said yet that it has heard of the pause.
+    /// Returns true if the destination has not yet confirmed the pause.
     pub(in crate::controller) const fn is_unheard(&self) -> bool {
         !self.drained
     }
 
-    /// When the pause may end or begin to probe; `None` while it waits for the other node.
+    /// Returns the time at which the pause may end or begin to probe; `None` while the pause waits for the other node.
     pub(in crate::controller) fn deadline(&self) -> Option<Time> {
         (self.drained && !self.probing).then_some(self.until)
     }
 }
 
 impl Controller {
-    /// What the body sees of the outgoing migration's sync connection. It reports every
-    /// [`Self::LINK_SAMPLING`] while a migration leaves this node; without reports the controller
-    /// goes by the guest's latency alone.
+    /// Takes the body's measurement of the outgoing migration's sync connection. The body reports every
+    /// [`Self::LINK_SAMPLING`] while a migration leaves this node. Without reports the controller relies on the guest's
+    /// latency alone.
     pub fn handle_link_signal(&mut self, now: Time, signal: LinkSignal) {
         self.now = now;
         let Some(source) = &mut self.source else {
@@ -88,7 +87,7 @@ impl Controller {
         self.run_ready();
     }
 
-    /// A request that waits for the migration has become as old as the promise allows.
+    /// Handles requests whose wait for the migration has reached the promise.
     pub(in crate::controller) fn watch_expired(&mut self) {
         let now = self.now;
         loop {
@@ -121,7 +120,7 @@ impl Controller {
             if !tolerated && self.pause(PauseReason::GuestLatency) {
                 return;
             }
-            // It is late, and nothing is done about it yet.
+            // The request is late, without consequences yet.
             self.slots[tag].late = true;
             if let Some(source) = &mut self.source {
                 source.tolerate(tag, &self.slots);
@@ -129,7 +128,8 @@ impl Controller {
         }
     }
 
-    /// A percentile says how many requests may be late, but none may be late without end.
+    /// Pauses if a tolerated request is late beyond bounds. A percentile allows some late requests, but no request may
+    /// be late without end.
     pub(in crate::controller) fn tolerance_expired(&mut self) {
         let now = self.now;
         while let Some(source) = &mut self.source
@@ -139,8 +139,8 @@ impl Controller {
         }
     }
 
-    /// Turns a double write, or those who wait for a chunk, into delayed writes, while the migration
-    /// goes on. False when that is not possible for this one.
+    /// Turns a double write, or the requests that wait for a chunk, into delayed writes, while the migration continues.
+    /// Returns false if this is not possible for the request.
     fn answer_alone(&mut self, tag: RequestTag) -> bool {
         let slot = &self.slots[tag];
         let (Some(extent), Some(source)) = (slot.extent, &mut self.source) else {
@@ -157,8 +157,7 @@ impl Controller {
             }
             return true;
         }
-        // What lies past the migrated region is copied later, and the copy could overtake the
-        // double write.
+        // The part past the migrated region is copied later, and the copy could overtake the double write.
         if !source.is_migrated(extent) {
             return false;
         }
@@ -167,9 +166,9 @@ impl Controller {
         true
     }
 
-    /// Steps aside: gives up the window (`LM_head := LM_tail`), starts a new generation, and, with
-    /// delayed writes, answers what waits for the destination. False when there is nothing to pause
-    /// or no time for it.
+    /// Pauses the migration: gives up the window (`LM_head := LM_tail`), starts a new generation, and, with delayed
+    /// writes, answers the requests that wait for the destination. Returns false if there is nothing to pause or no
+    /// time for a pause.
     pub(in crate::controller) fn pause(&mut self, reason: PauseReason) -> bool {
         let now = self.now;
         let Some(source) = &mut self.source else {
@@ -222,7 +221,7 @@ impl Controller {
         true
     }
 
-    /// Acknowledges every double write that the destination has not acknowledged, and remembers it.
+    /// Acknowledges and remembers every double write that the destination has not acknowledged.
     pub(in crate::controller) fn delay_double_writes(&mut self) {
         if let Some(source) = &mut self.source {
             source.delayed.recall();
@@ -235,7 +234,7 @@ impl Controller {
         }
     }
 
-    /// The destination has received everything that was sent before the generation.
+    /// Notes that the destination has received everything sent before the generation.
     pub(in crate::controller) fn generation_reached(&mut self, generation: Generation) {
         let now = self.now;
         let Some(source) = &mut self.source else {
@@ -259,7 +258,7 @@ impl Controller {
         }
     }
 
-    /// Ends the pause, or begins to probe, when it is time.
+    /// Ends the pause, or begins to probe, at its time.
     pub(in crate::controller) fn pause_timer(&mut self) {
         let now = self.now;
         let Some(source) = &mut self.source else {
@@ -270,7 +269,7 @@ impl Controller {
             return;
         };
         if pause.probing {
-            // What was left of the table became obsolete meanwhile.
+            // The rest of the table has become obsolete meanwhile.
             if settled {
                 self.resume();
             }
@@ -290,7 +289,7 @@ impl Controller {
         }
     }
 
-    /// Ends a pause for which the deadline leaves no time any more.
+    /// Ends a pause that the deadline no longer allows.
     fn resume_if_pressed(&mut self, left: u64) {
         let now = self.now;
         if let Some(source) = &self.source
@@ -302,7 +301,7 @@ impl Controller {
         }
     }
 
-    /// Ends a pause for whose end the switchover waits: the guest has stopped.
+    /// Ends a pause that delays the switchover: the guest has stopped.
     pub(in crate::controller) fn resume_if_ordered(&mut self) {
         if let Some(source) = &self.source
             && source.is_ordered()
@@ -312,7 +311,7 @@ impl Controller {
         }
     }
 
-    /// Ends a pause that nobody's promise asks for any more.
+    /// Ends a pause that no promise requires any more.
     pub(in crate::controller) fn resume_if_unpromised(&mut self) {
         if let Some(source) = &self.source
             && source.governor.is_none()
@@ -322,7 +321,7 @@ impl Controller {
         }
     }
 
-    /// A delayed write was acknowledged after `took`.
+    /// Judges a delayed write that was acknowledged after `took`.
     pub(in crate::controller) fn probed(&mut self, took: Duration) {
         let now = self.now;
         let Some(source) = &mut self.source else {
@@ -365,7 +364,7 @@ impl Controller {
         self.pump();
     }
 
-    /// Judges the last sampling period and looks for what keeps the migration from its end.
+    /// Judges the last sampling period and looks for an obstacle between the migration and its end.
     pub(in crate::controller) fn sample(&mut self) {
         let now = self.now;
         let Some(source) = &mut self.source else {
@@ -401,12 +400,12 @@ impl Controller {
         }
         self.pause_timer();
         self.resume_if_pressed(left);
-        // Entries that the guest was writing to, and chunks that the old rate held back.
+        // Entries that the guest was writing to, and chunks held back by the old rate.
         self.flush_delayed();
         self.pump();
     }
 
-    /// A request begins to wait for the migration.
+    /// Watches a request that begins to wait for the migration.
     #[inline]
     pub(in crate::controller) fn watch(&mut self, tag: RequestTag) {
         if let Some(source) = &mut self.source

@@ -1,5 +1,5 @@
-//! The seam between a transfer and its policy: what a guest's write has to reach, what the window goes over next,
-//! and what may be left when the disk changes hands. The rest of a transfer knows no policy.
+//! The seam between a transfer and its policy: the reach of a guest's write, the window's next extent, and the rest
+//! allowed at the switchover. All policy-specific decisions of a transfer are here.
 
 use super::dirty::DirtyBitmap;
 use super::pre_copy::{AfterRound, PreCopy};
@@ -7,14 +7,14 @@ use super::push_pull::PushPull;
 use crate::controller::{MigrationOptions, PolicyOptions, PushOptions};
 use crate::units::{Extent, Lba, Sectors, Time};
 
-/// What becomes of a guest's write that no chunk keeps waiting. The local disk gets it in any case.
+/// Route of a guest's write that waits for no chunk. The local disk gets the write in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::controller) enum Route {
-    /// A copy brings it to the destination.
+    /// To the local disk; a copy brings the data to the destination.
     Local,
-    /// It is remembered, and reaches the destination later.
+    /// Remembered, and sent to the destination later.
     Later,
-    /// It goes to both nodes now.
+    /// To both nodes now.
     Both,
 }
 
@@ -23,45 +23,44 @@ pub(in crate::controller) enum Route {
 pub(in crate::controller) enum Pass {
     /// Every chunk goes to the destination.
     Copy,
-    /// Both sides read every chunk and compare hashes, to find out which have to be copied.
+    /// Both sides read every chunk and compare hashes, to find the chunks to copy.
     Compare,
-    /// What was written since it was copied goes there again: the round of this number, from 2 on.
+    /// Blocks written since their copy are copied again: the round of this number, from 2 on.
     Resend { round: u32 },
     /// Both sides read every chunk and compare hashes.
     VerifyAll,
-    /// As before, but only blocks that were written since they were compared.
+    /// Like [`Self::VerifyAll`], for the blocks written since they were compared.
     VerifyDirty { number: u32 },
 }
 
 impl Pass {
-    /// Whether chunks go to the destination, and are not compared.
+    /// Returns true if chunks go to the destination, and are not compared.
     #[inline]
     pub(in crate::controller) const fn copies(self) -> bool {
         matches!(self, Self::Copy | Self::Resend { .. })
     }
 
-    /// Whether what was copied is compared, to prove that it is equal.
+    /// Returns true if copied blocks are compared to prove equality.
     pub(in crate::controller) const fn verifies(self) -> bool {
         matches!(self, Self::VerifyAll | Self::VerifyDirty { .. })
     }
 
-    /// Whether it goes over blocks here and there, and not over all of the disk.
+    /// Returns true if the pass covers scattered blocks, not the whole disk.
     pub(in crate::controller) const fn is_scattered(self) -> bool {
         matches!(self, Self::Resend { .. } | Self::VerifyDirty { .. })
     }
 }
 
-/// How the destination comes to have the disk.
+/// Method by which the destination gets the disk.
 #[derive(Debug)]
 pub(in crate::controller) enum Policy {
-    /// One pass; what is written behind its head goes to both nodes (Alg. 1 of the SmartNIC storage-migration
-    /// paper).
+    /// A single pass; writes behind the head go to both nodes (Alg. 1 of the SmartNIC storage-migration paper).
     DoubleWrite,
-    /// One pass; whatever is written goes to both nodes from the start.
+    /// A single pass; all writes go to both nodes from the start.
     Mirror,
-    /// Passes over what was written since the last one, until what is left is little.
+    /// Passes over the blocks written since the last pass, until little is left.
     PreCopy(PreCopy),
-    /// What is seldom written is pushed; the rest is pulled once the disk has changed hands.
+    /// Rarely written blocks are pushed; the rest is pulled after the switchover.
     PushPull(PushPull),
 }
 
@@ -79,7 +78,7 @@ impl Policy {
         }
     }
 
-    /// Pre-copy of these blocks of the disk.
+    /// Creates pre-copy of these blocks of the disk.
     pub(in crate::controller) fn copying(
         rounds: crate::controller::RoundOptions,
         different: &DirtyBitmap,
@@ -87,7 +86,8 @@ impl Policy {
         Self::PreCopy(PreCopy::of(rounds, different))
     }
 
-    /// Whether a write has to reach the destination in a pass, before the read head or `behind` it, now or later.
+    /// Returns true if a write has to reach the destination in a pass, now or later. `behind` is true if the write
+    /// begins behind the read head.
     #[inline]
     pub(in crate::controller) const fn reaches(&self, pass: Pass, behind: bool) -> bool {
         match self {
@@ -96,7 +96,7 @@ impl Policy {
         }
     }
 
-    /// Whether writes of this pass are only remembered: a later round, or a pull, brings them.
+    /// Returns true if writes of this pass are only remembered: a later round, or a pull, sends the data.
     #[inline]
     pub(in crate::controller) const fn only_marks(&self, pass: Pass) -> bool {
         match self {
@@ -106,8 +106,8 @@ impl Policy {
         }
     }
 
-    /// Whether this pass is one of rounds that may come to no end: what is written meanwhile is sent by the next. The
-    /// round during which writes go to both nodes is not.
+    /// Returns true if this pass is one of the rounds that may not converge: blocks written meanwhile are sent by the
+    /// next round. The round in which writes go to both nodes is not.
     pub(in crate::controller) const fn sends_again(&self, pass: Pass) -> bool {
         match self {
             Self::PreCopy(rounds) => pass.copies() && !rounds.writes_through(),
@@ -115,7 +115,8 @@ impl Policy {
         }
     }
 
-    /// The guest writes here in this pass, and the destination does not hear of it. Whether the policy remembers it.
+    /// Marks a write of the guest that the destination does not receive. Returns true if the policy remembers the
+    /// write.
     #[inline]
     pub(in crate::controller) fn mark(&mut self, pass: Pass, extent: Extent) -> bool {
         match self {
@@ -126,25 +127,24 @@ impl Policy {
         true
     }
 
-    /// Whether writes go to both nodes as a rule, so that places which are written again and again are worth
-    /// being kept back.
+    /// Returns true if writes usually go to both nodes, so that keeping back writes to hot places pays.
     pub(in crate::controller) const fn doubles(&self) -> bool {
         matches!(self, Self::DoubleWrite | Self::Mirror)
     }
 
-    /// Whether writes never wait for a chunk that is on its way, because what they write is copied again; nothing
-    /// where the promise to the guest decides.
+    /// Returns true if writes never wait for a chunk in flight, because their blocks are copied again; `None` if the
+    /// promise to the guest decides.
     pub(in crate::controller) const fn lets_writes_through(&self, pass: Pass) -> Option<bool> {
         match self {
-            // A place that is written without end would be copied without end.
+            // A place written without end would be copied without end.
             Self::PreCopy(rounds) if pass.copies() => Some(!rounds.writes_through()),
             Self::PushPull(_) => Some(true),
             Self::DoubleWrite | Self::Mirror | Self::PreCopy(_) => None,
         }
     }
 
-    /// Goes on by push and pull. No chunk is on its way: of this pass, the destination has what lies before
-    /// `head`, but for what the policy remembers. Before that pass it had all of the disk but these blocks, or
+    /// Switches to push and pull. No chunk is in flight. Of this pass, the destination has the blocks before `head`,
+    /// except those remembered by the policy. Before the pass the destination had the whole disk except `wanted`, or
     /// nothing.
     pub(in crate::controller) fn become_push_pull(
         &mut self,
@@ -163,7 +163,7 @@ impl Policy {
             (Pass::Copy, None) => push.add_from(head),
             (Pass::Copy, Some(wanted)) => push.add_those_of(wanted, head),
             (Pass::Compare, differing) => {
-                // What lies behind it has not been compared.
+                // Blocks behind the head have not been compared.
                 push.add_from(head);
                 if let Some(differing) = differing {
                     push.add_those_of(differing, Lba(0));
@@ -178,14 +178,14 @@ impl Policy {
         *self = Self::PushPull(push);
     }
 
-    /// The destination has all of the disk but these blocks, and nothing has been sent.
+    /// Notes that the destination has the whole disk except these blocks, before anything is sent.
     pub(in crate::controller) fn lacks_only(&mut self, wanted: &DirtyBitmap) {
         if let Self::PushPull(push) = self {
             push.lacks_only(wanted);
         }
     }
 
-    /// What a copying pass goes over next at or behind `head`, at most `limit` sectors of it.
+    /// Returns the next extent of a copying pass at or behind `head`, limited to `limit` sectors.
     pub(in crate::controller) fn next(
         &self,
         pass: Pass,
@@ -203,7 +203,7 @@ impl Policy {
         }
     }
 
-    /// A chunk of a copying pass is locked: what is written there from now on is not in it.
+    /// Notes that a chunk of a copying pass is locked: later writes are not part of the chunk.
     pub(in crate::controller) fn locked(&mut self, pass: Pass, extent: Extent) {
         match (self, pass) {
             (Self::PushPull(push), _) => push.locked(extent),
@@ -212,8 +212,8 @@ impl Policy {
         }
     }
 
-    /// The window was given up: these chunks of a copying pass, and what the last one was a part of, have not been
-    /// copied.
+    /// Notes that the window was given up: these chunks of a copying pass, and the rest of the last chunk's block, have
+    /// not been copied.
     pub(in crate::controller) fn give_up(
         &mut self,
         pass: Pass,
@@ -227,7 +227,7 @@ impl Policy {
         }
     }
 
-    /// A copying pass begins at the start of the disk. The bytes that it goes over.
+    /// Begins a copying pass at the start of the disk; returns the bytes of the pass.
     pub(in crate::controller) fn begin_round(&mut self, pass: Pass, capacity: Sectors) -> u64 {
         match (self, pass) {
             (Self::PushPull(push), _) => push.pushable_bytes(),
@@ -239,8 +239,8 @@ impl Policy {
         }
     }
 
-    /// Whether a round follows the one of this number, which has just come to its end; `compares`: the disks are to
-    /// be compared next.
+    /// Returns true if a round follows `round`, which has just ended. `compares` is true if the disks are compared
+    /// next.
     pub(in crate::controller) fn goes_on(
         &mut self,
         pass: Pass,
@@ -256,7 +256,7 @@ impl Policy {
         }
     }
 
-    /// Whether another round is due while the switchover waits: so much was written.
+    /// Returns true if enough was written for another round while the switchover waits.
     pub(in crate::controller) fn is_due_again(&self, pass: Pass) -> bool {
         match self {
             Self::PreCopy(rounds) => pass.copies() && rounds.is_too_much(),
@@ -265,14 +265,14 @@ impl Policy {
         }
     }
 
-    /// Hands over what is left before the disks are compared, which others remember from then on.
+    /// Hands over the rest before the disks are compared; the caller remembers the rest from then on.
     pub(in crate::controller) fn take_rest(&mut self, remember: impl FnMut(Extent)) {
         if let Self::PreCopy(rounds) = self {
             rounds.take_rest(remember);
         }
     }
 
-    /// Bytes that were written since they were copied, and are to be copied while the guest is held.
+    /// Returns the bytes written since their copy, to be copied while the guest is held.
     pub(in crate::controller) fn rest(&self) -> u64 {
         match self {
             Self::PreCopy(rounds) => rounds.rest(),
@@ -280,7 +280,8 @@ impl Policy {
         }
     }
 
-    /// When the disk is to be handed over, whatever the destination lacks; nothing once that time has come.
+    /// Returns the time at which the disk is handed over, whatever the destination lacks; `None` once the time has
+    /// come.
     pub(in crate::controller) const fn leaves_at(&self) -> Option<Time> {
         match self {
             Self::PushPull(push) => push.until(),
@@ -288,7 +289,7 @@ impl Policy {
         }
     }
 
-    /// So late is it now. Whether the disk is to be handed over because of that.
+    /// Advances the clock. Returns true once the push deadline has passed.
     pub(in crate::controller) fn pass_time(&mut self, now: Time) -> bool {
         match self {
             Self::PushPull(push) => push.pass_time(now),
@@ -296,8 +297,8 @@ impl Policy {
         }
     }
 
-    /// Whether the disk is handed over as it is, because that was `ordered` or its time has come, before the end of
-    /// a pass.
+    /// Returns true if the disk is handed over before the end of a pass, because the handover was `ordered` or its time
+    /// has come.
     pub(in crate::controller) const fn leaves(&self, ordered: bool) -> bool {
         match self {
             Self::PushPull(push) => ordered || push.is_over(),
@@ -305,7 +306,7 @@ impl Policy {
         }
     }
 
-    /// What stays at the source when the disk changes hands.
+    /// Returns the part that stays at the source when the disk changes hands.
     pub(in crate::controller) fn remainder(&self) -> Option<&PushPull> {
         match self {
             Self::PushPull(push) => Some(push).filter(|push| push.remaining_bytes() > 0),

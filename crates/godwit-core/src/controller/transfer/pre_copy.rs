@@ -1,35 +1,35 @@
-//! Pre-copy: the guest writes to its own disk only, and what it wrote is copied again, round after round, until
-//! the rest is so little that the guest can stand still for it.
+//! Pre-copy: the guest writes to its own disk only, and written blocks are copied again, round after round, until the
+//! rest is small enough for a freeze.
 //!
-//! A guest that writes faster than the link takes it would never come to that, and disks can be compared only
-//! while they are equal. So after the last round that is allowed, and before a comparison, one more round is made
-//! in which the guest's writes go to both nodes. Behind that round nothing is left.
+//! A guest that writes faster than the link would never reach this point, and disks can be compared only while they are
+//! equal. After the last allowed round, and before a comparison, one more round is therefore made in which the guest's
+//! writes go to both nodes. Behind this round nothing is left.
 
 use super::differences::on_image::each_run;
 use super::dirty::DirtyBitmap;
 use crate::controller::RoundOptions;
 use crate::units::{Extent, Lba, MAX_EXTENT_SECTORS, SECTOR_SIZE, Sectors};
 
-/// What pre-copy remembers.
+/// State of pre-copy.
 #[derive(Debug)]
 pub(in crate::controller) struct PreCopy {
     options: RoundOptions,
-    /// Blocks that were written since they were copied, or since their copy began.
+    /// Blocks written since they were copied, or since their copy began.
     dirty: DirtyBitmap,
-    /// Where the blocks end of which the last chunk was a part.
+    /// End of the blocks that contain the last chunk.
     block_end: Lba,
-    /// The guest's writes go to both nodes.
+    /// True while the guest's writes go to both nodes.
     writes_through: bool,
     #[cfg(feature = "planted-bugs")]
     forgets: bool,
 }
 
-/// What follows a round.
+/// Step after a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::controller) enum AfterRound {
     /// Another round.
     Again,
-    /// What is left can be copied while the guest is held.
+    /// The freeze: the rest can be copied while the guest is held.
     Fits,
 }
 
@@ -45,7 +45,7 @@ impl PreCopy {
         }
     }
 
-    /// The same for a disk of which only these blocks are to be copied. Writes never go to both nodes.
+    /// Creates pre-copy of only these blocks of a disk. Writes never go to both nodes.
     pub(super) fn of(options: RoundOptions, different: &DirtyBitmap) -> Self {
         let options = RoundOptions {
             most_rounds: u32::MAX,
@@ -56,19 +56,18 @@ impl PreCopy {
         it
     }
 
-    /// Plants a defect: what is written to a block while that is copied is not remembered.
+    /// Plants a defect: writes to a block under copy are not remembered.
     #[cfg(feature = "planted-bugs")]
     pub(super) const fn forget_writes(&mut self) {
         self.forgets = true;
     }
 
-    /// Whether the guest's writes go to both nodes.
     #[inline]
     pub(in crate::controller) const fn writes_through(&self) -> bool {
         self.writes_through
     }
 
-    /// The guest writes here, and the destination does not hear of it.
+    /// Marks a write of the guest that the destination does not receive.
     #[inline]
     pub(in crate::controller) fn mark(&mut self, extent: Extent) {
         #[cfg(feature = "planted-bugs")]
@@ -78,17 +77,17 @@ impl PreCopy {
         self.dirty.set(extent);
     }
 
-    /// Bytes that are to be copied again.
+    /// Returns the bytes to copy again.
     pub(in crate::controller) fn rest(&self) -> u64 {
         self.dirty.sectors() * SECTOR_SIZE
     }
 
-    /// Whether so much is left that the guest would stand still for long.
+    /// Returns true if the rest would hold the guest for too long.
     pub(in crate::controller) fn is_too_much(&self) -> bool {
         self.rest() > self.options.most_left.0
     }
 
-    /// What comes next at or behind `head`, at most `chunk_sectors` of it.
+    /// Returns the next extent at or behind `head`, limited to `chunk_sectors`.
     pub(in crate::controller) fn next(&self, head: Lba, chunk_sectors: u32) -> Option<Extent> {
         let (start, end) = if head < self.block_end {
             (head, self.block_end)
@@ -99,8 +98,8 @@ impl PreCopy {
         Extent::new(start, sectors)
     }
 
-    /// The extent that [`Self::next`] gave is locked: what is written from now on is for the next round. Writes
-    /// that were under way before have finished when the extent is read.
+    /// Notes that the extent from [`Self::next`] is locked: later writes are for the next round. Writes under way
+    /// before the lock finish before the extent is read.
     pub(in crate::controller) fn locked(&mut self, extent: Extent) {
         if extent.start() >= self.block_end {
             self.block_end = self.dirty.end_of_block(extent);
@@ -108,8 +107,8 @@ impl PreCopy {
         }
     }
 
-    /// The window was given up: these extents, and the rest of the block that the last one was part of, have not
-    /// been copied.
+    /// Notes that the window was given up: these extents, and the rest of the last extent's block, have not been
+    /// copied.
     pub(in crate::controller) fn give_up(
         &mut self,
         extents: impl Iterator<Item = Extent>,
@@ -124,7 +123,7 @@ impl PreCopy {
         self.block_end = Lba(0);
     }
 
-    /// Hands over what is left, which others remember from now on: nothing is being copied.
+    /// Hands over the rest while nothing is being copied; the caller remembers the rest from now on.
     pub(in crate::controller) fn take_rest(&mut self, mut remember: impl FnMut(Extent)) {
         self.begin_round();
         let mut head = Lba(0);
@@ -135,17 +134,16 @@ impl PreCopy {
         }
     }
 
-    /// A round begins at the start of the disk.
+    /// Begins a round at the start of the disk.
     pub(in crate::controller) fn begin_round(&mut self) {
         self.block_end = Lba(0);
     }
 
-    /// The round of this number has come to its end. What follows, if the disks are to be compared next or
-    /// not.
+    /// Returns the step after `round`, which has ended. `compares` is true if the disks are compared next.
     pub(in crate::controller) fn after(&mut self, round: u32, compares: bool) -> AfterRound {
         let fits = !self.is_too_much();
         if self.writes_through {
-            // What a pause has marked in this round is no reason for another one before a comparison: see
+            // Blocks that a pause has marked in this round do not require another round before a comparison: see
             // [`Self::take_rest`].
             return match fits || compares {
                 true => AfterRound::Fits,
@@ -180,7 +178,7 @@ mod tests {
         Extent::new(Lba(start), sectors).expect("an extent")
     }
 
-    /// What a round copies.
+    /// Returns the extents that a round copies.
     fn round(it: &mut PreCopy, chunk: u32) -> Vec<Extent> {
         it.begin_round();
         let mut head = Lba(0);
@@ -251,11 +249,11 @@ mod tests {
         assert!(it.writes_through());
         round(&mut it, 64);
         assert_eq!(it.after(4, false), AfterRound::Fits);
-        // Disks that are compared are made equal before.
+        // Disks are made equal before a comparison.
         let mut compares = pre_copy(8);
         assert_eq!(compares.after(1, true), AfterRound::Again);
         assert!(compares.writes_through());
-        // Whatever a pause marked: it is remembered elsewhere while the disks are compared.
+        // Blocks marked by a pause are remembered elsewhere while the disks are compared.
         (0..2).for_each(|block| compares.mark(extent(block * 2048, 8)));
         assert_eq!(compares.after(2, true), AfterRound::Fits);
         let mut taken = Vec::new();

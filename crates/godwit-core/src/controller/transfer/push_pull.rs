@@ -1,33 +1,33 @@
-//! Push and pull: the guest writes to its own disk only. What it writes seldom is pushed to the destination; what it
-//! writes again and again is not, because that would be sent in vain. The disk changes hands without it, and the
-//! destination pulls the rest, what was written most often first (Alg. 1 and 2 of the hybrid storage-transfer
+//! Push and pull: the guest writes to its own disk only. Rarely written chunks are pushed to the destination. Chunks
+//! written again and again are not pushed, because their copies would be in vain. The disk changes hands without them,
+//! and the destination pulls the rest, most often written chunks first (Alg. 1 and 2 of the hybrid storage-transfer
 //! paper).
 //!
-//! With a threshold of zero nothing is pushed: that is post-copy.
+//! With a threshold of zero nothing is pushed: post-copy.
 
 use super::dirty::DirtyBitmap;
 use crate::controller::PushOptions;
 use crate::units::{Extent, Lba, SECTOR_SIZE, Sectors, Time};
 
-/// What is left is remembered by blocks of 4 KiB.
+/// Sectors of a block in the set of remaining blocks: 4 KiB.
 pub(super) const BLOCK_SECTORS: u32 = 8;
 
-/// Writes are counted by chunks of 64 KiB.
+/// Sectors of a chunk whose writes are counted: 64 KiB.
 pub(super) const CHUNK_SECTORS: u32 = 128;
 
-/// While the switchover waits, pushing goes on once so many bytes can be pushed.
+/// Pushable bytes after which pushing continues while the switchover waits.
 const PUSH_AGAIN: u64 = 1 << 20;
 
-/// What push and pull remembers.
+/// State of push and pull.
 #[derive(Debug)]
 pub(in crate::controller) struct PushPull {
     threshold: u8,
-    /// When pushing ends, however much could be pushed; nothing once it has ended.
+    /// Time at which pushing ends, however much could be pushed; `None` once pushing has ended.
     until: Option<Time>,
     over: bool,
     /// Blocks that the destination lacks (`RemainingSet`).
     remaining: DirtyBitmap,
-    /// How often each chunk was written (`WriteCount`), up to 255.
+    /// Writes to each chunk (`WriteCount`), up to 255.
     counts: Box<[u8]>,
     /// Chunks that were written.
     written: DirtyBitmap,
@@ -52,7 +52,7 @@ impl PushPull {
         }
     }
 
-    /// The same when the destination has all of the disk.
+    /// Creates the state for a destination that has the whole disk.
     pub(super) fn with_nothing_left(options: PushOptions, capacity: Sectors, now: Time) -> Self {
         let mut it = Self::new(options, capacity, now);
         it.remaining.empty();
@@ -60,14 +60,14 @@ impl PushPull {
         it
     }
 
-    /// The destination lacks what lies from here on, which nobody has written.
+    /// Adds the unwritten blocks from here on, which the destination lacks.
     pub(super) fn add_from(&mut self, start: Lba) {
         self.remaining
             .set_range(start, Lba(self.remaining.capacity().0));
         self.recount();
     }
 
-    /// The destination lacks these blocks, of the same length, as far as they lie from here on.
+    /// Adds the set bits of `blocks`, a map of the same length, from `start` on: the destination lacks these blocks.
     pub(super) fn add_those_of(&mut self, blocks: &DirtyBitmap, start: Lba) {
         let mut head = start;
         while let Some((from, end)) = blocks.next_blocks(head, u64::MAX) {
@@ -77,13 +77,13 @@ impl PushPull {
         self.recount();
     }
 
-    /// Of all the disk, the destination lacks these blocks only. Nothing has been pushed.
+    /// Sets `blocks` as the only blocks that the destination lacks. Nothing has been pushed.
     pub(super) fn lacks_only(&mut self, blocks: &DirtyBitmap) {
         self.remaining.empty();
         self.add_those_of(blocks, Lba(0));
     }
 
-    /// Other options from now on.
+    /// Applies new options.
     pub(super) fn change(&mut self, options: PushOptions, now: Time) {
         self.threshold = options.threshold;
         self.until = options.longest_push.map(|longest| now.after(longest));
@@ -91,7 +91,7 @@ impl PushPull {
         self.recount();
     }
 
-    /// Counts what may be pushed.
+    /// Counts the pushable blocks.
     fn recount(&mut self) {
         let written = self.written.numbers().map(|chunk| chunk as u64);
         let hot = written.filter(|chunk| !self.is_cold(*chunk));
@@ -102,17 +102,17 @@ impl PushPull {
         };
     }
 
-    /// When pushing ends.
+    /// Returns the time at which pushing ends.
     pub(super) const fn until(&self) -> Option<Time> {
         self.until
     }
 
-    /// Whether the time of pushing is over.
+    /// Returns true if the time of pushing is over.
     pub(super) const fn is_over(&self) -> bool {
         self.over
     }
 
-    /// So late is it now. Whether the time of pushing ends with that.
+    /// Advances the clock. Returns true if the time of pushing ends now.
     pub(super) fn pass_time(&mut self, now: Time) -> bool {
         let ends = self.until.take_if(|until| *until <= now).is_some();
         self.over |= ends;
@@ -123,7 +123,7 @@ impl PushPull {
         self.counts[chunk as usize] < self.threshold
     }
 
-    /// The guest writes here.
+    /// Marks a write of the guest.
     #[inline]
     pub(super) fn mark(&mut self, extent: Extent) {
         for (chunk, part) in chunks(extent) {
@@ -151,7 +151,7 @@ impl PushPull {
         })
     }
 
-    /// What is pushed next at or behind `head`, at most `limit` sectors of it.
+    /// Returns the next extent to push at or behind `head`, limited to `limit` sectors.
     pub(super) fn next(&self, head: Lba, limit: u32) -> Option<Extent> {
         if self.pushable == 0 {
             return None;
@@ -173,14 +173,14 @@ impl PushPull {
         }
     }
 
-    /// What is being pushed is left no longer, unless the guest writes there from now on.
+    /// Removes an extent that is being pushed from the remaining blocks. Later writes of the guest add it again.
     pub(super) fn locked(&mut self, extent: Extent) {
         let before = self.remaining.count();
         self.remaining.clear(extent);
         self.pushable -= before - self.remaining.count();
     }
 
-    /// The extent has not been pushed.
+    /// Returns an extent that was not pushed to the remaining blocks.
     pub(super) fn give_up(&mut self, extent: Extent) {
         for (chunk, part) in chunks(extent) {
             let before = self.remaining.count();
@@ -191,22 +191,22 @@ impl PushPull {
         }
     }
 
-    /// Bytes that may be pushed.
+    /// Returns the pushable bytes.
     pub(super) const fn pushable_bytes(&self) -> u64 {
         self.pushable * BLOCK_SECTORS as u64 * SECTOR_SIZE
     }
 
-    /// Whether so much may be pushed that it is worth a round.
+    /// Returns true if the pushable bytes are worth a round.
     pub(super) const fn is_worth_a_round(&self) -> bool {
         self.pushable_bytes() >= PUSH_AGAIN
     }
 
-    /// Bytes that the destination lacks.
+    /// Returns the bytes that the destination lacks.
     pub(in crate::controller) fn remaining_bytes(&self) -> u64 {
         self.remaining.sectors() * SECTOR_SIZE
     }
 
-    /// What the destination lacks, in runs that were written equally often.
+    /// Visits the blocks that the destination lacks, in runs of equal heat.
     pub(in crate::controller) fn each_remaining(&self, visit: impl FnMut(Lba, u32, u8)) {
         let mut runs = RunsByHeat::new(visit);
         let mut head = Lba(0);
@@ -216,7 +216,7 @@ impl PushPull {
             while from < end {
                 let chunk = from.0 / u64::from(CHUNK_SECTORS);
                 let first = Lba(chunk * u64::from(CHUNK_SECTORS));
-                // What nobody has written is told as a whole.
+                // Unwritten blocks are announced as a whole.
                 let written = self.written.next_blocks(first, u64::from(CHUNK_SECTORS));
                 let (until, heat) = match written {
                     Some((written, after)) if written == first => {
@@ -232,7 +232,7 @@ impl PushPull {
         runs.end();
     }
 
-    /// What of these sectors the destination lacks, and has never been sent, is zeroes at both nodes.
+    /// Removes a hole: missing blocks of these sectors, never sent, are zeroes at both nodes.
     pub(super) fn is_hole(&mut self, start: Lba, end: Lba, sent: &DirtyBitmap) {
         let block = u64::from(BLOCK_SECTORS);
         let end = match self.remaining.capacity() {
@@ -248,7 +248,7 @@ impl PushPull {
         }
     }
 
-    /// These blocks are left no longer.
+    /// Removes these blocks from the remaining blocks.
     fn forget(&mut self, start: Lba, end: Lba) {
         let mut hot = 0;
         let mut head = Lba(start.0 / u64::from(CHUNK_SECTORS) * u64::from(CHUNK_SECTORS));
@@ -271,7 +271,7 @@ impl PushPull {
     }
 }
 
-/// Runs of blocks that are set, in order, each of the same heat: how hot the part of a chunk is, `heat` says.
+/// Visits runs of set blocks in order, each of one heat. `heat` returns the heat of a chunk's part.
 pub(super) fn each_run_by_heat(
     blocks: &DirtyBitmap,
     heat: impl Fn(u64, Extent) -> u8,
@@ -288,7 +288,7 @@ pub(super) fn each_run_by_heat(
     runs.end();
 }
 
-/// Joins parts that follow each other and are equally hot.
+/// Joins adjacent parts of equal heat.
 struct RunsByHeat<V> {
     run: Option<(Lba, Lba, u8)>,
     visit: V,
@@ -309,7 +309,7 @@ impl<V: FnMut(Lba, u32, u8)> RunsByHeat<V> {
         }
     }
 
-    /// Nothing follows the last.
+    /// Flushes the last run.
     fn end(&mut self) {
         const LONGEST: u64 = u32::MAX as u64 / CHUNK_SECTORS as u64 * CHUNK_SECTORS as u64;
         let Some((mut start, end, heat)) = self.run.take() else {
@@ -323,12 +323,12 @@ impl<V: FnMut(Lba, u32, u8)> RunsByHeat<V> {
     }
 }
 
-/// The order of magnitude of a count, so that few runs differ: 0 for none, 1 for one, 8 for 128 and more.
+/// Returns the order of magnitude of a count, so that few runs differ: 0 for none, 1 for one, 8 for 128 and more.
 const fn heat(count: u8) -> u8 {
     (u8::BITS - count.leading_zeros()) as u8
 }
 
-/// The chunks that an extent touches, each with the part of the extent that lies in it.
+/// Returns the chunks that an extent touches, each with the part of the extent inside the chunk.
 pub(super) fn chunks(extent: Extent) -> impl Iterator<Item = (u64, Extent)> {
     let size = u64::from(CHUNK_SECTORS);
     let (start, end) = (extent.start().0, extent.end().0);
@@ -359,7 +359,7 @@ mod tests {
         Extent::new(Lba(start), sectors).expect("an extent")
     }
 
-    /// What a round pushes.
+    /// Returns the extents that a round pushes.
     fn round(it: &mut PushPull, limit: u32) -> Vec<Extent> {
         let mut head = Lba(0);
         std::iter::from_fn(|| {
@@ -397,9 +397,9 @@ mod tests {
         it.mark(extent(140, 8));
         assert_eq!(it.pushable_bytes(), 0);
         assert_eq!(round(&mut it, 1024), []);
-        // Two blocks, of a chunk that was written twice.
+        // Two blocks of a chunk that was written twice.
         assert_eq!(remaining(&it), [(136, 16, 2)]);
-        // Its neighbours are pushed around it.
+        // The neighbours are pushed around the hot chunk.
         it.mark(extent(120, 8));
         it.mark(extent(256, 8));
         assert_eq!(round(&mut it, 1024), [extent(120, 8), extent(256, 8)]);

@@ -14,26 +14,26 @@ use crate::request::{RequestError, RequestTag};
 use crate::units::{Generation, Lba, MigrationId, Time};
 use crate::wire::{Message, TrafficClass, double_write_id};
 
-/// What the destination remembers of a migration beside its authority.
+/// The destination's state of a migration beside its authority.
 #[derive(Debug)]
 pub(in crate::controller) struct Destination {
-    /// Highest generation seen: copies of an older one must not reach the disk.
+    /// Highest generation seen: copies of an older generation must not reach the disk.
     generation: Generation,
     timeout: Duration,
-    /// When the source counts as gone unless it is heard of.
+    /// Time at which a silent source counts as gone.
     pub(in crate::controller) deadline: Time,
     /// Frames whose disk operation has not finished.
     in_flight: u32,
-    /// Double writes among them that have been acknowledged.
+    /// Double writes acknowledged but not written.
     pub(in crate::controller) unwritten: Unwritten,
-    /// What was received is to be made durable once all of it is written.
+    /// True if received data is to be made durable once everything is written.
     flush_wanted: bool,
-    /// Whether the flush before acceptance is at the disk. It outlives the migration that wanted
-    /// it, and would be taken for the flush of the next one.
+    /// True while the flush before acceptance is at the disk. The flush outlives its migration, and could be taken for
+    /// the flush of the next one.
     flushing: bool,
-    /// What the disk will lack, as far as the source has told.
+    /// Blocks that the disk will lack, as announced by the source.
     missing: Option<Missing>,
-    /// That is being stored. It outlives the migration, too.
+    /// True while `missing` is being stored. The store outlives the migration, too.
     pub(in crate::controller) storing_missing: bool,
 }
 
@@ -41,8 +41,7 @@ impl Controller {
     /// Starts to take the disk in. The offer was accepted.
     ///
     /// # Errors
-    /// [`StartError::Busy`] when this node serves the disk, cannot know whether it does, or takes
-    /// it in already.
+    /// [`StartError::Busy`] if this node serves the disk, is in doubt, or is taking the disk in already.
     pub fn start_destination(
         &mut self,
         now: Time,
@@ -72,9 +71,9 @@ impl Controller {
         Ok(())
     }
 
-    /// The body is about to empty this node's image, for a disk that comes without all of it: the image is what no
-    /// earlier move left there any more. False while something of an earlier move is still being written to it, and
-    /// would be written over what is empty.
+    /// Allows the body to empty this node's image for a disk that comes in part: the image is then no longer a base of
+    /// an earlier move. Returns false while data of an earlier move is still being written to the image, because the
+    /// write could follow the emptying.
     pub fn give_up_image(&mut self) -> bool {
         let may = !self.is_still_applying();
         if may {
@@ -83,8 +82,8 @@ impl Controller {
         may
     }
 
-    /// Whether something of an earlier move has not reached the disk: of one that brought the disk, or what was pulled
-    /// before the disk left.
+    /// Returns true if data of an earlier move has not reached the disk: of a move that brought the disk, or data
+    /// pulled before the disk left.
     fn is_still_applying(&self) -> bool {
         let receives = self.destination.as_ref().is_some_and(|destination| {
             destination.in_flight > 0 || destination.flushing || destination.storing_missing
@@ -97,7 +96,7 @@ impl Controller {
         receives || (0..PULL_SLOTS).any(is_pulled)
     }
 
-    /// A frame of the source that has to do with this node's disk.
+    /// Handles a frame of the source for this node's disk.
     pub(in crate::controller) fn replica(&mut self, message: Message, tag: RequestTag) {
         let (work, extent, generation) = match message {
             Message::Copy {
@@ -192,8 +191,8 @@ impl Controller {
         {
             return self.act(Action::ReleaseReplica { tag });
         }
-        // One that came after `Prepare` could reach the disk after the flush, and even after this
-        // node's own guest has written there.
+        // A frame after `Prepare` could reach the disk after the flush, and even after a write of this node's own
+        // guest.
         let too_late = self.authority.is_accepting();
         if too_late || !extent.within(self.capacity) || !self.slots.occupy(tag, work, Some(extent))
         {
@@ -209,7 +208,7 @@ impl Controller {
         self.advance(tag);
     }
 
-    /// Starts a frame's disk operation: nothing that overlaps it is under way.
+    /// Starts a frame's disk operation, with no overlapping work under way.
     pub(in crate::controller) fn issue_replica(&mut self, tag: RequestTag) {
         let slot = &mut self.slots[tag];
         let Some(extent) = slot.extent else { return };
@@ -239,7 +238,7 @@ impl Controller {
                 extent,
                 inspect: Inspect::Digest,
             },
-            // Nothing of it has been looked at.
+            // The hole has not been examined at all.
             Work::VerifyHole { .. } => DiskOperation::FindHole { extent },
             _ => DiskOperation::Write { extent, fua: false },
         };
@@ -341,7 +340,7 @@ impl Controller {
         self.end_replica(tag);
     }
 
-    /// Nothing is left to do for a frame that is out of the order of writes.
+    /// Ends a frame that has left the order of writes.
     fn end_replica(&mut self, tag: RequestTag) {
         self.slots.release(tag);
         self.act(Action::ReleaseReplica { tag });
@@ -357,8 +356,8 @@ impl Controller {
         }
     }
 
-    /// The source paused: copies and comparisons that it sent before are not wanted any more,
-    /// unless they are at the disk already.
+    /// Begins a new generation, because the source paused: earlier copies and comparisons are void unless they are
+    /// already at the disk.
     pub(in crate::controller) fn new_generation(&mut self, generation: Generation) {
         self.destination_heard();
         if self.authority.receiving().is_none() {
@@ -386,13 +385,13 @@ impl Controller {
         );
     }
 
-    /// The turn of a frame has come that was given up meanwhile.
+    /// Drops a frame that was given up before its turn.
     fn drop_stale(&mut self, tag: RequestTag) {
         self.leave(tag);
         self.end_replica(tag);
     }
 
-    /// Makes everything that was received durable, as soon as it is written.
+    /// Makes all received data durable once everything is written.
     pub(in crate::controller) fn issue_barrier(&mut self) {
         if self.has_bug(PlantedBug::AcceptWithoutFlush) {
             return self.barrier_done(Ok(()));
@@ -411,7 +410,7 @@ impl Controller {
         });
     }
 
-    /// Everything that was received is durable, or is not.
+    /// Handles the end of the flush before acceptance.
     pub(in crate::controller) fn barrier_done(&mut self, result: Result<(), RequestError>) {
         if let Some(destination) = &mut self.destination {
             destination.flushing = false;
@@ -434,7 +433,7 @@ impl Controller {
         self.apply(effects);
     }
 
-    /// The source tells what of the disk it will keep.
+    /// Handles the source's announcement of a part that stays at the source.
     pub(in crate::controller) fn will_lack(
         &mut self,
         start: Lba,
@@ -463,8 +462,8 @@ impl Controller {
         }
     }
 
-    /// The source asks for acceptance of a disk that `lacks` what it told of, or nothing. False when it told
-    /// otherwise.
+    /// Prepares for acceptance of a disk that `lacks` the announced blocks, or none. Returns false if the announcements
+    /// disagree.
     pub(in crate::controller) fn comes_without(
         &mut self,
         migration: MigrationId,
@@ -482,10 +481,10 @@ impl Controller {
         agrees
     }
 
-    /// Whether a frame has not been answered. The source drains before it asks for acceptance, so
-    /// one that has not breaks the protocol; but for what the source gave up when it began a new generation. A
-    /// comparison it has made again since. What it wrote it has sent again, or tells to be lacking; that is on the
-    /// disk before this node accepts.
+    /// Returns true if a frame is unanswered. The source drains before it asks for acceptance, so an unanswered frame
+    /// breaks the protocol. Frames given up by the source at a new generation are the exception: comparisons have been
+    /// repeated since, and written data was sent again or is announced as lacking. Such data is on the disk before this
+    /// node accepts.
     pub(in crate::controller) fn owes_answers(&self) -> bool {
         let Some(destination) = &self.destination else {
             return false;

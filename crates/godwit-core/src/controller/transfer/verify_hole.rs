@@ -1,5 +1,4 @@
-//! The destination's side of the comparison of a hole: what is a hole here too is equal, and the rest is
-//! read, in pieces.
+//! The destination's side of the comparison of a hole: a hole here too is equal, and the rest is read in pieces.
 
 use crate::action::{Action, Content, DiskOperation, DiskTag, Inspect};
 use crate::controller::Controller;
@@ -7,19 +6,19 @@ use crate::controller::requests::slots::Work;
 use crate::request::{RequestError, RequestTag};
 use crate::units::{Extent, Lba};
 
-/// What of a hole that is verified is read at once: 128 KiB.
+/// Sectors of a hole under verification read at once: 128 KiB.
 pub const HOLE_PIECE_SECTORS: u32 = 256;
 
-/// What follows an operation of the comparison.
+/// Step after an operation of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// It is over. Whether all of the extent reads as zeroes, or the disk failed.
+    /// The end: true if all of the extent reads as zeroes, or the disk's error.
     Over(Result<bool, RequestError>),
-    /// Everything before `from` reads as zeroes, and this is next.
+    /// The next operation: everything before `from` reads as zeroes.
     Next { from: Lba, operation: DiskOperation },
 }
 
-/// What follows the operation that began at `from` of the extent and ended so.
+/// Returns the step after an operation that began at `from` and ended with `result`.
 fn next(extent: Extent, from: Lba, result: Result<Content, RequestError>) -> Step {
     let rest = |from: Lba| Extent::new(from, extent.end().0.saturating_sub(from.0) as u32);
     let piece = |from: Lba| {
@@ -50,7 +49,7 @@ fn next(extent: Extent, from: Lba, result: Result<Content, RequestError>) -> Ste
 }
 
 impl Controller {
-    /// An operation of a comparison ended. The comparison's result when that is over.
+    /// Handles the end of an operation of a comparison. Returns the comparison's result once it is over.
     pub(in crate::controller) fn hole_compared(
         &mut self,
         tag: RequestTag,
@@ -81,8 +80,8 @@ impl Controller {
 mod tests {
     use super::*;
 
-    /// Compares a hole of so many pieces with a disk of which each piece is a hole (`.`), zeroes that take
-    /// space (`0`) or data (`x`), and counts the reads.
+    /// Compares a hole with a disk whose pieces are holes (`.`), zeroes that take space (`0`) or data (`x`), and counts
+    /// the reads.
     fn compare(disk: &str) -> (Result<bool, RequestError>, usize) {
         let piece = u64::from(HOLE_PIECE_SECTORS);
         let extent = Extent::new(Lba(1000 * piece), disk.len() as u32 * HOLE_PIECE_SECTORS)

@@ -1,5 +1,5 @@
-//! The locking window: the four pointers of the double-write algorithm (Fig. 5 and Alg. 1 of the
-//! SmartNIC storage-migration paper) and the chunks between them.
+//! The locking window: the four pointers of the double-write algorithm (Fig. 5 and Alg. 1 of the SmartNIC
+//! storage-migration paper) and the chunks between them.
 
 use std::collections::VecDeque;
 
@@ -7,33 +7,33 @@ use crate::action::{ChunkSlot, Digest};
 use crate::controller::requests::slots::TagList;
 use crate::units::{Extent, Lba, Sectors, Time};
 
-/// How far a chunk in the window is.
+/// State of a chunk in the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::controller) enum ChunkState {
-    /// Locked; guest writes that were under way before have to finish before it is read.
+    /// Locked; the read waits for guest writes that were under way before.
     Quiescing,
-    /// Was a hole before it was locked; whether it still is, is being looked up.
+    /// A hole before the lock, being examined again.
     Looking,
     /// The local read is under way.
     Reading,
-    /// Read, and waits for its turn to be sent.
+    /// Read; waits for its turn to be sent.
     Read(ChunkContent),
-    /// Sent to the destination; `data` if that was what the chunk holds, and not a word about it.
+    /// Sent to the destination; `data` is true if the frame carried the chunk's data.
     Sent { data: bool },
     /// Acknowledged: unlocked, and migrated as far as guest I/O is concerned.
     Done,
 }
 
-/// What was known of a chunk when it was locked.
+/// Knowledge about a chunk at the time of its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::controller) enum ChunkKind {
-    /// It may hold data.
+    /// May hold data.
     Data,
-    /// It was a hole, and is looked at again before anybody relies on that.
+    /// A hole, to be examined again before the migration relies on the hole.
     Hole,
 }
 
-/// What the local read found.
+/// Result of the local read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::controller) enum ChunkContent {
     Data,
@@ -47,14 +47,14 @@ pub(in crate::controller) struct Chunk {
     pub(in crate::controller) extent: Extent,
     pub(in crate::controller) kind: ChunkKind,
     pub(in crate::controller) state: ChunkState,
-    /// When it was locked.
+    /// Time of the lock.
     pub(in crate::controller) locked: Time,
     pub(in crate::controller) waiters: TagList,
 }
 
-/// The four pointers. They split the disk into *migrated* (below `write_tail`), *in flight* (the
-/// locking window, up to `read_head`) and *to be migrated*. Within a pass they only move right, and
-/// `write_tail <= write_head <= read_tail <= read_head`.
+/// The four pointers. They split the disk into *migrated* (below `write_tail`), *in flight* (the locking window, up to
+/// `read_head`) and *to be migrated*. Within a pass they only move right, and `write_tail <= write_head <= read_tail <=
+/// read_head`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::controller) struct Pointers {
     /// Local reads were submitted up to here.
@@ -68,7 +68,7 @@ pub(in crate::controller) struct Pointers {
 }
 
 impl Pointers {
-    /// Those of an empty window.
+    /// Returns the pointers of an empty window.
     const fn at(place: Lba) -> Self {
         Self {
             read_head: place,
@@ -79,13 +79,13 @@ impl Pointers {
     }
 }
 
-/// The chunks of the window in address order, and the slots they use.
+/// The chunks of the window in address order, and their slots.
 #[derive(Debug)]
 pub(in crate::controller) struct Window {
     pub(in crate::controller) pointers: Pointers,
     chunks: VecDeque<Chunk>,
     free: Vec<ChunkSlot>,
-    /// Slots of chunks that were given up while they were read.
+    /// Slots of chunks that were given up while being read.
     orphans: Vec<ChunkSlot>,
     quiescing: u32,
 }
@@ -107,21 +107,21 @@ impl Window {
         self.pointers = Pointers::default();
     }
 
-    /// Nothing behind the window is left to be migrated: its last chunk reaches to the end of the disk, as far as
-    /// guest I/O is concerned.
+    /// Marks the rest of the disk behind the window as migrated: the last chunk reaches to the end of the disk as far
+    /// as guest I/O is concerned.
     pub(in crate::controller) fn reach_end(&mut self, capacity: Sectors) {
         self.pointers.read_head = Lba(capacity.0);
         self.close_up();
     }
 
-    /// Without a chunk in the window, what lies before it is migrated.
+    /// Without a chunk in the window, everything before the window is migrated.
     fn close_up(&mut self) {
         if self.chunks.is_empty() {
             self.pointers = Pointers::at(self.pointers.read_head);
         }
     }
 
-    /// Where the last chunk ends that is not migrated, or the next one may begin.
+    /// Returns the end of the last unmigrated chunk, or the start of the next chunk.
     pub(in crate::controller) fn end(&self) -> Lba {
         let last = self.chunks.back();
         last.map_or(self.pointers.read_head, |chunk| chunk.extent.end())
@@ -135,7 +135,7 @@ impl Window {
         !self.free.is_empty()
     }
 
-    /// Locks the next chunk, at or right of the read head. `None` when the window is full.
+    /// Locks the next chunk, at or right of the read head. Returns `None` if the window is full.
     pub(in crate::controller) fn lock(
         &mut self,
         extent: Extent,
@@ -161,17 +161,17 @@ impl Window {
         Some(slot)
     }
 
-    /// Whether some chunk waits for guest writes to finish.
+    /// Returns true if a chunk waits for guest writes to finish.
     pub(in crate::controller) fn has_quiescing(&self) -> bool {
         self.quiescing > 0
     }
 
-    /// How many chunks are in the window.
+    /// Returns the number of chunks in the window.
     pub(in crate::controller) fn len(&self) -> usize {
         self.chunks.len()
     }
 
-    /// Sectors of the chunks in the window.
+    /// Returns the sectors of the chunks in the window.
     pub(in crate::controller) fn sectors(&self) -> u64 {
         self.chunks
             .iter()
@@ -179,7 +179,7 @@ impl Window {
             .sum()
     }
 
-    /// The chunk at this place in the window, if it waits for guest writes and overlaps the extent.
+    /// Returns the chunk at this place in the window if the chunk waits for guest writes and overlaps the extent.
     pub(in crate::controller) fn quiescing_at(
         &self,
         at: usize,
@@ -194,7 +194,7 @@ impl Window {
         self.chunks.iter_mut().find(|chunk| chunk.slot == slot)
     }
 
-    /// The chunk, whose writes have finished, is read, or looked at if it was a hole.
+    /// Starts to read a chunk whose writes have finished, or to examine a chunk that was a hole.
     pub(in crate::controller) fn start_reading(&mut self, slot: ChunkSlot) -> Option<ChunkKind> {
         let chunk = self.get(slot)?;
         let kind = chunk.kind;
@@ -206,7 +206,7 @@ impl Window {
         Some(kind)
     }
 
-    /// Whether the last chunk may turn out to be shorter than it is, so that nothing can follow it yet.
+    /// Returns true if the last chunk may turn out to be shorter, so that no chunk can follow yet.
     pub(in crate::controller) fn ends_uncertain(&self) -> bool {
         self.chunks.back().is_some_and(|chunk| {
             let looked = !matches!(chunk.state, ChunkState::Quiescing | ChunkState::Looking);
@@ -214,8 +214,8 @@ impl Window {
         })
     }
 
-    /// Only so many sectors of the last chunk, which was looked at, are a hole. The read head goes back to
-    /// where they end; a chunk without any leaves the window. Returns who waited for the chunk.
+    /// Shortens the last chunk to the `sectors` that still are a hole. The read head goes back to the hole's end; a
+    /// chunk without a hole leaves the window. Returns the chunk's waiters.
     pub(in crate::controller) fn looked(&mut self, slot: ChunkSlot, sectors: u32) -> TagList {
         let Some(mut chunk) = self
             .chunks
@@ -233,7 +233,7 @@ impl Window {
         chunk.extent = hole;
         chunk.state = ChunkState::Read(ChunkContent::Zeroes);
         self.pointers.read_head = hole.end();
-        // Those who wait for what is no longer locked cannot be told from the others.
+        // Waiters for the unlocked part cannot be told from the others.
         let woken = if whole {
             TagList::EMPTY
         } else {
@@ -243,7 +243,7 @@ impl Window {
         woken
     }
 
-    /// The chunk whose lock keeps a write to the extent waiting.
+    /// Returns the chunk whose lock delays a write to the extent.
     #[inline]
     pub(in crate::controller) fn lock_over(&mut self, extent: Extent) -> Option<&mut Chunk> {
         if extent.start() >= self.pointers.read_head || extent.end() <= self.pointers.write_tail {
@@ -254,7 +254,7 @@ impl Window {
             .find(|chunk| chunk.state != ChunkState::Done && chunk.extent.overlaps(extent))
     }
 
-    /// The next chunk to send: chunks leave in address order, each once it is read.
+    /// Returns the next chunk to send: chunks leave in address order, each once it is read.
     pub(in crate::controller) fn next_to_send(
         &mut self,
     ) -> Option<(ChunkSlot, Extent, ChunkContent)> {
@@ -273,8 +273,7 @@ impl Window {
         Some((unsent.slot, unsent.extent, content))
     }
 
-    /// Marks a sent chunk as acknowledged and returns it as it was; `None` when no such chunk was
-    /// sent.
+    /// Marks a sent chunk as acknowledged and returns its former state; `None` if no such chunk was sent.
     pub(in crate::controller) fn acknowledge(&mut self, slot: ChunkSlot) -> Option<Chunk> {
         let chunk = self
             .get(slot)
@@ -293,8 +292,8 @@ impl Window {
         Some(acknowledged)
     }
 
-    /// Gives every chunk up that is not migrated (`LM_head := LM_tail`) and returns them. Those that
-    /// are being read keep their slots until [`Self::orphan_read`].
+    /// Gives up every chunk that is not migrated (`LM_head := LM_tail`) and returns these chunks. Chunks being read
+    /// keep their slots until [`Self::orphan_read`].
     pub(in crate::controller) fn retreat(&mut self) -> Vec<Chunk> {
         let given_up: Vec<_> = self.chunks.drain(..).collect();
         for chunk in &given_up {
@@ -308,7 +307,7 @@ impl Window {
         given_up
     }
 
-    /// The read of a chunk that was given up has ended. False when the slot is none of those.
+    /// Notes the end of the read of a chunk that was given up. Returns false if the slot is not such a chunk's.
     pub(in crate::controller) fn orphan_read(&mut self, slot: ChunkSlot) -> bool {
         let Some(at) = self.orphans.iter().position(|orphan| *orphan == slot) else {
             return false;
@@ -318,7 +317,7 @@ impl Window {
         true
     }
 
-    /// Local reads under way, those of chunks that were given up included.
+    /// Returns the local reads under way, including reads of chunks given up.
     pub(in crate::controller) fn reads(&self) -> u32 {
         let reading =
             |chunk: &&Chunk| matches!(chunk.state, ChunkState::Reading | ChunkState::Looking);

@@ -35,7 +35,7 @@ fn an_offer_says_where_the_disk_is_to_be_put_or_nothing_of_it() {
         let frame = placed.encode();
         let body = &frame[HEADER_SIZE..];
         assert_eq!(decoded(body), Ok(placed));
-        // Up to there it is what an older node reads.
+        // An older node reads the bytes up to there.
         let before = plain.len() - HEADER_SIZE;
         assert_eq!(body[..before], plain[HEADER_SIZE..]);
         assert_eq!(decoded(&body[..before]), Ok(offer(None, usual)));

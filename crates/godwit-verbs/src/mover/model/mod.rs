@@ -1,39 +1,39 @@
-//! A model of a move: a process, its partner and the two nodes, where any step can fail, be done without anybody hearing
-//! of it, be half done, or be the one in which a node or the process dies. Every order of up to three such faults is
-//! tried. Whatever happens, the process runs at one place at most, and what the move says of it is true.
+//! A model of a move: a process, a partner and two nodes. Any step can fail, succeed without an answer, succeed by
+//! half, or coincide with the death of a node or of the process. The model tries every order of up to three such
+//! faults. The process never runs at two places, and the move's ending is always true.
 
 mod world;
 
 use super::{Ahead, Ending, Happened, Move, Step};
 use world::World;
 
-/// What goes wrong with a step.
+/// A fault during a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     None,
-    /// It is refused.
+    /// The step is refused.
     Refused,
-    /// It is not done, and nobody says so.
+    /// The step is not done, and no answer comes.
     Lost,
-    /// It is done, and nobody says so.
+    /// The step is done, and no answer comes.
     Unheard,
-    /// The partner's or the destination's half is done, then it fails.
+    /// The half of the partner or of the destination is done, then the step fails.
     Half,
-    /// The source's node dies before it has done anything.
+    /// The source's node dies before the step.
     DiesBefore,
-    /// The source's node dies after it is done.
+    /// The source's node dies after the step.
     DiesAfter,
-    /// Somebody kills the process at the source.
+    /// The process at the source is killed.
     Killed,
-    /// It is done, and said to have failed.
+    /// The step is done and reported as failed.
     Misreported,
-    /// It cannot be stored now, and can be later.
+    /// The step cannot be stored at first.
     NotStored,
-    /// It cannot be stored, and the source's node dies.
+    /// The step cannot be stored, and the source's node dies.
     NotStoredAndDies,
-    /// The partner is let go before it, since nothing was heard of the move.
+    /// The partner is released before the step, because no news of the move arrived.
     PartnerLetGo,
-    /// The destination's node dies, and what it was told meanwhile is not known.
+    /// The destination's node dies without having stored the answers of the step.
     DestinationDies,
 }
 
@@ -53,7 +53,7 @@ const FAULTS: [Fault; 13] = [
     Fault::DestinationDies,
 ];
 
-/// Whether nobody but this host takes part in the step, so that its outcome is heard of.
+/// Returns true if only the source's host takes part in the step, so that the outcome is always known.
 fn local(step: Step) -> bool {
     matches!(
         step,
@@ -88,7 +88,7 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
     }
     let mut happened = match fault {
         Fault::PartnerLetGo => {
-            // What it made ahead goes as well.
+            // The partner's prepared queue pairs are destroyed too.
             world.resume_partner();
             world.partner_goes_on();
             world
@@ -98,7 +98,7 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
         Fault::DestinationDies if step == Step::Recreate => {
             if world.recreated.is_none() {
                 let _unheard = world.recreate(false, false);
-                // It knows that it asked the process, and not what that made.
+                // The node stored that it asked the process, but not the process's answer.
                 world.recreated = None;
             }
             world.held = false;
@@ -113,7 +113,7 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
         Fault::DiesAfter => {
             let told = world.told;
             let _unheard = world.carry_out(moving, false);
-            // What the source's node was told, it had not stored.
+            // The source's node had not stored the answer.
             world.told = told;
             world.held = false;
             world.forget_memory();
@@ -140,7 +140,7 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
             }
         }
         Fault::Refused => Happened::Failed("refused".to_owned()),
-        // What the destination says of a restore, and what is said of one here, is true.
+        // Reports of the destination about a restore, and of the source about a restore there, are true.
         Fault::Misreported if matches!(step, Step::Restore | Step::Settle | Step::BringBack) => {
             world
                 .carry_out(moving, false)
@@ -159,7 +159,7 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
             Happened::Unknown("silence".to_owned())
         }
     };
-    // The world looks whether the process has ended when something fails at the source.
+    // After a failure at the source, the model checks whether the process has ended.
     let at_source = step.needs_process_here();
     if at_source
         && world.source.is_none()

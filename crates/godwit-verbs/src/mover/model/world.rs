@@ -1,4 +1,4 @@
-//! What there is while a process moves, and what each step does to it.
+//! The state of the world during a move, and the effect of each step.
 
 use crate::mover::destination::Arrival;
 use crate::mover::{Ending, Move, Step};
@@ -6,7 +6,7 @@ use crate::mover::{Ending, Move, Step};
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Process {
     suspended: bool,
-    /// Which of its objects are there: counts how often they were made.
+    /// The generation of the existing objects: a count of how often objects were made.
     objects: Option<u32>,
     connected: bool,
 }
@@ -15,35 +15,36 @@ pub(super) struct Process {
 pub(super) struct World {
     pub(super) source: Option<Process>,
     image: Option<Process>,
-    /// Whether making it of its image at the source was tried.
+    /// True once a restore from the image at the source was tried.
     pub(super) tried_back: bool,
     sent: bool,
     arrival: Arrival,
     destination: Option<Process>,
-    /// What the destination stored of the objects that it has made.
+    /// The destination's stored generation of the objects made there.
     pub(super) recreated: Option<u32>,
     made: u32,
     partner_suspended: bool,
-    /// Whether the destination has memory ahead of the process; it goes with the source's connection until the image is there.
+    /// True if the destination has pre-copied memory, which is lost with the source's connection until the image
+    /// arrives.
     memory_there: bool,
-    /// Whether the image has only what changed since.
+    /// True if the image contains only later changes.
     pub(super) image_needs_memory: bool,
-    /// Whether the destination has objects ahead of the process; they go with the source's connection.
+    /// True if the destination has objects ahead of the process, which are lost with the source's connection.
     pub(super) held: bool,
-    /// Whether the partner has queue pairs that are connected to those.
+    /// True if the partner has queue pairs connected to the objects at the destination.
     pub(super) prepared: bool,
-    /// What the destination stored: whether the process has taken what was made ahead of it.
+    /// The destination's stored flag: true if the process took over the objects made ahead.
     attached: bool,
-    /// The objects whose keys the source's node was told of on the way back.
+    /// The generation of the objects whose keys the source's node learned on the way back.
     pub(super) told: Option<u32>,
-    /// What the source's node has stored: the move, and those objects.
+    /// The state stored by the source's node: the move and `told`.
     pub(super) stored: (Move, Option<u32>),
-    /// The objects that the partner is connected to.
+    /// The generation of the objects that the partner is connected to.
     partner_knows: u32,
     partner_connected: bool,
-    /// Whether this move has the process and its partner.
+    /// True if this move has the process and the partner.
     claimed: bool,
-    /// Whether anything was asked of them that changes them.
+    /// True once a step may have changed the process or the partner.
     pub(super) touched: bool,
 }
 
@@ -94,7 +95,7 @@ impl World {
 
     pub(super) fn recreate(&mut self, here: bool, may_be_old: bool) -> Done {
         if !here && let Some(made) = self.recreated {
-            // The destination's node has stored it.
+            // The destination's node has stored the generation.
             let process = self.at(here)?;
             assert_eq!(process.objects, Some(made));
             return Ok(());
@@ -121,7 +122,7 @@ impl World {
         Ok(())
     }
 
-    /// The partner's half first.
+    /// Connects both sides, the partner first.
     fn connect(&mut self, here: bool, half: bool) -> Done {
         self.at(here)?.objects.ok_or("it has no objects")?;
         if !self.partner_suspended {
@@ -137,7 +138,7 @@ impl World {
                 Ok(())
             };
         }
-        // Without any it keeps those that it knows.
+        // Without new keys the partner keeps the known ones.
         self.partner_knows = keys.unwrap_or(self.partner_knows);
         self.partner_connected = true;
         let process = self.at(here)?;
@@ -176,7 +177,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether the process runs at the destination; the answer is for good.
+    /// Returns true if the process runs at the destination. The answer is final.
     pub(super) fn settle(&mut self) -> bool {
         self.arrival = self.arrival.settled(self.destination.is_some());
         self.arrival == Arrival::Here
@@ -187,19 +188,19 @@ impl World {
             assert!(self.claimed, "another move may have the process");
         }
         match moving.step() {
-            // Half: what was taken is given back.
+            // Half: the claims taken so far are given back.
             Step::Wait if half => no("half"),
             Step::Wait => {
                 self.claimed = true;
                 Ok(())
             }
-            // Half: some rounds are there.
+            // Half: some rounds were copied.
             Step::PreCopy => {
                 self.memory_there = !half;
                 if half { no("half") } else { Ok(()) }
             }
             Step::PreSetup => {
-                // Half: nobody hears that what was made is not wanted.
+                // Half: the destination never learns that the new objects are not wanted.
                 (self.held, self.prepared) = (true, true);
                 if half { no("half") } else { Ok(()) }
             }
@@ -216,7 +217,7 @@ impl World {
             Step::Drain => Ok(()),
             Step::Release => {
                 let process = self.at(true)?;
-                // What was given back of the objects is made again.
+                // The way back makes objects again that were given back.
                 (process.objects, process.connected) = (None, false);
                 if half { no("half") } else { Ok(()) }
             }
@@ -238,7 +239,7 @@ impl World {
                 if half { no("half") } else { Ok(()) }
             }
             Step::Restore if half => {
-                // Its node finds nothing of it, and says so for good.
+                // The destination's node finds no trace of the process and gives a final answer.
                 self.arrival = Arrival::Never;
                 no("half")
             }
@@ -270,12 +271,12 @@ impl World {
         }
     }
 
-    /// What came ahead is kept with the image, and not without.
+    /// Pre-copied memory is kept with the image only.
     pub(super) fn forget_memory(&mut self) {
         self.memory_there &= self.sent;
     }
 
-    /// A partner that goes on breaks its connection where nobody answers it.
+    /// Breaks the connection of a partner that goes on while no process answers.
     pub(super) fn partner_goes_on(&mut self) {
         let other = self.source.as_ref().or(self.destination.as_ref());
         let answers = other.is_some_and(|process| {
@@ -291,7 +292,7 @@ impl World {
         );
     }
 
-    /// Whether the process and its partner can work with each other.
+    /// Returns true if the process and the partner can communicate.
     fn works(&self, process: &Process) -> bool {
         process.connected
             && process.objects == Some(self.partner_knows)

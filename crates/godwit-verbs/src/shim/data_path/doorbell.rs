@@ -1,10 +1,10 @@
 //! Soft-RoCE's doorbell in a process that was restored from an image.
 //!
-//! Soft-RoCE tells the kernel of new requests with write(2) on the device's file, and the kernel takes
-//! writes only from a thread whose credentials are the very object with which the file was opened
-//! (`ib_safe_file_access`). CRIU gives every thread an object of its own, so those of the application
-//! are refused (EACCES) after the control thread has opened the device. The same command as an
-//! ioctl(2) is not held to that. Devices whose doorbell is memory never come here.
+//! Soft-RoCE tells the kernel of new requests with write(2) on the device's file. The kernel takes writes only from a
+//! thread with the very credentials object with which the file was opened (`ib_safe_file_access`). CRIU gives every
+//! thread its own object, so writes of the application's threads are refused (EACCES) after the control thread has
+//! opened the device. The same command by ioctl(2) has no such restriction. Devices with a doorbell in memory never
+//! come here.
 
 use std::ffi::c_int;
 
@@ -28,8 +28,8 @@ struct Invoke {
     list: [CommandAttribute; 3],
 }
 
-/// `struct ib_uverbs_post_send`, which names the queue pair and carries no request: they lie in the
-/// queue already.
+/// `struct ib_uverbs_post_send`, which names the queue pair and carries no requests: the requests are in the queue
+/// already.
 #[repr(C)]
 struct PostSend {
     response: u64,
@@ -39,7 +39,7 @@ struct PostSend {
     request_size: u32,
 }
 
-/// Rings the doorbell of the device's queue pair. Gives an errno value, or 0.
+/// Rings the doorbell of the device's queue pair. Returns an errno value or 0.
 #[cold]
 pub(in crate::shim) unsafe fn ring(pair: *mut ibv_qp) -> c_int {
     let command = PostSend {

@@ -1,5 +1,5 @@
-//! The calls by which an application puts requests together (`ibv_wr_*`). A list is posted as one that `ibv_post_send` is
-//! given, when it is complete.
+//! The calls by which an application builds requests (`ibv_wr_*`). A complete list is posted like a list for
+//! `ibv_post_send`.
 
 use std::ffi::{c_int, c_void};
 use std::hint::cold_path;
@@ -22,7 +22,7 @@ const RELIABLE: u64 = send_ops_flag(IBV_WR_RDMA_WRITE)
 /// The operations of a queue pair for datagrams.
 const DATAGRAMS: u64 = send_ops_flag(IBV_WR_SEND) | send_ops_flag(IBV_WR_SEND_WITH_IMM);
 
-/// The calls of a queue pair of this type, for the operations that are wanted. Nothing if one of them is not offered.
+/// Returns the calls of a queue pair of this type for the wanted operations; none if an operation is not offered.
 pub(in crate::shim) fn calls(qp_type: c_int, wanted: u64) -> Option<ibv_qp_ex_wr> {
     let datagrams = qp_type == IBV_QPT_UD;
     let offered = match qp_type {
@@ -89,7 +89,7 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     result
 }
 
-/// Posts a list of this library's own. When the device's queue has room for a part of it alone, the rest is kept back.
+/// Posts a list that was built by calls. If the device's queue has room for only a part, the rest is kept back.
 #[inline]
 unsafe fn post_list(shadow: &ShadowQp, first: *mut ibv_send_wr) -> c_int {
     let mut refused = ptr::null_mut();
@@ -101,7 +101,7 @@ unsafe fn post_list(shadow: &ShadowQp, first: *mut ibv_send_wr) -> c_int {
         return 0;
     }
     cold_path();
-    // Some providers give it negative.
+    // Some providers return a negative errno.
     let errno = result.abs();
     let in_part = !refused.is_null() && !ptr::eq(refused, first);
     if errno == libc::ENOMEM && in_part {
@@ -126,7 +126,7 @@ unsafe fn post_list_slowly(
     result
 }
 
-/// Keeps the rest of a list whose beginning the device has taken, until completions make room: told of an error, the
+/// Keeps the rest of a list whose beginning the device has taken, until completions make room. After an error, the
 /// application would post the beginning again.
 #[cold]
 unsafe fn keep_rest(shadow: &ShadowQp, rest: *mut ibv_send_wr) -> c_int {
@@ -134,7 +134,7 @@ unsafe fn keep_rest(shadow: &ShadowQp, rest: *mut ibv_send_wr) -> c_int {
         max_send_wr: u32::MAX,
         ..shadow.init.cap
     };
-    // This takes the queue pair from its thread, whose next request would overtake what is kept.
+    // Locking takes the queue pair from its thread, whose next request would overtake the kept ones.
     let kept = shadow
         .lane
         .lock()
@@ -145,7 +145,7 @@ unsafe fn keep_rest(shadow: &ShadowQp, rest: *mut ibv_send_wr) -> c_int {
     if let Some(queue) = objects::cq(shadow.face.send_cq) {
         queue.lane.visit().backlog = true;
     }
-    // What completed before that was said made room without anybody knowing.
+    // Completions from before the flag was set made room without notice.
     let mut lane = shadow.lane.visit();
     let _still_full = lane.is_behind();
     0
@@ -297,7 +297,7 @@ unsafe extern "C" fn wr_set_inline_data_list(
     }
 }
 
-/// What an application gives as a pointer, which may be null when there is nothing behind it.
+/// Returns the elements of an application's array, whose pointer may be null if the array is empty.
 unsafe fn several<'a, T>(first: *const T, count: usize) -> &'a [T] {
     if count == 0 {
         &[]

@@ -1,9 +1,9 @@
 //! Exclusive access that costs its usual holder no atomic operation.
 //!
-//! A queue is nearly always used by one thread. That thread owns the queue's gate: to enter, it writes
-//! into its own slot which gate it is in, and compares one pointer. Whoever else wants in (another thread, the mover) takes the
-//! gate's mutex, takes ownership away, makes the kernel run a barrier on all threads of the process
-//! (membarrier(2)), and waits until the owner is outside. So the rare side pays for both.
+//! A queue is nearly always used by one thread. This thread owns the queue's gate. To enter, the owner writes the
+//! gate's address into its own slot and compares one pointer. Any other thread, for instance the mover's, takes the
+//! gate's mutex, takes ownership away, makes the kernel run a barrier on all threads of the process (membarrier(2)),
+//! and waits until the owner is outside. So the rare side pays for both.
 
 use std::cell::{Cell, UnsafeCell};
 use std::hint::cold_path;
@@ -13,35 +13,35 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering, compiler_fence};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// After this many changes of hands a gate is no longer owned: its threads take turns by the mutex.
+/// Changes of ownership after which a gate is no longer owned: its threads then take turns by the mutex.
 const REVOCATIONS_BEFORE_SHARING: u32 = 16;
 
-/// Says which gate its thread is inside of. One per thread, never freed: a mover may look at it. The slot of
-/// a thread that has ended is a later thread's, with what it owned: nobody else can have it.
+/// The gate that a thread is inside of. Each thread has one slot, which is never freed: a mover may read it. A later
+/// thread reuses the slot of a thread that has ended, with its gates: no other thread can own these.
 #[repr(align(64))]
 struct ThreadSlot {
-    /// Whose it is ([`this_thread`]); 0 while it is nobody's.
+    /// The owner ([`this_thread`]); 0 while the slot has none.
     thread: AtomicUsize,
     /// The gate's address; 0 outside.
     inside: AtomicUsize,
-    /// The thread's number in the kernel; 0 if it is not known.
+    /// The thread's number in the kernel; 0 if unknown.
     kernel_thread: AtomicI32,
 }
 
-/// Whether a thread has ended inside a gate. What it was changing is in the middle of the change for good, and a lock
-/// of the device's library may be held for good as well: such a process cannot be moved.
+/// True once a thread has ended inside a gate. The value behind the gate may be half changed forever, and a lock of the
+/// device's library may be held forever: such a process cannot be moved.
 static ENDED_INSIDE: AtomicBool = AtomicBool::new(false);
 
-/// Whether a thread of this process has ended in the middle of posting or polling.
+/// Returns true if a thread of this process has ended while posting or polling.
 pub(in crate::shim) fn a_thread_ended_inside() -> bool {
     ENDED_INSIDE.load(Ordering::Acquire)
 }
 
-/// Looks at a thread that does not leave this often before it is asked whether it lives.
+/// Polls of a thread that does not leave before the kernel is asked for its existence.
 const LOOKS_BEFORE_ASKING: u32 = 1000;
 
 impl ThreadSlot {
-    /// Whether its thread still runs, whatever ended it: not every end of a thread runs its destructors.
+    /// Returns true if the thread still runs. Not every end of a thread runs its destructors.
     fn lives(&self) -> bool {
         let number = self.kernel_thread.load(Ordering::Relaxed);
         if number == 0 {
@@ -60,20 +60,20 @@ static NOBODY: ThreadSlot = ThreadSlot {
     kernel_thread: AtomicI32::new(0),
 };
 
-/// A number that no other running thread has, and that is never 0.
+/// Returns a number that no other running thread has, and that is never 0.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn this_thread() -> usize {
     let number: usize;
-    // SAFETY: the first word of a thread's control block is its own address (System V ABI for threads); a
-    // library that is loaded later would call a function for a thread-local variable.
+    // SAFETY: the first word of a thread's control block is its own address (System V ABI for threads); a library that
+    // is loaded later would call a function for a thread-local variable.
     unsafe {
         std::arch::asm!("mov {}, fs:[0]", out(reg) number, options(nostack, preserves_flags, readonly, pure));
     }
     number
 }
 
-/// A number that no other running thread has, and that is never 0.
+/// Returns a number that no other running thread has, and that is never 0.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
 fn this_thread() -> usize {
@@ -94,21 +94,21 @@ fn slot() -> &'static ThreadSlot {
     unsafe { &*known }
 }
 
-/// Slots of threads that have ended. Its lock also hands on what such a thread wrote into what it owned.
+/// Slots of threads that have ended. The lock also publishes the writes of such a thread to the next owner.
 static UNUSED: Mutex<Vec<&'static ThreadSlot>> = Mutex::new(Vec::new());
 
 fn unused() -> MutexGuard<'static, Vec<&'static ThreadSlot>> {
     UNUSED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Gives a thread's slot on when the thread ends.
+/// Recycles a thread's slot when the thread ends.
 struct Lease(&'static ThreadSlot);
 
 impl Drop for Lease {
     fn drop(&mut self) {
         SLOT.set(ptr::null());
         self.0.thread.store(0, Ordering::Relaxed);
-        // One that was ended inside a gate left its value in the middle of a change.
+        // A thread that ended inside a gate left its value half changed.
         if self.0.inside.load(Ordering::Relaxed) == 0 {
             unused().push(self.0);
         }
@@ -134,15 +134,15 @@ fn first_slot() -> &'static ThreadSlot {
     slot.kernel_thread
         .store(i32::try_from(number).unwrap_or(0), Ordering::Relaxed);
     SLOT.set(slot);
-    // A thread that is ending has no lease any more. Its slot stays its own for good, and owns nothing: a later
-    // thread may get the same number.
+    // A thread that is ending has no lease any more. Its slot is never recycled and owns no gate: a later thread may
+    // get the same number.
     if LEASE.try_with(|lease| lease.set(Some(Lease(slot)))).is_ok() {
         slot.thread.store(this_thread(), Ordering::Relaxed);
     }
     slot
 }
 
-/// Whether the kernel runs barriers for us; without it no gate is ever owned.
+/// Returns true if the kernel runs barriers for this process. Without barriers no gate is ever owned.
 fn barriers_work() -> bool {
     static WORK: OnceLock<bool> = OnceLock::new();
     *WORK.get_or_init(|| membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED))
@@ -158,9 +158,9 @@ fn barrier_everywhere() {
         // A process that was restored from an image has to register again.
         membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
         if !membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) {
-            // The slow global barrier needs no registration and exists wherever this one did.
+            // The slow global barrier needs no registration and exists wherever the private one did.
             if !membarrier(libc::MEMBARRIER_CMD_GLOBAL) {
-                // Two threads in one queue would corrupt what the application sends.
+                // Two threads in one queue would corrupt the application's messages.
                 let _unheard = writeln!(
                     io::stderr(),
                     "godwit-verbs: membarrier(2) worked before and is refused now; this process cannot go on"
@@ -198,15 +198,15 @@ impl<T> Gate<T> {
         // SAFETY: slots are never freed.
         let slot = unsafe { &*self.owner.load(Ordering::Acquire) };
         if slot.thread.load(Ordering::Relaxed) != this_thread()
-            // This thread is inside another gate, and its slot can say only one.
+            // This thread is inside another gate, and its slot can name only one.
             || slot.inside.load(Ordering::Relaxed) != 0
         {
             cold_path();
             return None;
         }
-        // Only this thread writes its slot, so a plain store is enough. The compiler must not move it
-        // behind the comparison; that the processor does not is what the mover's barrier sees to.
-        // Released, since whoever waits for this thread to leave another gate may see this in place of the leaving.
+        // Only this thread writes its slot, so a plain store suffices. The compiler must not move the store behind the
+        // comparison. The mover's barrier keeps the processor from doing so. The store is a release, since a thread
+        // that waits for this one to leave another gate may see this store in place of the leaving.
         slot.inside.store(self.address(), Ordering::Release);
         compiler_fence(Ordering::SeqCst);
         if ptr::eq(self.owner.load(Ordering::Relaxed), slot) {
@@ -221,7 +221,7 @@ impl<T> Gate<T> {
         ptr::from_ref(self).addr()
     }
 
-    /// Enters by the mutex, after whoever owned the gate.
+    /// Enters by the mutex, after the owner of the gate.
     #[cold]
     pub(in crate::shim) fn lock(&self) -> Locked<'_, T> {
         let (mut locked, revoked) = self.take();
@@ -234,13 +234,13 @@ impl<T> Gate<T> {
         locked
     }
 
-    /// As [`Gate::lock`], for the mover: however often it looks, the gate's thread gets it back.
+    /// As [`Gate::lock`], for the mover: the gate's thread gets the gate back, however often the mover enters.
     #[cold]
     pub(in crate::shim) fn visit(&self) -> Locked<'_, T> {
         self.take().0
     }
 
-    /// Waits until the thread is outside, or has ended inside: then nobody is there.
+    /// Waits until the thread is outside or has ended inside.
     fn wait_for(&self, owner: &ThreadSlot) {
         let mut looks = 0u32;
         while owner.inside.load(Ordering::Acquire) == self.address() {
@@ -253,7 +253,7 @@ impl<T> Gate<T> {
         }
     }
 
-    /// The gate, and whether another thread owned it.
+    /// Returns the locked gate, and true if another thread owned the gate.
     fn take(&self) -> (Locked<'_, T>, bool) {
         let revocations = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
         let owner = self.owner.swap(nobody(), Ordering::SeqCst);
@@ -262,7 +262,7 @@ impl<T> Gate<T> {
             barrier_everywhere();
             // SAFETY: slots are leaked.
             let owner = unsafe { &*owner };
-            // Once outside, it cannot come back: the gate is not its own any more.
+            // A former owner that is outside cannot come back.
             self.wait_for(owner);
         }
         let locked = Locked {
@@ -282,7 +282,7 @@ fn nobody() -> *mut ThreadSlot {
     ptr::from_ref(&NOBODY).cast_mut()
 }
 
-/// A value that its owner uses.
+/// A value in use by the gate's owner.
 #[repr(C)]
 pub(in crate::shim) struct Inside<'a, T> {
     gate: &'a Gate<T>,
@@ -313,10 +313,10 @@ impl<T> Drop for Inside<'_, T> {
     }
 }
 
-/// A value that the holder of the mutex uses.
+/// A value in use by the mutex's holder.
 pub(in crate::shim) struct Locked<'a, T> {
     gate: &'a Gate<T>,
-    /// How often application threads took it from one another; its guard is the lock.
+    /// Revocations among application threads; the guard is the lock.
     revocations: MutexGuard<'a, u32>,
 }
 
@@ -351,7 +351,7 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    /// Threads that own and threads that take away count together; a lost step would show.
+    /// Owning and revoking threads count together; a lost step would show.
     #[test]
     fn one_thread_at_a_time() {
         let gate = Arc::new(Gate::new(0u64));
@@ -360,15 +360,15 @@ mod tests {
                 let gate = Arc::clone(&gate);
                 std::thread::spawn(move || {
                     for step in 0..20_000 {
-                        // The last one only ever takes the gate away, as a mover does.
+                        // The last thread always revokes, like a mover.
                         if let Some(mut value) = (number < 2).then(|| gate.enter()).flatten() {
                             *value += 1;
                             continue;
                         }
                         let mut value = gate.lock();
                         *value += 1;
-                        // Ownership is given out although the gate has become shared, which is what
-                        // makes the other threads revoke it all the time.
+                        // Ownership is given out although the gate has become shared, so that the other threads revoke
+                        // all the time.
                         if number < 2 && step % 64 == 0 {
                             gate.owner
                                 .store(ptr::from_ref(slot()).cast_mut(), Ordering::SeqCst);
@@ -390,7 +390,7 @@ mod tests {
         second.lock().own();
         let inside = first.enter().unwrap();
         assert!(second.enter().is_none());
-        // It owns the second one itself, so there is nobody to wait for.
+        // This thread owns the second gate too, so there is no owner to wait for.
         *second.lock() += 1;
         assert_eq!(slot().inside.load(Ordering::Relaxed), first.address());
         drop(inside);

@@ -1,4 +1,4 @@
-//! Requests that are kept back, while a queue pair is suspended or its device's queue is full.
+//! Requests that are kept back while a queue pair is suspended or its device's queue is full.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -8,17 +8,17 @@ use crate::abi::*;
 use crate::shim::objects::*;
 
 impl QpLane {
-    /// Whether requests have to be kept back: the queue pair is suspended, or what was kept before does not fit into the
-    /// device's queue yet.
+    /// Returns true if requests have to be kept back: the queue pair is suspended, or earlier kept requests do not fit
+    /// into the device's queue yet.
     pub(super) unsafe fn is_behind(&mut self) -> bool {
         if !self.suspended && !self.kept.is_empty() {
-            // Whatever goes wrong, what is kept stays kept and in its order.
+            // After any error the kept requests stay kept, in their order.
             let _still_full = self.send_kept();
         }
         self.suspended || !self.kept.is_empty()
     }
 
-    /// Keeps requests until the queue pair is connected again; the application believes them posted.
+    /// Keeps requests until the queue pair is connected again. The application believes them posted.
     pub(super) unsafe fn keep(
         &mut self,
         limits: &ibv_qp_cap,
@@ -34,7 +34,7 @@ impl QpLane {
                 *bad = next;
                 return libc::ENOMEM;
             }
-            // What the device would refuse is refused now: later, nobody could be told.
+            // Requests that the device would refuse are refused now, since a later error could not be reported.
             let inline = request.send_flags & IBV_SEND_INLINE != 0;
             let bytes: u64 = (0..count)
                 .map(|piece| u64::from((*request.sg_list.add(piece)).length))
@@ -56,7 +56,7 @@ impl QpLane {
             for piece in 0..count {
                 let piece = *request.sg_list.add(piece);
                 if inline {
-                    // The application may use this memory again as soon as we return.
+                    // The application may reuse this memory after the call.
                     let data =
                         std::slice::from_raw_parts(piece.addr as *const u8, piece.length as usize);
                     kept.inline.extend_from_slice(data);
@@ -70,7 +70,7 @@ impl QpLane {
         0
     }
 
-    /// As [`QpLane::keep`], but all of the list or nothing.
+    /// As [`QpLane::keep`], for the whole list or none.
     pub(super) unsafe fn keep_whole(
         &mut self,
         limits: &ibv_qp_cap,
@@ -85,7 +85,7 @@ impl QpLane {
         result
     }
 
-    /// Posts what was kept. Says how far it came if the device refuses a request.
+    /// Posts the kept requests, until the device refuses one. The remaining requests stay kept.
     pub(in crate::shim) unsafe fn send_kept(&mut self) -> Result<(), c_int> {
         while let Some(mut kept) = self.kept.pop_front() {
             let mut inline = [ibv_sge {

@@ -1,5 +1,5 @@
-//! The memory in which an application puts requests together, call by call. It is allocated with the queue pair, for as
-//! many requests as fit there.
+//! The memory in which an application builds requests, call by call. The memory is allocated with the queue pair, for
+//! the queue pair's capacity.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint};
@@ -12,18 +12,18 @@ use crate::shim::objects::BATCH_PIECES;
 
 /// The list of a queue pair.
 pub(in crate::shim) struct RequestList {
-    /// Whether a thread is between `wr_start` and the end of its list.
+    /// True while a thread is between `wr_start` and the end of its list.
     taken: AtomicBool,
     requests: UnsafeCell<Requests>,
 }
 
-/// One request of a list.
+/// A request of a list.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Listed {
     request: ibv_send_wr,
-    /// The key that the window's structure had when the application asked to bind it. It may change the structure before the
-    /// list is posted.
+    /// The key in the window's structure when the application asked for the binding. The application may change the
+    /// structure before the list is posted.
     window_key: u32,
 }
 
@@ -33,16 +33,16 @@ pub(super) unsafe fn key_of(request: *const ibv_send_wr) -> Option<u32> {
     Some((*request.cast::<Listed>()).window_key)
 }
 
-/// What was put together. None of these grows beyond what it was allocated with, so what requests point to stays.
+/// The requests of a list. No vector grows beyond its allocation, so pointers in requests stay valid.
 pub(super) struct Requests {
     max_requests: usize,
     max_pieces: usize,
     max_data: usize,
     requests: Vec<Listed>,
     pieces: Vec<ibv_sge>,
-    /// Data that was to be taken at once.
+    /// Inline data.
     data: Vec<u8>,
-    /// Where the pieces and the data of the last request begin.
+    /// Begin of the last request's pieces and data.
     pieces_before: usize,
     data_before: usize,
     /// The first error; 0 for none.
@@ -50,7 +50,7 @@ pub(super) struct Requests {
 }
 
 impl RequestList {
-    /// A list for a queue pair with this room. Nothing if there is no memory for it.
+    /// Returns a list for a queue pair with these capacities; none without enough memory.
     pub(in crate::shim) fn new(room: &ibv_qp_cap) -> Option<Self> {
         fn reserved<T>(requests: usize, each: usize) -> Option<Vec<T>> {
             let mut all = Vec::new();
@@ -76,7 +76,7 @@ impl RequestList {
         })
     }
 
-    /// Begins a list. Another thread's is waited for.
+    /// Begins a list, after the end of another thread's list.
     #[inline]
     pub(super) fn take(&self) {
         while self.taken.swap(true, Ordering::Acquire) {
@@ -87,7 +87,7 @@ impl RequestList {
         }
     }
 
-    /// What the list has; only for the thread that has taken it.
+    /// Returns the requests, only for the thread that has taken the list.
     #[inline]
     pub(super) fn requests(&self) -> *mut Requests {
         self.requests.get()
@@ -102,13 +102,13 @@ impl RequestList {
 }
 
 impl Requests {
-    /// The first request, if there is any; or the error that was made on the way.
+    /// Returns the first request, if any, or the first error of the list.
     #[inline]
     pub(super) fn whole(&mut self) -> Result<Option<*mut ibv_send_wr>, c_int> {
         if self.error != 0 {
             return Err(self.error);
         }
-        // Not of the first element alone: the others are reached from it.
+        // Derived from the whole vector: the other elements are reached from this pointer.
         let first = self.requests.as_mut_ptr();
         Ok((!self.requests.is_empty()).then_some(first.cast()))
     }
@@ -144,7 +144,7 @@ impl Requests {
         let mut listed: Listed = std::mem::zeroed();
         let request = &mut listed.request;
         (request.wr_id, request.opcode) = (wr_id, opcode);
-        // Whether data is taken at once is said by how it is attached.
+        // The way in which data is attached decides about inline data.
         request.send_flags = flags & !IBV_SEND_INLINE;
         fill(request);
         if opcode == IBV_WR_BIND_MW {
@@ -159,7 +159,7 @@ impl Requests {
         }
     }
 
-    /// The last request, to be changed.
+    /// Changes the last request.
     #[inline]
     pub(super) fn change(&mut self, change: impl FnOnce(&mut ibv_send_wr)) {
         match self.requests.last_mut() {
@@ -168,7 +168,7 @@ impl Requests {
         }
     }
 
-    /// Has the last request send these pieces, or receive into them.
+    /// Sets the pieces of the last request.
     #[inline]
     pub(super) fn attach(&mut self, pieces: &[ibv_sge]) {
         self.data.truncate(self.data_before);
@@ -192,7 +192,7 @@ impl Requests {
         }
     }
 
-    /// Has the last request send a copy of this data.
+    /// Sets a copy of this data as the inline data of the last request.
     #[inline]
     pub(super) unsafe fn attach_copy(&mut self, parts: &[ibv_data_buf]) {
         let lengths = parts.iter().map(|part| part.length);

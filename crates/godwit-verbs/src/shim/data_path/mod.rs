@@ -1,5 +1,5 @@
-//! What is called for each request and completion: no lock of ours, no allocation, no system call, but for requests about
-//! memory windows, which take a lock.
+//! Calls for each request and completion: no lock of this library, no allocation, no system call, except for requests
+//! about memory windows, which take a lock.
 
 pub(super) mod doorbell;
 pub(super) mod extended;

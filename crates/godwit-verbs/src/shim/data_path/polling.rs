@@ -1,4 +1,4 @@
-//! Polling: no lock of ours, no allocation, no system call for the thread that owns the queue.
+//! Polling: no lock of this library, no allocation, no system call for the thread that owns the queue.
 
 use std::ffi::c_int;
 use std::hint::cold_path;
@@ -53,7 +53,7 @@ impl CqLane {
         count
     }
 
-    /// Counts a completion and gives it the number that the application knows.
+    /// Counts a completion and translates its queue pair's number to the application's.
     #[inline]
     unsafe fn settle(&mut self, completion: &mut ibv_wc) -> *const ShadowQp {
         if self.last.0 != completion.qp_num {
@@ -84,18 +84,18 @@ impl CqLane {
         shadow
     }
 
-    /// The queue pair that the device knows as `number`, if there is one.
+    /// Returns the queue pair with the device's number `number`, if any.
     #[inline(never)]
     fn route(&self, number: u32) -> (u32, *const ShadowQp) {
         let found = self.routes.binary_search_by_key(&number, |route| route.0);
         found.map_or((number, ptr::null()), |place| self.routes[place])
     }
 
-    /// Posts what is kept of the queue pairs whose sends complete here, as far as there is room.
+    /// Posts kept requests of the queue pairs whose sends complete here, as far as there is room.
     unsafe fn send_backlog(&mut self, queue: &ShadowCq) {
         self.backlog = false;
         for (_, pair) in &self.routes {
-            // No deadlock: nobody who holds a queue pair waits for a completion queue.
+            // No deadlock: a thread that holds a queue pair never waits for a completion queue.
             if !std::ptr::eq((**pair).face.send_cq.cast(), queue) {
                 continue;
             }
@@ -108,8 +108,8 @@ impl CqLane {
         }
     }
 
-    /// Takes what has completed for the application, and the markers for us. Tells the application's
-    /// channel if it waits for an event.
+    /// Takes completions for the application, and the shim's markers. Announces an event on the application's channel
+    /// if the queue is armed.
     pub(in crate::shim) unsafe fn drain(&mut self, queue: &ShadowCq) {
         if self.real.is_null() {
             return;

@@ -1,7 +1,7 @@
-//! Posting: no lock of ours, no allocation, no system call for the thread that owns the queue.
+//! Posting: no lock of this library, no allocation, no system call for the thread that owns the queue.
 //!
-//! Requests are copied, because the application's own must stay as they are: they may lie in memory
-//! that it shares or uses again. The copy carries the keys and handles of the device.
+//! Requests are copied, because the application's own must stay unchanged: they may lie in memory that the application
+//! shares or reuses. The copy carries the keys and handles of the device.
 
 use std::ffi::c_int;
 use std::hint::cold_path;
@@ -32,8 +32,8 @@ pub unsafe extern "C" fn post_send(
     }
 }
 
-/// Apart, so that [`post_send`] saves no more registers than it uses for what most requests are. It is of C's kind, as are
-/// the slow ways: such a function does not unwind, so its caller can end with a jump to it.
+/// A separate function, so that [`post_send`] saves no more registers than the common request needs. This function and
+/// the slow ways have C's calling convention and do not unwind, so the caller can end with a jump.
 #[inline(never)]
 unsafe extern "C" fn post_send_others(
     mut lane: Inside<'_, QpLane>,
@@ -64,8 +64,8 @@ unsafe extern "C" fn post_send_slowly(
 }
 
 impl QpLane {
-    /// Gives requests to the device in the quickest way that they can go. Nothing is kept back, and the queue pair is not
-    /// suspended.
+    /// Gives requests to the device in the quickest possible way. Requires a queue pair that is neither suspended nor
+    /// has kept requests.
     #[inline]
     pub(super) unsafe fn post(
         &mut self,
@@ -84,14 +84,14 @@ impl QpLane {
         }
     }
 
-    /// Gives one request to the device as it is.
+    /// Gives one request to the device unchanged.
     #[inline]
     unsafe fn pass_on_one(
         &mut self,
         request: *mut ibv_send_wr,
         bad: *mut *mut ibv_send_wr,
     ) -> c_int {
-        // Asked before: what is not used after the call has not to be kept over it.
+        // Evaluated before the call, so that the request's pointer need not be kept across the call.
         let two_sided = u32::from((*request).is_two_sided());
         let result = (self.post_send)(self.real, request, bad);
         if result == 0 {
@@ -102,17 +102,17 @@ impl QpLane {
         result
     }
 
-    /// Gives requests to the device as they are.
+    /// Gives requests to the device unchanged.
     #[cold]
     unsafe fn pass_on(&mut self, first: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
         let result = (self.post_send)(self.real, first, bad);
-        // The list is the caller's until the call returns, so it can be read after the device has it.
+        // The list is the caller's until the call returns, so reading after the post is allowed.
         let refused = if result == 0 { ptr::null_mut() } else { *bad };
         self.sent = self.sent.wrapping_add(two_sided(first, refused));
         result
     }
 
-    /// Whether [`QpLane::send_one`] can send this.
+    /// Returns true if [`QpLane::send_one`] can send this.
     #[inline]
     unsafe fn is_simple(&self, first: *const ibv_send_wr) -> bool {
         !self.datagrams
@@ -121,8 +121,8 @@ impl QpLane {
             && (*first).opcode <= IBV_WR_ATOMIC_FETCH_AND_ADD
     }
 
-    /// As [`QpLane::send`] for one request with one piece, of a kind that uses no field behind the union: most
-    /// requests are like this.
+    /// As [`QpLane::send`] for one request with one piece and an opcode that uses no field behind the union: the most
+    /// common request.
     #[inline]
     unsafe fn send_one(&mut self, request: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
         const USED: usize = std::mem::offset_of!(ibv_send_wr, bind_mw);
@@ -153,9 +153,9 @@ impl QpLane {
         result
     }
 
-    /// What came of requests that were posted, of which the device's library refused those from `refused` on. If its
-    /// doorbell was refused it says that alone: what it took lies in the queue and has to be told of, and that it refused
-    /// one means that the queue is full.
+    /// Returns the result of posted requests, given the library's result and the first refused request. If the doorbell
+    /// was refused, the library reports this alone: the accepted requests are in the queue and need a doorbell, and a
+    /// refused request means a full queue.
     #[inline]
     unsafe fn rung(&self, result: c_int, refused: *const ibv_send_wr) -> c_int {
         if result != libc::EACCES {
@@ -269,7 +269,7 @@ impl QpLane {
         }
     }
 
-    /// Gives one request of ours to the device.
+    /// Gives one request of the shim to the device.
     pub(in crate::shim) unsafe fn give(&mut self, request: &mut ibv_send_wr) -> Result<(), c_int> {
         let mut bad = ptr::null_mut();
         let posted = (self.post_send)(self.real, request, &raw mut bad);
@@ -277,7 +277,7 @@ impl QpLane {
         if result == 0 { Ok(()) } else { Err(result) }
     }
 
-    /// Gives one receive to the device as it is, and notes it, which there has to be room for.
+    /// Gives one receive to the device unchanged and records the receive. Requires room for the record.
     #[inline]
     unsafe fn pass_on_receive(
         &mut self,
@@ -294,7 +294,7 @@ impl QpLane {
         result
     }
 
-    /// Gives receives to the device as they are, and notes those that it takes.
+    /// Gives receives to the device unchanged and records the accepted ones.
     #[cold]
     unsafe fn pass_on_receives(
         &mut self,
@@ -306,13 +306,13 @@ impl QpLane {
             return self.receive(Some(shadow), first, bad);
         }
         let result = (self.post_recv)(self.real, first, bad);
-        // As for sends, the list can still be read.
+        // As for sends, reading the list is still allowed.
         let refused = if result == 0 { ptr::null_mut() } else { *bad };
         shadow.note_receives(first, refused);
         result
     }
 
-    /// Translates receives, posts them to the device if there is one, and notes them if `shadow` is to.
+    /// Translates receives, posts them to the device if there is one, and records them in `noted_by`.
     #[inline]
     pub(in crate::shim) unsafe fn receive(
         &mut self,
@@ -370,7 +370,7 @@ impl QpLane {
     }
 }
 
-/// Two-sided requests in the list, before `end`.
+/// Counts the two-sided requests in the list before `end`.
 #[inline]
 unsafe fn two_sided(first: *const ibv_send_wr, end: *const ibv_send_wr) -> u32 {
     let (mut count, mut next) = (0, first);
@@ -391,7 +391,7 @@ impl ShadowQp {
         self.receives.push(request.wr_id, pieces);
     }
 
-    /// Notes what comes before `end`.
+    /// Records the receives before `end`.
     #[cold]
     unsafe fn note_receives(&self, first: *const ibv_recv_wr, end: *const ibv_recv_wr) {
         let mut next = first;
@@ -401,7 +401,7 @@ impl ShadowQp {
         }
     }
 
-    /// Whether all of the list can be noted.
+    /// Returns true if there is room to record the whole list.
     #[cold]
     unsafe fn has_room_for(&self, first: *const ibv_recv_wr) -> bool {
         let (mut room, mut next) = (self.receives.room(), first);
@@ -412,8 +412,9 @@ impl ShadowQp {
         next.is_null()
     }
 
-    /// Whether one more receive may be posted. While there is no device behind: what one would say. A device that has
-    /// more room than the application was told must not be given what cannot be noted: it would be lost in a move.
+    /// Checks if one more receive may be posted; without a device, as a device would. A receive that cannot be recorded
+    /// would be lost in a move. So a device with more room than the application was granted must not get such a
+    /// receive.
     fn takes_receive(&self, pieces: usize, has_device: bool) -> Result<(), c_int> {
         let told = &self.init.cap;
         let full = if has_device {
@@ -478,10 +479,10 @@ unsafe extern "C" fn post_recv_slowly(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     let mut lane = shadow.lane.lock();
-    // A suspended queue pair still receives: what its peer sent before needs a place to arrive at.
+    // A suspended queue pair still receives: messages that the peer sent before need a place.
     let noted_by = lane.notes.then_some(shadow);
     let result = lane.receive(noted_by, first, bad);
-    // An owner's next request to send would overtake what is kept.
+    // An owner's next request to send would overtake the kept ones.
     if !lane.suspended && lane.kept.is_empty() {
         lane.own();
     }

@@ -1,5 +1,5 @@
-//! Requests about memory windows: one at a time, since they change what is known of a window. They take the lock of the
-//! windows; requests of other kinds do not.
+//! Requests about memory windows, processed one at a time, since each changes a window's record. These requests take
+//! the lock of the windows; others do not.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -11,8 +11,8 @@ use crate::shim::world::{KEYS, windows};
 use crate::tables::{Binding, Bound, Windows};
 
 impl QpLane {
-    /// Posts one request that binds or invalidates a window, and notes what becomes of the window. `has` is the key that
-    /// the window's structure had when the application posted the request.
+    /// Posts one request that binds or invalidates a window, and records the effect. `has` is the key in the window's
+    /// structure when the application posted the request.
     #[cold]
     pub(super) unsafe fn send_local(&mut self, request: &ibv_send_wr, has: u32) -> c_int {
         let mut windows = windows();
@@ -23,7 +23,7 @@ impl QpLane {
             let physical = match windows.device_key(known) {
                 Some(key) => key,
                 None if self.plain => known,
-                // The key of a region, which the application knows as a local one as well; or of nothing.
+                // The key of a region, which the application knows as a local key as well, or a key of nothing.
                 None => KEYS.physical(known),
             };
             copy.imm_data = physical;
@@ -33,7 +33,7 @@ impl QpLane {
             }
             return result;
         }
-        // Some devices' libraries refuse what others do not look at.
+        // Some devices' libraries refuse a value that others ignore.
         copy.imm_data = 0;
         let Some(bound) = self.translate_bind(&windows, &mut copy, has) else {
             return libc::EINVAL;
@@ -53,8 +53,8 @@ impl QpLane {
         }
     }
 
-    /// Puts the device's objects and keys into a request to bind. Gives what the window is bound to then; nothing if there
-    /// is no such window or region.
+    /// Puts the device's objects and keys into a request to bind. Returns the new binding; none if the window or the
+    /// region does not exist.
     unsafe fn translate_bind(
         &self,
         windows: &Windows,
@@ -64,10 +64,10 @@ impl QpLane {
         let bind = &mut request.bind_mw;
         let address = bind.mw.addr();
         let (device_has, device_wanted) = windows.keys_to_bind(address, has, bind.rkey)?;
-        // The table says that it lives.
+        // The table shows that the window lives.
         let window = (*bind.mw.cast::<ShadowMw>()).real.load(Ordering::Acquire);
         let region = region_of(&bind.bind_info)?;
-        // The device's library reads the key from there while it takes the request.
+        // The device's library reads the key there while it takes the request.
         (*window).rkey = device_has;
         (bind.mw, bind.rkey) = (window, device_wanted);
         let info = &mut bind.bind_info;
@@ -88,19 +88,19 @@ impl QpLane {
     }
 }
 
-/// The region that a window is to be bound to, which may be none; nothing at all if it is not this library's.
+/// Returns the region for a binding, which may be null; none if the region is not this library's.
 unsafe fn region_of<'a>(info: &ibv_mw_bind_info) -> Option<Option<&'a ShadowMr>> {
     if info.mr.is_null() {
-        // A provider would look into the region for its key if there were anything to bind to.
+        // With a length, a provider would read the region for its key.
         return (info.length == 0).then_some(None);
     }
     objects::mr(info.mr).map(Some)
 }
 
-/// Gives the key that the structure has, or had, of the window that a request is to bind.
+/// Returns the present or former key in the structure of the window that a request binds.
 pub(super) type KeyOf = unsafe fn(*const ibv_send_wr) -> Option<u32>;
 
-/// The key that the structure has of the window that is to be bound. Nothing if the request names no window or region, or
+/// Returns the key in the structure of the window to bind. Returns none if the request names no window or region, or
 /// has data.
 pub(super) unsafe fn key_of(request: *const ibv_send_wr) -> Option<u32> {
     let request = &*request;
@@ -116,8 +116,8 @@ pub(super) unsafe fn key_of(request: *const ibv_send_wr) -> Option<u32> {
     Some((*bind.mw).rkey)
 }
 
-/// A message was received by which the peer may have invalidated a window by the key that the device knows. Tells the
-/// application the one that it knows.
+/// Handles a received message by which the peer may have invalidated a window, by the device's key. Replaces the key by
+/// the application's.
 #[cold]
 pub(super) fn may_be_invalidated(completion: &mut ibv_wc, pair: &ShadowQp) {
     if pair.face.qp_type == IBV_QPT_RC

@@ -1,4 +1,4 @@
-//! Connecting, and letting the application work.
+//! Connecting queue pairs, and resuming the application.
 
 use super::{Connection, check, chosen, windows};
 use crate::abi::*;
@@ -12,12 +12,12 @@ use std::ptr;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-/// Connects queue pairs to where their peers are now: those that were made again, and those whose peer
-/// has moved. Receives that wait for data are posted again, with what is kept still kept.
+/// Connects queue pairs to the present addresses of their peers: queue pairs that were made again, or whose peer has
+/// moved. Receives that wait for data are posted again. Kept requests stay kept.
 ///
 /// # Errors
-/// One sentence that names the queue pair and what the device refused. Those before it are connected, with their memory
-/// windows bound.
+/// One sentence that names the queue pair and the call that the device refused. Earlier queue pairs are connected, with
+/// their memory windows bound.
 pub fn connect(connections: &[Connection]) -> Result<(), String> {
     let mut world = world();
     let keys_moved = |connection: &Connection| {
@@ -25,7 +25,7 @@ pub fn connect(connections: &[Connection]) -> Result<(), String> {
         keys.iter().any(RemoteKey::differs)
     };
     if connections.iter().any(keys_moved) && !world.translates {
-        // Its requests are translated, and that is for all of their keys.
+        // Requests of this process are translated from now on, which needs all local keys.
         world.translate();
     }
     let mut connected = Vec::new();
@@ -68,12 +68,13 @@ unsafe fn connect_one(
         return Err("it is not suspended, or has no object of the device".to_owned());
     }
     if !lane.empty {
-        // Its reset would lose what is in flight.
+        // A reset would lose the requests in flight.
         return Err("it has not been waited for".to_owned());
     }
     drop(lane);
     if pair.failed.load(Ordering::Acquire) {
-        // A request of ours failed at an earlier attempt: the device does no other until the queue pair begins anew.
+        // A request of the shim failed at an earlier attempt: the device takes no other request until the queue pair is
+        // reset.
         restart(pair, Some(connection))?;
         windows::unbind(world, pair)?;
     } else {
@@ -86,7 +87,7 @@ unsafe fn connect_one(
     Ok(())
 }
 
-/// Takes the device's queue pair from its first state to where the application had it, with its receives.
+/// Takes the device's queue pair from reset to the application's state, with its receives.
 pub(super) unsafe fn restart(
     pair: &ShadowQp,
     connection: Option<&Connection>,
@@ -118,14 +119,14 @@ pub(super) unsafe fn restart(
     Ok(())
 }
 
-/// The peer's keys are these from now on.
+/// Replaces the peer's remote keys.
 pub(super) fn take_keys(lane: &mut QpLane, keys: &[RemoteKey]) {
     lane.remote_keys = RemoteKeys::new(keys);
     lane.plain &= lane.remote_keys.is_empty();
 }
 
-/// Takes the device's queue pair through the changes of state that the application asked for, to where its peer is
-/// now. `ready` is called when it has its first state.
+/// Takes the device's queue pair through the application's changes of state, connecting to the peer's present place.
+/// `ready` is called in the state INIT.
 pub(in crate::shim) unsafe fn walk(
     device_pair: *mut ibv_qp,
     steps: &[(c_int, ibv_qp_attr)],
@@ -158,7 +159,7 @@ pub(in crate::shim) unsafe fn walk(
 
 pub(super) unsafe fn post_again(pair: &ShadowQp, lane: &mut QpLane) -> Result<(), String> {
     if !pair.face.srq.is_null() {
-        // The shared queue's were posted when it was made.
+        // The receives of a shared queue were posted when the queue was made.
         return Ok(());
     }
     for mut receive in pair.receives.outstanding() {
@@ -177,12 +178,11 @@ pub(super) unsafe fn post_again(pair: &ShadowQp, lane: &mut QpLane) -> Result<()
     Ok(())
 }
 
-/// Lets the application work again: of the queue pairs that are named, or of all.
+/// Lets the application work again, on the named queue pairs or on all.
 ///
 /// # Errors
-/// One sentence that names the queue pair whose requests the device refused, or says that the objects are not there. Some
-/// queue pairs alone do not go on while the process is being moved itself: what they post would go to objects that the
-/// move gives back.
+/// One sentence that names the queue pair whose requests the device refused, or reports missing objects. While the
+/// process itself moves, single queue pairs cannot resume: their requests would go to objects that the move gives back.
 pub fn resume(only: Option<&[u32]>) -> Result<(), String> {
     let mut world = world();
     if world.phase == Phase::Released {
@@ -198,9 +198,9 @@ pub fn resume(only: Option<&[u32]>) -> Result<(), String> {
             let mut lane = pair.lane.visit();
             match lane.send_kept() {
                 Ok(()) => lane.suspended = false,
-                // A queue that is full, after a move that was given up, takes the rest as it empties.
+                // A full queue, after a cancelled move, takes the remaining requests as it empties.
                 Err(errno) if errno.abs() == libc::ENOMEM => lane.suspended = false,
-                // What the application believes posted stays kept, and its other queue pairs go on.
+                // Requests that the application believes posted stay kept, and its other queue pairs resume.
                 Err(errno) => refused.push(format!(
                     "queue pair {}: a request that was kept back failed with errno {errno}",
                     pair.face.qp_num
@@ -212,7 +212,7 @@ pub fn resume(only: Option<&[u32]>) -> Result<(), String> {
                 queue.lane.visit().backlog = true;
             }
         }
-        // A queue goes on when none of its queue pairs is suspended.
+        // A completion queue resumes once none of its queue pairs is suspended.
         let held: Vec<_> = world
             .queue_pairs()
             .filter(|pair| (**pair).lane.visit().suspended)
@@ -226,7 +226,7 @@ pub fn resume(only: Option<&[u32]>) -> Result<(), String> {
             lane.suspended = false;
             if lane.armed != Armed::No {
                 (lane.notify)(lane.real, c_int::from(lane.armed == Armed::Solicited));
-                // What completed before the new queue was armed is told of now.
+                // Completions from before the new queue was armed are announced now.
                 lane.drain(&*queue);
             }
         }

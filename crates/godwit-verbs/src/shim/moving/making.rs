@@ -24,10 +24,10 @@ use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::Ordering;
 
-/// Makes the device's objects again, on the device named `device` or on that of the same name.
+/// Makes the device's objects again, on the device named `device` or on the device of the same name as before.
 ///
 /// # Errors
-/// One sentence that names what the device refused.
+/// One sentence that names the call that the device refused.
 pub fn recreate(device: Option<&str>) -> Result<Recreated, String> {
     let mut world = world();
     let source = Source {
@@ -35,7 +35,7 @@ pub fn recreate(device: Option<&str>) -> Result<Recreated, String> {
         ..Source::default()
     };
     make_all(&mut world, source)?;
-    // What there is can be given back once more, or used.
+    // The objects can be given back once more, or used.
     world.phase = Phase::Suspended;
     Ok(Recreated {
         remote_keys: world.remote_keys(),
@@ -44,18 +44,19 @@ pub fn recreate(device: Option<&str>) -> Result<Recreated, String> {
     })
 }
 
-/// What came of an attachment.
+/// The result of an attachment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Attached {
-    /// The process's remote keys: what applications know, and what the device knows.
+    /// The process's remote keys: the application's and the device's.
     pub remote_keys: Vec<RemoteKey>,
 }
 
-/// Takes what a holder has made ahead of this process. Its queue pairs are connected, and receives that wait for data
-/// are posted again. After an error, [`recreate`] makes what is missing, and queue pairs have to be connected.
+/// Takes over the objects that a holder has made ahead of this process. The queue pairs are connected, and receives
+/// that wait for data are posted again. After an error, [`recreate`] makes the missing objects, and queue pairs must be
+/// connected.
 ///
 /// # Errors
-/// One sentence, if the process has changed since it was asked for its plan, or what the device refused.
+/// One sentence, if the process has changed since its plan was requested, or the device refused a call.
 pub fn attach(handed: HandedOver) -> Result<Attached, String> {
     let mut world = world();
     let Some(planned) = as_told(&world, handed.plan) else {
@@ -90,16 +91,16 @@ pub fn attach(handed: HandedOver) -> Result<Attached, String> {
     })
 }
 
-/// Where objects come from.
+/// The origin of new objects.
 #[derive(Default)]
 struct Source<'a> {
-    /// The device's name, if it is another one.
+    /// The device's name, if different.
     device: Option<&'a str>,
-    /// What the kernel answered when objects were made ahead.
+    /// The kernel's answers from making the objects ahead.
     answers: BTreeMap<ObjectId, Vec<Answer>>,
-    /// The two files of contexts that were opened ahead.
+    /// The two files of each context that was opened ahead.
     files: BTreeMap<ObjectId, [OwnedFd; 2]>,
-    /// Files of channels, until a channel has them.
+    /// Files of channels, until a channel owns them.
     channels: BTreeMap<ObjectId, OwnedFd>,
 }
 
@@ -132,7 +133,7 @@ impl Source<'_> {
         Ok(source)
     }
 
-    /// Has `act` make the object `id`, or take what was made ahead.
+    /// Makes the object `id` with `act`, from the kept answers if the object was made ahead.
     fn make<T>(&self, id: ObjectId, act: impl FnOnce() -> *mut T) -> Result<*mut T, String> {
         match self.answers.get(&id) {
             Some(answers) => repeat(answers, act),
@@ -140,7 +141,7 @@ impl Source<'_> {
         }
     }
 
-    /// `made` if it was made ahead of this process, or null.
+    /// Returns `made` if the object was made ahead of this process, or null.
     fn ahead<T>(&self, made: *mut T) -> *mut T {
         if self.files.is_empty() {
             ptr::null_mut()
@@ -149,7 +150,7 @@ impl Source<'_> {
         }
     }
 
-    /// Puts the files that were opened ahead in the place of `opened`'s own.
+    /// Replaces the files of `opened` by the files that were opened ahead.
     unsafe fn replace_files(&self, id: ObjectId, opened: *mut ibv_context) -> io::Result<()> {
         let Some(files) = self.files.get(&id) else {
             return Ok(());
@@ -164,7 +165,7 @@ impl Source<'_> {
     }
 }
 
-/// Makes what is missing. The caller says when all is there, by the phase.
+/// Makes the missing objects. The caller sets the phase on success.
 fn make_all(world: &mut World, mut source: Source<'_>) -> Result<(), String> {
     if world.phase != Phase::Released {
         return Err("this process has its objects".to_owned());
@@ -172,7 +173,7 @@ fn make_all(world: &mut World, mut source: Source<'_>) -> Result<(), String> {
     world.speak_keys();
     world.translate();
     world.all_translate = true;
-    // The keys that the application uses are the old device's from now on.
+    // The keys that the application uses belong to the old device from now on.
     for pair in world.queue_pairs() {
         // SAFETY: objects live while the world is locked.
         unsafe { (*pair).lane.visit().plain = false };
@@ -181,7 +182,7 @@ fn make_all(world: &mut World, mut source: Source<'_>) -> Result<(), String> {
         // SAFETY: as above.
         unsafe { (*queue).lane.visit().plain = false };
     }
-    // SAFETY: objects live while the world is locked; parents come before what is made from them.
+    // SAFETY: objects live while the world is locked; parents come before the objects made from them.
     unsafe {
         for (id, call) in world.roadmap.calls() {
             if let Some(object) = world.objects.get(&id) {
@@ -200,7 +201,7 @@ fn make_all(world: &mut World, mut source: Source<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// A queue pair for datagrams has no peer that it would have to be connected to.
+/// Starts a queue pair for datagrams, which needs no connection to a peer.
 unsafe fn begin_datagrams(pair: &ShadowQp) -> Result<(), String> {
     if pair.face.qp_type != IBV_QPT_UD {
         return Ok(());
@@ -229,7 +230,7 @@ unsafe fn make_again(
     source: &mut Source<'_>,
 ) -> Result<(), String> {
     if !object.is_released() {
-        // It was not given back, or an earlier attempt has made it.
+        // The object was not given back, or an earlier attempt has made it.
         if let Object::Channel(channel) = object {
             let device_channel = (*channel).real.load(Ordering::Acquire);
             show_anew(&*channel, device_channel)
@@ -314,7 +315,7 @@ unsafe fn make_again(
                 .made_ahead
                 .store(file.is_some(), Ordering::Release);
             if let Some(file) = file {
-                // It is the channel's own now, which closes it.
+                // The channel owns the file now and closes it.
                 let _given = file.into_raw_fd();
             }
             if let Err(error) = show_anew(&*channel, again) {
@@ -360,7 +361,7 @@ unsafe fn make_again(
             let mut lane = (*queue).lane.visit();
             lane.real = again;
             if let Err(errno) = (*queue).post_again(&mut lane) {
-                // The next attempt begins anew: it could not tell what this queue has.
+                // The next attempt makes a new queue: it could not tell which receives this one has.
                 (real().destroy_srq)(again);
                 (*queue)
                     .made_ahead
@@ -390,7 +391,7 @@ unsafe fn make_again(
     Ok(())
 }
 
-/// Has the number that the application knows tell of the device's channel.
+/// Makes the application's descriptor announce events of the device's channel.
 unsafe fn show_anew(channel: &ShadowChannel, device: *mut ibv_comp_channel) -> io::Result<()> {
     lead(channel, &mut state(channel), Some((*device).fd))
 }

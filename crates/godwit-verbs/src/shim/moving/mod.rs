@@ -1,5 +1,5 @@
-//! What a mover does with the process's objects: suspend, drain, release (`stopping`), recreate
-//! (`making`), connect, resume (`connecting`).
+//! A mover's operations on the process's objects: suspend, drain, release (`stopping`), recreate (`making`), connect,
+//! resume (`connecting`).
 
 mod connecting;
 mod making;
@@ -33,24 +33,24 @@ use std::ffi::c_int;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-/// A queue pair as the mover sees it.
+/// The mover's view of a queue pair.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct QueuePairState {
-    /// The number that the application knows.
+    /// The application's number.
     pub number: u32,
-    /// The number that the device knows.
+    /// The device's number.
     pub physical: u32,
     /// `IBV_QPS_*`
     pub state: i32,
-    /// Whether it is a reliable connection.
+    /// True for a reliable connection.
     pub reliable_connection: bool,
-    /// Whether a request has failed.
+    /// True if a request has failed.
     pub failed: bool,
-    /// The address of the port that it uses; known once it is connected.
+    /// The address of the local port, once connected.
     pub local: Option<Gid>,
-    /// The port that it is connected to.
+    /// The address of the peer's port.
     pub remote: Option<Gid>,
-    /// The number that the peer's device knows.
+    /// The number at the peer's device.
     pub remote_physical: Option<u32>,
     /// Two-sided requests posted (n_sent).
     pub sent: u32,
@@ -62,36 +62,36 @@ pub struct QueuePairState {
     pub kept: usize,
 }
 
-/// Why this process cannot move, in words for its operator.
+/// An obstacle to a move of this process, in words for its operator.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Obstacle {
-    /// One sentence.
+    /// A single sentence.
     pub what: String,
 }
 
-/// Where a queue pair goes on.
+/// The new place of a queue pair's peer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Connection {
-    /// The number that the application knows.
+    /// The application's number of the queue pair.
     pub number: u32,
     /// The peer's port.
     pub remote: Gid,
-    /// The number that the peer's device knows.
+    /// The number at the peer's device.
     pub remote_physical: u32,
-    /// The peer's remote keys: what applications know, and what its device knows. Absent: as before.
+    /// The peer's remote keys: the application's and the device's. Absent to keep the present keys.
     pub remote_keys: Option<Vec<RemoteKey>>,
 }
 
-/// What came of recreation.
+/// The result of a recreation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Recreated {
-    /// The process's remote keys: what applications know, and what the device knows.
+    /// The process's remote keys: the application's and the device's.
     pub remote_keys: Vec<RemoteKey>,
-    /// Its queue pairs.
+    /// The process's queue pairs.
     pub queue_pairs: Vec<QueuePairState>,
 }
 
-/// The transition that set the peer, with the mask bit for it.
+/// Returns the last transition with this mask bit.
 fn last_with(transitions: &[Transition], bit: c_int) -> Option<&ibv_qp_attr> {
     transitions
         .iter()
@@ -103,7 +103,7 @@ fn last_with(transitions: &[Transition], bit: c_int) -> Option<&ibv_qp_attr> {
 unsafe fn describe(pair: &ShadowQp) -> QueuePairState {
     let lane = pair.lane.visit();
     let local = address_used(pair).and_then(|(_, _, address)| address);
-    // What a device says of the peer of one for datagrams means nothing.
+    // For datagrams, the device's peer is meaningless.
     let device = (!lane.real.is_null() && pair.face.qp_type == IBV_QPT_RC)
         .then(|| device_peer(lane.real))
         .flatten();
@@ -126,7 +126,7 @@ unsafe fn describe(pair: &ShadowQp) -> QueuePairState {
     }
 }
 
-/// Where the device's queue pair is connected to.
+/// Returns the peer that the device's queue pair is connected to.
 unsafe fn device_peer(pair: *mut ibv_qp) -> Option<(Gid, u32)> {
     let (mut attributes, mut init) = (
         ibv_qp_attr::default(),
@@ -138,7 +138,7 @@ unsafe fn device_peer(pair: *mut ibv_qp) -> Option<(Gid, u32)> {
     connected.then_some((Gid(attributes.ah_attr.grh.dgid.raw), attributes.dest_qp_num))
 }
 
-/// The process's queue pairs.
+/// Returns the process's queue pairs.
 pub fn queue_pairs() -> Vec<QueuePairState> {
     let world = world();
     // SAFETY: objects live while the world is locked.
@@ -148,7 +148,7 @@ pub fn queue_pairs() -> Vec<QueuePairState> {
         .collect()
 }
 
-/// What the process uses of each device.
+/// Returns the process's needs of each device.
 pub fn needs() -> Vec<Need> {
     let world = world();
     let mut needs: BTreeMap<usize, Need> = BTreeMap::new();
@@ -201,7 +201,7 @@ pub fn needs() -> Vec<Need> {
     needs.into_values().collect()
 }
 
-/// The port, the place in its table of addresses, and the address that the queue pair uses.
+/// Returns the port, the GID index and the address that the queue pair uses.
 unsafe fn address_used(pair: &ShadowQp) -> Option<(u8, u8, Option<Gid>)> {
     let transitions = pair
         .transitions
@@ -218,10 +218,10 @@ unsafe fn address_used(pair: &ShadowQp) -> Option<(u8, u8, Option<Gid>)> {
     Some((port, place, asked.then_some(Gid(gid.raw))))
 }
 
-/// Why a process is neither moved nor a partner of one that moves.
+/// The reason against a process that moves or is a partner.
 const ENDED_INSIDE: &str = "a thread of the application has ended in the middle of posting or polling; what its queues hold is not known";
 
-/// What this version cannot move.
+/// Returns the obstacles to a move with this version.
 pub fn obstacles() -> Vec<Obstacle> {
     obstacles_of(&world())
 }
@@ -280,7 +280,7 @@ fn obstacles_of(world: &World) -> Vec<Obstacle> {
     found
 }
 
-/// Objects that do not move, for what they are or what was done to them.
+/// Returns an obstacle for each object that does not move because of its kind or its use.
 unsafe fn that_stay(world: &World) -> Vec<Obstacle> {
     let of = |object: &Object| -> Option<String> {
         let (name, stays) = match *object {
@@ -310,7 +310,7 @@ unsafe fn chosen<'a>(world: &World, only: Option<&[u32]>) -> Vec<&'a ShadowQp> {
         .collect()
 }
 
-/// The first of `numbers` that none of `pairs` has.
+/// Returns the first of `numbers` that belongs to none of `pairs`.
 fn missing(pairs: &[&ShadowQp], numbers: &[u32]) -> Option<u32> {
     numbers
         .iter()

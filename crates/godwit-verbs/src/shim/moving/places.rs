@@ -1,5 +1,5 @@
-//! Where queue pairs for datagrams are and where they were, so that whoever sends to them can be told. Datagrams have no
-//! connection that would say who that is.
+//! Present and former places of queue pairs for datagrams, for the information of senders. Datagrams have no connection
+//! that would tell the senders.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -13,29 +13,29 @@ use crate::shim::verbs::datagrams::Redirect;
 use crate::shim::world::world;
 use crate::tables::Gid;
 
-/// Addresses of a port that are looked at.
+/// Examined addresses of a port.
 const ADDRESSES: c_int = 16;
-/// Places that are remembered of one queue pair. Of those between the first, which applications know, and the last ones
-/// somebody knows who answered what came from there.
+/// Most remembered places of a queue pair. Applications know the first place. A place between the first and the latest
+/// ones is known only to peers that answered datagrams from there, so these places are dropped.
 const MOST: usize = 256;
 
-/// Where a queue pair has been.
+/// A former place of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::shim) struct Place {
-    /// The address's place in its port's table: the same one leads to the queue pair at any host.
+    /// The GID index of the address: the same index leads to the queue pair at any host.
     index: c_int,
     address: Gid,
-    /// The number that the device there knew.
+    /// The number at the former device.
     number: u32,
 }
 
-/// The addresses of ports, each asked for once: applications have many queue pairs, which keep back what they send
-/// meanwhile.
+/// A cache of the ports' addresses. An application has many queue pairs and keeps back their requests during the
+/// queries.
 #[derive(Default)]
 pub(super) struct Ports(BTreeMap<(usize, u8), Vec<(c_int, Gid)>>);
 
 impl Ports {
-    /// The addresses of the queue pair's port, with their places in its table.
+    /// Returns the addresses of the queue pair's port with their GID indexes.
     unsafe fn of(&mut self, pair: &ShadowQp) -> &[(c_int, Gid)] {
         match port(pair) {
             Some((context, port)) => self
@@ -47,7 +47,7 @@ impl Ports {
     }
 }
 
-/// The queue pair's port, and the device's context of it; nothing if it has none yet, or is released.
+/// Returns the queue pair's port and the device's context; none without a port or after a release.
 unsafe fn port(pair: &ShadowQp) -> Option<(*mut ibv_context, u8)> {
     let port = {
         let steps = pair
@@ -71,7 +71,7 @@ unsafe fn addresses(context: *mut ibv_context, port: u8) -> Vec<(c_int, Gid)> {
     (0..ADDRESSES).filter_map(address).collect()
 }
 
-/// Remembers where the queue pair is, before it leaves.
+/// Remembers the present place of the queue pair before a move.
 pub(super) unsafe fn note(pair: &ShadowQp, ports: &mut Ports) {
     if pair.face.qp_type != IBV_QPT_UD {
         return;
@@ -86,7 +86,7 @@ pub(super) unsafe fn note(pair: &ShadowQp, ports: &mut Ports) {
         };
         if !places.contains(&place) {
             if places.len() == MOST {
-                // The first ones stay.
+                // The first places stay.
                 places.remove(MOST / 2);
             }
             places.push(place);
@@ -94,7 +94,7 @@ pub(super) unsafe fn note(pair: &ShadowQp, ports: &mut Ports) {
     }
 }
 
-/// Where each queue pair for datagrams is now, for whoever knows it where it was.
+/// Returns the present place of each queue pair for datagrams, for senders that know a former place.
 pub fn redirects() -> Vec<Redirect> {
     let world = world();
     let (mut told, mut ports) = (Vec::new(), Ports::default());

@@ -1,7 +1,8 @@
 //! A partner's part of pre-setup (the RDMA live-migration paper, section 3.2): a second queue pair of the device is
-//! made and connected while the application works on the first, and takes its place once nothing is in flight.
+//! made and connected while the application works on the first. The second takes the place of the first once nothing is
+//! in flight.
 //!
-//! Both complete into the same queues. The first one is destroyed after the application goes on again.
+//! Both complete into the same queues. The first is destroyed after the application resumes.
 
 use std::ptr;
 use std::sync::PoisonError;
@@ -17,19 +18,19 @@ use crate::shim::verbs::queue_pairs::{add_route, forget_route, make_pair};
 use crate::shim::world::{Phase, World, world};
 use crate::tables::RemoteKey;
 
-/// A queue pair that waits to take another's place.
+/// A queue pair that waits to replace another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PreparedPair {
-    /// The number that the application knows.
+    /// The application's number.
     pub number: u32,
-    /// The number that the device knows of the one that waits.
+    /// The device's number of the waiting queue pair.
     pub physical: u32,
 }
 
-/// Makes queue pairs for those that are named and connects them. The old ones go on.
+/// Makes and connects replacements for the named queue pairs. The old queue pairs go on.
 ///
 /// # Errors
-/// One sentence that names the queue pair and what the device refused; none is prepared then.
+/// One sentence that names the queue pair and the call that the device refused. Then no queue pair is prepared.
 pub fn prepare(connections: &[Connection]) -> Result<Vec<PreparedPair>, String> {
     let world = world();
     if world.phase != Phase::Running {
@@ -102,10 +103,10 @@ unsafe fn one<'a>(world: &World, number: u32) -> Result<&'a ShadowQp, String> {
 }
 
 /// Puts prepared queue pairs in the place of the named ones, which are suspended and empty. `remote_keys` are the
-/// peer's: what applications know, and what its device knows.
+/// peer's: the application's and the device's.
 ///
 /// # Errors
-/// One sentence that names the queue pair. Those before it have been switched, with their memory windows bound.
+/// One sentence that names the queue pair. Earlier queue pairs have been switched, with their memory windows bound.
 pub fn switch(numbers: &[u32], remote_keys: &[RemoteKey]) -> Result<(), String> {
     let mut world = world();
     if remote_keys.iter().any(RemoteKey::differs) && !world.translates {
@@ -116,7 +117,7 @@ pub fn switch(numbers: &[u32], remote_keys: &[RemoteKey]) -> Result<(), String> 
         // SAFETY: objects live while the world is locked.
         .map(|pair| (unsafe { (*pair).face.qp_num }, pair))
         .collect();
-    // All are looked at before one is touched.
+    // All queue pairs are checked before one is changed.
     let mut pairs = Vec::new();
     for number in numbers {
         let pair = by_number
@@ -167,7 +168,7 @@ unsafe fn switch_one(
         lane.retired.push(old);
         let posted = post_again(pair, &mut lane);
         if posted.is_err() {
-            // As it was: the old one has its receives still.
+            // Undone: the old queue pair still has its receives.
             lane.retired.pop();
             lane.real = old;
             lane.prepared = Some(prepared);
@@ -177,7 +178,7 @@ unsafe fn switch_one(
         (*prepared.real).qp_num
     };
     pair.physical.store(number, Ordering::Release);
-    // A queue is never waited for by who holds a queue pair.
+    // A holder of a queue pair's gate must not wait for a completion queue.
     for queue in [pair.face.send_cq, pair.face.recv_cq] {
         if let Some(queue) = objects::cq(queue) {
             add_route(queue, number, pair);
@@ -188,7 +189,7 @@ unsafe fn switch_one(
     Ok(())
 }
 
-/// Destroys what was prepared for the queue pairs that are named, or for all, and was not switched to.
+/// Destroys prepared queue pairs that were not switched to: for the named queue pairs, or for all.
 pub fn abandon(only: Option<&[u32]>) {
     let world = world();
     // SAFETY: objects live while the world is locked.
@@ -201,7 +202,7 @@ unsafe fn abandon_in(world: &World, only: Option<&[u32]>) {
     }
 }
 
-/// As [`abandon`]. Whoever calls it does not hold the queue pair.
+/// As [`abandon`]. The caller does not hold the queue pair.
 pub(in crate::shim) unsafe fn abandon_one(pair: &ShadowQp) {
     let prepared = pair.lane.visit().prepared.take();
     if let Some(prepared) = prepared {
@@ -209,10 +210,10 @@ pub(in crate::shim) unsafe fn abandon_one(pair: &ShadowQp) {
     }
 }
 
-/// Destroys queue pairs whose place others have taken.
+/// Destroys queue pairs that were replaced.
 ///
 /// # Errors
-/// One sentence if the device refuses; it is tried again with the next.
+/// One sentence if the device refuses; the next call tries again.
 pub fn tidy() -> Result<(), String> {
     let world = world();
     for pair in world.queue_pairs() {
@@ -222,7 +223,7 @@ pub fn tidy() -> Result<(), String> {
     Ok(())
 }
 
-/// As [`tidy`]. Whoever calls it does not hold the queue pair.
+/// As [`tidy`]. The caller does not hold the queue pair.
 pub(in crate::shim) unsafe fn tidy_one(pair: &ShadowQp) -> Result<(), String> {
     loop {
         let Some(old) = pair.lane.visit().retired.last().copied() else {

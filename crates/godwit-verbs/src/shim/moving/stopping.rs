@@ -20,11 +20,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
-/// Keeps back new requests of the queue pairs that are named, or of all, puts a marker behind what
-/// was posted, and begins to drain their completion queues.
+/// Keeps back new requests of the named queue pairs or of all, puts a marker behind the posted requests, and begins to
+/// drain the completion queues.
 ///
 /// # Errors
-/// One sentence if a marker cannot be posted; nothing is suspended then.
+/// One sentence if a marker cannot be posted. Then no queue pair is suspended.
 pub fn suspend(only: Option<&[u32]>) -> Result<Vec<QueuePairState>, String> {
     let mut world = world();
     if world.phase != Phase::Running {
@@ -60,7 +60,7 @@ pub fn suspend(only: Option<&[u32]>) -> Result<Vec<QueuePairState>, String> {
             return Err(format!("queue pair {} {why}", pair.face.qp_num));
         }
         if let Some(pair) = pairs.iter().find(|pair| pair.lane.visit().suspended) {
-            // Its other move would take it for empty once this one lets it go.
+            // The other move would take the queue pair for empty once this move resumes it.
             return Err(format!(
                 "queue pair {} is suspended already",
                 pair.face.qp_num
@@ -95,7 +95,7 @@ pub fn suspend(only: Option<&[u32]>) -> Result<Vec<QueuePairState>, String> {
 
 unsafe fn post_marker(pair: &ShadowQp) -> Result<(), c_int> {
     if !pair.marker_done.load(Ordering::Acquire) {
-        // One of an earlier attempt is still in the queue, and cannot be told from another.
+        // A marker of an earlier attempt is still in the queue and cannot be told from a new one.
         return Err(libc::EBUSY);
     }
     if pair.face.state.load(Ordering::Relaxed) != IBV_QPS_RTS {
@@ -124,8 +124,8 @@ unsafe fn post_marker(pair: &ShadowQp) -> Result<(), c_int> {
     posted.map(drop)
 }
 
-/// Waits until nothing of the suspended queue pairs is in flight. `peer_sent` says for each, by the
-/// number that the application knows, what its peer posted.
+/// Waits until nothing of the suspended queue pairs is in flight. `peer_sent` has the number of requests that each peer
+/// posted, by the application's number of the queue pair.
 ///
 /// # Errors
 /// One sentence that names the queue pairs that did not become empty within `bound`.
@@ -155,12 +155,12 @@ pub fn drain(peer_sent: &BTreeMap<u32, u32>, bound: Duration) -> Result<Duration
         }
         for pair in suspended {
             let verdict = Drain {
-                // One that only receives has something in flight as well.
+                // A queue pair that only receives has requests in flight as well.
                 connected: pair.face.state.load(Ordering::Relaxed) >= IBV_QPS_RTR,
                 marker_done: pair.marker_done.load(Ordering::Acquire),
                 failed: pair.failed.load(Ordering::Acquire),
                 received: pair.receives.completed(),
-                // A datagram that is on its way may be lost.
+                // A datagram in flight may be lost.
                 peer_sent: if pair.face.qp_type == IBV_QPT_UD {
                     Some(pair.receives.completed())
                 } else {
@@ -194,7 +194,7 @@ pub fn drain(peer_sent: &BTreeMap<u32, u32>, bound: Duration) -> Result<Duration
     }
 }
 
-/// Gives the device's objects back. The process then holds nothing of RDMA and can be dumped.
+/// Gives the device's objects back. The process then holds no RDMA objects and can be dumped.
 ///
 /// # Errors
 /// One sentence if the process is not suspended, or the device refuses.
@@ -226,7 +226,7 @@ pub fn release() -> Result<(), String> {
         .rev()
         .filter_map(|(id, _)| world.objects.get(&id).copied())
         .collect();
-    // A bound window uses its region and its queue pair, whichever was made first.
+    // A bound window uses its region and its queue pair, in any order of creation.
     objects.sort_by_key(|object| !matches!(object, Object::Mw(_)));
     // SAFETY: objects live while the world is locked, and nobody is inside a suspended queue.
     unsafe {
@@ -235,7 +235,7 @@ pub fn release() -> Result<(), String> {
         for channel in world.channels() {
             park(&*channel)?;
         }
-        // While every completion still finds its queue pair.
+        // Drained while every completion still finds its queue pair.
         for queue in world.completion_queues() {
             (*queue).lane.visit().drain(&*queue);
         }
@@ -246,17 +246,17 @@ pub fn release() -> Result<(), String> {
     Ok(())
 }
 
-/// Takes the device's channel away from those who wait for its events.
+/// Detaches the device's channel from the descriptor at which the application waits.
 unsafe fn park(channel: &ShadowChannel) -> Result<(), String> {
     let mut waiting = state(channel);
     let mut told = Vec::new();
-    // A process that has a queue of the device does not move.
+    // A process with a queue of the device's own does not move.
     while let Some(Event::Shadow(queue)) = take_event(channel) {
         add_event(channel, &mut waiting, queue);
         told.push(queue);
     }
     let parted = lead(channel, &mut waiting, None);
-    // A thread that drains a queue holds the queue and waits for the channel, so the channel is let go.
+    // A thread that drains a queue holds the queue and waits for the channel, so the channel is let go first.
     drop(waiting);
     for queue in told {
         (*queue).lane.visit().armed = Armed::No;
@@ -265,7 +265,7 @@ unsafe fn park(channel: &ShadowChannel) -> Result<(), String> {
 }
 
 unsafe fn give_back(object: Object) -> Result<(), String> {
-    /// What the device refuses to take back stays where it is.
+    /// An object that the device refuses to take back stays in its place.
     unsafe fn take<T>(
         place: &AtomicPtr<T>,
         end: unsafe extern "C" fn(*mut T) -> c_int,
@@ -287,7 +287,7 @@ unsafe fn give_back(object: Object) -> Result<(), String> {
             }
             for queue in [(*pair).face.send_cq, (*pair).face.recv_cq] {
                 if let Some(queue) = objects::cq(queue) {
-                    // Whoever sends datagrams is not held: some may have come until the queue pair's end.
+                    // Senders of datagrams are not held: some datagrams may have arrived until the queue pair's end.
                     queue.lane.visit().drain(queue);
                     remove_route(queue, pair);
                 }
@@ -344,7 +344,7 @@ unsafe fn give_back(object: Object) -> Result<(), String> {
                 .map_err(|error| format!("the descriptor for events of the device: {error}"))?;
             let taken = take(&(*context).real, real().close_device, "ibv_close_device");
             if taken.is_err() {
-                // The device stays, and is told of again.
+                // The device stays, and its events are announced again.
                 let _untold = descriptors::put_into((*context).face.async_fd, device);
             }
             taken

@@ -1,6 +1,6 @@
-//! Memory windows of a process that moves, or whose peer does: a window is the device's, and is bound by a request to a
-//! queue pair. So windows are bound again, as applications know them, once their queue pairs are connected. Requests that
-//! do this complete behind the application's back, as markers do.
+//! Memory windows of a process that moves or has a moving peer. A window belongs to the device, and a request to a
+//! queue pair binds it. So windows are bound again, as applications know them, once their queue pairs are connected.
+//! The requests complete behind the application's back, as markers do.
 
 use std::ptr;
 use std::sync::atomic::Ordering;
@@ -11,10 +11,10 @@ use crate::shim::objects::{self, *};
 use crate::shim::world::{Object, World, windows};
 use crate::tables::{Binding, Bound, Window, WindowType};
 
-/// How long a device may take for a request that needs no peer.
+/// Time limit of the device for a request that needs no peer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What keeps windows from being bound again, one sentence each.
+/// Returns the obstacles to binding windows again, one sentence each.
 pub(super) unsafe fn obstacles(world: &World) -> Vec<String> {
     let mut found = Vec::new();
     for (shadow, window) in all(world) {
@@ -35,18 +35,19 @@ pub(super) unsafe fn obstacles(world: &World) -> Vec<String> {
     found
 }
 
-/// All windows as they are now.
+/// Returns all windows in their present state.
 unsafe fn all(world: &World) -> Vec<(*mut ShadowMw, Window)> {
     let windows = windows();
     if windows.is_empty() {
-        // Most processes have none, and some have thousands of other objects, which are asked about for each queue pair.
+        // Most processes have no window, and some have thousands of other objects, while this runs for each queue pair.
         return Vec::new();
     }
     let known = |shadow: *mut ShadowMw| Some((shadow, *windows.get(shadow.addr())?));
     world.memory_windows().filter_map(known).collect()
 }
 
-/// The queue pair that binds the window again: the one that did, or for type 1 another one of its protection domain.
+/// Returns the queue pair that binds the window again: the original one, or for type 1 another of the protection
+/// domain.
 unsafe fn binder<'a>(
     world: &World,
     shadow: &ShadowMw,
@@ -64,8 +65,8 @@ unsafe fn binder<'a>(
         .or_else(|| pairs().find(of_domain))
 }
 
-/// Binds the windows that are to be bound again by one of `pairs`, which are connected. What fails at one queue pair leaves
-/// the windows of others alone; the first error is told.
+/// Binds the windows that one of `pairs`, which are connected, has to bind again. A failure at one queue pair does not
+/// affect the windows of others. Returns the first error.
 pub(super) unsafe fn bind_again(world: &World, pairs: &[&ShadowQp]) -> Result<(), String> {
     let mut result = Ok(());
     for (shadow, window) in all(world) {
@@ -85,7 +86,7 @@ pub(super) unsafe fn bind_again(world: &World, pairs: &[&ShadowQp]) -> Result<()
             continue;
         }
         if pair.failed.load(Ordering::Acquire) {
-            // The device does nothing more for it, for a reason that is told already.
+            // The device takes no more requests, and the reason was reported already.
             continue;
         }
         let info = ibv_mw_bind_info {
@@ -108,7 +109,7 @@ pub(super) unsafe fn bind_again(world: &World, pairs: &[&ShadowQp]) -> Result<()
     result
 }
 
-/// Binds the device's window, which is not bound, so that it has the tag that applications know.
+/// Binds the device's unbound window with the tag that applications know.
 unsafe fn bind_as_known(
     pair: &ShadowQp,
     device_window: *mut ibv_mw,
@@ -117,7 +118,7 @@ unsafe fn bind_as_known(
 ) -> Result<(), String> {
     let (mut has, wanted) = (window.device_key(), window.bound_key());
     if has == wanted {
-        // Some devices bind no window with the tag that it has: soft-RoCE before Linux 6.0.
+        // Some devices, soft-RoCE before Linux 6.0, bind no window with its present tag.
         has = wanted ^ 1;
         bind(pair, device_window, window.device_key(), has, info)?;
         if window.kind == WindowType::Two {
@@ -151,7 +152,7 @@ unsafe fn invalidate(pair: &ShadowQp, device_key: u32) -> Result<(), String> {
     carry_out(pair, &mut request)
 }
 
-/// Has the device forget that windows of type 2 are bound by its queue pair, before that one ends or begins anew.
+/// Makes the device forget that windows of type 2 are bound by the queue pair, before the queue pair ends or is reset.
 pub(super) unsafe fn unbind(world: &World, pair: &ShadowQp) -> Result<(), String> {
     for (shadow, window) in all(world) {
         let own = matches!(window.bound, Bound::To(binding) if binding.pair == pair.id);
@@ -169,14 +170,14 @@ pub(super) unsafe fn unbind(world: &World, pair: &ShadowQp) -> Result<(), String
     Ok(())
 }
 
-/// Posts a request of ours to a queue pair that is empty, and waits for its completion.
+/// Posts a request of the shim to an empty queue pair and waits for its completion.
 unsafe fn carry_out(pair: &ShadowQp, request: &mut ibv_send_wr) -> Result<(), String> {
     let queue = objects::cq(pair.face.send_cq).ok_or("its completion queue is gone")?;
     request.wr_id = MARKER;
     request.send_flags = IBV_SEND_SIGNALED;
     queue.lane.visit().markers += 1;
     pair.marker_done.store(false, Ordering::Release);
-    // What it says from now on is of this request.
+    // From now on the flag tells of this request.
     let had_failed = pair.failed.swap(false, Ordering::AcqRel);
     let posted = pair.lane.visit().give(request);
     if let Err(errno) = posted {
@@ -195,7 +196,7 @@ unsafe fn carry_out(pair: &ShadowQp, request: &mut ibv_send_wr) -> Result<(), St
             return Err("the device's request for it failed".to_owned());
         }
         if began.elapsed() >= PATIENCE {
-            // Only a reset takes the request away.
+            // Only a reset removes the request.
             pair.failed.store(true, Ordering::Release);
             return Err(format!(
                 "the device did nothing about it in {} s",

@@ -1,7 +1,8 @@
-//! Memory that the device could write, for an image of what has changed since an earlier one.
+//! Memory that the device could write, for an incremental image.
 //!
-//! Such an image is made of the kernel's soft-dirty bits, which the processor sets. A device sets none. Linux leaves the bits of
-//! what a device has pinned set if the memory is private and in small pages, and clears those of all other memory.
+//! An incremental image relies on the kernel's soft-dirty bits, which the processor sets. A device sets no such bits.
+//! Linux leaves the bits of memory that a device has pinned set if the memory is private and in small pages, and clears
+//! all others.
 
 use std::ops::Range;
 use std::ptr;
@@ -10,7 +11,7 @@ use crate::abi::IBV_ACCESS_LOCAL_WRITE;
 use crate::shim::world::{Phase, World, world};
 use crate::tables::{Call, ObjectId};
 
-/// From now on memory is marked whose region the application gives back, until the process goes on after its move.
+/// Begins to mark the memory of regions that the application gives back, until the process resumes after its move.
 pub fn track_written() {
     world().written = Some(Ok(()));
 }
@@ -18,8 +19,8 @@ pub fn track_written() {
 /// Marks all memory of regions that the device could write as changed.
 ///
 /// # Errors
-/// One sentence if the process has its objects, nobody has called [`track_written`], or the kernel refuses, which Linux before
-/// 5.14 does.
+/// One sentence if the process has its objects, [`track_written`] was not called, or the kernel refuses, as Linux
+/// before 5.14 does.
 pub fn mark_written() -> Result<(), String> {
     let world = world();
     if world.phase != Phase::Released {
@@ -34,21 +35,22 @@ pub fn mark_written() -> Result<(), String> {
     written.try_for_each(mark)
 }
 
-/// A region that the device could write, before the application gives it back; nothing if nobody asks for it.
+/// Returns the memory of a region that the device could write, before the application gives the region back; none
+/// unless tracked.
 pub(in crate::shim) fn tracked(world: &World, region: ObjectId) -> Option<Range<usize>> {
     world.written.as_ref()?;
     let mut regions = writable(world);
     regions.find_map(|(id, memory)| (id == region).then_some(memory))
 }
 
-/// Marks the memory of a region that has been given back: what the device wrote stays in it.
+/// Marks the memory of a region that has been given back: the device's writes stay in memory.
 pub(in crate::shim) fn mark_given_back(world: &mut World, memory: Range<usize>) {
     if let (Some(written @ Ok(())), Err(why)) = (&mut world.written, mark(memory)) {
         *written = Err(why);
     }
 }
 
-/// The memory of regions that the device could write.
+/// Returns the memory of regions that the device could write.
 fn writable(world: &World) -> impl Iterator<Item = (ObjectId, Range<usize>)> {
     world.roadmap.calls().filter_map(|(id, call)| match call {
         Call::MemoryRegion {
@@ -70,13 +72,13 @@ fn page_size() -> usize {
     usize::try_from(size).unwrap_or(4096)
 }
 
-/// The pages in which some memory lies.
+/// Returns the pages that contain the memory.
 fn whole_pages(memory: Range<usize>, page: usize) -> Range<usize> {
     let end = memory.end.div_ceil(page).saturating_mul(page);
     memory.start / page * page..end
 }
 
-/// As if each page of this memory was written, with what it has.
+/// Marks each page of this memory as written without changing the content.
 fn mark(memory: Range<usize>) -> Result<(), String> {
     let pages = whole_pages(memory, page_size());
     if pages.is_empty() {
@@ -84,7 +86,7 @@ fn mark(memory: Range<usize>) -> Result<(), String> {
     }
     let start = ptr::without_provenance_mut(pages.start);
     loop {
-        // SAFETY: this changes no content, and what is not mapped is an error.
+        // SAFETY: this changes no content, and an unmapped address is an error.
         if unsafe { libc::madvise(start, pages.len(), libc::MADV_POPULATE_WRITE) } == 0 {
             return Ok(());
         }
@@ -117,7 +119,7 @@ mod tests {
         let within = memory.as_ptr().addr() + 1..memory.as_ptr().addr() + 7 * page;
         mark(within).expect("marks");
         assert!(memory.iter().all(|byte| *byte == 7));
-        // What is not mapped is no end of the process.
+        // Unmapped memory does not end the process.
         mark(page..2 * page).expect_err("is not there");
     }
 }

@@ -1,9 +1,9 @@
-//! Commands to the kernel, between libibverbs and ioctl(2): their answers are kept in one process, and given once
-//! more in another.
+//! Commands to the kernel, between libibverbs and ioctl(2): one process keeps the kernel's answers, and another process
+//! repeats them.
 //!
-//! libibverbs makes its objects from what the kernel answers (handles, numbers, where a queue can be mapped). A
-//! process that holds the same file of the device can therefore make libibverbs' objects for what the kernel has
-//! already: the command is answered from what was kept, and no object of the device is made.
+//! libibverbs makes its objects from the kernel's answers (handles, numbers, map offsets of queues). A process with the
+//! same file of the device can therefore make libibverbs' objects for existing objects of the kernel. The command is
+//! answered from the kept answers, and no new object of the device is made.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -21,19 +21,19 @@ use crate::abi::{CORE_OUT, CommandAttribute, CommandHeader, OBJECT_DEVICE, VERBS
 const OBJECT_CQ: u16 = 3;
 const OBJECT_QP: u16 = 4;
 const OBJECT_SRQ: u16 = 5;
-/// The attribute with the handle of what is made, for those three.
+/// The attribute with the new object's handle, for all three kinds.
 const NEW_HANDLE: u16 = 0;
-/// `UVERBS_ATTR_UHW_OUT`: what the device's driver answers.
+/// `UVERBS_ATTR_UHW_OUT`: the answer of the device's driver.
 const DRIVER_OUT: u16 = 0x1001;
 /// `UVERBS_ATTR_F_VALID_OUTPUT`
 const VALID_OUTPUT: u16 = 2;
 /// `UVERBS_ATTR_CREATE_QP_RESP_QP_NUM`
 const QP_NUMBER: u16 = 14;
-/// No answer of a command that makes an object is longer, nor are there more attributes.
+/// Limits for a command that makes an object: no answer is longer, and no command has more attributes.
 const LONGEST: usize = 4096;
 const MOST_ATTRIBUTES: usize = 64;
 
-/// What the kernel answered to a command.
+/// The kernel's answer to a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Answer {
     object: u16,
@@ -41,8 +41,8 @@ pub(crate) struct Answer {
     attributes: Vec<Attribute>,
 }
 
-/// One part of it, which the kernel has written. Told briefly, since a process reads those of all of its queues while it
-/// stands still.
+/// An attribute that the kernel has written. The encoding is compact, since a process reads the attributes of all its
+/// queues while it stands still.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Told", into = "Told")]
 struct Attribute {
@@ -50,11 +50,11 @@ struct Attribute {
     flags: u16,
     /// The attribute's own value: a handle.
     value: u64,
-    /// What was written to where it points.
+    /// Bytes written to the attribute's address.
     contents: Vec<u8>,
 }
 
-/// An attribute as it is told.
+/// The encoding of an attribute.
 type Told = (u16, u16, u64, String);
 
 impl From<Attribute> for Told {
@@ -78,21 +78,21 @@ impl TryFrom<Told> for Attribute {
 }
 
 impl Answer {
-    /// The handle of the queue that was made.
+    /// Returns the handle of the new queue.
     pub(super) fn handle(&self) -> Option<u32> {
         let made = matches!(self.object, OBJECT_CQ | OBJECT_QP | OBJECT_SRQ);
         let attribute = self.attributes.iter().find(|one| one.id == NEW_HANDLE)?;
         made.then(|| u32::try_from(attribute.value).ok()).flatten()
     }
 
-    /// The number of the queue pair that was made.
+    /// Returns the number of the new queue pair.
     pub(super) fn queue_pair_number(&self) -> Option<u32> {
         let number = self.attributes.iter().find(|one| one.id == QP_NUMBER)?;
         let bytes = number.contents.first_chunk()?;
         (self.object == OBJECT_QP).then_some(u32::from_ne_bytes(*bytes))
     }
 
-    /// A channel's descriptor is another number in another process.
+    /// Replaces a channel's descriptor by the number in this process.
     pub(in crate::shim) fn set_descriptor(&mut self, descriptor: c_int) {
         if self.object != OBJECT_DEVICE {
             return;
@@ -103,17 +103,17 @@ impl Answer {
     }
 }
 
-/// What becomes of this thread's commands.
+/// The treatment of this thread's commands.
 enum Mode {
-    /// They go to the kernel.
+    /// Commands go to the kernel.
     Pass,
-    /// They go to the kernel and their answers are kept.
+    /// Commands go to the kernel, and the answers are kept.
     Keep {
         answers: Vec<Answer>,
         /// The value that events of the object carry.
         cookie: u64,
     },
-    /// They are answered from these, in their order.
+    /// Commands are answered from these answers, in their order.
     Repeat(VecDeque<Answer>),
 }
 
@@ -125,15 +125,15 @@ fn set_mode(mode: Mode) -> Mode {
     MODE.with(|current| current.replace(mode))
 }
 
-/// Whether libibverbs' commands of this process come by here from now on.
+/// Redirects libibverbs' commands of this process to [`command`], once.
 fn in_the_way() -> Result<(), String> {
     static REPLACED: OnceLock<Result<(), String>> = OnceLock::new();
     REPLACED.get_or_init(|| replace_ioctl(command)).clone()
 }
 
-/// Keeps what the kernel answers while `act` makes an object, whose events carry `cookie`. A queue that was made
-/// is hidden from libibverbs, which is told that it failed: so its memory is mapped by nobody, and whoever gets the
-/// answers can map it.
+/// Keeps the kernel's answers while `act` makes an object, whose events carry `cookie`. For a new queue, libibverbs is
+/// told that the command failed. So this process does not map the queue's memory, and the receiver of the answers can
+/// map it.
 pub(super) fn keep<T>(cookie: u64, act: impl FnOnce() -> T) -> Result<(T, Vec<Answer>), String> {
     in_the_way()?;
     set_mode(Mode::Keep {
@@ -156,14 +156,14 @@ pub(in crate::shim) fn repeat<T>(answers: &[Answer], act: impl FnOnce() -> T) ->
     Ok(result)
 }
 
-/// Stands in for ioctl(2) in libibverbs.
+/// Replaces ioctl(2) in libibverbs.
 unsafe extern "C" fn command(descriptor: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if request != VERBS_IOCTL || argument.is_null() {
         return libc::ioctl(descriptor, request, argument);
     }
     let answered = MODE.try_with(|mode| {
         let mut mode = mode.borrow_mut();
-        // SAFETY: the argument of this request is a header with as many attributes as it says.
+        // SAFETY: the argument of this request is a header followed by as many attributes as the header says.
         let header = &*argument.cast::<CommandHeader>();
         let parts = std::slice::from_raw_parts_mut(
             argument
@@ -205,7 +205,7 @@ unsafe extern "C" fn command(descriptor: c_int, request: c_ulong, argument: *mut
     answered.unwrap_or_else(|_| libc::ioctl(descriptor, request, argument))
 }
 
-/// Events of a queue carry what was given at its making, which libibverbs takes for an address.
+/// Sets the value that events of a queue carry, which libibverbs takes for an address.
 fn carry_cookie(header: &CommandHeader, parts: &mut [CommandAttribute], cookie: u64) {
     // `UVERBS_ATTR_CREATE_CQ_USER_HANDLE`, `..._QP_...`, `..._SRQ_...`
     let wanted = match header.object {
@@ -224,7 +224,7 @@ unsafe fn answer_of(header: &CommandHeader, parts: &[CommandAttribute]) -> Answe
     let attributes = parts.iter().filter_map(|part| {
         let names_object = !is_device && part.id == NEW_HANDLE;
         let written = part.flags & VALID_OUTPUT != 0 || part.id == DRIVER_OUT;
-        // A channel's descriptor is set there, whether the kernel marks it as written or not.
+        // A channel's descriptor is set there even if the kernel does not mark it as written.
         if !(written || names_object || is_device && part.id == CORE_OUT) {
             return None;
         }
@@ -249,7 +249,7 @@ unsafe fn answer_of(header: &CommandHeader, parts: &[CommandAttribute]) -> Answe
     }
 }
 
-/// Puts what was answered where this command wants it.
+/// Copies a kept answer to the places that this command names.
 unsafe fn give(answer: &Answer, parts: &mut [CommandAttribute]) {
     for part in parts {
         let Some(known) = answer.attributes.iter().find(|known| known.id == part.id) else {
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!(ask(&mut asked), 0);
         assert_eq!((asked.parts[0].data, number), (5, 77));
         assert_eq!(asked.parts[1].flags, VALID_OUTPUT);
-        // There was no second command.
+        // No second answer was kept.
         assert_eq!(ask(&mut asked), -1);
         set_mode(Mode::Pass);
     }

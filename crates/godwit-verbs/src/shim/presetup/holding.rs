@@ -1,5 +1,5 @@
-//! The holder: a process at the destination that has a moving process's objects of the device made before that
-//! process is there.
+//! The holder: a process at the destination that makes the device's objects for a moving process before the process
+//! arrives.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -20,34 +20,34 @@ use crate::shim::real::real;
 use crate::shim::verbs::completions::SPARE_ENTRIES;
 use crate::tables::{Call, Gid, ObjectId, make_allowed};
 
-/// At least as large as any provider's structure for an object; libibverbs is given such a place for an object that
-/// only the kernel has, and reads zeros behind its own part.
+/// At least the size of any provider's structure for an object. libibverbs gets such a place for an object that only
+/// the kernel has, and reads zeros behind its own part.
 const PLACE: usize = 4096;
 
-/// A queue pair that is held.
+/// A queue pair of the holder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldPair {
-    /// The number that the application knows.
+    /// The application's number.
     pub number: u32,
-    /// The number that the device here knows.
+    /// The device's number here.
     pub physical: u32,
-    /// The address of the port that it will use; none if the application has not connected it.
+    /// The address of the port to use; none if the application has not connected the queue pair.
     pub local: Option<Gid>,
 }
 
-/// Everything that a restored process needs to have what was held.
+/// Everything that a restored process needs to take over the holder's objects.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct HandedOver {
-    /// The name of the plan that it was made from.
+    /// The name of the plan.
     pub plan: u64,
-    /// What the kernel answered, by object.
+    /// The kernel's answers, by object.
     pub(crate) answers: Vec<(ObjectId, Vec<Answer>)>,
-    /// For each context of the plan its two files, then the files of the channels. The message carries them.
+    /// Two files for each context of the plan, then the files of the channels, all carried by the message.
     #[serde(skip)]
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// An object that is held.
+/// An object of the holder.
 #[derive(Clone, Copy)]
 enum Held {
     Context(*mut ibv_context),
@@ -62,7 +62,7 @@ struct Holding {
     plan: Plan,
     objects: BTreeMap<ObjectId, Held>,
     answers: Vec<(ObjectId, Vec<Answer>)>,
-    /// Queue pairs that were connected, by the number that the application knows.
+    /// Connected queue pairs, by the application's number.
     connected: Vec<u32>,
 }
 
@@ -76,13 +76,13 @@ fn holding() -> MutexGuard<'static, Option<Holding>> {
     HOLDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes this process a holder, which answers requests until it has handed over what it holds.
+/// Makes this process a holder, which answers requests until its objects are handed over.
 pub fn serve_as_holder() {
     IS_HOLDER.store(true, Ordering::Release);
     crate::control::start();
 }
 
-/// Whether this process is one.
+/// Returns true if this process is a holder.
 pub fn is_holder() -> bool {
     IS_HOLDER.load(Ordering::Acquire)
 }
@@ -90,7 +90,7 @@ pub fn is_holder() -> bool {
 /// Makes the objects of `plan`.
 ///
 /// # Errors
-/// One sentence that names what the device refused. What was made until then goes with the process.
+/// One sentence that names the call that the device refused. Objects made so far go with the process.
 pub fn hold(plan: Plan) -> Result<Vec<HeldPair>, String> {
     if !is_holder() {
         return Err("this process is an application and holds nothing for others".to_owned());
@@ -134,7 +134,7 @@ pub fn hold(plan: Plan) -> Result<Vec<HeldPair>, String> {
     Ok(pairs)
 }
 
-/// Two for each device and one for each channel.
+/// Returns the number of descriptors: two for each device and one for each channel.
 fn descriptors_of(plan: &Plan) -> usize {
     let each = plan.objects.iter().map(|planned| match planned.call {
         Call::Context => 2,
@@ -144,7 +144,7 @@ fn descriptors_of(plan: &Plan) -> usize {
     each.sum()
 }
 
-/// The address of the port that the application chose, on this host.
+/// Returns the address of the application's port on this host.
 unsafe fn local_address(pair: *mut ibv_qp, details: &PlannedPair) -> Option<Gid> {
     let (_, route) = details
         .steps
@@ -157,10 +157,10 @@ unsafe fn local_address(pair: *mut ibv_qp, details: &PlannedPair) -> Option<Gid>
     (asked == 0).then_some(Gid(gid.raw))
 }
 
-/// Connects queue pairs that are held to those that partners have made for them.
+/// Connects held queue pairs to the queue pairs that partners have prepared.
 ///
 /// # Errors
-/// One sentence that names the queue pair and what the device refused.
+/// One sentence that names the queue pair and the call that the device refused.
 pub fn connect_held(connections: &[Connection]) -> Result<(), String> {
     let mut holding = holding();
     let holding = holding.as_mut().ok_or("this holder holds nothing")?;
@@ -171,7 +171,7 @@ pub fn connect_held(connections: &[Connection]) -> Result<(), String> {
             Some((Held::Pair(pair), details)) => (pair, details.steps.clone()),
             _ => return Err(format!("there is no queue pair {number}")),
         };
-        // SAFETY: the pair was made here and is nobody else's.
+        // SAFETY: the pair was made here and has no other owner.
         unsafe { walk(pair, &steps, Some(connection), || Ok(())) }
             .map_err(|error| format!("queue pair {number}: {error}"))?;
         holding.connected.push(number);
@@ -179,7 +179,7 @@ pub fn connect_held(connections: &[Connection]) -> Result<(), String> {
     Ok(())
 }
 
-/// Gives everything away; this process then holds files that it has no more use for, and ends.
+/// Hands over everything. Afterwards this process has no use for its files and ends.
 ///
 /// # Errors
 /// One sentence if a queue pair is not connected.
@@ -229,7 +229,7 @@ impl Holding {
         })
     }
 
-    /// Makes one object from those before it, and keeps what the kernel answered.
+    /// Makes one object from earlier ones and keeps the kernel's answers.
     unsafe fn make(&mut self, planned: &Planned, known: &[u32]) -> Result<Held, String> {
         let cookie = planned.cookie;
         let (made, answers) = match (&planned.call, &planned.details) {
@@ -302,7 +302,7 @@ impl Holding {
         Ok(made)
     }
 
-    /// As [`Holding::make`]; its number is no other one's that partners know.
+    /// As [`Holding::make`]; the number is not the number of another queue pair that partners know.
     unsafe fn make_pair(
         &mut self,
         planned: &Planned,
@@ -396,8 +396,8 @@ impl Holding {
     }
 }
 
-/// Has `make` make a completion queue with room for markers if the device has it, as
-/// [`make_cq`](crate::shim::verbs::completions::make_cq) does: that it was made shows in the answers alone.
+/// Makes a completion queue, with room for markers if the device allows, like
+/// [`make_cq`](crate::shim::verbs::completions::make_cq). Only the answers show the success of `make`.
 fn with_room_for_markers(
     entries: c_int,
     mut make: impl FnMut(c_int) -> Result<Vec<Answer>, String>,
@@ -428,7 +428,7 @@ fn refused(call: &Call) -> String {
     format!("the device here made no {what} ahead of the process that it is for")
 }
 
-/// A place for what libibverbs takes for one of its objects; given back as libibverbs gives its own back.
+/// Returns a zeroed place for an object of libibverbs, which libibverbs frees like its own.
 unsafe fn place<T>() -> *mut T {
     let place = libc::calloc(1, PLACE).cast::<T>();
     if place.is_null() {

@@ -1,7 +1,7 @@
-//! Where libibverbs has noted the address of ioctl(2), in the memory of this process.
+//! The place in this process's memory where libibverbs keeps the address of ioctl(2).
 //!
-//! A function of that name in this library would take every program's calls. The dynamic linker has written the
-//! address into one place of libibverbs (its global offset table), and only what is there is replaced.
+//! A function of this name in the library would take every program's calls. The dynamic linker has written the address
+//! into one place of libibverbs (the global offset table), and only this place is changed.
 
 use std::ffi::{CStr, c_int, c_ulong, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -38,7 +38,7 @@ const PLT: i64 = 23;
 /// Makes libibverbs call `replacement` from now on.
 ///
 /// # Errors
-/// One sentence, if libibverbs is not loaded or does not call ioctl(2) in the way that is known.
+/// One sentence, if libibverbs is not loaded or calls ioctl(2) in an unknown way.
 pub(super) fn replace_ioctl(replacement: Ioctl) -> Result<(), String> {
     real();
     let mut place: *mut *mut c_void = std::ptr::null_mut();
@@ -91,7 +91,7 @@ unsafe extern "C" fn look(
     else {
         return 0;
     };
-    // SAFETY: the linker has loaded what the headers say.
+    // SAFETY: the linker has loaded the segments that the headers describe.
     let place = ioctl_in(
         info.dlpi_addr,
         (info.dlpi_addr + dynamic.p_vaddr) as *const Dynamic,
@@ -100,7 +100,7 @@ unsafe extern "C" fn look(
     1
 }
 
-/// The place, or null. `entry` is the first entry of the library's dynamic section.
+/// Returns the place, or null. `entry` is the first entry of the library's dynamic section.
 unsafe fn ioctl_in(base: u64, mut entry: *const Dynamic) -> *mut *mut c_void {
     let (mut strings, mut symbols) = (0, 0);
     // Each with its size in bytes.
@@ -139,7 +139,7 @@ unsafe fn ioctl_in(base: u64, mut entry: *const Dynamic) -> *mut *mut c_void {
 mod tests {
     use super::*;
 
-    /// On a machine without libibverbs there is nothing to find.
+    /// A machine without libibverbs has no such place.
     #[test]
     fn libibverbs_is_found_where_it_is_loaded() {
         // SAFETY: a constant name; libibverbs' constructors are those that applications run.
@@ -149,7 +149,7 @@ mod tests {
         unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut place).cast()) };
         assert_eq!(place.is_null(), loaded.is_null());
         if !place.is_null() {
-            // SAFETY: what was found holds the address that the linker wrote.
+            // SAFETY: the place holds the address that the linker wrote.
             assert_eq!(unsafe { *place }, libc::ioctl as *mut c_void);
         }
     }

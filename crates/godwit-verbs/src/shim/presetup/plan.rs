@@ -1,4 +1,4 @@
-//! What a process has, as far as it can be made before the process is there.
+//! A process's objects, as far as they can be made before the process arrives.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::PoisonError;
@@ -10,59 +10,59 @@ use crate::shim::objects::{ShadowQp, Transition};
 use crate::shim::world::{Object, World, world};
 use crate::tables::{Call, ObjectId};
 
-/// The objects that a process has, in the order in which they can be made.
+/// The objects of a process, in an order in which they can be made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Which of all plans it is: the process has told one of this name only once.
+    /// Identifies the plan: a process never tells two plans of the same name.
     pub name: u64,
-    /// Contexts, domains, channels, queues and queue pairs. What was made from equal ones will do for others.
+    /// Contexts, domains, channels, queues and queue pairs. Objects made from an equal list fit too.
     pub objects: Vec<Planned>,
 }
 
-/// One object.
+/// A planned object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Planned {
-    /// Its name.
+    /// The object's name.
     pub id: ObjectId,
-    /// The call that made it.
+    /// The call that made the object.
     pub call: Call,
-    /// What its events carry: where its shadow lies in the process.
+    /// The value that events carry: the shadow's address in the process.
     pub cookie: u64,
-    /// What else has to be known.
+    /// Further data.
     pub details: Details,
 }
 
-/// What has to be known of an object besides its call.
+/// Data of an object beyond the call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Details {
-    /// Nothing.
+    /// No data.
     None,
-    /// Of a context: its device's name.
+    /// For a context: the device's name.
     Device(String),
-    /// Of a completion queue: the entries that the application was told.
+    /// For a completion queue: the entries granted to the application.
     Entries(i32),
-    /// Of a shared receive queue: what the application was told it has.
+    /// For a shared receive queue: the capacities granted to the application.
     Shared(ibv_srq_attr),
-    /// Of a queue pair.
+    /// For a queue pair.
     Pair(PlannedPair),
 }
 
-/// A queue pair.
+/// A planned queue pair.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedPair {
-    /// The number that the application knows.
+    /// The application's number.
     pub number: u32,
-    /// What the application was told it has.
+    /// The capacities granted to the application.
     pub cap: ibv_qp_cap,
-    /// Whether every request completes visibly.
+    /// Nonzero if every request produces a completion.
     pub signals_all: i32,
-    /// The changes of its state.
+    /// The changes of state.
     pub steps: Vec<(i32, ibv_qp_attr)>,
 }
 
 impl PlannedPair {
-    /// Whether there is a peer that it is connected to, as for all but datagrams.
+    /// Returns true if the queue pair is connected to a peer, as all are except those for datagrams.
     pub(super) fn is_connection(&self) -> bool {
         self.steps
             .iter()
@@ -70,12 +70,11 @@ impl PlannedPair {
     }
 }
 
-/// What this process has. It remembers the plan, so that whoever has made something from it needs to say no more than its
-/// name.
+/// Returns this process's plan and remembers it, so that the maker of the objects needs to send only the plan's name.
 pub fn plan() -> Plan {
     let mut world = world();
     let plan = Plan {
-        // Keys that are random in each process and other ones for each state.
+        // The hash keys are random in each process and differ between states.
         name: RandomState::new().hash_one(std::process::id()),
         objects: planned(&world),
     };
@@ -83,7 +82,7 @@ pub fn plan() -> Plan {
     plan
 }
 
-/// What the plan of this name asks for, if the process has told it and has changed nothing since.
+/// Returns the objects of the plan of this name, if the process has told the plan and has changed nothing since.
 pub(in crate::shim) fn as_told(world: &World, name: u64) -> Option<&[Planned]> {
     let told = world.told.as_ref().filter(|told| told.name == name)?;
     (told.objects == planned(world)).then_some(&told.objects)
@@ -103,7 +102,8 @@ fn planned(world: &World) -> Vec<Planned> {
     objects.collect()
 }
 
-/// Nothing for what is made only where the process is: memory regions, their windows, and what is made quickly.
+/// Returns none for objects that are made at the process only: memory regions, their windows, and objects that are made
+/// quickly.
 unsafe fn details(object: Object) -> Option<(usize, Details)> {
     Some(match object {
         Object::Context(context) => (

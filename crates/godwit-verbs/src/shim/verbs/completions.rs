@@ -1,4 +1,4 @@
-//! Completion queues and the channels that tell of their events.
+//! Completion queues, and the channels for their events.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ use crate::shim::real::real;
 use crate::shim::world::{Object, running_world};
 use crate::tables::Call;
 
-/// Entries beyond what the application asked for: markers of suspended queue pairs complete into them.
+/// Entries beyond the application's request, for markers of suspended queue pairs.
 pub(in crate::shim) const SPARE_ENTRIES: c_int = 64;
 
 /// `ibv_create_comp_channel`
@@ -72,7 +72,7 @@ pub unsafe fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_ch
     shadow.cast()
 }
 
-/// The result of a step, without which `number` is of no use.
+/// Closes `number` if the next step failed. Returns the step's result.
 pub(super) fn close_unless<T>(number: c_int, came: io::Result<T>) -> io::Result<T> {
     if came.is_err() {
         // SAFETY: takes no pointer; the caller has made it and uses it no more.
@@ -100,7 +100,7 @@ pub unsafe fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     result
 }
 
-/// A completion queue of the device, with room for markers if the device has it.
+/// Makes a completion queue of the device, with room for markers if the device allows.
 pub(in crate::shim) unsafe fn make_cq(
     context: *mut ibv_context,
     entries: c_int,
@@ -133,7 +133,8 @@ pub unsafe fn create_cq(
     create(context, entries, cookie, channel, vector, None)
 }
 
-/// `ibv_create_cq_ex`, for a queue that is read by calls of this library's own. `shared`: threads wait for each other.
+/// `ibv_create_cq_ex`, for a queue that is read by this library's own calls. With `shared`, threads wait for each
+/// other.
 pub(super) unsafe fn create_readable(
     context: *mut ibv_context,
     wanted: &ibv_cq_init_attr_ex,
@@ -169,7 +170,7 @@ unsafe fn create(
     let channel_behind = events.map_or(ptr::null_mut(), |events| {
         events.real.load(Ordering::Acquire)
     });
-    // The device's queue carries the shadow's address, which is known only once the shadow is made.
+    // The device's queue carries the shadow's address, so the shadow's memory is allocated first.
     let shadow = Box::into_raw(Box::<ShadowCq>::new_uninit());
     let made = make_cq(
         context_behind,
@@ -276,7 +277,7 @@ pub unsafe fn resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int {
     };
     let _world = running_world();
     let device_queue = shadow.lane.lock().real;
-    // A size that the device refuses must not be taken because of the room for markers.
+    // First the plain size: the room for markers must not make a size valid that the device refuses.
     let result = (real().resize_cq)(device_queue, entries);
     let mut spare = 0;
     if result == 0 && (real().resize_cq)(device_queue, entries.saturating_add(SPARE_ENTRIES)) == 0 {
@@ -292,7 +293,7 @@ pub(in crate::shim) fn state(channel: &ShadowChannel) -> MutexGuard<'_, ChannelS
     channel.state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on whoever waits for events is told of those of the device's channel with this descriptor, or of none of a device.
+/// Makes the application's descriptor announce events of the device's channel with this descriptor, or of no device.
 pub(in crate::shim) fn lead(
     channel: &ShadowChannel,
     state: &mut ChannelState,
@@ -311,7 +312,7 @@ pub(in crate::shim) fn lead(
     Ok(())
 }
 
-/// Notes an event that the device's channel does not have.
+/// Adds an event that the device's channel does not have.
 pub(in crate::shim) fn add_event(
     channel: &ShadowChannel,
     state: &mut ChannelState,
@@ -323,21 +324,20 @@ pub(in crate::shim) fn add_event(
     }
 }
 
-/// Tells of a completion that was drained for the application.
+/// Announces a completion that was drained for the application.
 pub(in crate::shim) fn tell(channel: &ShadowChannel, cq: *const ShadowCq) {
     add_event(channel, &mut state(channel), cq);
 }
 
-/// Which queue an event is of.
+/// The queue of an event.
 pub(in crate::shim) enum Event {
     Shadow(*mut ShadowCq),
     /// A queue that the application has as the device made it, with the application's cookie.
     Device(*mut ibv_cq, *mut c_void),
 }
 
-/// Takes the device's event, if there is one. The device's count of events that were not acknowledged
-/// stays zero, so that its queue can be destroyed at any time; the application's own acknowledgements
-/// end in the shadow.
+/// Takes the device's event, if any. The device's count of unacknowledged events stays zero, so that its queue can be
+/// destroyed at any time. The application's own acknowledgements end in the shadow.
 pub(in crate::shim) unsafe fn take_event(channel: &ShadowChannel) -> Option<Event> {
     let device_channel = channel.real.load(Ordering::Acquire);
     let mut ready = libc::pollfd {
@@ -356,16 +356,16 @@ pub(in crate::shim) unsafe fn take_event(channel: &ShadowChannel) -> Option<Even
         return None;
     }
     if passed::queues().contains(&queue.addr()) {
-        // The application acknowledges it.
+        // The application acknowledges this event.
         return Some(Event::Device(queue, cookie));
     }
     (real().ack_cq_events)(queue, 1);
     Some(Event::Shadow(cookie.cast()))
 }
 
-/// As `ibv_get_cq_event`, which takes what an event carries for a queue of libibverbs' own and looks for its operations
-/// in front of its context: a shadow has none of these there. Soft-RoCE, whose queues alone are made ahead, has no operation to
-/// be called for an event.
+/// As `ibv_get_cq_event`, which takes the value in an event for a queue of libibverbs' own and looks for its operations
+/// in front of its context. A shadow has no such operations there. Only soft-RoCE's queues are made ahead, and
+/// soft-RoCE has no operation to call for an event.
 unsafe fn read_event(device_channel: *mut ibv_comp_channel) -> Option<*mut ShadowCq> {
     // `struct ib_uverbs_comp_event_desc`
     let mut handle = 0u64;
@@ -382,13 +382,13 @@ unsafe fn read_event(device_channel: *mut ibv_comp_channel) -> Option<*mut Shado
         }
         return Some(queue.cast());
     }
-    // One that this process has made itself, on a channel that it took.
+    // A queue that this process has made itself, on a channel that was made ahead.
     let shadow = (*queue).cq_context;
     (real().ack_cq_events)(queue, 1);
     Some(shadow.cast())
 }
 
-/// The next event, without waiting: one of a drained completion, or the device's.
+/// Returns the next event without waiting: an event of a drained completion, or the device's.
 unsafe fn next_event(channel: &ShadowChannel) -> Option<(*mut ibv_cq, *mut c_void)> {
     let told = |queue: *mut ShadowCq| (queue.cast(), (*queue).face.cq_context);
     let mut state = state(channel);
@@ -404,7 +404,7 @@ unsafe fn next_event(channel: &ShadowChannel) -> Option<(*mut ibv_cq, *mut c_voi
         Event::Device(queue, cookie) => return Some((queue, cookie)),
     };
     drop(state);
-    // An event is told once for each time that the application asks.
+    // An event is announced once for each request of the application.
     match (*queue).lane.enter() {
         Some(mut lane) => lane.armed = Armed::No,
         None => (*queue).lane.lock().armed = Armed::No,

@@ -1,5 +1,5 @@
-//! Completion queues whose completions are read by calls (`ibv_start_poll`). The calls work over any device, since each
-//! reads one completion that was polled as `ibv_poll_cq` does; so these queues move as the others do.
+//! Completion queues with completions that are read by calls (`ibv_start_poll`). The calls work on any device, since
+//! each reads one completion from an ordinary poll; so these queues move like others.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
@@ -10,17 +10,17 @@ use crate::abi::*;
 use crate::shim::data_path::polling::poll_cq;
 use crate::shim::objects::ShadowCq;
 
-/// The completion of a queue that is read.
+/// The completion that is being read.
 pub(in crate::shim) struct Reading {
-    /// Set while a thread is between `start_poll` and `end_poll`.
+    /// True while a thread is between `start_poll` and `end_poll`.
     taken: AtomicBool,
-    /// Set if threads have to wait for each other.
+    /// True if threads have to wait for each other.
     shared: bool,
     completion: UnsafeCell<ibv_wc>,
 }
 
 impl Reading {
-    /// Nothing is read yet. `shared`: threads do not take turns of themselves.
+    /// Returns the state before the first poll. With `shared`, the threads do not take turns by themselves.
     pub(super) const fn new(shared: bool) -> Self {
         Self {
             taken: AtomicBool::new(false),
@@ -43,7 +43,7 @@ impl Reading {
     }
 }
 
-/// The calls of a queue that was asked for with these `IBV_WC_EX_WITH_*`.
+/// Returns the calls of a queue that was requested with these `IBV_WC_EX_WITH_*`.
 pub(super) fn calls(wanted: u64) -> ibv_cq_ex_polled {
     let has = |flag| wanted & flag != 0;
     ibv_cq_ex_polled {
@@ -65,7 +65,7 @@ pub(super) fn calls(wanted: u64) -> ibv_cq_ex_polled {
 }
 
 unsafe extern "C" fn start_poll(queue: *mut ibv_cq_ex, attributes: *mut c_void) -> c_int {
-    // `struct ibv_poll_cq_attr` has a mask alone, which no device knows a bit of.
+    // `struct ibv_poll_cq_attr` has only a mask, and no device knows a bit of the mask.
     if !attributes.is_null() && *attributes.cast::<u32>() != 0 {
         return libc::EINVAL;
     }

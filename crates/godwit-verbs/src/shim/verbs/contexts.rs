@@ -17,14 +17,14 @@ use crate::shim::real::real;
 use crate::shim::world::{KEYS, Object, World, running_world, windows as all_windows};
 use crate::tables::{Call, ObjectId, make_allowed};
 
-/// Sets `errno` and returns a null pointer, as libibverbs does when it cannot make an object.
+/// Sets `errno` and returns a null pointer, as libibverbs does after a failure to make an object.
 pub(in crate::shim) fn refuse<T>(errno: c_int) -> *mut T {
     // SAFETY: the thread's own errno.
     unsafe { *libc::__errno_location() = errno };
     ptr::null_mut()
 }
 
-/// The operations of a shadow context.
+/// Returns the operations of a shadow context.
 fn operations() -> ibv_context_ops {
     ibv_context_ops {
         compat_control: [ptr::null_mut(); 7],
@@ -51,7 +51,7 @@ pub unsafe fn open_device(device: *mut ibv_device) -> *mut ibv_context {
         return opened;
     }
     crate::control::start();
-    // The application may wait on this number, so it has to stay when the device's goes.
+    // The application may wait at this number, so the number has to stay when the device's goes.
     let async_fd = descriptors::gathering().and_then(|number| {
         let led = descriptors::put_into(number, (*opened).async_fd);
         close_unless(number, led).map(|()| number)
@@ -68,8 +68,8 @@ pub unsafe fn open_device(device: *mut ibv_device) -> *mut ibv_context {
         (real().close_device)(opened);
         return refuse(libc::ENOMEM);
     };
-    // libibverbs frees a device's description with the last context and list that name it. The shadow
-    // names this one for as long as it lives, on whatever device; so it has a list of its own.
+    // libibverbs frees a device's description with the last context and list that refer to it. The shadow refers to
+    // this description for life, on any device, so the shadow keeps a list of its own.
     let mut count = 0;
     let devices = (real().get_device_list)(&raw mut count);
     let whole = Box::into_raw(Box::new(verbs_context {
@@ -108,8 +108,8 @@ pub unsafe fn close_device(context: *mut ibv_context) -> c_int {
     let result = (real().close_device)(shadow.real.load(Ordering::Acquire));
     if result == 0 {
         libc::close(shadow.face.async_fd);
-        // The kernel gives back what the application left in it, and libibverbs allows that. The shadows
-        // stay in memory, since the application may still name them.
+        // The kernel gives back the objects that the application left, and libibverbs allows this. The shadows stay in
+        // memory, since the application may still use them.
         for gone in world.roadmap.remove_with_users(shadow.id) {
             if let Some(Object::Mw(window)) = world.objects.remove(&gone) {
                 windows::forget(&mut world, window);
@@ -141,7 +141,7 @@ pub unsafe fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     keep_pd(&mut world, context, made, call, Stays::new())
 }
 
-/// A domain that does not move, for reasons that follow its name.
+/// Returns a domain that does not move, with the reason in words that follow the domain's name.
 pub(super) unsafe fn keep_domain(
     world: &mut World,
     context: &ShadowContext,
@@ -220,7 +220,7 @@ unsafe fn end_pd(pd: *mut ibv_pd, end: impl FnOnce(*mut ibv_pd) -> c_int) -> c_i
 /// Bits of `access` that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`).
 const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;
 
-/// `ibv_reg_mr_iova2`, which all ways to register memory of the process come down to.
+/// `ibv_reg_mr_iova2`, the common form of all registrations of process memory.
 pub unsafe fn reg_mr(
     pd: *mut ibv_pd,
     address: *mut c_void,
@@ -260,7 +260,7 @@ pub unsafe fn reg_mr(
     )
 }
 
-/// A region that does not move, for reasons that follow its name.
+/// Returns a region that does not move, with the reason in words that follow the region's name.
 pub(super) unsafe fn keep_region(
     world: &mut World,
     parent: &ShadowPd,
@@ -345,7 +345,7 @@ const CHANGE_TRANSLATION: c_int = 1;
 /// `IBV_REREG_MR_CHANGE_PD`
 const CHANGE_PD: c_int = 2;
 
-/// `ibv_rereg_mr`. What the region was registered with at first is not what it has now.
+/// `ibv_rereg_mr`. The region no longer has the arguments of its registration.
 pub unsafe fn rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,
@@ -354,7 +354,7 @@ pub unsafe fn rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
-    // A domain that is not asked for may be any pointer.
+    // An unused domain argument may be any pointer.
     let domain = if flags & CHANGE_PD != 0 {
         passed::domain_behind(pd)
     } else {
@@ -366,7 +366,7 @@ pub unsafe fn rereg_mr(
     let world = running_world();
     let device_region = shadow.real.load(Ordering::Acquire);
     let result = (real().rereg_mr)(device_region, flags, domain, address, length, access);
-    // Also where it has failed in part.
+    // Set after a failure too, which may be partial.
     let _first = shadow.stays.set("was registered anew (ibv_rereg_mr)");
     if result == 0 {
         if flags & CHANGE_TRANSLATION != 0 {
@@ -389,7 +389,8 @@ pub unsafe fn rereg_mr(
     result
 }
 
-/// `ibv_import_device`: the objects of such a device are another process's as well, so the application has the device's own.
+/// `ibv_import_device`: the objects of such a device belong to another process as well, so the application gets the
+/// device's own.
 pub(in crate::shim) unsafe fn import_device(cmd_fd: c_int) -> *mut ibv_context {
     let Some(import) = real().import_device else {
         return refuse(libc::EOPNOTSUPP);
@@ -401,8 +402,8 @@ pub(in crate::shim) unsafe fn import_device(cmd_fd: c_int) -> *mut ibv_context {
     running_world().handed_out(opened, "the device of another process (ibv_import_device)")
 }
 
-/// `verbs_open_device`: how libraries of devices open them for programs that call these libraries; and libibverbs itself, which
-/// asks for nothing.
+/// `verbs_open_device`, by which devices' own libraries open devices for their callers. libibverbs itself calls with a
+/// null `asks_for`.
 pub(in crate::shim) unsafe fn open_by_library(
     device: *mut ibv_device,
     asks_for: *mut c_void,
@@ -459,7 +460,7 @@ pub(in crate::shim) unsafe fn import_dm(context: *mut ibv_context, handle: u32) 
     running_world().handed_out(made, "memory of the device (ibv_import_dm)")
 }
 
-/// A region of the device whose keys are `allowed`, which `taken` keys are not at most.
+/// Registers a region of the device with `allowed` keys. At most `taken` keys are not allowed.
 pub(in crate::shim) unsafe fn register(
     domain: *mut ibv_pd,
     address: *mut c_void,
@@ -518,8 +519,8 @@ unsafe fn end_mr(mr: *mut ibv_mr, end: impl FnOnce(*mut ibv_mr) -> c_int) -> c_i
     result
 }
 
-/// The device's context for a query: the one behind a shadow, or the context itself. A query waits
-/// while the process moves.
+/// Returns the device's context for a query: the one behind a shadow, or the context itself. A query waits while the
+/// process moves.
 pub(in crate::shim) unsafe fn behind(context: *mut ibv_context) -> *mut ibv_context {
     if !context_is_ours(context) {
         return context;

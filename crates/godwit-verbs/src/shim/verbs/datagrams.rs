@@ -1,8 +1,8 @@
-//! Datagrams: address handles, where queue pairs that have moved are reached, and how to know that all that was posted
-//! has left.
+//! Datagrams: address handles, the present places of queue pairs that have moved, and the marker behind the last
+//! datagram.
 //!
-//! Datagrams have no order and nobody acknowledges them. What a move does is what the network may do as well: some are
-//! lost. What was posted completes, what is kept back is posted later, and receives are posted again.
+//! Datagrams have no order and no acknowledgements. A move does no more than a network may do: some datagrams are lost.
+//! Posted requests complete, kept requests are posted later, and receives are posted again.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -20,23 +20,23 @@ use crate::shim::real::real;
 use crate::shim::world::{Object, World, running_world, world};
 use crate::tables::{Call, Gid};
 
-/// How many queue pairs of peers may have moved.
+/// Most queue pairs of peers that may have moved.
 const MOST_REDIRECTS: usize = 1 << 16;
-/// Handles that one queue pair of a peer leaves behind before they are waited for.
+/// Former handles of one queue pair of a peer before their removal is waited for.
 const MOST_OLD: usize = 8;
-/// How long datagrams may take to leave.
+/// Time limit for datagrams to leave.
 const LEAVE: Duration = Duration::from_secs(2);
 
-/// Where a queue pair for datagrams is reached since its process moved.
+/// The new place of a queue pair for datagrams whose process has moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Redirect {
     /// The address that applications know.
     pub remote: Gid,
     /// The number that applications know.
     pub number: u32,
-    /// Where it is.
+    /// The present address.
     pub to: Gid,
-    /// The number that the device there knows.
+    /// The number at the present device.
     pub physical: u32,
 }
 
@@ -53,7 +53,7 @@ impl Redirect {
 }
 
 impl Elsewhere {
-    /// Gives the device's handles back; nobody posts with them, and nothing that was is in a queue.
+    /// Destroys the device's handles. Requires that no posting thread and no queued request uses one.
     unsafe fn end(self) {
         for handle in self.old.into_iter().chain([self.real]) {
             (real().destroy_ah)(handle);
@@ -101,7 +101,7 @@ pub unsafe fn create_ah(pd: *mut ibv_pd, attributes: *mut ibv_ah_attr) -> *mut i
         .lock()
         .unwrap_or_else(PoisonError::into_inner) = Some(*attributes);
     for redirect in &world.redirects {
-        // A peer that cannot be reached at its new place gets none of these datagrams, as if they were lost.
+        // Datagrams to a peer whose new place is unreachable are lost.
         let _unreached = lead(&*shadow, domain, redirect);
     }
     world.objects.insert(id, Object::Ah(shadow));
@@ -125,7 +125,7 @@ pub unsafe fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     result
 }
 
-/// Notes where `redirect`'s queue pair is reached, if the handle is for its address.
+/// Adds the new place of `redirect`'s queue pair, if the handle has its address.
 unsafe fn lead(handle: &ShadowAh, domain: *mut ibv_pd, redirect: &Redirect) -> Result<(), String> {
     if !redirect.is_for(&handle.attributes) {
         return Ok(());
@@ -168,11 +168,12 @@ unsafe fn lead(handle: &ShadowAh, domain: *mut ibv_pd, redirect: &Redirect) -> R
     Ok(())
 }
 
-/// From now on datagrams for queue pairs that have moved go where those are.
+/// Sends datagrams for queue pairs that have moved to their new places from now on.
 ///
 /// # Errors
-/// One sentence: an address cannot be reached, datagrams to where a queue pair was that has moved often do not leave, or too
-/// many have moved. The others are led there all the same, and handles that are made later too.
+/// One sentence: an address is unreachable, datagrams to a former place of an often moved queue pair do not leave, or
+/// too many queue pairs have moved. The other queue pairs are redirected all the same, also in handles that are made
+/// later.
 pub fn redirect(redirects: &[Redirect]) -> Result<(), String> {
     let noted = note(&mut world().redirects, redirects);
     let (mut failed, mut stuck) = (None, None);
@@ -184,7 +185,7 @@ pub fn redirect(redirects: &[Redirect]) -> Result<(), String> {
     for redirect in redirects.iter().take(noted) {
         let many = leads_to_many(&world());
         if many && stuck.is_none() {
-            // It is waited for once: the next ones would wait for the same.
+            // A single wait suffices: later ones would wait for the same datagrams.
             stuck = end_old().err();
         }
         let world = world();
@@ -194,7 +195,7 @@ pub fn redirect(redirects: &[Redirect]) -> Result<(), String> {
                 let domain = objects::pd((*handle).face.pd).map_or(ptr::null_mut(), |domain| {
                     domain.real.load(Ordering::Acquire)
                 });
-                // One that is released is led there when it is made again.
+                // A released handle gets the redirect when made again.
                 if (*handle).real.load(Ordering::Acquire).is_null() {
                     continue;
                 }
@@ -212,7 +213,7 @@ pub fn redirect(redirects: &[Redirect]) -> Result<(), String> {
     }
 }
 
-/// Notes where queue pairs are. Gives how many of the first ones found room.
+/// Records the places of queue pairs. Returns the number of leading redirects that found room.
 fn note(known: &mut Vec<Redirect>, redirects: &[Redirect]) -> usize {
     let has_room = |redirect: &&Redirect| {
         let same =
@@ -229,7 +230,7 @@ fn note(known: &mut Vec<Redirect>, redirects: &[Redirect]) -> usize {
     redirects.iter().take_while(has_room).count()
 }
 
-/// Whether a handle has as many old ones as it may.
+/// Returns true if a handle has the largest number of old handles.
 fn leads_to_many(world: &World) -> bool {
     world.address_handles().any(|handle| {
         // SAFETY: objects live while the world is locked.
@@ -238,8 +239,8 @@ fn leads_to_many(world: &World) -> bool {
     })
 }
 
-/// Ends old handles: after they were replaced no request gets them, and once a marker behind the requests before that
-/// has completed, none that got them is in a queue.
+/// Destroys old handles. After the replacement no new request uses an old handle. Once a marker behind the earlier
+/// requests has completed, no queued request uses one.
 fn end_old() -> Result<(), String> {
     let datagrams: Vec<u32> = {
         let world = world();
@@ -277,7 +278,7 @@ fn end_old() -> Result<(), String> {
     left
 }
 
-/// Whether markers of these suspended queue pairs have completed.
+/// Returns true if the markers of these suspended queue pairs have completed.
 unsafe fn all_have_left(world: &World, numbers: &[u32]) -> bool {
     for queue in world.completion_queues() {
         let mut lane = (*queue).lane.visit();
@@ -290,7 +291,7 @@ unsafe fn all_have_left(world: &World, numbers: &[u32]) -> bool {
     })
 }
 
-/// Gives the request the device's handle, and the number that the peer's device knows.
+/// Replaces the handle and the number in the request by the device's and the peer's.
 #[inline]
 pub(in crate::shim) unsafe fn address(request: &mut ibv_ud) {
     let Some(handle) = objects::ah(request.ah) else {
@@ -323,7 +324,7 @@ pub(in crate::shim) unsafe fn give_back(handle: &ShadowAh) -> Result<(), c_int> 
     }
 }
 
-/// Makes the handle again in `domain`. Whether the peer can be reached there is for the network to say.
+/// Makes the handle again in `domain`. Only the network tells if the peer is reachable from there.
 pub(in crate::shim) unsafe fn make_again(
     world: &World,
     handle: &ShadowAh,
@@ -341,8 +342,8 @@ pub(in crate::shim) unsafe fn make_again(
     made
 }
 
-/// Posts a marker behind the last datagram: an empty one to the queue pair itself that it refuses, because of another
-/// key. Says whether there was anything to put it behind.
+/// Posts a marker behind the last datagram: an empty datagram to the queue pair itself, which refuses its foreign key.
+/// Returns false if there was no datagram.
 pub(in crate::shim) unsafe fn post_marker(
     pair: &ShadowQp,
     lane: &mut QpLane,
@@ -355,7 +356,7 @@ pub(in crate::shim) unsafe fn post_marker(
         .lock()
         .unwrap_or_else(PoisonError::into_inner);
     let Some(mut route) = route else {
-        // Whoever sends has a handle.
+        // A sender always has a handle.
         return Ok(false);
     };
     let key = {
@@ -395,7 +396,7 @@ pub(in crate::shim) unsafe fn post_marker(
     lane.give(&mut marker).map(|()| true)
 }
 
-/// The handle of a marker is not used any more.
+/// Destroys the handle of a marker.
 pub(in crate::shim) unsafe fn end_marker(pair: &ShadowQp) {
     let handle = pair.marker_route.swap(ptr::null_mut(), Ordering::AcqRel);
     if !handle.is_null() {

@@ -1,4 +1,4 @@
-//! Queue pairs whose requests are put together by calls: made, and found again. The calls are in
+//! Queue pairs with requests that are built by calls: creation and lookup. The calls are in
 //! [`crate::shim::data_path::extended`].
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use crate::shim::objects::{self, ShadowQp};
 use crate::shim::real::real;
 use std::sync::atomic::Ordering;
 
-/// Attributes that are named and ask for nothing.
+/// Returns the mask bits of attributes that are present and request nothing.
 fn asks_for_nothing(wanted: &ibv_qp_init_attr_ex) -> u32 {
     let mut bits = 0;
     if wanted.create_flags == 0 {
@@ -27,14 +27,14 @@ fn asks_for_nothing(wanted: &ibv_qp_init_attr_ex) -> u32 {
     bits
 }
 
-/// `ibv_create_qp_ex`, for what `verbs.h` does not make of `ibv_create_qp` by itself.
+/// `ibv_create_qp_ex`, except the cases that `verbs.h` turns into `ibv_create_qp`.
 pub(super) unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
     wanted: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     let mask = (*wanted).comp_mask & !asks_for_nothing(&*wanted);
     let has_domain = mask & IBV_QP_INIT_ATTR_PD != 0;
-    // What it knows beyond this is behind it.
+    // The extended structure begins with the basic one.
     let basic = wanted.cast::<ibv_qp_init_attr>();
     let pd = if has_domain {
         (*wanted).pd
@@ -69,7 +69,7 @@ pub(super) unsafe extern "C" fn create_qp_ex(
     })
 }
 
-/// The device's own calls that name objects, of a queue pair of the device.
+/// The device's own calls with object arguments, for a queue pair of the device.
 #[derive(Clone, Copy)]
 struct Named {
     wr_set_ud_addr: Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut ibv_ah, u32, u32)>,
@@ -77,22 +77,22 @@ struct Named {
         Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut ibv_mw, u32, *const ibv_mw_bind_info)>,
 }
 
-/// By the device's queue pair, of those that the application has.
+/// The calls by the device's queue pair, for queue pairs in use by the application.
 static NAMED: Mutex<BTreeMap<usize, Named>> = Mutex::new(BTreeMap::new());
 
 fn named() -> MutexGuard<'static, BTreeMap<usize, Named>> {
     NAMED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The queue pair is gone.
+/// Forgets a queue pair that is gone.
 pub(super) unsafe fn forget(pair: &ShadowQp) {
     if pair.stays.get().is_some() {
         named().remove(&pair.with_calls.swap(0, Ordering::AcqRel));
     }
 }
 
-/// `ibv_qp_to_qp_ex`: null if the queue pair was not made with operations to put requests together. One that does not move
-/// has those of the device, which get the device's objects.
+/// `ibv_qp_to_qp_ex`: null if the queue pair was made without operations to build requests. A queue pair that does not
+/// move has the device's operations, which get the device's objects.
 pub unsafe fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     let Some(shadow) = objects::qp(qp) else {
         return (real().qp_to_qp_ex)(qp);

@@ -1,5 +1,5 @@
-//! Extended verbs that are passed on to the device, with its own objects in place of shadows. What they make cannot be made
-//! again elsewhere, so the process works as it does without this library and does not move.
+//! Extended verbs that are passed on to the device, with the device's objects in place of shadows. Their results cannot
+//! be made again elsewhere, so the process works as without this library and does not move.
 
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_uint, c_void};
@@ -14,7 +14,7 @@ use crate::abi::*;
 use crate::shim::objects;
 use crate::shim::world::{KEYS, World, running_world};
 
-/// The extended verbs of a context of the device that reach as far as `place`.
+/// Returns the extended verbs of a context of the device, if the structure reaches as far as `place`.
 pub(super) unsafe fn device_verbs(
     context: *mut ibv_context,
     place: usize,
@@ -29,7 +29,7 @@ pub(super) unsafe fn device_verbs(
     reaches.then(|| &raw const (*whole).verbs)
 }
 
-/// A verb of a context of the device, if it has that.
+/// Returns a verb of a context of the device, if present.
 macro_rules! device_verb {
     ($context:expr, $verb:ident) => {
         device_verbs($context, offset_of!(ExtendedVerbs, $verb)).and_then(|verbs| (*verbs).$verb)
@@ -37,7 +37,8 @@ macro_rules! device_verb {
 }
 pub(super) use device_verb;
 
-/// The verbs that a shadow carries: those that work over any device, and of the others those that this context of the device has.
+/// Returns the verbs of a shadow context: the verbs that work on any device, and the others that this device's context
+/// has.
 pub(super) unsafe fn offered(device: *mut ibv_context) -> ExtendedVerbs {
     let mut verbs: ExtendedVerbs = std::mem::zeroed();
     verbs.create_qp_ex = Some(extended::create_qp_ex);
@@ -58,7 +59,7 @@ pub(super) unsafe fn offered(device: *mut ibv_context) -> ExtendedVerbs {
 }
 
 impl World {
-    /// Notes an object that a device gave to the application as it is: from then on the process does not move.
+    /// Records an object that a device gave to the application directly. The process does not move from then on.
     pub(super) fn handed_out<T>(&mut self, made: *mut T, what: &'static str) -> *mut T {
         if !made.is_null() {
             self.marks.insert(what);
@@ -66,7 +67,7 @@ impl World {
         made
     }
 
-    /// As [`World::handed_out`], of a change that gave this errno value or 0.
+    /// As [`World::handed_out`], for a change with this errno value or 0 as the result.
     pub(super) fn changed(&mut self, result: c_int, what: &'static str) -> c_int {
         if result == 0 {
             self.marks.insert(what);
@@ -75,7 +76,7 @@ impl World {
     }
 }
 
-/// The device's object behind what the application named, which may be none.
+/// Returns the device's domain behind the application's, which may be null.
 pub(super) unsafe fn domain_behind(pd: *mut ibv_pd) -> *mut ibv_pd {
     objects::pd(pd).map_or(pd, |domain| domain.real.load(Ordering::Acquire))
 }
@@ -115,7 +116,7 @@ unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, into: *mut u32) -> c_int {
     device_verb!(device, get_srq_num).map_or(libc::EOPNOTSUPP, |verb| verb(queue, into))
 }
 
-/// Advice is forgotten in a move, as it may be at any time.
+/// A move drops the advice, which may be dropped at any time.
 unsafe extern "C" fn advise_mr(
     pd: *mut ibv_pd,
     advice: c_int,
@@ -164,7 +165,7 @@ unsafe extern "C" fn post_srq_ops(
         .map_or(libc::EOPNOTSUPP, |verb| verb(device_queue, first, bad))
 }
 
-/// A region that `make` has the device make in the domain behind `pd`.
+/// Returns a region made by `make` in the device's domain behind `pd`.
 unsafe fn region_that_stays(
     pd: *mut ibv_pd,
     make: impl FnOnce(*mut ibv_context, *mut ibv_pd) -> *mut ibv_mr,
@@ -223,15 +224,15 @@ unsafe extern "C" fn alloc_parent_domain(
     keep_domain(&mut world, shadow, made, parent, stays)
 }
 
-/// Queues that were given to the application as the device made them.
+/// Queues that the application has as the device made them.
 static QUEUES: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 
-/// Their addresses.
+/// Returns the addresses of the queues that the application has as the device made them.
 pub(in crate::shim) fn queues() -> MutexGuard<'static, BTreeSet<usize>> {
     QUEUES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A queue of this library if it is read for what every completion has, and else the device's own.
+/// `ibv_create_cq_ex`: a queue of this library if only standard fields are requested, otherwise the device's own.
 unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     wanted: *mut ibv_cq_init_attr_ex,

@@ -1,4 +1,4 @@
-//! Queue pairs: made, changed, asked, destroyed.
+//! Queue pairs: made, changed, queried, destroyed.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -19,12 +19,12 @@ use crate::shim::real::real;
 use crate::shim::world::{Object, World, running_world, windows};
 use crate::tables::{Call, ReceiveQueue, RemoteKeys, make_allowed};
 
-/// Remote writes to the queue pair: a marker is a write of nothing, which a queue pair that forbids
-/// writes would answer with an error. What may be written is up to the memory regions, as ever.
+/// Permits remote writes to the queue pair. A marker is a write of no bytes, which a queue pair that forbids writes
+/// would answer with an error. The memory regions still decide about real writes.
 const ACCESS_REMOTE_WRITE: u32 = 2;
 const QP_ACCESS_FLAGS: c_int = 1 << 3;
 
-/// What the device is asked for: the device's completion queues.
+/// Returns the arguments for the device, with the device's queues.
 pub(super) unsafe fn device_attributes(
     cookie: *mut c_void,
     wanted: &ibv_qp_init_attr,
@@ -39,8 +39,8 @@ pub(super) unsafe fn device_attributes(
     attributes
 }
 
-/// A queue pair of the device, whose number means no other one; null if there is none. It has one entry more for a marker, if
-/// the device has room for that. With it, what the device made of the attributes, without that entry.
+/// Makes a queue pair of the device with a number that is not in use; null if there is none. The queue pair has an
+/// extra entry for a marker if the device allows. Also returns the granted attributes, without this entry.
 pub(in crate::shim) unsafe fn make_pair(
     domain: *mut ibv_pd,
     shadow: *const ShadowQp,
@@ -76,7 +76,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
     create(pd, wanted, None)
 }
 
-/// True if a queue pair that is made from these can be made again: no object of the device was handed out.
+/// Returns true if the queue pair can be made again: no object of the device was handed out.
 pub(super) unsafe fn all_are_shadows(wanted: *const ibv_qp_init_attr) -> bool {
     let attributes = &*wanted;
     objects::cq(attributes.send_cq).is_some()
@@ -84,7 +84,7 @@ pub(super) unsafe fn all_are_shadows(wanted: *const ibv_qp_init_attr) -> bool {
         && (attributes.srq.is_null() || objects::srq(attributes.srq).is_some())
 }
 
-/// A queue pair, with these calls to put requests together if there are any.
+/// Makes a queue pair, with these calls to build requests, if any.
 pub(super) unsafe fn create(
     pd: *mut ibv_pd,
     wanted: *mut ibv_qp_init_attr,
@@ -127,8 +127,8 @@ pub(super) unsafe fn create(
     keep(&mut world, shadow, made, parts)
 }
 
-/// How many receives a queue pair of the device takes at a time. Some have more room than was asked for and say so only to
-/// who asks afterwards.
+/// Returns the capacity for receives of the device's queue pair. Some devices have more room than requested and tell
+/// only in a later query.
 unsafe fn most_receives(made: *mut ibv_qp, told: &ibv_qp_cap) -> u32 {
     let mut attributes: ibv_qp_attr = std::mem::zeroed();
     let mut init: ibv_qp_init_attr = std::mem::zeroed();
@@ -139,8 +139,8 @@ unsafe fn most_receives(made: *mut ibv_qp, told: &ibv_qp_cap) -> u32 {
     }
 }
 
-/// A queue pair that works as it does without this library and does not move. `make` has the device make it, in this
-/// context of the device and with this cookie, and may change what the application is told.
+/// Makes a queue pair that works as without this library and does not move. `make` makes the device's queue pair in
+/// this context of the device, with this cookie, and may change the attributes that the application gets.
 pub(super) unsafe fn create_as_is(
     context: *mut ibv_context,
     pd: *mut ibv_pd,
@@ -167,12 +167,12 @@ pub(super) unsafe fn create_as_is(
     keep(&mut world, shadow, made, parts)
 }
 
-/// Room for a shadow, whose address the device's queue pair carries.
+/// Allocates memory for a shadow, whose address the device's queue pair carries.
 fn uninit() -> *mut MaybeUninit<ShadowQp> {
     Box::into_raw(Box::<ShadowQp>::new_uninit())
 }
 
-/// The parts of a shadow, beside the device's queue pair.
+/// The parts of a shadow beside the device's queue pair.
 struct Parts {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
@@ -182,7 +182,7 @@ struct Parts {
     stays: Stays,
 }
 
-/// Puts a shadow in front of what the device has made, if it has.
+/// Puts a shadow in front of the device's queue pair, if `made` is one.
 unsafe fn keep(
     world: &mut World,
     room: *mut MaybeUninit<ShadowQp>,
@@ -231,7 +231,7 @@ unsafe fn keep(
     };
     let datagrams = init.qp_type == IBV_QPT_UD;
     if (datagrams || stays) && !world.translates {
-        // Its requests are copied, for their handles, and so are all of their keys.
+        // Its requests are copied because of their handles, so all of their keys are translated.
         world.translate();
     }
     let number = (*made).qp_num;
@@ -288,7 +288,7 @@ unsafe fn keep(
             pieces: Box::new([ibv_sge::default(); BATCH_PIECES]),
         }),
     });
-    // Completions of a queue pair that stays are as the application knows them.
+    // Completions of a queue pair that stays already have the application's numbers.
     for queue in queues.into_iter().flatten().filter(|_| !stays) {
         add_route(queue, number, shadow);
     }
@@ -296,7 +296,7 @@ unsafe fn keep(
     shadow.cast()
 }
 
-/// The device's queue pair, for what concerns no other object.
+/// Returns the device's queue pair, for calls that involve no other object.
 pub(in crate::shim) unsafe fn behind(qp: *mut ibv_qp) -> *mut ibv_qp {
     objects::qp(qp).map_or(qp, |shadow| shadow.lane.lock().real)
 }
@@ -338,7 +338,7 @@ pub(in crate::shim) unsafe fn query_data_in_order(
     query.map_or(0, |query| query(behind(qp), opcode, flags))
 }
 
-/// After a change of which this is the errno value or 0 the queue pair does not move.
+/// Marks the queue pair as staying after a successful change; `result` is an errno value or 0.
 unsafe fn stays_if(qp: *mut ibv_qp, result: c_int, why: &'static str) -> c_int {
     if result == 0
         && let Some(shadow) = objects::qp(qp)
@@ -348,7 +348,7 @@ unsafe fn stays_if(qp: *mut ibv_qp, result: c_int, why: &'static str) -> c_int {
     result
 }
 
-/// From now on completions of the device's queue pair `number` are this one's.
+/// Routes completions of the device's queue pair `number` to this shadow.
 pub(in crate::shim) fn add_route(queue: &ShadowCq, number: u32, shadow: *const ShadowQp) {
     let mut lane = queue.lane.visit();
     match lane.routes.binary_search_by_key(&number, |route| route.0) {
@@ -358,17 +358,17 @@ pub(in crate::shim) fn add_route(queue: &ShadowCq, number: u32, shadow: *const S
     lane.last = (number, shadow);
 }
 
-/// The queue pair's number means nothing any more.
+/// Removes all routes of the queue pair.
 pub(in crate::shim) fn remove_route(queue: &ShadowCq, shadow: *const ShadowQp) {
     let mut lane = queue.lane.lock();
     lane.routes.retain(|route| !ptr::eq(route.1, shadow));
     lane.last = (0, ptr::null());
 }
 
-/// The number of one of the queue pairs behind `shadow` means nothing any more.
+/// Removes the route of one of the device's queue pairs behind `shadow`.
 pub(in crate::shim) unsafe fn forget_route(queue: &ShadowCq, number: u32, shadow: *const ShadowQp) {
     let mut lane = queue.lane.visit();
-    // What it has completed is still the application's.
+    // Earlier completions still belong to the application.
     lane.drain(queue);
     lane.routes
         .retain(|route| route.0 != number || !ptr::eq(route.1, shadow));
@@ -386,7 +386,7 @@ pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> c_int {
         return libc::EBUSY;
     }
     let result = {
-        // Whoever polls a completion queue of it may post what was kept back, until its routes are gone.
+        // Until the routes are gone, a thread that polls a completion queue may post kept requests.
         let mut lane = shadow.lane.lock();
         let result = (real().destroy_qp)(lane.real);
         if result == 0 {
@@ -397,7 +397,7 @@ pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     if result == 0 {
         for queue in [shadow.face.send_cq, shadow.face.recv_cq] {
             if let Some(queue) = objects::cq(queue) {
-                // What it has completed is still the application's, under the names that it gave.
+                // Earlier completions still belong to the application, under the application's names.
                 queue.lane.lock().drain(queue);
                 remove_route(queue, shadow);
             }
@@ -420,8 +420,8 @@ pub unsafe fn modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_i
     let mut asked = *attributes;
     let connects = mask & IBV_QP_STATE != 0 && matches!(asked.qp_state, IBV_QPS_INIT | IBV_QPS_RTR);
     if connects && shadow.physical.load(Ordering::Acquire) != shadow.face.qp_num {
-        // Partners would look for it under the number that the application knows, which is another
-        // process's here, or nobody's.
+        // Partners would look for the number that the application knows, which here belongs to another process or to
+        // none.
         return libc::EOPNOTSUPP;
     }
     let adds_write = mask & QP_ACCESS_FLAGS != 0
@@ -434,7 +434,7 @@ pub unsafe fn modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_i
     let device_pair = shadow.lane.lock().real;
     let result = (real().modify_qp)(device_pair, &raw mut asked, mask);
     if result == 0 {
-        // What was prepared was made from what was asked for before.
+        // The prepared queue pair was made for the former state.
         abandon_one(shadow);
         let mut transitions = shadow
             .transitions
@@ -445,15 +445,15 @@ pub unsafe fn modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_i
         if mask & IBV_QP_STATE != 0 {
             shadow.face.state.store(asked.qp_state, Ordering::Relaxed);
             if asked.qp_state == IBV_QPS_RESET {
-                // Nothing that was before leads to where it is now.
+                // Earlier transitions do not lead to the present state.
                 transitions.clear();
                 shadow.was_reset.store(true, Ordering::Release);
-                // The next partner's keys mean what they say.
+                // The next partner's keys need no translation.
                 shadow.lane.lock().remote_keys = RemoteKeys::default();
             }
         }
         if shadow.face.state.load(Ordering::Relaxed) != IBV_QPS_RESET {
-            // This one says all that such an earlier one said. An application may do this without end.
+            // This transition supersedes an equal earlier one. An application may repeat such changes endlessly.
             transitions.retain(|step| !(stays && step.stays && step.mask == mask));
             transitions.push(Transition {
                 attributes: asked,
@@ -484,7 +484,7 @@ pub unsafe fn query_qp(
         if shadow.stays.get().is_none() {
             (*attributes).cap = shadow.init.cap;
         }
-        // The number that the application connected to, wherever its peer is now.
+        // The number that the application connected to, regardless of the peer's present place.
         let transitions = shadow
             .transitions
             .lock()

@@ -44,7 +44,8 @@ pub unsafe fn create_srq(pd: *mut ibv_pd, wanted: *mut ibv_srq_init_attr) -> *mu
     )
 }
 
-/// A queue that does not move. `make` has the device make it, with this cookie, and may change what the application is told.
+/// Makes a queue that does not move. `make` makes the device's queue with this cookie and may change the attributes
+/// that the application gets.
 pub(super) unsafe fn create_as_is(
     world: &mut World,
     parent: &ShadowPd,
@@ -64,12 +65,12 @@ pub(super) unsafe fn create_as_is(
     keep(world, shadow, parent, made, *wanted, call, stays)
 }
 
-/// Room for a shadow, whose address the device's queue carries.
+/// Allocates memory for a shadow, whose address the device's queue carries.
 fn uninit() -> *mut MaybeUninit<ShadowSrq> {
     Box::into_raw(Box::<ShadowSrq>::new_uninit())
 }
 
-/// Puts a shadow in front of what the device has made, if it has.
+/// Puts a shadow in front of the device's queue, if `made` is one.
 unsafe fn keep(
     world: &mut World,
     room: *mut MaybeUninit<ShadowSrq>,
@@ -123,12 +124,12 @@ unsafe fn keep(
     shadow.cast()
 }
 
-/// The device's queue.
+/// Returns the device's queue.
 pub(super) unsafe fn behind(srq: *mut ibv_srq) -> *mut ibv_srq {
     objects::srq(srq).map_or(srq, |shadow| shadow.lane.lock().real)
 }
 
-/// A queue of the device that carries the shadow's address; null if there is none.
+/// Makes a queue of the device that carries the shadow's address; null on failure.
 pub(in crate::shim) unsafe fn make_srq(
     domain: *mut ibv_pd,
     shadow: *const ShadowSrq,
@@ -147,7 +148,7 @@ pub unsafe fn modify_srq(srq: *mut ibv_srq, to: *mut ibv_srq_attr, mask: c_int) 
     let device_queue = shadow.lane.lock().real;
     let result = (real().modify_srq)(device_queue, to, mask);
     if result == 0 && mask & MAX_WR != 0 {
-        // It may hold more than can be noted from now on.
+        // The queue may hold more receives than can be recorded from now on.
         let _first = shadow.stays.set("was resized (ibv_modify_srq)");
     }
     if result == 0 && mask & LIMIT != 0 {
@@ -203,7 +204,7 @@ pub unsafe extern "C" fn post_srq_recv(
 }
 
 impl ShadowSrq {
-    /// Notes receives, and posts them to the device if there is one.
+    /// Records receives, and posts them to the device if there is one.
     unsafe fn post(
         &self,
         lane: &mut SrqLane,
@@ -247,7 +248,7 @@ impl ShadowSrq {
         result
     }
 
-    /// Posts what has not completed to a queue that the device has just made.
+    /// Posts the outstanding receives to a new queue of the device.
     pub(in crate::shim) unsafe fn post_again(&self, lane: &mut SrqLane) -> Result<(), c_int> {
         for (name, receive) in self.receives.outstanding() {
             let result = lane.give(name, &receive.sges);
@@ -270,7 +271,7 @@ impl ShadowSrq {
 }
 
 impl SrqLane {
-    /// Posts one receive under the device's name for it, with the device's keys.
+    /// Posts one receive under the device's name, with the device's keys.
     unsafe fn give(&mut self, name: u64, pieces: &[ibv_sge]) -> c_int {
         if self.real.is_null() {
             return 0;
@@ -293,7 +294,7 @@ impl SrqLane {
     }
 }
 
-/// The shadow that the device's queue carries; its limit, if it was that, is to be set anew.
+/// Returns the shadow that the device's queue carries. Clears the limit if the limit was reached.
 pub(in crate::shim) unsafe fn of_event(queue: *mut c_void, limit_reached: bool) -> *mut c_void {
     let shadow = (*queue.cast::<ibv_srq>()).srq_context;
     if limit_reached {

@@ -1,4 +1,4 @@
-//! Memory windows: made, bound with `ibv_bind_mw`, destroyed. Requests that bind one are posted as others are
+//! Memory windows: made, bound with `ibv_bind_mw`, destroyed. Requests that bind a window are posted like others
 //! ([`crate::shim::data_path::windows`]).
 
 use std::ffi::c_int;
@@ -60,7 +60,7 @@ pub(in crate::shim) unsafe extern "C" fn alloc_mw(
     shadow.cast()
 }
 
-/// Requests that bind a window name objects of this library, so from now on none goes to the device as it is.
+/// Translates all requests from now on: requests that bind a window name objects of this library.
 unsafe fn translate_all(world: &mut World) {
     if world.all_translate {
         return;
@@ -72,8 +72,8 @@ unsafe fn translate_all(world: &mut World) {
     }
 }
 
-/// A window of the device whose name is `allowed`, which `taken` names are not at most; nothing, with an error number, if
-/// there is none.
+/// Makes a window of the device with an `allowed` name. At most `taken` names are not allowed. Returns none and sets
+/// `errno` on failure.
 pub(in crate::shim) unsafe fn make_window(
     context: *mut ibv_context,
     domain: *mut ibv_pd,
@@ -98,7 +98,7 @@ pub(in crate::shim) unsafe fn make_window(
     )
 }
 
-/// Gives a window of the device back. Gives an errno value, or 0.
+/// Gives a window of the device back. Returns an errno value or 0.
 pub(in crate::shim) unsafe fn end_window(context: *mut ibv_context, window: *mut ibv_mw) -> c_int {
     match device_context(context).and_then(|context| (*context).ops.dealloc_mw) {
         Some(dealloc) => dealloc(window),
@@ -127,14 +127,14 @@ pub(in crate::shim) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     result
 }
 
-/// Remembers of a window that is gone only that a partner may have its keys.
+/// Forgets a window that is gone, except that a partner may have its keys.
 pub(in crate::shim) fn forget(world: &mut World, window: *mut ShadowMw) {
     if let Some(name) = windows().remove(window.addr()) {
         world.freed_windows.push(name);
     }
 }
 
-/// `ibv_bind_mw`, which providers make a request of as well. The window's new key is there when it returns.
+/// `ibv_bind_mw`, which providers also turn into a request. The window has its new key when the call returns.
 pub(in crate::shim) unsafe extern "C" fn bind_mw(
     qp: *mut ibv_qp,
     mw: *mut ibv_mw,

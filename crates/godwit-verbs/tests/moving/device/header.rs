@@ -1,4 +1,4 @@
-//! What applications have from `verbs.h` as code of their own.
+//! Inline functions of `verbs.h`, which are applications' own code.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::offset_of;
@@ -7,7 +7,7 @@ use std::ptr;
 use godwit_verbs::abi::*;
 use godwit_verbs::shim;
 
-/// `verbs_get_ctx_op`: the extended verbs of the context, if there is one at this place.
+/// `verbs_get_ctx_op`: the extended verbs of the context, if there is a verb at this place.
 pub(crate) unsafe fn extended(
     context: *mut ibv_context,
     place: usize,
@@ -76,12 +76,12 @@ calls! {
 }
 
 impl Calls {
-    /// The number and the flags of the next request.
+    /// Sets the number and the flags of the next request.
     pub(crate) unsafe fn next(self, wr_id: u64, flags: c_uint) {
         ((*self.0).wr.wr_id, (*self.0).wr.wr_flags) = (wr_id, flags);
     }
 
-    /// One request to send without data.
+    /// Adds a request to send without data.
     pub(crate) unsafe fn send_empty(self, wr_id: u64) {
         self.next(wr_id, 0);
         self.send();

@@ -1,4 +1,4 @@
-//! A device that is a few tables.
+//! A device made of a few tables.
 
 pub(crate) mod header;
 mod taken;
@@ -16,75 +16,75 @@ pub(crate) use taken::Taken;
 use windows::{Local, Window};
 pub(crate) use windows::{Reach, arrive_invalidating};
 
-/// The device: it hands out the smallest free numbers, as one does on a host that is new to the process.
+/// The device. It assigns the smallest free numbers, like a device on a host that is new to the process.
 #[derive(Default)]
 pub(crate) struct Device {
     pub(crate) numbers: BTreeSet<u32>,
     pub(crate) keys: BTreeSet<u32>,
     /// The smallest key. Each test has its own: the library never forgets a key that was in use at a move.
     pub(crate) first_key: u32,
-    /// By queue pair: requests that are in flight, receives that wait, and how many requests fit.
+    /// By queue pair: requests in flight, waiting receives, and the capacity for requests.
     pub(crate) sends: BTreeMap<u32, VecDeque<Sent>>,
     pub(crate) receives: BTreeMap<u32, VecDeque<u64>>,
     pub(crate) room: BTreeMap<u32, usize>,
     pub(crate) completed: VecDeque<ibv_wc>,
-    /// Whether what is in flight completes whenever a queue has refused a request.
+    /// True if all requests in flight complete whenever a queue has refused a request.
     pub(crate) completes_when_full: bool,
-    /// Queue pairs at which a message arrives just before they end.
+    /// Queue pairs at which a message arrives just before their end.
     pub(crate) last_moment: BTreeSet<u32>,
     /// Receives of the shared queue.
     pub(crate) shared: VecDeque<u64>,
-    /// Receives that the shared queue refuses from now on.
+    /// Receives that the shared queue will refuse.
     pub(crate) shared_refused: usize,
-    /// Receives that queue pairs refuse from now on.
+    /// Receives that queue pairs will refuse.
     pub(crate) receives_refused: usize,
     /// Changes of queue pairs' states.
     pub(crate) changes: usize,
-    /// Address handles, with where they lead.
+    /// Address handles with their destinations.
     pub(crate) routes: BTreeMap<usize, [u8; 16]>,
-    /// The address of the host that the device is in; [`OWN`] at first.
+    /// The address of the device's host; [`OWN`] at first.
     pub(crate) address: Option<[u8; 16]>,
-    /// How often an address of the host was asked for.
+    /// Queries for an address of the host.
     pub(crate) addresses_asked: usize,
-    /// Where datagrams went: addresses and numbers of queue pairs.
+    /// Destinations of datagrams: addresses and numbers of queue pairs.
     pub(crate) addressed: Vec<([u8; 16], u32)>,
-    /// The local keys of the last request's pieces, and its remote key, or the one that it has invalidated.
+    /// The local keys of the last request's pieces, and its remote key or the key that it invalidated.
     pub(crate) local_keys: Vec<u32>,
     pub(crate) remote_key: u32,
-    /// The requests that it has taken.
+    /// The accepted requests.
     pub(crate) taken: Vec<Taken>,
-    /// Queue pairs of which a request has failed: they do no other until they begin anew.
+    /// Queue pairs with a failed request, which process no other request until reset.
     pub(crate) broken: BTreeSet<u32>,
-    /// Memory windows by the upper bits of their keys, the bits that are taken, and how many there have been.
+    /// Memory windows by the upper bits of their keys, the upper bits in use, and the number of windows made so far.
     pub(crate) windows: BTreeMap<u32, Window>,
     pub(crate) window_names: BTreeSet<u32>,
     pub(crate) windows_made: u32,
-    /// Whether write(2) to the device's file is refused, as in a process that did not open it; and how often the same
-    /// came by ioctl(2).
+    /// True if write(2) to the device's file is refused, as in a process that did not open the file; and the number of
+    /// doorbells by ioctl(2).
     pub(crate) write_refused: bool,
     pub(crate) rings: usize,
-    /// Completion queues and queue pairs by the cookie that they were made with.
+    /// Completion queues and queue pairs by their cookie.
     pub(crate) made: BTreeMap<usize, usize>,
-    /// Queues of which events were told, and how many of them were not acknowledged.
+    /// Queues with announced events, and the number of unacknowledged events of each.
     pub(crate) unheard: BTreeMap<usize, i32>,
     /// Events of completions that the device's library took and that name no queue of its own.
     pub(crate) wild: usize,
-    /// Asynchronous events that wait: what they name, their kind, and the device's object.
+    /// Waiting asynchronous events: the named object, the kind, and the device's object.
     pub(crate) asynchronous: VecDeque<(usize, c_int, usize)>,
-    /// The file of the channel that was made last.
+    /// The file of the last channel.
     pub(crate) channel: c_int,
-    /// Puts the extended verbs that it has in front of a context.
+    /// Sets the device's extended verbs in front of a context.
     pub(crate) verbs: Option<fn(&mut ExtendedVerbs)>,
-    /// The queue pair that it was asked about last.
+    /// The queue pair of the last query.
     pub(crate) asked: usize,
-    /// Objects whose end has begun.
+    /// Objects that are being destroyed.
     pub(crate) ending: BTreeSet<usize>,
 }
 
 /// `IBV_WC_WR_FLUSH_ERR`
 const FLUSHED: c_int = 5;
 
-/// A request that is in flight.
+/// A request in flight.
 pub(crate) struct Sent {
     completion: ibv_wc,
     local: Option<Local>,
@@ -196,7 +196,7 @@ unsafe extern "C" fn destroy_cq(queue: *mut ibv_cq) -> c_int {
     close((*queue).context);
     free(queue)
 }
-/// As the device's library ends an object: once all of its events were acknowledged.
+/// Waits, like the device's library at the end of an object, until all of its events are acknowledged.
 fn wait_until_heard(object: usize) {
     with(|device| device.ending.insert(object));
     let began = Instant::now();
@@ -244,7 +244,7 @@ unsafe extern "C" fn get_cq_event(
 unsafe extern "C" fn ack_cq_events(queue: *mut ibv_cq, count: c_uint) {
     with(|device| *device.unheard.entry(queue.addr()).or_default() -= count as i32);
 }
-/// The event is in hand while the end of its object has begun.
+/// Returns the event only after the destruction of its object has begun.
 unsafe extern "C" fn get_async_event(_: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
     let Some((named, kind, object)) = with(|device| device.asynchronous.pop_front()) else {
         return -1;
@@ -319,7 +319,7 @@ fn forget(number: u32) {
 unsafe extern "C" fn modify(pair: *mut ibv_qp, to: *mut ibv_qp_attr, _: c_int) -> c_int {
     with(|device| device.changes += 1);
     if (*to).qp_state == IBV_QPS_RESET {
-        // One that works can have them invalidated first.
+        // A working queue pair can invalidate its windows first.
         let binds = with(|device| device.binds((*pair).qp_num));
         let broken = with(|device| device.broken.remove(&(*pair).qp_num));
         assert!(
@@ -372,7 +372,7 @@ unsafe extern "C" fn send(
         }
         next = (*next).next;
     }
-    // Rung after all, as soft-RoCE does; what the doorbell says outdoes what the queue said.
+    // Rung even after a refusal, like soft-RoCE; the doorbell's error replaces the queue's.
     if with(|device| device.write_refused) {
         return libc::EACCES;
     }
@@ -409,7 +409,7 @@ unsafe fn send_one(number: u32, pair_type: c_int, request: *mut ibv_send_wr) -> 
     });
     if full { libc::ENOMEM } else { 0 }
 }
-/// ioctl(2), of which the device is asked for its doorbell.
+/// ioctl(2), which rings the device's doorbell.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if request == 0xc018_1b01 {
@@ -456,7 +456,7 @@ unsafe extern "C" fn query_gid(
     });
     if place == 0 { 0 } else { libc::ENODATA }
 }
-/// A queue that has more completions than fit is not made smaller.
+/// A queue with more completions than the new size cannot shrink.
 unsafe extern "C" fn resize_cq(queue: *mut ibv_cq, entries: c_int) -> c_int {
     if (entries as usize) < with(|device| device.completed.len()) {
         return libc::EINVAL;
@@ -488,7 +488,7 @@ unsafe extern "C" fn not_expected() {
     std::process::abort();
 }
 
-/// Everything that was sent arrives.
+/// Delivers all requests in flight.
 pub(crate) fn complete_sends() {
     with(|device| {
         for (pair, sent) in std::mem::take(&mut device.sends) {
@@ -497,7 +497,7 @@ pub(crate) fn complete_sends() {
     });
 }
 
-/// A message arrives at queue pair `number`.
+/// Delivers a message at queue pair `number`.
 pub(crate) fn arrive(number: u32) {
     with(|device| {
         let receives = device.receives.get_mut(&number).unwrap();
@@ -506,7 +506,7 @@ pub(crate) fn arrive(number: u32) {
     });
 }
 
-/// A message arrives at queue pair `number`, in the receive at `place` of the shared queue.
+/// Delivers a message at queue pair `number`, into the receive at `place` of the shared queue.
 pub(crate) fn arrive_shared(place: usize, number: u32) {
     with(|device| {
         let wr_id = device.shared.remove(place).unwrap();
@@ -528,7 +528,7 @@ impl Device {
         self.completed.push_back(completion);
     }
 
-    /// What needs no peer is done once all before it is.
+    /// Completes requests without a peer once all earlier requests are done.
     fn complete_local(&mut self) {
         let pairs: Vec<u32> = self.sends.keys().copied().collect();
         for pair in pairs {
@@ -551,7 +551,7 @@ impl Device {
     }
 }
 
-/// The device's functions.
+/// Returns the device's functions.
 pub(crate) fn functions() -> Real {
     // SAFETY: `Real` is pointers to functions and nothing else.
     let mut real: Real = unsafe {

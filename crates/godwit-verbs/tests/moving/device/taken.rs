@@ -1,10 +1,10 @@
-//! What the device's library reads from a request when it is posted.
+//! The data that the device's library reads from a request at posting.
 
 use std::ffi::{c_int, c_uint};
 
 use godwit_verbs::abi::*;
 
-/// A request as the device has it. What its kind does not use is zero.
+/// A request at the device. Fields that the opcode does not use are zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Taken {
     pub(crate) wr_id: u64,
@@ -12,10 +12,10 @@ pub(crate) struct Taken {
     pub(crate) flags: c_uint,
     /// Or the key to invalidate.
     pub(crate) imm_data: u32,
-    /// Unless the data was taken at once.
+    /// Empty for inline data.
     pub(crate) pieces: Vec<ibv_sge>,
     pub(crate) data: Vec<u8>,
-    /// The remote address and key, and what atomic operations compare or add, and swap.
+    /// The remote address and key, and the operands of atomic operations: compare or add, and swap.
     pub(crate) remote: (u64, u32, u64, u64),
     /// A datagram's handle, queue pair and key.
     pub(crate) to: (usize, u32, u32),

@@ -1,5 +1,5 @@
-//! Memory windows of the device that is a few tables. It keeps them as soft-RoCE does (before Linux 6.0, which is the more
-//! strict one), and ends the test where that would wait without end or leave a window bound to nothing.
+//! Memory windows of the device made of tables. Windows behave as in soft-RoCE before Linux 6.0, the stricter version.
+//! A test fails where soft-RoCE would wait forever or leave a window bound to nothing.
 
 use std::ffi::{c_int, c_uint};
 
@@ -23,7 +23,7 @@ struct Bound {
     reaches: Reach,
 }
 
-/// What a window lets peers reach: part of the region that has this local key.
+/// The part of a region that a window exposes to peers; the region has this local key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Reach {
     pub(crate) region: u32,
@@ -31,7 +31,7 @@ pub(crate) struct Reach {
     pub(crate) length: u64,
 }
 
-/// What a request has the device do with a window.
+/// The operation of a request on a window.
 pub(crate) enum Local {
     Bind {
         has: u32,
@@ -42,7 +42,7 @@ pub(crate) enum Local {
 }
 
 impl Local {
-    /// What the device's library reads from the request, when it is posted.
+    /// Returns the data that the device's library reads from the request at posting.
     pub(super) unsafe fn of(request: &ibv_send_wr) -> Option<Self> {
         match request.opcode {
             IBV_WR_LOCAL_INV => Some(Self::Invalidate(request.imm_data)),
@@ -87,7 +87,7 @@ pub(super) unsafe extern "C" fn dealloc(window: *mut ibv_mw) -> c_int {
 }
 
 impl Device {
-    /// Does it, in the order of the queue pair's requests. Gives the status of its completion.
+    /// Carries out the operation, in the order of the queue pair's requests. Returns the status of its completion.
     pub(super) fn carry_out(&mut self, pair: u32, local: &Local) -> c_int {
         match local {
             Local::Invalidate(key) => self.invalidate(*key),
@@ -129,7 +129,7 @@ impl Device {
         }
     }
 
-    /// What a peer reaches that is connected to queue pair `pair` and has this key.
+    /// Returns the memory that a peer of queue pair `pair` reaches with this key.
     pub(crate) fn reach(&self, pair: u32, key: u32) -> Option<Reach> {
         let window = self
             .windows
@@ -139,7 +139,7 @@ impl Device {
         (window.kind == IBV_MW_TYPE_1 || bound.pair == pair).then_some(bound.reaches)
     }
 
-    /// Whether windows of type 2 are bound by the queue pair.
+    /// Returns true if the queue pair has bound windows of type 2.
     pub(super) fn binds(&self, pair: u32) -> bool {
         let mut all = self.windows.values();
         all.any(|window| {
@@ -151,7 +151,7 @@ impl Device {
         })
     }
 
-    /// Whether a window is bound to the region.
+    /// Returns true if a window is bound to the region.
     pub(super) fn has_window(&self, region: u32) -> bool {
         let mut bound = self
             .windows
@@ -161,7 +161,7 @@ impl Device {
     }
 }
 
-/// A message arrives at queue pair `number`, and the peer has this key invalidated with it, which these flags tell.
+/// Delivers a message at queue pair `number` that invalidates this key. The completion has these flags.
 pub(crate) fn arrive_invalidating(number: u32, key: u32, wc_flags: c_uint) {
     with(|device| {
         assert_eq!(device.invalidate(key), IBV_WC_SUCCESS);

@@ -1,4 +1,4 @@
-//! Lists: whole, with errors, of several threads, and longer than the room that is left.
+//! Lists: complete, with errors, of several threads, and longer than the remaining room.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,7 +64,7 @@ fn a_list_with_an_error_is_not_posted_and_says_the_first_one() {
             });
             assert_eq!(result, expected);
             assert!(taken().is_empty());
-            // It is forgotten with the list.
+            // The error is forgotten with the list.
             assert_eq!(extended.list(|calls| calls.send_empty(3)), 0);
         }
         assert_eq!(numbers_of(&taken()), [3]);
@@ -96,7 +96,7 @@ fn a_list_with_an_error_is_not_posted_and_says_the_first_one() {
             calls.set_sge_list(3, pieces.as_ptr());
             (4..8).for_each(|wr_id| calls.send_empty(wr_id));
         });
-        // There is nothing yet to attach it to.
+        // The list has no request yet to attach data to.
         for attach in [&|calls: Calls| calls.set_sge(0, 0, 8), &|calls: Calls| {
             calls.set_inline_data(bytes, 1) as _
         }] as [&dyn Fn(Calls); 2]
@@ -150,11 +150,11 @@ fn what_does_not_fit_of_a_list_follows_and_nothing_is_taken_if_nothing_fits() {
     let application = Application::start();
     let extended = Extended::start(&application, IBV_QPT_RC, ALL);
     let list = |numbers| extended.send_empty(numbers);
-    // The device has room for one more, which a marker is to find.
+    // The device has room for one more, for a marker.
     assert_eq!(list(1..4), 0);
     assert_eq!(list(4..7), 0);
     assert_eq!(numbers_of(&taken()), [1, 2, 3, 4]);
-    // Whatever comes later waits behind it, as much as fits there.
+    // Later requests wait behind the kept ones, as many as fit there.
     assert_eq!(list(7..9), libc::ENOMEM);
     assert_eq!(list(7..8), 0);
     assert_eq!(list(8..9), libc::ENOMEM);
@@ -165,7 +165,7 @@ fn what_does_not_fit_of_a_list_follows_and_nothing_is_taken_if_nothing_fits() {
     assert_eq!(numbers_of(&taken()), [5, 6, 7]);
     complete_sends();
     assert_eq!(extended.poll(), [5, 6, 7]);
-    // The device is full, and nothing is kept.
+    // The device is full, and no request is kept.
     assert_eq!([list(1..4), list(4..5)], [0, 0]);
     assert_eq!(list(5..7), libc::ENOMEM);
     complete_sends();
@@ -182,7 +182,7 @@ fn the_rest_of_a_list_is_posted_after_what_completed_in_the_meantime() {
     let extended = Extended::start(&application, IBV_QPT_RC, ALL);
     let list = |numbers| extended.send_empty(numbers);
     assert_eq!(list(1..4), 0);
-    // All of it completes when the device has just refused the next request.
+    // All requests complete just after the device has refused the next one.
     with(|device| device.completes_when_full = true);
     assert_eq!(list(4..7), 0);
     assert_eq!(numbers_of(&taken()), [1, 2, 3, 4, 5, 6]);

@@ -1,4 +1,4 @@
-//! What moves: the queue pair under the same address, its lists while the process is stopped, and the keys in them.
+//! Moves: the queue pair at the same address, its lists while the process is stopped, and the keys in the lists.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -21,7 +21,7 @@ impl Extended<'_> {
         shim::drain(&peers, Duration::from_millis(50)).unwrap();
     }
 
-    /// Goes on at another place. Gives the process's keys there.
+    /// Resumes at another place. Returns the process's keys there.
     fn goes_on(&self, remote_keys: Option<Vec<RemoteKey>>) -> Vec<RemoteKey> {
         let made = shim::recreate(None).unwrap();
         let own = Connection {
@@ -73,7 +73,7 @@ fn lists_go_on_after_a_move_with_the_keys_of_the_new_place() {
     let found = extended.calls.0;
     extended.stops();
     shim::release().unwrap();
-    // Others have these at the new place.
+    // Other processes have these at the new place.
     with(|device| {
         (
             device.keys.insert(lkey),
@@ -81,7 +81,7 @@ fn lists_go_on_after_a_move_with_the_keys_of_the_new_place() {
         )
     });
     let keys = extended.goes_on(Some(vec![RemoteKey::Region(5, 6)]));
-    // The device's keys of a region are the same number for both.
+    // This device's local and remote keys of a region are equal.
     let moved = keys_of_regions(&keys)[&lkey];
     assert_ne!(moved, lkey);
     assert_eq!(list(), (vec![moved; 3], [6; 3]));
@@ -89,7 +89,7 @@ fn lists_go_on_after_a_move_with_the_keys_of_the_new_place() {
     assert_eq!(unsafe { shim::qp_to_qp_ex(extended.pair) }, found);
     complete_sends();
     assert_eq!(extended.poll(), [7; 3]);
-    // One by one.
+    // Lists of one request.
     // SAFETY: as above.
     let result = extended.list(|calls| unsafe {
         calls.read(5, 0x70);
@@ -109,7 +109,7 @@ fn lists_are_kept_whole_while_the_process_is_stopped() {
     let calls = extended.calls;
     let mut data = *b"at once.";
     let list = |numbers| extended.send_empty(numbers);
-    // A list that was begun before the stop does not hold it up.
+    // A list begun before the stop does not delay it.
     // SAFETY: the pair and the data live.
     unsafe {
         calls.start();
@@ -124,7 +124,7 @@ fn lists_are_kept_whole_while_the_process_is_stopped() {
         assert_eq!(calls.complete(), 0);
     }
     data.fill(0);
-    // One of these would fit.
+    // Only the first request would fit.
     assert_eq!(list(3..5), libc::ENOMEM);
     shim::release().unwrap();
     assert_eq!(list(3..5), libc::ENOMEM);
@@ -140,7 +140,7 @@ fn lists_are_kept_whole_while_the_process_is_stopped() {
     assert_eq!(extended.poll(), [1, 2, 5]);
 }
 
-/// A window of type 2, of a region.
+/// A window of type 2 of a region.
 struct Window {
     region: *mut ibv_mr,
     window: *mut ibv_mw,
@@ -167,7 +167,7 @@ impl Window {
         }
     }
 
-    /// Its next key.
+    /// Returns the window's key with this tag.
     fn key(&self, tag: u32) -> u32 {
         // SAFETY: the window lives.
         unsafe { (*self.window).rkey & !0xff | tag }
@@ -187,7 +187,7 @@ fn windows_are_bound_and_invalidated_by_lists_before_during_and_after_a_move() {
     let application = Application::start();
     let extended = Extended::start(&application, IBV_QPT_RC, ALL);
     let window = Window::of(&application);
-    // The application may say in its structure at once what it has asked for.
+    // The application may store the new key in its structure at once.
     let bind = |wr_id, tag| {
         let key = window.key(tag);
         // SAFETY: the objects live.
@@ -272,7 +272,7 @@ fn what_precedes_a_request_that_is_refused_for_another_reason_is_posted() {
     assert_eq!(numbers_of(&taken()), [1]);
     complete_sends();
     assert_eq!(extended.poll(), [1]);
-    // But for lists that are kept.
+    // Kept lists are different.
     shim::suspend(None).unwrap();
     taken();
     assert_eq!(list(), libc::EINVAL);

@@ -23,7 +23,7 @@ fn a_window_that_a_peer_has_invalidated_is_not_bound_again() {
     assert_eq!(application.poll(), [1]);
     assert_eq!([20, 21].map(|wr_id| application.receive(wr_id)), [0, 0]);
     arrive_invalidating(windowed.device_pair(), key, IBV_WC_WITH_INV);
-    // The application has not polled it when the process moves.
+    // The application has not polled the completion when the process moves.
     shim::suspend(None).unwrap();
     complete_sends();
     application.wait(1).unwrap();
@@ -33,7 +33,7 @@ fn a_window_that_a_peer_has_invalidated_is_not_bound_again() {
     shim::resume(None).unwrap();
     assert_eq!(polled(), (20, key));
     assert_eq!(windowed.reach(keys.physical(key)), None);
-    // There the device knows it by another key.
+    // The device at the new place has another key for the window.
     key = windowed.bind(2, 8);
     assert_eq!(application.poll(), [2]);
     arrive_invalidating(windowed.device_pair(), keys.physical(key), IBV_WC_WITH_INV);
@@ -57,7 +57,7 @@ fn a_window_that_soft_roce_says_a_peer_has_invalidated_is_not_bound_again() {
             (1, wr_id, flags, known)
         );
     };
-    // The kernel's flags, as they are: bit 0 says that there is a route header.
+    // The kernel's unchanged flags: bit 0 tells of a route header.
     let flags = IBV_WC_IP_CSUM_OK | 1;
     polled(20, flags, key, key);
     let keys = windowed.moves_after(1);

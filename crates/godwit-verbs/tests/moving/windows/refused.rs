@@ -1,4 +1,4 @@
-//! What devices refuse of memory windows, and what keeps a process with windows from moving.
+//! Requests about memory windows that devices refuse, and windows that keep a process from moving.
 
 use std::collections::BTreeMap;
 use std::ptr;
@@ -25,7 +25,7 @@ fn wrong_use_is_refused_as_a_device_does() {
         made.is_null()
     };
     assert!(alloc_type(0) && alloc_type(3));
-    // Windows and regions that are none of this library's, and data, at once and while requests are kept.
+    // Foreign windows and regions, and requests with data, both at once and while requests are kept.
     let refused = || {
         let mut no_window = windowed.request(1, 7);
         no_window.bind_mw.mw = ptr::dangling_mut();
@@ -63,7 +63,7 @@ fn wrong_use_is_refused_as_a_device_does() {
     let keys = RemoteKeys::new(&windowed.arrives().remote_keys);
     shim::connect(&[application.connection()]).unwrap();
     shim::resume(None).unwrap();
-    // What the device knows the window as means nothing to the application.
+    // The device's key of the window means nothing to the application.
     // SAFETY: the window lives.
     let key = unsafe { (*windowed.window).rkey };
     windowed.invalidate(3, keys.physical(key));
@@ -110,7 +110,7 @@ fn no_key_of_a_window_means_another_object_after_a_move() {
     };
     assert!(![known, physical].contains(&name_of_later()));
     assert_eq!(keys.physical(name_of_later() << 8), name_of_later() << 8);
-    // Nor when it is gone: partners translate its keys all the same.
+    // Nor after the window's end: partners still translate its keys.
     drop(windowed);
     assert_ne!(name_of_later(), known);
 }

@@ -1,11 +1,10 @@
-//! How much of the copies may be in flight while the guest does I/O. Where its writes wait for a
-//! chunk that locks their addresses: as much as keeps that time short. Where they need not: as long as
-//! the guest is well, and double writes queue behind chunks for no longer than it was promised to
-//! wait, or twice as long while it does not notice. What the quickest chunk took is the way there and
-//! back, for which no write of the guest waits.
-//! Never more than the rate of copies needs, or, unless the guest takes whatever it can get or was
-//! promised so much that it does not matter, than the path works on at a time: a guest whose pace depends
-//! on its answers falls behind when more waits there.
+//! The amount of copies in flight while the guest does I/O. If the guest's writes wait for a chunk that locks their
+//! addresses, the window keeps this wait short. Otherwise the window grows while the guest is well and double writes
+//! queue behind chunks for at most the promised latency, or twice as long while the guest does not notice. The quickest
+//! chunk measures the round trip, for which no write of the guest waits. The window never exceeds the need of the copy
+//! rate. The window exceeds the number of chunks that the path works on at a time only if the guest is a closed loop or
+//! was promised so much latency that queueing does not matter: a guest whose pace depends on its answers falls behind
+//! when more chunks queue.
 
 use core::time::Duration;
 
@@ -17,52 +16,51 @@ use crate::controller::governor::tuning::busy_window::{
     NOTICEABLE_PARTS, ROOMY_PART,
 };
 
-/// How copies go.
+/// Rate of copies relative to their bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::controller) enum Pace {
-    /// Slower than they should ever be.
+    /// Slower than the least rate.
     Starved,
-    /// Slower than they may.
+    /// Slower than the allowed rate.
     BelowRate,
-    /// As fast as they may: more in flight would change nothing.
+    /// At the allowed rate: more in flight would change nothing.
     AtRate,
 }
 
-/// How the guest did in a sampling period.
+/// The guest's experience in a sampling period.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::controller) struct GuestDid {
-    /// What its slowest request took.
+    /// Latency of the slowest request.
     pub(in crate::controller) worst: Duration,
-    /// Whether it has got less done than it is owed, and not made up for that yet.
+    /// True if the guest got less done than owed and has not made up for the loss yet.
     pub(in crate::controller) lags: bool,
 }
 
-/// Chunks in flight, and their length.
+/// Number and length of the chunks in flight.
 #[derive(Debug)]
 pub(in crate::controller) struct BusyWindow {
     most_window: u16,
     most_chunk_sectors: u32,
-    /// How much is in flight, in chunks of the following length.
+    /// Amount in flight, in chunks of `chunk_sectors`.
     window: u16,
     chunk_sectors: u32,
-    /// The longest chunk in which the same may travel.
+    /// Longest chunk in which the same amount may travel.
     longest_sectors: u32,
-    /// Whether the guest's writes wait for a chunk to arrive.
+    /// True if the guest's writes wait for a chunk to arrive.
     locks: bool,
-    /// In this sampling period.
+    /// Time of the slowest chunk in this sampling period.
     slowest_chunk: Duration,
-    /// What the quickest of all took.
+    /// Time of the quickest of all chunks.
     quickest_chunk: Duration,
     queueing_ratio: QueueingRatio,
-    /// How many times what one takes alone chunks may take.
+    /// Bound on a chunk's time as a multiple of the time of a chunk alone.
     crowded: f64,
 }
 
 impl BusyWindow {
-    /// As these options begin.
+    /// Starts with these options.
     pub(in crate::controller) const fn new(options: &MigrationOptions) -> Self {
-        // A guest that takes all it can get crowds the path itself, and loses least when the move is
-        // soon over.
+        // A closed loop crowds the path itself and loses least by an early end of the move.
         let takes_all = matches!(
             options.guest_load,
             Some(GuestLoad {
@@ -88,9 +86,9 @@ impl BusyWindow {
         }
     }
 
-    /// Chunks in flight at most, and the longest, in sectors. Each chunk costs processor time at both
-    /// ends whatever its length, so much in flight is few chunks: enough of them to read, send and write
-    /// at the same time. Not where a write of the guest waits for the chunk that it meets.
+    /// Returns the maximum number of chunks in flight and the maximum length in sectors. Each chunk costs processor
+    /// time at both ends whatever its length, so a large amount in flight is split into few chunks: enough to read,
+    /// send and write at the same time. Chunks stay short where a write of the guest waits for an overlapping chunk.
     pub(in crate::controller) fn in_flight(&self) -> (u16, u32) {
         if self.locks
             || self.window <= FEWEST_CHUNKS
@@ -106,25 +104,24 @@ impl BusyWindow {
         (chunks as u16, length)
     }
 
-    /// Whether a chunk was acknowledged in this sampling period.
+    /// Returns true if a chunk was acknowledged in this sampling period.
     pub(in crate::controller) const fn arrives(&self) -> bool {
         !self.slowest_chunk.is_zero()
     }
 
-    /// A chunk was acknowledged this long after it was locked; `data` if it travelled as such.
+    /// Notes a chunk acknowledged `took` after its lock; `data` is true if the chunk travelled as data.
     pub(in crate::controller) fn chunk_done(&mut self, took: Duration, data: bool) {
         self.slowest_chunk = self.slowest_chunk.max(took);
         self.quickest_chunk = self.quickest_chunk.min(took);
-        // A word about zeroes, or a digest, is quicker and tells nothing of data.
+        // A frame about zeroes, or a digest, is quicker and tells nothing of data.
         if data {
             self.queueing_ratio.chunk_done(took);
         }
     }
 
-    /// A sampling period is over in which the guest's requests may have taken `limit`. Where copies are
-    /// starved more in flight may help, but not on a link or disk that has no more to give, so chunks
-    /// take up to the whole limit, beside their way, and no longer; twice that while the guest is far
-    /// from it.
+    /// Ends a sampling period with the bound `limit` for the guest's requests. More in flight may help starved copies,
+    /// but not on a link or disk at its own limit. Starved chunks therefore take up to the whole limit plus the round
+    /// trip; twice the limit while the guest's latency is far below it.
     pub(in crate::controller) fn adjust(&mut self, limit: Duration, guest: GuestDid, pace: Pace) {
         if self.slowest_chunk.is_zero() {
             return;
@@ -134,7 +131,7 @@ impl BusyWindow {
         let (bearable, short) = if self.locks {
             (if starved { limit } else { limit / 2 }, limit / 4)
         } else {
-            // On a slow link even the quickest chunk keeps others waiting.
+            // On a slow link even the quickest chunk delays others.
             let way = self.quickest_chunk.min(limit / 2);
             let unnoticed = guest.worst < limit / 2 && !guest.lags;
             let queue = if unnoticed { limit * 2 } else { limit };
@@ -147,7 +144,7 @@ impl BusyWindow {
             || queueing_ratio.is_none_or(|crowd| crowd < self.crowded * ROOMY_PART)
                 && pace == Pace::BelowRate;
         if self.slowest_chunk > bearable {
-            // One that was a little late, while the guest was not, says that there is one too many.
+            // A slightly late chunk, while the guest was in time, means one chunk too many.
             let slightly = !self.locks && self.slowest_chunk <= bearable * 2;
             if slightly && guest.worst <= limit && self.window > 1 {
                 self.window -= 1;
@@ -180,12 +177,12 @@ impl BusyWindow {
         }
     }
 
-    /// The next period begins.
+    /// Begins the next period.
     pub(in crate::controller) const fn period_ends(&mut self) {
         self.slowest_chunk = Duration::ZERO;
     }
 
-    /// After a pause one chunk at a time has to show how the others will do.
+    /// Reduces the window to one chunk after a pause: this chunk measures the path for the others.
     pub(in crate::controller) const fn narrow(&mut self) {
         self.window = 1;
     }
@@ -198,7 +195,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_millis(4);
 
-    /// A guest that gets done what it is owed.
+    /// Returns a guest with its owed throughput.
     const fn slowest(worst: Duration) -> GuestDid {
         GuestDid { worst, lags: false }
     }
@@ -225,10 +222,10 @@ mod tests {
         assert_eq!(periods(100, LIMIT / 8, Pace::BelowRate), (32, 512));
     }
 
-    /// What a chunk takes alone.
+    /// Time of a chunk alone.
     const WAY: Duration = Duration::from_millis(1);
 
-    /// Chunks in flight after so many periods in which each took so much, of four at first.
+    /// Returns the window after `periods` in which each chunk took `took`, from four chunks at first.
     fn window_after(periods: u32, delayed_writes: bool, took: Duration, guest: GuestDid) -> u16 {
         let mut options = MigrationOptions::new(MigrationId([1; 16]));
         options.delayed_writes = delayed_writes;
@@ -334,12 +331,12 @@ mod tests {
         }
     }
 
-    /// Promises of which the chunks of a crowd take much, and little.
+    /// Promises of which a crowd's chunks take a large part, and a small part.
     const TIGHT: Duration = Duration::from_millis(9);
     const LAX: Duration = Duration::from_millis(100);
 
-    /// A path on which a chunk takes so many microseconds at least, and half a millisecond for each
-    /// that is in flight.
+    /// Simulates a path on which a chunk takes at least `alone` microseconds, and half a millisecond for each chunk in
+    /// flight.
     fn go_on(busy_window: &mut BusyWindow, limit: Duration, alone: u32, pace: Pace) -> u16 {
         for _ in 0..400 {
             let took =
@@ -353,7 +350,7 @@ mod tests {
         busy_window.window
     }
 
-    /// That found out what a chunk takes alone, and has so many in flight since.
+    /// A window that has measured a chunk alone and since has `chunks` in flight.
     fn with_window(chunks: u16) -> BusyWindow {
         let mut busy_window = BusyWindow::new(&MigrationOptions::new(MigrationId([1; 16])));
         busy_window.narrow();
@@ -403,7 +400,7 @@ mod tests {
         assert!(window > 20, "{window}");
     }
 
-    /// Words about zeroes are quicker than data, and tell nothing of it.
+    /// Frames about zeroes are quicker than data and tell nothing of data.
     #[test]
     fn zeroes_do_not_make_a_crowd_of_data() {
         let mut busy_window = with_window(4);
@@ -416,7 +413,7 @@ mod tests {
         assert!((9..=12).contains(&window), "{window}");
     }
 
-    /// A crowd of data is none of the zeroes that come after it.
+    /// A crowd of data says nothing about the zeroes after the data.
     #[test]
     fn zeroes_do_not_close_the_window_that_data_crowded() {
         let mut busy_window = with_window(4);

@@ -1,24 +1,24 @@
-//! How many chunks may be in flight while the guest is idle: as many as the disks and the link have
-//! use for, as long as none of them takes long, because a guest that wakes up waits for them: no
-//! longer than it was promised, as far as a single chunk allows.
+//! The number of chunks in flight while the guest is idle. The window grows to the need of the disks and the link while
+//! no chunk takes long. A guest that wakes up waits for the chunks in flight: for at most the promised latency, as far
+//! as a single chunk allows.
 
 use core::time::Duration;
 
 use crate::controller::MigrationOptions;
 use crate::controller::governor::tuning::idle_window::{LONG, QUICK, QUICK_ENOUGH};
 
-/// The window of an idle guest's disk.
+/// The window while the guest is idle.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::controller) struct IdleWindow {
     least: u16,
     most: u16,
     chunks: u16,
-    /// The longest that the guest was promised to wait.
+    /// Longest wait promised to the guest.
     promised: Duration,
 }
 
 impl IdleWindow {
-    /// As these options begin: with less in flight when less than [`QUICK`] was promised.
+    /// Starts with these options, and with less in flight if less than [`QUICK`] was promised.
     pub(in crate::controller) fn new(options: &MigrationOptions) -> Self {
         let promised = options.wake_up_limit.unwrap_or(Duration::MAX);
         let part = promised.min(QUICK).as_secs_f64() / QUICK.as_secs_f64();
@@ -31,12 +31,12 @@ impl IdleWindow {
         }
     }
 
-    /// Chunks in flight at most.
+    /// Returns the maximum number of chunks in flight.
     pub(in crate::controller) const fn chunks(&self) -> u16 {
         self.chunks
     }
 
-    /// A chunk was acknowledged `took` after it was locked; the guest's last request is `idle` ago.
+    /// Notes a chunk acknowledged `took` after its lock, `idle` after the guest's last request.
     pub(in crate::controller) fn chunk_done(&mut self, took: Duration, idle: Duration) {
         let quick = if idle < LONG { QUICK } else { QUICK_ENOUGH };
         self.chunks = if took < quick.min(self.promised) {
@@ -46,7 +46,7 @@ impl IdleWindow {
         };
     }
 
-    /// The guest works: what is known of its idle time is out of date.
+    /// Resets the window: the guest works, so the idle measurements are out of date.
     pub(in crate::controller) const fn forget(&mut self) {
         self.chunks = self.least;
     }
@@ -60,8 +60,8 @@ mod tests {
     const NO_DELAY: Duration = Duration::ZERO;
     const EACH: Duration = Duration::from_micros(500);
 
-    /// The window after many chunks on a path that takes one every `each`, and `delay` for any, while
-    /// the guest is idle for so long.
+    /// Returns the window after many chunks on a path that takes one chunk every `each` after `delay`, while the guest
+    /// is idle for `idle`.
     fn settled(each: Duration, delay: Duration, idle: Duration) -> u16 {
         settle(window(None), each, delay, idle)
     }

@@ -1,4 +1,4 @@
-//! How many chunks may be in flight, and how long they may be.
+//! The number and length of chunks in flight.
 
 pub(in crate::controller) mod busy_window;
 pub(in crate::controller) mod idle_window;

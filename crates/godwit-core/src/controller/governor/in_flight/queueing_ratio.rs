@@ -1,24 +1,24 @@
-//! Whether chunks in flight wait for each other: how much longer each takes than with few others. What
-//! is in flight beyond what the path can work on at a time makes copies no faster, and the guest's
-//! requests queue behind it.
+//! Detects chunks in flight that wait for each other, by comparing a chunk's time with its time among few others.
+//! Chunks beyond the number that the path works on at a time do not speed up copies, and the guest's requests queue
+//! behind them.
 
 use core::time::Duration;
 
 use crate::controller::governor::tuning::queueing_ratio::{LEAST, LONGER_FACTOR, WEIGHT_PART};
 
-/// What a chunk takes, in seconds.
+/// Time of a chunk, in seconds.
 #[derive(Debug)]
 pub(in crate::controller) struct QueueingRatio {
-    /// Lately; `None` before the first.
+    /// Recent average; `None` before the first chunk.
     usual: Option<f64>,
-    /// When it was least.
+    /// Least average.
     least: f64,
-    /// Whether one was acknowledged in this sampling period.
+    /// True if a chunk was acknowledged in this sampling period.
     arrives: bool,
 }
 
 impl QueueingRatio {
-    /// Nothing is known.
+    /// Starts without measurements.
     pub(in crate::controller) const fn new() -> Self {
         Self {
             usual: None,
@@ -27,7 +27,7 @@ impl QueueingRatio {
         }
     }
 
-    /// A chunk of data was acknowledged this long after it was locked.
+    /// Notes a chunk of data acknowledged this long after its lock.
     pub(in crate::controller) fn chunk_done(&mut self, took: Duration) {
         let took = took.max(LEAST).as_secs_f64();
         let usual = self.usual.get_or_insert(took);
@@ -35,8 +35,8 @@ impl QueueingRatio {
         self.arrives = true;
     }
 
-    /// A sampling period is over, with or without few chunks in flight. How many times what a chunk
-    /// takes alone it takes lately: at least 1, or `None` when no chunk of data told of it.
+    /// Ends a sampling period with or without few chunks in flight. Returns a chunk's recent time as a multiple of its
+    /// time alone: at least 1, or `None` if no chunk of data was measured.
     pub(in crate::controller) fn period_ends(&mut self, few: bool) -> Option<f64> {
         let usual = self.usual.filter(|_| self.arrives)?;
         self.arrives = false;
@@ -52,7 +52,7 @@ impl QueueingRatio {
 mod tests {
     use super::*;
 
-    /// After so many sampling periods in each of which one chunk took so many microseconds.
+    /// Returns the ratio after `periods` in each of which one chunk took `micros`.
     fn after(queueing_ratio: &mut QueueingRatio, periods: u32, micros: u64, few: bool) -> f64 {
         let mut crowd = None;
         for _ in 0..periods {

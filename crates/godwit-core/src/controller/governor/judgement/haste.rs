@@ -1,9 +1,9 @@
-//! Weighs going slowly against going fast where going slowly does not spare the guest.
+//! Weighs slow copies against fast copies where slow copies do not spare the guest.
 //!
-//! Copies that step aside take longer. On a host whose processors are full the guest gets hardly more done for it: each
-//! byte that is copied costs it the same, however slowly that happens. Once copies have gone slowly for
-//! [`HELD_BACK`] and the guest still lacked something, they hurry for a while: no rate holds them back, and the
-//! promise is eased as far as it may be. Each pace is then judged by the cost of a byte ([`Cost`]).
+//! Copies that step aside take longer. On a host whose processors are full the guest gets hardly more done in return:
+//! each copied byte costs the guest the same at any pace. Once copies have gone slowly for [`HELD_BACK`] and the guest
+//! still lacked something, copies hurry for a while: no rate holds them back, and the promise is eased as far as
+//! allowed. Each pace is then judged by the cost of a byte ([`Cost`]).
 
 use core::time::Duration;
 
@@ -13,11 +13,11 @@ use crate::controller::governor::tuning::haste::{
 };
 use crate::units::Time;
 
-/// The guest's losses and the bytes that were copied over some time.
+/// The guest's losses and the copied bytes over some time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Balance {
     elapsed: Duration,
-    /// The time in which the guest would have done the work that it did not get done.
+    /// Time in which the guest would have done its lost work.
     lost: Duration,
     bytes: u64,
 }
@@ -29,19 +29,19 @@ impl Balance {
         self.bytes += bytes;
     }
 
-    /// Forgets half, so that the last few windows decide.
+    /// Halves the balance, so that the last few windows decide.
     fn fade(&mut self) {
         self.elapsed /= 2;
         self.lost /= 2;
         self.bytes /= 2;
     }
 
-    /// True if the guest lacked more than chance and short stalls explain.
+    /// Returns true if the guest lacked more than chance and short stalls explain.
     fn lacks(&self) -> bool {
         self.lost > self.elapsed.mul_f64(LACKING_PART)
     }
 
-    /// The cost of a byte in seconds: infinite if none was copied.
+    /// Returns the cost of a byte in seconds: infinite if none was copied.
     fn per_byte(&self) -> f64 {
         let cost = Cost {
             until_free: self.elapsed,
@@ -53,7 +53,7 @@ impl Balance {
     }
 }
 
-/// The pace that was chosen last, and its balance so far.
+/// The current pace and its balance so far.
 #[derive(Clone, Copy, Debug)]
 enum Pace {
     /// The guest is spared. The balance covers the last windows in which copies went slowly.
@@ -69,14 +69,14 @@ enum Pace {
 /// Chooses between sparing the guest and hurrying.
 #[derive(Debug)]
 pub(in crate::controller) struct Haste {
-    /// Requests per second that the guest makes if nothing else goes on.
+    /// Requests per second of the guest if nothing else goes on.
     reference: f64,
     pace: Pace,
-    /// The most bytes per second that copies took in a window.
+    /// Maximum bytes per second of copies in a window.
     fastest: f64,
-    /// How long the guest is spared after a hurry that was not worth it.
+    /// Time for which the guest is spared after a hurry without gain.
     wait: Duration,
-    /// How long a hurry that is worth it lasts before the guest is spared again, to compare anew.
+    /// Maximum time of a gainful hurry before the guest is spared again for a new comparison.
     longest: Duration,
     /// The window under way.
     window: Window,
@@ -105,7 +105,7 @@ impl Window {
 }
 
 impl Haste {
-    /// A guest that makes `reference` requests per second if nothing else goes on.
+    /// Starts for a guest that makes `reference` requests per second if nothing else goes on.
     pub(in crate::controller) fn new(reference: u64, now: Time) -> Self {
         Self {
             reference: reference as f64,
@@ -120,18 +120,18 @@ impl Haste {
         }
     }
 
-    /// True while copies hurry.
+    /// Returns true while copies hurry.
     pub(in crate::controller) const fn hurries(&self) -> bool {
         matches!(self.pace, Pace::Hurrying { .. })
     }
 
-    /// Nothing was asked, or nothing moved: time that says nothing about a pace.
+    /// Skips time without requests or progress, which says nothing about a pace.
     pub(in crate::controller) const fn stood_still(&mut self, now: Time) {
         self.window.counted_at = now;
     }
 
-    /// Adds the answers and the copied bytes of a sampling period in which copies were or were not held back for
-    /// the guest's sake.
+    /// Adds the answers and the copied bytes of a sampling period in which copies were or were not held back for the
+    /// guest's sake.
     pub(in crate::controller) fn count(
         &mut self,
         now: Time,
@@ -155,7 +155,7 @@ impl Haste {
         let due = self.reference * window.elapsed.as_secs_f64();
         let rate = window.bytes as f64 / window.elapsed.as_secs_f64();
         self.fastest = self.fastest.max(rate);
-        // Whatever copies were held back to, the guest was to have room then.
+        // The guest was meant to have room then, whatever the reason for slow copies.
         let slow = window.held_back || rate < self.fastest / 2.0;
         let lost = (1.0 - f64::from(window.answered) / due.max(1.0)).clamp(0.0, 1.0);
         match &mut self.pace {
@@ -217,8 +217,8 @@ mod tests {
     const REQUESTS: u64 = 10_000;
     const MEBIBYTE: f64 = 1_048_576.0;
 
-    /// A host on which the guest keeps `keeps(rate)` of its requests while copies take `rate` MiB per second, and the
-    /// seconds of ten in which copies hurry.
+    /// Returns the seconds of ten in which copies hurry, on a host where the guest keeps `keeps(rate)` of its requests
+    /// while copies take `rate` MiB per second.
     fn hurries(slow: f64, fast: f64, keeps: impl Fn(f64) -> f64) -> f64 {
         let mut haste = Haste::new(REQUESTS, Time(0));
         let periods = 1000;
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_loses_as_much_per_byte_at_any_pace_is_not_spared() {
-        // Each MiB costs the guest what it would have done in 1.8 ms.
+        // Each MiB costs the guest 1.8 ms of work.
         let host = |rate: f64| (1.0 - rate * 0.0018).max(0.05);
         assert!(hurries(57.0, 386.0, host) > 7.0);
     }
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn copies_that_hurry_in_vain_go_slowly_again_and_wait_longer_each_time() {
-        // The link takes no more, so that hurrying only costs.
+        // The link takes no more, so hurrying only costs.
         let hurried = hurries(57.0, 60.0, |rate| if rate > 58.0 { 0.2 } else { 0.9 });
         assert!(hurried > 0.4 && hurried < 3.0, "{hurried}");
     }

@@ -1,4 +1,4 @@
-//! What the sampling periods say: of the guest's waits, of what it gets done, of what copies gain.
+//! Judgement of the sampling periods: the guest's waits, the guest's throughput, the copies' gain.
 
 pub(super) mod haste;
 pub(super) mod local_answer_budget;

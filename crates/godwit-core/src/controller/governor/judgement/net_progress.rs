@@ -1,29 +1,29 @@
-//! Whether a migration gains on a guest that writes as fast as the path to the destination takes it, or
-//! faster. Each pause answers such a guest's writes at once, leaves more behind than what was sent since the
-//! last, and so the next one comes sooner. A promise that nobody stated is not worth that: it is eased until
-//! the guest waits for the destination now and then and pauses are few enough for copies to gain. One that
-//! somebody stated is kept, but pauses stay short, which leave less behind.
+//! Judges if a migration gains on a guest that writes at the rate of the path to the destination, or faster. Each pause
+//! answers such a guest's writes at once and leaves more behind than was sent since the last pause, so the next pause
+//! comes sooner. An implicit promise is not worth this cost: the promise is eased until the guest waits for the
+//! destination now and then and pauses are few enough for copies to gain. An explicit promise is kept, but pauses stay
+//! short and so leave less behind.
 
 use crate::controller::governor::tuning::net_progress::{
     FALL_FACTOR, LEAST_GAIN_PART, MOST_FACTOR, RISE_FACTOR, WINDOW,
 };
 use crate::units::Time;
 
-/// What a migration gains, window by window.
+/// A migration's gain, window by window.
 #[derive(Debug)]
 pub(in crate::controller) struct NetProgress {
     factor: f64,
     began: Time,
-    /// Bytes that were left when the window began; `None` before the first.
+    /// Bytes left when the window began; `None` before the first window.
     left: Option<u64>,
-    /// Bytes that the guest has written since then.
+    /// Bytes written by the guest since then.
     written: u64,
-    /// Whether the migration went on, if only for a moment.
+    /// True if the migration ran at all, if only for a moment.
     went_on: bool,
 }
 
 impl NetProgress {
-    /// A migration that has just begun.
+    /// Starts with a migration that has just begun.
     pub(in crate::controller) const fn new(now: Time) -> Self {
         Self {
             factor: 1.0,
@@ -34,30 +34,30 @@ impl NetProgress {
         }
     }
 
-    /// How many times what was promised the guest's requests may take: 1 to 100.
+    /// Returns the factor by which the guest's requests may exceed the promise: 1 to 100.
     pub(in crate::controller) const fn factor(&self) -> f64 {
         self.factor
     }
 
-    /// Whether copies have gained too little lately: up to 23 s ago where that went on for long, since what
-    /// makes them gain again would at once undo itself.
+    /// Returns true if copies gained too little lately, up to 23 s ago after a long loss. A shorter memory would undo
+    /// each remedy at once.
     pub(in crate::controller) fn is_lost(&self) -> bool {
         self.factor > 1.0
     }
 
-    /// The guest has written so many bytes.
+    /// Counts bytes written by the guest.
     #[inline]
     pub(in crate::controller) const fn written(&mut self, bytes: u64) {
         self.written += bytes;
     }
 
-    /// What is left counts anew: what was left before says nothing.
+    /// Restarts the count of the bytes left: the previous count says nothing.
     pub(in crate::controller) const fn restart(&mut self) {
         self.left = None;
     }
 
-    /// A sampling period is over after which so many bytes are `left`. While the migration only pauses
-    /// nothing is judged: a destination that does not answer is not worth waiting for.
+    /// Ends a sampling period after which `left` bytes are left. A constantly paused migration is not judged: a silent
+    /// destination is not worth waiting for.
     pub(in crate::controller) fn period_ends(&mut self, now: Time, left: u64, paused: bool) {
         self.went_on |= !paused;
         let Some(before) = self.left else {
@@ -68,7 +68,7 @@ impl NetProgress {
             return;
         }
         if self.went_on {
-            // What is left at the end is what the guest has just written.
+            // The bytes left at the end are the guest's latest writes.
             let ends = left <= self.written;
             let gains = before as f64 - left as f64 >= self.written as f64 * LEAST_GAIN_PART;
             let change = if gains || ends {
@@ -97,8 +97,8 @@ mod tests {
 
     const MEBIBYTE: u64 = 1 << 20;
 
-    /// What the promise is multiplied by after windows that begin with 1 GiB left, in which the guest
-    /// wrote 20 MiB each and copies gained so much.
+    /// Returns the factor after windows that begin with 1 GiB left, in which the guest wrote 20 MiB each and copies
+    /// gained `gained`.
     fn after(windows: u32, gained: i64, paused: bool) -> f64 {
         let mut net_progress = NetProgress::new(Time(0));
         let mut left = 1024 * MEBIBYTE;

@@ -1,22 +1,21 @@
-//! How fast a rate rises that has to stay below what strains the guest, which nobody knows.
+//! The rise of a rate below an unknown limit, the rate at which the guest is strained.
 
 use crate::controller::governor::tuning::rate_search::{
     CALM_PERIODS, FAR_BELOW_PARTS, FAR_PARTS, FIRST_PARTS, FORGET_PERIODS, NEAR_PARTS,
 };
 
-/// What is known of the rates that the guest bore and did not bear.
+/// Rates that the guest bore and did not bear.
 #[derive(Debug)]
 pub(in crate::controller) struct RateSearch {
-    /// The rate at which the guest last began to be strained; `None` while nothing has spoken
-    /// against a higher one yet.
+    /// Rate at which the last strain of the guest began; `None` while nothing speaks against a higher rate.
     strained_at: Option<u64>,
-    /// Periods since the last strained one, and the rate when it and those just before it began.
+    /// Periods since the last strained period, and the rate at the onset of the latest run of strained periods.
     calm: u32,
     onset: u64,
 }
 
 impl RateSearch {
-    /// Nothing is known.
+    /// Starts without knowledge.
     pub(in crate::controller) const fn new() -> Self {
         Self {
             strained_at: None,
@@ -25,7 +24,7 @@ impl RateSearch {
         }
     }
 
-    /// A period is over in which this rate did or did not strain the guest.
+    /// Ends a period in which this rate did or did not strain the guest.
     pub(in crate::controller) const fn period_ends(&mut self, rate: u64, strained: bool) {
         if !strained {
             self.calm = self.calm.saturating_add(1);
@@ -37,9 +36,9 @@ impl RateSearch {
         self.calm = 0;
     }
 
-    /// This rate goes down: what it was when the guest began to need that is too much. A rate far below
-    /// the one that was too much before is more likely to have met a moment in which any would have
-    /// been, so what is known goes down by steps.
+    /// Notes that this rate goes down: the rate at the onset of the strain was too high. A rate far below the last
+    /// known limit has more likely met a moment in which any rate would have strained the guest, so the limit goes down
+    /// by steps.
     pub(in crate::controller) const fn yielded(&mut self, rate: u64) {
         self.period_ends(rate, true);
         self.strained_at = Some(match self.strained_at {
@@ -48,10 +47,10 @@ impl RateSearch {
         });
     }
 
-    /// By how much this rate rises in a period with room left: doubling soon while nothing is known,
-    /// quickly where the guest was not strained, and slowly near where it was: the faster, the longer
-    /// ago that is. While the machine stays the same the guest is strained in about one of a hundred
-    /// periods, and what strained it once does not hold copies back for long.
+    /// Returns the rise of this rate in a period with room left. Without knowledge the rate doubles soon. Far from the
+    /// known limit the rate rises quickly. Near the limit the rate rises slowly, and the faster the longer ago the
+    /// strain is. On an unchanged machine about one period in a hundred strains the guest, so a single strain does not
+    /// hold copies back for long.
     pub(in crate::controller) fn rise(&self, rate: u64) -> u64 {
         let part = match self.strained_at {
             None => FIRST_PARTS,
@@ -97,7 +96,7 @@ mod tests {
         }
         rate_search.yielded(100 << 20);
         assert!(rate_search.rise(100 << 20) >= (100 << 20) / FAR_BELOW_PARTS);
-        // But what goes on is believed.
+        // But a lasting strain is believed.
         for _ in 0..3 {
             for _ in 0..CALM_PERIODS {
                 rate_search.period_ends(100 << 20, false);

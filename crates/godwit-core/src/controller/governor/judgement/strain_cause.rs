@@ -1,24 +1,23 @@
-//! Whether the guest's waits are the migration's doing. A machine has its own reasons: whatever copies
-//! do, now and then a processor stands still for milliseconds. One such wait says nothing about their
-//! rate, several do.
+//! Judges if the migration causes the guest's waits. A machine has its own reasons: now and then a processor stands
+//! still for milliseconds, whatever copies do. One such wait says nothing about the rate of copies, several do.
 
 use crate::controller::governor::tuning::strain_cause::{
     BORNE_PART, FORGET_FACTOR, LEARN_PART, MEMORY_PART, ON_END_PERIODS,
 };
 
-/// What strained the guest lately.
+/// Recent strain of the guest.
 #[derive(Debug, Default)]
 pub(in crate::controller) struct StrainCause {
-    /// Strained periods lately, decaying.
+    /// Recent strained periods, decaying.
     recent: f64,
     on_end: u32,
-    /// The part of periods that are strained while copies hardly move.
+    /// Part of periods that are strained while copies hardly move.
     inherent: f64,
 }
 
 impl StrainCause {
-    /// A sampling period is over, strained or not, in which copies did or did not hardly move. Whether
-    /// it is time for them to yield.
+    /// Ends a sampling period, strained or not, in which copies did or did not creep. Returns true if copies should
+    /// yield.
     pub(in crate::controller) fn lies_with_copies(&mut self, strained: bool, crept: bool) -> bool {
         let now = f64::from(u8::from(strained));
         self.recent = self.recent * MEMORY_PART + now;
@@ -33,7 +32,7 @@ impl StrainCause {
         let often = self.recent > borne + 1.0 && self.on_end < ON_END_PERIODS;
         let at_fault = strained && (long || often);
         if at_fault {
-            // What changes with that has to show before more follows.
+            // The effect of yielding has to show before copies yield again.
             self.recent = self.recent.min(borne / 2.0);
         }
         at_fault
@@ -44,7 +43,7 @@ impl StrainCause {
 mod tests {
     use super::*;
 
-    /// How often copies yield in so many periods, of which one in `every` is strained.
+    /// Returns the number of yields in `periods`, of which one in `every` is strained.
     fn yields(strain_cause: &mut StrainCause, periods: u32, every: u32, crept: bool) -> usize {
         let mut at_fault =
             |number: u32| strain_cause.lies_with_copies(number.is_multiple_of(every), crept);

@@ -1,12 +1,11 @@
-//! Whether the guest gets as much done as before the migration. A latency far below what was promised
-//! can still be too long for a guest that waits for each answer before it asks for more.
+//! Compares the guest's throughput with its throughput before the migration. A latency far below the promise can still
+//! be too long for a guest that waits for each answer before its next request.
 //!
-//! A guest that takes whatever the machine has, a closed loop, can only get less while its disk moves,
-//! however slowly that goes: its double writes alone cost what its writes did. It loses least when that
-//! is soon over, so it is owed a part of what it did, within the latency that it was promised. One that
-//! sets its own pace is owed all of it: where it has too little, the disk is in its way. One of which
-//! nobody knows is tried out: it is owed all of it, and a quarter for a while once it behaves like a
-//! closed loop.
+//! A closed loop takes as much as the machine gives. Such a guest can only get less while its disk moves, at any pace:
+//! double writes alone cost as much as its own writes did. The guest loses least if the move is soon over, so a closed
+//! loop is owed a part of its former rate, within the promised latency. A guest that sets its own pace is owed its
+//! whole former rate: if the guest has too little, the disk is in its way. A guest of unknown kind is tried out: the
+//! guest is owed its whole former rate, and a quarter for a while once the guest behaves like a closed loop.
 
 use core::time::Duration;
 
@@ -17,23 +16,23 @@ use crate::controller::governor::tuning::throughput::{
 };
 use crate::units::Time;
 
-/// The guest has had too little for a while.
+/// A guest that has had too little for a while.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::controller) struct Shortage {
-    /// The part of what it is owed that it did not get since it began to lack something, or since it
-    /// was last found short: more than 0, at most 1.
+    /// Part of the owed requests that the guest did not get since the shortage began or was last found: more than 0, at
+    /// most 1.
     pub(in crate::controller) lacked: f64,
-    /// Bytes per second that copies and delayed writes took in the last window.
+    /// Bytes per second of copies and delayed writes in the last window.
     pub(in crate::controller) copied: u64,
 }
 
-/// How much of what it did before a guest is owed.
+/// Part of the former rate owed to a guest.
 #[derive(Clone, Copy, Debug)]
 enum Owed {
     All,
     /// The part that a closed loop is owed.
     ClosedLoop,
-    /// A part until then: nobody knows that it is a closed loop, but it behaved like one.
+    /// A part until the given time: the guest behaved like a closed loop but is not known to be one.
     OnTrial(Time),
 }
 
@@ -47,48 +46,47 @@ impl Owed {
     }
 }
 
-/// What the end of a window showed.
+/// Result of a window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::controller) enum Finding {
     /// The guest had too little.
     Short(Shortage),
-    /// The guest seems to take whatever there is, and is owed less for a while.
+    /// The guest seems to take everything available, and is owed less for a while.
     Saturates,
 }
 
-/// Compares the guest's rate of requests with what it was.
+/// Compares the guest's rate of requests with its former rate.
 #[derive(Debug)]
 pub(in crate::controller) struct Throughput {
-    /// Requests per second that the guest makes if nothing else goes on.
+    /// Requests per second of the guest if nothing else goes on.
     reference: f64,
     arrivals: Arrivals,
     owed: Owed,
-    /// How long a guest is owed a part the next time that it behaves like a closed loop.
+    /// Time for which only a part is owed after the guest's next behaviour like a closed loop.
     trial: Duration,
-    /// Windows on end that speak against what it is owed: with too little although copies hardly
-    /// moved, or with all that it did before although it is owed a part of it.
+    /// Consecutive windows that contradict `owed`: too little although copies hardly moved, or the whole former rate
+    /// although only a part is owed.
     against: u32,
     average: f64,
     counted: u32,
     /// Bytes of copies and delayed writes in the window.
     copied: u64,
     window_began: Time,
-    /// When answers were last counted.
+    /// Time at which answers were last counted.
     counted_at: Time,
-    /// Requests that it has missed and not made up for, of those that would have been enough, but for
-    /// those that it was found short of already.
+    /// Requests missed and not made up for, relative to a sufficient rate, without the requests in `found`.
     missed: f64,
-    /// Those, as long as it seems to make up for them.
+    /// Missed requests of shortages already found, kept while the guest seems to catch up.
     found: f64,
-    /// Requests since it last had missed none, or was found short: those it is owed, and its own.
+    /// Requests owed and requests done since the guest last had missed none or was last found short.
     due: f64,
     done: f64,
-    /// Since when it has had too little.
+    /// Start of the current shortage.
     short_since: Option<Time>,
 }
 
 impl Throughput {
-    /// The guest's load `before` is what it should have now.
+    /// Starts with the guest's load `before` as its reference.
     pub(in crate::controller) fn new(before: GuestLoad, now: Time) -> Self {
         let reference = before.per_second as f64;
         Self {
@@ -113,7 +111,7 @@ impl Throughput {
         }
     }
 
-    /// The part of what it is owed that is enough.
+    /// Returns the sufficient part of the owed rate.
     const fn enough(&self) -> f64 {
         match self.arrivals {
             Arrivals::OpenLoop => ENOUGH_AT_A_PACE_PART,
@@ -121,31 +119,31 @@ impl Throughput {
         }
     }
 
-    /// The guest has had too little lately.
+    /// Returns true if the guest has had too little lately.
     pub(in crate::controller) const fn is_short(&self) -> bool {
         self.short_since.is_some()
     }
 
-    /// The guest has missed something, and has not made up for it yet.
+    /// Returns true if the guest has missed requests and not caught up yet.
     pub(in crate::controller) const fn lags(&self) -> bool {
         self.owing() > 0.0
     }
 
-    /// Requests that it has missed and not made up for.
+    /// Returns the requests missed and not caught up with.
     const fn owing(&self) -> f64 {
         self.missed + self.found
     }
 
-    /// Neither a request was answered since the last count nor a chunk: that time does not count. Both
-    /// waited for the disk, or the guest asked for nothing.
+    /// Skips time in which neither a request was answered nor a chunk: both waited for the disk, or the guest sent no
+    /// request.
     pub(in crate::controller) fn stood_still(&mut self, now: Time) {
         self.window_began = self.window_began.after(now.since(self.counted_at));
         self.counted_at = now;
     }
 
-    /// Adds answers, and bytes that copies and delayed writes took meanwhile; `crawl` is the pace in
-    /// bytes per second below which they do not go, if they are held to it. What a window showed that
-    /// ends with them, if there is anything to it.
+    /// Adds answers, and bytes of copies and delayed writes in the same time. `crawl` is the least pace of copies in
+    /// bytes per second, if copies are held to this pace. Returns the finding of a window that ends with these answers,
+    /// if any.
     pub(in crate::controller) fn count(
         &mut self,
         now: Time,
@@ -170,7 +168,7 @@ impl Throughput {
         let lacks = done < due * self.enough();
         self.add(due, done);
         let short = self.reference * self.owed.part() * SLACK.as_secs_f64() + CHANCE_REQUESTS;
-        // Where a link or a pause holds copies back, the guest may wait for that, too.
+        // If a link or a pause holds copies back, the guest may wait for the same reason.
         let crawls = crawl.is_some_and(|pace| copied * 2.0 >= pace as f64);
         let against = match self.owed {
             Owed::All => lacks && crawls && self.arrivals == Arrivals::Unknown,
@@ -191,7 +189,7 @@ impl Throughput {
             }
             _ => {}
         }
-        // One that has enough and does not ask for more will not make up for anything.
+        // A guest with enough throughput and no further requests will not catch up.
         let catches_up = lacks || done > due * CATCHING_UP_PART;
         let makes_up = self.is_short() && catches_up && self.owing() >= short / 8.0;
         if self.missed < short / 2.0 && !makes_up {
@@ -199,7 +197,7 @@ impl Throughput {
             return None;
         }
         let since = *self.short_since.get_or_insert(now);
-        // A guest that catches up after a stall needs no more room than it has.
+        // A guest that catches up after a stall needs no more room.
         let finding = (lacks && self.missed >= short).then(|| {
             Finding::Short(Shortage {
                 lacked: 1.0 - self.done / self.due,
@@ -207,19 +205,19 @@ impl Throughput {
             })
         });
         if finding.is_some() {
-            // What changes with that has to show before more follows.
+            // The effect of this finding has to show before the next finding.
             self.found += self.missed - short / 2.0;
             (self.missed, self.due, self.done) = (short / 2.0, 0.0, 0.0);
         }
         if now.since(since) >= PATIENCE {
-            // One that catches up does more than it is going to.
+            // During a catch-up a guest exceeds its lasting rate.
             self.reference = self.reference.min(self.average);
             self.owe(Owed::All);
         }
         finding
     }
 
-    /// A window is over in which the guest did so many requests of those that it is owed.
+    /// Adds a window in which the guest made `done` of `due` owed requests.
     fn add(&mut self, due: f64, done: f64) {
         if self.missed == 0.0 {
             (self.due, self.done) = (0.0, 0.0);
@@ -231,7 +229,7 @@ impl Throughput {
         self.found = (self.found + missed.min(0.0)).max(0.0);
     }
 
-    /// The guest is owed this of what it did before, and has missed none of it yet.
+    /// Sets the owed part, with no requests missed yet.
     const fn owe(&mut self, owed: Owed) {
         self.owed = owed;
         self.against = 0;
@@ -257,8 +255,7 @@ mod tests {
         guest(per_second, Arrivals::Unknown)
     }
 
-    /// Windows that judged the guest to be short, of `windows` in which it did `rate` requests a
-    /// second.
+    /// Returns the windows with a shortage, of `windows` in which the guest made `rate` requests a second.
     fn short(it: &mut Throughput, from: u32, windows: u32, rate: u32) -> usize {
         (from..from + windows)
             .filter(|number| {
@@ -362,7 +359,7 @@ mod tests {
             let expected = rate as f64 / 10.0;
             let found = (0..10_000)
                 .filter(|window| {
-                    // Twelve even ones make a normal one.
+                    // Twelve uniform numbers approximate a normal one.
                     let mut normal = -6.0;
                     for _ in 0..12 {
                         random = random
@@ -412,8 +409,8 @@ mod tests {
 
     const CRAWL: Option<u64> = Some(50_000_000);
 
-    /// What so many windows show in which the guest does `rate` requests a second, copies go at 40
-    /// MB/s, and perhaps no slower than `crawl`.
+    /// Returns the findings of `windows` in which the guest makes `rate` requests a second, copies go at 40 MB/s, and
+    /// perhaps no slower than `crawl`.
     fn findings(it: &mut Throughput, windows: u32, rate: u32, crawl: Option<u64>) -> Vec<Finding> {
         let began = it.window_began;
         let window = |number| {

@@ -1,5 +1,5 @@
-//! The image that stays where a disk was: it is the disk as it was when it changed hands, once everything in it is
-//! durable, and as long as nobody writes to it. If the disk comes back, only what was written since has to be sent.
+//! The image left behind by a disk. A durable image is the disk as of the switchover while nobody writes to the image.
+//! If the disk comes back, only the blocks written since then have to be sent.
 
 use crate::action::{Action, DiskOperation, DiskTag};
 use crate::controller::Controller;
@@ -8,20 +8,20 @@ use crate::planted::PlantedBug;
 use crate::request::RequestError;
 use crate::units::MigrationId;
 
-/// How far the image of a disk that has left is on its way to be what a return can start from.
+/// Progress of a departed disk's image towards a base for the disk's return.
 #[derive(Debug, Default)]
 pub(in crate::controller) struct BecomingBase {
-    /// The flush is at the disk. It outlives the wish for it.
+    /// True while the flush is at the disk, even if the flush is no longer needed.
     flushing: bool,
-    /// The migration by which the disk left, as long as the image is as it was then.
+    /// The migration by which the disk left, while the image is unchanged since.
     of: Option<MigrationId>,
-    /// The disk left without a part that this image does not have either.
+    /// True if the disk left without a part that this image lacks too.
     partial: bool,
 }
 
 impl Controller {
-    /// The disk has left by this migration, and this node's image was the disk until then: what of it is not durable
-    /// is made so. One that cannot be flushed now, because it still is for an earlier departure, is no base.
+    /// Makes this node's image durable after the disk has left by this migration. An image that cannot be flushed now,
+    /// because a flush for an earlier departure is still under way, is not a base.
     pub(in crate::controller) fn keep_as_base(&mut self, migration: MigrationId) {
         if self.has_bug(PlantedBug::BaseUnflushed) {
             return self.notify(Event::BecameBase { migration });
@@ -37,19 +37,19 @@ impl Controller {
         });
     }
 
-    /// The image is about to be written to.
+    /// Notes that the image is about to be written to.
     pub(in crate::controller) const fn spoil_base(&mut self) {
         self.base.of = None;
         self.base.partial = false;
     }
 
-    /// The disk left without a part that this node's image does not have either, or may have: the image is the disk as it
-    /// was then for nobody. For a process that starts, before the first request.
+    /// Notes that the disk left without a part, and this node's image lacks or may lack the same part: the image is not
+    /// a base for anyone. For a process that starts, before the first request.
     pub const fn is_no_base(&mut self) {
         self.base.partial = true;
     }
 
-    /// The image is durable, or is not.
+    /// Handles the end of the image's flush.
     pub(in crate::controller) fn base_flushed(&mut self, result: Result<(), RequestError>) {
         self.base.flushing = false;
         if let (Some(migration), Ok(())) = (self.base.of.take(), result) {

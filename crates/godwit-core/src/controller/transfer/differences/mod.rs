@@ -1,5 +1,5 @@
-//! What of a disk the destination does not have already: in an image that stayed there, or in the image that the disk was
-//! created from.
+//! The part of a disk already at the destination: in an image left there, or in the image that the disk was created
+//! from.
 
 pub(in crate::controller) mod base;
 pub(in crate::controller) mod on_image;

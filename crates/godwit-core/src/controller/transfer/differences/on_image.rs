@@ -1,15 +1,14 @@
-//! A disk that was created from an image moves without what it has of that: the destination gets the rest from here,
-//! and the image from where it is kept.
+//! Moves of a disk without its image: the destination gets the differences from here, and the image from the image's
+//! own place.
 //!
-//! What differs is found by comparing, which is for the body. From the moment at which the body begins until the disk has
-//! left, everything that the guest writes counts as different: what was found stays true, and a disk that was compared when
-//! it was created, of which nothing differed yet, need not be read when it moves. A block that this node lacks is as it is in
-//! the image.
+//! The body finds the differences by comparison. From the start of the comparison until the disk has left, every write
+//! of the guest counts as a difference, so the result stays true. A disk compared at its creation, without any
+//! difference, need not be read for a move. A block that this node lacks is as in the image.
 //!
-//! What differs is copied by pre-copy in blocks of 4 KiB, or pushed. The guest's writes never go to both nodes, however
-//! long that takes: at the destination a write of a part of a block would find the rest of it missing. With push and pull
-//! the disk may leave before all that differs is there. Then the destination lacks some of it, which this node owes, and
-//! the rest of what it lacks is in the image.
+//! Differences are copied by pre-copy in blocks of 4 KiB, or pushed. The guest's writes never go to both nodes, however
+//! long the copy takes: at the destination a write of a partial block would find the rest of the block missing. With
+//! push and pull the disk may leave before all differences are at the destination. The destination then lacks some
+//! differences, which this node owes, and the rest of the missing blocks is in the image.
 
 use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::push_pull::{BLOCK_SECTORS, CHUNK_SECTORS, each_run_by_heat};
@@ -21,33 +20,33 @@ use crate::planted::PlantedBug;
 use crate::units::{Bytes, Extent, Lba, MAX_EXTENT_SECTORS};
 use crate::wire::{Message, TrafficClass};
 
-/// How soon the destination is to fetch what lies in a chunk of 64 KiB in which something differs: the guest works there.
+/// Priority of fetching blocks in a chunk of 64 KiB with a difference: the guest works there.
 const BESIDE_WRITTEN: u8 = 2;
-/// How soon it is to fetch what this node has fetched: without prefetching somebody has read it.
+/// Priority of fetching blocks that this node has fetched: without prefetching, these blocks have been read.
 const FETCHED: u8 = 1;
-/// How soon it is to fetch what nobody has asked for in all that time.
+/// Priority of fetching blocks that nobody has asked for in all this time.
 const NEVER_FETCHED: u8 = 0;
 
-/// How much of a disk is as it is in its image.
+/// Amount of a disk that is as in its image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compared {
-    /// What differs, or may, in blocks of 4 KiB.
+    /// Blocks of 4 KiB that differ, or may differ.
     pub different: Bytes,
-    /// What is as the image has it, and no hole there.
+    /// Blocks that are as in the image, and not holes there.
     pub same: Bytes,
 }
 
-/// What of a disk is as it is in its image.
+/// Blocks of a disk that are as in its image.
 #[derive(Debug)]
 pub(in crate::controller) struct OnImage {
-    /// Blocks that differ, or may.
+    /// Blocks that differ, or may differ.
     different: DirtyBitmap,
-    /// Blocks that are as the image has them, and are not holes there; nothing while that is being found out.
+    /// Blocks that are as in the image and not holes there; `None` during the comparison.
     same: Option<DirtyBitmap>,
 }
 
 impl OnImage {
-    /// The guest writes here.
+    /// Notes a write of the guest.
     fn written(&mut self, extent: Extent) {
         self.different.set(extent);
         if let Some(same) = &mut self.same {
@@ -55,15 +54,15 @@ impl OnImage {
         }
     }
 
-    /// What is to be copied.
+    /// Returns the blocks to copy.
     pub(in crate::controller::transfer) const fn different(&self) -> &DirtyBitmap {
         &self.different
     }
 }
 
 impl Controller {
-    /// The body begins to compare the disk with the image that it was created from. What the disk lacks now, a bit for
-    /// each block of 4 KiB as [`Missing::words`] has them, is as it is there.
+    /// Begins the body's comparison of the disk with its image. Returns the missing blocks, a bit for each block of 4
+    /// KiB like [`Missing::words`]: these blocks are as in the image.
     ///
     /// # Errors
     /// [`StartError`]: the disk is not this node's, is leaving, or is too large.
@@ -84,7 +83,7 @@ impl Controller {
             different: DirtyBitmap::new(self.capacity, BLOCK_SECTORS),
             same: None,
         };
-        // Their data may reach the disk behind the comparison.
+        // Data of these writes may reach the disk behind the comparison.
         let forgets = self.has_bug(PlantedBug::ComparedBesideWrites);
         for tag in self
             .slots
@@ -101,10 +100,10 @@ impl Controller {
         })
     }
 
-    /// What the comparison found: blocks that differ from the image, and blocks that are the same and no holes there.
-    /// What was written since it began differs. [`Self::start_source`] then moves the disk without what is the same.
-    /// False when no comparison has begun, a write has failed since that has made it of no use, or these are not as many
-    /// words as the disk has.
+    /// Takes the comparison's result: blocks that differ from the image, and blocks that are the same and not holes.
+    /// Blocks written since the comparison began differ. [`Self::start_source`] then moves the disk without the same
+    /// blocks. Returns false if no comparison has begun, if a failed write has made the comparison useless, or if the
+    /// number of words does not match the disk.
     pub fn end_comparison(&mut self, different: &[u64], same: &[u64]) -> bool {
         let capacity = self.capacity;
         let fits = |words: &[u64]| words.len() == Missing::word_length(capacity);
@@ -126,7 +125,7 @@ impl Controller {
         true
     }
 
-    /// What is known from a comparison that has ended, and from what was written since; nothing when that is not known.
+    /// Returns the result of a finished comparison including later writes, or `None` without such a result.
     pub fn compared(&self) -> Option<Compared> {
         let on_image = self.on_image.as_ref()?;
         Some(Compared {
@@ -135,21 +134,21 @@ impl Controller {
         })
     }
 
-    /// The same as [`Self::end_comparison`] takes it: the blocks that differ, and those that are the same.
+    /// Returns the result as taken by [`Self::end_comparison`]: the differing blocks, and the same blocks.
     pub fn compared_words(&self) -> Option<[Vec<u64>; 2]> {
         let on_image = self.on_image.as_ref()?;
         let words = |blocks: &DirtyBitmap| blocks.words().collect();
         Some([words(&on_image.different), words(on_image.same.as_ref()?)])
     }
 
-    /// The disk moves as a whole, or not at all.
+    /// Forgets the comparison: the disk moves as a whole, or not at all.
     pub fn forget_comparison(&mut self) {
         if self.source.is_none() {
             self.on_image = None;
         }
     }
 
-    /// The guest writes here, to this node's disk.
+    /// Notes a write of the guest to this node's disk.
     #[inline]
     pub(in crate::controller) fn differs_from_image(&mut self, extent: Extent, zeroes: bool) {
         let forgets = zeroes && self.has_bug(PlantedBug::DiscardsAsInImage);
@@ -158,8 +157,8 @@ impl Controller {
         }
     }
 
-    /// A write of the guest here has failed. Where this node lacks what it went over, that counts as different and is
-    /// not here, so it can neither be copied nor be told of: the disk does not leave like this.
+    /// Handles a failed write of the guest. If this node lacks blocks of the write, these blocks count as different but
+    /// are not here. Such blocks can be neither copied nor announced, so the disk cannot leave without its image.
     pub(in crate::controller) fn stays_where_not_written(&mut self, extent: Extent) {
         let lacking = self.lacking.as_ref();
         let lacks = lacking.is_some_and(|lacking| lacking.lacks_any_of(extent));
@@ -168,19 +167,19 @@ impl Controller {
         }
     }
 
-    /// Whether the disk moves without what it has of its image.
+    /// Returns true if the disk moves without the blocks of its image.
     pub(in crate::controller) fn leaves_image(&self) -> bool {
         self.on_image
             .as_ref()
             .is_some_and(|on_image| on_image.same.is_some())
     }
 
-    /// Whether the disk can move like that, if it is to: what is copied is remembered block by block.
+    /// Checks that the options allow a move without the image: copied blocks are tracked one by one.
     pub(in crate::controller) fn check_on_image(
         &self,
         options: &MigrationOptions,
     ) -> Result<(), StartError> {
-        // The destination takes what it is told to lack for what the image has, or not.
+        // The destination takes announced blocks from the image or from this node, depending on this option.
         if self.leaves_image() != (options.image != ImageOffer::None) {
             return Err(StartError::Option("comparison with the image"));
         }
@@ -200,7 +199,7 @@ impl Controller {
         }
     }
 
-    /// Tells the destination what it will lack, and what of it to fetch first. False when that is nothing.
+    /// Tells the destination the blocks it will lack, with their priority. Returns false without such blocks.
     pub(in crate::controller) fn tell_what_is_the_same(&mut self) -> bool {
         let Self {
             on_image,
@@ -240,7 +239,7 @@ impl Controller {
     }
 }
 
-/// The extents of blocks that are set, in order.
+/// Visits the extents of set blocks in order.
 pub(in crate::controller::transfer) fn each_run(
     blocks: &DirtyBitmap,
     mut visit: impl FnMut(Extent),

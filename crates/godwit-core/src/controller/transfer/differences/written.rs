@@ -1,15 +1,15 @@
-//! What was written to a disk since a migration brought it here. The node that it came from may have kept its image:
-//! that is the disk as it was when it changed hands, and back there nothing else has to be sent.
+//! The blocks written to a disk since a migration brought it here. The former node may have kept its image, the disk as
+//! of the switchover. For a move back only the written blocks have to be sent.
 //!
-//! What is remembered must be all that was written, or nothing. So the map begins with the moment in which this process
-//! becomes the disk's owner, and each write is in it before it is carried out. It outlasts the process only where that
-//! ends in order, and then for one other process; a crash leaves none.
+//! The map must have all written blocks, or the map is useless. The map therefore begins when this process becomes the
+//! disk's owner, and each write is entered before it is carried out. The map outlasts only a process that ends in
+//! order, and only for the next process; a crash leaves none.
 
 use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::push_pull::BLOCK_SECTORS;
 use crate::units::{Bytes, Extent, MigrationId, SECTOR_SIZE, Sectors};
 
-/// The blocks of 4 KiB that were written since a disk changed hands.
+/// The blocks of 4 KiB written since a disk changed hands.
 #[derive(Debug)]
 pub struct Written {
     since: MigrationId,
@@ -17,7 +17,7 @@ pub struct Written {
 }
 
 impl Written {
-    /// Nothing has been written since this migration brought the disk.
+    /// Creates an empty map for a disk that this migration brought.
     pub(in crate::controller) fn nothing(since: MigrationId, capacity: Sectors) -> Self {
         Self {
             since,
@@ -25,7 +25,7 @@ impl Written {
         }
     }
 
-    /// What was stored: [`Self::words`]. Nothing if there are not as many as a disk of this capacity has.
+    /// Restores the stored [`Self::words`]. Returns `None` if their number does not match the capacity.
     pub fn from_words(since: MigrationId, capacity: Sectors, words: &[u64]) -> Option<Self> {
         (words.len() == Self::word_length(capacity)).then(|| Self {
             since,
@@ -33,22 +33,22 @@ impl Written {
         })
     }
 
-    /// How many words [`Self::words`] has for a disk of this capacity.
+    /// Returns the number of [`Self::words`] for a disk of this capacity.
     pub const fn word_length(capacity: Sectors) -> usize {
         capacity.0.div_ceil(BLOCK_SECTORS as u64).div_ceil(64) as usize
     }
 
-    /// The migration that brought the disk.
+    /// Returns the migration that brought the disk.
     pub const fn since(&self) -> MigrationId {
         self.since
     }
 
-    /// A bit for each block of 4 KiB that was written, the first block's the lowest of the first word.
+    /// Returns a bit for each written block of 4 KiB; the first block is the lowest bit of the first word.
     pub fn words(&self) -> impl Iterator<Item = u64> {
         self.blocks.words()
     }
 
-    /// Bytes of the blocks that were written.
+    /// Returns the bytes of the written blocks.
     pub fn bytes(&self) -> Bytes {
         Bytes(self.blocks.sectors() * SECTOR_SIZE)
     }
@@ -61,7 +61,7 @@ impl Written {
         &mut self.blocks
     }
 
-    /// The extent is about to be written.
+    /// Marks an extent that is about to be written.
     #[inline]
     pub(in crate::controller) fn mark(&mut self, extent: Extent) {
         self.blocks.set(extent);

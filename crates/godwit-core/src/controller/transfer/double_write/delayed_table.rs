@@ -1,24 +1,23 @@
-//! What the guest wrote to the migrated region without the destination hearing of it
-//! (`DelayedWriteTable`, Alg. 3 of the SmartNIC storage-migration paper).
+//! Writes of the guest to the migrated region that the destination has not received (`DelayedWriteTable`, Alg. 3 of the
+//! SmartNIC storage-migration paper).
 //!
-//! The table's memory is fixed when the migration starts. It begins as a list of exact ranges. When
-//! the list is full, ranges that lie close together become one; when that gains too little, all of
-//! them move into a bitmap over the disk. Coarser entries only cost traffic: nothing is ever
-//! dropped, and inserting never fails.
+//! The table's memory is fixed when the migration starts. The table begins as a list of exact ranges. When the list is
+//! full, ranges that lie close together become one. If this step gains too little, all ranges move into a bitmap over
+//! the disk. Coarser entries only cost traffic: nothing is ever dropped, and inserting never fails.
 
 use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::units::{Extent, Lba, MAX_EXTENT_SECTORS, Sectors};
 
-/// Longest extent that is sent at once: 64 KiB.
+/// Longest extent sent at once: 64 KiB.
 pub(in crate::controller) const MAX_SECTORS: u32 = 128;
 
-/// Ranges with at most this many sectors between them (64 KiB) become one when the list is full.
+/// Maximum gap in sectors (64 KiB) between ranges that become one when the list is full.
 const MERGE_GAP: u64 = 128;
 
-/// Blocks of the bitmap, unless that would make them longer than [`MAX_SECTORS`].
+/// Maximum number of blocks in the bitmap, unless blocks would be longer than [`MAX_SECTORS`].
 const MAX_BLOCKS: u64 = 1 << 26;
 
-/// Sectors of the bitmap's blocks at least: 4 KiB.
+/// Minimum sectors of the bitmap's blocks: 4 KiB.
 const MIN_BLOCK: u64 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +39,7 @@ pub(in crate::controller) struct DelayedTable {
 }
 
 impl DelayedTable {
-    /// An empty table for a disk, with at most `limit` exact ranges (at least 1).
+    /// Creates an empty table for a disk, with at most `limit` exact ranges (at least 1).
     pub(in crate::controller) fn new(capacity: Sectors, limit: u16) -> Self {
         let limit = usize::from(limit).max(1);
         let block = (capacity.0 / MAX_BLOCKS)
@@ -56,7 +55,7 @@ impl DelayedTable {
         }
     }
 
-    /// Plants a defect: what does not fit is dropped.
+    /// Plants a defect: the table drops entries that do not fit.
     #[cfg(feature = "planted-bugs")]
     pub(in crate::controller) const fn drop_on_overflow(&mut self) {
         self.drops = true;
@@ -66,12 +65,12 @@ impl DelayedTable {
         self.sectors() == Sectors(0)
     }
 
-    /// Sectors in the table, those that coarse entries add included.
+    /// Returns the sectors in the table, including sectors added by coarse entries.
     pub(in crate::controller) fn sectors(&self) -> Sectors {
         Sectors(self.range_sectors + self.bitmap.sectors())
     }
 
-    /// Remembers an extent of the disk.
+    /// Adds an extent of the disk.
     pub(in crate::controller) fn insert(&mut self, extent: Extent) {
         if self.bitmap.count() > 0 {
             return self.bitmap.set(extent);
@@ -95,7 +94,7 @@ impl DelayedTable {
         }
     }
 
-    /// Coarsens the list if it is longer than it may be.
+    /// Coarsens the list if the list exceeds its limit.
     fn make_room(&mut self) {
         if self.ranges.len() <= self.limit {
             return;
@@ -131,8 +130,8 @@ impl DelayedTable {
         }
     }
 
-    /// Forgets what a double write has made obsolete, and returns how many sectors that were. A
-    /// block of the bitmap goes only when all of it is covered.
+    /// Removes an extent made obsolete by a double write, and returns the number of removed sectors. A block of the
+    /// bitmap is removed only if covered whole.
     pub(in crate::controller) fn remove(&mut self, extent: Extent) -> Sectors {
         let before = self.sectors();
         if self.bitmap.count() > 0 {
@@ -143,8 +142,8 @@ impl DelayedTable {
         Sectors(before.0.saturating_sub(self.sectors().0))
     }
 
-    /// The least number of sectors, from `wanted` on, in which an entry may be taken: a block of the
-    /// bitmap goes whole.
+    /// Returns the minimum sectors, from `wanted` on, in which an entry may be taken: a block of the bitmap is taken
+    /// whole.
     pub(in crate::controller) fn least_part(&self, wanted: u32) -> u32 {
         if self.bitmap.count() > 0 {
             wanted.max(self.bitmap.block_sectors())
@@ -153,8 +152,8 @@ impl DelayedTable {
         }
     }
 
-    /// Forgets an extent that begins where [`Self::next`] said and is about to be sent: in the
-    /// bitmap, also what of its last block lies past it.
+    /// Removes an extent that begins where [`Self::next`] said and is about to be sent. In the bitmap, the last block
+    /// is removed whole.
     pub(in crate::controller) fn take(&mut self, extent: Extent) {
         if self.bitmap.count() > 0 {
             self.bitmap.clear(extent);
@@ -188,7 +187,7 @@ impl DelayedTable {
         }
         if right.start < right.end {
             if first == last {
-                // One range becomes two.
+                // The range becomes two.
                 self.ranges.insert(first, right);
                 return self.make_room();
             }
@@ -198,8 +197,8 @@ impl DelayedTable {
         self.ranges.drain(first..last);
     }
 
-    /// The first part of an entry at or right of `from`, at most [`MAX_SECTORS`] long; when there
-    /// is none, the first of the disk.
+    /// Returns the first part of an entry at or behind `from`, at most [`MAX_SECTORS`] long; without one, the first
+    /// part on the disk.
     pub(in crate::controller) fn next(&self, from: Lba) -> Option<Extent> {
         self.next_from(from).or_else(|| self.next_from(Lba(0)))
     }
@@ -245,8 +244,7 @@ mod tests {
     }
 
     proptest! {
-        /// However small the list is, every sector that was inserted and not removed since comes out
-        /// again, and the table ends empty.
+        /// With any list size, every sector inserted and not removed since comes out again, and the table ends empty.
         #[test]
         fn nothing_is_dropped_however_coarse_it_gets(steps in steps(), limit in 1u16..40) {
             let mut table = DelayedTable::new(Sectors(CAPACITY), limit);
@@ -290,7 +288,7 @@ mod tests {
             prop_assert!(owed.iter().all(|owed| !owed), "entries were lost");
         }
 
-        /// While the list suffices, the table is exact.
+        /// The table is exact while the list suffices.
         #[test]
         fn a_list_that_suffices_is_exact(steps in steps()) {
             let mut table = DelayedTable::new(Sectors(CAPACITY), 1000);

@@ -1,13 +1,12 @@
-//! Writes that a pause kept from the destination: what is remembered of them, and how they are sent
-//! afterwards (`DelayedTableFlush`, Alg. 3 of the SmartNIC storage-migration paper).
+//! Writes that a pause kept from the destination: their table, and their later transfer (`DelayedTableFlush`, Alg. 3 of
+//! the SmartNIC storage-migration paper).
 //!
-//! A delayed write is read from the local disk when it is sent, so it carries whatever the guest
-//! has written there by then. It rides on the sync connection: a double write to the same address
-//! that follows it arrives later. What is being read when the guest writes to it again is given up
-//! and remembered anew.
+//! A delayed write is read from the local disk when it is sent, so the frame carries the guest's latest data. The frame
+//! uses the sync connection: a later double write to the same address arrives later. If the guest writes to blocks that
+//! are being read, the read is given up and the blocks are remembered anew.
 //!
-//! Writes to places that are hot while the disk is copied are kept back without a pause, and join what
-//! is remembered when the copy nears its end.
+//! Writes to hot places during the copy are kept back even without a pause, and join the table when the copy nears its
+//! end.
 
 use crate::action::{Action, Content, DelayedSlot, DiskOperation, DiskTag, Inspect};
 use crate::controller::transfer::double_write::delayed_table::{DelayedTable, MAX_SECTORS};
@@ -18,18 +17,17 @@ use crate::request::RequestError;
 use crate::units::{Extent, Generation, Lba, MAX_EXTENT_SECTORS, Sectors, Time};
 use crate::wire::{Message, TrafficClass};
 
-/// Entries that are passed over because the guest is writing to them, before the rest waits for the
-/// next occasion.
+/// Entries skipped because the guest is writing to them, before the rest waits for the next occasion.
 const MOST_BUSY: u32 = 8;
 
-/// What a pause sends to see how the link does: a double write's worth.
+/// Sectors that a pause sends to probe the link: about one double write.
 const PROBE_SECTORS: u32 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TransferState {
     /// The local read is under way.
     Reading,
-    /// The local read is under way, and what it brings is of no use.
+    /// The local read is under way, and its data is useless.
     Cancelled,
     /// Sent; not acknowledged.
     Sent(Time),
@@ -42,14 +40,14 @@ struct Transfer {
     state: TransferState,
 }
 
-/// The table and what of it is on its way.
+/// The table, and its entries in flight.
 #[derive(Debug)]
 pub(in crate::controller) struct DelayedWrites {
     table: DelayedTable,
     hot: HotWrites,
     transfers: Vec<Transfer>,
     free: Vec<DelayedSlot>,
-    /// Where the last entry ended that was sent: the disk is gone over in order.
+    /// End of the last entry sent: the disk is covered in order.
     cursor: Lba,
     pub(in crate::controller) sent_bytes: u64,
     pub(in crate::controller) cancelled_bytes: u64,
@@ -73,19 +71,19 @@ impl DelayedWrites {
         }
     }
 
-    /// Plants a defect: a full table drops what comes.
+    /// Plants a defect: a full table drops new entries.
     #[cfg(feature = "planted-bugs")]
     pub(in crate::controller) fn drop_on_overflow(&mut self) {
         self.table.drop_on_overflow();
     }
 
-    /// Plants a defect: what was kept back is never sent.
+    /// Plants a defect: kept back writes are never sent.
     #[cfg(feature = "planted-bugs")]
     pub(in crate::controller) fn forget_hot(&mut self) {
         self.forgets_hot = true;
     }
 
-    /// Whether the destination has everything: nothing is remembered and nothing on its way.
+    /// Returns true if the destination has everything: nothing is remembered and nothing is in flight.
     #[inline]
     pub(in crate::controller) fn is_settled(&self) -> bool {
         self.table.is_empty()
@@ -96,12 +94,12 @@ impl DelayedWrites {
                 .all(|transfer| transfer.state == TransferState::Cancelled)
     }
 
-    /// Bytes that the destination does not have, or has not confirmed.
+    /// Returns the bytes that the destination lacks or has not confirmed.
     pub(in crate::controller) fn pending_bytes(&self) -> u64 {
         self.owed_bytes() + self.hot.kept_bytes()
     }
 
-    /// Those of them that are sent as soon as possible.
+    /// Returns the bytes in the table and in flight, which are sent as soon as possible.
     pub(in crate::controller) fn owed_bytes(&self) -> u64 {
         let under_way: u64 = self
             .transfers
@@ -112,10 +110,10 @@ impl DelayedWrites {
         self.table.sectors().bytes().0 + under_way
     }
 
-    /// What lies between is copied again later.
+    /// Forgets a range that is copied again later.
     pub(in crate::controller) fn leave_to_copies(&mut self, start: Lba, end: Lba) {
-        // A block that begins there may reach further, into what has never been copied; and one that
-        // two parts share must lie whole in one of them.
+        // A block at the end of the range may reach further, into blocks never copied. A block shared by two parts must
+        // lie whole in one part.
         let (mut start, end) = (start.0, end.0 + u64::from(MAX_SECTORS));
         while start < end {
             let sectors = (end - start).min(u64::from(MAX_EXTENT_SECTORS)) as u32;
@@ -126,7 +124,7 @@ impl DelayedWrites {
         }
     }
 
-    /// Since when the longest on its way has been waiting for its acknowledgement.
+    /// Returns the time since which the oldest sent write waits for its acknowledgement.
     pub(in crate::controller) fn waiting_since(&self) -> Option<Time> {
         self.transfers
             .iter()
@@ -137,14 +135,14 @@ impl DelayedWrites {
             .min()
     }
 
-    /// The guest writes here without the destination hearing of it.
+    /// Remembers a write of the guest that the destination does not receive.
     pub(in crate::controller) fn remember(&mut self, extent: Extent) {
         self.cancel_reads(extent);
         self.table.insert(extent);
     }
 
-    /// Counts a write to the extent, and keeps it back if it is hot there and `may_keep` is true. Whether
-    /// it was kept back; otherwise it is like any other.
+    /// Counts a write to the extent. Returns true if the write is kept back, because the extent is hot and `may_keep`
+    /// is true; any other write is treated as usual.
     #[inline]
     pub(in crate::controller) fn keep_back(&mut self, extent: Extent, may_keep: bool) -> bool {
         match self.hot.write(extent, may_keep) {
@@ -161,7 +159,7 @@ impl DelayedWrites {
         }
     }
 
-    /// What was kept back is to be sent.
+    /// Moves the kept back writes to the table.
     pub(in crate::controller) fn release(&mut self) {
         #[cfg(feature = "planted-bugs")]
         if self.forgets_hot {
@@ -170,7 +168,7 @@ impl DelayedWrites {
         self.hot.release(|extent| self.table.insert(extent));
     }
 
-    /// A double write to the extent is being sent: what is remembered of it is obsolete.
+    /// Forgets an extent made obsolete by a double write that is being sent.
     #[inline]
     pub(in crate::controller) fn overtaken(&mut self, extent: Extent) {
         if self.transfers.is_empty() && self.table.is_empty() {
@@ -189,7 +187,7 @@ impl DelayedWrites {
         }
     }
 
-    /// A pause begins: what is on its way may never arrive.
+    /// Takes back the writes in flight, because a pause begins and they may never arrive.
     pub(in crate::controller) fn recall(&mut self) {
         let Self {
             table,
@@ -212,7 +210,7 @@ impl DelayedWrites {
         });
     }
 
-    /// Hands over all that is remembered and not sent, which others remember from now on.
+    /// Hands over all unsent entries; the caller remembers the entries from now on.
     pub(in crate::controller) fn take_rest(&mut self, mut remember: impl FnMut(Extent)) {
         self.release();
         for transfer in &mut self.transfers {
@@ -227,7 +225,7 @@ impl DelayedWrites {
         }
     }
 
-    /// Local reads under way.
+    /// Returns the number of local reads under way.
     pub(in crate::controller) fn reads(&self) -> u32 {
         self.transfers
             .iter()
@@ -252,7 +250,7 @@ impl DelayedWrites {
 }
 
 impl Controller {
-    /// Sends what was kept back beside the last of the copies.
+    /// Sends kept back writes beside the last of the copies.
     pub(in crate::controller) fn flush_hot(&mut self) {
         let Some(source) = &mut self.source else {
             return;
@@ -299,7 +297,7 @@ impl Controller {
             };
             let mut length = length.min(u64::from(longest)) as u32;
             if copying {
-                // A block that reaches into the window may stand for writes there, too.
+                // A block that reaches into the window may also stand for writes there.
                 length -= length % delayed.table.least_part(1);
             }
             let Some(extent) = Extent::new(extent.start(), length) else {
@@ -345,7 +343,7 @@ impl Controller {
         }
     }
 
-    /// The local read of a delayed write finished.
+    /// Handles the local read of a delayed write.
     pub(in crate::controller) fn delayed_read(
         &mut self,
         slot: DelayedSlot,
@@ -394,7 +392,7 @@ impl Controller {
         }
     }
 
-    /// The destination has a delayed write, or failed to store it.
+    /// Handles the destination's answer to a delayed write.
     pub(in crate::controller) fn delayed_written(
         &mut self,
         slot: DelayedSlot,

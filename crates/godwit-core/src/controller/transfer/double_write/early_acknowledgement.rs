@@ -1,9 +1,8 @@
 //! Double writes that the destination acknowledges before they are on its disk.
 //!
-//! A guest's write waits for the acknowledgement. Until switchover the source's disk alone has to
-//! survive, so what the destination has received is worth as much to the guest as what it has
-//! written: all of it is written before the disk is accepted, and a write that fails ends the
-//! migration.
+//! A guest's write waits for the acknowledgement. Until switchover only the source's disk has to survive, so received
+//! data is worth as much to the guest as written data: the destination writes everything before it accepts the disk,
+//! and a failed write ends the migration.
 
 use crate::controller::Controller;
 use crate::controller::requests::slots::Work;
@@ -13,11 +12,11 @@ use crate::request::{RequestError, RequestTag};
 use crate::units::Extent;
 use crate::wire::{Message, TrafficClass};
 
-/// Most bytes that are acknowledged and not written. What comes on top is acknowledged when it is
-/// on the disk: so the source, and the guest with it, learns how fast that is.
+/// Maximum bytes acknowledged and not written. Further writes are acknowledged once on the disk, so the source, and the
+/// guest with it, learns the disk's speed.
 const MOST_BYTES: u64 = 512 << 10;
 
-/// What has been acknowledged and not written.
+/// Frames acknowledged and not written.
 #[derive(Debug, Default)]
 pub(in crate::controller) struct Unwritten {
     pub(in crate::controller) frames: u32,
@@ -25,8 +24,7 @@ pub(in crate::controller) struct Unwritten {
 }
 
 impl Controller {
-    /// A frame has arrived: acknowledges it if it is a double write and little else that was
-    /// acknowledged is not written.
+    /// Acknowledges an arrived frame if the frame is a double write and few acknowledged bytes are unwritten.
     pub(in crate::controller) fn acknowledge_early(&mut self, tag: RequestTag) {
         let slot = &self.slots[tag];
         let bytes = slot.extent.map_or(0, Extent::bytes);
@@ -50,8 +48,8 @@ impl Controller {
         }
     }
 
-    /// A double write that was acknowledged early is on the disk, or failed: then the images differ,
-    /// and only this node knows.
+    /// Ends the write of a double write acknowledged early. If the write failed, the images differ, and only this node
+    /// knows.
     pub(in crate::controller) fn early_write_done(
         &mut self,
         tag: RequestTag,

@@ -1,23 +1,22 @@
-//! Places that the guest writes to again and again while the disk is copied.
+//! Hot places: places written repeatedly while the disk is copied.
 //!
-//! Of a hot set's writes most go to a few places, and each of them would be a double write that the next
-//! one makes obsolete. They are kept back instead: until switchover the source's disk alone has to
-//! survive, so the destination needs the last one only, and gets it when the copy nears its end, as a
-//! delayed write (Alg. 3 of the SmartNIC storage-migration paper). It is what the threshold of the
-//! hybrid push/prefetch paper does with chunks that are written often, place by place and before the
-//! switchover instead of behind it.
+//! Most writes of a hot set go to a few places, and each would be a double write made obsolete by the next. Such writes
+//! are kept back: until switchover only the source's disk has to survive, so the destination needs only the last write.
+//! The destination gets this write as a delayed write (Alg. 3 of the SmartNIC storage-migration paper) when the copy
+//! nears its end. The threshold of the hybrid push/prefetch paper does the same with chunks that are written often;
+//! here the unit is a place, and the time is before the switchover instead of after.
 
 use crate::controller::transfer::double_write::delayed_table::MAX_SECTORS;
 use crate::units::Extent;
 use crate::write_table::spread;
 
-/// Writes to a place after which it is hot.
+/// Writes to a place after which the place is hot.
 const COLD_WRITES: u8 = 3;
 
-/// Places that are watched for each that may be kept back, at least.
+/// Minimum number of watched places per place that may be kept back.
 const WATCHED: usize = 4;
 
-/// A place and how often it was written to.
+/// A place and its count of writes.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     extent: Extent,
@@ -25,11 +24,11 @@ struct Place {
     kept: bool,
 }
 
-/// Which places are hot, and which of them the destination lacks.
+/// The hot places, and the hot places missing at the destination.
 ///
-/// Each address has one room in a table of fixed size. Who finds it taken wears the count of the one
-/// in it down by one, and moves in when nothing is left: so a place keeps its room if it has more writes
-/// than all that share the room with it.
+/// Each address has one room in a table of fixed size. A write to a taken room lowers the occupant's count by one, and
+/// moves in when the count is used up. A place thus keeps its room if its writes outnumber the writes of all other
+/// places of the room.
 #[derive(Debug)]
 pub(in crate::controller) struct HotWrites {
     rooms: Box<[Option<Place>]>,
@@ -38,21 +37,21 @@ pub(in crate::controller) struct HotWrites {
     kept_bytes: u64,
 }
 
-/// What becomes of a write.
+/// Treatment of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::controller) enum Heat {
-    /// It is sent like any other.
+    /// Sent like any other write.
     Cold,
-    /// It is kept back, and nothing was kept back there before.
+    /// Kept back; nothing was kept back there before.
     Hot,
-    /// It is kept back in place of an earlier one.
+    /// Kept back in place of an earlier write.
     Again,
-    /// It is hot, but as many places are kept back as may be.
+    /// Hot, but the maximum number of places is kept back.
     Full,
 }
 
 impl HotWrites {
-    /// None yet; at most `most` places are kept back, none with 0.
+    /// Creates an empty table that keeps back at most `most` places, none with 0.
     pub(in crate::controller) fn new(most: u16) -> Self {
         let most = usize::from(most);
         let rooms = match most {
@@ -67,16 +66,16 @@ impl HotWrites {
         }
     }
 
-    /// Bytes that are kept back.
+    /// Returns the bytes kept back.
     #[inline]
     pub(in crate::controller) const fn kept_bytes(&self) -> u64 {
         self.kept_bytes
     }
 
-    /// Counts a write. It is kept back, if its place is hot and `may_keep` is true.
+    /// Counts a write. The write is kept back if its place is hot and `may_keep` is true.
     #[inline]
     pub(in crate::controller) fn write(&mut self, extent: Extent, may_keep: bool) -> Heat {
-        // Longer ones, which are no single delayed write, are made by those who write much in sequence.
+        // Longer writes, which do not fit into one delayed write, are typical of sequential writers.
         if self.rooms.is_empty() || extent.sectors() > MAX_SECTORS {
             return Heat::Cold;
         }
@@ -116,7 +115,7 @@ impl HotWrites {
         Heat::Hot
     }
 
-    /// Nothing is kept back any more: hands out all places that were. All start anew.
+    /// Hands out all places kept back, and forgets all counts.
     pub(in crate::controller) fn release(&mut self, mut each: impl FnMut(Extent)) {
         if self.kept == 0 {
             return;
@@ -208,7 +207,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is kept back is handed out, and nothing else is.
+        /// All places kept back are handed out, and no others.
         #[test]
         fn what_is_kept_back_is_handed_out(writes in prop::collection::vec((0u64..40, any::<bool>()), 0..400)) {
             let mut hot = HotWrites::new(8);

@@ -1,13 +1,13 @@
-//! How soon the destination answers at best: the way there and back, without what queues on it.
+//! Minimum round-trip time to the destination, without queueing.
 
 use core::time::Duration;
 
 use crate::units::Time;
 
-/// What was seen before this is forgotten after as long again: a path may change.
+/// Time after which an older minimum is forgotten, once as much time has passed again: a path may change.
 const MEMORY: Duration = Duration::from_secs(5);
 
-/// The least that an acknowledgement took within [`MEMORY`], and up to as long before.
+/// Minimum time of an acknowledgement within [`MEMORY`], and up to as long before.
 #[derive(Debug)]
 pub(in crate::controller) struct MinRtt {
     since: Time,
@@ -24,7 +24,7 @@ impl MinRtt {
         }
     }
 
-    /// Something that was sent was acknowledged after `took`.
+    /// Notes an acknowledgement that took `took`.
     #[inline]
     pub(in crate::controller) fn acknowledged(&mut self, now: Time, took: Duration) {
         if now.since(self.since) >= MEMORY {
@@ -34,7 +34,7 @@ impl MinRtt {
         self.now = Some(self.now.map_or(took, |least| least.min(took)));
     }
 
-    /// The least; zero before anything was acknowledged.
+    /// Returns the minimum; zero before the first acknowledgement.
     #[inline]
     pub(in crate::controller) fn least(&self) -> Duration {
         let both = [self.now, self.before].into_iter().flatten();

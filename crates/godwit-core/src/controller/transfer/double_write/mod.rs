@@ -1,5 +1,5 @@
-//! A guest's writes to what the destination has: sent to both nodes, or remembered and sent later (Alg. 1 and 3 of
-//! the SmartNIC storage-migration paper).
+//! A guest's writes to the migrated region: sent to both nodes, or remembered and sent later (Alg. 1 and 3 of the
+//! SmartNIC storage-migration paper).
 
 mod delayed_table;
 pub(in crate::controller) mod delayed_writes;

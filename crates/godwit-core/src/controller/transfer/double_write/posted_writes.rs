@@ -1,10 +1,10 @@
-//! Double writes that the guest does not wait for.
+//! Posted writes: double writes that the guest does not wait for.
 //!
-//! Until switchover the source's disk alone has to survive, so a guest's write is as safe as it can be
-//! once the local disk has it. Its double write is posted: it is on its way, the connection keeps its
-//! place in the order of writes, and who waits for its acknowledgement is the migration, not the guest.
-//! Without acknowledgements in time, or with too many outstanding, the guest waits as in Alg. 1 of the
-//! SmartNIC storage-migration paper: so it cannot write faster than the destination takes it.
+//! Until switchover only the source's disk has to survive, so a guest's write is safe once on the local disk. The
+//! double write is then posted: the frame is in flight, the connection keeps its place in the order of writes, and the
+//! migration instead of the guest waits for the acknowledgement. Without timely acknowledgements, or with too many
+//! outstanding, the guest waits as in Alg. 1 of the SmartNIC storage-migration paper. The guest therefore cannot write
+//! faster than the destination accepts.
 
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -16,18 +16,17 @@ use crate::request::RequestTag;
 use crate::units::{Extent, Generation, Time};
 use crate::wire::double_write_id;
 
-/// Bytes that may be posted and not acknowledged whatever the path, and at most. Between them, what a
-/// guest that writes 256 MiB/s writes while the quickest acknowledgement is on its way.
+/// Lower and upper bound on bytes posted and not acknowledged. Between the bounds the limit is the amount that a guest
+/// writing 256 MiB/s writes within the minimum round-trip time.
 const LEAST_BYTES: u64 = 512 << 10;
 const MOST_BYTES: u64 = 4 << 20;
 const BYTES_PER_SECOND: u64 = 256 << 20;
 
-/// As long as the oldest has been on its way for less, nobody has to wait, whatever was promised: more
-/// than one way there and back takes between hosts of one site.
+/// Age of the oldest posted write below which no request has to wait, whatever the promise: more than a round trip
+/// between hosts of one site.
 const YOUNG: Duration = Duration::from_millis(2);
 
-/// Where acknowledgements take long at best, one may take twice as long before somebody has to wait,
-/// but no longer than this.
+/// Upper bound on the age allowed by a long round trip, which is twice the minimum round-trip time.
 const OLD: Duration = Duration::from_millis(500);
 
 /// A double write whose request was answered.
@@ -39,7 +38,7 @@ struct Posted {
     sent: Time,
 }
 
-/// Those that the destination has not acknowledged, oldest first.
+/// Posted writes that the destination has not acknowledged, oldest first.
 #[derive(Debug)]
 pub(in crate::controller) struct PostedWrites {
     writes: VecDeque<Posted>,
@@ -51,7 +50,7 @@ pub(in crate::controller) struct PostedWrites {
 }
 
 impl PostedWrites {
-    /// None yet; up to `most` at once.
+    /// Creates an empty queue for up to `most` posted writes.
     pub(in crate::controller) fn new(most: usize, now: Time) -> Self {
         Self {
             writes: VecDeque::with_capacity(most),
@@ -63,25 +62,25 @@ impl PostedWrites {
         }
     }
 
-    /// Plants a defect: chunks are read without regard to what is on its way.
+    /// Plants a defect: chunks are read without regard to posted writes.
     #[cfg(feature = "planted-bugs")]
     pub(in crate::controller) fn hide_from_chunks(&mut self) {
         self.hidden = true;
     }
 
-    /// Whether the destination has acknowledged all.
+    /// Returns true if the destination has acknowledged all posted writes.
     #[inline]
     pub(in crate::controller) fn is_empty(&self) -> bool {
         self.writes.is_empty()
     }
 
-    /// When the oldest was sent.
+    /// Returns the time at which the oldest posted write was sent.
     pub(in crate::controller) fn waiting_since(&self) -> Option<Time> {
         self.writes.front().map(|posted| posted.sent)
     }
 
-    /// Whether one to the extent is on its way: a chunk's copy or comparison, which comes by another
-    /// connection, must not overtake it.
+    /// Returns true if a posted write overlaps the extent: a chunk's copy or comparison, sent over another connection,
+    /// must not overtake the posted write.
     pub(in crate::controller) fn overlaps(&self, extent: Extent) -> bool {
         #[cfg(feature = "planted-bugs")]
         if self.hidden {
@@ -92,14 +91,14 @@ impl PostedWrites {
             .any(|posted| posted.extent.overlaps(extent))
     }
 
-    /// The destination has answered what was sent for the migration after `took`.
+    /// Notes the destination's answer to a frame of the migration after `took`.
     #[inline]
     pub(in crate::controller) fn answered(&mut self, now: Time, took: Duration) {
         self.min_rtt.acknowledged(now, took);
     }
 
-    /// Whether one more of `bytes` may be posted, when one that waits for the migration may wait for
-    /// `threshold`.
+    /// Returns true if another write of `bytes` may be posted. `threshold` is the maximum wait of a request for the
+    /// migration.
     #[inline]
     fn has_room(&self, bytes: u64, now: Time, threshold: Option<Duration>) -> bool {
         let path = self.min_rtt.least();
@@ -121,7 +120,7 @@ impl PostedWrites {
         self.writes.push_back(posted);
     }
 
-    /// The acknowledgement of the one of this name in this generation: where it wrote.
+    /// Removes the acknowledged write with this id and generation; returns the write's extent.
     #[inline]
     pub(in crate::controller) fn acknowledged(
         &mut self,
@@ -137,7 +136,7 @@ impl PostedWrites {
         Some(posted.extent)
     }
 
-    /// The oldest, which may never arrive.
+    /// Takes back the oldest posted write, which may never arrive.
     pub(in crate::controller) fn take_back(&mut self) -> Option<Extent> {
         let posted = self.writes.pop_front()?;
         self.bytes -= posted.extent.bytes();
@@ -146,8 +145,8 @@ impl PostedWrites {
 }
 
 impl Controller {
-    /// Whether a write that is on the local disk waits for the destination no longer: its double write
-    /// is posted.
+    /// Posts the double write of a write that is on the local disk. Returns true if the write then no longer waits for
+    /// the destination.
     #[inline]
     pub(in crate::controller) fn post(&mut self, tag: RequestTag) -> bool {
         let now = self.now;
@@ -172,8 +171,7 @@ impl Controller {
         true
     }
 
-    /// A pause begins: what was posted may have been dropped, and reaches the destination as delayed
-    /// writes.
+    /// Turns posted writes into delayed writes, because a pause begins and the frames may have been dropped.
     pub(in crate::controller) fn delay_posted_writes(&mut self) {
         let forgets = self.has_bug(PlantedBug::ForgetPosted);
         let Some(source) = &mut self.source else {

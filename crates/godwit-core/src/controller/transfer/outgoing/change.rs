@@ -1,4 +1,4 @@
-//! What is changed of a migration while it runs: its bounds, and its policy, which may become push and pull.
+//! Changes of a running migration: its bounds, and its policy, which may become push and pull.
 
 use core::time::Duration;
 
@@ -15,22 +15,22 @@ use crate::sla::LatencyTarget;
 use crate::units::{Generation, Time};
 use crate::wire::{Message, TrafficClass};
 
-/// What is to be different in an outgoing migration from now on. What is `None` stays.
+/// Changes to an outgoing migration from now on. `None` leaves a setting unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MigrationChange {
-    /// [`MigrationOptions::max_bandwidth`](crate::MigrationOptions::max_bandwidth): at least 1 byte per second, or
-    /// none any more.
+    /// [`MigrationOptions::max_bandwidth`](crate::MigrationOptions::max_bandwidth): at least 1 byte per second, or no
+    /// bound any more.
     pub max_bandwidth: Option<Option<u64>>,
-    /// [`MigrationOptions::sla`](crate::MigrationOptions::sla), as stated by somebody: what the guest asked for
-    /// before the migration counts no more.
+    /// [`MigrationOptions::sla`](crate::MigrationOptions::sla), as an explicit promise: the guest's load before the
+    /// migration no longer counts.
     pub sla: Option<Option<LatencyTarget>>,
     /// [`MigrationOptions::deadline`](crate::MigrationOptions::deadline), from the migration's start.
     pub deadline: Option<Option<Duration>>,
-    /// The migration goes on by push and pull. What the destination has stays there; the disk is not compared.
+    /// Continue by push and pull. The destination keeps its data; the disk is not compared.
     pub policy: Option<PushOptions>,
 }
 
-/// Why nothing of a migration was changed.
+/// Reason why nothing of a migration was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeError {
     /// No migration leaves this node.
@@ -39,7 +39,7 @@ pub enum ChangeError {
     /// The disk is changing hands.
     #[error("the disk is changing hands already")]
     TooLate,
-    /// The disk leaves its image behind, and the destination knows no disk that lacks something in two places.
+    /// The disk leaves its image behind, and the destination does not support a disk that lacks blocks in two places.
     #[error(
         "the other node is older, and serves no disk of which a part is in its image and another at the node that gave \
          it away"
@@ -51,7 +51,7 @@ pub enum ChangeError {
 }
 
 impl Source {
-    /// Takes over other bounds.
+    /// Applies new bounds.
     fn change_bounds(&mut self, change: &MigrationChange, now: Time) {
         if let Some(bandwidth) = change.max_bandwidth {
             self.options.max_bandwidth = bandwidth;
@@ -73,7 +73,7 @@ impl Source {
             .options
             .deadline
             .map(|within| self.started.after(within));
-        // What the governor learned holds under another promise no more, nor beside another bound.
+        // The governor's knowledge does not hold under another promise or beside another bound.
         if change.sla.is_some() || change.max_bandwidth.is_some() {
             let counts = self.governor.as_ref().map(Governor::counts);
             self.governor = Governor::new(&self.options, now);
@@ -86,20 +86,20 @@ impl Source {
         }
     }
 
-    /// Whether the policy changes now: no chunk is on its way.
+    /// Returns true if the policy changes now: no chunk is in flight.
     pub(super) fn switches_now(&self) -> bool {
         self.is_switching() && self.window.is_empty()
     }
 
-    /// Whether no chunk may join those on their way, because the policy is to change behind them.
+    /// Returns true if no further chunk may be locked, because the policy is to change behind the chunks in flight.
     pub(super) const fn is_switching(&self) -> bool {
         self.switching.is_some() && self.runs()
     }
 
-    /// Goes on by push and pull with what the destination lacks. The pass that follows.
+    /// Switches to push and pull with the blocks that the destination lacks. Returns the pass that follows.
     ///
-    /// Double writes that are on their way could be overtaken by a chunk with newer data. So they count as left,
-    /// and nothing is pushed before the destination has all that was sent.
+    /// A chunk with newer data could overtake double writes in flight. Such double writes therefore count as left, and
+    /// nothing is pushed before the destination has all frames sent so far.
     fn switch_policy(&mut self, push: PushOptions, forgets_delayed: bool, now: Time) -> Pass {
         self.generation = Generation(self.generation.0.wrapping_add(1));
         let head = self.window.pointers.read_head;
@@ -114,7 +114,7 @@ impl Source {
         let Self {
             delayed, policy, ..
         } = self;
-        // What was to be sent as delayed writes is pushed, or pulled.
+        // Delayed writes are pushed or pulled instead.
         delayed.take_rest(|extent| {
             if !forgets_delayed {
                 policy.give_up(Pass::Copy, core::iter::once(extent), head);
@@ -133,8 +133,8 @@ impl Source {
 }
 
 impl Controller {
-    /// Changes the migration that leaves this node. A change of the policy is carried out as soon as the chunks
-    /// that are on their way have arrived; [`Event::PolicySwitched`] tells of it.
+    /// Changes the migration that leaves this node. A change of the policy is carried out once the chunks in flight
+    /// have arrived; [`Event::PolicySwitched`] reports the change.
     ///
     /// # Errors
     /// [`ChangeError`]; nothing has changed then.
@@ -158,7 +158,7 @@ impl Controller {
             return Err(ChangeError::Option("size of a disk that is pulled"));
         }
         if change.policy.is_some() && source.options.image == ImageOffer::OnePlace {
-            // What the destination lacks must be either in the image or here.
+            // Blocks missing at the destination must be either in the image or here.
             return Err(ChangeError::OnePlace);
         }
         source.change_bounds(change, now);

@@ -1,12 +1,12 @@
-//! A disk that goes to a node which has an older copy of it: only what differs is sent.
+//! Moves to a node with an older copy of the disk: only differences are sent.
 //!
-//! Where the destination kept the image with which the disk came from there, this node knows what was written since.
-//! Where that is not certain, both nodes read the disk and compare hashes first, and what differs is sent; what the
-//! guest writes meanwhile is taken to differ. A comparison costs both disks a whole read and the link 64 bytes for
-//! each 64 KiB.
+//! If the destination kept the image with which the disk came from there, this node knows the blocks written since. If
+//! the image is uncertain, both nodes first read the disk and compare hashes, and differing blocks are sent. Blocks
+//! written by the guest in the meantime count as different. A comparison costs both disks a whole read, and the link 64
+//! bytes for each 64 KiB.
 //!
-//! Whatever the guest writes while such a migration runs is added to what has to be sent, whether it goes to both
-//! nodes or not. So wherever the window goes over the disk again, it finds what it would find in a whole copy.
+//! All blocks that the guest writes during such a migration are added to the blocks to send, even if the writes go to
+//! both nodes. A later pass of the window over the disk then covers the same blocks as in a whole copy.
 
 use crate::controller::transfer::differences::written::Written;
 use crate::controller::transfer::dirty::DirtyBitmap;
@@ -17,22 +17,22 @@ use crate::controller::{Controller, DeltaBy, DeltaProgress, OlderCopy, PolicyOpt
 use crate::planted::PlantedBug;
 use crate::units::{Extent, Sectors};
 
-/// A comparison looks at so much at once: 64 KiB. All of it is sent where a byte differs.
+/// Sectors compared at once: 64 KiB. All of them are sent if a byte differs.
 pub(super) const COMPARED_SECTORS: u32 = 128;
 
-/// What of the disk the destination does not have.
+/// Blocks of the disk that the destination lacks.
 #[derive(Debug)]
 pub(super) enum Wanted {
-    /// It has nothing that is of use.
+    /// The whole disk: the destination has nothing of use.
     All,
-    /// Nothing but what was written since the disk came from there.
+    /// Only the blocks written since the disk came from there.
     Written(Written),
-    /// What was found to differ, as far as the comparison has come.
+    /// The differing blocks found so far by the comparison.
     Differing(DirtyBitmap),
 }
 
 impl Wanted {
-    /// What a migration has to send, and the pass with which it begins.
+    /// Returns the blocks that a migration has to send, and its first pass.
     pub(super) fn new(
         written: &mut Option<Written>,
         older: OlderCopy,
@@ -44,7 +44,7 @@ impl Wanted {
         {
             return (Self::Written(written), Pass::Copy);
         }
-        // Who pushes and pulls wants the disk to leave soon.
+        // Push and pull is to leave soon.
         let compares = !matches!(policy, PolicyOptions::PushPull(_))
             && !matches!(older, OlderCopy::None | OlderCopy::Zeroes)
             && capacity.bytes() <= MAX_PULLED;
@@ -55,7 +55,7 @@ impl Wanted {
         (Self::All, Pass::Copy)
     }
 
-    /// The blocks; nothing where that is all of the disk.
+    /// Returns the blocks; `None` for the whole disk.
     pub(super) const fn blocks(&self) -> Option<&DirtyBitmap> {
         match self {
             Self::All => None,
@@ -74,8 +74,8 @@ impl Wanted {
 }
 
 impl Source {
-    /// The blocks that the first copying pass goes over, where those are not all, and its policy does not keep them
-    /// itself.
+    /// Returns the blocks of the first copying pass, unless the pass covers the whole disk or the policy keeps the
+    /// blocks itself.
     pub(super) const fn wanted_blocks(&self) -> Option<&DirtyBitmap> {
         match (self.pass, &self.policy) {
             (_, Policy::PushPull(_)) => None,
@@ -84,7 +84,7 @@ impl Source {
         }
     }
 
-    /// The guest writes here.
+    /// Notes a write of the guest.
     #[inline]
     pub(in crate::controller) fn guest_writes(&mut self, extent: Extent) {
         self.holes.written(extent);
@@ -99,22 +99,22 @@ impl Source {
         }
     }
 
-    /// A chunk turned out to differ.
+    /// Notes a differing chunk.
     pub(super) fn differs(&mut self, extent: Extent) {
         if let Some(blocks) = self.wanted.blocks_mut() {
             blocks.set(extent);
         }
     }
 
-    /// The pass has nothing left to lock: of the rest of the disk nothing is wanted, so that the destination has it. It
-    /// is not looked through again for as long as chunks are on their way.
+    /// Ends a pass that has nothing left to lock: the destination has the rest of the disk. The blocks are not searched
+    /// again while chunks are in flight.
     pub(super) fn end_delta(&mut self) {
         if self.wanted_blocks().is_some() {
             self.window.reach_end(self.capacity);
         }
     }
 
-    /// What is not sent, because the destination has it; nothing where it has nothing.
+    /// Returns the data left out because the destination has a copy; `None` if the destination has nothing.
     pub(super) fn delta(&self) -> Option<DeltaProgress> {
         let by = match self.wanted {
             Wanted::All => return None,
@@ -128,7 +128,7 @@ impl Source {
         })
     }
 
-    /// The first copying pass begins: what it leaves out.
+    /// Counts the bytes left out by the first copying pass, which begins.
     pub(super) fn count_skipped(&mut self) {
         let wanted = self.wanted.blocks().map(DirtyBitmap::bytes);
         let all = self.capacity.bytes().0;
@@ -137,7 +137,7 @@ impl Source {
 }
 
 impl Controller {
-    /// The guest is about to write here, in this node's image.
+    /// Notes a write of the guest about to go to this node's image.
     #[inline]
     pub(in crate::controller) fn guest_writes(&mut self, extent: Extent) {
         if let Some(written) = &mut self.written {
@@ -149,14 +149,14 @@ impl Controller {
         }
     }
 
-    /// What was written since the disk came here; nothing where that is not known for certain.
+    /// Returns the blocks written since the disk came here; `None` if they are not known for certain.
     pub fn written(&self) -> Option<&Written> {
         let leaving = self.source.as_ref().and_then(|source| source.written());
         leaving.or(self.written.as_ref())
     }
 
-    /// What was written since the disk came here, as the process before this one knew when it ended in order. To be
-    /// given before the first request, and only if the image is as it was then.
+    /// Restores the blocks written since the disk came here, as known to the previous process when it ended in order.
+    /// To be called before the first request, and only if the image is unchanged.
     pub fn restore_written(&mut self, written: Written) {
         if self.authority.may_serve() {
             self.written = Some(written);
@@ -172,7 +172,7 @@ impl Source {
         }
     }
 
-    /// The migration is over, and the disk stays: what was written since it came here, if that is known.
+    /// Returns the blocks written since the disk came here, if known: the migration is over, and the disk stays.
     pub(super) fn take_written(&mut self) -> Option<Written> {
         match core::mem::replace(&mut self.wanted, Wanted::All) {
             Wanted::Written(written) => Some(written),

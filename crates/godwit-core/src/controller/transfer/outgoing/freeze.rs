@@ -1,4 +1,4 @@
-//! The last moments before authority is asked: the guest is held, and the destination gets what it lacks.
+//! The freeze: the guest is held, the destination gets the rest, and authority is asked afterwards.
 
 use core::time::Duration;
 
@@ -14,15 +14,15 @@ use crate::request::RequestError;
 use crate::units::{MigrationId, Time};
 use crate::wire::{Message, TrafficClass};
 
-/// Delayed writes that may be left when the guest is held; they are sent then.
+/// Maximum bytes of delayed writes left when the guest is held; these writes are sent then.
 pub(super) const FREEZE_DELAYED_BYTES: u64 = 64 << 10;
 
-/// How long the guest may be held before the destination is asked to accept, unless its promise
-/// allows more. Doubled whenever that was not enough.
+/// Time for which the guest may be held before the destination is asked to accept, unless the promise allows more.
+/// Doubled after each freeze that was too short.
 pub(super) const FIRST_FREEZE: Duration = Duration::from_millis(20);
 
 impl Source {
-    /// When the guest will have been held for longer than its promise allows.
+    /// Returns the time at which the freeze exceeds the promise.
     pub(super) fn freeze_deadline(&self) -> Option<Time> {
         let Stage::Freezing { since, .. } = self.stage else {
             return None;
@@ -33,7 +33,7 @@ impl Source {
 }
 
 impl Controller {
-    /// The guest has been moved to the destination, and waits there for its disk.
+    /// Handles the guest's arrival at the destination, where the guest waits for its disk.
     pub(in crate::controller) fn guest_arrived(&mut self, migration: MigrationId) {
         self.heard();
         let waits = self.source.as_ref().is_some_and(|source| {
@@ -45,7 +45,7 @@ impl Controller {
         }
     }
 
-    /// Nothing holds the switchover back from now on but what the destination lacks.
+    /// Orders the switchover: only data missing at the destination holds the switchover back from now on.
     pub(in crate::controller) fn order_switchover(&mut self) -> bool {
         let Some(source) = &mut self.source else {
             return false;
@@ -57,8 +57,8 @@ impl Controller {
         true
     }
 
-    /// When the guest is held and everything it had in flight is done: compares what was written
-    /// since the last pass, then asks the destination to accept.
+    /// Proceeds once the guest is held and its requests are finished: compares the blocks written since the last pass,
+    /// then asks the destination to accept.
     #[inline]
     pub(in crate::controller) fn check_drained(&mut self) {
         let freezes = |source: &Source| source.stage.is_freezing();
@@ -105,7 +105,7 @@ impl Controller {
         }
     }
 
-    /// A freeze that took too long is over: the migration goes on as before it.
+    /// Ends a freeze that took too long: the migration continues as before the freeze.
     pub(in crate::controller) fn end_freeze(&mut self) {
         let Some(source) = &mut self.source else {
             return;
@@ -134,7 +134,7 @@ impl Controller {
         let owes = source.policy.remainder().is_some();
         let loses_counts = self.has_bug(PlantedBug::LoseCounts);
         let leaves_image = self.leaves_image();
-        // What lies beside what stays here is in one chunk with it, and as hot: so that is told of last.
+        // Blocks beside the remainder are in the same chunk and equally hot, so the remainder is announced last.
         let on_image = leaves_image && self.tell_what_is_the_same();
         let at_source = leaves_image && !self.has_bug(PlantedBug::TakenFromImage);
         let remainder = self.source.as_ref().and_then(|it| it.policy.remainder());
@@ -154,7 +154,7 @@ impl Controller {
         }
         self.enter_stage(Stage::Preparing { since });
         if owes && !self.has_bug(PlantedBug::OweUnflushed) {
-            // What the guest flushes at the destination from now on must be durable here, too.
+            // From now on, data flushed by the guest at the destination must also be durable here.
             self.flushing_owed = true;
             self.act(Action::Disk {
                 tag: DiskTag::OwedFlush,
@@ -168,7 +168,7 @@ impl Controller {
         self.apply(effects);
     }
 
-    /// What this node will owe is durable, or is not.
+    /// Handles the end of the flush before the debt begins.
     pub(in crate::controller) fn owed_flushed(&mut self, result: Result<(), RequestError>) {
         self.flushing_owed = false;
         let Some(source) = &self.source else { return };

@@ -1,8 +1,8 @@
-//! Where a disk that is pushed and pulled has long holes, found out before it leaves. Where the destination's image reads
-//! as zeroes, nothing has to be told of them: what the destination does not lack it has.
+//! Long holes of a disk that is pushed and pulled, found before the disk leaves. If the destination's image reads as
+//! zeroes, holes need no announcement: the destination has every block that it does not lack.
 //!
 //! A place counts as a hole only if this migration has sent nothing there, and if no write of the guest was under way
-//! while the body looked. What the guest writes afterwards is lacking, as ever.
+//! during the body's search. Blocks written later by the guest are lacking, as usual.
 
 use core::time::Duration;
 
@@ -17,20 +17,20 @@ use crate::planted::PlantedBug;
 use crate::request::RequestError;
 use crate::units::{Extent, Lba, Sectors, Time};
 
-/// How long the disk waits for holes to be found before it leaves. Others are found as they are pulled.
+/// Maximum time the disk waits for holes before it leaves. Other holes are found while they are pulled.
 const LONGEST_SEARCH: Duration = Duration::from_secs(2);
 
-/// How often the body looks before the guest gets a turn, and how long that is.
+/// Searches of the body before the guest gets a turn, and the length of this turn.
 const LOOKS: u32 = 8;
 const TURN: Duration = Duration::from_millis(1);
 
-/// Writes that may come while the body looks. After more it has looked in vain.
+/// Maximum number of writes during a search of the body. After more writes the search was in vain.
 const MOST_WRITTEN: usize = 256;
 
-/// What is known of the destination's image, which read as zeroes at first, and of this disk's holes.
+/// Knowledge about the destination's image, which read as zeroes at first, and about this disk's holes.
 #[derive(Debug)]
 pub(in crate::controller) struct Holes {
-    /// Blocks of which something was sent; nothing where the destination's image may hold anything.
+    /// Blocks sent at least in part; `None` if the destination's image may have any content.
     sent: Option<DirtyBitmap>,
     search: Option<Search>,
 }
@@ -41,9 +41,9 @@ struct Search {
     from: Lba,
     ends: Time,
     looks: u32,
-    /// When the body looks again.
+    /// Time of the body's next search.
     resumes: Option<Time>,
-    /// What was written since the body was asked, if it has been asked.
+    /// Extents written since the body's search began, if a search is under way.
     written: Option<Vec<Extent>>,
 }
 
@@ -57,7 +57,7 @@ impl Holes {
         }
     }
 
-    /// Data of this part of the disk, or zeroes, is about to be sent.
+    /// Notes data or zeroes of this part of the disk that are about to be sent.
     #[inline]
     pub(in crate::controller) fn sends(&mut self, extent: Extent) {
         if let Some(sent) = &mut self.sent {
@@ -65,7 +65,7 @@ impl Holes {
         }
     }
 
-    /// The guest writes here.
+    /// Notes a write of the guest.
     #[inline]
     pub(super) fn written(&mut self, extent: Extent) {
         let search = self.search.as_mut();
@@ -76,7 +76,7 @@ impl Holes {
         }
     }
 
-    /// The disk is pushed and pulled from now on.
+    /// Begins the search: the disk is pushed and pulled from now on.
     pub(super) fn begin(&mut self, now: Time) {
         if self.sent.is_some() {
             self.search = Some(Search {
@@ -89,12 +89,11 @@ impl Holes {
         }
     }
 
-    /// Whether the disk must not leave yet.
+    /// Returns true if the disk must not leave yet.
     pub(super) const fn is_searching(&self) -> bool {
         self.search.is_some()
     }
 
-    /// When the body looks again.
     pub(super) const fn deadline(&self) -> Option<Time> {
         match &self.search {
             Some(search) => search.resumes,
@@ -104,7 +103,8 @@ impl Holes {
 }
 
 impl Search {
-    /// What the body reported is a hole but for what was written since it was asked. Whether the search goes on.
+    /// Takes the body's report. Returns the hole and the extents written since the search began, if the report is of
+    /// use.
     fn looked(
         &mut self,
         found: Result<Content, RequestError>,
@@ -123,7 +123,7 @@ impl Search {
 }
 
 impl Source {
-    /// The search comes to its end, whatever has not been found.
+    /// Ends a search that is complete, late, or cut short by an ordered switchover.
     fn give_up_search(&mut self, now: Time) {
         let is_ordered = self.is_ordered();
         let capacity = self.capacity;
@@ -133,7 +133,7 @@ impl Source {
         });
     }
 
-    /// These sectors are a hole, but for what was written.
+    /// Leaves out a hole, except for the extents written meanwhile.
     fn leave_out(&mut self, (start, end, written): (Lba, Lba, Vec<Extent>), forgets: bool) {
         let (Policy::PushPull(push), Some(sent)) = (&mut self.policy, &self.holes.sent) else {
             return;
@@ -148,7 +148,7 @@ impl Source {
 }
 
 impl Controller {
-    /// Goes on with the search for holes, if there is one.
+    /// Continues the search for holes, if there is one.
     pub(super) fn search_holes(&mut self) {
         let now = self.now;
         let is_looking = self.looking_for_holes;
@@ -171,7 +171,7 @@ impl Controller {
         }
         search.looks += 1;
         let from = search.from;
-        // Their data may reach the disk behind the body's look.
+        // Data of these writes may reach the disk behind the body's search.
         let under_way = self
             .slots
             .select(|slot| slot.is_request() && slot.is_write() && slot.is_at_disk());
@@ -186,7 +186,7 @@ impl Controller {
         });
     }
 
-    /// The body has looked. What it says may be about a migration that is over: nobody relies on it.
+    /// Handles the body's report. The report may belong to a finished migration, so nothing relies on it.
     pub(in crate::controller) fn long_hole_found(&mut self, found: Result<Content, RequestError>) {
         self.looking_for_holes = false;
         let forgets = self.has_bug(PlantedBug::HolesOverWrites);

@@ -1,6 +1,6 @@
-//! Where the disk has holes. A hole is told to the destination in a word instead of being read, however long
-//! it is: chunks of it are locked as any other, but are longer, and are looked at once they are locked,
-//! because the guest may have written there since.
+//! Holes of the disk. A hole of any length is announced to the destination in one frame instead of being read. Chunks
+//! of a hole are locked like any other chunks but are longer. A locked chunk is examined again, because the guest may
+//! have written there since.
 
 use core::time::Duration;
 
@@ -15,21 +15,21 @@ use crate::planted::PlantedBug;
 use crate::request::RequestError;
 use crate::units::{Extent, Lba, MAX_EXTENT_SECTORS};
 
-/// Holes end at blocks of 4 KiB, as the chunks that follow them begin.
+/// Unit of a hole's end, because the following chunk begins there: 4 KiB.
 const BLOCK_SECTORS: u32 = 8;
 
-/// What comes next in a pass.
+/// The next step of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Nothing: the pass has come to its end.
+    /// The pass has ended.
     End,
-    /// It is not known whether the extent is a hole.
+    /// Examine the extent, which may be a hole.
     Look(Extent),
-    /// The extent is to be locked.
+    /// Lock the extent.
     Lock(Extent, ChunkKind),
 }
 
-/// What is known of the disk from some place on, and how long a chunk of a hole may be.
+/// Knowledge about the disk from some place on, and the maximum length of a hole's chunk.
 #[derive(Debug)]
 pub(super) struct Layout {
     start: Lba,
@@ -39,7 +39,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Nothing is known.
+    /// Starts without knowledge.
     pub(super) const fn new(options: &MigrationOptions) -> Self {
         Self {
             start: Lba(0),
@@ -49,7 +49,7 @@ impl Layout {
         }
     }
 
-    /// What the extent's start is part of, as far as that is known.
+    /// Returns the known part at the extent's start, and its kind.
     fn at(&self, extent: Extent) -> Option<(Extent, ChunkKind)> {
         let known = (self.start..self.end).contains(&extent.start());
         let left = self.end.0.saturating_sub(extent.start().0);
@@ -62,13 +62,13 @@ impl Layout {
         (self.start, self.end, self.kind) = (extent.start(), extent.end(), kind);
     }
 
-    /// A chunk of a hole was acknowledged `took` after it was locked.
+    /// Notes a hole's chunk acknowledged `took` after its lock.
     pub(super) fn hole_done(&mut self, took: Duration) {
         self.length.chunk_done(took);
     }
 }
 
-/// How long a chunk of a hole may be: a guest that writes there waits for it.
+/// Maximum length of a hole's chunk: a guest that writes there waits for the chunk.
 #[derive(Debug)]
 struct HoleLength {
     sectors: u32,
@@ -91,9 +91,8 @@ impl HoleLength {
         }
     }
 
-    /// Longer ones may follow as long as they are quick, or take hardly longer than the shortest, which is what
-    /// the way there and back takes. Where zeroes have to be written at the destination they take time by
-    /// their length.
+    /// Allows longer chunks while chunks are quick, or hardly slower than the quickest, which measures the round trip.
+    /// Zeroes that have to be written at the destination take time by their length.
     fn chunk_done(&mut self, took: Duration) {
         self.shortest = self.shortest.min(took);
         self.sectors = if took <= self.limit.max(self.shortest * 3 / 2) {
@@ -105,7 +104,7 @@ impl HoleLength {
 }
 
 impl Source {
-    /// What comes next in the pass, in chunks of `chunk_sectors` at most, but for holes.
+    /// Returns the next step of the pass, in chunks of at most `chunk_sectors`, except for holes.
     pub(super) fn next_chunk(&self, chunk_sectors: u32) -> Next {
         let head = self.window.pointers.read_head;
         let up_to = |limit: u32| match (self.pass, &self.dirty) {
@@ -130,13 +129,13 @@ impl Source {
         match self.layout.at(hole) {
             None => Next::Look(hole),
             Some((part, ChunkKind::Hole)) => Next::Lock(part, ChunkKind::Hole),
-            // Where it reaches into a hole, zeroes are found in what is read.
+            // Zeroes of a hole inside the chunk are found when the chunk is read.
             Some((_, ChunkKind::Data)) => Next::Lock(chunk, ChunkKind::Data),
         }
     }
 
-    /// What follows the read head turned out to begin with a hole of so many sectors. A hole shorter than a
-    /// chunk is part of that: its blocks of zeroes are left out where the chunk is sent.
+    /// Notes that the extent behind the read head begins with a hole of `hole` sectors. A hole shorter than a chunk
+    /// becomes part of a chunk, whose blocks of zeroes are left out when the chunk is sent.
     fn learn(&mut self, looked_at: Extent, hole: u32) {
         let whole = hole >= looked_at.sectors();
         let chunk = self.options.chunk_sectors;
@@ -152,7 +151,7 @@ impl Source {
     }
 }
 
-/// The sectors of a hole that the body reported, in whole blocks; none of one that it could not report.
+/// Returns the sectors of the reported hole in whole blocks; zero if the body could not report a hole.
 fn found(looked_at: Extent, result: Result<Content, RequestError>) -> u32 {
     match result {
         Ok(Content::Hole(sectors)) if sectors >= looked_at.sectors() => looked_at.sectors(),
@@ -162,7 +161,7 @@ fn found(looked_at: Extent, result: Result<Content, RequestError>) -> u32 {
 }
 
 impl Controller {
-    /// Asks the body whether the extent, from the read head on, is a hole.
+    /// Asks the body if the extent, from the read head on, is a hole.
     pub(super) fn look_ahead(&mut self, extent: Extent) {
         if self.looking_at.is_none() {
             self.looking_at = Some(extent);
@@ -173,7 +172,7 @@ impl Controller {
         }
     }
 
-    /// The body answered. What it says may be about a migration that is over: nobody relies on it.
+    /// Handles the body's answer. The answer may belong to a finished migration, so nothing relies on it.
     pub(in crate::controller) fn layout_found(&mut self, result: Result<Content, RequestError>) {
         let Some(extent) = self.looking_at.take() else {
             return;
@@ -184,7 +183,7 @@ impl Controller {
         }
     }
 
-    /// The body has looked at a chunk that was a hole before it was locked.
+    /// Handles the body's second look at a hole's chunk after the chunk was locked.
     pub(super) fn hole_looked_at(
         &mut self,
         slot: ChunkSlot,
@@ -231,7 +230,7 @@ mod tests {
     use super::*;
     use crate::units::MigrationId;
 
-    /// The length after many chunks that take `path`, and so much more for each MiB.
+    /// Returns the length after many chunks that take `path`, plus `each` for each MiB.
     fn settled(path: Duration, each: Duration, promised: Option<Duration>) -> u32 {
         let mut length = HoleLength::new(&MigrationOptions {
             wake_up_limit: promised,

@@ -1,5 +1,5 @@
-//! The outgoing migration: passes over the disk behind the locking window (Alg. 1 of the SmartNIC
-//! storage-migration paper), then verification, then the freeze that leads to switchover.
+//! The outgoing migration: passes over the disk behind the locking window (Alg. 1 of the SmartNIC storage-migration
+//! paper), then verification, then the freeze that leads to switchover.
 
 pub(in crate::controller) mod change;
 mod delta;
@@ -46,22 +46,22 @@ use crate::wire::{Message, TrafficClass};
 /// Longest chunk: 16 MiB.
 const MAX_CHUNK_SECTORS: u32 = (16 << 20) / SECTOR_SIZE as u32;
 
-/// Longest block of which pre-copy remembers whether it was written: 1 GiB.
+/// Longest block of pre-copy's dirty bitmap: 1 GiB.
 const MAX_BLOCK_SECTORS: u32 = (1 << 30) / SECTOR_SIZE as u32;
 
-/// Verification remembers writes by blocks of 4 KiB.
+/// Block of verification's dirty bitmap: 4 KiB.
 const VERIFY_BLOCK_SECTORS: u32 = 8;
 
-/// The largest disk that can be moved. What remembers the delayed writes of a larger one, more than 2 GiB,
-/// may be more than there is.
+/// The largest disk that can be moved. The table of delayed writes of a larger disk, more than 2 GiB, may not fit into
+/// memory.
 pub const MAX_MOVED: Bytes = Bytes(1 << 50);
 
-/// The largest disk that can be verified. What remembers the writes of a larger one, more than 2 GiB, may
-/// be more than there is, and the guest would wait while it is looked through.
+/// The largest disk that can be verified. The dirty bitmap of a larger disk, more than 2 GiB, may not fit into memory,
+/// and the guest would wait for its scan.
 pub const MAX_VERIFIED: Bytes = Bytes(64 << 40);
 
-/// The largest disk that can be moved without a part of it. What remembers the blocks of a larger one, more than 2
-/// GiB at either node, may be more than there is.
+/// The largest disk that can be moved without a part. The block maps of a larger disk, more than 2 GiB at either node,
+/// may not fit into memory.
 pub const MAX_PULLED: Bytes = Bytes(64 << 40);
 
 #[derive(Debug)]
@@ -74,31 +74,31 @@ pub(in crate::controller) struct Source {
     pub(in crate::controller) holes: Holes,
     pub(in crate::controller) stage: Stage,
     policy: Policy,
-    /// The policy becomes push and pull once no chunk is on its way.
+    /// Options of push and pull, if the policy is to change once no chunk is in flight.
     switching: Option<PushOptions>,
-    /// Nothing is pushed before the destination has received all that was sent before this generation.
+    /// True while pushing waits for the destination to receive everything sent before this generation.
     pub(in crate::controller) awaits_generation: bool,
     pass: Pass,
     capacity: Sectors,
-    /// What the destination does not have of an earlier time.
+    /// Blocks of the disk that the destination lacks.
     wanted: Wanted,
-    /// Bytes that are not sent because of that.
+    /// Bytes not sent because of the destination's copy.
     skipped: u64,
     /// Blocks written since they were compared; only with verification.
     dirty: Option<DirtyBitmap>,
     token_bucket: Option<TokenBucket>,
     paced_until: Option<Time>,
     pub(in crate::controller) delayed_paced_until: Option<Time>,
-    /// What keeps the promise to the guest, if there is one to keep.
+    /// Keeper of the promise to the guest, if there is a promise.
     pub(in crate::controller) governor: Option<Governor>,
     pub(in crate::controller) pause: Option<Pause>,
     pub(in crate::controller) pauses: PauseCounts,
     pub(in crate::controller) delayed: DelayedWrites,
     pub(in crate::controller) posted: PostedWrites,
-    /// Requests that wait for the migration and where they stand in the order of arrival, oldest
-    /// first. What has stopped waiting leaves when it comes to the front.
+    /// Requests that wait for the migration, with their places in the order of arrival, oldest first. An entry whose
+    /// wait has ended is removed at the front.
     watched: VecDeque<(RequestTag, u64)>,
-    /// Those that were allowed to wait longer than was promised, in the same way.
+    /// Requests that may exceed the promise, in the same form.
     tolerated: VecDeque<(RequestTag, u64)>,
     /// By tag: the turn of the last double write.
     turns: Box<[u16]>,
@@ -108,11 +108,11 @@ pub(in crate::controller) struct Source {
     pass_total: u64,
     counters: Counters,
     mismatch: Option<Extent>,
-    /// The destination has accepted, and this node's disk is not flushed yet.
+    /// True if the destination has accepted before this node's disk is flushed.
     pub(in crate::controller) accepted: bool,
-    /// Nothing but the guest's last writes holds the switchover back.
+    /// True if only the guest's last writes hold the switchover back.
     pub(in crate::controller) may_switch_over: bool,
-    /// Whether the connection that will carry forwarded I/O is still there.
+    /// True while the connection for forwarded I/O is up.
     pub(in crate::controller) sync_up: bool,
     started: Time,
     next_tick: Time,
@@ -129,14 +129,13 @@ struct Counters {
 }
 
 impl Source {
-    /// Whether the guest was stopped for the switchover.
+    /// Returns true if the guest was stopped for the switchover.
     pub(in crate::controller) const fn is_ordered(&self) -> bool {
         self.may_switch_over && matches!(self.options.switchover, Switchover::WhenTold)
     }
 
-    /// What becomes of a guest's write that no chunk keeps waiting, or that was let through one that is being
-    /// copied. One that begins in the migrated region goes to the destination whole: what it writes past the
-    /// read head is copied again later.
+    /// Decides on a guest's write with no chunk to wait for, or let through a chunk being copied. A write with its
+    /// start in the migrated region goes to the destination whole: the part past the read head is copied again later.
     #[inline]
     pub(in crate::controller) fn route(
         &mut self,
@@ -177,7 +176,7 @@ impl Source {
         }
     }
 
-    /// When the timer has to run next.
+    /// Returns the time at which the timer has to run next.
     pub(in crate::controller) fn next_deadline(&self, slots: &Slots) -> Time {
         let governed = self.governor.as_ref().map(Governor::next_sample);
         let pause = self.pause.as_ref().and_then(Pause::deadline);
@@ -197,7 +196,7 @@ impl Source {
         .fold(self.next_tick, Time::min)
     }
 
-    /// Bytes that the current pass and delayed writes still have to send.
+    /// Returns the bytes still to be sent by the current pass and by delayed writes.
     pub(in crate::controller) fn bytes_left(&self) -> u64 {
         self.pass_total.saturating_sub(self.pass_done) + self.delayed.pending_bytes()
     }
@@ -219,7 +218,7 @@ impl Source {
         }
     }
 
-    /// How often the source looks at the time: heartbeats and timeouts.
+    /// Returns the interval of heartbeats and timeout checks.
     fn tick(&self) -> core::time::Duration {
         self.options.peer_timeout / 4
     }
@@ -406,8 +405,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Gives the migration up: the guest goes on here, and nothing that was under way with the
-    /// destination matters any more. False when it is too late.
+    /// Aborts the migration: the guest goes on here, and operations under way with the destination no longer matter.
+    /// Returns false past the point of no return.
     pub(in crate::controller) fn abort_source(&mut self, reason: AbortReason) -> bool {
         if self.source.is_none() || !self.authority.cancel() {
             return false;
@@ -443,7 +442,7 @@ impl Controller {
         true
     }
 
-    /// The destination serves: nothing is left to do but to forward.
+    /// Ends the source's part: the destination serves, and only forwarding remains.
     pub(in crate::controller) fn complete_source(&mut self) {
         if let Some(mut source) = self.source.take() {
             source.stage = Stage::Decided(Phase::Completed);
@@ -453,7 +452,7 @@ impl Controller {
         }
     }
 
-    /// The other node answered something.
+    /// Notes an answer of the other node.
     pub(in crate::controller) fn heard(&mut self) {
         if let Some(source) = &mut self.source {
             source.last_heard = self.now;

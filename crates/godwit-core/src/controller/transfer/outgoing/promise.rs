@@ -1,5 +1,4 @@
-//! What the source does for the promise to the guest: whom it watches, which writes it delays, what
-//! it reports.
+//! The source's part in the promise to the guest: watched requests, delayed writes, reports.
 
 use core::time::Duration;
 
@@ -14,8 +13,8 @@ use crate::event::Obstacle;
 use crate::request::RequestTag;
 use crate::units::{Extent, Lba, SECTOR_SIZE, Time};
 
-/// What was kept back of writes to hot places is sent beside the last so many sectors of a copy, 64 MiB,
-/// or this part of a smaller disk.
+/// Sectors at the end of a copy, 64 MiB, beside which kept back writes to hot places are sent. On a small disk, the
+/// disk's sectors divided by [`HOT_WRITES_SHARE`].
 const HOT_WRITES_SECTORS: u64 = (64 << 20) / SECTOR_SIZE;
 const HOT_WRITES_SHARE: u64 = 16;
 
@@ -43,8 +42,8 @@ impl Source {
         }
     }
 
-    /// The request that has waited for the migration longest, and when the promise to the guest
-    /// wants something done about it.
+    /// Returns the request that has waited longest for the migration, and the time at which the promise to the guest
+    /// requires an action.
     pub(in crate::controller) fn oldest_watched(
         &mut self,
         slots: &Slots,
@@ -62,7 +61,7 @@ impl Source {
             .then(|| slots[tag].arrived.after(threshold))
     }
 
-    /// Remembers that a request is allowed to be late, for a time.
+    /// Remembers that a request may be late for a time.
     pub(in crate::controller) fn tolerate(&mut self, tag: RequestTag, slots: &Slots) {
         if self.tolerated.len() == self.tolerated.capacity() {
             self.tolerated
@@ -71,7 +70,7 @@ impl Source {
         self.tolerated.push_back((tag, slots[tag].sequence));
     }
 
-    /// Takes out a request that has been late for longer than any may be.
+    /// Removes a request that has been late for longer than allowed. Returns true if there was one.
     pub(in crate::controller) fn take_intolerable(&mut self, slots: &Slots, now: Time) -> bool {
         while let Some(&(tag, sequence)) = self.tolerated.front()
             && !slots.is_late_still(tag, sequence)
@@ -101,13 +100,13 @@ impl Source {
         self.runs() || self.stage.is_freezing()
     }
 
-    /// Whether writes are acknowledged without the destination for now.
+    /// Returns true if writes are currently acknowledged without the destination.
     #[inline]
     pub(in crate::controller) const fn delays(&self) -> bool {
         self.policy.only_marks(self.pass) || self.pause.is_some() && self.options.delayed_writes
     }
 
-    /// Remembers that the destination does not hear of a write to the migrated region.
+    /// Remembers a write to the migrated region that the destination does not receive.
     pub(in crate::controller) fn delay(&mut self, extent: Extent) {
         if let Some(dirty) = &mut self.dirty {
             dirty.set(extent);
@@ -126,8 +125,8 @@ impl Source {
         }
     }
 
-    /// Whether a write, which is delayed for another reason or not, is kept back because its place is in
-    /// the migrated region and hot: the destination hears of it when the copy nears its end.
+    /// Returns true if a write is kept back because its place is hot and in the migrated region: the destination
+    /// receives the write when the copy nears its end. `delays` is true if the write is delayed for another reason.
     #[inline]
     pub(in crate::controller) fn keeps_back(&mut self, extent: Extent, delays: bool) -> bool {
         if !self.policy.doubles() || !self.lets_writes_through() || self.nears_end() {
@@ -141,7 +140,7 @@ impl Source {
         keeps
     }
 
-    /// Whether so little is left to copy that what was kept back has to be sent beside it.
+    /// Returns true if so little is left to copy that kept back writes have to be sent beside the copy.
     #[inline]
     pub(in crate::controller) fn nears_end(&self) -> bool {
         let left = self
@@ -151,7 +150,7 @@ impl Source {
         left <= (self.capacity.0 / HOT_WRITES_SHARE).min(HOT_WRITES_SECTORS)
     }
 
-    /// What keeps the migration from its end, when that has changed.
+    /// Returns the obstacle between the migration and its end, if the obstacle has changed.
     pub(in crate::controller) fn look_for_obstacle(
         &mut self,
         now: Time,
@@ -192,23 +191,23 @@ impl Source {
         promise
     }
 
-    /// Up to where the destination has the disk: delayed writes beyond it are copied anyway.
+    /// Returns the end of the region that the destination has: delayed writes beyond this region are copied anyway.
     pub(in crate::controller) fn migrated(&self) -> Lba {
         match self.pass {
             Pass::Copy => self.window.pointers.write_tail,
-            // A copy may overtake what is on its way to any place.
+            // A copy to any place may overtake frames in flight.
             Pass::Compare | Pass::Resend { .. } => Lba(0),
             Pass::VerifyAll | Pass::VerifyDirty { .. } => Lba(self.capacity.0),
         }
     }
 
-    /// Whether the destination has all of the extent, or will once its double write arrives, and no
-    /// chunk that is being compared waits for that.
+    /// Returns true if the destination has the whole extent, or will have the extent once the double write arrives, and
+    /// no chunk under comparison waits for the double write.
     pub(in crate::controller) fn is_migrated(&mut self, extent: Extent) -> bool {
         extent.end() <= self.migrated() && self.window.lock_over(extent).is_none()
     }
 
-    /// Tells the next double write with this tag from those before.
+    /// Returns a number that distinguishes the next double write with this tag from earlier ones.
     #[inline]
     pub(in crate::controller) fn next_turn(&mut self, tag: RequestTag) -> u16 {
         let turn = &mut self.turns[tag.0 as usize];
@@ -216,8 +215,7 @@ impl Source {
         *turn
     }
 
-    /// Whether writes to a chunk that is on its way are carried out at once, and sent behind it as
-    /// delayed writes.
+    /// Returns true if writes to a chunk in flight are carried out at once and follow the chunk as delayed writes.
     #[inline]
     pub(in crate::controller) fn lets_writes_through(&self) -> bool {
         self.policy
@@ -227,20 +225,20 @@ impl Source {
             })
     }
 
-    /// Whether every write goes to both nodes.
+    /// Returns true if every write goes to both nodes.
     #[inline]
     pub(in crate::controller) const fn mirrors(&self) -> bool {
         matches!(self.policy, Policy::Mirror)
     }
 
-    /// Whether chunks are copied, not compared.
+    /// Returns true if chunks are copied, not compared.
     #[inline]
     pub(in crate::controller) fn is_copying_pass(&self) -> bool {
         self.pass.copies()
     }
 
-    /// Lets go of those who wait for a chunk that is being copied to the extent. Their writes reach
-    /// the destination after it, as delayed writes. Nobody is let go while chunks are compared.
+    /// Releases the requests that wait for a chunk being copied to the extent. Their writes follow the chunk to the
+    /// destination as delayed writes. No request is released while chunks are compared.
     pub(in crate::controller) fn unlock(&mut self, extent: Extent) -> Option<TagList> {
         if !self.pass.copies() {
             return None;
@@ -249,7 +247,7 @@ impl Source {
         Some(core::mem::replace(&mut chunk.waiters, TagList::EMPTY))
     }
 
-    /// Whether the destination owes an answer about posted or delayed writes or a pause for too long.
+    /// Returns true if the destination's answer about posted writes, delayed writes or a pause is overdue.
     pub(in crate::controller) fn is_kept_waiting(&self, now: Time) -> bool {
         let unheard = self.pause.as_ref().filter(|pause| pause.is_unheard());
         let written = self.delayed.waiting_since().map(|since| now.since(since));

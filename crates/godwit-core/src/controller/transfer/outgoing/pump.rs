@@ -1,5 +1,5 @@
-//! The passes that the locking window makes over the disk (Alg. 1 of the SmartNIC storage-migration
-//! paper): copying, then comparing, and the freeze that leads to switchover.
+//! Passes of the locking window over the disk (Alg. 1 of the SmartNIC storage-migration paper): copying, then
+//! comparing, then the freeze that leads to switchover.
 
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -22,7 +22,7 @@ use crate::wire::{HEADER_SIZE, Message, TrafficClass};
 use crate::write_table::WriteTable;
 
 impl Source {
-    /// Chunks that may be in flight now, and how long each may be.
+    /// Returns the current maximum number of chunks in flight, and their maximum length.
     fn most_in_flight(&mut self, guest_is_idle: bool) -> (u16, u32) {
         if guest_is_idle {
             return (self.idle_window.chunks(), self.options.chunk_sectors);
@@ -37,11 +37,10 @@ impl Source {
         }
     }
 
-    /// Whether one more chunk may join those in flight, of which there may be `most` of
-    /// `chunk_sectors`.
+    /// Returns true if another chunk may be locked, within `most` chunks of `chunk_sectors`.
     fn has_room(&self, most: u16, chunk_sectors: u32) -> bool {
-        // What a guest wrote at random is compared, or copied again, block by block. With as few blocks in
-        // flight as chunks that waits for the way to the destination, and the guest writes on meanwhile.
+        // Randomly written blocks are compared, or copied again, block by block. With only as many blocks in flight as
+        // chunks, a pass would wait for the round trip, and the guest would keep writing meanwhile.
         let by_blocks = self.pass.is_scattered()
             || self.pass == Pass::Compare
             || self.wanted_blocks().is_some();
@@ -78,7 +77,7 @@ impl Source {
         self.window.restart();
     }
 
-    /// The number of the round that copies, or copied last.
+    /// Returns the number of the current copying round, or of the last one.
     pub(super) fn round(&self) -> u32 {
         match self.pass {
             Pass::Resend { round } => round,
@@ -86,19 +85,19 @@ impl Source {
         }
     }
 
-    /// The round that follows the one which has just come to its end, if one does.
+    /// Returns the round that follows the round just finished, if any.
     fn next_round(&mut self) -> Option<u32> {
         let (round, compares) = (self.round(), self.options.verify);
         let again = self.policy.goes_on(self.pass, round, compares);
         again.then_some(round + 1)
     }
 
-    /// Whether nothing more is copied, because the disk is to be handed over as it is.
+    /// Returns true if nothing more is copied, because the disk is to be handed over as is.
     const fn leaves(&self) -> bool {
         self.policy.leaves(self.is_ordered())
     }
 
-    /// Whether another chunk may be locked; otherwise when to ask again. The guest's promise holds
+    /// Succeeds if another chunk may be locked; otherwise returns the time of the next attempt. The promise holds
     /// nothing back while the guest is idle.
     pub(super) fn may_start_chunk(&mut self, now: Time, guest_is_idle: bool) -> Result<(), Time> {
         if self.pass.copies()
@@ -112,8 +111,8 @@ impl Source {
         }
     }
 
-    /// Counts a chunk of so many bytes against the rates. Not against the promise's while the guest is idle: it was
-    /// not held back by that, and whatever follows would have to wait for a debt without a limit.
+    /// Counts a chunk of `bytes` against the rates. While the guest is idle the promise's rate is left out: the chunk
+    /// was not held back by this rate, and later frames would have to wait for a debt without a limit.
     pub(super) fn chunk_started(&mut self, bytes: u64, guest_is_idle: bool) {
         if self.pass.copies()
             && let Some(token_bucket) = &mut self.token_bucket
@@ -127,8 +126,8 @@ impl Source {
         }
     }
 
-    /// Gives up the window, so that the pass goes on from where the destination has everything.
-    /// Returns who waited for its chunks.
+    /// Gives up the window, so that the pass continues from the end of the migrated region. Returns the waiters of the
+    /// window's chunks.
     pub(in crate::controller) fn retreat(&mut self) -> Vec<TagList> {
         let reach = self.window.end();
         self.delayed.release();
@@ -142,7 +141,7 @@ impl Source {
         if let (Pass::VerifyAll | Pass::VerifyDirty { .. }, Some(dirty)) =
             (self.pass, &mut self.dirty)
         {
-            // What was about to be compared has not been.
+            // These chunks were about to be compared.
             for chunk in &given_up {
                 dirty.set(chunk.extent);
             }
@@ -161,18 +160,18 @@ impl Source {
         given_up.into_iter().map(|chunk| chunk.waiters).collect()
     }
 
-    /// Whether chunks are in flight.
+    /// Returns true if chunks are in flight.
     pub(in crate::controller) fn has_window(&self) -> bool {
         !self.window.is_empty()
     }
 
-    /// Whether the pass has something left to lock.
+    /// Returns true if the pass has something left to lock.
     pub(in crate::controller) fn is_copying(&self) -> bool {
         self.next_chunk(1) != Next::End
     }
 
-    /// Whether a copy (or a delayed write) may be sent; otherwise when to ask again. Nothing is held
-    /// back for a guest that has stopped: it stands still until the destination has the rest.
+    /// Succeeds if a copy (or a delayed write) may be sent; otherwise returns the time of the next attempt. Nothing is
+    /// held back for a guest that has stopped: the guest stands still until the destination has the rest.
     pub(in crate::controller) fn may_send(&mut self, now: Time, delayed: bool) -> Result<(), Time> {
         if self.is_ordered() {
             return Ok(());
@@ -197,7 +196,7 @@ impl Source {
 }
 
 impl Controller {
-    /// Fills the locking window and sends what has been read.
+    /// Fills the locking window and sends the chunks that have been read.
     pub(in crate::controller) fn pump(&mut self) {
         self.search_holes();
         let guest_is_idle = self.guest_is_idle();
@@ -218,7 +217,7 @@ impl Controller {
                 return;
             }
             let (most, chunk_sectors) = source.most_in_flight(guest_is_idle);
-            // What is written while the switchover waits belongs to the next pass.
+            // Blocks written while the switchover waits belong to the next pass.
             let rests = source.stage == Stage::Converged
                 || source.stage.has_asked()
                 || source.leaves()
@@ -278,7 +277,7 @@ impl Controller {
         }
     }
 
-    /// A guest write left these addresses: chunks that waited for it may be read now.
+    /// Reads the chunks that waited for a guest write to these addresses, which has ended.
     #[inline]
     pub(in crate::controller) fn writes_left(&mut self, extent: Extent) {
         let Some(source) = &mut self.source else {
@@ -311,7 +310,7 @@ impl Controller {
         }
     }
 
-    /// The local read of a chunk finished.
+    /// Handles the local read of a chunk.
     pub(in crate::controller) fn chunk_read(
         &mut self,
         slot: ChunkSlot,
@@ -337,7 +336,7 @@ impl Controller {
             Ok(Content::Data) if pass.copies() => ChunkContent::Data,
             Ok(Content::Zeroes) if pass.copies() => ChunkContent::Zeroes,
             _ => {
-                // The slot is idle again: it must not be counted as a read under way.
+                // The slot is idle again and must not count as a read under way.
                 chunk.state = ChunkState::Sent { data: false };
                 self.abort_source(AbortReason::SourceDisk);
                 return;
@@ -384,7 +383,7 @@ impl Controller {
         }
     }
 
-    /// The destination acknowledged a copy or a double write.
+    /// Handles the destination's acknowledgement of a copy or a double write.
     pub(in crate::controller) fn acknowledged(
         &mut self,
         class: TrafficClass,
@@ -453,7 +452,7 @@ impl Controller {
         }
     }
 
-    /// The pass came to its end: starts the next one (true) or the way to switchover.
+    /// Ends the pass. Returns true if the next pass has started; otherwise the switchover approaches.
     fn finish_pass(&mut self) -> bool {
         let forgets_delayed = self.has_bug(PlantedBug::SwitchoverWithDelayed);
         let Some(source) = &mut self.source else {
@@ -464,7 +463,7 @@ impl Controller {
                 && core::mem::take(last_pass)
             {
                 if source.pass.copies() {
-                    // What was copied again is compared as well, if anything is.
+                    // With verification, blocks copied again are compared as well.
                     self.check_drained();
                 } else {
                     source.counters.all_verified = true;
@@ -474,11 +473,11 @@ impl Controller {
             return false;
         }
         if source.holes.is_searching() {
-            // What is found need not be pulled.
+            // Holes found by the search need not be pulled.
             return false;
         }
         if !forgets_delayed && source.delayed.pending_bytes() > FREEZE_DELAYED_BYTES {
-            // They are being sent; the pass goes on when they are.
+            // Delayed writes are being sent; the pass continues afterwards.
             return false;
         }
         if source.pass == Pass::Compare {
@@ -504,7 +503,7 @@ impl Controller {
         };
         match next {
             Some(pass) => {
-                // Copies are all there, so that nothing can overtake what follows them as delayed writes.
+                // All copies have arrived, so no copy can overtake the delayed writes.
                 let delayed = &mut source.delayed;
                 source.policy.take_rest(|extent| delayed.remember(extent));
                 self.begin_pass(pass);
@@ -524,8 +523,7 @@ impl Controller {
         }
     }
 
-    /// While the guest runs on and its writes are only remembered, they are copied before that becomes more than
-    /// it can stand still for.
+    /// Copies blocks again before the running guest's remembered writes exceed the rest allowed for a freeze.
     pub(in crate::controller) fn copy_again(&mut self) {
         let Some(source) = &mut self.source else {
             return;
@@ -539,9 +537,8 @@ impl Controller {
     }
 }
 
-/// Reads a locked chunk unless guest writes to it are under way, here or to the destination; no new
-/// ones start before, because the chunk is locked. A hole is looked at instead. Whether it is being read
-/// now.
+/// Reads a locked chunk unless guest writes to the chunk are under way, here or to the destination. The lock prevents
+/// new writes. A hole is examined instead of being read. Returns true if the chunk is being read now.
 fn read_when_quiet(
     source: &mut Source,
     table: &WriteTable,

@@ -1,4 +1,4 @@
-//! How far a departure is.
+//! Stages of a departure.
 
 use crate::controller::Controller;
 use crate::controller::transfer::outgoing::Source;
@@ -6,27 +6,27 @@ use crate::controller::transfer::policy::Pass;
 use crate::event::{Event, Phase};
 use crate::units::Time;
 
-/// How far a departure is. [`Phase`] is what others see of it.
+/// Stage of a departure. [`Phase`] is the public view of the stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::controller) enum Stage {
     /// The guest works, and the window goes over the disk.
     Moving,
-    /// The guest works, and the switchover waits to be ordered.
+    /// The guest works, and the switchover waits for an order.
     Converged,
     /// The guest is held until the destination has the rest.
     Freezing {
         since: Time,
-        /// What was left when the guest was held is being copied or compared.
+        /// True while blocks left over at the start of the freeze are copied or compared.
         last_pass: bool,
     },
     /// The destination was asked to accept the disk.
     Preparing { since: Time },
-    /// Authority has decided, which is being carried out.
+    /// Authority has decided; the decision is being carried out.
     Decided(Phase),
 }
 
 impl Stage {
-    /// Since when the guest has been held, while that can still be ended.
+    /// Returns the time since which the guest is held, while the hold can still be ended.
     pub(super) const fn held_since(self) -> Option<Time> {
         match self {
             Self::Freezing { since, .. } | Self::Preparing { since } => Some(since),
@@ -34,7 +34,7 @@ impl Stage {
         }
     }
 
-    /// Whether the destination was asked to accept the disk: it takes no more of it then.
+    /// Returns true if the destination was asked to accept the disk: from then on the destination takes no more data.
     pub(super) const fn has_asked(self) -> bool {
         matches!(self, Self::Preparing { .. } | Self::Decided(_))
     }
@@ -45,19 +45,19 @@ impl Stage {
 }
 
 impl Source {
-    /// Whether new guest I/O has to wait.
+    /// Returns true if new guest I/O has to wait.
     #[inline]
     pub(in crate::controller) const fn is_frozen(&self) -> bool {
         !self.runs()
     }
 
-    /// Whether the guest's I/O goes on beside the migration.
+    /// Returns true if the guest's I/O goes on beside the migration.
     #[inline]
     pub(in crate::controller) const fn runs(&self) -> bool {
         matches!(self.stage, Stage::Moving | Stage::Converged)
     }
 
-    /// What others see of the stage.
+    /// Returns the public view of the stage.
     pub(in crate::controller) const fn phase(&self) -> Phase {
         match self.stage {
             Stage::Moving if self.pass.verifies() => Phase::Verifying,
@@ -71,7 +71,6 @@ impl Source {
 }
 
 impl Controller {
-    /// Goes on to a stage.
     pub(in crate::controller) fn enter_stage(&mut self, stage: Stage) {
         self.change_stage(|source| source.stage = stage);
     }

@@ -10,20 +10,20 @@ use crate::event::AbortReason;
 use crate::request::RequestError;
 use crate::units::Generation;
 
-/// Verification passes are repeated over what was written meanwhile until no more than this many
-/// 4 KiB blocks are left; those are compared while the guest is held.
+/// Maximum number of 4 KiB blocks left for comparison while the guest is held. Verification passes over the blocks
+/// written meanwhile are repeated until no more are left.
 const FREEZE_BLOCKS: u64 = 64;
 
-/// While the switchover waits for the guest's hypervisor, blocks are compared again when more than
-/// this many were written.
+/// Number of written blocks after which blocks are compared again while the switchover waits for the guest's
+/// hypervisor.
 const CONVERGED_BLOCKS: u64 = 16;
 
-/// After this many passes the guest is held however many blocks are left.
+/// Passes after which the guest is held, whatever the number of blocks left.
 pub(super) const MAX_VERIFY_PASSES: u32 = 10;
 
 impl Source {
-    /// The comparing pass that follows the one which came to its end, if one does. The last blocks are compared
-    /// while the guest is held.
+    /// Returns the comparing pass that follows the finished pass, if any. The last blocks are compared while the guest
+    /// is held.
     pub(super) fn next_comparison(&self) -> Option<Pass> {
         if !self.options.verify {
             return None;
@@ -40,14 +40,14 @@ impl Source {
         }
     }
 
-    /// Blocks that were written since they were compared.
+    /// Returns the number of blocks written since they were compared.
     pub(super) fn dirty_blocks(&self) -> u64 {
         self.dirty.as_ref().map_or(0, DirtyBitmap::count)
     }
 }
 
 impl Controller {
-    /// The destination compared a chunk.
+    /// Handles the destination's comparison of a chunk.
     pub(in crate::controller) fn chunk_compared(
         &mut self,
         slot: ChunkSlot,
@@ -78,8 +78,7 @@ impl Controller {
         }
     }
 
-    /// While the guest runs on behind double writes, what it wrote is compared before that becomes
-    /// more than can be compared in the moment in which it stands still.
+    /// Compares blocks again before the running guest's writes exceed the comparisons allowed for a freeze.
     pub(super) fn compare_again(&mut self) {
         let Some(source) = &mut self.source else {
             return;

@@ -1,4 +1,4 @@
-//! Which blocks of a disk are not here, and which of them are wanted most.
+//! The missing blocks of a disk, and their priorities.
 
 use crate::action::PULL_SECTORS;
 use crate::controller::transfer::dirty::{DirtyBitmap, GROUP_WORDS};
@@ -6,37 +6,37 @@ use crate::controller::transfer::push_pull::{BLOCK_SECTORS, CHUNK_SECTORS, chunk
 use crate::units::{Bytes, Extent, Lba, SECTOR_SIZE, Sectors};
 use crate::wire::TrafficClass;
 
-/// Words of a piece of what is stored: 16 MiB of the disk.
+/// Words of a stored piece: 16 MiB of the disk.
 pub const PIECE_WORDS: usize = GROUP_WORDS;
 
-/// Sectors of such a piece.
+/// Sectors of a stored piece.
 pub(super) const PIECE_SECTORS: u32 = PIECE_WORDS as u32 * 64 * BLOCK_SECTORS;
 
-/// Bytes of a piece of how hot chunks are: 32 MiB of the disk.
+/// Bytes of a piece of chunk heats: 32 MiB of the disk.
 pub const PIECE_HEATS: usize = 512;
 
 /// A part of a bitmap with a bit for each block of 4 KiB: its number, and its words.
 pub type WordPiece = (usize, [u64; PIECE_WORDS]);
 
-/// A part of how hot chunks are: its number, and a byte for each chunk of 64 KiB.
+/// A part of the chunk heats: its number, and a byte for each chunk of 64 KiB.
 pub type HeatPiece = (usize, [u8; PIECE_HEATS]);
 
-/// Blocks of 4 KiB that a disk lacks, and how often each chunk of 64 KiB was written, as far as that is known.
+/// The 4 KiB blocks that a disk lacks, and the known heat of each chunk of 64 KiB.
 #[derive(Debug)]
 pub struct Missing {
     capacity: Sectors,
     blocks: DirtyBitmap,
     heat: Box<[u8]>,
-    /// Chunks that are not cold, and lack something.
+    /// Chunks that are not cold and lack a block.
     hot: DirtyBitmap,
-    /// How many blocks of each heat are missing.
+    /// Number of missing blocks of each heat.
     of_heat: [u64; HOTTEST as usize + 1],
-    /// Those of the blocks that are at the node that gave the disk away, where the rest of them is in an image; nothing
-    /// where all of them are in one place. What is here stays set.
+    /// Blocks at the node that gave the disk away, if the rest is in an image; `None` if all blocks are in one place.
+    /// Bits of arrived blocks stay set.
     at_source: Option<DirtyBitmap>,
-    /// How many blocks are missing and there.
+    /// Number of missing blocks in `at_source`.
     left_at_source: u64,
-    /// The pieces that are not stored durably as they are; nothing where that is not known.
+    /// Pieces whose stored form is out of date; `None` if unknown.
     unstored: Option<Vec<usize>>,
 }
 
@@ -54,8 +54,8 @@ impl Missing {
         }
     }
 
-    /// What was stored: [`Self::words`] and [`Self::heat`]. Nothing if their lengths are not those of a disk of
-    /// this capacity.
+    /// Restores the stored [`Self::words`] and [`Self::heat`]. Returns `None` if their lengths do not match the
+    /// capacity.
     pub fn from_parts(capacity: Sectors, words: &[u64], heat: &[u8]) -> Option<Self> {
         let fits =
             words.len() == Self::word_length(capacity) && heat.len() == Self::heat_length(capacity);
@@ -69,8 +69,8 @@ impl Missing {
         Some(missing)
     }
 
-    /// What was stored in pieces: [`Self::pieces`] and [`Self::heat_pieces`]. Those that are left out lack nothing, and
-    /// are cold. Nothing if a disk of this capacity has no such piece.
+    /// Restores the stored [`Self::pieces`] and [`Self::heat_pieces`]. Pieces left out lack nothing and are cold.
+    /// Returns `None` if a piece's number does not fit the capacity.
     pub fn from_pieces(
         capacity: Sectors,
         words: impl IntoIterator<Item = WordPiece>,
@@ -92,14 +92,14 @@ impl Missing {
         Some(missing)
     }
 
-    /// These pieces are not stored durably as they are, and all others are.
+    /// Marks the pieces whose stored form is out of date; all other pieces are stored durably.
     #[must_use]
     pub fn stored_but_for(mut self, pieces: Vec<usize>) -> Self {
         self.unstored = Some(pieces);
         self
     }
 
-    /// The pieces that are not stored durably as they are, as far as that is known: a bit each.
+    /// Returns a bit for each piece whose stored form is or may be out of date.
     pub(super) fn unstored(&self) -> DirtyBitmap {
         let mut unstored = DirtyBitmap::new(self.capacity, PIECE_SECTORS);
         match &self.unstored {
@@ -118,8 +118,8 @@ impl Missing {
         }
     }
 
-    /// The same of a disk that lacks something in two places: [`Self::at_source`] as it was stored. Nothing if its length
-    /// is not that of the disk.
+    /// Adds the stored [`Self::at_source`] of a disk that lacks blocks in two places. Returns `None` if the length does
+    /// not match the disk.
     #[must_use]
     pub fn in_two_places(mut self, at_source: &[u64]) -> Option<Self> {
         let fits = at_source.len() == Self::word_length(self.capacity);
@@ -129,7 +129,7 @@ impl Missing {
         fits.then_some(self)
     }
 
-    /// The same with what was stored in pieces ([`Self::pieces_at_source`]).
+    /// Like [`Self::in_two_places`], with the stored pieces ([`Self::pieces_at_source`]).
     #[must_use]
     pub fn in_two_places_by_pieces(
         mut self,
@@ -147,36 +147,36 @@ impl Missing {
         Some(self)
     }
 
-    /// A bit for each block that is, or was, at the node that gave the disk away, where the rest is in an image; nothing
-    /// where all that is missing is in one place.
+    /// Returns a bit for each block that is or was at the node that gave the disk away, if the rest is in an image;
+    /// `None` if all missing blocks are in one place.
     pub fn at_source(&self) -> Option<Vec<u64>> {
         Some(self.at_source.as_ref()?.words().collect())
     }
 
-    /// The same in pieces, but for those without any.
+    /// Returns the same bits in pieces, without empty pieces.
     pub fn pieces_at_source(&self) -> Option<Vec<WordPiece>> {
         let at_source = self.at_source.as_ref()?;
         let pieces = at_source.groups();
         Some(pieces.map(|at| (at, at_source.group(at))).collect())
     }
 
-    /// Whether what is missing is in two places, or was.
+    /// Returns true if the missing blocks are or were in two places.
     pub(super) const fn has_two_places(&self) -> bool {
         self.at_source.is_some()
     }
 
-    /// Bytes that are missing and at the node that gave the disk away, where the rest is in an image.
+    /// Returns the missing bytes at the node that gave the disk away, if the rest is in an image.
     pub fn bytes_at_source(&self) -> Option<Bytes> {
         let bytes = self.left_at_source * u64::from(BLOCK_SECTORS) * SECTOR_SIZE;
         self.at_source.as_ref().map(|_| Bytes(bytes))
     }
 
-    /// Whether some of what is missing is at the node that gave the disk away, where the rest is in an image.
+    /// Returns true if a missing block is at the node that gave the disk away, and the rest is in an image.
     pub(super) const fn needs_source(&self) -> bool {
         self.left_at_source > 0
     }
 
-    /// Whether some of these blocks was, or is, there.
+    /// Returns true if some of these blocks are or were at the node that gave the disk away.
     pub(super) fn was_at_source(&self, blocks: &DirtyBitmap) -> bool {
         let at_source = self.at_source.as_ref();
         at_source.is_some_and(|at_source| at_source.count_common(blocks) > 0)
@@ -187,7 +187,7 @@ impl Missing {
         self.left_at_source = at_source.map_or(0, |it| it.count_common(&self.blocks));
     }
 
-    /// The first part of an extent that is all in one place, and on which connection it is to be had.
+    /// Returns the first part of an extent that is in one place, and the class of the connection to this place.
     pub(super) fn place(&self, part: Extent) -> (Extent, TrafficClass) {
         let Some(at_source) = &self.at_source else {
             return (part, TrafficClass::Pull);
@@ -215,22 +215,22 @@ impl Missing {
         self.of_heat[0] = self.blocks.count() - self.of_heat.iter().sum::<u64>();
     }
 
-    /// How many words [`Self::words`] has for a disk of this capacity.
+    /// Returns the number of [`Self::words`] for a disk of this capacity.
     pub const fn word_length(capacity: Sectors) -> usize {
         capacity.0.div_ceil(BLOCK_SECTORS as u64).div_ceil(64) as usize
     }
 
-    /// How many bytes [`Self::heat`] has for a disk of this capacity.
+    /// Returns the bytes of [`Self::heat`] for a disk of this capacity.
     pub const fn heat_length(capacity: Sectors) -> usize {
         capacity.0.div_ceil(CHUNK_SECTORS as u64) as usize
     }
 
-    /// A bit for each block of 4 KiB that is missing, the first block's the lowest of the first word.
+    /// Returns a bit for each missing block of 4 KiB; the first block is the lowest bit of the first word.
     pub fn words(&self) -> impl Iterator<Item = u64> {
         self.blocks.words()
     }
 
-    /// The pieces of that of which some block is missing.
+    /// Returns the pieces of these words with a missing block.
     pub fn pieces(&self) -> impl Iterator<Item = WordPiece> {
         let pieces = self.blocks.groups();
         pieces.map(|number| (number, self.blocks.group(number)))
@@ -240,17 +240,17 @@ impl Missing {
         self.blocks.group(number)
     }
 
-    /// A word of [`Self::words`]; 0 beyond the last.
+    /// Returns a word of [`Self::words`]; 0 beyond the last.
     pub fn word(&self, number: usize) -> u64 {
         self.blocks.word(number)
     }
 
-    /// How hot each chunk of 64 KiB is, 0 to 8.
+    /// Returns the heat of each chunk of 64 KiB, 0 to 8.
     pub fn heat(&self) -> &[u8] {
         &self.heat
     }
 
-    /// The pieces of that in which some chunk that lacks something is not cold.
+    /// Returns the pieces of the heats with a chunk that lacks a block and is not cold.
     pub fn heat_pieces(&self) -> Vec<HeatPiece> {
         let mut pieces: Vec<HeatPiece> = Vec::new();
         let mut head = Lba(0);
@@ -270,7 +270,7 @@ impl Missing {
         pieces
     }
 
-    /// Bytes that are missing; a last block that the disk cuts short counts whole.
+    /// Returns the missing bytes; a last block that the disk cuts short counts whole.
     pub fn bytes(&self) -> Bytes {
         Bytes(self.blocks.sectors() * SECTOR_SIZE)
     }
@@ -279,13 +279,13 @@ impl Missing {
         &self.blocks
     }
 
-    /// All that is missing was told.
+    /// Completes the list: all missing blocks have been announced.
     pub(in crate::controller) fn complete(&mut self) {
         self.count_heat();
         self.count_at_source();
     }
 
-    /// These sectors are missing; [`Self::complete`] follows the last. False when the disk has no such sectors.
+    /// Adds missing sectors; [`Self::complete`] follows the last call. Returns false if the disk has no such sectors.
     pub(in crate::controller) fn add(
         &mut self,
         start: Lba,
@@ -324,7 +324,8 @@ impl Missing {
         true
     }
 
-    /// The blocks that the extent covers whole: they are here once it is written. Nothing when it covers none.
+    /// Returns the blocks that the extent covers whole, which are here once the extent is written; `None` if there are
+    /// none.
     pub(super) fn covered(&self, extent: Extent) -> Option<Extent> {
         let block = u64::from(BLOCK_SECTORS);
         let first = extent.start().0.next_multiple_of(block);
@@ -335,8 +336,8 @@ impl Missing {
         Extent::new(Lba(first), u32::try_from(end.checked_sub(first)?).ok()?)
     }
 
-    /// Whether what is done there needs data that is missing: a read all of it, a write that of the blocks which it
-    /// covers in part.
+    /// Returns true if a request on the extent needs missing blocks: a read all blocks, a write the blocks it covers in
+    /// part.
     #[inline]
     pub(super) fn is_needed(&self, extent: Extent, writes: bool) -> bool {
         if !self.blocks.touches(extent) {
@@ -351,7 +352,7 @@ impl Missing {
         covered < self.blocks.count_in(extent)
     }
 
-    /// These blocks are here.
+    /// Notes that these blocks are here.
     pub(super) fn clear(&mut self, extent: Extent) {
         for (chunk, part) in chunks(extent) {
             let heat = self.heat[chunk as usize];
@@ -369,8 +370,8 @@ impl Missing {
         }
     }
 
-    /// The first part of the extent, at or behind `from`, that is missing, to the end of its chunk at most. It may begin before the
-    /// extent, and end behind it: blocks are pulled whole.
+    /// Returns the first missing part of the extent at or behind `from`, up to the end of its chunk. The part may begin
+    /// before the extent and end behind the extent: blocks are pulled whole.
     pub(super) fn part_for(&self, extent: Extent, from: Lba) -> Option<Extent> {
         let block = u64::from(BLOCK_SECTORS);
         // The disk's end may cut the last block short.
@@ -381,14 +382,14 @@ impl Missing {
         (part.start() < extent.end()).then_some(part)
     }
 
-    /// The first missing part at or behind `from` whose chunks are as hot as that, at most a pull long.
+    /// Returns the first missing part at or behind `from` whose chunks have this heat, up to the length of a pull.
     pub(super) fn next_of(&self, heat: u8, from: Lba) -> Option<Extent> {
         if self.of_heat[usize::from(heat)] == 0 {
             return None;
         }
         let mut from = from;
         loop {
-            // What is cold lies between the others.
+            // Cold chunks lie between the others.
             let run = match heat {
                 0 => self.next_cold(from)?,
                 _ => self.next_in_hot(from)?,
@@ -410,7 +411,7 @@ impl Missing {
         }
     }
 
-    /// The first missing blocks at or behind `from` in chunks that are cold.
+    /// Returns the first missing blocks at or behind `from` in cold chunks.
     fn next_cold(&self, from: Lba) -> Option<Extent> {
         let size = u64::from(CHUNK_SECTORS);
         let mut from = from;
@@ -427,7 +428,7 @@ impl Missing {
         }
     }
 
-    /// The first missing blocks at or behind `from` in chunks that are not cold.
+    /// Returns the first missing blocks at or behind `from` in chunks that are not cold.
     fn next_in_hot(&self, from: Lba) -> Option<Extent> {
         let size = u64::from(CHUNK_SECTORS);
         let mut from = from;
@@ -444,5 +445,5 @@ impl Missing {
     }
 }
 
-/// The heat of what was written most often.
+/// Heat of the chunks written most often.
 pub(super) const HOTTEST: u8 = 8;

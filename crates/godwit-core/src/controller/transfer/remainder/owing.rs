@@ -1,4 +1,4 @@
-//! At the node that gave a disk away: sends the owner what that lacks, as it is asked for.
+//! At the node that gave a disk away: sends the owner the missing blocks on request.
 
 use crate::action::{
     Action, Content, DiskOperation, DiskTag, Inspect, PULL_SECTORS, PULL_SLOTS, PullSlot,
@@ -9,24 +9,23 @@ use crate::request::RequestError;
 use crate::units::{Extent, Time};
 use crate::wire::{Message, TrafficClass};
 
-/// What a slot does.
+/// State of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Serving {
     Nothing,
     /// The extent is being read for the owner.
     Reading(Extent),
-    /// What is being read was asked for on a connection that is lost. Then `next` is read, if the owner has asked
-    /// for that meanwhile.
+    /// The read belongs to a lost connection. Afterwards `next` is read, if the owner has asked again since.
     InVain {
         next: Option<Extent>,
     },
 }
 
-/// What is being read for the owner.
+/// Reads for the owner.
 #[derive(Debug)]
 pub(in crate::controller) struct Owing {
     slots: [Serving; PULL_SLOTS as usize],
-    /// The owner's last sign of life on this connection, if it gives any.
+    /// The owner's last sign of life on this connection, if the owner gives any.
     heard: Option<Time>,
 }
 
@@ -42,7 +41,7 @@ impl Owing {
         self.heard = Some(now);
     }
 
-    /// The connection to the owner is lost: it will ask again for what it has not got.
+    /// Handles the loss of the connection to the owner, who will repeat unanswered pulls.
     pub(in crate::controller) fn link_lost(&mut self) {
         self.heard = None;
         for slot in &mut self.slots {
@@ -54,14 +53,14 @@ impl Owing {
 }
 
 impl Controller {
-    /// Returns true while the owner of a disk of which this node owes a part is connected and shows that it lives. One that
-    /// gives no signs of life is taken to live for as long as it is connected.
+    /// Returns true while the owner of a disk of which this node owes a part is connected and gives signs of life. An
+    /// owner that never gives signs of life counts as alive while connected.
     pub fn owner_is_there(&self) -> bool {
         let is_silent = |heard: Time| heard.after(SILENT_AFTER) <= self.now;
         self.pull_is_up && self.pull_dialled && !self.owing.heard.is_some_and(is_silent)
     }
 
-    /// The owner asks for a part of the disk. What it must not ask for is not answered.
+    /// Handles the owner's request for a part of the disk. An invalid request is not answered.
     pub(in crate::controller) fn serve_pull(&mut self, slot: PullSlot, extent: Extent) {
         let owed = self.authority.owes().is_some()
             && extent.within(self.capacity)
@@ -95,7 +94,7 @@ impl Controller {
         });
     }
 
-    /// What the owner asked for was read.
+    /// Handles the end of a read for the owner.
     pub(in crate::controller) fn owed_read(
         &mut self,
         slot: PullSlot,

@@ -1,4 +1,4 @@
-//! Makes durable what has come here, and then that it has.
+//! Checkpoints: make arrived data durable, and then the fact that it has arrived.
 
 use crate::action::{Action, DiskOperation, DiskTag};
 use crate::controller::Controller;
@@ -11,25 +11,26 @@ use crate::request::{RequestError, RequestTag};
 use crate::units::Time;
 use crate::wire::{Message, TrafficClass};
 
-/// So many blocks may come here before that is made durable though nobody asked: 64 MiB. After a power loss they
-/// would be pulled again.
+/// Blocks that may arrive before a checkpoint begins without a request: 64 MiB. After a power loss these blocks would
+/// be pulled again.
 const BLOCKS: u64 = (64 << 20) / 4096;
 
-/// How far a checkpoint is.
+/// Progress of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Checkpoint {
     /// None is under way.
     None,
-    /// What came here before it began is being made durable.
+    /// Data that arrived before the checkpoint is being made durable.
     Flushing,
-    /// That it has come is being stored.
+    /// The list of missing blocks is being stored.
     Storing,
-    /// That all of the disk is here is being stored as a part of who owns it.
+    /// The record of a whole disk is being stored.
     Ending,
 }
 
 impl Lacking {
-    /// What was changed is stored, but for what has come since the flush began: that is stored the next time.
+    /// Moves the changed pieces to the pieces being stored. Blocks that arrived after the flush began are stored the
+    /// next time.
     fn begin_to_store(&mut self) {
         self.storing = core::mem::replace(&mut self.changed, self.storing.like());
         for piece in self.young.groups() {
@@ -44,21 +45,22 @@ impl Lacking {
         })
     }
 
-    /// Whether the other node can be told, once that is durable, that nothing of what it has is missing here.
+    /// Returns true if the other node can be told, once the checkpoint is durable, about its release: none of its
+    /// blocks are missing here.
     fn owes_word(&self) -> bool {
         self.needs_source() && !self.missing.needs_source()
     }
 }
 
 impl Controller {
-    /// Whether a flush, or a write that must be durable, has to wait for a checkpoint.
+    /// Returns true if a flush, or a write that must be durable, has to wait for a checkpoint.
     #[inline]
     pub(in crate::controller) fn needs_checkpoint(&self) -> bool {
         self.lacking.as_ref().is_some_and(|lacking| lacking.unsaved)
             && !self.has_bug(PlantedBug::FlushWithoutCheckpoint)
     }
 
-    /// The request is answered after a checkpoint that begins now or later.
+    /// Answers the request after a checkpoint that begins now or later.
     pub(in crate::controller) fn wait_for_checkpoint(&mut self, tag: RequestTag) {
         self.slots[tag].stage = WorkStage::Storing;
         if let Some(lacking) = &mut self.lacking {
@@ -67,7 +69,7 @@ impl Controller {
         self.begin_checkpoint();
     }
 
-    /// Begins a checkpoint once enough has come here, or all of the disk.
+    /// Begins a checkpoint once enough blocks have arrived, or the whole disk.
     pub(super) fn checkpoint_if_due(&mut self) {
         let due = self.lacking.as_ref().is_some_and(|lacking| {
             lacking.missing.blocks().count() == 0
@@ -95,7 +97,7 @@ impl Controller {
         });
     }
 
-    /// What came here before the checkpoint began is durable, or is not.
+    /// Handles the end of the checkpoint's flush.
     pub(in crate::controller) fn checkpoint_flushed(&mut self, result: Result<(), RequestError>) {
         let Some(lacking) = &mut self.lacking else {
             return;
@@ -114,22 +116,23 @@ impl Controller {
         }
     }
 
-    /// What [`Action::StoreMissing`] has to store: the pieces of [`Missing`](crate::Missing) that have changed since it was
-    /// stored last. Where nothing of this disk was stored, it is all pieces, [`Missing::heat_pieces`](crate::Missing::heat_pieces) and
-    /// [`Missing::pieces_at_source`](crate::Missing::pieces_at_source) belong to it, and pieces that are not named lack
-    /// nothing. What has come here since the flush began may not be durable, so it counts as missing.
+    /// Returns the content for [`Action::StoreMissing`]: the pieces of [`Missing`](crate::Missing) that have changed
+    /// since the last store. For the first store of a disk this means all pieces together with
+    /// [`Missing::heat_pieces`](crate::Missing::heat_pieces) and
+    /// [`Missing::pieces_at_source`](crate::Missing::pieces_at_source); pieces not named lack nothing. Blocks that
+    /// arrived after the flush began may not be durable, so they count as missing.
     pub fn missing_to_store(&self) -> Option<Vec<WordPiece>> {
         let lacking = self.lacking.as_ref()?;
         Some(lacking.to_store().collect())
     }
 
-    /// What [`Action::StoreMissing`] asked for is durable.
+    /// Notes that the content of [`Action::StoreMissing`] is durable.
     pub fn handle_missing_stored(&mut self, now: Time) {
         self.now = now;
         if let Some(destination) = &mut self.destination
             && core::mem::take(&mut destination.storing_missing)
         {
-            // What the disk will lack was the last that had to become durable.
+            // The list of missing blocks was the last item that had to become durable.
             let effects = self.authority.flushed();
             self.apply(effects);
             return self.run_ready();
@@ -151,10 +154,10 @@ impl Controller {
         self.run_ready();
     }
 
-    /// Stores that all of the disk is here, if it is, durably, and once it is stored that this node is the owner.
-    /// Not before what was asked for has arrived, so that nothing arrives that nobody asked for.
+    /// Stores the record of a whole disk, if the whole disk is durably here and this node's ownership is stored. The
+    /// store waits for outstanding pulls, so that no data arrives unasked.
     pub(in crate::controller) fn store_that_it_is_whole(&mut self) {
-        // A disk that leaves says nothing else of who owns it meanwhile.
+        // A departing disk changes its ownership record only by its departure.
         let leaves = self.source.is_some();
         let Some(lacking) = self.lacking.as_mut().filter(|_| !leaves) else {
             return;
@@ -171,8 +174,8 @@ impl Controller {
         }
     }
 
-    /// Tells the node that gave the disk away that it is needed no more, if that is so, though some of the image is
-    /// missing.
+    /// Tells the node that gave the disk away about its release, if the node is no longer needed. Blocks of the image
+    /// may still be missing.
     pub(super) fn tell_of_repayment(&mut self) {
         let repaid = self.lacking.as_ref().filter(|lacking| lacking.is_repaid);
         if let Some(migration) = repaid.map(|lacking| lacking.migration)
@@ -182,7 +185,7 @@ impl Controller {
         }
     }
 
-    /// Those who waited for the checkpoint are answered, and another begins if there are others.
+    /// Answers the requests that waited for the checkpoint, and begins the next checkpoint if others wait.
     fn end_checkpoint(&mut self, result: Result<(), RequestError>) {
         let Some(lacking) = &mut self.lacking else {
             return;
@@ -204,7 +207,7 @@ impl Controller {
         }
     }
 
-    /// More may have come here while the checkpoint lasted.
+    /// More blocks may have arrived during the checkpoint.
     fn checkpoint_if_due_again(&mut self) {
         if self.needs_checkpoint() {
             self.checkpoint_if_due();

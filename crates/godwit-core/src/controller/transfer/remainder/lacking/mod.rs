@@ -1,19 +1,19 @@
-//! At the owner: serves a disk of which a part is still at the node that gave it away.
+//! At the owner: serves a disk of which a part is still at the node that gave the disk away.
 //!
-//! A block is missing until what belongs there is on this node's disk: pulled from the other node, or written over
-//! as a whole. A read waits for the blocks that it touches, a write for those that it covers in part. What somebody
-//! waits for is pulled first; nothing else is asked for meanwhile. What was pulled is written only if all of it is
-//! missing still: the guest may have written there since it was asked for.
+//! A block is missing until its content is on this node's disk: pulled from the other node, or overwritten as a whole.
+//! A read waits for the blocks it touches, a write for the blocks it covers in part. Blocks with waiting requests are
+//! pulled first, and nothing else is asked for in the meantime. Pulled data is written only if all of it is still
+//! missing: the guest may have written there since the pull began.
 //!
-//! A disk on an image may have left before all that differs from the image had: then what is missing is in two places, each
-//! with a connection of its own, and each may be away without the other. What is at the other node has no end but that it
-//! comes; of the image some may stay where it is for ever. So the other node is told when nothing of what it has is missing
-//! any more, durably.
+//! A disk on an image may have left before all differences from the image had. The missing blocks are then in two
+//! places, each with its own connection, and each may be out of reach without the other. Blocks at the other node must
+//! all arrive in the end; blocks in the image may stay there for ever. The other node is therefore told when none of
+//! its blocks are missing any more, durably.
 //!
-//! What is here must stay here. Of a process that dies nothing is lost that it noted ([`Action::NoteHere`]); after a
-//! power loss the disk lacks what [`Action::StoreMissing`] stored last, and is pulled again, also where the guest has
-//! written since. So a flush of the guest, and a write that must be durable, are answered only after the disk was
-//! flushed and then stored what it lacks no longer: a *checkpoint*.
+//! Blocks that are here must stay here. If a process dies, nothing it noted ([`Action::NoteHere`]) is lost. After a
+//! power loss the disk lacks the blocks stored last by [`Action::StoreMissing`], and pulls them again, even blocks that
+//! the guest has written since. A flush of the guest, and a write that must be durable, are therefore answered only
+//! after a *checkpoint*: the disk is flushed, and then the new list of missing blocks is stored.
 
 mod checkpoint;
 mod pulling;
@@ -37,48 +37,48 @@ use crate::request::{RequestError, RequestTag};
 use crate::units::{Extent, MigrationId, Time};
 use crate::wire::{Message, TrafficClass};
 
-/// What the disk lacks, and what is done about it.
+/// Missing blocks of the disk, and their pulling.
 #[derive(Debug)]
 pub(in crate::controller) struct Lacking {
     migration: MigrationId,
     missing: Missing,
-    /// The node that has the rest has said so on the connection that is there.
+    /// True if the owing node has confirmed its debt on the current connection.
     is_owed: bool,
-    /// When that node was heard of last on that connection.
+    /// Time of the owing node's last sign of life on this connection.
     heard: Time,
-    /// It has not been heard of for [`SILENT_AFTER`].
+    /// True if the owing node has been silent for [`SILENT_AFTER`].
     is_silent: bool,
-    /// The same of the image, where what is missing is in two places.
+    /// Like `is_owed`, for the image, if the missing blocks are in two places.
     is_in_image: bool,
-    /// Of what that node has nothing is missing any more, durably, where the rest is in an image.
+    /// True if none of the owing node's blocks are missing any more, durably, and the rest is in an image.
     is_repaid: bool,
     pulls: [Pull; PULL_SLOTS as usize],
-    /// Requests that wait for missing blocks, in the order in which they began to, and since when.
+    /// Requests that wait for missing blocks, in the order of their waits, with their start times.
     waiting: VecDeque<(RequestTag, Time)>,
-    /// What was waited for by requests that were [given back](Controller::give_back_missing), and whether they write. It is
-    /// pulled as if they waited still.
+    /// Extents of requests that were [given back](Controller::give_back_missing), and whether these requests write. The
+    /// extents are pulled as if the requests still waited.
     wanted: Vec<(Extent, bool)>,
     put_off: PutOff,
     prefetch: Prefetch,
-    /// Only what somebody waits for is asked for.
+    /// True if only blocks with waiting requests are pulled.
     on_demand_only: bool,
-    /// Something went wrong, and nothing is asked for before.
+    /// End of a rest after an error; nothing is pulled before.
     resumes: Option<Time>,
-    /// Why what came last could not be written, or not be read there.
+    /// Error of the last failed write here, or of the last failed read at the other node.
     trouble: Option<RequestError>,
-    /// Keeps what is pulled from the node that gave the disk away within what the migration was bound to, whoever waits
-    /// for it.
+    /// Keeps pulling from the node that gave the disk away within the migration's bandwidth bound, even for waiting
+    /// requests.
     bound: Option<TokenBucket>,
-    /// When the bound lets something be asked for again.
+    /// Time at which the bound allows the next pull.
     paced_until: Option<Time>,
     checkpoint: Checkpoint,
-    /// Requests that are answered after a checkpoint that has not begun, and after the one that has.
+    /// Requests that are answered after the next checkpoint, and after the current one.
     for_next: TagList,
     for_this: TagList,
-    /// Blocks that came here since the last checkpoint began, and whether any have since the last that ended.
+    /// Blocks that arrived since the last checkpoint began, and whether any arrived since the last one that ended.
     young: DirtyBitmap,
     unsaved: bool,
-    /// The pieces that were changed since the last that were stored, and those that are being stored: a bit each.
+    /// Pieces changed since the last store, and pieces being stored: a bit each.
     changed: DirtyBitmap,
     storing: DirtyBitmap,
 }
@@ -123,17 +123,17 @@ impl Lacking {
         self.migration
     }
 
-    /// A bit for each block that is missing.
+    /// Returns a bit for each missing block.
     pub(in crate::controller) fn missing_words(&self) -> Vec<u64> {
         self.missing.words().collect()
     }
 
-    /// Whether anything of what is missing can be had now, as far as that is known.
+    /// Returns true if any missing block can be pulled now, as far as is known.
     const fn is_somewhere(&self) -> bool {
         self.is_owed || self.is_in_image
     }
 
-    /// Whether what is to be had on this connection can be had now.
+    /// Returns true if blocks of this connection can be pulled now.
     const fn can_come(&self, class: TrafficClass) -> bool {
         match class {
             TrafficClass::Image => self.is_in_image,
@@ -141,23 +141,23 @@ impl Lacking {
         }
     }
 
-    /// Whether this process knows that what is missing is in two places, or was.
+    /// Returns true if this process knows that the missing blocks are or were in two places.
     const fn has_two_places(&self) -> bool {
         self.missing.has_two_places()
     }
 
-    /// Whether something is missing durably that only the node has which gave the disk away, where the rest is in an
+    /// Returns true if a durably missing block is only at the node that gave the disk away, and the rest is in an
     /// image.
     pub(in crate::controller) const fn needs_source(&self) -> bool {
         self.has_two_places() && !self.is_repaid
     }
 
-    /// Whether a part of this is missing.
+    /// Returns true if a part of the extent is missing.
     pub(in crate::controller) fn lacks_any_of(&self, extent: Extent) -> bool {
         self.missing.is_needed(extent, false)
     }
 
-    /// When something is to be tried again, or somebody will have waited for longer than that.
+    /// Returns the time of the next retry, or the time at which a request has waited for too long.
     pub(in crate::controller) fn deadline(&self, longest_wait: Option<Duration>) -> Option<Time> {
         let next = match self.resumes {
             // Nothing is asked for before.
@@ -174,50 +174,51 @@ impl Lacking {
 }
 
 impl Controller {
-    /// What the disk lacks, as it was stored and noted, for a process that starts. To be called before anything
-    /// else if the record has a [remainder](crate::authority::AuthorityRecord::remainder) and this node is the owner,
-    /// or has accepted. A disk of which that is not known must not be served.
+    /// Restores the stored and noted list of missing blocks in a process that starts. To be called before anything else
+    /// if the record has a [remainder](crate::authority::AuthorityRecord::remainder) and this node is the owner, or has
+    /// accepted. A disk whose list is unknown must not be served.
     pub fn restore_missing(&mut self, missing: Missing) {
         if let Some(migration) = self.authority.lacks_or_will() {
             let unstored = missing.unstored();
             let mut lacking = Lacking::new(migration, missing);
             lacking.changed = unstored;
-            // What was noted is not durable, and it may be the last.
+            // Noted blocks are not durable, and may be the last ones.
             lacking.unsaved = true;
             lacking.resumes = Some(Time(0));
             self.lacking = Some(Box::new(lacking));
         }
     }
 
-    /// From now on only what somebody waits for is pulled: the rest may stay where it is for ever.
+    /// Pulls only blocks with waiting requests from now on: the rest may stay in its place for ever.
     pub fn pull_on_demand_only(&mut self) {
         if let Some(lacking) = &mut self.lacking {
             lacking.on_demand_only = true;
         }
     }
 
-    /// The migration whose source has what this node's disk lacks, or will lack once it is here.
+    /// Returns the migration whose source has the blocks that this node's disk lacks, or will lack on arrival.
     pub fn lacks(&self) -> Option<MigrationId> {
         self.lacking.as_ref().map(|lacking| lacking.migration)
     }
 
-    /// What the disk lacks; nothing when it lacks nothing.
+    /// Returns the missing blocks; `None` if the disk is whole.
     pub fn missing(&self) -> Option<&Missing> {
         self.lacking.as_ref().map(|lacking| &lacking.missing)
     }
 
-    /// Whether the node that has what the disk lacks is connected, has said so, and has been heard of lately.
+    /// Returns true if the owing node is connected, has confirmed its debt, and has recently shown a sign of life.
     pub fn missing_is_owed(&self) -> bool {
         let lacking = self.lacking.as_ref();
         lacking.is_some_and(|lacking| lacking.is_owed && !lacking.is_silent)
     }
 
-    /// Why what came last of what the disk lacks could not be written here, or not be read there. It is tried again.
+    /// Returns the error of the last failed write here, or of the last failed read at the other node. The pull is
+    /// retried.
     pub fn missing_trouble(&self) -> Option<RequestError> {
         self.lacking.as_ref()?.trouble
     }
 
-    /// The node that has what the disk lacks said something.
+    /// Notes a sign of life of the owing node.
     fn source_heard(&mut self) {
         let now = self.now;
         if let Some(lacking) = &mut self.lacking {
@@ -226,18 +227,18 @@ impl Controller {
         }
     }
 
-    /// Whether what the disk lacks is in its image and at another node, or was when this process began.
+    /// Returns true if the missing blocks are in the image and at another node, or were when this process began.
     pub fn lacks_in_two_places(&self) -> bool {
         self.lacking.as_ref().is_some_and(|it| it.has_two_places())
     }
 
-    /// Whether the node that gave the disk away is needed beside the image: something that only it has is missing here, as
-    /// far as that is durable. Such a disk cannot [leave](Self::start_source).
+    /// Returns true if the node that gave the disk away is needed beside the image: a durably missing block is only
+    /// there. Such a disk cannot [leave](Self::start_source).
     pub fn needs_source(&self) -> bool {
         self.lacking.as_ref().is_some_and(|it| it.needs_source())
     }
 
-    /// Whether a request needs data that is not here. It waits then.
+    /// Makes a request wait if missing blocks are needed; returns true if so.
     #[inline]
     pub(in crate::controller) fn waits_for_missing(
         &mut self,
@@ -258,7 +259,7 @@ impl Controller {
         true
     }
 
-    /// A write to the extent is on this node's disk.
+    /// Notes a write to the extent that has reached this node's disk.
     pub(in crate::controller) fn written_here(&mut self, extent: Extent) {
         let Some(lacking) = &mut self.lacking else {
             return;
@@ -271,13 +272,13 @@ impl Controller {
         }
     }
 
-    /// These blocks are here.
+    /// Notes that these blocks are here.
     fn is_here(&mut self, extent: Extent) {
         let Some(lacking) = &mut self.lacking else {
             return;
         };
-        // Of what was here before, the last checkpoint made durable what it could: that must not count as missing
-        // again, or it would be pulled over what the guest has flushed.
+        // Blocks present before may be durable by the last checkpoint. Such blocks must not count as missing again, or
+        // they would be pulled over data that the guest has flushed.
         let came = lacking.missing.blocks();
         lacking.young.set_those_of(came, extent);
         lacking.missing.clear(extent);
@@ -295,7 +296,7 @@ impl Controller {
         self.checkpoint_if_due();
     }
 
-    /// The disk has left without what it lacked, which its new owner gets where this node would have got it.
+    /// Forgets the missing blocks, because the disk has left without them: its new owner gets them from the same place.
     pub(in crate::controller) fn leave_image(&mut self) {
         self.on_image = None;
         let Some(lacking) = self.lacking.take() else {
@@ -308,7 +309,7 @@ impl Controller {
         self.notify(Event::LeftImage { migration });
     }
 
-    /// All of the disk is here, durably.
+    /// Ends the pulling: the whole disk is durably here.
     pub(in crate::controller) fn became_whole(&mut self, migration: MigrationId) {
         let lacking = self.lacking.take();
         debug_assert!(
@@ -319,7 +320,7 @@ impl Controller {
         self.notify(Event::Whole { migration });
     }
 
-    /// Tells those from whom something could have been pulled.
+    /// Tells the nodes from which blocks could have been pulled.
     fn nothing_is_missing(&mut self, migration: MigrationId) {
         for (class, is_up) in [
             (TrafficClass::Pull, self.pull_is_up),

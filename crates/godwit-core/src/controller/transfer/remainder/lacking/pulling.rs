@@ -1,5 +1,5 @@
-//! What is asked for, in which order: first what somebody waits for, then what was written most often (Alg. 3 and 4
-//! of the hybrid storage-transfer paper).
+//! Order of pulls: first blocks with waiting requests, then the blocks written most often (Alg. 3 and 4 of the hybrid
+//! storage-transfer paper).
 
 use core::num::NonZeroU64;
 use core::time::Duration;
@@ -17,34 +17,34 @@ use crate::request::{RequestError, RequestTag};
 use crate::units::{Extent, Lba, MigrationId, Time};
 use crate::wire::{Message, TrafficClass};
 
-/// Slots that are kept for what somebody waits for.
+/// Slots reserved for blocks with waiting requests.
 const FOR_WAITING: usize = 4;
 
-/// How long nothing is asked for after something could not be read, sent, written or made durable.
+/// Rest after a failed read, send, write or flush, during which nothing is pulled.
 pub(super) const REST: Duration = Duration::from_millis(500);
 
-/// How long a part is not asked for again that the other end could not get.
+/// Time for which a part is put off that the other end could not get.
 const PUT_OFF: Duration = Duration::from_secs(1);
 
-/// Parts that are put off at once. Where there are more, nothing at all is asked for a while.
+/// Maximum number of parts put off at once. With more, all pulling rests for a while.
 const MOST_PUT_OFF: usize = 64;
 
-/// Parts that the other end could not get when it was asked: the rest is pulled meanwhile.
+/// Parts that the other end could not get; the rest is pulled in the meantime.
 #[derive(Debug, Default)]
 pub(super) struct PutOff(Vec<(Extent, Time)>);
 
 impl PutOff {
-    /// When the first of them may be asked for again.
+    /// Returns the time at which the first of these parts may be asked for again.
     pub(super) fn next(&self) -> Option<Time> {
         self.0.iter().map(|(_, until)| *until).min()
     }
 
-    /// So late is it now.
+    /// Advances the clock.
     fn pass_time(&mut self, now: Time) {
         self.0.retain(|(_, until)| *until > now);
     }
 
-    /// False when there are too many.
+    /// Puts a part off. Returns false if too many parts are put off already.
     fn add(&mut self, extent: Extent, until: Time) -> bool {
         let fits = self.0.len() < MOST_PUT_OFF;
         if fits {
@@ -58,13 +58,13 @@ impl PutOff {
     }
 }
 
-/// A part on its way.
+/// State of a pull slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pull {
     Free,
-    /// It was asked for.
+    /// The part was asked for.
     Asked(Extent),
-    /// It is here, and waits for its turn or is being written.
+    /// The part has arrived, and waits for its turn or is being written.
     Writing(Extent),
 }
 
@@ -77,7 +77,7 @@ impl Pull {
     }
 }
 
-/// How far what nobody waits for has been asked for.
+/// Position of the prefetch, which pulls blocks without waiting requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Prefetch {
     heat: u8,
@@ -101,7 +101,7 @@ impl Lacking {
             .any(|other| other.overlaps(extent))
     }
 
-    /// Whether nothing is on its way.
+    /// Returns true if no pull is under way.
     pub(super) fn nothing_comes(&self) -> bool {
         self.free_slots() == usize::from(PULL_SLOTS)
     }
@@ -113,7 +113,7 @@ impl Lacking {
             .count()
     }
 
-    /// Asks for a part. Nothing when all slots are taken, or the bound lets nothing be asked for now.
+    /// Asks for a part. Returns `None` if all slots are taken, or the bound allows no pull now.
     fn ask(&mut self, extent: Extent, now: Time) -> Option<Action> {
         let at = self.pulls.iter().position(|pull| *pull == Pull::Free)?;
         let (_, class) = self.missing.place(extent);
@@ -132,8 +132,8 @@ impl Lacking {
         })
     }
 
-    /// The first part of the extent that is missing, can be had now, is not on its way and not put off, and whether some
-    /// other part is on its way.
+    /// Returns the first missing part of the extent that can be pulled now, is not under way and is not put off. The
+    /// flag is true if another part is under way.
     fn part_for(&self, extent: Extent) -> (Option<Extent>, bool) {
         let mut from = Lba(0);
         let mut comes = false;
@@ -149,12 +149,12 @@ impl Lacking {
         (None, comes)
     }
 
-    /// Whether anything is pulled that nobody waits for: what is in an image may stay there, and nothing else.
+    /// Returns true if blocks without waiting requests are pulled: only blocks in an image may stay where they are.
     const fn prefetches(&self) -> bool {
         !self.on_demand_only || self.needs_source()
     }
 
-    /// What nobody waits for, hottest first.
+    /// Returns the next part to prefetch, hottest first.
     fn next_prefetch(&mut self) -> Option<Extent> {
         loop {
             let Prefetch { heat, from } = self.prefetch;
@@ -181,7 +181,7 @@ impl Lacking {
         }
     }
 
-    /// What was asked for on such a connection does not come, and is asked for again.
+    /// Gives up the pulls of a connection of this class; their parts are asked for again.
     fn nothing_comes_on(&mut self, class: TrafficClass) {
         let missing = &self.missing;
         self.put_off
@@ -197,14 +197,14 @@ impl Lacking {
         self.begin_again();
     }
 
-    /// A part that was asked for has not become part of the disk: it is asked for again in its turn.
+    /// Restarts the prefetch, because a part asked for has not become part of the disk.
     const fn begin_again(&mut self) {
         self.prefetch = Prefetch::new();
     }
 }
 
 impl Controller {
-    /// Some time has passed: asks for what is missing, and fails who has waited for too long.
+    /// Handles time: asks for missing blocks, and fails requests that have waited for too long.
     pub(in crate::controller) fn lacking_timer(&mut self) {
         let now = self.now;
         let Some(lacking) = &mut self.lacking else {
@@ -220,7 +220,7 @@ impl Controller {
         }
     }
 
-    /// Asks for what is missing.
+    /// Asks for missing blocks.
     pub(in crate::controller) fn pull(&mut self) {
         let serves = self.authority.may_serve();
         let now = self.now;
@@ -239,7 +239,7 @@ impl Controller {
         if !serves || !lacking.is_somewhere() || lacking.resumes.is_some() {
             return;
         }
-        // What was asked for in vain lies behind.
+        // Parts that were asked for in vain lie behind.
         if lacking.nothing_comes() {
             lacking.begin_again();
         }
@@ -275,10 +275,10 @@ impl Controller {
         }
     }
 
-    /// The connection on which the owner pulls what another node owes is up: at either end. Whoever `dialled` owes, and
-    /// only that end says so. Where this node owes itself, one that it accepted must not come in place of the one that it
-    /// dialled: that leads to another node. Frames of an older one must not reach [`Self::handle_message`] and
-    /// [`Self::handle_pulled`] any more.
+    /// Notes, at either end, that the connection is up on which the owner pulls from an owing node. The end that
+    /// `dialled` owes, and only this end says so. At a node that owes, an accepted connection must not replace the
+    /// dialled one: the accepted connection leads to another node. Frames of an older connection must not reach
+    /// [`Self::handle_message`] and [`Self::handle_pulled`] any more.
     pub fn handle_pull_up(&mut self, now: Time, dialled: bool) {
         self.handle_pull_lost(now);
         self.pull_is_up = true;
@@ -290,13 +290,13 @@ impl Controller {
         self.run_ready();
     }
 
-    /// The node at the other end of that connection takes signs of life ([`Features::OWNER_BEATS`]
-    /// (crate::wire::Features::OWNER_BEATS)).
+    /// Notes that the node at the other end of the pull connection takes signs of life
+    /// ([`Features::OWNER_BEATS`](crate::wire::Features::OWNER_BEATS)).
     pub const fn show_life(&mut self) {
         self.shows_life = true;
     }
 
-    /// That connection is lost. What was asked for on it is asked for again on the next.
+    /// Notes the loss of the pull connection. Unanswered pulls are repeated on the next connection.
     pub fn handle_pull_lost(&mut self, now: Time) {
         self.now = now;
         self.pull_is_up = false;
@@ -310,14 +310,14 @@ impl Controller {
         self.store_that_it_is_whole();
     }
 
-    /// The connection is up on which the disk's image is to be had, where [another node owes
-    /// some](Self::lacks_in_two_places) of what the disk lacks; the image says what it has with [`Message::Owes`].
+    /// Notes that the connection to the disk's image is up, if [another node owes a part](Self::lacks_in_two_places) of
+    /// the missing blocks. The image announces itself with [`Message::Owes`].
     pub fn handle_image_up(&mut self, now: Time) {
         self.handle_image_lost(now);
         self.image_is_up = true;
     }
 
-    /// That connection is lost.
+    /// Notes the loss of the connection to the image.
     pub fn handle_image_lost(&mut self, now: Time) {
         self.now = now;
         self.image_is_up = false;
@@ -325,12 +325,12 @@ impl Controller {
             lacking.is_in_image = false;
             lacking.nothing_comes_on(TrafficClass::Image);
         }
-        // The other place may have something that nobody waited for.
+        // The other place may have blocks without waiting requests.
         self.pull();
         self.store_that_it_is_whole();
     }
 
-    /// The node that gave the disk away says that it has what this one lacks, or the image is there.
+    /// Handles the claim of the node that gave the disk away, or of the image, to have the missing blocks.
     pub(in crate::controller) fn owed(
         &mut self,
         class: TrafficClass,
@@ -343,14 +343,14 @@ impl Controller {
                 && !lacking.is_in_image
             {
                 lacking.is_in_image = true;
-                // What is there was passed over until now.
+                // Blocks of the image were skipped until now.
                 lacking.begin_again();
                 self.pull();
             }
             return;
         }
         if self.pull_dialled {
-            // An answer would be taken for the owner's word that it lacks nothing.
+            // An answer would be taken for the owner's message that nothing is missing.
             return;
         }
         self.tell_of_repayment();
@@ -378,8 +378,8 @@ impl Controller {
         }
     }
 
-    /// Whether what was pulled into this slot's buffer is expected on such a connection: the body asks before it receives
-    /// data there.
+    /// Returns true if data for this slot's buffer is expected on a connection of this class. The body asks before
+    /// receiving the data.
     pub fn expects_pulled(&self, class: TrafficClass, slot: PullSlot, extent: Extent) -> bool {
         self.lacking.as_ref().is_some_and(|lacking| {
             lacking.pulls.get(usize::from(slot.0)) == Some(&Pull::Asked(extent))
@@ -387,8 +387,8 @@ impl Controller {
         })
     }
 
-    /// A part that this node pulled has arrived ([`Message::Pulled`]) on such a connection, with its data, if it has any,
-    /// in the slot's buffer. False when nobody asked for it there: the connection is of no use then.
+    /// Handles a pulled part ([`Message::Pulled`]) from a connection of this class; any data is in the slot's buffer.
+    /// Returns false if the part was not asked for there: the connection is then useless.
     pub fn handle_pulled(&mut self, now: Time, class: TrafficClass, message: Message) -> bool {
         self.now = now;
         let Message::Pulled {
@@ -432,7 +432,7 @@ impl Controller {
         self.advance(tag);
     }
 
-    /// No write to what was pulled is under way: it is written, unless some of it is here already.
+    /// Writes pulled data, with no overlapping write under way, unless some of its blocks are here already.
     pub(in crate::controller) fn issue_pulled(
         &mut self,
         tag: RequestTag,
@@ -464,7 +464,7 @@ impl Controller {
         });
     }
 
-    /// What was pulled is written, or could not be.
+    /// Handles the end of the write of pulled data.
     pub(in crate::controller) fn pulled_written(
         &mut self,
         slot: PullSlot,
@@ -502,9 +502,8 @@ impl Controller {
         self.store_that_it_is_whole();
     }
 
-    /// A part could not be read there, or written here. Without room here it is only a question of time, and where
-    /// the other end says that it [does not serve](RequestError::NotServing) that part now, too: then the other parts
-    /// are pulled meanwhile.
+    /// Handles a part that could not be read there, or written here. A lack of space here is temporary. The other end's
+    /// answer [`NotServing`](RequestError::NotServing) is temporary too; other parts are then pulled in the meantime.
     fn pull_failed(&mut self, slot: PullSlot, extent: Extent, error: RequestError) {
         let now = self.now;
         self.act(Action::ReleasePulled { slot });
@@ -523,7 +522,7 @@ impl Controller {
             RequestError::NotServing => self.pull(),
             RequestError::NoSpace => {}
             _ => {
-                // Whoever was given back sends its request again, and is told then.
+                // The senders of requests given back repeat the requests, and learn of the error then.
                 lacking
                     .wanted
                     .retain(|(wanted, _)| !wanted.overlaps(extent));

@@ -1,4 +1,4 @@
-//! Those who wait for blocks that are not here: when they go on, and when they have waited for too long.
+//! Requests that wait for missing blocks: their resumption and their timeout.
 
 use core::time::Duration;
 
@@ -9,13 +9,13 @@ use crate::request::{RequestError, RequestTag};
 use crate::units::{Extent, Time};
 
 impl Lacking {
-    /// When the one who has waited longest will have waited so long.
+    /// Returns the time at which the longest wait reaches the bound.
     pub(super) fn wait_ends(&self, longest: Option<Duration>) -> Option<Time> {
         let (_, since) = self.waiting.front()?;
         Some(since.after(longest?))
     }
 
-    /// Takes out those of whom this says so.
+    /// Removes and returns the waiting requests that `which` selects.
     fn take_waiting(&mut self, mut which: impl FnMut(RequestTag, Time) -> bool) -> Vec<RequestTag> {
         let mut taken = Vec::new();
         self.waiting.retain(|&(tag, since)| {
@@ -30,21 +30,20 @@ impl Lacking {
 }
 
 impl Controller {
-    /// From now on a request that has waited so long for a part of the disk which is not here fails, and the disk
-    /// goes on; without this it waits until that part is here.
+    /// Sets the maximum wait of a request for missing blocks. Such a request then fails, and the disk goes on. Without
+    /// a maximum, requests wait until the blocks are here.
     pub const fn fail_missing_after(&mut self, longest_wait: Duration) {
         self.longest_missing_wait = Some(longest_wait);
     }
 
-    /// Since when the request waits that has waited longest for a part of the disk which is not here.
+    /// Returns the start of the longest current wait for missing blocks.
     pub fn missing_waits_since(&self) -> Option<Time> {
         let (_, since) = self.lacking.as_ref()?.waiting.front()?;
         Some(*since)
     }
 
-    /// Answers those of the requests that wait for a part of the disk which is not here with
-    /// [`RequestError::NotServing`]: whoever sent them keeps them, and sends them again later. What they wait for is pulled
-    /// meanwhile as if they waited.
+    /// Answers the selected requests that wait for missing blocks with [`RequestError::NotServing`]: their sender keeps
+    /// the requests, and repeats them later. The blocks are pulled as if the requests still waited.
     pub fn give_back_missing(&mut self, now: Time, which: impl Fn(RequestTag) -> bool) {
         self.now = now;
         let most = self.limits.requests as usize;
@@ -66,19 +65,19 @@ impl Controller {
         self.run_ready();
     }
 
-    /// Whether something is missing of what requests waited for that were given back.
+    /// Returns true if blocks of requests given back are still missing.
     pub fn wants_missing(&self) -> bool {
         (self.lacking.as_ref()).is_some_and(|lacking| !lacking.wanted.is_empty())
     }
 
-    /// Whoever sent the requests that were given back is gone: nobody waits for what they wanted.
+    /// Forgets the blocks of requests given back: their sender is gone.
     pub fn forget_wanted(&mut self) {
         if let Some(lacking) = &mut self.lacking {
             lacking.wanted.clear();
         }
     }
 
-    /// Looks again at those who wait for missing blocks and need not, or whose clients are gone.
+    /// Wakes requests that no longer need missing blocks, or whose clients are gone.
     pub(in crate::controller) fn wake_for_missing(&mut self) {
         let Some(lacking) = &mut self.lacking else {
             return;
@@ -102,7 +101,7 @@ impl Controller {
         });
     }
 
-    /// What somebody waits for in this extent cannot be had.
+    /// Fails requests that wait for blocks of this extent, which cannot be pulled.
     pub(super) fn fail_waiting(&mut self, extent: Extent, error: RequestError) {
         let slots = &self.slots;
         let hit = self.lacking.as_mut().map(|lacking| {
@@ -114,7 +113,7 @@ impl Controller {
         self.fail_missing(hit.unwrap_or_default(), error);
     }
 
-    /// Fails those who have waited for too long. What they wait for is pulled all the same.
+    /// Fails requests that have waited for too long. Their blocks are pulled all the same.
     pub(super) fn end_long_waits(&mut self) {
         let (now, Some(longest)) = (self.now, self.longest_missing_wait) else {
             return;
