@@ -1,4 +1,4 @@
-//! Charts for people: lines over time or over a setting, as SVG.
+//! Charts as SVG: lines over time or over a setting.
 
 use std::io;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
 const SIZE: (u32, u32) = (900, 480);
-/// Told apart by those who see few colours, too.
+/// Colours that are distinct for colour-blind readers, too.
 const COLORS: [RGBColor; 5] = [
     RGBColor(213, 94, 0),
     RGBColor(0, 114, 178),
@@ -18,39 +18,39 @@ const COLORS: [RGBColor; 5] = [
     RGBColor(204, 121, 167),
 ];
 
-/// One line with its name.
+/// A named line.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// What the legend says.
+    /// Name in the legend.
     pub name: String,
-    /// From left to right.
+    /// Points from left to right.
     pub points: Vec<(f64, f64)>,
 }
 
 /// A chart of lines.
 #[derive(Clone, Debug)]
 pub struct Chart {
-    /// Above it.
+    /// Title above the chart.
     pub title: String,
-    /// Below the horizontal axis.
+    /// Label below the horizontal axis.
     pub x_label: String,
-    /// Beside the vertical axis.
+    /// Label beside the vertical axis.
     pub y_label: String,
-    /// Whether the vertical axis is logarithmic.
+    /// True if the vertical axis is logarithmic.
     pub logarithmic: bool,
-    /// Its lines.
+    /// Lines of the chart.
     pub lines: Vec<Line>,
-    /// Stretches of the horizontal axis that are shaded.
+    /// Shaded ranges of the horizontal axis.
     pub shaded: Vec<Range<f64>>,
-    /// A level that is drawn across, with its name.
+    /// Horizontal level line, with its name.
     pub level: Option<(f64, String)>,
 }
 
 impl Chart {
-    /// Writes it as SVG.
+    /// Writes the chart as SVG.
     ///
     /// # Errors
-    /// Those of the file, and when there is nothing to draw.
+    /// I/O errors of the file, or a chart without points.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         let root = SVGBackend::new(path, SIZE).into_drawing_area();
         let (x, y) = self.bounds()?;

@@ -1,4 +1,4 @@
-//! CPU time of everything on some hosts that are network namespaces, whoever started it and whether it still runs.
+//! CPU time of all processes in some hosts' network namespaces, ended ones included.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,7 +7,7 @@ use godwit_testkit::network::Namespace;
 use godwit_testkit::process::cpu_seconds;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What the processes have used, each as far as it was last looked at.
+/// CPU seconds of each process, as of the last look.
 #[derive(Debug)]
 pub struct Meter<'a> {
     hosts: Vec<&'a Namespace>,
@@ -15,7 +15,7 @@ pub struct Meter<'a> {
 }
 
 impl<'a> Meter<'a> {
-    /// A meter of these hosts.
+    /// Returns a meter of these hosts.
     pub const fn new(hosts: Vec<&'a Namespace>) -> Self {
         Self {
             hosts,
@@ -23,11 +23,10 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// CPU seconds of all processes that were ever seen. One that ends is counted up to the last look
-    /// before.
+    /// Returns the CPU seconds of all processes ever seen. An ended process counts up to the last look before its end.
     ///
     /// # Errors
-    /// When `/proc` cannot be read.
+    /// `/proc` cannot be read.
     pub fn look(&mut self) -> io::Result<f64> {
         for process in inside(&self.hosts)? {
             if let Some(seconds) = cpu_seconds(process) {
@@ -38,7 +37,7 @@ impl<'a> Meter<'a> {
     }
 }
 
-/// Ends whatever is left on these hosts: QEMU outlives the node that started it.
+/// A guard that kills all processes left on these hosts when dropped: QEMU outlives the node that started it.
 #[derive(Debug)]
 pub struct Sweep<'a>(pub Vec<&'a Namespace>);
 
@@ -46,7 +45,7 @@ impl Drop for Sweep<'_> {
     fn drop(&mut self) {
         for process in inside(&self.0).unwrap_or_default() {
             if let Some(process) = i32::try_from(process).ok().and_then(Pid::from_raw) {
-                // It may have ended by itself.
+                // The process may have ended by itself.
                 let _ = kill_process(process, Signal::KILL);
             }
         }
@@ -61,11 +60,11 @@ fn inside(hosts: &[&Namespace]) -> io::Result<Vec<u32>> {
     Ok(all)
 }
 
-/// CPU seconds that the emulated processors of the machines on these hosts have used: of threads that QEMU names after
-/// them. The rest of what QEMU uses goes to its devices.
+/// Returns the CPU seconds of the emulated processors on these hosts, from the threads that QEMU names after them. The
+/// rest of QEMU's CPU time goes to its devices.
 ///
 /// # Errors
-/// When `/proc` cannot be read.
+/// `/proc` cannot be read.
 pub fn guest_processor_seconds(hosts: &[&Namespace]) -> io::Result<f64> {
     let processes = inside(hosts)?.into_iter();
     let tasks = processes.flat_map(|process| {

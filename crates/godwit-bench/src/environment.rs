@@ -1,4 +1,4 @@
-//! What everything was measured on and with.
+//! The environment of a measurement.
 
 use std::io;
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::process::Command;
 use godwit_testkit::process::run;
 use serde::{Deserialize, Serialize};
 
-/// The machine and the programs, without its name.
+/// The machine and the programs, without the machine's name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Environment {
-    /// What the CPU says that it is.
+    /// Model name of the CPU.
     pub cpu: String,
     /// CPUs that the suite may use.
     pub cores: usize,
@@ -20,23 +20,24 @@ pub struct Environment {
     pub kernel: String,
     /// Kind of the file system that holds the images.
     pub file_system: String,
-    /// Every program's own words about its version.
+    /// Versions of the programs.
     pub programs: Vec<Program>,
 }
 
 /// A program that took part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
-    /// Its name.
+    /// Name of the program.
     pub name: String,
-    /// The first line of what it prints about its version.
+    /// First line of the program's version output.
     pub version: String,
 }
 
-/// Looks at this machine, with images in `images`, at these programs, which know `--version`, and at `godwit`.
+/// Describes this machine with images in `images`, the versions of these programs, and of `godwit`. The programs must
+/// know `--version`.
 ///
 /// # Errors
-/// When a program is missing or `/proc` does not tell.
+/// A program is missing, or `/proc` lacks a field.
 pub fn read(images: &Path, programs: &[&str]) -> io::Result<Environment> {
     let read = std::fs::read_to_string;
     let mut programs = programs
@@ -66,14 +67,14 @@ fn version(mut command: Command, name: &str) -> io::Result<Program> {
     })
 }
 
-/// `NAME : VALUE` in a file of `/proc`.
+/// Returns the value of `NAME : VALUE` in a file of `/proc`.
 fn field(text: &str, name: &str) -> Option<String> {
     let lines = text.lines().filter_map(|line| line.split_once(':'));
     let mut found = lines.filter(|(key, _)| key.trim() == name);
     found.next().map(|(_, value)| value.trim().to_owned())
 }
 
-/// The kind of the file system that is mounted closest above the path.
+/// Returns the kind of the file system mounted closest above the path.
 fn file_system(mounts: &str, path: &Path) -> String {
     let fields = mounts.lines().filter_map(|line| {
         let mut words = line.split(' ').skip(1);
@@ -81,7 +82,7 @@ fn file_system(mounts: &str, path: &Path) -> String {
     });
     fields
         .filter(|(point, _)| path.starts_with(point))
-        // Of two at one place, the later one hides the other.
+        // Of two mounts at one place, the later one hides the other.
         .max_by_key(|(point, _)| point.len())
         .map_or_else(|| "unknown".to_owned(), |(_, kind)| kind.to_owned())
 }

@@ -1,5 +1,4 @@
-//! Ctrl-C: the run ends at the next safe place, so that its processes and network namespaces go
-//! with their handles.
+//! Ctrl-C: the run ends at the next safe place, so that its processes and network namespaces go with their handles.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -12,13 +11,13 @@ use vmm_sys_util::signal::register_signal_handler;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// How often a sleeper looks.
+/// Time between two checks of a sleeper.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Notes the signals that ask a program to end, from now on.
+/// Records termination signals from now on.
 ///
 /// # Errors
-/// When the handlers cannot be set.
+/// The handlers cannot be set.
 pub fn catch() -> io::Result<()> {
     for signal in [Signal::INT, Signal::TERM] {
         register_signal_handler(signal.as_raw(), note).map_err(io::Error::from)?;
@@ -30,10 +29,10 @@ extern "C" fn note(_signal: c_int, _information: *mut siginfo_t, _context: *mut 
     INTERRUPTED.store(true, Ordering::Relaxed);
 }
 
-/// Whether the run may go on.
+/// Checks that the run may go on.
 ///
 /// # Errors
-/// When it was interrupted.
+/// The run was interrupted.
 pub fn check() -> io::Result<()> {
     if INTERRUPTED.load(Ordering::Relaxed) {
         return Err(io::Error::new(
@@ -47,7 +46,7 @@ pub fn check() -> io::Result<()> {
 /// Sleeps, unless interrupted.
 ///
 /// # Errors
-/// When the run was interrupted.
+/// The run was interrupted.
 pub fn sleep(how_long: Duration) -> io::Result<()> {
     let end = Instant::now() + how_long;
     loop {

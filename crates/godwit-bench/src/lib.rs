@@ -1,13 +1,12 @@
-//! What the benchmarks share.
+//! Common parts of the benchmarks.
 //!
-//! - [`steady`] measures what a server of an image is worth.
-//! - [`idle_copy`] moves a disk that nobody uses, and copies it in other ways.
+//! - [`steady`] measures a server of an image.
+//! - [`idle_copy`] moves a disk that no guest uses, and copies it in other ways.
 //! - [`plain_copy`] copies an image and does nothing else.
-//! - [`watched`] follows a migration to its end, and [`moved`] says whether it was right.
-//! - [`environment`] tells what everything was measured on, and [`cpu`] what all
-//!   on a host has used.
+//! - [`watched`] follows a migration to its end, and [`moved`] verifies its result.
+//! - [`environment`] describes the machine and its programs, and [`cpu`] measures the CPU time of hosts.
 //! - [`interrupt`] lets a run end at a safe place.
-//! - [`spread`] is what several runs say of a figure, and [`chart`] draws.
+//! - [`spread`] summarizes several runs of a figure, and [`chart`] draws.
 
 pub mod chart;
 pub mod cpu;

@@ -1,4 +1,4 @@
-//! Whether a move of a disk that was measured was also right.
+//! Verification of a measured move of a disk.
 
 use std::collections::HashSet;
 use std::io;
@@ -7,19 +7,18 @@ use std::path::Path;
 use godwit_testkit::client::{DiskReader, RawImage};
 use godwit_testkit::fio::Sample;
 
-/// The unit of the load's requests.
+/// Unit of the load's requests.
 const BLOCK: u64 = 4096;
 /// Blocks read at once.
 const STEP: u64 = 1024;
 
-/// Compares the image that the source was left with and the destination's, block by block.
+/// Compares the source's last image with the destination's, block by block, and returns the number of blocks compared.
 ///
-/// A guest that stayed goes on to write at the destination alone. A block that it wrote since
-/// `moved_ms` may therefore differ and is left out: all the others were written at both, or at the
-/// source alone and copied. Gives the number of blocks compared.
+/// After the move the guest writes at the destination alone. Blocks written since `moved_ms` may therefore differ and
+/// are left out. All other blocks were written at both sides, or at the source alone and copied.
 ///
 /// # Errors
-/// When a file cannot be read, or with the first block that differs.
+/// A file cannot be read, or a block differs.
 pub fn compare_images(
     source: &Path,
     destination: &Path,

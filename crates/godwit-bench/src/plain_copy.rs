@@ -1,4 +1,4 @@
-//! A copy of an image and nothing else: what the disk that source and copy share can do.
+//! A plain copy of an image: the limit of the disk that source and copy share.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -13,14 +13,14 @@ use rustix::fs::OFlags;
 /// Bytes that are read and then written at once.
 pub const PIECE: usize = 256 << 10;
 
-/// What direct I/O wants buffers to be aligned to.
+/// Buffer alignment for direct I/O.
 const ALIGNMENT: usize = 4096;
 
-/// Reads the first `bytes` of an image, whole pieces, and writes them to another that is there already,
-/// both with direct I/O, with so many pieces on their way at the same time. How long that took.
+/// Copies the first `bytes` of an image, in whole pieces, to another existing image. Both use direct I/O, with
+/// `in_flight` pieces in flight. Returns the duration.
 ///
 /// # Errors
-/// Those of the files.
+/// I/O errors of the files.
 pub fn copy(source: &Path, to: &Path, bytes: u64, in_flight: usize) -> io::Result<Duration> {
     let direct = OFlags::DIRECT.bits() as i32;
     let source = OpenOptions::new()

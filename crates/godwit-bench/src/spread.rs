@@ -6,16 +6,16 @@ use serde::Serialize;
 /// A figure of several runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
-    /// The value in the middle.
+    /// The median.
     pub median: f64,
-    /// The least of all.
+    /// The least value.
     pub least: f64,
-    /// The most of all.
+    /// The greatest value.
     pub most: f64,
 }
 
 impl Spread {
-    /// Nothing of no values.
+    /// Returns the spread of `values`; `None` if there are none.
     pub fn of(values: &[f64]) -> Option<Self> {
         let least = values.iter().copied().min_by(f64::total_cmp)?;
         let most = values.iter().copied().max_by(f64::total_cmp)?;

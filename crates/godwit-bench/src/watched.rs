@@ -1,4 +1,4 @@
-//! A migration followed as people follow it: by one `godwit migration watch` to its end.
+//! A migration followed to its end by one `godwit migration watch`.
 
 use std::io::{self, BufRead, BufReader};
 use std::process::Stdio;
@@ -10,8 +10,7 @@ use serde_json::Value;
 use godwit_testkit::cluster::Node;
 use godwit_testkit::process::Process;
 
-/// A migration that is watched. To ask for it again and again with a command each would take the
-/// processors from who is measured.
+/// A watched migration. Repeated queries with a command each would take processors from the measured guest.
 #[derive(Debug)]
 pub struct Watched {
     _command: Process,
@@ -20,10 +19,10 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// Begins to watch.
+    /// Starts to watch.
     ///
     /// # Errors
-    /// When the command cannot be started.
+    /// The command cannot be started.
     pub fn start(node: &Node, id: &str) -> io::Result<Self> {
         let mut command = node.godwit(&["migration", "watch", id]).printing_json();
         command.stdout(Stdio::piped()).stderr(Stdio::null());
@@ -46,10 +45,10 @@ impl Watched {
         })
     }
 
-    /// Waits at most so long for news. True when it has completed.
+    /// Waits for news up to `time`. Returns true once the migration has completed.
     ///
     /// # Errors
-    /// When it was aborted, or nobody tells any more how it goes on.
+    /// The migration was aborted, or the watching command ended.
     pub fn completed_within(&mut self, time: Duration) -> io::Result<bool> {
         match self.lines.recv_timeout(time) {
             Ok(shown) => self.shown = shown?,
@@ -69,7 +68,7 @@ impl Watched {
         }
     }
 
-    /// The migration as it was last shown; null before it was.
+    /// Returns the migration as last shown; null before the first news.
     pub fn shown(&self) -> &Value {
         &self.shown
     }

@@ -1,4 +1,5 @@
-//! A beat that depends on nothing but the machine's processors: who hears it on the host knows when they did not run.
+//! A beat that depends on nothing but the machine's processors. On the host, missing beats show the time in which the
+//! processors did not run.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -6,7 +7,7 @@ use std::time::Duration;
 
 use crate::console;
 
-/// Says `=N` each `milliseconds` until told to stop; never with 0.
+/// Prints `=N` each `milliseconds` until told to stop; never with 0.
 pub(crate) fn run(milliseconds: u64, stop: &AtomicBool) {
     let mut number = 0u64;
     while milliseconds > 0 && !stop.load(Relaxed) {

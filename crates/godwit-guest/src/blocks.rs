@@ -1,5 +1,5 @@
-//! The load on a disk: blocks of one file, written and read past the page cache, each of which says
-//! what it is. The last acknowledged content of every block is known, so any other is a mismatch.
+//! The load on a disk: self-describing blocks of one file, written and read past the page cache. The last acknowledged
+//! content of every block is known, so any other content is a mismatch.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -18,13 +18,13 @@ use crate::stats::Stats;
 const BLOCK: usize = 4096;
 /// Blocks that the last check reads at once.
 const BATCH: usize = 16;
-/// A sync follows this many writes, and a read that is checked every fourth.
+/// Writes between two syncs, and between two checked reads.
 const WRITES_A_SYNC: u64 = 32;
 const WRITES_A_READ: u64 = 4;
-/// After an error the disk gets this time before the next attempt.
+/// Time that the disk gets after an error before the next attempt.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 
-/// Aligned as O_DIRECT asks for.
+/// A buffer with O_DIRECT's alignment.
 #[repr(C, align(4096))]
 struct Buffer([u8; BLOCK * BATCH]);
 
@@ -34,12 +34,12 @@ impl Buffer {
     }
 }
 
-/// What is known of a block.
+/// The known state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
     /// Never written: zeroes.
     Zero,
-    /// The write with this sequence was acknowledged last.
+    /// Sequence number of the last acknowledged write.
     Written(u64),
     /// A write failed: the old or the new content, until the next write.
     Unknown,
@@ -60,9 +60,8 @@ pub(crate) struct Blocks<'a> {
 }
 
 impl<'a> Blocks<'a> {
-    /// Makes the file, allocated but never written. The file of a load that goes on after a reboot is filled
-    /// with zeroes, because only then is a write durable once it was acknowledged; such a load continues
-    /// where the boot before it ended.
+    /// Creates the file, allocated but never written. With `reboots` the file is filled with zeroes, because only then
+    /// is an acknowledged write durable. A load with an existing file continues where the previous boot ended.
     pub(crate) fn open(
         directory: &Path,
         disk: usize,
@@ -105,7 +104,7 @@ impl<'a> Blocks<'a> {
         Ok(load)
     }
 
-    /// Finds the last write that is there, and checks that all before it are.
+    /// Finds the last write on the disk, and checks that all earlier ones are there.
     fn resume(&mut self) -> io::Result<()> {
         let last = self.last_write()?;
         while self.sequence < last {
@@ -121,7 +120,7 @@ impl<'a> Blocks<'a> {
         Ok(())
     }
 
-    /// The highest sequence that a block has; 0 when none was written.
+    /// Returns the highest sequence number of any block; 0 if none was written.
     fn last_write(&mut self) -> io::Result<u64> {
         let mut last = 0;
         for first in (0..self.model.len()).step_by(BATCH) {
@@ -165,7 +164,7 @@ impl<'a> Blocks<'a> {
                     Err(error) => self.failed("sync", 0, &error),
                 }
             }
-            // Whoever is late goes on at the rate from here, without catching up in a burst.
+            // A late load goes on at the rate from here, without catching up in a burst.
             next = (next + pause).max(Instant::now());
             thread::sleep(next.saturating_duration_since(Instant::now()));
         }
@@ -210,7 +209,7 @@ impl<'a> Blocks<'a> {
         thread::sleep(PAUSE_AFTER_ERROR);
     }
 
-    /// Reads blocks and compares them with what was acknowledged last.
+    /// Reads blocks and compares them with the last acknowledged content.
     fn check(&mut self, first: usize, count: usize) {
         let bytes = count * BLOCK;
         let offset = (first * BLOCK) as u64;
@@ -269,7 +268,7 @@ fn fill_with_zeroes(file: &File, size: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Fills a block: disk, block number, sequence, checksum of these three, and noise made of it.
+/// Fills a block: disk, block number, sequence, checksum of these three, and noise derived from the checksum.
 fn fill(into: &mut [u8], seed: u64, disk: usize, block: u64, sequence: u64) {
     let sum = checksum(seed, disk as u64, block, sequence);
     for (index, word) in into.chunks_exact_mut(8).enumerate() {
@@ -290,14 +289,14 @@ const fn checksum(seed: u64, disk: u64, block: u64, sequence: u64) -> u64 {
     mix(mix(mix(seed ^ disk) ^ block) ^ sequence)
 }
 
-/// One of a block's 64-bit words.
+/// Returns one of a block's 64-bit words.
 fn word(block: &[u8], index: usize) -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&block[index * 8..][..8]);
     u64::from_le_bytes(bytes)
 }
 
-/// What a block that should not be there says of itself.
+/// Describes the origin of an unexpected block.
 fn describe(found: &[u8], seed: u64) -> String {
     if found.iter().all(|byte| *byte == 0) {
         return "zeroes".into();

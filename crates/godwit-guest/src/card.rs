@@ -1,4 +1,4 @@
-//! The first network card: its pairs of queues, and an XDP program in front of or behind its driver.
+//! The first network card: its queue pairs, and an XDP program in its driver or in the network stack.
 
 use std::ffi::c_ulong;
 use std::io;
@@ -15,12 +15,12 @@ const BPF_LINK_CREATE: u32 = 28;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_XDP: u32 = 37;
 
-/// Where an XDP program runs.
+/// The place of an XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// In the driver (`xdpdrv`).
     Driver,
-    /// In the network stack, in front of it (`xdpgeneric`).
+    /// In front of the network stack (`xdpgeneric`).
     Stack,
 }
 
@@ -42,7 +42,7 @@ impl Place {
     }
 }
 
-/// Prints how a command to the card went.
+/// Prints the outcome of a command to the card.
 pub(crate) fn say(command: &str, outcome: io::Result<()>) {
     let outcome = outcome.map_or_else(|error| error.to_string(), |()| String::from("done"));
     console::say_text("card", &format!("{command}: {outcome}"));
@@ -60,7 +60,7 @@ struct Channels {
     combined: u32,
 }
 
-/// As `ethtool -L eth0 combined PAIRS`.
+/// Does the same as `ethtool -L eth0 combined PAIRS`.
 pub(crate) fn set_channels(pairs: u32) -> io::Result<()> {
     let mut channels = Channels {
         command: ETHTOOL_SCHANNELS,
@@ -85,7 +85,7 @@ pub(crate) fn set_channels(pairs: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// What the kernel is given for `BPF_PROG_LOAD`: the beginning of `union bpf_attr`.
+/// The attributes of `BPF_PROG_LOAD`: the beginning of `union bpf_attr`.
 #[repr(C)]
 struct Load {
     kind: u32,
@@ -94,7 +94,7 @@ struct Load {
     license: u64,
 }
 
-/// The same for `BPF_LINK_CREATE`.
+/// The attributes of `BPF_LINK_CREATE`.
 #[repr(C)]
 struct Link {
     program: u32,
@@ -129,9 +129,10 @@ pub(crate) fn attach_xdp(place: Place) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives the descriptor that the command made.
+/// Runs a bpf(2) command; returns the descriptor that it made.
 fn bpf<T>(command: u32, attributes: &T) -> io::Result<OwnedFd> {
-    // SAFETY: the kernel reads no more than the size that it is told, and what the attributes point to outlives the call.
+    // SAFETY: the kernel reads no more than the given size, and the memory behind the attributes' pointers outlives the
+    // call.
     let made = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -143,6 +144,6 @@ fn bpf<T>(command: u32, attributes: &T) -> io::Result<OwnedFd> {
     if made < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made this descriptor, and nobody else has it.
+    // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(made as i32) })
 }

@@ -1,4 +1,4 @@
-//! Who tells the load what to do: lines on the console, and the machine's power button.
+//! Sources of commands to the load: lines on the console, and the machine's power button.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, Read};
@@ -10,17 +10,16 @@ use crate::card;
 use crate::ending::{self, Ending};
 use crate::stats::Stats;
 
-/// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     Mark(u64),
     Report,
     Finish,
-    /// Ends this boot.
+    /// End of this boot.
     End(Ending),
-    /// Uses so many pairs of queues of the first network card.
+    /// Number of queue pairs that the first network card shall use.
     Channels(u32),
-    /// Attaches an XDP program that passes every packet to that card.
+    /// Attachment of an XDP program that passes every packet to this card.
     Xdp(card::Place),
 }
 
@@ -33,7 +32,7 @@ pub(crate) fn listen() -> Receiver<Command> {
     }
     thread::spawn(move || {
         for line in io::stdin().lock().lines().map_while(Result::ok) {
-            // Nobody listens any more after `finish`.
+            // The receiver is gone after `finish`.
             if let Some(command) = parse(&line)
                 && sender.send(command).is_err()
             {
@@ -44,7 +43,7 @@ pub(crate) fn listen() -> Receiver<Command> {
     receiver
 }
 
-/// Obeys until told to finish.
+/// Obeys commands until told to finish.
 pub(crate) fn obey(commands: &Receiver<Command>, stats: &Stats) {
     for command in commands {
         match command {
@@ -58,7 +57,7 @@ pub(crate) fn obey(commands: &Receiver<Command>, stats: &Stats) {
     }
 }
 
-/// The command in a line; none in noise and in half a command of which the rest was lost.
+/// Parses a line; returns `None` for noise, and for half a command of which the rest was lost.
 fn parse(line: &str) -> Option<Command> {
     let mut words = line.split_whitespace();
     match words.next()? {
@@ -77,7 +76,7 @@ fn parse(line: &str) -> Option<Command> {
     }
 }
 
-/// The event device of the power button that QEMU's `system_powerdown` presses.
+/// Returns the event device of the power button that QEMU's `system_powerdown` presses.
 fn power_button() -> Option<File> {
     fs::read_dir("/sys/class/input")
         .ok()?
@@ -90,7 +89,7 @@ fn power_button() -> Option<File> {
         .and_then(|name| File::open(Path::new("/dev/input").join(name)).ok())
 }
 
-/// Asks to finish when the button is pressed.
+/// Sends `Finish` when the button is pressed.
 fn watch(mut button: File, commands: &Sender<Command>) {
     // struct input_event on a 64-bit machine: the time, then type, code and value.
     let mut event = [0; 24];

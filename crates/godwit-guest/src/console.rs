@@ -1,14 +1,14 @@
-//! Lines on the serial console. Each is one write, so that lines of several threads do not mix.
+//! Lines on the serial console. Each line is one write, so that lines of several threads do not mix.
 
 use std::io::{self, Write};
 
-/// Prints a line. A console that nobody reads must not stop the load: errors are ignored.
+/// Prints a line. A console without a reader must not stop the load: errors are ignored.
 pub(crate) fn say(line: &str) {
     let mut text = String::with_capacity(line.len() + 1);
     text.push_str(line);
     text.push('\n');
     let mut out = io::stdout().lock();
-    // Standard output is line buffered: the flush sends what is one line in one piece.
+    // Standard output is line buffered: the flush sends the line in one piece.
     let _ = out.write_all(text.as_bytes());
     let _ = out.flush();
 }

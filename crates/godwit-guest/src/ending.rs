@@ -1,4 +1,4 @@
-//! Ends of a boot that no unmount precedes.
+//! Ends of a boot without a preceding unmount.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -7,7 +7,7 @@ use rustix::system::{RebootCommand, reboot};
 
 use crate::console;
 
-/// How a boot ends.
+/// The way in which a boot ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// The kernel shuts its devices down and resets the machine.
@@ -29,7 +29,7 @@ impl Ending {
     }
 }
 
-/// The id of this boot. A command to end it that arrives twice does not end the next one.
+/// Returns the id of this boot. With the id, a repeated command to end a boot does not end the next one.
 pub(crate) fn boot() -> &'static str {
     static BOOT: OnceLock<String> = OnceLock::new();
     BOOT.get_or_init(|| {
@@ -38,7 +38,7 @@ pub(crate) fn boot() -> &'static str {
     })
 }
 
-/// Says so, and ends this boot in the midst of all loads.
+/// Announces the end, and ends this boot in the midst of all loads.
 pub(crate) fn end(how: Ending) {
     console::say_text("ending", boot());
     console::drain();

@@ -1,4 +1,4 @@
-//! Small files that come, change their names and go: what keeps a file system's metadata busy.
+//! Small files that are made, renamed and removed, to keep a file system's metadata busy.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,7 +14,7 @@ use crate::stats::Stats;
 const NAMES: usize = 64;
 const LARGEST: u64 = 16 << 10;
 const PAUSE: Duration = Duration::from_millis(50);
-/// The directory is synced after this many operations.
+/// Operations between two syncs of the directory.
 const OPERATIONS_A_SYNC: u64 = 16;
 
 /// The small files on one disk.
@@ -27,7 +27,7 @@ pub(crate) struct Files<'a> {
 }
 
 impl<'a> Files<'a> {
-    /// Makes the directory, without whatever an earlier boot left in it.
+    /// Creates the directory, without the files of an earlier boot.
     pub(crate) fn create(mount: &Path, seed: u64, stats: &'a Stats) -> io::Result<Self> {
         let directory = mount.join("files");
         if directory.exists() {
@@ -42,7 +42,7 @@ impl<'a> Files<'a> {
         })
     }
 
-    /// Goes on until told to stop.
+    /// Changes files until told to stop.
     pub(crate) fn run(&mut self, stop: &AtomicBool) {
         let mut operations = 0;
         while !stop.load(Relaxed) {
@@ -83,7 +83,7 @@ impl<'a> Files<'a> {
                 self.model[name] = None;
             }
             1 => {
-                // Onto a name in use it replaces the other file.
+                // A rename onto a name in use replaces the other file.
                 let other = self.random.below(NAMES as u64) as usize;
                 if other != name {
                     fs::rename(self.path(name), self.path(other))?;
@@ -107,7 +107,7 @@ impl<'a> Files<'a> {
         Ok(())
     }
 
-    /// Compares every file with what was written, from the disk and not from the page cache.
+    /// Compares every file with its written content, from the disk and not from the page cache.
     pub(crate) fn finish(&self) {
         if let Err(error) = self.check_all() {
             self.failed(&error);

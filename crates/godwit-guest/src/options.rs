@@ -1,44 +1,43 @@
-//! What the kernel's command line asks for, as `godwit.NAME=NUMBER`.
+//! Options from the kernel's command line, as `godwit.NAME=NUMBER`.
 
 use std::fs;
 use std::io;
 
-/// The load's options.
 #[derive(Debug)]
 pub(crate) struct Options {
-    /// Disks to wait for; the load fails when they do not appear.
+    /// Disks to wait for; the load fails if they do not appear.
     pub(crate) disks: usize,
-    /// Writes a second on each disk; 0 means as many as it takes.
+    /// Writes a second on each disk; 0 for no limit.
     pub(crate) rate: u64,
     /// Size of the file written on each disk, in MiB.
     pub(crate) file_mb: u64,
     /// Memory that is rewritten and checked, in MiB; 0 for none.
     pub(crate) memory_mb: u64,
-    /// How much of it is rewritten each second, in MiB; at least 1.
+    /// MiB of this memory that are rewritten each second; at least 1.
     pub(crate) memory_rate_mb: u64,
     /// Memory through which pointers are chased, in MiB; 0 for none.
     pub(crate) pointer_chase_mb: u64,
-    /// For how much of the time, in per cent.
+    /// Share of the time in which pointers are chased, in per cent.
     pub(crate) pointer_chase_percent: u64,
     /// Memory of which every page is written in turn, in MiB; 0 for none.
     pub(crate) dirty_pages_mb: u64,
-    /// How much of it is written each second, in MiB of pages; 0 means as fast as it goes.
+    /// MiB of these pages that are written each second; 0 for no limit.
     pub(crate) dirty_pages_rate_mb: u64,
     /// Memory that is read in sequence and checked, in MiB; 0 for none.
     pub(crate) linear_scan_mb: u64,
     /// Memory of which single words are read and written at random, in MiB; 0 for none.
     pub(crate) random_access_mb: u64,
-    /// Memory that is written once and looked at in the end, in MiB; 0 for none.
+    /// Memory that is written once and checked in the end, in MiB; 0 for none.
     pub(crate) cold_mb: u64,
     /// Milliseconds between two beats; 0 for none.
     pub(crate) beat_ms: u64,
-    /// The load goes on from the last write of the boot before, and checks that none is missing.
+    /// True if the load goes on from the last write of the previous boot, and checks that none is missing.
     pub(crate) reboots: bool,
-    /// The port of a server that says back what it is told; 0 for none.
+    /// TCP port of the echo server; 0 for none.
     pub(crate) echo_port: u16,
-    /// The port at which a server says back what is sent to its group of hosts; 0 for none.
+    /// UDP port of the echo server of the multicast group; 0 for none.
     pub(crate) group_port: u16,
-    /// What decides where and what is written.
+    /// Seed of all offsets and contents.
     pub(crate) seed: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Seeded numbers, to place and to fill what is written.
+//! Seeded numbers, for the offsets and contents of writes.
 
 /// Scrambles a number so that close inputs give unrelated outputs.
 pub(crate) const fn mix(value: u64) -> u64 {
@@ -7,7 +7,7 @@ pub(crate) const fn mix(value: u64) -> u64 {
     value ^ (value >> 33)
 }
 
-/// A generator that gives the same numbers for the same seed.
+/// A generator whose numbers follow from the seed.
 #[derive(Debug)]
 pub(crate) struct Random(u64);
 
@@ -16,7 +16,7 @@ impl Random {
         Self(seed)
     }
 
-    /// A number below `bound`, which is not 0.
+    /// Returns a number below `bound`, which is not 0.
     pub(crate) const fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0) % bound

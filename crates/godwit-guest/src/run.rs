@@ -1,4 +1,5 @@
-//! From the disks' appearance to the last line: what runs, and who is told to stop.
+//! The course of the program from the disks' appearance to the last line: its threads, and the order in which they
+//! stop.
 
 use std::fs;
 use std::io;
@@ -23,10 +24,10 @@ use crate::stats::Stats;
 const DISKS_APPEAR: Duration = Duration::from_secs(30);
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// Runs the load on every disk until it is told to finish, verifies everything and unmounts.
+/// Runs the load on every disk until told to finish, verifies everything and unmounts.
 ///
 /// # Errors
-/// When the load cannot begin or a disk cannot be unmounted. What goes wrong between is counted.
+/// If the load cannot begin or a disk cannot be unmounted. Failures between are counted.
 pub(crate) fn run(options: &Options) -> io::Result<()> {
     let mounts = mount_all(&wait_for_disks(options.disks)?)?;
     let stats = Stats::new(mounts.len())?;
@@ -102,7 +103,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     Ok(())
 }
 
-/// The names of the virtio disks, as soon as there are enough.
+/// Returns the names of the virtio disks, as soon as there are enough.
 fn wait_for_disks(count: usize) -> io::Result<Vec<String>> {
     let deadline = Instant::now() + DISKS_APPEAR;
     loop {

@@ -1,4 +1,4 @@
-//! Counters of everything that runs, and the guest's own view of gaps between writes.
+//! Counters of all loads, and the guest's own view of gaps between writes.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,16 +11,16 @@ use crate::console;
 
 /// Problems described on the console; further ones are only counted.
 const DESCRIBED: u64 = 20;
-/// The longest latency that is told from longer ones, in microseconds: ten minutes.
+/// The longest distinguishable latency, in microseconds: ten minutes.
 const LONGEST: u64 = 600_000_000;
 /// Significant digits of latencies.
 const DIGITS: u8 = 3;
 
-/// What all threads count. Gaps are those of the slowest disk.
+/// Counters of all threads. Gaps are those of the slowest disk.
 #[derive(Debug)]
 pub(crate) struct Stats {
     start: Instant,
-    /// Reports that were printed.
+    /// Number of printed reports.
     reports: Mutex<u64>,
     reads: AtomicU64,
     syncs: AtomicU64,
@@ -34,7 +34,7 @@ pub(crate) struct Stats {
     latency: Mutex<Histogram<u64>>,
 }
 
-/// One disk's writes. Times are nanoseconds since the start.
+/// The writes of one disk. Times are nanoseconds since the start.
 #[derive(Debug, Default)]
 struct Progress {
     writes: AtomicU64,
@@ -46,7 +46,7 @@ struct Progress {
 
 impl Stats {
     /// # Errors
-    /// When there is no room for latencies.
+    /// If the histogram of latencies cannot be made.
     pub(crate) fn new(disks: usize) -> io::Result<Self> {
         Ok(Self {
             start: Instant::now(),
@@ -73,30 +73,30 @@ impl Stats {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// A disk's writes begin: no gap before now counts.
+    /// Begins the writes of a disk: no gap before now counts.
     pub(crate) fn disk_begins(&self, disk: usize) {
         self.disks[disk].last.store(self.now(), Relaxed);
     }
 
-    /// A disk has all writes up to number `write`, of earlier boots: the count goes on from there.
+    /// Continues the count of a disk's writes after number `write`, the last one of earlier boots.
     pub(crate) fn resumed(&self, disk: usize, write: u64) {
         self.disks[disk].writes.store(write, Relaxed);
         console::say(&format!("{{\"resumed\":{disk},\"write\":{write}}}"));
     }
 
-    /// A disk's writes are over: what follows is no gap.
+    /// Ends the writes of a disk: the time from now on is no gap.
     pub(crate) fn disk_ends(&self, disk: usize) {
         self.disks[disk].last.store(u64::MAX, Relaxed);
     }
 
-    /// A request to a disk was answered, so long after it was made.
+    /// Records the latency of an answered request to a disk.
     pub(crate) fn answered(&self, took: Duration) {
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         self.latency().saturating_record(micros);
     }
 
-    /// A write was acknowledged. At most one tick a millisecond is printed for each disk, so that
-    /// the serial line does not become what limits the load.
+    /// Records an acknowledged write. At most one tick a millisecond is printed for each disk, so that the serial line
+    /// does not limit the load.
     pub(crate) fn wrote(&self, disk: usize) {
         let progress = &self.disks[disk];
         let now = self.now();
@@ -126,14 +126,14 @@ impl Stats {
         self.memory_passes.fetch_add(1, Relaxed);
     }
 
-    /// An operation failed.
+    /// Records a failed operation.
     pub(crate) fn error(&self, what: &str) {
         if self.errors.fetch_add(1, Relaxed) < DESCRIBED {
             console::say_text("error", what);
         }
     }
 
-    /// Something read is not what was written.
+    /// Records a read that differs from the written content.
     pub(crate) fn mismatch(&self, what: &str) {
         if self.mismatches.fetch_add(1, Relaxed) < DESCRIBED {
             console::say_text("mismatch", what);
@@ -151,13 +151,12 @@ impl Stats {
         console::say(&format!("{{\"marked\":{id}}}"));
     }
 
-    /// Prints a report.
     pub(crate) fn report(&self) {
         self.report_to(console::say);
     }
 
-    /// Two threads report, each second and when asked to. The number is taken until its line is out,
-    /// because one that comes after a later one is the sign of a guest that runs twice.
+    /// Prints a report. Two threads report, each second and on command. The lock is held until the line is out: a
+    /// report that comes after a later one is the sign of a guest that runs twice.
     fn report_to(&self, say: impl FnOnce(&str)) {
         let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
         *reports += 1;
@@ -165,7 +164,7 @@ impl Stats {
         let (mut writes, mut gap, mut since_mark) = (0, 0, 0);
         for disk in &self.disks {
             writes += disk.writes.load(Relaxed);
-            // A write that is still under way counts for as long as it takes already.
+            // A write still under way counts with its time so far.
             let open = now.saturating_sub(disk.last.load(Relaxed));
             gap = gap.max(disk.gap_since_report.swap(0, Relaxed)).max(open);
             since_mark = since_mark.max(disk.gap_since_mark.load(Relaxed)).max(open);

@@ -1,5 +1,5 @@
-//! What the data planes run on: the `io_uring` of a thread, byte streams over it, TLS records, and
-//! page-aligned buffers. It knows the wire's frames and no engine.
+//! The ground of the data planes: the `io_uring` of a thread, byte streams over `io_uring`, TLS records, and
+//! page-aligned buffers. Knows the frames of the wire and no engine.
 
 pub mod page_buffers;
 pub mod ring;

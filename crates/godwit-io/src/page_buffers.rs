@@ -9,30 +9,29 @@ use std::time::Duration;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-/// Smallest block: what direct I/O needs in length and alignment on any disk.
+/// Smallest block: the length and alignment of direct I/O on any disk.
 pub const SMALLEST: usize = 4096;
 
 /// Longest block: one request's data.
 pub const LARGEST: usize = 32 << 20;
 
-/// A mapping of this many bytes or more asks for huge pages. Direct I/O describes each page to the
-/// disk and pins it, so pages of 4 KiB cost a request of 1 MiB 256 descriptors.
+/// Mappings of this many bytes or more ask for huge pages. Direct I/O pins each page and describes each page to the
+/// disk: at 4 KiB a page, a request of 1 MiB costs 256 descriptors.
 const HUGE: usize = 2 << 20;
 
-/// How long is waited between two pieces that are committed in the background.
+/// Pause between two pieces that are committed in the background.
 const BETWEEN_PIECES: Duration = Duration::from_millis(1);
 
 const ORDERS: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
 
-/// An anonymous memory mapping: zeroed, aligned to a page, committed as it is touched (2 MiB at a time
-/// where a long mapping gets huge pages). It is plain memory that the kernel may read and write, so it
-/// is only reached through raw pointers; whoever makes a slice of it sees to it that no operation of
-/// the kernel uses the same bytes meanwhile.
+/// An anonymous memory mapping: zeroed, aligned to a page, committed as it is touched (2 MiB at a time where a long
+/// mapping gets huge pages). The kernel may read and write this memory, so only raw pointers reach the bytes. Before
+/// making a slice, callers ensure the kernel uses none of the same bytes meanwhile.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
     length: usize,
-    /// Ends before the memory does.
+    /// Committing thread, which ends before the memory does.
     committing: Option<Committing>,
 }
 
@@ -51,8 +50,8 @@ impl Mapping {
         };
         let base: NonNull<u8> = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         if length >= HUGE {
-            // SAFETY: the advice is about the new mapping alone and changes none of its contents. A
-            // kernel without huge pages refuses it, and small pages do.
+            // SAFETY: the advice is about the new mapping alone and changes none of its contents. A kernel without huge
+            // pages refuses the advice, and small pages do.
             let _ = unsafe { madvise(base.as_ptr().cast(), length, Advice::LinuxHugepage) };
         }
         Ok(Self {
@@ -62,8 +61,7 @@ impl Mapping {
         })
     }
 
-    /// Commits a part now, so that nobody waits for that who uses it: with huge pages, each 2 MiB can
-    /// take milliseconds.
+    /// Commits a part now, so that later users do not wait: with huge pages, each 2 MiB can take milliseconds.
     pub fn commit(&self, offset: usize, length: usize) {
         assert!(
             length <= self.length.saturating_sub(offset),
@@ -74,7 +72,7 @@ impl Mapping {
         }
     }
 
-    /// Commits the first `length` bytes on a thread of their own, while the memory may be in use.
+    /// Commits the first `length` bytes on a new thread. The memory may be in use meanwhile.
     pub fn commit_in_background(&mut self, length: usize) {
         if self.committing.is_some() {
             return;
@@ -90,11 +88,11 @@ impl Mapping {
                 }
                 let piece = std::ptr::with_exposed_provenance_mut(base.get() + offset);
                 commit_piece(piece, length);
-                // Who waits to map something has its turn.
+                // Threads that wait to map something take their turn here.
                 thread::sleep(BETWEEN_PIECES);
             }
         };
-        // Without the thread memory is committed where it is used.
+        // Without the thread, memory is committed on first use.
         let thread = thread::Builder::new()
             .name(String::from("commit memory"))
             .spawn(commit);
@@ -104,12 +102,12 @@ impl Mapping {
         });
     }
 
-    /// Gives all of it back to the system: it is zeroed, and committed anew as it is touched. Nobody
-    /// may use it meanwhile.
+    /// Returns all of the memory to the system: zeroed, and committed anew as it is touched. The memory must not be
+    /// used meanwhile.
     fn decommit(&mut self) {
         self.committing = None;
-        // SAFETY: the advice is about this mapping alone, and the caller sees to it that nobody reads
-        // or writes what it holds. A failure leaves it committed, which harms nothing.
+        // SAFETY: the advice is about this mapping alone, and the caller ensures that no code reads or writes its
+        // contents. A failure leaves the memory committed, which is harmless.
         let _ = unsafe {
             madvise(
                 self.base.as_ptr().cast(),
@@ -119,56 +117,56 @@ impl Mapping {
         };
     }
 
-    /// The address of the byte at `offset`, which must lie within.
+    /// Returns the address of the byte at `offset`, which must lie within the mapping.
     pub fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.length, "an address outside of its mapping");
         // SAFETY: the assertion keeps the address within the mapping or one past its end.
         unsafe { self.base.as_ptr().add(offset) }
     }
 
-    /// How many bytes the kernel has given pages to, as it says now.
+    /// Returns the bytes that the kernel backs with pages at the moment.
     pub fn committed(&self) -> usize {
         let mut pages = vec![0_u8; self.length / SMALLEST];
-        // SAFETY: the mapping is alive, and there is a byte for each of its pages.
+        // SAFETY: the mapping is alive, and `pages` has a byte for each of its pages.
         let answer = unsafe { libc::mincore(self.at(0).cast(), self.length, pages.as_mut_ptr()) };
         assert_eq!(answer, 0);
         pages.iter().filter(|&&page| page & 1 != 0).count() * SMALLEST
     }
 
-    /// Bytes mapped.
+    /// Returns the length of the mapping in bytes.
     pub const fn length(&self) -> usize {
         self.length
     }
 }
 
-// SAFETY: the mapping belongs to this value alone, and nothing about it depends on a thread.
+// SAFETY: the mapping belongs to this value alone, and nothing about the mapping depends on a thread.
 unsafe impl Send for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.committing = None;
-        // SAFETY: the mapping was made by `new` with this length and is not used after this. A
-        // failure leaves it mapped, which harms nothing.
+        // SAFETY: the mapping was made by `new` with this length and is not used after this. A failure leaves the
+        // memory mapped, which is harmless.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
     }
 }
 
-/// Where the pieces begin that so many bytes are committed in, and their lengths. While one is committed
-/// nothing else of the process can be mapped: no thread be started, no memory be had of the system.
+/// Returns offset and length of the pieces in which `length` bytes are committed. While a piece is committed, the
+/// process can map nothing else: no thread starts, and the system hands out no memory.
 fn pieces(length: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..length)
         .step_by(HUGE)
         .map(move |offset| (offset, HUGE.min(length - offset)))
 }
 
-/// Makes the kernel commit a page-aligned part of a mapping without changing what it holds.
+/// Makes the kernel commit a page-aligned part of a mapping without changing its contents.
 fn commit_piece(start: *mut u8, length: usize) {
-    // SAFETY: callers pass a part of a mapping that lives until this returns; the advice leaves its
-    // contents alone. A kernel that does not know it refuses it, and commits memory as it is used.
+    // SAFETY: callers pass a part of a mapping that lives until this returns; the advice leaves its contents alone. An
+    // older kernel refuses the advice and commits memory on first use.
     let _ = unsafe { madvise(start.cast(), length, Advice::LinuxPopulateWrite) };
 }
 
-/// A thread that commits memory. It ends, soon, when this is dropped.
+/// A thread that commits memory. The thread ends soon after this is dropped.
 #[derive(Debug)]
 struct Committing {
     stop: Arc<AtomicBool>,
@@ -179,14 +177,13 @@ impl Drop for Committing {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It has nothing to panic about, and nothing to say.
+            // The thread does not panic and returns nothing.
             let _ = thread.join();
         }
     }
 }
 
-/// A byte buffer that the kernel fills or empties in the background: [`Mapping`] with the part
-/// that holds data.
+/// A byte buffer for the kernel to fill or empty in the background: a [`Mapping`] and the range of the data.
 #[derive(Debug)]
 pub struct Staging {
     memory: Mapping,
@@ -195,10 +192,10 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// A buffer of `length` bytes, which is empty.
+    /// Returns an empty buffer of `length` bytes.
     ///
     /// # Errors
-    /// The kernel has no memory for it.
+    /// The kernel has no memory for the buffer.
     pub fn new(length: usize) -> io::Result<Self> {
         Ok(Self {
             memory: Mapping::new(length)?,
@@ -207,22 +204,21 @@ impl Staging {
         })
     }
 
-    /// The bytes that hold data. Not to be called while the kernel fills or empties the buffer,
-    /// except that it may be filling what follows them.
+    /// Returns the data. Must not be called while the kernel fills or empties the buffer; the kernel may fill the free
+    /// space behind the data, though.
     pub fn data(&self) -> &[u8] {
-        // SAFETY: `start..end` lies within the mapping, was initialised, and only the kernel's
-        // operations write elsewhere than through `&mut self`; those write past `end`.
+        // SAFETY: `start..end` lies within the mapping and was initialised. Writes elsewhere than through `&mut self`
+        // are the kernel's alone and land past `end`.
         unsafe { std::slice::from_raw_parts(self.memory.at(self.start), self.end - self.start) }
     }
 
-    /// The bytes that hold data, to work on them in place. Not to be called while the kernel uses
-    /// the buffer.
+    /// Returns the data, to change in place. Must not be called while the kernel uses the buffer.
     pub fn data_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `data`; `&mut self` keeps other slices of it away.
+        // SAFETY: as for `data`; `&mut self` keeps other slices of the buffer away.
         unsafe { std::slice::from_raw_parts_mut(self.memory.at(self.start), self.end - self.start) }
     }
 
-    /// Address and length of the data, for the kernel to read.
+    /// Returns address and length of the data, for the kernel to read.
     pub fn pending(&self) -> (*const u8, usize) {
         (self.memory.at(self.start), self.end - self.start)
     }
@@ -235,8 +231,8 @@ impl Staging {
         }
     }
 
-    /// Moves the data to the front, so that [`Staging::room`] is as long as it can be. Not to be
-    /// called while the kernel uses the buffer.
+    /// Moves the data to the front, so that [`Staging::room`] is as long as possible. Must not be called while the
+    /// kernel uses the buffer.
     pub fn compact(&mut self) {
         let length = self.end - self.start;
         if self.start > 0 {
@@ -246,7 +242,7 @@ impl Staging {
         }
     }
 
-    /// Address and length of the free space behind the data, for the kernel to fill.
+    /// Returns address and length of the free space behind the data, for the kernel to fill.
     pub fn room(&self) -> (*mut u8, usize) {
         (self.memory.at(self.end), self.memory.length() - self.end)
     }
@@ -256,7 +252,7 @@ impl Staging {
         self.end = (self.end + count).min(self.memory.length());
     }
 
-    /// The free space, for this thread to fill. Not to be called while the kernel fills it.
+    /// Returns the free space, for this thread to fill. Must not be called while the kernel fills the buffer.
     pub fn room_mut(&mut self) -> &mut [u8] {
         let (pointer, length) = self.room();
         // SAFETY: the range lies within the mapping, which is initialised (zeroed by the kernel),
@@ -279,7 +275,7 @@ impl io::Write for Staging {
     }
 }
 
-/// A block of an [`Arena`]. It is not freed when dropped: give it back with [`Arena::free`].
+/// A block of an [`Arena`]. A drop does not free the block; [`Arena::free`] does.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Block {
     page: u32,
@@ -287,7 +283,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// Bytes in the block.
+    /// Returns the length of the block in bytes.
     pub const fn length(&self) -> usize {
         SMALLEST << self.order
     }
@@ -304,8 +300,8 @@ struct Link {
     free: u8,
 }
 
-/// A buddy allocator over one mapping: blocks of 4 KiB to 32 MiB, each a power of two and aligned
-/// to its length. Allocating and freeing take a bounded number of steps and no memory.
+/// A buddy allocator over one mapping: blocks of 4 KiB to 32 MiB, each a power of two and aligned to its length.
+/// Allocating and freeing take a bounded number of steps and no memory.
 pub struct Arena {
     memory: Mapping,
     links: Box<[Link]>,
@@ -313,7 +309,7 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// An arena of `length` bytes, rounded up to a multiple of 32 MiB.
+    /// Returns an arena of `length` bytes, rounded up to a multiple of 32 MiB.
     pub fn new(length: usize) -> io::Result<Self> {
         let length = length.max(1).next_multiple_of(LARGEST);
         let memory = Mapping::new(length)?;
@@ -328,24 +324,24 @@ impl Arena {
             links,
             heads: [NONE; ORDERS],
         };
-        // The first heads the list: memory is used from its beginning.
+        // The first block heads the list: memory is used from its beginning.
         for page in (0..length / SMALLEST).step_by(LARGEST / SMALLEST).rev() {
             arena.insert(page as u32, ORDERS as u8 - 1);
         }
         Ok(arena)
     }
 
-    /// Bytes in all.
+    /// Returns the length of the arena in bytes.
     pub const fn length(&self) -> usize {
         self.memory.length()
     }
 
-    /// Commits the `length` bytes that blocks are taken from first, on a thread of their own.
+    /// Commits on a new thread the `length` bytes that are allocated first.
     pub fn commit_in_background(&mut self, length: usize) {
         self.memory.commit_in_background(length);
     }
 
-    /// Gives the memory back to the system if no block is in use; it is committed anew as it is used.
+    /// Returns the memory to the system if no block is in use. The memory is committed anew on use.
     pub fn decommit(&mut self) {
         let whole = (ORDERS - 1) as u8;
         let unused = |page: &Link| page.free == whole;
@@ -354,7 +350,8 @@ impl Arena {
         }
     }
 
-    /// A block of at least `length` bytes; `None` when none is free or it is longer than 32 MiB.
+    /// Allocates a block of at least `length` bytes. Returns `None` if no such block is free or `length` exceeds 32
+    /// MiB.
     pub fn allocate(&mut self, length: usize) -> Option<Block> {
         let wanted = length
             .max(1)
@@ -372,7 +369,7 @@ impl Arena {
         Some(Block { page, order })
     }
 
-    /// Gives a block back.
+    /// Frees a block.
     pub fn free(&mut self, block: Block) {
         let Block {
             mut page,
@@ -390,7 +387,7 @@ impl Arena {
         self.insert(page, order);
     }
 
-    /// The block's address.
+    /// Returns the address of a block.
     pub fn address(&self, block: &Block) -> *mut u8 {
         self.memory.at(block.page as usize * SMALLEST)
     }
@@ -434,7 +431,7 @@ mod tests {
 
     use super::*;
 
-    /// The kernel's flags of the mapping that the address lies in.
+    /// Returns the kernel's flags of the mapping around an address.
     fn flags_of(address: usize) -> String {
         let maps = std::fs::read_to_string("/proc/self/smaps").expect("the process's mappings");
         let mut within = false;
@@ -471,7 +468,7 @@ mod tests {
     fn memory_is_committed_before_it_is_used_and_keeps_what_it_holds() {
         let mut mapping = Mapping::new(3 * HUGE + SMALLEST).expect("memory");
         assert_eq!(mapping.committed(), 0);
-        // SAFETY: nobody else uses the mapping.
+        // SAFETY: no other code uses the mapping.
         unsafe { mapping.at(HUGE).write(7) };
         mapping.commit_in_background(2 * HUGE);
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -491,7 +488,7 @@ mod tests {
         for _ in 0..2 {
             arena.commit_in_background(HUGE);
             let block = arena.allocate(SMALLEST).expect("a block");
-            // SAFETY: the block is in use by nobody else.
+            // SAFETY: no other code uses the block.
             unsafe { arena.address(&block).write(7) };
             arena.decommit();
             assert!(arena.memory.committed() > 0, "a block is in use");

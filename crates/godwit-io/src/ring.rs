@@ -7,7 +7,7 @@ use std::time::Duration;
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
-/// Which operation a completion belongs to.
+/// The operation of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Token {
     /// The read of the command queue's event counter.
@@ -18,11 +18,10 @@ pub enum Token {
     Receive(u32),
     /// The send operation of a connection: the connection's index.
     Send(u32),
-    /// The watch on the event counter by which a guest tells of new requests: the watch's index. It
-    /// completes each time.
+    /// The watch on the event counter of a guest's notifications: the watch's index. Completes with each notification
+    /// of new requests.
     Kick(u32),
-    /// The write to an event counter by which the other side is told of something: the counter's
-    /// index.
+    /// The write to an event counter that notifies the other side: the counter's index.
     Signal(u32),
     /// A request to cancel other operations.
     Cancel,
@@ -59,11 +58,11 @@ impl Token {
 /// A finished operation: a non-negative result, or a negated error number.
 #[derive(Clone, Copy, Debug)]
 pub struct Completion {
-    /// Which operation it was.
+    /// Completed operation.
     pub token: Token,
-    /// What the kernel returned: not negative, or a negated error number.
+    /// The kernel's result: not negative, or a negated error number.
     pub result: i32,
-    /// The operation goes on and will complete again.
+    /// True if the operation goes on and will complete again.
     pub more: bool,
 }
 
@@ -73,25 +72,24 @@ pub struct Ring {
     /// Entries that found the submission queue full while the kernel would take no more.
     backlog: VecDeque<squeue::Entry>,
     in_flight: u32,
-    /// Disk operations queued since the kernel was last given something.
+    /// Disk operations queued since the last submission to the kernel.
     unsubmitted_disk: u32,
-    /// Disk operations that are handed over at once.
+    /// Disk operations submitted together.
     group: u32,
-    /// The kernel is one of 6.1 or later.
+    /// True if the kernel is 6.1 or later.
     newest: bool,
 }
 
-/// Disk operations that are handed over at once unless [`Ring::set_group`] says otherwise. Few, because
-/// a client that writes its requests to a socket one by one still writes the next while the disk works
-/// on the first.
+/// Disk operations submitted together unless [`Ring::set_group`] says otherwise. Few: a client writing requests to a
+/// socket one by one still writes the second while the disk works on the first.
 pub const GROUP: u32 = 2;
 
 const SUBMISSIONS: u32 = 512;
 const COMPLETIONS: u32 = 8192;
 
 impl Ring {
-    /// A ring for the calling thread only. Waits up to two seconds for the kernel to find memory:
-    /// it takes back that of rings which were closed only after a while.
+    /// Opens a ring for the calling thread only. Waits up to two seconds for memory: the kernel frees the memory of
+    /// closed rings only after a while.
     pub fn new() -> io::Result<Self> {
         let mut attempts = 20;
         loop {
@@ -138,11 +136,11 @@ impl Ring {
         })
     }
 
-    /// Queues an operation, and hands over those before it once they make a group for the disk.
+    /// Queues an operation. Submits earlier operations once they make a group for the disk.
     ///
     /// # Safety
-    /// The memory that the operation reads or writes stays valid, and is used by nobody in a way
-    /// that conflicts, until its completion was returned by [`Ring::completions`].
+    /// The memory of the operation stays valid, and no other code uses the memory in a conflicting way, until
+    /// [`Ring::completions`] has returned the completion.
     pub unsafe fn push(&mut self, entry: squeue::Entry, token: Token) {
         let entry = entry.user_data(token.encode());
         self.in_flight += 1;
@@ -161,15 +159,15 @@ impl Ring {
         }
     }
 
-    /// How many disk operations make a group from now on. The kernel keeps what it gets together
-    /// until it has prepared the last of it, and the disk waits meanwhile: one at a time costs a
-    /// call each, many leave the disk idle and its answers bunched.
+    /// Sets the number of disk operations in a group from now on. The kernel starts nothing of a group before the last
+    /// operation is prepared, and the disk waits meanwhile. Groups of one cost a call each; large groups leave the disk
+    /// idle and its answers bunched.
     pub const fn set_group(&mut self, operations: u32) {
         self.group = operations;
     }
 
-    /// What tells a receive operation to wait until the socket calls itself readable before it looks
-    /// what is there; nothing where the kernel may not know it.
+    /// Returns the flag that makes a receive operation wait for a readable socket before the first attempt. Returns
+    /// zero if the kernel may not know the flag.
     pub const fn wait_before_receiving(&self) -> u16 {
         const IORING_RECVSEND_POLL_FIRST: u16 = 1;
         if self.newest {
@@ -179,19 +177,19 @@ impl Ring {
         }
     }
 
-    /// Asks the kernel to end every operation on the file descriptor early.
+    /// Asks the kernel to cancel every operation with the token.
     pub fn cancel(&mut self, token: Token) {
         let entry = opcode::AsyncCancel::new(token.encode()).build();
         // SAFETY: cancelling uses no memory.
         unsafe { self.push(entry, Token::Cancel) };
     }
 
-    /// Operations queued whose completion has not been returned.
+    /// Returns the number of queued operations whose last completion has not been returned.
     pub const fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    /// Submits what is queued and waits for a completion, at most `timeout` long.
+    /// Submits the queue and waits for a completion, at most `timeout` long.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.drain_backlog();
         self.unsubmitted_disk = 0;
@@ -208,7 +206,7 @@ impl Ring {
         match result {
             Ok(_) => Ok(()),
             Err(error) => match error.raw_os_error() {
-                // Time is over; a signal; or completions must be taken first.
+                // The timeout; a signal; or completions must be taken first.
                 Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
                 _ => Err(error),
             },
@@ -234,7 +232,7 @@ impl Ring {
     /// Waits for one completion and takes it.
     ///
     /// # Errors
-    /// Those of [`Ring::wait`].
+    /// The errors of [`Ring::wait`].
     pub fn next_completion(&mut self) -> io::Result<Completion> {
         let mut one = [Completion {
             token: Token::Wake,
@@ -247,8 +245,7 @@ impl Ring {
         Ok(one[0])
     }
 
-    /// Hands the kernel what is queued. A failure shows again when the engine waits, and is dealt
-    /// with there.
+    /// Submits the queue. A failure shows again, and is handled, in [`Ring::wait`].
     fn submit(&mut self) {
         self.unsubmitted_disk = 0;
         let _ = self.ring.submit();

@@ -1,20 +1,19 @@
 //! Zeroes in data.
 
-/// What file systems allocate at least.
+/// Smallest unit that file systems allocate, in bytes.
 pub const BLOCK: usize = 4096;
 
-/// One block of so many shows whether it is worth to look at all of them.
+/// Blocks for each sample of [`is_sparse`].
 const SAMPLED: usize = 16;
 
-/// One block in so many must be zeroes for data to be sent without them.
+/// Data is sparse if at least one in so many blocks is all zeroes.
 const PART: usize = 4;
 
-/// Whether data has enough blocks of zeroes to be sent without them. Of data that has none it touches
-/// little.
+/// Returns true if data has enough zero blocks to be sent without them. Data without zero blocks is hardly touched.
 pub fn is_sparse(data: &[u8]) -> bool {
     let (blocks, _) = data.as_chunks::<BLOCK>();
     let zero = |block: &&[u8; BLOCK]| is_zero(*block);
-    // The last one of each group, because what begins a larger extent is more often data.
+    // The last block of each group: the beginning of a larger extent is more often data.
     let mut sample = blocks.iter().skip(SAMPLED - 1).step_by(SAMPLED);
     let sampled = sample.any(|block| is_zero(block));
     let all_looked_at = blocks.len() < SAMPLED;
@@ -23,19 +22,19 @@ pub fn is_sparse(data: &[u8]) -> bool {
         && blocks.iter().filter(zero).count() * PART >= blocks.len()
 }
 
-/// Whether data has a block of zeroes.
+/// Returns true if data has a block of zeroes.
 pub fn has_zero_block(data: &[u8]) -> bool {
     let (blocks, _) = data.as_chunks::<BLOCK>();
     blocks.iter().any(|block| is_zero(block))
 }
 
-/// Whether all bytes are zero. Data that is not mostly shows it in its first bytes.
+/// Returns true if all bytes are zero. Most other data differs in its first bytes.
 pub fn is_zero(data: &[u8]) -> bool {
     let (blocks, rest) = data.as_chunks::<64>();
     rest.iter().all(|&byte| byte == 0) && blocks.iter().all(is_zero_block)
 }
 
-/// Written so that it compiles to a few vector instructions.
+/// Compiles to a few vector instructions.
 fn is_zero_block(block: &[u8; 64]) -> bool {
     let (words, _) = block.as_chunks::<8>();
     words

@@ -2,12 +2,12 @@
 
 use time::OffsetDateTime;
 
-/// Now, in UTC and RFC 3339 with milliseconds.
+/// Returns the present time, in UTC and RFC 3339 with milliseconds.
 pub(crate) fn now_text() -> String {
     text(OffsetDateTime::now_utc())
 }
 
-/// A point in time given in seconds since 1970, the same way. One that has no date is shown as the number.
+/// Formats seconds since 1970 like [`now_text`]. A number without a date is shown as the number.
 pub(crate) fn text_of(seconds: i64) -> String {
     OffsetDateTime::from_unix_timestamp(seconds).map_or_else(|_| seconds.to_string(), text)
 }
@@ -25,14 +25,14 @@ fn text(at: OffsetDateTime) -> String {
     )
 }
 
-/// Processor time that this process has used, in seconds.
+/// Returns the processor time that this process has used, in seconds.
 pub(crate) fn process_cpu_seconds() -> f64 {
     let mut used = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: the call writes to the given timespec, which lives until it returns, and nowhere
-    // else. It cannot fail for this clock; if it did, the zeroes would stay.
+    // SAFETY: the call writes only to the given timespec, which lives until the call returns. The call cannot fail for
+    // this clock; after a failure the zeroes would stay.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut used) };
     used.tv_sec as f64 + used.tv_nsec as f64 / 1e9
 }

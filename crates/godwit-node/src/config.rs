@@ -1,4 +1,4 @@
-//! What a node is told when it starts.
+//! The configuration of a node.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -13,15 +13,15 @@ use crate::names;
 use crate::node_error::NodeError;
 use godwit_qemu::QemuUser;
 
-/// Longest path of a unix socket in bytes: what the kernel's address holds.
+/// Longest path of a unix socket in bytes, limited by the kernel's address.
 pub(crate) const MAX_SOCKET_PATH: usize = 107;
 
-/// What a peer may bring at a time.
+/// Limits on the disks and VMs that a peer may bring at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IncomingLimits {
-    /// Disks that are received from it, and, counted for themselves, virtual machines.
+    /// Disks received from the peer at once. Also the limit for VMs, counted separately.
     pub count: u32,
-    /// The sizes of these disks together, in bytes; `None`: as much as fits.
+    /// The sizes of these disks together, in bytes; `None` for as much as fits.
     pub bytes: Option<u64>,
 }
 
@@ -34,130 +34,132 @@ impl Default for IncomingLimits {
     }
 }
 
-/// Everything that a node needs to know to run.
+/// The configuration of a node.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
-    /// The node's name, as in its certificate. The same characters as a disk's name.
+    /// The node's name, as in its certificate. Takes the same characters as a disk's name.
     pub name: String,
-    /// Where its images, store and sockets live; created when missing.
+    /// The directory of images, store and sockets; created if missing.
     pub data_dir: PathBuf,
-    /// Where other nodes connect.
+    /// The address for connections of other nodes.
     pub listen: SocketAddr,
     /// The certificates of this node; `None` only with [`Self::insecure_loopback`].
     pub tls: Option<TlsFiles>,
-    /// Plain TCP between nodes; refused unless every address is on loopback.
+    /// True for plain TCP between nodes; refused unless every address is on loopback.
     pub insecure_loopback: bool,
-    /// Do not encrypt what is in disks and machines' memory on the way to nodes that are told the
-    /// same. Who they are is proven, and migrations are controlled, over mutual TLS nevertheless.
+    /// True to send the contents of disks and of VM memory unencrypted to nodes with the same setting. Nodes still
+    /// authenticate, and control migrations, over mutual TLS.
     pub unencrypted_data: bool,
-    /// Which parts of the governor of a promise take part, for experiments.
+    /// The active parts of the governor of a promise, for experiments.
     pub governor: GovernorParts,
-    /// Compress the disks' data where the link is slower than compressing, to nodes that want it, too.
+    /// True to compress the disks' data if the link is slower than compression and the other node wants compression
+    /// too.
     pub compression: bool,
-    /// Where the API is served over mutual TLS, besides its unix socket.
+    /// The address of the API over mutual TLS, besides its unix socket.
     pub api_listen: Option<SocketAddr>,
-    /// Where NBD clients connect over TCP, besides the unix socket. TLS with client certificates
-    /// is required unless [`Self::nbd_plain`].
+    /// The address for NBD clients over TCP, besides the unix socket. TLS with client certificates is required unless
+    /// [`Self::nbd_plain`].
     pub nbd_listen: Option<SocketAddr>,
-    /// NBD over plain TCP; refused unless the address is on loopback.
+    /// True for NBD over plain TCP; refused unless the address is on loopback.
     pub nbd_plain: bool,
     /// NBD connections to one disk at once, 1 to [`Self::MOST_NBD_CONNECTIONS`].
     pub nbd_connections: u32,
-    /// Start virtual machines in QEMU's sandbox.
+    /// True to start VMs in QEMU's sandbox.
     pub qemu_sandbox: bool,
-    /// Run QEMU as this user instead of the node's. Only for a node that runs as root.
+    /// The user for QEMU instead of the node's user. Only for a node that runs as root.
     pub qemu_user: Option<QemuUser>,
-    /// How much each of them may bring at a time.
+    /// Limits on the disks and VMs that each peer may bring at once.
     pub incoming: IncomingLimits,
     /// The other nodes.
     pub peers: Vec<PeerConfig>,
-    /// Where disks that arrive may be put, besides the data directory.
+    /// The pools for arriving disks, besides the data directory.
     pub pools: Vec<PoolConfig>,
-    /// Where images are that disks are created from.
+    /// The source of the images that disks are created from.
     pub images: ImagesConfig,
-    /// How long a read waits for a part of its disk that is not here, but in an image or at the node that gave the
-    /// disk away, before it fails; for ever when `None`.
+    /// Longest wait of a read for a missing part of its disk, from an image or from the disk's previous owner; `None`
+    /// for no limit.
     pub read_wait: Option<Duration>,
-    /// What becomes of them then.
+    /// The fate of reads after this wait.
     pub read_wait_then: AfterReadWait,
-    /// Where the memory of virtual machines may be that other nodes map, too.
+    /// The pools of VM memory that other nodes map, too.
     pub memory_pools: Vec<MemoryPoolConfig>,
-    /// How it takes part in moves of processes; `None`: not at all.
+    /// The settings for moves of processes; `None` to refuse moves of processes.
     pub processes: Option<ProcessesConfig>,
 }
 
-/// How a node takes part in moves of processes.
+/// The settings for moves of processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessesConfig {
-    /// Folders, from the root, below which files may be put that processes bring along.
+    /// Absolute folders that may receive the files that processes bring along.
     pub files: Vec<PathBuf>,
 }
 
-/// Where images come from.
+/// The source of images.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImagesConfig {
-    /// The repository, if there is one.
+    /// The repository, if configured.
     pub repository: Option<Location>,
 }
 
-/// PEM files that prove who a node is.
+/// The PEM files of a node's identity.
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
     /// The node's certificate chain.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// The private key of the certificate.
     pub key: PathBuf,
-    /// The authority that every node's and client's certificate is checked against; several while one follows another.
+    /// The authorities that every node's and client's certificate is checked against; several while one follows
+    /// another.
     pub authority: PathBuf,
-    /// Lists of certificates that are revoked.
+    /// The lists of revoked certificates.
     pub revoked: Option<PathBuf>,
 }
 
 /// Another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerConfig {
-    /// Its name, as in its certificate.
+    /// The node's name, as in its certificate.
     pub name: String,
-    /// Where it takes connections of nodes: `HOST:PORT`.
+    /// The address for connections of nodes: `HOST:PORT`.
     pub address: String,
 }
 
-/// A folder for images, or of block devices, that other nodes may put disks in.
+/// A folder for images or of block devices, open to disks from other nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
-    /// Its name: the same characters as a disk's name.
+    /// The pool's name. Takes the same characters as a disk's name.
     pub name: String,
-    /// The folder, from the root.
+    /// The absolute path of the folder.
     pub folder: PathBuf,
 }
 
 /// Memory that other nodes map, too, under the same name: a folder of files, or a DAX device or file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPoolConfig {
-    /// Its name: the same characters as a disk's name, and the same at every node.
+    /// The pool's name, equal at every node. Takes the same characters as a disk's name.
     pub name: String,
-    /// The folder, or the device or file, from the root.
+    /// The absolute path of the folder, device or file.
     pub folder: PathBuf,
 }
 
-/// What becomes of reads that have waited for as long as they may.
+/// The fate of reads that have waited for the longest allowed time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AfterReadWait {
-    /// They fail.
+    /// The reads fail.
     #[default]
     Error,
-    /// A virtual machine that this node runs stands still until what it waits for is here. Others wait on.
+    /// The VM is paused until the missing part arrives, if this node runs the VM. Other clients wait on.
     Pause,
 }
 
 impl NodeConfig {
-    /// The most [`Self::nbd_connections`] that there may be: each has memory and a request of its own.
+    /// The upper limit of [`Self::nbd_connections`]: each connection holds memory and a request of its own.
     pub const MOST_NBD_CONNECTIONS: u32 = 256;
 
-    /// The optional parts of the protocol that it wants.
+    /// Returns the optional parts of the protocol that this node wants.
     pub(crate) fn features(&self) -> Features {
         let wanted = |part, wanted| if wanted { part } else { Features::default() };
-        // Without TLS nothing is encrypted that could be left as it is.
+        // Without TLS nothing is encrypted, so clear data needs no feature.
         let clear = self.unencrypted_data && self.tls.is_some();
         wanted(Features::CLEAR_DATA, clear)
             .with(wanted(Features::COMPRESSION, self.compression))
@@ -176,67 +178,67 @@ impl NodeConfig {
             .with(wanted(Features::IMAGES, self.images.repository.is_some()))
     }
 
-    /// The unix socket of the API.
+    /// Returns the path of the API's unix socket.
     pub fn api_socket(&self) -> PathBuf {
         self.data_dir.join("godwit.sock")
     }
 
-    /// The unix socket where NBD clients attach.
+    /// Returns the path of the unix socket for NBD clients.
     pub fn nbd_socket(&self) -> PathBuf {
         self.data_dir.join("nbd.sock")
     }
 
-    /// The path of the store.
+    /// Returns the path of the store.
     pub fn store_path(&self) -> PathBuf {
         self.data_dir.join("godwit.redb")
     }
 
-    /// The folder of the images that the node made itself.
+    /// Returns the folder of the images that the node made.
     pub fn disks_dir(&self) -> PathBuf {
         self.data_dir.join("disks")
     }
 
-    /// The unix socket where a VM's QEMU uses a disk over vhost-user.
+    /// Returns the path of a disk's vhost-user socket, for a VM's QEMU.
     pub fn vhost_socket(&self, disk: &str) -> PathBuf {
         self.disks_dir().join(format!("{disk}.vhost"))
     }
 
-    /// The folder of the sockets of NICs with names of their own.
+    /// Returns the folder of the sockets of named NICs.
     pub(crate) fn nics_dir(&self) -> PathBuf {
         self.data_dir.join("nics")
     }
 
-    /// The unix socket where a QEMU that somebody else starts uses a NIC.
+    /// Returns the path of a named NIC's socket, for a QEMU that Godwit did not start.
     pub(crate) fn nic_socket(&self, nic: &str) -> PathBuf {
         self.nics_dir().join(format!("{nic}.vhost"))
     }
 
-    /// The folder of what the node knows of images.
+    /// Returns the folder of the node's knowledge of images.
     pub(crate) fn images_dir(&self) -> PathBuf {
         self.data_dir.join("images")
     }
 
-    /// The folder of processes' images on their way.
+    /// Returns the folder of the images of moving processes.
     pub(crate) fn processes_dir(&self) -> PathBuf {
         self.data_dir.join("processes")
     }
 
-    /// The folders below which files may be put that processes bring along.
+    /// Returns the folders that may receive the files that processes bring along.
     pub(crate) fn process_files(&self) -> &[PathBuf] {
         self.processes
             .as_ref()
             .map_or(&[], |processes| &processes.files)
     }
 
-    /// The folder of the VMs' sockets and logs.
+    /// Returns the folder of the VMs' sockets and logs.
     pub fn vms_dir(&self) -> PathBuf {
         self.data_dir.join("vms")
     }
 }
 
 impl NodeConfig {
-    /// What a node should be told of when it starts: pools in which no disk can arrive now. A file system may be mounted
-    /// there later.
+    /// Returns warnings for the node's start: pools that cannot take a disk now. A file system may be mounted there
+    /// later.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let missing = self.pools.iter().filter(|pool| !pool.folder.is_dir());
         let warnings = missing.map(|pool| {
@@ -249,10 +251,10 @@ impl NodeConfig {
         warnings.collect()
     }
 
-    /// Checks that the parts do not contradict each other.
+    /// Checks the settings against each other.
     ///
     /// # Errors
-    /// [`NodeError::Config`] saying which do, and what to change.
+    /// [`NodeError::Config`] naming the contradiction and a remedy.
     pub fn check(&self) -> Result<(), NodeError> {
         let wrong = |text: String| Err(NodeError::Config(text));
         let named = |name: &str| {

@@ -1,4 +1,4 @@
-//! Which names disks and nodes may have.
+//! Checks on names of disks and nodes, and on paths.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -8,11 +8,11 @@ use godwit_api::{ErrorBody, ErrorCode};
 /// Longest name in bytes.
 const MAX_NAME: usize = godwit_core::wire::MAX_NAME;
 
-/// Checks a name of a disk or node: 1 to 128 of `A-Z a-z 0-9 . _ -`, not starting with `.` or `-`.
-/// Such a name is also a safe file name.
+/// Checks a name of a disk or node: 1 to 128 of `A-Z a-z 0-9 . _ -`, not starting with `.` or `-`. Such a name is also
+/// a safe file name.
 ///
 /// # Errors
-/// [`ErrorCode::Invalid`] saying what is wrong; `what` is the kind of thing that is named.
+/// [`ErrorCode::Invalid`] with the fault; `what` is the kind of the named thing.
 pub(crate) fn check(what: &str, name: &str) -> Result<(), ErrorBody> {
     let wrong = if name.is_empty() {
         String::from("it is empty")
@@ -36,7 +36,7 @@ pub(crate) fn check(what: &str, name: &str) -> Result<(), ErrorBody> {
     .hint("use letters, digits, '.', '_' and '-', at most 128, starting with a letter or digit"))
 }
 
-/// Sees whether a path that a client names is whole, and one that a file can have. `of` says whose it is.
+/// Checks that a client's path is absolute and possible for a file. `of` is the path's subject in the error.
 ///
 /// # Errors
 /// [`ErrorCode::Invalid`].

@@ -1,4 +1,4 @@
-//! What all parts of a running node share.
+//! The shared state of a running node.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,29 +25,27 @@ use godwit_api::{ErrorBody, ErrorCode};
 /// Longest wait for any answer of the other node during a migration.
 pub(crate) const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often a thread for work that blocks is used at least: tokio ends one that was not for ten seconds.
+/// Time between two uses of the thread for blocking work: tokio ends a thread idle for ten seconds.
 const BLOCKING_THREAD_USED: Duration = Duration::from_secs(4);
 
 /// A running node.
 #[derive(Debug)]
 pub(crate) struct Node {
-    /// What it was told at its start.
+    /// The configuration from the start.
     pub(crate) config: NodeConfig,
-    /// When it started, as the API shows it.
+    /// The start time, as the API shows it.
     pub(crate) started_at: String,
-    /// What survives a restart.
+    /// The durable state.
     pub(crate) store: Store,
-    /// Its disks.
     pub(crate) disks: Disks,
-    /// Who hears what the disks' engines say.
+    /// The receiver of the events of the disks' engines.
     pub(crate) disk_users: DiskUsers,
     /// Migrations under way and ended.
     pub(crate) migrations: Migrations,
     /// Incoming migrations whose connections are not complete.
     pub(crate) gatherings: Gatherings,
-    /// Disks that are being received, and from whom.
+    /// Disks being received, with their senders.
     pub(crate) arrivals: Arrivals,
-    /// Its virtual machines.
     pub(crate) vms: Vms,
     /// NICs with names of their own.
     pub(crate) nics: NamedNics,
@@ -57,25 +55,25 @@ pub(crate) struct Node {
     pub(crate) images: Images,
     /// Opens connections to other nodes.
     pub(crate) dialer: Dialer,
-    /// Which peers answered lately.
+    /// The peers' recent reachability.
     pub(crate) peer_health: PeerHealth,
-    /// Changes whenever what is stored about a disk's owner does.
+    /// Signals every change of the stored owner of a disk.
     pub(crate) owners: watch::Sender<()>,
-    /// Moves of virtual machines, under way and ended.
+    /// Moves of VMs, under way and ended.
     pub(crate) vm_migrations: VmMigrations,
-    /// Incoming virtual machines whose memory is awaited.
+    /// Incoming VMs that wait for the connection of their memory.
     pub(crate) memory_doors: MemoryDoors,
     /// Processes with RDMA connections.
     pub(crate) processes: Processes,
-    /// True once the node is about to end.
+    /// True once the node is closing.
     pub(crate) closing: watch::Sender<bool>,
 }
 
 impl Node {
-    /// The peer of this name.
+    /// Returns the peer of this name.
     ///
     /// # Errors
-    /// [`ErrorCode::UnknownPeer`] with the peers that are known.
+    /// [`ErrorCode::UnknownPeer`] with the known peers.
     pub(crate) fn peer(&self, name: &str) -> Result<&PeerConfig, ErrorBody> {
         self.config
             .peers
@@ -105,12 +103,11 @@ impl Node {
             })
     }
 
-    /// Whether the node is about to end.
     pub(crate) fn is_closing(&self) -> bool {
         *self.closing.borrow()
     }
 
-    /// Refuses new work once the node is about to end.
+    /// Refuses new work once the node is closing.
     ///
     /// # Errors
     /// [`ErrorCode::ShuttingDown`].
@@ -124,17 +121,17 @@ impl Node {
         Ok(())
     }
 
-    /// Ready once the node is about to end.
+    /// Waits until the node is closing.
     pub(crate) async fn closed(self: &Arc<Self>) {
         // The sender lives as long as the node, so waiting cannot fail.
         let _ = self.closing.subscribe().wait_for(|closing| *closing).await;
     }
 }
 
-/// Runs work that blocks on a thread of its own.
+/// Runs blocking work on a thread for blocking work.
 ///
 /// # Errors
-/// [`ErrorCode::Internal`] when the work panicked.
+/// [`ErrorCode::Internal`] if the work panicked.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ErrorBody> {
@@ -143,8 +140,8 @@ pub(crate) async fn blocking<T: Send + 'static>(
         .map_err(|error| ErrorBody::new(ErrorCode::Internal, format!("a task failed: {error}")))
 }
 
-/// Keeps one thread for [`blocking`] until the node is about to end. Where the process may have no more
-/// threads, such work then waits for that one; without any it could not even fail in order.
+/// Keeps one thread for [`blocking`] until the node is closing. If the process may start no more threads, blocking work
+/// waits for this thread; without any thread the work could not even fail in order.
 pub(crate) async fn keep_blocking_thread(node: Arc<Node>) {
     tokio::select! {
         () = use_blocking_thread(BLOCKING_THREAD_USED) => {}
@@ -154,7 +151,7 @@ pub(crate) async fn keep_blocking_thread(node: Arc<Node>) {
 
 async fn use_blocking_thread(every: Duration) {
     loop {
-        // It does nothing, so it cannot fail.
+        // The empty work cannot fail.
         let _ = blocking(|| ()).await;
         tokio::time::sleep(every).await;
     }
@@ -176,7 +173,7 @@ mod tests {
         runtime.block_on(async {
             let thread = || async { blocking(|| thread::current().id()).await.expect("a thread") };
             let keeper = tokio::spawn(use_blocking_thread(Duration::from_millis(100)));
-            // Two that met have a thread each, and may use them in turns.
+            // Two concurrent calls get a thread each, and may use the threads in turns.
             let mut before = Vec::new();
             for _ in 0..20 {
                 before.push(thread().await);

@@ -1,6 +1,6 @@
-//! Why a node does not start.
+//! The errors of a node's start.
 
-/// Why a node could not start.
+/// The reason for a node that could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// The configuration contradicts itself or cannot be used.
@@ -15,21 +15,21 @@ pub enum NodeError {
     /// The data directory cannot be used.
     #[error("cannot {action} {path}")]
     DataDir {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
-        /// On which file or folder.
+        /// The file or folder.
         path: String,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// A listener cannot be opened.
     #[error("cannot listen for {what} on {address}")]
     Listen {
-        /// Who would connect there.
+        /// The kind of client.
         what: &'static str,
         /// The address or path.
         address: String,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// The store cannot be opened or read.

@@ -1,8 +1,8 @@
-//! What the holder of a certificate may do.
+//! The rights of a certificate's holder.
 //!
-//! A role stands in a certificate as a URI among its subject's alternative names: [`Role::uri`], and
-//! for an NBD client one URI for each disk that it may attach ([`disk_uri`]; none: every disk). Any
-//! authority can issue such certificates.
+//! A certificate states its role as a URI among its subject's alternative names: [`Role::uri`], and for an NBD client
+//! one URI for each disk that the client may attach ([`disk_uri`]; none for every disk). Any authority can issue such
+//! certificates.
 //!
 //! | role | connections of nodes | API | disks over NBD and TLS |
 //! |---|---|---|---|
@@ -11,9 +11,8 @@
 //! | `reader` | no | metrics and lists | none |
 //! | `nbd-client` | no | what everybody sees | those that it names, or all |
 //!
-//! A certificate without a role is `node` and `operator` if it is good for servers, and an
-//! `nbd-client` for all disks if it is not: that is what certificates were before they had roles.
-//! One whose role is not understood may do nothing.
+//! A certificate without a role is `node` and `operator` if good for servers, and an `nbd-client` for all disks
+//! otherwise: certificates from before the roles have these rights. A certificate with an unknown role has no rights.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,22 +22,22 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer as _;
 
-/// What every URI begins with that says something about roles.
+/// Prefix of every URI about roles.
 const SCHEME: &str = "godwit:";
 const ROLE: &str = "role:";
 const DISK: &str = "disk:";
 
-/// Longest common name that is told to people, in characters.
+/// Longest common name in messages, in characters.
 const SHOWN: usize = 64;
 
-/// What a certificate is for.
+/// The purpose of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// A node: other nodes that list it as a peer take its migrations.
+    /// A node: other nodes with the node as a peer take migrations from the node.
     Node,
     /// A person or program that controls nodes.
     Operator,
-    /// A person or program that looks: metrics, and what there is.
+    /// A person or program that reads metrics and lists.
     Reader,
     /// A client of disks.
     NbdClient,
@@ -48,7 +47,7 @@ impl Role {
     /// Every role.
     pub const ALL: [Self; 4] = [Self::Node, Self::Operator, Self::Reader, Self::NbdClient];
 
-    /// Its name, as people write it.
+    /// Returns the role's name for messages and arguments.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Node => "node",
@@ -58,7 +57,7 @@ impl Role {
         }
     }
 
-    /// How a certificate says that it is for this role.
+    /// Returns the URI that states this role in a certificate.
     pub fn uri(self) -> String {
         format!("{SCHEME}{ROLE}{}", self.name())
     }
@@ -70,23 +69,23 @@ impl fmt::Display for Role {
     }
 }
 
-/// How an NBD client's certificate says that it may attach the disk of this name.
+/// Returns the URI that allows an NBD client to attach the disk of this name.
 pub(crate) fn disk_uri(disk: &str) -> String {
     format!("{SCHEME}{DISK}{disk}")
 }
 
-/// What a request asks for, and so who may make it.
+/// The right that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Nothing that says anything about this node's disks and machines.
+    /// No right: the answer says nothing about this node's disks and VMs.
     Everybody,
-    /// To see what there is.
+    /// Reads state.
     Read,
-    /// To change something, or to run a program.
+    /// Changes state, or runs a program.
     Operate,
 }
 
-/// Who has proved to hold a certificate, and what that allows.
+/// The proven holder of a certificate, with the holder's rights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
     name: String,
@@ -98,7 +97,7 @@ enum Rights {
     Role(Role, Disks),
     /// A certificate without a role that is good for servers.
     NodeAndOperator,
-    /// What the certificate says is not understood.
+    /// The certificate's role is unknown or contradictory.
     Nothing,
 }
 
@@ -109,7 +108,7 @@ enum Disks {
 }
 
 impl Holder {
-    /// What is in a certificate whose chain was checked; `serves`: it is good for servers.
+    /// Reads a certificate whose chain was checked; `serves` is true if the certificate is good for servers.
     pub(crate) fn of(certificate: &CertificateDer<'_>, serves: bool) -> Self {
         match X509Certificate::from_der(certificate) {
             Ok((_, parsed)) => Self {
@@ -120,7 +119,7 @@ impl Holder {
         }
     }
 
-    /// Somebody without a certificate that can be read.
+    /// Returns a holder without a readable certificate.
     pub(crate) fn nobody() -> Self {
         Self {
             name: String::new(),
@@ -128,7 +127,7 @@ impl Holder {
         }
     }
 
-    /// Whether it may open connections of nodes, if its name is a peer's.
+    /// Returns true if the holder may open connections of nodes under a peer's name.
     pub(crate) fn is_node(&self) -> bool {
         matches!(
             self.rights,
@@ -136,7 +135,7 @@ impl Holder {
         )
     }
 
-    /// Whether it may make such a request of the API.
+    /// Returns true if the holder may make an API request that needs this right.
     pub(crate) fn may(&self, access: Access) -> bool {
         match (access, &self.rights) {
             (_, Rights::NodeAndOperator | Rights::Role(Role::Operator, _))
@@ -146,7 +145,7 @@ impl Holder {
         }
     }
 
-    /// Whether it may attach this disk.
+    /// Returns true if the holder may attach this disk.
     pub(crate) fn may_attach(&self, disk: &str) -> bool {
         match &self.rights {
             Rights::NodeAndOperator | Rights::Role(Role::Operator, _) => true,
@@ -157,7 +156,7 @@ impl Holder {
     }
 }
 
-/// Says whose certificate it is and what for, as in "the certificate of …".
+/// Writes the holder and the role, as in "the certificate of …".
 impl fmt::Display for Holder {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = &self.name;

@@ -1,4 +1,4 @@
-//! The API as its clients see it, and what a restart brings back.
+//! The API as its clients see it, and the state after a restart.
 
 mod support;
 
@@ -205,7 +205,7 @@ async fn metrics_and_the_document_are_served() {
     ] {
         assert!(metrics.contains(line), "{line} is not in:\n{metrics}");
     }
-    // As Prometheus' own linter wants it.
+    // The rules of Prometheus' own linter.
     for line in metrics.lines().filter(|line| line.starts_with("# TYPE ")) {
         let counts = line.ends_with(" counter");
         assert_eq!(counts, line.contains("_total "), "{line}");
@@ -244,7 +244,7 @@ async fn metrics_and_the_document_are_served() {
         (&size["minimum"], &size["multipleOf"]),
         (&json!(512), &json!(512))
     );
-    // A disk or machine may be called like a route.
+    // A disk or machine may have the name of a route.
     let disk = r#"{"name":"import","size_bytes":4096}"#;
     assert_eq!(running.request("POST", "/v1/disks", disk).await.status, 201);
     assert_eq!(running.get("/v1/disks/import").await.status, 200);

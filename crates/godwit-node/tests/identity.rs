@@ -1,5 +1,5 @@
-//! Who may talk to a node: certificates of the same authority, valid now, for the right name. And what
-//! the two agree on.
+//! Authentication between nodes, and their agreement on features. Certificates must come from one authority, be valid
+//! now and bear the right name.
 
 mod support;
 
@@ -15,7 +15,7 @@ fn node_certificate(authority: &Path, name: &str) {
     issue(authority, name, Role::Node, Validity::Days(1));
 }
 
-/// What node `a`, set up like this, says about its only peer.
+/// Returns node `a`'s view of its only peer, with this configuration of `a`.
 async fn seen(config: godwit_node::NodeConfig) -> Value {
     let a = RunningNode::start(config).await;
     let peers = a.get("/v1/peers").await.json();

@@ -1,4 +1,4 @@
-//! What a node does with an offer whose maker goes away.
+//! Offers whose source goes away.
 
 mod support;
 
@@ -35,7 +35,7 @@ fn receive(stream: &mut dyn Stream) -> Greeting {
     Greeting::decode(&header, &body).expect("a greeting")
 }
 
-/// Offers disk `d` as node `a` until that is accepted, and then goes away.
+/// Offers disk `d` as node `a`, waits for the acceptance, and goes away.
 fn offer_and_leave(stream: &mut dyn Stream) {
     assert_eq!(offer(stream, "d", 7), Reply::Accepted(OlderCopy::None));
 }
@@ -77,7 +77,7 @@ fn offer(stream: &mut dyn Stream, disk: &str, migration: u8) -> Reply {
     }
 }
 
-/// Nothing of the offer is left, long before the node would stop to wait for its connections.
+/// Checks that nothing of the offer is left, long before the node would stop waiting for the connections.
 async fn nothing_is_left(node: &RunningNode) {
     for _ in 0..100 {
         if node.get("/v1/disks").await.json() == serde_json::json!([]) {
@@ -126,7 +126,7 @@ async fn an_offer_ends_with_the_encrypted_connection_that_made_it() {
     node.stop().await;
 }
 
-/// What the second offer of a peer is refused with while the first is there, if it is.
+/// Returns the refusal of a peer's second offer while the first is there, or nothing if accepted.
 async fn second_of_two(limits: IncomingLimits) -> Option<String> {
     let dir = tempfile::tempdir().expect("a folder");
     let mut config = plain("b", dir.path());
@@ -148,7 +148,7 @@ async fn second_of_two(limits: IncomingLimits) -> Option<String> {
     });
     let second = second.await.expect("both offers are answered");
     nothing_is_left(&node).await;
-    // Once the first is gone there is room again.
+    // The end of the first offer makes room again.
     let third = tokio::task::spawn_blocking(move || offer(&mut connect(), "e", 9));
     assert_eq!(
         third.await.expect("an answer"),

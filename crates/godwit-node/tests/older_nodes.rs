@@ -1,4 +1,4 @@
-//! What a node asks of one of an older version, which would do something else.
+//! Requests unknown to older nodes.
 
 mod support;
 
@@ -9,7 +9,7 @@ use godwit_core::wire::{Features, Greeting, HEADER_SIZE, Header, PROTOCOL_VERSIO
 use serde_json::json;
 use support::{RunningNode, peer, plain};
 
-/// Welcomes whoever connects as node `b`, which knows no optional part of the protocol, and hears no more.
+/// Welcomes all connections as node `b`, which knows no features, and reads no further.
 fn welcome_all() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("an address");
     let address = listener.local_addr().expect("it listens");
@@ -32,7 +32,7 @@ fn welcome(mut stream: TcpStream) {
         features: Features::default(),
         node: String::from("b"),
     });
-    // Who only looked whether somebody is here may be gone.
+    // A probing peer may be gone.
     let _ = stream.write_all(&welcome.encode());
     let _ = stream.read(&mut [0]);
 }

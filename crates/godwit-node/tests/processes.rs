@@ -1,4 +1,4 @@
-//! Moves of processes: what stands in the way is told at once, and a hostile peer gets nowhere.
+//! Moves of processes: all obstacles are reported at once, and a hostile peer gets nowhere.
 
 mod support;
 #[path = "processes/turns.rs"]
@@ -49,7 +49,7 @@ async fn everything_in_the_way_is_told_at_once_and_nothing_is_touched() {
     a.peers = vec![peer("b", b.listen)];
     b.peers = vec![peer("a", a.listen)];
     let (a, b) = (RunningNode::start(a).await, RunningNode::start(b).await);
-    // Without RDMA, and with nothing that descends from it.
+    // A process without RDMA and without children.
     let mut process = std::process::Command::new("sleep")
         .arg("1000")
         .spawn()
@@ -102,7 +102,7 @@ async fn everything_in_the_way_is_told_at_once_and_nothing_is_touched() {
     ] {
         assert_eq!(a.get(path).await.status, 404, "{path}");
     }
-    // Whether this host has runc or not, it has no such container.
+    // With or without runc, this host has no such container.
     let path = "/v1/containers/no-such-container/migrate";
     let answer = a.request("POST", path, r#"{"to":"b"}"#).await;
     assert!([404, 409].contains(&answer.status), "{}", answer.body);
@@ -196,7 +196,7 @@ async fn a_hostile_peer_gets_nowhere() {
     let config = node.config.clone();
     let checked = tokio::task::spawn_blocking(move || {
         let mut hostile = Peer::connect(&config, 9);
-        // Nobody's process is held, connected or let go that was not found on this connection.
+        // A process not found on this connection is not held, connected or let go.
         let own = std::process::id();
         for request in [
             json!({"do": "suspend", "only": null}),
@@ -222,7 +222,7 @@ async fn a_hostile_peer_gets_nowhere() {
             let said = hostile.ask(&json!({"moved": {"request": request}}));
             assert!(said["refused"].is_string(), "{said}");
         }
-        // Nothing is made ahead for a device that is not there, and nothing is connected that was not made.
+        // Nothing is made ahead for a missing device, and nothing unmade is connected.
         let object = json!({"id": 1, "call": {"kind": "context"}, "cookie": 0, "details": {"device": "none"}});
         let path = std::env::var_os("PATH").unwrap_or_default();
         let holds = std::env::split_paths(&path).any(|dir| dir.join("godwit-verbs").exists());
@@ -258,7 +258,7 @@ async fn a_hostile_peer_gets_nowhere() {
             );
         }
         assert_eq!(hostile.ask(&json!("give_up_held")), json!("done"));
-        // Nothing is restored that did not come, and the answer stands.
+        // A missing image is not restored, and the answer stands.
         for ask in ["restore", "settle", "restore"] {
             assert!(hostile.ask(&json!(ask))["not_here"].is_string());
         }
@@ -302,7 +302,7 @@ async fn a_hostile_peer_gets_nowhere() {
             let said = hostile.ask(&offer);
             assert!(said["refused"].is_string(), "{key} {value}: {said}");
         }
-        // One that comes with another content than its hash leaves nothing.
+        // An image with the wrong hash leaves nothing.
         assert_eq!(hostile.ask(&image("core-7.img", 4)), json!("ready"));
         hostile.0.write_all(&[7; 4 + 32]).expect("it is there");
         let mut length = [0; 4];
@@ -310,7 +310,7 @@ async fn a_hostile_peer_gets_nowhere() {
         let mut body = vec![0; u32::from_le_bytes(length) as usize];
         hostile.0.read_exact(&mut body).expect("all of it");
         assert!(String::from_utf8_lossy(&body).contains("another content"));
-        // What is no message ends the connection, and no more.
+        // Bytes other than a message end the connection, and do no more.
         for bytes in [&b"\xff\xff\xff\xff"[..], b"\x02\0\0\0{}", b"\x04\0\0\0oops"] {
             let mut other = Peer::connect(&config, 8);
             other.0.write_all(bytes).expect("it is there");
@@ -338,7 +338,7 @@ async fn a_destination_keeps_its_answer_and_no_image_and_denies_nothing_that_it_
             let id = MigrationId([migration; 16]).to_string();
             config.data_dir.join("processes").join(id)
         };
-        // No image that CRIU could make a process of.
+        // An image from which CRIU cannot restore a process.
         let mut source = Peer::connect(&config, 3);
         assert_eq!(source.ask(&image("core-7.img", 4)), json!("ready"));
         source.0.write_all(b"none").expect("it is there");
@@ -353,7 +353,7 @@ async fn a_destination_keeps_its_answer_and_no_image_and_denies_nothing_that_it_
         let kept: Vec<_> = kept.flatten().map(|entry| entry.file_name()).collect();
         assert_eq!(kept, ["arrival.json"]);
         assert!(source.ask(&json!("settle"))["not_here"].is_string());
-        // A record that is there and cannot be read says nothing of the process.
+        // An unreadable record tells nothing of the process.
         let mut other = Peer::connect(&config, 4);
         std::fs::create_dir_all(place(4).join("arrival.json")).expect("a folder");
         for ask in ["restore", "settle", "recreate"] {

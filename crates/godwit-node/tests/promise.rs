@@ -1,4 +1,4 @@
-//! What a migration promises the guest, through the API.
+//! The promise of a migration to the guest, through the API.
 
 mod support;
 
@@ -14,7 +14,7 @@ use support::{RunningNode, peer, plain};
 
 const MIB: u64 = 1 << 20;
 
-/// Two nodes that know each other, the first with a disk.
+/// Starts two nodes that know each other, the first with a disk.
 async fn pair(dir: &Path) -> (RunningNode, RunningNode) {
     let (mut a, mut b) = (plain("a", dir), plain("b", dir));
     a.peers.push(peer("b", b.listen));
@@ -26,7 +26,7 @@ async fn pair(dir: &Path) -> (RunningNode, RunningNode) {
     (a, b)
 }
 
-/// Asks to move the disk with these options besides.
+/// Requests a move of the disk with these further options.
 async fn migrate(node: &RunningNode, options: Value) -> (u16, Value) {
     let mut request = json!({"disk": "root", "to": "b"});
     let fields = request.as_object_mut().expect("an object");
@@ -156,7 +156,7 @@ async fn a_migration_shows_what_it_promised_and_how_it_kept_it() {
         .as_str()
         .expect("a path")
         .to_owned();
-    // Zeroes would be over in no time.
+    // Zeroes would be copied in no time.
     std::fs::write(&image, vec![7; 64 << 20]).expect("written");
     let options = json!({
         "max_bandwidth": 16 * MIB, "deadline_seconds": 3600,
@@ -213,7 +213,7 @@ async fn who_waits_for_the_end_is_not_answered_before_unless_it_takes_long() {
     let path = format!("/v1/migrations/{}", started["id"].as_str().expect("an id"));
     let mut asked = 0;
     let done = loop {
-        // Longer than anybody may wait.
+        // Longer than the longest allowed wait.
         let shown = a.get(&format!("{path}?wait_ms=60000")).await.json();
         asked += 1;
         if shown["ended_at"].is_string() {

@@ -25,7 +25,7 @@ async fn connect(node: &RunningNode, authority: &Path) -> TlsStream<TcpStream> {
     connector.connect(name, socket).await.expect("a session")
 }
 
-/// The certificate that the node shows to a new connection.
+/// Returns the certificate shown to a new connection.
 async fn shown(node: &RunningNode, authority: &Path) -> CertificateDer<'static> {
     let session = connect(node, authority).await;
     let chain = session.get_ref().1.peer_certificates();
@@ -36,7 +36,7 @@ fn on_disk(authority: &Path) -> CertificateDer<'static> {
     CertificateDer::from_pem_file(authority.join("a.pem")).expect("a certificate")
 }
 
-/// Seconds since 1970 at which the node's certificate ends, as the metrics have it.
+/// Returns the end of the node's certificate in seconds since 1970, from the metrics.
 async fn end(node: &RunningNode) -> i64 {
     let metrics = node.get("/metrics").await.body;
     let name = "godwit_certificate_end_timestamp_seconds{certificate=\"node\"} ";
@@ -64,7 +64,7 @@ async fn a_new_certificate_is_used_after_a_signal_and_a_broken_one_is_not() {
     let open = connect(&a, &ours).await;
     let first_end = end(&a).await;
 
-    // A key that does not belong to it, and half a file.
+    // A wrong key, and half a file.
     issue(&ours, "a", Role::Node, Validity::Days(9));
     let (good, key) = (ours.join("a.pem"), ours.join("a.key"));
     let (pem, secret) = (

@@ -1,4 +1,4 @@
-//! Disks are made larger while nodes serve them.
+//! Disks are made larger while served.
 
 mod support;
 
@@ -19,7 +19,7 @@ async fn resize(node: &RunningNode, size: Option<u64>) -> support::Answer {
     node.request("POST", "/v1/disks/d/resize", &body).await
 }
 
-/// The size of disk "d", which must be served.
+/// Returns the size of disk "d", which must be served.
 async fn size(node: &RunningNode) -> u64 {
     let disk = node.get("/v1/disks/d").await.json();
     assert_eq!(disk["serves"], true, "{disk}");
@@ -76,7 +76,7 @@ async fn a_file_that_was_made_larger_is_taken_as_it_is() {
     assert_eq!(resize(&node, None).await.status, 200);
     assert_eq!(size(&node).await, 2 * MIB);
     node.stop().await;
-    // Also by a node that found it larger when it started, and did not serve it.
+    // The same for a node that found the image larger at the start, and did not serve the disk.
     file.set_len(4 * MIB).expect("sets the length");
     let node = RunningNode::start(config).await;
     let failed = node.get("/v1/disks/d").await.json();

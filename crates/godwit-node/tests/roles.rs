@@ -1,4 +1,4 @@
-//! What each role may do with the API over TLS, route by route.
+//! The permissions of each role in the API over TLS, route by route.
 
 mod support;
 
@@ -15,7 +15,7 @@ use support::{Answer, RunningNode, free_address, issue, request, secure, shows};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// Who may call what. Whoever adds a route decides it here, too.
+/// The role needed for each route. A new route must be added here, too.
 const ROUTES: [(&str, &[&str]); 3] = [
     ("everybody", &["get /health", "get /openapi.json"]),
     (
@@ -83,7 +83,7 @@ const ROUTES: [(&str, &[&str]); 3] = [
     ),
 ];
 
-/// A certificate that says nothing about roles, as somebody else's authority issues it.
+/// Issues a certificate without a role, as an authority other than the node's own tool does.
 fn issue_without_role(authority: &Path, name: &str, serves: bool) {
     let read = |file: &str| fs::read_to_string(authority.join(file)).expect("reads");
     let key = KeyPair::from_pem(&read("ca.key")).expect("a key");
@@ -113,7 +113,7 @@ async fn call(address: SocketAddr, authority: &Path, who: &str, route: &str) -> 
     request(socket, &method.to_uppercase(), &path, "{}").await
 }
 
-/// All routes of the OpenAPI document, as in [`ROUTES`].
+/// Returns all routes of the OpenAPI document, in the form of [`ROUTES`].
 async fn documented(node: &RunningNode) -> Vec<String> {
     let document = node.get("/openapi.json").await.json();
     let paths = document["paths"].as_object().expect("paths");
@@ -182,7 +182,7 @@ async fn every_route_of_the_api_is_open_to_those_roles_alone_that_it_is_meant_fo
                 );
             }
         }
-        // What is no route tells who may look around only that it is none.
+        // A reader who asks for an unknown route gets 404. Roles without read permission get 403.
         let stray = call(address, &ours, who, "get /v1/none").await;
         assert_eq!(stray.status != 403, may.contains(&"reader"), "{who}");
     }

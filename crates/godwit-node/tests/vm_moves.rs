@@ -1,4 +1,4 @@
-//! Virtual machines that move between two nodes, with real QEMUs.
+//! Virtual machines moving between two nodes, with real QEMUs.
 
 mod support;
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use support::{MachineFolder, RunningNode, peer, plain};
 
-/// Two nodes that know each other.
+/// Starts two nodes with each other as peers.
 async fn pair(dir: &Path) -> (RunningNode, RunningNode) {
     let (mut a, mut b) = (plain("a", dir), plain("b", dir));
     a.peers = vec![peer("b", b.listen)];
@@ -16,7 +16,7 @@ async fn pair(dir: &Path) -> (RunningNode, RunningNode) {
     (RunningNode::start(a).await, RunningNode::start(b).await)
 }
 
-/// A machine whose firmware waits for something to boot from.
+/// Returns a request for a machine whose firmware waits for something to boot from.
 fn machine(disks: &[&str], arguments: &[&str]) -> String {
     json!({
         "name": "v",
@@ -60,7 +60,7 @@ async fn state(node: &RunningNode) -> Value {
     node.get("/v1/vms/v").await.json()["state"].clone()
 }
 
-/// The value of `godwit_NAME{LABELS}`.
+/// Returns the value of `godwit_NAME{LABELS}`.
 async fn metric(node: &RunningNode, sample: &str) -> f64 {
     let metrics = node.get("/metrics").await.body;
     let wanted = format!("godwit_{sample} ");
@@ -85,7 +85,7 @@ async fn stop(node: &RunningNode) {
     assert_eq!(stopped.status, 204, "{}", stopped.body);
 }
 
-/// What is asked of a machine at the node that it has left is refused, and the answer tells where it is.
+/// Checks that the former node of a machine refuses all requests for the machine and names the owner.
 async fn is_not_touched_from_where_it_was(node: &RunningNode, is_at: &str) {
     for (path, body) in [
         ("stop", r#"{"force":true}"#),
@@ -123,7 +123,7 @@ async fn a_machine_that_left_is_forgotten_when_asked_and_one_that_is_here_is_not
     b.stop().await;
 }
 
-/// What QEMU says of its guest.
+/// Returns QEMU's description of the guest's state.
 async fn status(node: &RunningNode) -> String {
     node.get("/v1/vms/v").await.json()["status"].to_string()
 }
@@ -132,7 +132,7 @@ async fn status(node: &RunningNode) -> String {
 async fn a_guest_that_stood_still_stands_still_after_its_move() {
     let dir = MachineFolder::new();
     let (a, b) = pair(dir.path()).await;
-    // A socket would be removed by the QEMU that was left behind, as it ends.
+    // The QEMU left behind would remove a socket as it ends.
     let pipe = dir.path().join("own");
     for end in ["in", "out"] {
         let made = std::process::Command::new("mkfifo")
@@ -146,7 +146,7 @@ async fn a_guest_that_stood_still_stands_still_after_its_move() {
         std::fs::write(pipe.with_extension("in"), format!("{command}\n")).expect("writes");
     };
     for memory in ["pre-copy", "post-copy", "hybrid"] {
-        // One that never ran, and one that its administrator stopped.
+        // A guest never started, and a guest stopped by its administrator.
         run(&a, &[&own[..], &["-S"]].concat()).await;
         let moved = migrate(&a, "b", memory).await;
         assert_eq!(moved["phase"], "completed", "{moved}");
@@ -165,7 +165,7 @@ async fn a_guest_that_stood_still_stands_still_after_its_move() {
         assert_eq!(state(&a).await, "paused", "{}", status(&a).await);
         tell("cont");
         state_becomes(&a, "running").await;
-        // One that runs runs afterwards.
+        // A running guest still runs afterwards.
         let moved = migrate(&a, "b", memory).await;
         assert_eq!(moved["phase"], "completed", "{moved}");
         state_becomes(&b, "running").await;
@@ -261,7 +261,7 @@ async fn everything_that_stands_in_the_way_is_named_at_once() {
     b.stop().await;
 }
 
-/// Tells QEMU something on a monitor of the test's own.
+/// Sends a command to QEMU on a monitor of the test's own.
 fn tell(monitor: &Path, command: &Value) {
     use std::io::{BufRead as _, Write as _};
     let stream = std::os::unix::net::UnixStream::connect(monitor).expect("a monitor");
@@ -316,7 +316,7 @@ async fn devices_that_were_plugged_in_are_found_before_anything_is_copied() {
     assert_eq!(state(&a).await, "running");
     assert_eq!(b.get("/v1/vms").await.json(), json!([]));
     stop(&a).await;
-    // Without them nothing stands in its way.
+    // Without the plugged devices nothing prevents the move.
     run(&a, &[&own[..], &devices].concat()).await;
     let moved = migrate(&a, "b", "pre-copy").await;
     assert_eq!(moved["phase"], "completed", "{moved}");
@@ -330,7 +330,7 @@ async fn a_destination_that_cannot_take_the_machine_leaves_it_running_here() {
     let dir = MachineFolder::new();
     let (a, b) = pair(dir.path()).await;
     run(&a, &[]).await;
-    // The folder where its QEMU would put its sockets cannot be made.
+    // The folder of QEMU's sockets cannot be made.
     std::fs::write(dir.path().join("b/vms/v"), "").expect("writes a file");
     let moved = migrate(&a, "b", "pre-copy").await;
     assert_eq!(moved["phase"], "aborted", "{moved}");
@@ -356,7 +356,7 @@ async fn a_destination_that_cannot_take_the_machine_leaves_it_running_here() {
     b.stop().await;
 }
 
-/// Makes disks on a node and runs a machine on them.
+/// Makes disks on a node and runs a machine with these disks.
 async fn run_on_disks(node: &RunningNode, disks: &[&str]) {
     for disk in disks {
         let body = json!({ "name": disk, "size_bytes": 16 << 20 }).to_string();
@@ -427,7 +427,7 @@ async fn a_move_that_is_cancelled_leaves_machine_and_disks_here() {
     let (a, b) = pair(dir.path()).await;
     run_on_disks(&a, &["root", "data"]).await;
     state_becomes(&a, "running").await;
-    // Slow enough to be met while it copies.
+    // Slow enough to be cancelled while copying.
     let body = r#"{"to":"b","max_bandwidth":2097152}"#;
     let image = dir.path().join("a/disks/root.raw");
     std::fs::write(&image, vec![7; 16 << 20]).expect("writes what takes time to copy");
@@ -455,7 +455,7 @@ async fn a_move_that_is_cancelled_leaves_machine_and_disks_here() {
     b.stop().await;
 }
 
-/// A boot sector that writes to 512 KiB of memory, a byte of each page, over and over.
+/// Returns a boot sector that writes to 512 KiB of memory, a byte of each page, over and over.
 fn busy_sector() -> Vec<u8> {
     let mut sector = vec![
         0xb8, 0x00, 0x10, // start: mov ax, 0x1000
@@ -486,7 +486,7 @@ async fn memory_that_is_written_faster_than_it_is_sent_is_warned_of() {
     let started = a.request("POST", "/v1/vms", &request).await;
     assert_eq!(started.status, 201, "{}", started.body);
     state_becomes(&a, "running").await;
-    // Before its firmware has read the boot sector the guest writes next to nothing.
+    // Until the firmware has read the boot sector, the guest writes next to nothing.
     for _ in 0..3000 {
         let disk = a.get("/v1/disks/root").await.json();
         if disk["io"]["reads"].as_u64() > Some(0) {
@@ -494,7 +494,7 @@ async fn memory_that_is_written_faster_than_it_is_sent_is_warned_of() {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    // The guest writes half of this in each pass, which is more than may be left for its pause.
+    // In each pass the guest writes half of this, which is more than may be left for the blackout.
     let body = r#"{"to":"b","max_bandwidth":1048576}"#;
     let started = a.request("POST", "/v1/vms/v/migrate", body).await;
     assert_eq!(started.status, 201, "{}", started.body);
@@ -520,7 +520,7 @@ async fn memory_that_is_written_faster_than_it_is_sent_is_warned_of() {
     b.stop().await;
 }
 
-/// The words of the machine's QEMU.
+/// Returns the arguments of the machine's QEMU.
 async fn command_line(node: &RunningNode) -> Vec<String> {
     let pid = node.get("/v1/vms/v").await.json()["pid"].to_string();
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).expect("a process");
@@ -534,7 +534,7 @@ async fn command_line(node: &RunningNode) -> Vec<String> {
 async fn network_cards_keep_addresses_of_their_own() {
     let dir = MachineFolder::new();
     let (a, b) = pair(dir.path()).await;
-    // One card that QEMU would add by itself, with the address that it gives to every machine.
+    // The network card added by QEMU by default, with the same address for every machine.
     let usual = json!({ "name": "v", "memory_bytes": 64 << 20, "accelerator": "tcg" }).to_string();
     let mut seen = Vec::new();
     for _ in 0..2 {
@@ -554,7 +554,7 @@ async fn network_cards_keep_addresses_of_their_own() {
         stop(&b).await;
     }
     assert!(seen[0].starts_with("user,mac="), "{seen:?}");
-    // What that costs is said before anything moves.
+    // The cost is told in a warning before the move.
     let moves = a.get("/v1/vm-migrations").await.json();
     let warned = moves[0]["warnings"][0].as_str().expect("a warning");
     assert!(warned.contains("network card"), "{warned}");
@@ -563,8 +563,8 @@ async fn network_cards_keep_addresses_of_their_own() {
     b.stop().await;
 }
 
-/// QEMU itself tells the network where the machine is before anybody has decided so: it tells once more when the guest
-/// runs.
+/// QEMU itself announces the machine's new place too early, before the move is decided. QEMU must announce again when
+/// the guest runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn cards_that_qemu_serves_are_announced_when_the_guest_runs() {
     const BY_ITSELF: usize = 5;

@@ -1,4 +1,4 @@
-//! Virtual machines, with a real QEMU that never runs its guest.
+//! Virtual machines, with a real QEMU and a guest that never runs.
 
 mod support;
 
@@ -12,7 +12,7 @@ use godwit_node::{MemoryPoolConfig, NodeConfig};
 use serde_json::{Value, json};
 use support::{MachineFolder, RunningNode, plain};
 
-/// A machine without firmware's work: it stays where QEMU puts it.
+/// Returns a request for a machine whose guest never runs.
 fn idle(name: &str) -> String {
     json!({
         "name": name,
@@ -30,7 +30,7 @@ async fn run(node: &RunningNode, body: &str) -> Value {
 }
 
 fn alive(pid: u64) -> bool {
-    // A zombie is dead, though its entry is there.
+    // A zombie is dead, although still listed.
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
@@ -44,7 +44,7 @@ async fn gone(pid: u64) {
     panic!("process {pid} is still there");
 }
 
-/// Waits until the node knows that VM "v" has no QEMU any more. Gives what it says then.
+/// Waits until the node knows that VM "v" has no QEMU any more. Returns the VM's view.
 async fn stopped(node: &RunningNode) -> Value {
     let mut seen = Value::Null;
     for _ in 0..200 {
@@ -239,7 +239,8 @@ async fn a_stopped_machine_tells_why_after_a_restart() {
     }
 }
 
-/// A program that says it is a QEMU of this version, and otherwise tells its arguments and ends.
+/// Writes a program that claims to be a QEMU of this version. Called without `--version`, the program prints its
+/// arguments and fails.
 fn fake_qemu(dir: &Path, version: &str) -> String {
     let path = dir.join("qemu-system-x86_64");
     let script = format!(
@@ -270,7 +271,7 @@ async fn every_qemu_is_told_to_reconnect_as_it_understands() {
     node.stop().await;
 }
 
-/// `GODWIT_OLD_QEMU` is the path of a QEMU before 9.2, such as that of Debian 12.
+/// `GODWIT_OLD_QEMU` is the path of a QEMU before 9.2, such as Debian 12's.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a QEMU before 9.2"]
 async fn a_real_qemu_before_9_2_runs_a_machine() {
@@ -316,7 +317,7 @@ async fn a_machine_that_gets_no_kvm_says_why() {
     node.stop().await;
 }
 
-/// A QEMU that somebody else started; killed at the end.
+/// A QEMU not started by the node; killed on drop.
 struct Foreign(Child);
 
 impl Drop for Foreign {
@@ -347,7 +348,7 @@ async fn foreign(qmp: &Path, further: &[&str]) -> Foreign {
     let foreign = Foreign(child);
     for _ in 0..500 {
         if let Ok(mut monitor) = UnixStream::connect(qmp) {
-            // It listens before it opens the files of its memory, and greets after that.
+            // QEMU listens before opening its memory's files, and greets afterwards.
             let limit = monitor.set_read_timeout(Some(Duration::from_secs(20)));
             limit.expect("a limit");
             monitor.read_exact(&mut [0]).expect("QEMU greets");
@@ -432,7 +433,8 @@ async fn an_adopted_qemu_brings_its_disks_if_its_memory_is_shared() {
     node.stop().await;
 }
 
-/// What of it could not be given to another node is refused, and where it can, a segment of the machine's name is made.
+/// An adoption is refused if the memory could not be given to another node. Otherwise a segment of the machine's name
+/// is made.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_adopted_qemu_s_memory_in_a_pool_is_a_segment_of_it() {
     let dir = MachineFolder::new();
@@ -476,7 +478,7 @@ async fn an_adopted_qemu_s_memory_in_a_pool_is_a_segment_of_it() {
     let words = [&["-object", &shared], &machine[..]].concat();
     {
         let _foreign = foreign(&socket, &words).await;
-        // Somebody puts another file in the place of QEMU's.
+        // Another file replaces QEMU's.
         std::fs::remove_file(pool.join("v.memory")).expect("is there");
         std::fs::write(pool.join("v.memory"), vec![0; 16 << 20]).expect("writes");
         let refused = adopt().await;
@@ -507,7 +509,7 @@ async fn an_adopted_qemu_s_memory_in_a_pool_is_a_segment_of_it() {
         std::fs::remove_file(&socket).expect("the dead QEMU's socket is there");
     }
     assert!(!pool.join("v.segment").exists(), "nothing was taken");
-    // Its memory is in the pool however QEMU was told of that: here behind other memory, and by the way from its folder.
+    // The memory is in the pool however QEMU was told: here after other memory, and by a relative path.
     let beside = format!(
         "memory-backend-file,id=n,size=2M,share=on,mem-path={}",
         dir.path().join("beside").display()
@@ -520,7 +522,7 @@ async fn an_adopted_qemu_s_memory_in_a_pool_is_a_segment_of_it() {
     );
     let words = [&["-object", &beside, "-object", &shared], &machine[..]].concat();
     let _foreign = foreign(&socket, &words).await;
-    // It may be in a pool that is away for the moment.
+    // The memory may be in a pool away for the moment.
     let away = dir.path().join("away");
     std::fs::rename(&other, &away).expect("goes");
     let refused = adopt().await;
@@ -574,7 +576,8 @@ async fn an_adoption_that_is_refused_leaves_the_stopped_vm_of_its_name() {
     node.stop().await;
 }
 
-/// Node "a" with memory pools in these folders, which are made, each of its folder's name.
+/// Returns the configuration of node "a" with memory pools in these folders, which are made. A pool has the folder's
+/// name.
 fn with_pools(data: &Path, folders: &[&Path]) -> NodeConfig {
     let mut config = plain("a", data);
     let pools = folders.iter().map(|folder| {

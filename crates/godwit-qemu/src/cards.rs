@@ -1,5 +1,4 @@
-//! Network cards that QEMU itself serves. They move with the rest of the machine, and what comes for them meanwhile does
-//! not.
+//! Network cards served by QEMU itself. The cards move with the rest of the machine; packets in flight do not.
 
 use serde_json::json;
 
@@ -7,13 +6,13 @@ use crate::mac::is_card;
 use crate::machine::{Machine, field, property};
 use crate::monitor::qmp::{Qmp, QmpError};
 
-/// How often the network is told, and when, in milliseconds: as often as QEMU does it by itself.
+/// Number of announcements to the network, and their intervals in milliseconds, as in QEMU's own announcements.
 const ROUNDS: u32 = 5;
 const FIRST_MS: u32 = 50;
 const STEP_MS: u32 = 100;
 const LONGEST_MS: u32 = 550;
 
-/// The cards of a machine that QEMU serves, as its command line names them.
+/// Returns a machine's cards served by QEMU, as named on the command line.
 pub fn own(machine: &Machine) -> Vec<String> {
     let kind = |value: &str| {
         let kind = value.split(',').next().unwrap_or_default();
@@ -36,8 +35,8 @@ pub fn own(machine: &Machine) -> Vec<String> {
     nics.chain(nets).chain(devices).collect()
 }
 
-/// Tells the network where the machine is, for each of its cards. QEMU does so by itself as soon as it has the machine's
-/// memory, which is before anybody has decided where the machine is.
+/// Announces the machine's new place to the network, for each network card. QEMU's own announcement comes with the
+/// arrival of the machine's memory, before the owner is decided.
 ///
 /// # Errors
 /// [`QmpError`].

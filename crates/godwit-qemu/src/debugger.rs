@@ -1,9 +1,8 @@
-//! Lets a guest run through QEMU's debugger stub.
+//! Resumes a guest through QEMU's debugger stub.
 //!
-//! Once QEMU has sent the devices of a guest that pulls its memory, it counts the guest as one that
-//! runs elsewhere: `cont` and `migrate_cancel` are refused for good, even when the other side never
-//! let it run. Nothing is lost, though, and a debugger that lets go of a machine makes it run whatever
-//! QEMU thinks of it.
+//! Once QEMU has sent the devices of a guest that pulls its memory, QEMU regards the guest as running elsewhere. `cont`
+//! and `migrate_cancel` are refused from then on, even if the destination never resumed the guest. No state is lost,
+//! though: a detaching debugger makes the machine run in any case.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,20 +13,20 @@ use tokio::net::UnixStream;
 
 use crate::monitor::qmp::{Qmp, QmpError};
 
-/// How long QEMU may take to let the guest run.
+/// Longest time for QEMU to resume the guest.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// "Detach", in the debugger's protocol: what it says, and the sum of its characters.
+/// "Detach" in the debugger's protocol, with a checksum.
 const DETACH: &[u8] = b"$D#44";
-/// How QEMU confirms that it got it and did it.
+/// QEMU's acknowledgement and success answer.
 const DETACHED: &[u8] = b"+$OK#9a";
 
-/// Lets the guest run, through a socket at `path` that is there only meanwhile.
+/// Resumes the guest, through a temporary socket at `path`.
 ///
 /// # Errors
-/// [`QmpError`] when QEMU has no such stub or does not do it.
+/// [`QmpError`] if QEMU has no debugger stub or the stub fails.
 pub async fn run(qmp: &Qmp, path: &Path) -> Result<(), QmpError> {
-    // One that a node left which died here is in the way.
+    // A node that died here may have left a socket behind.
     let _ = std::fs::remove_file(path);
     let device = format!("unix:{},server=on,wait=off", escaped(path));
     let opened = monitor(qmp, &format!("gdbserver \"{device}\"")).await?;
@@ -35,7 +34,7 @@ pub async fn run(qmp: &Qmp, path: &Path) -> Result<(), QmpError> {
     let closed = monitor(qmp, "gdbserver none").await;
     let _ = std::fs::remove_file(path);
     match detached {
-        // A stub that stays open does the guest no harm.
+        // An open stub does the guest no harm.
         Ok(Ok(())) => {
             if let Err(error) = closed {
                 tracing::warn!(%error, "cannot close QEMU's debugger stub");
@@ -72,7 +71,7 @@ async fn detach(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// A path inside a device's options inside a quoted word of QEMU's human monitor.
+/// Escapes a path for a device option inside a quoted word of QEMU's human monitor.
 fn escaped(path: &Path) -> String {
     let path = path.display().to_string().replace(',', ",,");
     path.replace('\\', "\\\\").replace('"', "\\\"")

@@ -1,4 +1,4 @@
-//! What a running QEMU tells about its machine.
+//! Queries of a running QEMU about the machine.
 
 use serde_json::{Value, json};
 
@@ -6,34 +6,34 @@ use crate::migration::PULL_BROKEN;
 use crate::monitor::qmp::{Qmp, QmpError, text};
 use crate::plugged::Devices;
 
-/// What QEMU calls the run state of a guest whose memory has not arrived.
+/// QEMU's run state of a guest whose memory has not arrived.
 pub const AWAITS_MEMORY: &str = "inmigrate";
 
-/// What matters for the node's disks and for a migration.
+/// The facts about a machine for the node's disks and for a migration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// The machine type with its version, such as `pc-q35-10.0`.
     pub machine_type: Option<String>,
-    /// Whether the guest runs.
+    /// True if the guest runs.
     pub runs: bool,
-    /// Whether all memory is shared, so that another process can do I/O in it.
+    /// True if all memory is shared and open to I/O by another process.
     pub memory_shared: bool,
     /// Bytes of memory.
     pub memory_bytes: u64,
-    /// What QEMU's character devices are connected to.
+    /// Peers of QEMU's character devices.
     pub backends: Vec<String>,
-    /// Drives that QEMU opened by itself, with their files.
+    /// Drives opened by QEMU itself, with their files.
     pub drives: Vec<String>,
-    /// Devices that were added to its machine type.
+    /// Devices added to the machine type.
     pub devices: Devices,
-    /// Why QEMU itself refuses to migrate.
+    /// QEMU's own reasons against a migration.
     pub blocked: Vec<String>,
-    /// Whether QEMU still has a migration that broke off, and begins no other.
+    /// True if QEMU still holds a broken migration and begins no other.
     pub bound: bool,
 }
 
 impl Facts {
-    /// Asks QEMU.
+    /// Queries QEMU.
     ///
     /// # Errors
     /// [`QmpError`].
@@ -78,7 +78,7 @@ impl Facts {
         })
     }
 
-    /// Whether one of the character devices is connected to this socket.
+    /// Returns true if a character device is connected to this socket.
     pub fn uses_socket(&self, path: &std::path::Path) -> bool {
         // `unix:/path` or `disconnected:unix:/path,server=off` and the like.
         let socket = format!("unix:{}", path.display());
@@ -90,8 +90,8 @@ impl Facts {
     }
 }
 
-/// The drives and files of QEMU's own that it reads and writes past the page cache: their requests go straight to pages
-/// of the guest's memory.
+/// Returns QEMU's own drives and files without the page cache, whose requests access pages of the guest's memory
+/// directly.
 ///
 /// # Errors
 /// [`QmpError`].
@@ -102,7 +102,7 @@ pub async fn direct_drives(qmp: &Qmp) -> Result<Vec<String>, QmpError> {
     Ok(items(&nodes).iter().filter_map(direct).collect())
 }
 
-/// Drivers that reach the guest's memory whatever their cache is said to be.
+/// Drivers that access the guest's memory directly, regardless of their cache setting.
 const DIRECT_DRIVERS: [&str; 6] = [
     "nvme",
     "nvme-io_uring",
@@ -124,7 +124,7 @@ fn direct(node: &Value) -> Option<String> {
     })
 }
 
-/// The run state that QEMU is in.
+/// Returns QEMU's run state.
 ///
 /// # Errors
 /// [`QmpError`].
@@ -133,8 +133,8 @@ pub async fn run_state(qmp: &Qmp) -> Result<String, QmpError> {
     Ok(text(&status, "status"))
 }
 
-/// Whether a guest in this run state runs, and goes on by itself after a move. One that sleeps does:
-/// it wakes up when something happens to it.
+/// Returns true if a guest in this run state runs, and goes on by itself after a move. A sleeping guest counts as
+/// running: events wake the guest.
 pub fn is_live(run_state: &str) -> bool {
     matches!(run_state, "running" | "suspended")
 }
@@ -143,7 +143,7 @@ fn items(list: &Value) -> &[Value] {
     list.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// A drive with something in it.
+/// Describes a drive with a medium.
 fn drive(drive: &Value) -> Option<String> {
     let inserted = drive.get("inserted")?;
     let name = [text(drive, "device"), text(drive, "qdev")]

@@ -1,4 +1,4 @@
-//! KVM, as far as a guest can be run with it here.
+//! Checks of KVM on this host.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -9,7 +9,7 @@ use crate::user::QemuUser;
 
 const DEVICE: &str = "/dev/kvm";
 
-/// The only version of KVM's interface that there has been since 2007.
+/// Version of KVM's interface, unchanged since 2007.
 const API_VERSION: i32 = 12;
 
 // From linux/kvm.h: _IO(0xAE, number).
@@ -17,11 +17,11 @@ const GET_API_VERSION: libc::Ioctl = 0xAE00;
 const CREATE_VM: libc::Ioctl = 0xAE01;
 const CREATE_VCPU: libc::Ioctl = 0xAE41;
 
-/// Makes sure that this user's QEMU, or this process's own, can run a guest with KVM: opens the device, makes a
-/// machine and a processor in it, and lets go of them.
+/// Checks that QEMU can run a guest with KVM as this user, or as this process's own. Opens the device, creates a
+/// machine and a processor, and releases everything.
 ///
 /// # Errors
-/// Why not: a sentence.
+/// The obstacle, as a sentence.
 pub fn check(user: Option<&QemuUser>) -> Result<(), String> {
     let device = OpenOptions::new().read(true).write(true).open(DEVICE);
     let device = device.map_err(|error| format!("{DEVICE} cannot be opened: {error}"))?;
@@ -31,11 +31,11 @@ pub fn check(user: Option<&QemuUser>) -> Result<(), String> {
     works(&device).map_err(|error| format!("{DEVICE} makes no virtual machine: {error}"))
 }
 
-/// The same for a guest of which nobody said that it must run with KVM: also looks whether the processor virtualizes.
-/// Without it a kernel can offer KVM that only runs guests which know of it (kvm-pvm); others stand still.
+/// Checks the same for a guest that need not run with KVM: the processor must virtualize, too. Without hardware
+/// virtualization a kernel may offer a KVM for adapted guests only (kvm-pvm); others stand still.
 ///
 /// # Errors
-/// Why not: a sentence.
+/// The obstacle, as a sentence.
 pub fn check_for_any_guest(user: Option<&QemuUser>) -> Result<(), String> {
     check(user)?;
     let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -58,7 +58,7 @@ fn works(device: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Asks KVM for something whose argument is 0.
+/// Sends KVM a request with the argument 0.
 fn call(of: &impl AsRawFd, request: libc::Ioctl) -> io::Result<i32> {
     // SAFETY: these requests take a number, which is 0, and no pointer; the descriptor is open as long as `of` is.
     match unsafe { libc::ioctl(of.as_raw_fd(), request, 0) } {
@@ -67,13 +67,13 @@ fn call(of: &impl AsRawFd, request: libc::Ioctl) -> io::Result<i32> {
     }
 }
 
-/// What KVM has just made.
+/// Takes ownership of a descriptor just made by KVM.
 fn descriptor(made: i32) -> OwnedFd {
     // SAFETY: KVM returned a new descriptor, which nothing else owns.
     unsafe { OwnedFd::from_raw_fd(made) }
 }
 
-/// Whether the processors of a `/proc/cpuinfo` have hardware virtualization.
+/// Returns true if a `/proc/cpuinfo` shows hardware virtualization.
 fn virtualizes(processors: &str) -> bool {
     let mut flags = processors.lines().filter(|line| line.starts_with("flags"));
     flags.any(|line| {

@@ -1,5 +1,5 @@
-//! QEMU as a program that somebody else runs: its command line, its process, its monitor, its own migration. It
-//! knows nothing of nodes, peers and disks beyond the sockets that a command line names.
+//! QEMU as an external program: command line, process, monitor, and QEMU's own migration. This crate knows nothing of
+//! nodes, peers and disks beyond the sockets on a command line.
 
 pub mod cards;
 pub mod debugger;

@@ -1,14 +1,14 @@
-//! Network addresses of VMs.
+//! MAC addresses of VMs.
 //!
-//! QEMU gives the first network card of every machine the same MAC address, so that two machines on one
-//! bridge do not work. Here each card has an address of its own, unless its arguments name one. It becomes
-//! part of the machine, so that it moves along, and is the same when the machine is run anew here.
+//! QEMU gives the first network card of every machine the same MAC address, which breaks two machines on one bridge.
+//! Here each card without a given address has a separate one. The address is part of the machine, moves along, and
+//! stays the same when the machine is started again here.
 
 use std::fmt;
 
 use serde_json::Value;
 
-/// Names of devices that are network cards begin like this.
+/// Prefixes of the names of network card devices.
 const CARDS: [&str; 12] = [
     "virtio-net",
     "e1000",
@@ -24,10 +24,10 @@ const CARDS: [&str; 12] = [
     "xgmac",
 ];
 
-/// Options after which QEMU adds no network card by itself.
+/// Options that keep QEMU from adding a network card.
 const ANSWERED: [&str; 4] = ["nodefaults", "nic", "net", "netdev"];
 
-/// A unicast address from the range that everybody may use.
+/// A locally administered unicast address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mac([u8; 6]);
 
@@ -38,22 +38,22 @@ impl fmt::Display for Mac {
     }
 }
 
-/// Whose cards they are.
+/// The owner of network cards.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner<'a> {
-    /// Tells hosts apart on which nodes and VMs are called the same.
+    /// Distinguishes hosts with equally named nodes and VMs.
     pub host: &'a str,
-    /// The node on which the VM is run.
+    /// Node that runs the VM.
     pub node: &'a str,
-    /// The VM.
+    /// Name of the VM.
     pub vm: &'a str,
 }
 
-/// Where the numbers of cards that the node serves begin: those of QEMU's own come before.
+/// First number of the cards served by the node; QEMU's own cards come before.
 const SERVED: usize = 1 << 16;
 
 impl Owner<'_> {
-    /// The address of a NIC that the node serves, counted from 0.
+    /// Returns the address of a NIC served by the node, counted from 0.
     pub fn served(&self, nic: usize) -> String {
         self.mac(SERVED + nic).to_string()
     }
@@ -73,13 +73,13 @@ impl Owner<'_> {
     }
 }
 
-/// What tells this host apart, if anything does.
+/// Returns this host's identity, empty if there is none.
 pub fn host() -> String {
     std::fs::read_to_string("/etc/machine-id").unwrap_or_default()
 }
 
-/// QEMU's arguments with an address for each network card that has none. `usual` is whether QEMU
-/// adds a card where none is asked for.
+/// Returns QEMU's arguments with an address for each network card without one. `usual` is true if QEMU adds a card by
+/// default.
 pub fn with_addresses(arguments: Vec<String>, owner: Owner<'_>, usual: bool) -> Vec<String> {
     let mut cards = 0;
     let mut next = || {
@@ -103,7 +103,7 @@ pub fn with_addresses(arguments: Vec<String>, owner: Owner<'_>, usual: bool) -> 
     words
 }
 
-/// The value of an option, with an address if it is a card's and names none.
+/// Returns the value of an option, with an address if a network card has none.
 fn with_address(option: &str, value: String, next: &mut impl FnMut() -> Mac) -> String {
     if value.starts_with('{') {
         return json_with_address(option, value, next);
@@ -116,7 +116,7 @@ fn with_address(option: &str, value: String, next: &mut impl FnMut() -> Mac) -> 
         "device" if is_card(kind.trim_start_matches("driver=")) => "mac=",
         _ => return value,
     };
-    // A card keeps its number when another's address is given.
+    // The number of a card does not depend on the addresses given to other cards.
     let mac = next();
     if names(key) {
         value
@@ -127,7 +127,7 @@ fn with_address(option: &str, value: String, next: &mut impl FnMut() -> Mac) -> 
 
 fn json_with_address(option: &str, value: String, next: &mut impl FnMut() -> Mac) -> String {
     let Ok(Value::Object(mut device)) = serde_json::from_str(&value) else {
-        // QEMU tells what is wrong with it.
+        // QEMU reports the error.
         return value;
     };
     let card = device
@@ -171,7 +171,7 @@ mod tests {
             Owner { vm: "db", ..OWNER }.mac(0),
             Owner { node: "b", ..OWNER }.mac(0),
             Owner { host: "i", ..OWNER }.mac(0),
-            // The parts do not run into each other.
+            // The parts are kept apart.
             Owner {
                 node: "aw",
                 vm: "eb",

@@ -1,4 +1,4 @@
-//! Drives QEMU's own migration: of the memory and the state of the devices.
+//! Controls QEMU's own migration of the memory and the devices' state.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,44 +10,44 @@ use tokio::sync::broadcast::error::RecvError;
 use crate::monitor::Monitor;
 use crate::monitor::qmp::{Qmp, QmpError, QmpEvent, text};
 
-/// How often QEMU is asked how far it is.
+/// Time between two queries of QEMU's progress.
 const POLL: Duration = Duration::from_millis(50);
 
-/// How long QEMU should at most stop the guest to send the rest of its memory, in milliseconds.
+/// Intended limit of the guest's stop while QEMU sends the rest of the memory, in milliseconds.
 const DOWNTIME_LIMIT: u64 = 100;
 
-/// Bytes per second when nothing else is asked for: more than any link carries.
+/// Default bytes per second: more than any link carries.
 const NO_LIMIT: u64 = 1 << 40;
 
-/// How long QEMU may take to say how far it is.
+/// Longest time for a progress report of QEMU.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What QEMU calls a migration that pulls.
+/// QEMU's status of a pulling migration.
 pub const PULLING: &str = "postcopy-active";
 
-/// What it calls one whose connection broke while the guest ran without all its memory.
+/// QEMU's status after the connection broke while the guest ran without all memory.
 pub const PULL_BROKEN: &str = "postcopy-paused";
 
-/// Why the memory does not move.
+/// Reasons for which the memory does not move.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// The monitor failed.
     #[error(transparent)]
     Qmp(#[from] QmpError),
-    /// QEMU gave the migration up.
+    /// QEMU gave up the migration.
     #[error("QEMU's migration {status}: {why}")]
     Ended {
         /// `failed` or `cancelled`.
         status: String,
-        /// What QEMU says about it.
+        /// QEMU's explanation.
         why: String,
     },
 }
 
-/// What a QEMU must know before memory moves: the same at both ends.
+/// Sets QEMU's migration capabilities before memory moves, alike at both ends.
 ///
 /// # Errors
-/// [`QmpError::Refused`] with what QEMU cannot do.
+/// [`QmpError::Refused`] with the missing capability.
 pub async fn set_capabilities(
     qmp: &Qmp,
     pull: Pull,
@@ -69,7 +69,7 @@ pub async fn set_capabilities(
     .map(drop)
 }
 
-/// Makes a QEMU that was started to wait for memory listen for it.
+/// Makes a QEMU waiting for memory listen.
 ///
 /// # Errors
 /// [`QmpError`].
@@ -94,14 +94,14 @@ pub async fn start(qmp: &Qmp, socket: &Path, max_bandwidth: Option<u64>) -> Resu
         .map(drop)
 }
 
-/// Sends the memory, from now on, with at most so many bytes per second.
+/// Limits the bytes per second of the memory from now on.
 ///
 /// # Errors
 /// [`QmpError`].
 pub async fn limit(qmp: &Qmp, max_bandwidth: Option<u64>) -> Result<(), QmpError> {
     let limits = json!({
         "max-bandwidth": max_bandwidth.unwrap_or(NO_LIMIT),
-        // For what the guest did not ask for; here, nothing is no limit.
+        // Applies to pages that the guest did not request; here 0 means no limit.
         "max-postcopy-bandwidth": max_bandwidth.unwrap_or(0),
     });
     qmp.execute("migrate-set-parameters", limits)
@@ -109,8 +109,7 @@ pub async fn limit(qmp: &Qmp, max_bandwidth: Option<u64>) -> Result<(), QmpError
         .map(drop)
 }
 
-/// Destination: listens for the connection that takes the place of a broken one. QEMU agrees only
-/// once it has noticed that that one is broken.
+/// Destination: listens for the successor of a broken connection. QEMU refuses before noticing the break.
 ///
 /// # Errors
 /// [`QmpError`].
@@ -121,7 +120,7 @@ pub async fn listen_again(monitor: &Monitor, socket: &Path) -> Result<(), QmpErr
         .await
 }
 
-/// Source: sends the rest to a socket, after the connection broke.
+/// Source: sends the rest to a socket after the connection broke.
 ///
 /// # Errors
 /// [`QmpError`].
@@ -132,7 +131,7 @@ pub async fn resume(qmp: &Qmp, socket: &Path) -> Result<(), QmpError> {
         .map(drop)
 }
 
-/// Makes a QEMU that pulls, or is pulled from, take its connection for broken.
+/// Makes a QEMU on either side of a pull treat the connection as broken.
 ///
 /// # Errors
 /// [`QmpError`], also when there is no connection to break.
@@ -142,56 +141,55 @@ pub async fn break_off(monitor: &Monitor) -> Result<(), QmpError> {
         .await
 }
 
-/// How far the memory is.
+/// The progress of the memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes of memory in all.
+    /// Total bytes of memory.
     pub bytes_total: u64,
-    /// Bytes that are left in the current pass.
+    /// Bytes left in the current pass.
     pub bytes_left: u64,
-    /// Bytes that were sent.
+    /// Bytes sent.
     pub bytes_sent: u64,
-    /// Passes over what was written meanwhile.
+    /// Passes over pages dirtied meanwhile.
     pub passes: u64,
 }
 
-/// Whether the guest runs at the destination before all its memory is there.
+/// The mode of pulling: the guest runs at the destination before all memory is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pull {
-    /// It does not (pre-copy).
+    /// No pulling (pre-copy).
     Never,
     /// From the start (post-copy).
     AtOnce,
-    /// After one pass over all of it (hybrid).
+    /// After one pass over all memory (hybrid).
     AfterFirstPass,
 }
 
-/// What becomes of memory that both QEMUs map from one file.
+/// The treatment of memory that both QEMUs map from one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shared {
-    /// It is sent like any other.
+    /// Sent like any other memory.
     Moves,
-    /// It stays where it is, and nothing of it is sent (the zero-copy migration paper, section 4.1).
+    /// Left in place, and nothing is sent (the zero-copy migration paper, section 4.1).
     Stays,
 }
 
-/// How far QEMU's migration is.
+/// The progress of QEMU's migration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// What QEMU calls it, such as `active`.
+    /// QEMU's status, such as `active`.
     pub status: String,
-    /// What it says about a failure.
+    /// QEMU's explanation of a failure.
     pub why: String,
-    /// How far the memory is.
+    /// Progress of the memory.
     pub progress: Progress,
-    /// Bytes per second that the guest writes, counting what is written often as once a pass; zero
-    /// when that is not known.
+    /// Bytes per second dirtied by the guest, with repeated writes counted once a pass; 0 if unknown.
     pub dirtied: u64,
-    /// Bytes of memory per second that are sent; zero when that is not known.
+    /// Bytes of memory sent per second; 0 if unknown.
     pub sent: u64,
 }
 
-/// Asks QEMU.
+/// Queries QEMU's progress.
 ///
 /// # Errors
 /// [`QmpError`].
@@ -218,10 +216,10 @@ pub async fn look(qmp: &Qmp) -> Result<Seen, QmpError> {
     })
 }
 
-/// Waits until QEMU's migration has one of these states, and tells how far it is meanwhile.
+/// Waits until QEMU's migration has one of these states, and reports the progress to `tell` meanwhile.
 ///
 /// # Errors
-/// [`MemoryError::Ended`] when it fails or is cancelled.
+/// [`MemoryError::Ended`] if the migration fails or is cancelled.
 pub async fn wait_for(
     qmp: &Qmp,
     events: &mut Receiver<QmpEvent>,
@@ -269,8 +267,7 @@ pub async fn wait_for(
     }
 }
 
-/// Sends the memory until the guest stands still and only the rest is left, and switches to pulling
-/// when the mode says so.
+/// Sends the memory until the guest is stopped and only the rest is left. Switches to pulling as the mode requires.
 ///
 /// # Errors
 /// [`MemoryError`].
@@ -293,7 +290,7 @@ pub async fn until_paused(
             })
             .await?;
             if due {
-                // QEMU may be about to finish without it.
+                // QEMU may be about to finish without the switch.
                 let _ = qmp.execute("migrate-start-postcopy", json!({})).await;
                 break;
             }
@@ -306,7 +303,7 @@ pub async fn until_paused(
     wait_for(qmp, events, &["pre-switchover", "completed"], tell).await
 }
 
-/// Lets QEMU go on after the pause.
+/// Lets QEMU continue after the pause.
 ///
 /// # Errors
 /// [`QmpError`].

@@ -1,25 +1,25 @@
-//! Which devices a machine has that its command line does not name, and the other way round: another
-//! node would start it with the devices of the command line.
+//! Differences between a machine's devices and its command line: another node would start the machine with the devices
+//! of the command line.
 
 use serde_json::{Value, json};
 
 use crate::machine::{Machine, field, property};
 use crate::monitor::qmp::{Qmp, QmpError, text};
 
-/// Most devices of one kind that a message names.
+/// Most devices of one kind in a message.
 const SHOWN: usize = 8;
 
-/// A device that QEMU has.
+/// A device of QEMU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Device {
-    /// Its id, or the name that QEMU gave it: `device[3]`.
+    /// Id, or the name given by QEMU: `device[3]`.
     name: String,
-    /// What it is, such as `virtio-net-pci`.
+    /// Type, such as `virtio-net-pci`.
     kind: String,
 }
 
-/// The devices of a machine that were added one by one, whether by its command line or later: what a
-/// machine type brings along is not among them.
+/// The devices added to a machine one by one, by the command line or later. Devices of the machine type are not
+/// included.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Devices {
     with_id: Vec<Device>,
@@ -27,7 +27,7 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Asks QEMU.
+    /// Queries QEMU.
     ///
     /// # Errors
     /// [`QmpError`].
@@ -39,11 +39,10 @@ impl Devices {
         })
     }
 
-    /// What was plugged in or out since the machine was started, as reasons why it cannot be started
-    /// like that elsewhere.
+    /// Returns the devices plugged in or out since the machine's start, as reasons against a start elsewhere.
     pub fn changes(&self, machine: &Machine) -> Vec<String> {
         if machine.values("readconfig").next().is_some() {
-            // Its devices stand in a file that may have changed.
+            // The devices are in a file that may have changed.
             return Vec::new();
         }
         let given: Vec<Option<String>> = machine.values("device").map(id_of).collect();
@@ -58,7 +57,7 @@ impl Devices {
         let gone = gone.filter(|id| self.with_id.iter().all(|device| device.name != *id));
         let mut gone: Vec<String> = gone.collect();
         if implied(machine) == 0 {
-            // Then the numbers are those of the devices that the command line leaves without an id.
+            // In this case the numbers count the command line's devices without an id.
             let nameless = machine
                 .values("device")
                 .filter(|value| id_of(value).is_none());
@@ -123,23 +122,22 @@ fn children(list: &Value) -> Vec<Device> {
     entries.iter().filter_map(device).collect()
 }
 
-/// Devices without an id are numbered in the order in which they came.
+/// Returns the number of a device without an id, in the order of arrival.
 fn number(name: &str) -> Option<usize> {
     let number = name.strip_prefix("device[")?.strip_suffix(']')?;
     number.parse().ok()
 }
 
-/// The id that a device is given.
 fn id_of(value: &str) -> Option<String> {
     property(value, "id")
 }
 
-/// The standby of a pair is plugged in when the guest asks for it.
+/// Returns true for the standby of a pair, which is plugged in when the guest asks for it.
 fn waits(value: &str) -> bool {
     value.contains("failover_pair_id")
 }
 
-/// How many devices without an id other options may have made.
+/// Returns the number of devices without an id possibly made by other options.
 fn implied(machine: &Machine) -> usize {
     let has_its_own = |drive: &&str| field(drive, "if").is_none_or(|(_, kind)| kind != "none");
     let drives = machine.values("drive").filter(has_its_own).count();

@@ -1,5 +1,5 @@
-//! The user that QEMU runs as where that is not the node's: who breaks out of a guest into its QEMU then has
-//! neither the node's keys nor its images.
+//! The user of QEMU, if not the node's own: a guest that breaks out into QEMU then has neither the node's keys nor its
+//! images.
 
 use std::ffi::CString;
 use std::io;
@@ -20,15 +20,15 @@ pub struct QemuUser {
 }
 
 impl QemuUser {
-    /// The user's number on this host.
+    /// Returns the user's number on this host.
     pub fn number(&self) -> u32 {
         self.user.as_raw()
     }
 
-    /// The user of this name.
+    /// Looks up the user of this name.
     ///
     /// # Errors
-    /// A sentence: there is none, it is root, or the host cannot say.
+    /// The obstacle, as a sentence: there is none, it is root, or the host cannot say.
     pub fn named(name: &str) -> Result<Self, String> {
         let found = User::from_name(name).map_err(|error| format!("cannot look it up: {error}"))?;
         let found = found.ok_or("this host has no such user")?;
@@ -48,12 +48,12 @@ impl QemuUser {
         })
     }
 
-    /// Its name.
+    /// Returns the user's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether this process may start programs as other users.
+    /// Returns true if this process may start programs as other users.
     pub fn may_be_used() -> bool {
         Uid::effective().is_root()
     }
@@ -74,11 +74,11 @@ impl QemuUser {
 
     /// Gives the user a file or folder.
     pub fn own(&self, path: &Path) -> io::Result<()> {
-        // Not what a link leads to: the user may have put it there.
+        // Does not follow links, which the user may have put there.
         std::os::unix::fs::lchown(path, Some(self.user.as_raw()), Some(self.group.as_raw()))
     }
 
-    /// Whether the mode of a file lets the user read and write it.
+    /// Returns true if a file's mode lets the user read and write.
     pub fn may_write(&self, path: &Path) -> bool {
         let Ok(file) = std::fs::metadata(path) else {
             return false;

@@ -1,4 +1,4 @@
-//! The version of a QEMU program, and what follows from it for command lines.
+//! The version of a QEMU program, and the consequences for command lines.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use crate::user::QemuUser;
 
-/// Longest wait for a program to print what it knows.
+/// Longest wait for a program's output.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Most programs whose versions are remembered.
+/// Most programs with a remembered version.
 const MOST_KNOWN: usize = 64;
 
 /// The version of a QEMU: major, minor, micro.
@@ -21,10 +21,10 @@ const MOST_KNOWN: usize = 64;
 pub struct Version(pub [u64; 3]);
 
 impl Version {
-    /// The first that takes `reconnect-ms` for a character device; older ones take `reconnect`, in seconds.
+    /// The first version with `reconnect-ms` for a character device; older ones take `reconnect`, in seconds.
     pub const RECONNECT_MS: Self = Self([9, 2, 0]);
 
-    /// The numbers of `QEMU emulator version 10.0.2 (...)`.
+    /// Parses `QEMU emulator version 10.0.2 (...)`.
     pub fn parse(text: &str) -> Option<Self> {
         let (_, rest) = text.split_once("version ")?;
         let end = rest.find(|c: char| !(c.is_ascii_digit() || c == '.'));
@@ -33,7 +33,7 @@ impl Version {
         Some(Self([next()?, next().unwrap_or(0), next().unwrap_or(0)]))
     }
 
-    /// The version of a program, which is run for it once: again only when the file has changed.
+    /// Returns the version of a program. The program is run once, and again only after the file has changed.
     ///
     /// # Errors
     /// A sentence: the program cannot be run, or does not tell its version.
@@ -60,7 +60,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// A program's file as it is now. A package's update changes it.
+/// A program's file in the current state, which a package's update changes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct File {
     path: PathBuf,
@@ -68,11 +68,11 @@ struct File {
     modified: (i64, i64),
 }
 
-/// The versions of the files that were run.
+/// The versions of files that were run.
 static KNOWN: Mutex<Option<HashMap<File, Version>>> = Mutex::new(None);
 
 impl File {
-    /// The file that a program's name stands for: a path, or a name in `PATH`.
+    /// Finds the file of a program: a path, or a name in `PATH`.
     fn find(program: &str) -> Option<Self> {
         let of = |path: PathBuf| {
             let found = std::fs::metadata(&path)
@@ -106,10 +106,10 @@ impl File {
     }
 }
 
-/// What a program prints, if it ends well.
+/// Returns the output of a program that succeeds.
 ///
 /// # Errors
-/// A sentence: it cannot be run, does not end, or ends badly.
+/// A sentence: the program cannot be run, does not end, or fails.
 pub async fn printed(
     program: &str,
     arguments: &[&str],

@@ -1,4 +1,4 @@
-//! Bugs that are planted into the controllers to see that the simulator finds them.
+//! Bugs planted into the controllers, as a test of the simulator.
 
 #[cfg(feature = "planted-bugs")]
 pub use self::planted::Bug;
@@ -14,12 +14,12 @@ mod planted {
 
     use crate::world::Prepare;
 
-    /// A bug that a controller can be given.
+    /// A bug to plant into a controller.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Bug(PlantedBug);
 
     impl Bug {
-        /// All of them.
+        /// All bugs.
         pub const ALL: &[Self] = &{
             let mut all = [Self(PlantedBug::ALL[0]); PlantedBug::ALL.len()];
             let mut at = 0;
@@ -30,7 +30,7 @@ mod planted {
             all
         };
 
-        /// What it is called on the command line.
+        /// Returns the name on the command line.
         pub const fn name(self) -> &'static str {
             self.0.name()
         }
@@ -59,15 +59,15 @@ mod sound {
 
     use crate::world::Prepare;
 
-    /// None: only a build with the feature `planted-bugs` has any.
+    /// No bugs: only a build with the feature `planted-bugs` has any.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Bug {}
 
     impl Bug {
-        /// All of them.
+        /// All bugs.
         pub const ALL: &[Self] = &[];
 
-        /// What it is called on the command line.
+        /// Returns the name on the command line.
         pub const fn name(self) -> &'static str {
             match self {}
         }

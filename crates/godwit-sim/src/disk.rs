@@ -1,4 +1,4 @@
-//! A disk with a volatile write cache, and what a crash leaves of it.
+//! A disk with a volatile write cache, and the effects of a crash on it.
 
 use std::rc::Rc;
 
@@ -10,7 +10,7 @@ use crate::history::Value;
 use crate::plan::DiskPlan;
 use crate::random::Random;
 
-/// The content of consecutive sectors; nothing for frames and requests without data.
+/// The content of consecutive sectors; `None` for frames and requests without data.
 pub(crate) type Data = Option<Rc<[Value]>>;
 
 /// A write in the cache.
@@ -18,16 +18,16 @@ pub(crate) type Data = Option<Rc<[Value]>>;
 struct Cached {
     sequence: u32,
     extent: Extent,
-    /// Zeroes when there is none.
+    /// `None` for zeroes.
     data: Data,
 }
 
-/// How much of a write under way a crash leaves.
+/// The part of a write left by a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remains {
     Nothing,
     Everything,
-    /// Some sectors and not others.
+    /// Some of the sectors.
     Torn,
 }
 
@@ -37,25 +37,25 @@ impl Remains {
     }
 }
 
-/// An error that a disk reports.
+/// An error of a disk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Failing {
     pub(crate) error: RequestError,
-    /// Until then; at most one operation fails when it is 0.
+    /// End of the errors; 0 for at most one failed operation.
     pub(crate) until: u64,
 }
 
 #[derive(Debug)]
 pub(crate) struct Disk {
-    /// What a read sees.
+    /// Content seen by reads.
     pub(crate) current: Vec<Value>,
-    /// What a power loss leaves for certain, and the write that stored it.
+    /// Content certain to survive a power loss, with the sequence number of the write.
     durable: Vec<(Value, u32)>,
-    /// Completed and not flushed, oldest first.
+    /// Completed, unflushed writes, oldest first.
     cache: Vec<Cached>,
     sequence: u32,
     plan: DiskPlan,
-    /// Everything takes this many times as long, until then.
+    /// Latency factor, and the time until which the factor applies.
     pub(crate) slow: (u64, u64),
     pub(crate) failing: Option<Failing>,
 }
@@ -85,7 +85,7 @@ impl Disk {
         self.durable.fill((0, self.sequence));
     }
 
-    /// How long an operation that starts now takes.
+    /// Returns the duration of an operation starting now.
     pub(crate) fn latency(&self, operation: &DiskOperation, now: u64, random: &mut Random) -> u64 {
         let sectors = match operation {
             DiskOperation::Read { extent, .. } | DiskOperation::Write { extent, .. } => {
@@ -106,7 +106,7 @@ impl Disk {
         (self.plan.base + random.exponential(self.plan.base / 3) + transfer + tail) * factor
     }
 
-    /// The error of an operation that starts now, if it fails.
+    /// Returns the error of an operation starting now, if any.
     pub(crate) fn fails(&mut self, operation: &DiskOperation, now: u64) -> Option<RequestError> {
         let failing = self.failing?;
         let writes = matches!(
@@ -126,12 +126,12 @@ impl Disk {
         Rc::from(&self.current[sectors(extent)])
     }
 
-    /// Writes that are complete now; a flush that starts now makes them durable.
+    /// Returns the number of completed writes: a flush starting now makes them durable.
     pub(crate) fn completed(&self) -> u32 {
         self.sequence
     }
 
-    /// Carries a write out; a read or flush changes nothing here.
+    /// Carries out a write. Reads and flushes change nothing here.
     pub(crate) fn store(&mut self, operation: &DiskOperation, data: &Data) {
         let (DiskOperation::Write { extent, fua } | DiskOperation::WriteZeroes { extent, fua, .. }) =
             *operation
@@ -155,7 +155,7 @@ impl Disk {
         }
     }
 
-    /// Carries a write out in parts. True when some sectors were written and others not.
+    /// Carries out parts of a write. Returns true if some sectors were written and others not.
     pub(crate) fn tear(
         &mut self,
         operation: &DiskOperation,
@@ -191,7 +191,7 @@ impl Disk {
         written > 0 && written < extent.sectors()
     }
 
-    /// Everything up to `mark` (see [`Self::completed`]) becomes durable.
+    /// Makes all writes up to `mark` durable (see [`Self::completed`]).
     pub(crate) fn flush(&mut self, mark: u32) {
         let flushed = self.cache.partition_point(|write| write.sequence <= mark);
         for write in self.cache.drain(..flushed) {
@@ -199,8 +199,8 @@ impl Disk {
         }
     }
 
-    /// The host loses its power: each write in the cache is kept, lost or torn. Returns how many
-    /// were lost at least in parts, and how many were torn.
+    /// Simulates a power loss: each write in the cache is kept, lost or torn. Returns the number of writes lost at
+    /// least in parts, and the number of torn writes.
     pub(crate) fn power_loss(&mut self, random: &mut Random) -> (u64, u64) {
         let (mut lost, mut torn) = (0, 0);
         for write in self.cache.drain(..) {
@@ -220,7 +220,7 @@ impl Disk {
     }
 }
 
-/// Makes those sectors of a write durable that `keep` accepts and no later write has overtaken.
+/// Makes the sectors of a write durable, if accepted by `keep` and not overwritten by a later write.
 fn harden(durable: &mut [(Value, u32)], write: &Cached, mut keep: impl FnMut(usize) -> bool) {
     for (at, kept) in durable[sectors(write.extent)].iter_mut().enumerate() {
         if kept.1 < write.sequence && keep(at) {

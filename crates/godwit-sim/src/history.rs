@@ -1,30 +1,31 @@
-//! What each sector may hold: the writes that were asked for, when they were acknowledged, and what
-//! has to survive a power loss.
+//! The allowed content of each sector: requested writes, acknowledgements, and the content bound to survive a power
+//! loss.
 
 use godwit_core::units::Extent;
 
-/// Content of one sector: the number of the write that stored it, 0 for zeroes.
+/// Content of one sector: the number of its last write, 0 for zeroes.
 pub(crate) type Value = u32;
 
-/// Sector n of an image holds this and n; no write has such a number.
+/// Base of an image's content: sector n holds this value plus n. No write has such a number.
 pub(crate) const IMAGE: Value = 1 << 31;
 
-/// Names a write.
+/// The number of a write.
 pub(crate) type WriteNumber = u32;
 
 const NEVER: u64 = u64::MAX;
 
-/// A write as the client saw it.
+/// A write as seen by the client.
 #[derive(Clone, Copy, Debug)]
 struct Write {
     value: Value,
     start: u64,
-    /// When it was acknowledged; [`NEVER`] when it was not, or when a power loss may have undone it.
-    /// It hides what was over before it began.
+    /// Time of the acknowledgement; [`NEVER`] without one, or if a power loss may have undone the write. The write
+    /// hides all writes completed before its start.
     end: u64,
-    /// If it happened at all, it had by then; [`NEVER`] while it is under way.
+    /// Latest time at which the write took effect, if at all; [`NEVER`] while in flight.
     latest: u64,
-    /// A flush that began after its acknowledgement was acknowledged, or it was FUA.
+    /// True for an acknowledged FUA write, and after an acknowledged flush whose start followed the write's
+    /// acknowledgement.
     durable: bool,
 }
 
@@ -32,19 +33,19 @@ struct Write {
 #[derive(Clone, Copy, Debug)]
 struct Effect {
     write: WriteNumber,
-    /// When a read that returned it ended: it had happened by then, acknowledged or not.
+    /// End of the earliest read that returned the value: the write had taken effect by then, acknowledged or not.
     seen: u64,
     /// As in [`Write`].
     latest: u64,
 }
 
 impl Effect {
-    /// By when it had certainly happened.
+    /// Returns the time by which the write had certainly taken effect.
     fn certain(&self, writes: &[Write]) -> u64 {
         writes[self.write as usize].end.min(self.seen)
     }
 
-    /// By when it had happened, if it did.
+    /// Returns the time by which the write had taken effect, if at all.
     fn latest(&self, writes: &[Write]) -> u64 {
         let write = writes[self.write as usize].latest;
         write.min(self.seen).min(self.latest)
@@ -55,16 +56,15 @@ impl Effect {
 #[derive(Debug)]
 pub(crate) struct History {
     writes: Vec<Write>,
-    /// Per sector, oldest first; before the first lie the zeroes of a new disk.
+    /// Effects by sector, oldest first, on top of a new disk's zeroes.
     sectors: Vec<Vec<Effect>>,
-    /// Acknowledged and not durable, in order of acknowledgement.
+    /// Acknowledged writes not yet durable, in order of acknowledgement.
     unflushed: Vec<WriteNumber>,
-    /// When a node that served last lost its power: what a request from before returned may have
-    /// been lost since.
+    /// Time of the last power loss of a serving node. Content returned by earlier requests may have been lost since.
     power_lost: u64,
 }
 
-/// So many effects of a sector are kept before those that can never show again are dropped.
+/// Number of effects of a sector at which the invisible ones are dropped.
 const PRUNE_AT: usize = 24;
 
 impl History {
@@ -84,12 +84,12 @@ impl History {
         }
     }
 
-    /// The disk is created with this in a sector, durably.
+    /// Records the initial, durable content of a sector.
     pub(crate) fn holds_at_first(&mut self, sector: u64, value: Value) {
         let write = self.writes.len() as WriteNumber;
         self.writes.push(Write {
             value,
-            // Behind the zeroes, and before anything that a guest does.
+            // After the zeroes, and before any request of a guest.
             start: 1,
             end: 1,
             latest: 1,
@@ -102,8 +102,8 @@ impl History {
         });
     }
 
-    /// A write begins; `zeroes` when it stores those. `oldest` is when the oldest request began that
-    /// is not answered.
+    /// Records the start of a write; `zeroes` for a write of zeroes. `oldest` is the start of the oldest request
+    /// without an answer.
     pub(crate) fn started(
         &mut self,
         extent: Extent,
@@ -136,7 +136,7 @@ impl History {
     pub(crate) fn acknowledged(&mut self, number: WriteNumber, fua: bool, now: u64) {
         let write = &mut self.writes[number as usize];
         if !fua && write.start <= self.power_lost {
-            // The owner may have lost what it answered while the answer was on its way.
+            // The owner may have lost the write while the answer was in flight.
             write.latest = now;
             return;
         }
@@ -148,13 +148,13 @@ impl History {
         }
     }
 
-    /// A write will not be acknowledged: it failed, or its client died with the node that served it.
-    /// It has happened, wholly or in parts, or never will.
+    /// Records a write without acknowledgement: a failed one, or one whose client died with the serving node. The write
+    /// has taken effect, wholly or in parts, or never will.
     pub(crate) fn given_up(&mut self, number: WriteNumber, now: u64) {
         self.writes[number as usize].latest = now;
     }
 
-    /// A flush that began at `start` was acknowledged.
+    /// Records the acknowledgement of a flush that began at `start`.
     pub(crate) fn flushed(&mut self, start: u64) {
         let writes = &mut self.writes;
         self.unflushed.retain(|&number| {
@@ -164,12 +164,12 @@ impl History {
         });
     }
 
-    /// Acknowledged writes that a power loss may undo.
+    /// Returns the number of acknowledged writes that a power loss may undo.
     pub(crate) fn unflushed(&self) -> usize {
         self.unflushed.len()
     }
 
-    /// The node that serves lost its power: what was not durable may be there or not.
+    /// Records a power loss of the serving node: non-durable writes may or may not have survived.
     pub(crate) fn power_lost(&mut self, now: u64) {
         self.power_lost = now;
         self.unflushed.clear();
@@ -186,12 +186,12 @@ impl History {
         }
     }
 
-    /// Whether a read that ran from `start` to `end` may return the value: it was written by a
-    /// write that had begun, and no other write lies wholly between the two.
+    /// Returns true if a read that ran from `start` to `end` may return the value. The write of the value must have
+    /// begun, and no other write may lie wholly between the write and the read.
     pub(crate) fn read(&mut self, sector: u64, value: Value, start: u64, end: u64) -> bool {
         let writes = &self.writes;
         let effects = &mut self.sectors[sector as usize];
-        // The last write that was wholly over when the read began hides all that ended before it.
+        // The last write completed before the read's start hides all writes completed before its own start.
         let mut newest = 0;
         let mut found: Option<(usize, u64)> = None;
         let mut several = false;
@@ -219,7 +219,7 @@ impl History {
         }
     }
 
-    /// The writes to a sector, for a person.
+    /// Describes the writes to a sector for the report.
     pub(crate) fn describe(&self, sector: u64) -> String {
         let effects = &self.sectors[sector as usize];
         let skipped = effects.len().saturating_sub(16);
@@ -243,8 +243,8 @@ impl History {
     }
 }
 
-/// Drops what no read from now on can return, even after a power loss: what ended before a durable
-/// write began that was over when the oldest open request began.
+/// Drops effects that no read from now on can return, even after a power loss. Such effects ended before the start of a
+/// durable write, which ended before the start of the oldest open request.
 fn prune(writes: &[Write], effects: &mut Vec<Effect>, oldest: u64) {
     let hidden = effects
         .iter()

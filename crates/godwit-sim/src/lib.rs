@@ -1,10 +1,10 @@
-//! Two hosts around the real [`godwit_core::Controller`], in virtual time: disks with a volatile
-//! write cache, links that queue, slow down and break, stores that take their time, clocks that
-//! disagree, a guest, an operator, and faults. One seed is one run; the same seed is the same run.
+//! Two hosts around the real [`godwit_core::Controller`], in virtual time: disks with a volatile write cache, links
+//! with queues, slowdowns and failures, stores with latency, diverging clocks, a guest, an operator, and faults. One
+//! seed is one run; the same seed gives the same run.
 //!
-//! After every step the run is held against what must always hold (ARCHITECTURE.md): who serves,
-//! what a read may return, what the images are at switchover, how long the guest may wait. A failing
-//! run names the seed and is cut down to the decisions that it takes to fail.
+//! After every step the run is checked against the invariants (ARCHITECTURE.md): the serving node, the results of
+//! reads, the images at switchover, the latency of the guest. A failing run reports its seed and is cut down to the
+//! decisions needed to fail.
 
 #![forbid(unsafe_code)]
 

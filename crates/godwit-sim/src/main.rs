@@ -1,4 +1,4 @@
-//! `godwit-sim`: runs seeds, and runs one again.
+//! `godwit-sim`: runs seeds, and replays a single seed.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -18,12 +18,12 @@ struct Arguments {
 enum Command {
     /// Run many seeds; stop at the first that fails.
     Run(Run),
-    /// Run one seed again, cut down to what it takes to fail, and tell what happened.
+    /// Run one seed again, cut down to the decisions needed to fail, and print its trace.
     Replay(Replay),
     /// List the bugs that can be planted.
     Plants,
-    /// Move the disks of twelve guests by each policy and by what a node chooses; fail where the choice costs more
-    /// than a tenth more than the best.
+    /// Move the disks of twelve guests by each policy and by the node's own choice; fail if the choice costs more than
+    /// a tenth more than the best.
     Choose {
         /// Print the result as JSON.
         #[arg(long)]
@@ -33,7 +33,7 @@ enum Command {
 
 #[derive(Args)]
 struct Run {
-    /// How many seeds.
+    /// Number of seeds.
     #[arg(long, default_value_t = 6_000)]
     seeds: u64,
     /// The first seed.
@@ -57,15 +57,15 @@ struct Replay {
     /// Plant a bug into the controllers (see `plants`).
     #[arg(long, value_name = "BUG")]
     plant: Option<Bug>,
-    /// Tell the run as it is instead of cutting it down.
+    /// Print the whole run, without cutting it down.
     #[arg(long)]
     whole: bool,
-    /// How many lines of what happened to print.
+    /// Number of trace lines to print.
     #[arg(long, default_value_t = LINES)]
     lines: usize,
 }
 
-/// Enough to see what led to a failure.
+/// Default number of trace lines, enough to see the events before a failure.
 const LINES: usize = 160;
 
 fn main() -> ExitCode {
@@ -82,7 +82,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Tells what each policy costs each guest.
+/// Prints the cost of each policy for each guest.
 fn choose(json: bool) -> ExitCode {
     let tell = |choice: &Choice| {
         if !json {
@@ -215,7 +215,7 @@ impl Replay {
     }
 }
 
-/// Tells how a seed fails. False when it does not.
+/// Prints the failure of a seed. Returns false if the seed does not fail.
 fn tell(seed: u64, bug: Option<Bug>, whole: bool, lines: usize) -> bool {
     let Some(found) = reproduce(seed, bug, whole, lines) else {
         return false;

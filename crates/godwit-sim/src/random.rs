@@ -4,8 +4,8 @@
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// The numbers of one part of a run. Each part has its own, so that leaving a fault or a request
-    /// out does not change what the other parts draw.
+    /// Returns the numbers of one part of a run. Separate streams keep a removed fault or request from changing the
+    /// draws of other parts.
     pub(crate) fn stream(seed: u64, part: u64) -> Self {
         let mut random = Self(seed ^ part.wrapping_mul(0xD6E8_FEB8_6659_FD93));
         random.next();
@@ -24,28 +24,28 @@ impl Random {
         self.next() % limit
     }
 
-    /// From `low` to below `high`.
+    /// Returns a number from `low` to below `high`.
     pub(crate) fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low)
     }
 
-    /// True this many times of a thousand.
+    /// Returns true with a probability of `times` in a thousand.
     pub(crate) fn permille(&mut self, times: u64) -> bool {
         self.below(1000) < times
     }
 
-    /// From 0 to below 1.
+    /// Returns a number from 0 to below 1.
     pub(crate) fn fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// From `low` to `high`, every order of magnitude as often as another.
+    /// Returns a number from `low` to `high`, with equal probability for every order of magnitude.
     pub(crate) fn magnitude(&mut self, low: u64, high: u64) -> u64 {
         let ratio = high as f64 / low as f64;
         (low as f64 * ratio.powf(self.fraction())) as u64
     }
 
-    /// Exponentially distributed.
+    /// Returns an exponentially distributed number.
     pub(crate) fn exponential(&mut self, mean: u64) -> u64 {
         (-(1.0 - self.fraction()).ln() * mean as f64) as u64
     }

@@ -1,4 +1,4 @@
-//! A few of the runs that `make sim` makes in thousands.
+//! A few of the thousands of runs of `make sim`.
 
 use godwit_sim::{Soak, soak};
 

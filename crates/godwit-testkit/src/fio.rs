@@ -1,4 +1,4 @@
-//! fio as a guest, and what its latency logs say about any stretch of time.
+//! fio as a guest, and the latencies of any window of time from its logs.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,76 +16,75 @@ use serde_json::Value;
 use crate::nbd::NbdTarget;
 use crate::process::{Process, run};
 
-/// What a load asks for.
+/// The request pattern of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Requests {
-    /// Random writes; everything is read back and its CRC checked.
+    /// Random writes. All data is read back and its CRC checked.
     CheckedWrites,
     /// Random writes, this many in a hundred, and random reads.
     Mixed(u8),
     /// Random writes, most of them to few places: Zipf's law with the exponent 1.2.
     HotSet,
-    /// Writes one after the other, from the start again at the end.
+    /// Sequential writes, which start over at the end.
     Sequential,
 }
 
 /// A load of requests of 4 KiB.
 #[derive(Clone, Debug)]
 pub struct FioLoad {
-    /// What it asks for.
+    /// Request pattern.
     pub requests: Requests,
-    /// The part of the disk that it writes to, in bytes.
+    /// Part of the disk that the load writes to, in bytes.
     pub region: Range<u64>,
-    /// Bytes that it asks for per second, as many as go with `None`. With checked writes the same
-    /// again is read to check.
+    /// Bytes requested per second; without a limit for `None`. With checked writes, the same amount is read again.
     pub rate: Option<u64>,
     /// Requests in flight.
     pub depth: u32,
-    /// The longest that it runs when it is not stopped.
+    /// Longest run time, unless the load is stopped.
     pub runtime: Duration,
-    /// Whether what it writes compresses, to half; otherwise nothing does.
+    /// True if the written data compresses to half; otherwise nothing compresses.
     pub compressible: bool,
 }
 
-/// A fio that runs.
+/// A running fio.
 #[derive(Debug)]
 pub struct RunningFio {
     process: Process,
     prefix: PathBuf,
 }
 
-/// One answered request.
+/// An answered request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// When it was answered, in milliseconds since 1970.
+    /// Time of the answer, in milliseconds since 1970.
     pub at_ms: u64,
-    /// How long it took in nanoseconds.
+    /// Latency in nanoseconds.
     pub nanoseconds: u64,
-    /// Whether it was a write.
+    /// True for a write.
     pub write: bool,
-    /// Where on the disk, in bytes.
+    /// Offset on the disk, in bytes.
     pub offset: u64,
 }
 
-/// What fio reported when it ended.
+/// fio's final report.
 #[derive(Clone, Debug)]
 pub struct FioReport {
-    /// fio's error number, 0 when every request succeeded and every CRC was right.
+    /// fio's error number; 0 if every request succeeded and every CRC was right.
     pub error: i64,
-    /// What fio printed when something was wrong.
+    /// Messages of fio on an error.
     pub messages: String,
     /// Every answered request, in the order of answers.
     pub samples: Vec<Sample>,
 }
 
-/// The guest's view of a stretch of time.
+/// The guest's view of a window of time.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Window {
     /// Length in seconds.
     pub seconds: f64,
     /// Requests answered per second: writes and the reads that check them.
     pub iops: f64,
-    /// Writes among them.
+    /// Writes answered per second.
     pub write_iops: f64,
     /// Median latency in microseconds.
     pub p50_us: u64,
@@ -95,26 +94,26 @@ pub struct Window {
     pub p999_us: u64,
     /// 99.99th percentile in microseconds.
     pub p9999_us: u64,
-    /// Longest in microseconds.
+    /// Longest latency in microseconds.
     pub max_us: u64,
-    /// Requests that failed or were wrong.
+    /// Failed or wrong requests.
     pub errors: u64,
 }
 
 impl FioLoad {
-    /// Starts fio on a disk; its logs go into `dir`.
+    /// Starts fio on a disk; the logs go into `dir`.
     ///
     /// # Errors
-    /// When fio cannot be started.
+    /// If fio cannot be started.
     pub fn start(&self, target: &NbdTarget, dir: &Path) -> io::Result<RunningFio> {
         let uri = format!("--uri={}", target.uri());
         self.start_with(&["--ioengine=nbd", &uri], dir)
     }
 
-    /// Starts fio on an image file, with direct I/O; its logs go into `dir`.
+    /// Starts fio on an image file, with direct I/O; the logs go into `dir`.
     ///
     /// # Errors
-    /// When fio cannot be started.
+    /// If fio cannot be started.
     pub fn start_on_image(&self, image: &Path, dir: &Path) -> io::Result<RunningFio> {
         let file = format!("--filename={}", image.display());
         self.start_with(&["--ioengine=io_uring", "--direct=1", &file], dir)
@@ -151,7 +150,7 @@ impl FioLoad {
                 command.args(self.rate.map(|rate| format!("--rate={rate}")));
             }
             Requests::Sequential => {
-                // Or it would fill every write from one buffer, and what lies side by side could be compressed.
+                // Otherwise fio would fill every write from one buffer, and neighbouring blocks could be compressed.
                 command.args(["--rw=write", "--refill_buffers"]);
                 command.args(self.rate.map(|rate| format!("--rate={rate}")));
             }
@@ -172,7 +171,7 @@ impl FioLoad {
     /// Fills the region of an image file with blocks that carry fio's checksums.
     ///
     /// # Errors
-    /// When fio fails.
+    /// If fio fails.
     pub fn prepare(&self, image: &Path) -> io::Result<()> {
         let file = format!("--filename={}", image.display());
         self.whole_region(
@@ -184,7 +183,7 @@ impl FioLoad {
     /// Reads the whole region of a disk and checks every block's checksum.
     ///
     /// # Errors
-    /// When fio finds one that is wrong, or cannot read.
+    /// If fio finds a wrong checksum, or cannot read.
     pub fn check(&self, target: &NbdTarget, dir: &Path) -> io::Result<()> {
         let uri = format!("--uri={}", target.uri());
         self.whole_region(
@@ -212,12 +211,12 @@ impl FioLoad {
 }
 
 impl RunningFio {
-    /// Whether it still runs.
+    /// Returns true while fio runs.
     pub fn alive(&mut self) -> bool {
         self.process.ended().is_none()
     }
 
-    /// Why it ended although nobody stopped it.
+    /// Returns a message for a fio that ended without being stopped.
     pub fn explain(&self) -> String {
         let read = |kind| std::fs::read_to_string(self.prefix.with_extension(kind));
         format!(
@@ -226,10 +225,10 @@ impl RunningFio {
         )
     }
 
-    /// Stops it and collects what it measured.
+    /// Stops fio and collects the measurements.
     ///
     /// # Errors
-    /// When it does not end within a minute or its report cannot be read.
+    /// If fio does not end within a minute or the report cannot be read.
     pub fn stop(mut self) -> io::Result<FioReport> {
         if self.alive() {
             self.process.signal(Signal::INT);
@@ -251,10 +250,10 @@ impl RunningFio {
 }
 
 impl FioReport {
-    /// Whether every request succeeded.
+    /// Checks that every request succeeded.
     ///
     /// # Errors
-    /// What fio said, when one did not.
+    /// fio's messages, if a request failed.
     pub fn succeeded(&self) -> io::Result<()> {
         match self.error {
             0 => Ok(()),
@@ -265,7 +264,7 @@ impl FioReport {
         }
     }
 
-    /// The windows of this many milliseconds from `from_ms` on, as long as requests were answered.
+    /// Returns the windows of `step_ms` milliseconds between `from_ms` and `to_ms`.
     pub fn windows(&self, from_ms: u64, to_ms: u64, step_ms: u64) -> Vec<Window> {
         (from_ms..to_ms)
             .step_by(step_ms as usize)
@@ -273,8 +272,8 @@ impl FioReport {
             .collect()
     }
 
-    /// Of the periods of this many milliseconds in which requests were answered, those in which one
-    /// had taken longer than `limit`: from 0 to 1.
+    /// Returns the share of breached periods, from 0 to 1: of the periods of `period_ms` with an answered request,
+    /// those with a request slower than `limit`.
     pub fn breached(&self, from_ms: u64, to_ms: u64, period_ms: u64, limit: Duration) -> f64 {
         let mut periods: BTreeMap<u64, bool> = BTreeMap::new();
         let inside = |sample: &&Sample| (from_ms..to_ms).contains(&sample.at_ms);
@@ -288,8 +287,7 @@ impl FioReport {
         breached as f64 / periods.len().max(1) as f64
     }
 
-    /// The longest time in milliseconds without any answer between two instants in milliseconds
-    /// since 1970.
+    /// Returns the longest time in milliseconds without an answer between two instants in milliseconds since 1970.
     pub fn longest_silence(&self, from_ms: u64, to_ms: u64) -> u64 {
         let answers = self.samples.iter().map(|sample| sample.at_ms);
         let inside = answers.filter(|at_ms| (from_ms..to_ms).contains(at_ms));
@@ -302,8 +300,8 @@ impl FioReport {
         longest
     }
 
-    /// What happened between two instants in milliseconds since 1970. An error, which ends fio,
-    /// belongs to the window in which the last request was answered.
+    /// Returns the window between two instants in milliseconds since 1970. An error, which ends fio, belongs to the
+    /// window of the last answered request.
     pub fn window(&self, from_ms: u64, to_ms: u64) -> Window {
         let seconds = to_ms.saturating_sub(from_ms) as f64 / 1000.0;
         let mut histogram = latency_histogram();
@@ -329,7 +327,7 @@ impl FioReport {
     }
 }
 
-/// Milliseconds since 1970.
+/// Returns the time in milliseconds since 1970.
 pub fn now_ms() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -337,11 +335,11 @@ pub fn now_ms() -> u64 {
 }
 
 fn latency_histogram() -> Histogram<u64> {
-    // Three digits between 1 µs and 10 minutes; the bounds are constants that are always valid.
+    // Three digits between 1 µs and 10 minutes; the constant bounds are always valid.
     Histogram::new_with_bounds(1000, 600_000_000_000, 3).expect("valid histogram bounds")
 }
 
-/// A line of fio's latency log: time in ms, latency in ns, 1 for a write, size, offset, priority.
+/// Parses a line of fio's latency log: time in ms, latency in ns, 1 for a write, size, offset, priority.
 fn sample(line: &str) -> Option<Sample> {
     let mut fields = line.split(',').map(str::trim);
     Some(Sample {

@@ -11,10 +11,10 @@ use crate::random::{Random, mix};
 const STEP: u64 = 4 << 20;
 const BLOCK: usize = 4096;
 
-/// Writes a file of random data: nothing in it compresses, repeats or is zero.
+/// Writes a file of random data, without zeroes, repetitions or any compressible part.
 ///
 /// # Errors
-/// Those of the file.
+/// Any I/O error of the file.
 pub fn write_random(path: &Path, bytes: u64, seed: u64) -> io::Result<()> {
     let mut file = BufWriter::with_capacity(STEP as usize, File::create(path)?);
     let mut random = Random::new(seed);
@@ -29,11 +29,11 @@ pub fn write_random(path: &Path, bytes: u64, seed: u64) -> io::Result<()> {
     file.into_inner()?.sync_all()
 }
 
-/// Writes a file that is full of other files: those below `root` in the order of their names, each from
-/// a block's start on as on a disk, over and over again.
+/// Fills a file with the contents of other files: the files below `root` in the order of their names, each aligned to a
+/// block as on a disk, over and over again.
 ///
 /// # Errors
-/// Those of the file, or when nothing below `root` can be read.
+/// Any I/O error of the file, or if nothing below `root` can be read.
 pub fn write_files(path: &Path, bytes: u64, root: &Path) -> io::Result<()> {
     let mut file = BufWriter::with_capacity(STEP as usize, File::create(path)?);
     let mut left = bytes;
@@ -48,7 +48,7 @@ pub fn write_files(path: &Path, bytes: u64, root: &Path) -> io::Result<()> {
     file.into_inner()?.sync_all()
 }
 
-/// Appends what is below `directory` as far as there is room, but for what cannot be read.
+/// Appends the readable files below `directory` as far as there is room.
 fn append_files(directory: &Path, to: &mut impl Write, left: &mut u64) -> io::Result<()> {
     let Ok(entries) = directory.read_dir() else {
         return Ok(());
@@ -76,11 +76,11 @@ fn append_files(directory: &Path, to: &mut impl Write, left: &mut u64) -> io::Re
     Ok(())
 }
 
-/// A fingerprint of a range of a disk, in bytes: equal content gives an equal fingerprint, and
-/// different content a different one for all but 1 in 2^64.
+/// Returns a fingerprint of a range of a disk, in bytes. Equal content gives an equal fingerprint; different content
+/// gives a different one for all but 1 in 2^64.
 ///
 /// # Errors
-/// When the disk cannot be read.
+/// If the disk cannot be read.
 pub fn fingerprint(disk: &mut dyn DiskReader, range: Range<u64>) -> io::Result<u64> {
     let mut buffer = vec![0; STEP as usize];
     let mut state = range.end - range.start;
@@ -99,10 +99,10 @@ pub fn fingerprint(disk: &mut dyn DiskReader, range: Range<u64>) -> io::Result<u
     Ok(state)
 }
 
-/// The first byte in which two disks differ within a range.
+/// Returns the offset of the first byte in which two disks differ within a range.
 ///
 /// # Errors
-/// When one of them cannot be read.
+/// If either disk cannot be read.
 pub fn first_difference(
     left: &mut dyn DiskReader,
     right: &mut dyn DiskReader,

@@ -1,16 +1,15 @@
-//! What the system tests, the demo and the benchmarks share: nodes run as real processes, disks are
-//! reached over real sockets, and every byte a guest was promised is checked.
+//! Shared code of the system tests, the demos and the benchmarks. Nodes run as real processes, disks are reached over
+//! real sockets, and every byte promised to a guest is checked.
 //!
-//! - [`VerifyingClient`] is a guest: it keeps many requests in flight on a disk and knows, for
-//!   every sector, what may and what may not be read back.
-//! - [`Cluster`] runs `godwit node` processes with their own certificates on loopback, and the
-//!   `godwit` command against them.
-//! - [`proxy`] and [`network`] put a link between nodes that is slow, shared with other traffic,
-//!   stalls or is cut.
+//! - [`VerifyingClient`] is a guest: a client that keeps many requests in flight on a disk and knows, for every sector,
+//!   the contents that a read may return.
+//! - [`Cluster`] runs `godwit node` processes with their own certificates on loopback, and the `godwit` command against
+//!   them.
+//! - [`proxy`] and [`network`] put a link between nodes that is slow, shared with other traffic, stalled or cut.
 //! - [`vm`] runs virtual machines whose guest checks its disks and its memory.
 //! - [`rdma`] runs virtual machines with soft-RoCE on one network.
-//! - [`vhost_client`] is a virtual machine without one: it shares memory with a vhost-user-blk
-//!   server and drives virtqueues in it.
+//! - [`vhost_client`] is a front end without a virtual machine: a client that shares memory with a vhost-user-blk
+//!   server and drives virtqueues there.
 //! - [`small_fs`] is a file system with little room.
 //! - [`tls`] sets up two sides that trust each other.
 //! - [`fio`] runs fio against a disk and turns its latency logs into percentiles per time window.

@@ -1,4 +1,4 @@
-//! Programs that tests and the demo run.
+//! Programs of the tests and the demo.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
-/// A child process that does not outlive its handle.
+/// A child process that does not outlive this handle.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -18,7 +18,7 @@ impl Process {
     /// Starts the command.
     ///
     /// # Errors
-    /// When the program cannot be started, with its name.
+    /// If the program cannot be started; the error names the program.
     pub fn spawn(command: &mut Command) -> io::Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
         let child = command
@@ -27,7 +27,7 @@ impl Process {
         Ok(Self { child, name })
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -40,27 +40,27 @@ impl Process {
         }
     }
 
-    /// Kills it at once and waits until it is gone.
+    /// Kills the process at once and waits for its end.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Its exit status when it has ended.
+    /// Returns the exit status once the process has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Waits until it ends.
+    /// Waits until the process ends.
     ///
     /// # Errors
-    /// When it still runs after `timeout`.
+    /// If the process still runs after `timeout`.
     pub fn wait(&mut self, timeout: Duration) -> io::Result<ExitStatus> {
         wait_for(timeout, || self.ended())
             .ok_or_else(|| io::Error::other(format!("{} still runs after {timeout:?}", self.name)))
     }
 
-    /// The child itself, to reach its pipes.
+    /// Returns the child itself, for access to its pipes.
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }
@@ -72,8 +72,8 @@ impl Drop for Process {
     }
 }
 
-/// CPU seconds, user and system, that a process has used, with all threads that it ever had; `None`
-/// when it is gone. What `/proc/PID/stat` says, without being rounded to hundredths.
+/// Returns the CPU seconds, user and system, of all threads of a process, past and present; `None` if the process is
+/// gone. `/proc/PID/stat` has the same figure, rounded to hundredths.
 pub fn cpu_seconds(pid: u32) -> Option<f64> {
     let mut clock = 0;
     let mut time = libc::timespec {
@@ -88,7 +88,7 @@ pub fn cpu_seconds(pid: u32) -> Option<f64> {
     known.then(|| time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
 }
 
-/// Asks again and again until there is an answer; `None` when there is none in time.
+/// Repeats a query until there is an answer; returns `None` if `timeout` passes without one.
 pub fn wait_for<T>(timeout: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + timeout;
     loop {
@@ -102,10 +102,10 @@ pub fn wait_for<T>(timeout: Duration, mut ask: impl FnMut() -> Option<T>) -> Opt
     }
 }
 
-/// Runs a program to its end.
+/// Runs a program to the end.
 ///
 /// # Errors
-/// When it cannot be started or fails, with the command line and what it printed.
+/// If the program cannot be started or fails; the error has the command line and the output.
 pub fn run(command: &mut Command) -> io::Result<Output> {
     let line = command_line(command);
     let output = command
@@ -122,7 +122,7 @@ pub fn run(command: &mut Command) -> io::Result<Output> {
     )))
 }
 
-/// The command as one would type it.
+/// Returns the command as a user would type it.
 pub fn command_line(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())
@@ -131,10 +131,10 @@ pub fn command_line(command: &Command) -> String {
         .join(" ")
 }
 
-/// A directory for a run's files, on a file system with O_DIRECT: inside the build directory.
+/// Creates a directory for a run's files inside the build directory, on a file system with O_DIRECT.
 ///
 /// # Errors
-/// When it cannot be made.
+/// If the directory cannot be created.
 pub fn scratch_dir() -> io::Result<tempfile::TempDir> {
     let base = target_dir().join("scratch");
     std::fs::create_dir_all(&base)?;
@@ -145,20 +145,20 @@ pub fn scratch_dir() -> io::Result<tempfile::TempDir> {
         .tempdir_in(base)
 }
 
-/// The workspace's build directory.
+/// Returns the workspace's build directory.
 pub fn target_dir() -> PathBuf {
     let mut crates = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     let root = crates.nth(2).unwrap_or(Path::new("."));
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |dir| root.join(dir))
 }
 
-/// Waits until somebody listens at a socket: it is there before that.
+/// Waits until a server listens at a socket; the file exists before then.
 pub fn wait_for_listener(socket: &Path, timeout: Duration) -> bool {
     let connected = || std::os::unix::net::UnixStream::connect(socket).ok();
     wait_for(timeout, connected).is_some()
 }
 
-/// The processes of the QEMUs whose command lines name something in this directory, which is a test's own.
+/// Returns the processes of the QEMUs whose command lines name a path in this directory, which belongs to one test.
 pub fn machines_in(directory: &Path) -> Vec<Pid> {
     let directory = directory.as_os_str().as_encoded_bytes();
     let processes = std::fs::read_dir("/proc").into_iter().flatten();
@@ -174,10 +174,10 @@ pub fn machines_in(directory: &Path) -> Vec<Pid> {
     ours.collect()
 }
 
-/// Ends every QEMU whose command line names something in this directory, which is a test's own.
+/// Kills every QEMU whose command line names a path in this directory, which belongs to one test.
 pub fn end_machines_of(directory: &Path) {
     for machine in machines_in(directory) {
-        // It may have ended by itself.
+        // The machine may have ended by itself.
         let _ = rustix::process::kill_process(machine, rustix::process::Signal::KILL);
     }
 }

@@ -1,5 +1,5 @@
-//! A TCP proxy that makes a bad link of a good one: slow, jittery, narrow, stalled, cut in the
-//! middle of a frame, or gone.
+//! A TCP proxy that makes a bad link of a good one: slow, jittery, narrow, stalled, cut in the middle of a frame, or
+//! gone.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -10,28 +10,27 @@ use std::time::{Duration, Instant};
 
 use crate::random::Random;
 
-/// What is read and passed on at once.
+/// Most bytes that are read and passed on at once.
 const PIECE: usize = 16 << 10;
-/// Pieces of one connection and direction that may be under way.
+/// Most pieces under way in one connection and direction.
 const UNDER_WAY: usize = 64;
-/// What the kernel takes in for the proxy. With more of it a narrow link would be hidden from the
-/// sender.
+/// Receive buffer of the kernel for the proxy. A larger buffer would hide a narrow link from the sender.
 const RECEIVE_BUFFER: usize = 64 << 10;
-/// How long connecting to the node behind may take.
+/// Timeout of a connection to the node behind the proxy.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// How the link behaves.
+/// The behaviour of the link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Conditions {
-    /// How long every byte is under way, in either direction.
+    /// Delay of every byte, in either direction.
     pub delay: Duration,
-    /// Up to this much longer, at random; the order of bytes is kept.
+    /// Largest random addition to the delay; the order of bytes is kept.
     pub jitter: Duration,
     /// Bytes per second and direction, all connections together.
     pub rate: Option<u64>,
-    /// Nothing passes, and nobody is told.
+    /// True while nothing passes. Neither side is told.
     pub stalled: bool,
-    /// New connections end at once.
+    /// True while new connections end at once.
     pub refusing: bool,
 }
 
@@ -52,14 +51,14 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     conditions: Conditions,
-    /// Bytes that still pass before everything is cut.
+    /// Bytes still to pass before everything is cut.
     cut_after: Option<u64>,
     connections: HashMap<u64, [TcpStream; 2]>,
     next: u64,
-    /// When the narrow link is free again, there and back.
+    /// Time at which the narrow link is free again, in each direction.
     free_at: [Instant; 2],
     passed: u64,
-    /// What is looked for in each piece that passes, and whether it was there.
+    /// Bytes to look for in each passing piece, each with true once found.
     watched: Vec<(Vec<u8>, bool)>,
     random: Random,
     stopping: bool,
@@ -69,7 +68,7 @@ impl Proxy {
     /// Listens on loopback for connections to `behind`. The jitter comes from the seed.
     ///
     /// # Errors
-    /// When it cannot listen.
+    /// If the proxy cannot listen.
     pub fn start(behind: SocketAddr, seed: u64) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         rustix::net::sockopt::set_socket_recv_buffer_size(&listener, RECEIVE_BUFFER)?;
@@ -96,18 +95,18 @@ impl Proxy {
         Ok(Self { address, shared })
     }
 
-    /// Where it listens.
+    /// Returns the address at which the proxy listens.
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Changes how the link behaves from now on.
+    /// Sets the behaviour of the link from now on.
     pub fn set(&self, conditions: Conditions) {
         self.shared.lock().conditions = conditions;
         self.shared.changed.notify_all();
     }
 
-    /// Makes it a good link again, and forgets a cut that has not come yet.
+    /// Makes the link good again, and drops a scheduled cut.
     pub fn heal(&self) {
         self.shared.lock().cut_after = None;
         self.set(Conditions::default());
@@ -119,25 +118,24 @@ impl Proxy {
         self.shared.changed.notify_all();
     }
 
-    /// Cuts every connection as soon as this many more bytes have passed, however much of a frame
-    /// that is.
+    /// Cuts every connection as soon as this many more bytes have passed, even in the middle of a frame.
     pub fn cut_after(&self, bytes: u64) {
         self.shared.lock().cut_after = Some(bytes);
     }
 
-    /// Bytes that passed so far, both directions together.
+    /// Returns the bytes passed so far, both directions together.
     pub fn passed(&self) -> u64 {
         self.shared.lock().passed
     }
 
-    /// Looks for these bytes in all that passes from now on. What lies across the end of a piece is
-    /// not found: look for something that passes often.
+    /// Looks for these bytes in all traffic from now on. A match across the end of a piece is missed: look for frequent
+    /// bytes.
     pub fn watch_for(&self, bytes: &[u8]) {
         assert!(!bytes.is_empty(), "there is nothing to look for");
         self.shared.lock().watched.push((bytes.to_vec(), false));
     }
 
-    /// Whether bytes that are looked for have passed.
+    /// Returns true if the bytes are watched and have passed.
     pub fn has_seen(&self, bytes: &[u8]) -> bool {
         let state = self.shared.lock();
         state
@@ -146,7 +144,7 @@ impl Proxy {
             .any(|(what, seen)| *seen && what == bytes)
     }
 
-    /// Connections that are open.
+    /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         self.shared.lock().connections.len()
     }
@@ -174,7 +172,7 @@ impl State {
         }
     }
 
-    /// When a piece that arrived at `arrived` may leave.
+    /// Returns the departure time of a piece with the arrival time `arrived`.
     fn due(&mut self, arrived: Instant, way: usize, bytes: usize) -> Instant {
         let jitter = self.conditions.jitter.as_micros() as u64;
         let jitter = Duration::from_micros(self.random.below(jitter + 1));
@@ -206,13 +204,13 @@ impl Shared {
                 && !refusing
             {
                 let shared = Arc::clone(self);
-                // Who cannot be reached is shown as a connection that ends.
+                // If the node behind cannot be reached, the client's connection ends.
                 std::thread::spawn(move || shared.join(near));
             }
         }
     }
 
-    /// Passes on in both directions until one of them ends.
+    /// Passes data on in both directions until one of the ends closes.
     fn join(self: &Arc<Self>, near: TcpStream) -> io::Result<()> {
         let far = TcpStream::connect_timeout(&self.behind, CONNECT)?;
         for end in [&near, &far] {
@@ -239,7 +237,7 @@ impl Shared {
             std::thread::spawn(move || take(from, &pieces));
             let shared = Arc::clone(self);
             writers.push(std::thread::spawn(move || {
-                // An end that is gone ends the connection; that is all there is to say.
+                // An end that is gone ends the connection; there is nothing more to report.
                 let _ = shared.pass_on(&to, way, &arriving);
                 let _ = to.shutdown(Shutdown::Write);
             }));
@@ -290,7 +288,7 @@ impl Shared {
     }
 }
 
-/// Takes in what arrives, with the time.
+/// Reads arriving pieces and notes their times.
 fn take(mut from: TcpStream, pieces: &SyncSender<(Instant, Vec<u8>)>) {
     loop {
         let mut piece = vec![0; PIECE];
@@ -308,7 +306,7 @@ fn take(mut from: TcpStream, pieces: &SyncSender<(Instant, Vec<u8>)>) {
 mod tests {
     use super::*;
 
-    /// A proxy in front of a server that answers every byte with the same byte.
+    /// Creates a proxy in front of an echo server.
     fn echo() -> (Proxy, TcpStream) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let proxy = Proxy::start(listener.local_addr().unwrap(), 1).unwrap();

@@ -5,18 +5,18 @@
 pub struct Random(u64);
 
 impl Random {
-    /// A generator that gives the same numbers for the same seed.
+    /// Creates a generator whose numbers follow from the seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number, uniform over all values.
+    /// Returns the next number, uniform over all values.
     pub const fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// A number below `bound`; 0 when `bound` is 0.
+    /// Returns a number below `bound`; 0 if `bound` is 0.
     pub const fn below(&mut self, bound: u64) -> u64 {
         if bound == 0 {
             0
@@ -25,7 +25,7 @@ impl Random {
         }
     }
 
-    /// True in `percent` of 100 cases.
+    /// Returns true in `percent` of 100 cases.
     pub const fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
@@ -46,8 +46,8 @@ pub const fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// The seed of a test: `GODWIT_SEED` when it is set, otherwise `default`, so that a run is
-/// repeatable and can be varied without a rebuild.
+/// Returns the seed of a test: `GODWIT_SEED` if set, otherwise `default`. A run is thus repeatable and can be varied
+/// without a rebuild.
 pub fn seed(default: u64) -> u64 {
     std::env::var("GODWIT_SEED")
         .ok()

@@ -1,4 +1,4 @@
-//! Reports that the demo and the benchmarks leave behind.
+//! Reports of the demo and the benchmarks.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,18 +8,18 @@ use serde::Serialize;
 
 use crate::process::target_dir;
 
-/// Writes `target/NAME/report.json` and tells where it is.
+/// Writes `target/NAME/report.json` and returns its path.
 ///
 /// # Errors
-/// Those of the file.
+/// Any I/O error of the file.
 pub fn write_report(name: &str, report: &impl Serialize) -> io::Result<PathBuf> {
     write_report_as(name, "report.json", report)
 }
 
-/// Writes `target/NAME/FILE` and tells where it is.
+/// Writes `target/NAME/FILE` and returns its path.
 ///
 /// # Errors
-/// Those of the file.
+/// Any I/O error of the file.
 pub fn write_report_as(name: &str, file: &str, report: &impl Serialize) -> io::Result<PathBuf> {
     let dir = target_dir().join(name);
     std::fs::create_dir_all(&dir)?;
@@ -28,7 +28,7 @@ pub fn write_report_as(name: &str, file: &str, report: &impl Serialize) -> io::R
     Ok(path)
 }
 
-/// What a demo ends with: it writes its report, tells where that is, and fails when what it found is not good.
+/// Ends a demo: writes the report, prints the path, and returns a failure unless `is_good`.
 pub fn conclude(name: &str, report: &impl Serialize, is_good: bool) -> ExitCode {
     match write_report(name, report) {
         Ok(path) => println!("{}", path.display()),
@@ -45,7 +45,7 @@ pub fn conclude(name: &str, report: &impl Serialize, is_good: bool) -> ExitCode 
     }
 }
 
-/// A figure beside what it is to be at most.
+/// A figure beside its upper limit.
 #[derive(Clone, Debug, Serialize)]
 pub struct Target {
     name: &'static str,
@@ -55,7 +55,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Judges the figure, and says so on the screen.
+    /// Judges the figure and prints the verdict.
     pub fn judged(name: &'static str, goal: f64, value: f64) -> Self {
         let met = value <= goal;
         let word = if met { "met" } else { "NOT met" };
@@ -69,7 +69,7 @@ impl Target {
     }
 }
 
-/// The median; 0 of nothing.
+/// Returns the median; 0 for no values.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! What every system test begins with: a turn of its own, a seed, and disks under a checked load.
+//! The start of every system test: a turn, a seed, and disks under a checked load.
 
 use std::io;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -12,26 +12,26 @@ use crate::nbd::NbdConnection;
 use crate::process::wait_for;
 use crate::random::seed;
 
-/// How long anything that must happen may take on a busy machine.
+/// Longest time for any expected event on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How many tests run, and the change of that.
+/// Number of running tests, and the condition variable for its changes.
 static RUNNING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 
-/// A system test's turn: most need the machine for themselves, so one runs at a time.
+/// A system test's turn. Most tests need the machine for themselves, so one runs at a time.
 #[derive(Debug)]
 pub struct Scenario {
-    /// From which the test derives its random choices.
+    /// Seed of the test's random choices.
     pub seed: u64,
 }
 
 impl Scenario {
-    /// Waits for the turn and prints the command that repeats the test (shown when it fails).
+    /// Waits for the turn and prints the command to repeat the test (shown when the test fails).
     pub fn begin(file: &str, test: &str) -> Self {
         Self::among(1, file, test)
     }
 
-    /// The same for a test that mostly waits: up to `most` of its file run at once. All tests of a file must
+    /// Does the same for a test that mostly waits: up to `most` tests of the file run at once. All tests of a file must
     /// give the same number.
     pub fn among(most: usize, file: &str, test: &str) -> Self {
         let (running, changed) = &RUNNING;
@@ -52,10 +52,10 @@ impl Drop for Scenario {
     }
 }
 
-/// Makes a disk of `bytes` bytes at the node, filled with the model's pattern.
+/// Creates a disk of `bytes` bytes at the node, filled with the model's pattern.
 ///
 /// # Errors
-/// When the image cannot be made or imported.
+/// If the image cannot be made or imported.
 pub fn import_pattern(node: &Node, disk: &str, bytes: u64, seed: u64) -> io::Result<Model> {
     let model = Model::new(seed, bytes, Initial::Pattern);
     let image = node.spec().dir.with_file_name(format!("{disk}.import"));
@@ -66,10 +66,11 @@ pub fn import_pattern(node: &Node, disk: &str, bytes: u64, seed: u64) -> io::Res
     Ok(model)
 }
 
-/// Runs a machine without an operating system on the node, with a new disk of 16 MiB, `words` of QEMU's besides.
+/// Runs a machine without an operating system on the node, with a new disk of 16 MiB and `words` as further arguments
+/// of QEMU.
 ///
 /// # Errors
-/// When the disk cannot be made, or the machine not started.
+/// If the disk cannot be made, or the machine not started.
 pub fn run_small_machine(node: &Node, machine: &str, disk: &str, words: &[&str]) -> io::Result<()> {
     node.godwit(&["disk", "create", disk, "--size", "16MiB"])
         .json()?;
@@ -79,29 +80,29 @@ pub fn run_small_machine(node: &Node, machine: &str, disk: &str, words: &[&str])
     Ok(())
 }
 
-/// A checking guest on the node's disk, at a pace that leaves room for everything else.
+/// Starts a checking guest on the node's disk, at a rate low enough to leave room for everything else.
 ///
 /// # Errors
-/// Those of connecting.
+/// If the client cannot connect.
 pub fn load(node: &Node, disk: &str, seed: u64, model: Model) -> io::Result<VerifyingClient> {
     let workload = Workload::new(seed).rate(Some(1500));
     VerifyingClient::start(&node.nbd(disk), &workload, model)
 }
 
-/// Reads the whole disk at the node and proves it right.
+/// Reads the whole disk at the node and verifies the content.
 ///
 /// # Errors
-/// What is wrong, in words.
+/// A description of the first mismatch or failure.
 pub fn verify(node: &Node, disk: &str, model: &mut Model) -> Result<Verified, String> {
     let mut connection = NbdConnection::connect(&node.nbd(disk))
         .map_err(|error| format!("cannot attach at '{}': {error}", node.name()))?;
     model.verify_all(&mut connection)
 }
 
-/// Ends the load; nothing may have failed or been wrong, and it must have lasted to here.
+/// Ends the load. The load must have lasted until now, without a failed or wrong request.
 ///
 /// # Errors
-/// What went wrong, in words.
+/// A description of the failure.
 pub fn finish(client: VerifyingClient) -> Result<Model, String> {
     let Outcome { model, stats, end } = client.stop(PATIENCE);
     if end != crate::client::End::Stopped {
@@ -110,20 +111,20 @@ pub fn finish(client: VerifyingClient) -> Result<Model, String> {
     Outcome { model, stats, end }.clean()
 }
 
-/// Moves the disk and waits until it is done.
+/// Moves the disk and waits until the move is done.
 ///
 /// # Errors
-/// When the command fails.
+/// If the command fails.
 pub fn migrate(from: &Node, disk: &str, to: &str, more: &[&str]) -> Result<Value, Failure> {
     let mut args = vec!["migrate", disk, "--to", to];
     args.extend(more);
     from.godwit(&args).json()
 }
 
-/// Starts to move the disk; gives the migration's id.
+/// Starts to move the disk; returns the migration's id.
 ///
 /// # Errors
-/// When the command fails or prints no id.
+/// If the command fails or prints no id.
 pub fn start_migration(
     from: &Node,
     disk: &str,
@@ -141,17 +142,17 @@ pub fn start_migration(
     })
 }
 
-/// The migration as the node shows it; null when it does not know it.
+/// Returns the node's view of the migration; null if the node does not know the migration.
 pub fn migration(node: &Node, id: &str) -> Value {
     node.godwit(&["migration", "show", id])
         .json()
         .unwrap_or(Value::Null)
 }
 
-/// Waits until the disk's owner has all of it, and the node that had it knows.
+/// Waits until the disk's owner has all of the disk and the source knows so.
 ///
 /// # Panics
-/// When that takes longer than [`PATIENCE`].
+/// If the wait takes longer than [`PATIENCE`].
 pub fn becomes_whole(owner: &Node, source: &Node, disk: &str) {
     let whole = || {
         let (here, there) = (owner.disk(disk).ok()?, source.disk(disk).ok()?);
@@ -165,7 +166,7 @@ pub fn becomes_whole(owner: &Node, source: &Node, disk: &str) {
     );
 }
 
-/// Waits until the migration has ended; gives what the node shows then, null when it does not end.
+/// Waits until the migration has ended. Returns the node's view of the migration then; null if there is no end.
 pub fn await_end(node: &Node, id: &str) -> Value {
     let ended = || {
         let shown = migration(node, id);
@@ -177,11 +178,10 @@ pub fn await_end(node: &Node, id: &str) -> Value {
     wait_for(PATIENCE, ended).unwrap_or(Value::Null)
 }
 
-/// Waits until the disk has one owner among the nodes `a` and `b`, one that serves, and gives its
-/// name.
+/// Waits until exactly one of the nodes `a` and `b` owns and serves the disk; returns the owner's name.
 ///
 /// # Errors
-/// When both serve at a time, or nobody does in the end.
+/// If both nodes serve at the same time, or neither does in the end.
 pub fn one_owner(cluster: &Cluster, disk: &str) -> Result<&'static str, String> {
     let started = Instant::now();
     loop {

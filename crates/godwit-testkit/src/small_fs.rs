@@ -8,15 +8,14 @@ use std::process::Command;
 
 use crate::process::run;
 
-/// A file system in memory that is full after some bytes. It goes with this process, however that
-/// ends.
+/// A file system in memory with a limited size. The file system vanishes with this process, however the process ends.
 #[derive(Debug)]
 pub struct SmallFileSystem {
     root: OwnedFd,
 }
 
 impl SmallFileSystem {
-    /// One with room for this many bytes.
+    /// Creates a file system with room for this many bytes.
     ///
     /// # Errors
     /// Without the right to mount.
@@ -31,16 +30,16 @@ impl SmallFileSystem {
         Ok(Self { root: root?.into() })
     }
 
-    /// Where other processes find its root, too, as long as this one lives.
+    /// Returns a path to the root for this and other processes, valid while this process lives.
     pub fn path(&self) -> PathBuf {
         let (process, root) = (std::process::id(), self.root.as_raw_fd());
         PathBuf::from(format!("/proc/{process}/fd/{root}"))
     }
 
-    /// Takes all the room that is left, until the file is removed.
+    /// Takes all remaining room, until the returned file is removed.
     ///
     /// # Errors
-    /// It cannot be written at all.
+    /// If the file cannot be written at all.
     pub fn fill(&self) -> io::Result<PathBuf> {
         let path = self.path().join("filler");
         let mut filler = File::create(&path)?;

@@ -1,4 +1,4 @@
-//! TLS settings of two nodes that trust one certificate, made up on the spot.
+//! TLS settings of two nodes that trust one freshly made certificate.
 
 use std::sync::{Arc, OnceLock};
 
@@ -6,21 +6,20 @@ use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::{PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, ServerConfig, version};
 
-/// What each side of a connection is set up with: TLS 1.3, and secrets that a session of records may
-/// take over.
+/// The TLS configurations of both sides: TLS 1.3, with secret extraction for sessions that take over the records.
 #[derive(Debug)]
 pub struct TlsSettings {
-    /// Trusts the other side's certificate.
+    /// Configuration that trusts the other side's certificate.
     pub client: Arc<ClientConfig>,
-    /// Asks for no certificate.
+    /// Configuration that asks for no certificate.
     pub server: Arc<ServerConfig>,
 }
 
 impl TlsSettings {
-    /// Settings with a certificate of their own for [`node_name`].
+    /// Creates settings with a certificate of their own for [`node_name`].
     ///
     /// # Panics
-    /// The provider makes no certificate, or knows no cipher of TLS 1.3.
+    /// If the provider makes no certificate, or knows no cipher of TLS 1.3.
     pub fn new(provider: CryptoProvider) -> Self {
         let own = rcgen::generate_simple_self_signed([NODE.to_owned()]).expect("a certificate");
         let certificate = own.cert.der().clone();
@@ -47,7 +46,7 @@ impl TlsSettings {
         }
     }
 
-    /// The same settings each time, with the usual ciphers.
+    /// Returns the same settings each time, with the usual ciphers.
     ///
     /// # Panics
     /// As [`Self::new`].
@@ -59,10 +58,10 @@ impl TlsSettings {
 
 const NODE: &str = "node";
 
-/// Whom the certificate names.
+/// Returns the name in the certificate.
 ///
 /// # Panics
-/// Never: it is a valid name.
+/// Never: the name is valid.
 pub fn node_name() -> ServerName<'static> {
     ServerName::try_from(NODE).expect("a name")
 }

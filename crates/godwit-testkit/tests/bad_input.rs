@@ -1,4 +1,4 @@
-//! Whatever people and peers get wrong: a clear refusal, and nothing lost.
+//! Mistakes of people and peers: a clear refusal, and nothing lost.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -26,7 +26,7 @@ use serde_json::Value;
 const SIZE: u64 = 16 << 20;
 const DISK: &str = "precious";
 
-/// The command fails, and its words hold all of these.
+/// Expects the command to fail with all of these words.
 fn refused(node: &Node, args: &[&str], words: &[&str]) {
     let failure = match node.godwit(args).text() {
         Ok(text) => panic!("'godwit {}' succeeded: {text}", args.join(" ")),
@@ -152,7 +152,7 @@ fn a_peer_that_does_not_answer() {
     verify(cluster.node("b"), DISK, &mut model).unwrap();
 }
 
-/// Node b shows a certificate that a must not accept.
+/// Lets node b present a certificate that node a must not accept.
 fn b_shows(test: &str, change: impl FnOnce(&mut Cluster), words: &[&str]) {
     let turn = Scenario::begin("bad_input", test);
     let mut cluster = Cluster::start(&["a", "b"]).unwrap();
@@ -161,7 +161,7 @@ fn b_shows(test: &str, change: impl FnOnce(&mut Cluster), words: &[&str]) {
     change(&mut cluster);
     match cluster.node_mut("b").start(&[]) {
         Ok(()) => refused(cluster.node("a"), &["migrate", DISK, "--to", "b"], words),
-        // A node may notice by itself that it cannot show this; it must say so.
+        // A node may notice by itself that its certificate is unfit; the node must then say so.
         Err(error) => {
             println!("{error}");
             let text = error.to_string().to_lowercase();
@@ -277,7 +277,7 @@ fn a_protocol_from_the_future() {
     unharmed(a, &mut model);
 }
 
-/// A small file system, mounted for as long as it lives.
+/// A small file system, mounted until dropped.
 struct SmallDisk<'a>(&'a Path);
 
 impl<'a> SmallDisk<'a> {
@@ -330,8 +330,8 @@ fn small_destination<'a>(cluster: &mut Cluster, dir: &'a Path) -> SmallDisk<'a> 
     small
 }
 
-/// Migrates the disk to node `b`, whose file system something else fills as soon as the copy has begun,
-/// up to `left` bytes. The migration's end, and what to delete for there to be space again.
+/// Migrates the disk to node `b`, whose file system another file fills as soon as the copy has begun, up to `left`
+/// bytes. Returns the migration's end, and the file to delete for space.
 fn fill_during_the_copy(cluster: &Cluster, left: u64) -> (Value, PathBuf) {
     let a = cluster.node("a");
     let id = start_migration(a, DISK, "b", &["--max-bandwidth", "4MiB"]).unwrap();
@@ -382,7 +382,7 @@ fn no_space_at_the_destination_during_the_copy() {
     let mut cluster = Cluster::start(&["a", "b"]).unwrap();
     let dir = cluster.node("b").spec().dir.clone();
     let _small = small_destination(&mut cluster, &dir);
-    // Most of it are holes, for which nothing is set aside.
+    // Most of the disk is holes, for which no space is reserved.
     cluster
         .node("a")
         .godwit(&["disk", "create", DISK, "--size", &SIZE.to_string()])
@@ -426,7 +426,7 @@ fn a_disk_that_is_already_migrating() {
     let mut model = finish(client).unwrap();
     unharmed(a, &mut model);
 
-    // A disk of that name that is in use at the destination is never written over.
+    // A disk of the same name in use at the destination is never overwritten.
     let (mine, theirs) = (b.nbd("shared"), a.nbd("shared"));
     for node in [a, b] {
         node.godwit(&["disk", "create", "shared", "--size", "1048576"])
@@ -454,7 +454,7 @@ fn a_disk_that_is_already_migrating() {
     assert_eq!(kept, [2; 4096]);
 }
 
-/// Images that `qemu-img` makes of one raw image, in formats that are not raw.
+/// Creates images of one raw image with `qemu-img`, in other formats than raw.
 fn other_formats(folder: &Path) -> Vec<(&'static str, PathBuf)> {
     let raw = folder.join("content");
     write_random(&raw, 1 << 20, 7).unwrap();
@@ -497,7 +497,7 @@ fn an_image_in_another_format_is_no_disk_unless_it_is_said_to_be_one() {
             &["disk", "create", "foreign", "--path", image],
             &words,
         );
-        // Even where its length is none of a disk's, that is what there is to say.
+        // The format is the reason even if the length is invalid, too.
         let odd = File::options().append(true).open(image).unwrap();
         let length = odd.metadata().unwrap().len();
         if *format != "vpc" {

@@ -1,4 +1,4 @@
-//! A move is changed while it runs: it leaves now, or keeps other bounds.
+//! A move is changed while under way: the disk leaves now, or the move keeps other bounds.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use godwit_testkit::vm::{GuestLoad, NodeGuest};
 
 const DISK: &str = "changing";
 const SIZE: u64 = 96 << 20;
-/// At this pace the disk would be on its way for a minute and a half. A delta would be over at once.
+/// At this rate the copy would take a minute and a half. A delta would be over at once.
 const SLOW: [&str; 5] = ["--max-bandwidth", "1M", "--sla", "off", "--no-delta"];
 
-/// Starts a move and waits until something of the disk is there: a mirror's writes may leave copies no room.
+/// Starts a move and waits until something of the disk has arrived: a mirror's writes may leave copies no room.
 fn under_way(cluster: &Cluster, from: &str, to: &str, more: &[&str]) -> String {
     let node = cluster.node(from);
     let options = [&SLOW, more].concat();
@@ -57,7 +57,7 @@ fn whatever_its_policy_a_move_can_be_told_to_leave_now() {
         let id = under_way(&cluster, from, to, options);
         assert!(client.progress(100, PATIENCE), "{:?}", client.stats());
         let told = Instant::now();
-        // The bound holds for what is pulled, too.
+        // The bound holds for pulled data, too.
         let words: [&[&str]; 3] = [
             &["migration", "switch", &id, "--max-bandwidth", "1G"],
             &["--policy"],
@@ -133,7 +133,7 @@ fn a_move_without_a_policy_says_which_it_has_and_leaves_when_its_deadline_comes(
     let cluster = Cluster::start(&["a", "b"]).unwrap();
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
-    // It would take half a minute.
+    // The copy would take half a minute.
     let bounds = ["--max-bandwidth", "3M", "--deadline", "4s", "--sla", "off"];
     let known = [
         &["migrate", DISK, "--to", "b", "--policy", "double-write"],

@@ -1,6 +1,5 @@
-//! Bad links and sudden deaths while a migration keeps its promise: during pauses and while delayed
-//! writes are on their way nothing that was acknowledged is lost, and the guest does not wait for a
-//! link that stands still.
+//! Bad links and sudden deaths while a migration keeps its promise. During pauses and while delayed writes are sent, no
+//! acknowledged write is lost, and the guest does not wait for a stalled link.
 //!
 //! Two nodes on loopback reach each other through proxies, one for each direction of connecting.
 
@@ -30,10 +29,10 @@ const STALLED: Conditions = Conditions {
     stalled: true,
     ..NARROW
 };
-/// A promise that the link above allows to keep, with room for a busy machine.
+/// A promise that the migration can keep on this link, with room for a busy machine.
 const PROMISE: [&str; 3] = ["--verify", "--sla", "p99.99<60ms"];
 
-/// Two nodes, and what lies between them.
+/// Two nodes, and the links between them.
 struct Storm {
     cluster: Cluster,
     links: Vec<Proxy>,
@@ -55,7 +54,7 @@ impl Storm {
         self.links.iter().for_each(Proxy::heal);
     }
 
-    /// Starts to move the disk from a to b and waits until a part of it was copied.
+    /// Starts to move the disk from a to b and waits until a part has been copied.
     fn start(&self, options: &[&str]) -> String {
         let a = self.cluster.node("a");
         let id = start_migration(a, DISK, "b", options).unwrap();
@@ -84,8 +83,7 @@ impl Storm {
         println!("paused: {}", shown["promise"]);
     }
 
-    /// After a storm the disk has one owner with everything on it, and moves as if nothing had
-    /// been.
+    /// Checks after a storm that the disk has one owner and all of its data, and still moves.
     fn calm(&self, expected: Option<&str>, seed: u64, mut model: Model) -> Model {
         self.heal();
         let owner = one_owner(&self.cluster, DISK).unwrap();
@@ -116,7 +114,7 @@ fn begin(turn: &Scenario) -> (Storm, VerifyingClient) {
     (storm, client)
 }
 
-/// How long the guest's slowest request took when the link stood still for a while.
+/// Returns the latency of the guest's slowest request while the link was stalled for a while.
 fn stall(test: &str, options: &[&str]) -> (Duration, Value) {
     const STILL: Duration = Duration::from_secs(3);
     let turn = Scenario::begin("chaos", test);
@@ -149,7 +147,7 @@ fn the_guest_does_not_wait_for_a_link_that_stands_still() {
     assert_eq!(promise["delayed_bytes"], 0, "{promise}");
 }
 
-/// What the test above would measure if the migration never stepped aside.
+/// Measures the wait of the test above in a migration without any pause.
 #[test]
 fn without_a_promise_the_guest_waits_for_the_link() {
     let test = "without_a_promise_the_guest_waits_for_the_link";
@@ -168,7 +166,7 @@ fn the_source_dies_in_a_pause() {
     storm.heal();
     storm.cluster.node_mut("a").start(&[]).unwrap();
     let model = client.stop(PATIENCE).clean().unwrap();
-    // Delayed writes were acknowledged by the source alone: it must be the owner.
+    // Delayed writes were acknowledged by the source alone, so the source must be the owner.
     storm.calm(Some("a"), turn.seed, model);
 }
 
@@ -209,11 +207,11 @@ fn the_link_is_cut_in_the_middle_of_a_delayed_write() {
     let test = "the_link_is_cut_in_the_middle_of_a_delayed_write";
     let turn = Scenario::begin("chaos", test);
     let (storm, client) = begin(&turn);
-    // So slow that they are on their way for long.
+    // A rate at which delayed writes take long.
     let slow = ["--delayed-write-rate", "1000000"];
     let id = storm.start(&[&PROMISE[..], &slow].concat());
     storm.pause(&id);
-    // Enough of them are left for the cut to come before they are all sent.
+    // Enough writes are left for the cut to come before all are sent.
     std::thread::sleep(Duration::from_secs(1));
     storm.set(NARROW);
     storm.wait(&id, "delayed writes are sent", |shown| {
@@ -231,7 +229,7 @@ fn the_link_is_cut_in_the_middle_of_a_delayed_write() {
     storm.calm(Some("a"), turn.seed, model);
 }
 
-/// What befalls a migration of the last test.
+/// A disturbance of a migration in the last test.
 #[derive(Clone, Copy, Debug)]
 enum Blow {
     Stall,
@@ -285,7 +283,7 @@ fn strike(storm: &mut Storm, blow: Blow, random: &mut Random, from: &str, id: &s
             storm.set(NARROW);
         }
         Blow::Cancel => {
-            // One that comes too late is refused, which is as good.
+            // A late cancel is refused, which is as good.
             let _ = storm
                 .cluster
                 .node(from)
@@ -319,13 +317,13 @@ fn blow_upon_blow() {
         storm.set(NARROW);
         let other = if owner == "a" { "b" } else { "a" };
         let promise = ["off", "auto", "p99.99<60ms", "p99.99<5ms"][random.below(4) as usize];
-        // A promise that the link cannot keep gives way to the deadline.
-        // All of the disk moves: the blow is to strike before it has changed hands.
+        // A promise that the link cannot keep gives way to the deadline. Without a delta all of the disk moves: the
+        // blow has to strike before the disk changes hands.
         let bounds = ["--sla", promise, "--deadline", "10s"];
         let options = [&["--verify", "--no-delta"], &bounds[..]].concat();
         let id = start_migration(source, DISK, other, &options).unwrap();
         std::thread::sleep(Duration::from_millis(random.below(4000)));
-        // The second may find the migration in the pause that the first brought about.
+        // The second blow may find the migration in the pause caused by the first one.
         let blows = [0; 2].map(|_| BLOWS[random.below(BLOWS.len() as u64) as usize]);
         let blows = &blows[..1 + random.below(2) as usize];
         println!("round {round}: --sla {promise}, {blows:?}");
@@ -336,7 +334,7 @@ fn blow_upon_blow() {
         storm.heal();
         let ended = || {
             let shown = migration(storm.cluster.node(owner), &id);
-            // A node that was killed may not know it any more.
+            // A killed node may have forgotten the migration.
             let over = matches!(
                 shown["phase"].as_str(),
                 None | Some("completed" | "aborted")

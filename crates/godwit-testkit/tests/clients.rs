@@ -1,4 +1,4 @@
-//! Programs that know nothing of Godwit, unmodified, on a disk that it serves.
+//! Unmodified programs without any knowledge of Godwit, on a disk of a node.
 
 use std::path::Path;
 use std::process::Command;
@@ -299,7 +299,7 @@ fn standard_clients_attach_over_tls() {
     );
 }
 
-/// QEMU loads certificates with checks of its own, which are stricter than those of the TLS library.
+/// QEMU loads certificates with checks of its own, stricter than those of the TLS library.
 #[test]
 fn qemu_attaches_over_tls_with_an_issued_certificate() {
     let _turn = Scenario::begin(

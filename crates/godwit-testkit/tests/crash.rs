@@ -1,8 +1,8 @@
-//! `kill -9` of the source or the destination in every phase of a migration, under a load that
-//! checks itself: after a restart exactly one node serves, and every acknowledged write is there.
+//! `kill -9` of the source or the destination in every phase of a migration, under a self-checking load: after a
+//! restart exactly one node serves, and every acknowledged write is there.
 //!
-//! A fail point holds the migration in its phase for a few seconds. Whichever node is killed is
-//! started again without it; the other goes on by itself.
+//! A fail point holds the migration in its phase for a few seconds. The killed node is started again without the fail
+//! point; the other node goes on by itself.
 
 use std::time::Duration;
 
@@ -17,19 +17,19 @@ use godwit_testkit::{Cluster, Model, VerifyingClient};
 
 const DISK: &str = "crash";
 const SIZE: u64 = 64 << 20;
-/// Long enough to notice that the phase is reached and to kill, short enough to go on by itself.
+/// Long enough to notice the phase and to kill, short enough to go on without help.
 const HOLD: &str = "sleep(5000)";
-/// What the held node needs to be surely inside the fail point after its sign was seen.
+/// Time after which the held node is surely inside the fail point, once the sign was seen.
 const SETTLE: Duration = Duration::from_millis(500);
 
 /// A moment at which a node dies.
 struct Moment {
     phase: &'static str,
-    /// The node that is held, and where; the copy is held by its bandwidth instead.
+    /// The held node and the fail point; the copy is held by the bandwidth instead.
     hold: Option<(&'static str, &'static str)>,
-    /// How the moment is recognised: a node, and the state in which it shows the disk.
+    /// Sign of the moment: a node, and the state in which it shows the disk.
     sign: Sign,
-    /// Who must own the disk in the end, when only one outcome is right.
+    /// Required owner of the disk in the end, if only one outcome is right.
     owner: Option<&'static str>,
 }
 
@@ -83,17 +83,17 @@ enum Victim {
     Destination,
 }
 
-/// What a disk consists of before it moves.
+/// The origin of a disk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Made {
-    /// All of it is at the source.
+    /// All of the disk is at the source.
     Imported,
-    /// It was created from an image, has fetched what was read, and moves without the rest.
+    /// The disk was created from an image, has fetched the parts that were read, and moves without the rest.
     OnImage,
 }
 
 impl Made {
-    /// Two nodes; where disks are on images, with a repository.
+    /// Starts two nodes; with a repository, if disks are on images.
     fn cluster(self) -> Cluster {
         if self == Self::Imported {
             return Cluster::start(&["a", "b"]).unwrap();
@@ -182,7 +182,7 @@ fn kill_and_recover(test: &str, made: Made, moment: &Moment, victim: Victim) {
         verify(cluster.node(owner), DISK, &mut model).unwrap()
     );
 
-    // Nothing is left behind that would be in the way of the next load and the next migration.
+    // Nothing is left behind in the way of the next load and the next migration.
     let other = if owner == "a" { "b" } else { "a" };
     let client = load(cluster.node(owner), DISK, turn.seed + 1, model).unwrap();
     assert!(client.progress(200, PATIENCE));
@@ -203,7 +203,7 @@ fn end_load(client: VerifyingClient, victim: Victim) -> Model {
         assert!(client.wait_disconnected(PATIENCE), "its node was killed");
         return client.stop(PATIENCE).clean().unwrap();
     }
-    // The client's own node lives: the death of the other must not be noticed but as a pause.
+    // The client's own node lives: the death of the other may cause a pause only.
     assert!(
         client.progress(200, PATIENCE),
         "the load goes on: {:?}",

@@ -1,4 +1,4 @@
-//! What is left at a node of the disks that were moved away: nothing that costs threads, memory or connections.
+//! The remains of departed disks at a node: no threads, memory or connections.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use godwit_testkit::{Cluster, Node};
 /// Disks that move together.
 const DISKS: usize = 16;
 
-/// Threads of a disk that is served: its own, that of its virtual machine's socket, and one of the kernel's for
-/// slow operations.
+/// Threads of a served disk: its own, one for the virtual machine's socket, and one of the kernel's for slow
+/// operations.
 const THREADS_OF_A_DISK: usize = 3;
 
-/// Threads and descriptors that come and go with what the node does at the moment.
+/// Threads and descriptors of short-lived activities.
 const IN_PASSING: usize = 12;
 
-/// What a process holds.
+/// Resources of a process.
 #[derive(Clone, Copy, Debug)]
 struct Holds {
     threads: usize,
@@ -40,10 +40,10 @@ fn holds(node: &Node) -> Holds {
     }
 }
 
-/// Waits until the node holds no more than this beside what it held.
+/// Waits until the node holds no more than before, beside the resources of `disks` disks.
 fn holds_no_more(node: &Node, before: Holds, disks: usize) {
     let most = before.threads + disks * THREADS_OF_A_DISK + IN_PASSING;
-    // Of a disk: its ring, wake-up, image (twice), sockets for machines, and what that is watched with.
+    // Of a disk: its ring, wake-up, image (twice), sockets for machines, and the descriptors that watch these.
     let descriptors = before.descriptors + disks * 10 + IN_PASSING;
     let enough = |now: &Holds| now.threads <= most && now.descriptors <= descriptors;
     let settled = wait_for(PATIENCE, || Some(holds(node)).filter(enough));
@@ -83,11 +83,11 @@ fn disks_that_left_keep_no_threads_and_connections() {
     move_all(a, "b");
     holds_no_more(a, before_a, 0);
     holds_no_more(b, before_b, DISKS);
-    // They come back, and the other node is rid of them.
+    // The disks come back and are gone from the other node.
     move_all(b, "a");
     holds_no_more(b, before_b, 0);
     holds_no_more(a, before_a, DISKS);
-    // What serving needs is no more after another round.
+    // Serving takes no more memory after another round.
     let memory = holds(a).kib;
     move_all(a, "b");
     move_all(b, "a");
@@ -108,7 +108,7 @@ fn a_disk_that_left_is_there_for_clients_that_stay() {
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let before = holds(a);
     let mut model = import_pattern(a, "kept", 16 << 20, turn.seed).unwrap();
-    // An image that is not the node's own, which it must not make anew.
+    // An image that is not the node's own: the node must not make it anew.
     let image = a.spec().dir.with_file_name("own.raw");
     std::fs::write(&image, vec![5; 4 << 20]).unwrap();
     let path = image.to_string_lossy().into_owned();
@@ -120,7 +120,7 @@ fn a_disk_that_left_is_there_for_clients_that_stay() {
         let moved = migrate(a, disk, "b", &[]).unwrap();
         assert_eq!(moved["phase"], "completed", "{moved}");
     }
-    // Longer than an unused one is kept.
+    // Longer than an unused disk is kept.
     std::thread::sleep(Duration::from_secs(8));
     let mut block = [0; 4096];
     stays.read_at(0, &mut block).unwrap();
@@ -139,7 +139,7 @@ fn a_disk_that_left_is_there_for_clients_that_stay() {
     let mut own = NbdConnection::connect(&a.nbd("own")).unwrap();
     own.read_at(0, &mut block).unwrap();
     assert_eq!(block, [5; 4096]);
-    // A disk that left can be removed once its engine has ended, too.
+    // A departed disk can also be removed once the engine has ended.
     holds_no_more(b, before, 0);
     b.godwit(&["disk", "rm", "kept"]).json().unwrap();
 }

@@ -1,5 +1,5 @@
-//! Disks that return errors while a disk moves: the migration ends and says why, the source goes
-//! on serving, and nothing that was acknowledged is lost.
+//! I/O errors of an image during a move of the disk: the migration ends and says why, the source goes on serving, and
+//! no acknowledged write is lost.
 
 use godwit_testkit::Cluster;
 use godwit_testkit::client::{Outcome, VerifyingClient};
@@ -10,7 +10,7 @@ use godwit_testkit::scenario::{
 const DISK: &str = "worn";
 const SIZE: u64 = 64 << 20;
 
-/// A cluster in which the node's disk fails as the fail point says.
+/// Starts a cluster in which the node's disk fails as the fail point says.
 fn cluster_with(name: &str, point: &str, action: &str) -> Cluster {
     let mut cluster = Cluster::start(&["a", "b"]).unwrap();
     let node = cluster.node_mut(name);
@@ -19,7 +19,7 @@ fn cluster_with(name: &str, point: &str, action: &str) -> Cluster {
     cluster
 }
 
-/// The disk moves from a to b under load, and everything is there.
+/// Moves the disk from a to b under load, and verifies the content.
 fn moves(cluster: &Cluster, client: VerifyingClient) {
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let moved = migrate(a, DISK, "b", &["--verify"]).unwrap();
@@ -30,8 +30,8 @@ fn moves(cluster: &Cluster, client: VerifyingClient) {
     verify(b, DISK, &mut model).unwrap();
 }
 
-/// One error of the disk ends the first migration; the guest notices nothing, and the second
-/// migration completes.
+/// Checks the effect of one disk error: the first migration ends, the guest notices nothing, and the second migration
+/// completes.
 fn ends_the_migration(test: &str, node: &str, point: &str, action: &str, word: &str) {
     let turn = Scenario::begin("disk_errors", test);
     let cluster = cluster_with(node, point, action);
@@ -113,14 +113,14 @@ fn the_source_cannot_write_what_the_guest_writes() {
     let Outcome {
         mut model, stats, ..
     } = client.stop(PATIENCE);
-    // The guest is told of its own errors, once each, and of nothing else.
+    // The guest sees the errors of its own writes, once each, and no others.
     assert_eq!(
         (stats.errors, stats.violations),
         (3, 0),
         "{:?}",
         stats.problems
     );
-    // What the failed writes left behind is the same wherever the disk ends up.
+    // The content left by the failed writes is the same at either owner.
     let owner = if ended["phase"] == "completed" {
         assert_eq!(ended["verified"], true, "{ended}");
         b
@@ -130,7 +130,7 @@ fn the_source_cannot_write_what_the_guest_writes() {
     verify(owner, DISK, &mut model).unwrap();
 }
 
-/// ECANCELED is what the ring says where the kernel can start no thread for what it was asked for.
+/// The ring returns ECANCELED where the kernel can start no thread for a request.
 #[test]
 fn a_disk_for_which_the_kernel_starts_no_thread_is_served_and_moves() {
     let turn = Scenario::begin(

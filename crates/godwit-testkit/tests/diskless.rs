@@ -1,4 +1,4 @@
-//! A machine without disks has one owner that runs it, whatever dies while it moves.
+//! A machine without disks has one owner that runs it, whichever node dies during a move.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use godwit_testkit::scenario::{PATIENCE, Scenario};
 const MACHINE: &str = "bare";
 /// Long enough to strike, short enough to go on.
 const HOLD: &str = "sleep(1500)";
-/// What a node needs to be surely at its point.
+/// Time after which a node is surely at its fail point.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// Which node is held, and where.
+/// The held node, and the fail point.
 type Held = (&'static str, &'static str);
 
 fn cluster() -> Cluster {
@@ -32,7 +32,7 @@ fn run_machine(node: &Node) {
         .unwrap();
 }
 
-/// Two nodes, a machine that runs at the first, and its move to the other that has come to this point.
+/// Starts two nodes and a machine at the first, and moves the machine until the fail point is reached.
 fn held((node, point): Held) -> Cluster {
     let mut cluster = cluster();
     for name in ["a", "b"] {
@@ -66,13 +66,13 @@ fn state(node: &Node) -> String {
     )
 }
 
-/// It comes to run at one node, has one QEMU, and nothing is under way with it at the other.
+/// Waits until the machine runs at one node, with one QEMU and no migration at either node. Returns the node.
 fn runs_once(cluster: &Cluster) -> &'static str {
     let settled = || {
         let states = ["a", "b"].map(|name| state(cluster.node(name)));
         let ran = states.iter().filter(|state| *state == "running").count();
         if ran == 2 {
-            // It may have moved between both looks.
+            // The machine may have moved between the two looks.
             let still = ["a", "b"].map(|name| state(cluster.node(name)));
             assert_ne!(still, ["running", "running"], "it runs twice");
             return None;

@@ -1,4 +1,4 @@
-//! What a guest, a client or a stranger repeats without end fills no log.
+//! Endless repetitions by a guest, a client or a stranger do not fill the log.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,20 +11,20 @@ use godwit_testkit::{Cluster, Node};
 
 const DISK: &str = "noisy";
 
-/// Writes at once that a client has under way.
+/// Writes of a client in flight at once.
 const AT_ONCE: u64 = 64;
 
-/// Writes that the disk refuses.
+/// Number of refused writes.
 const REFUSED: u64 = 50_000;
 
-/// Clients, front ends and strangers that come and go.
+/// Number of clients, front ends and strangers that come and go.
 const VISITS: usize = 400;
 
 fn log(node: &Node) -> String {
     std::fs::read_to_string(node.log_path()).unwrap()
 }
 
-/// Writes that all fail.
+/// Sends writes, all of which fail.
 fn write_in_vain(node: &Node) {
     let connection = NbdConnection::connect(&node.nbd(DISK)).unwrap();
     let (mut reader, mut writer) = connection.split();
@@ -47,9 +47,9 @@ fn write_in_vain(node: &Node) {
     writer.disconnect();
 }
 
-/// Says something that makes no sense, and waits until the node hangs up.
+/// Sends bytes without a meaning, and waits until the node hangs up.
 fn talk_nonsense(mut wire: impl Read + Write) {
-    // The node may hang up before it has taken everything.
+    // The node may hang up before the last byte.
     let _ = wire.write_all(&[0xee; 64]);
     let _ = wire.read(&mut [0; 64]);
 }
@@ -78,7 +78,7 @@ fn a_flood_of_log_lines_is_counted_instead() {
     println!("{lines} lines");
     assert!(lines < 1000, "{lines} lines of log");
 
-    // The flood has ended, and what was left out is told nevertheless.
+    // The flood has ended, and the suppressed lines are reported nevertheless.
     let told = |text: &str| {
         let more = |line: &&str| line.contains(" more like this ") && line.contains(text);
         log(cluster.node("a")).lines().any(|line| more(&line))

@@ -1,5 +1,5 @@
-//! A NIC that a node serves is driven by other front ends than QEMU. One is not ours: DPDK's testpmd, behind
-//! `make test-testpmd`, since DPDK has to be installed. It does not log written pages, which ours does.
+//! A NIC of a node with other front ends than QEMU. One is foreign: DPDK's testpmd, behind `make test-testpmd`, since
+//! DPDK has to be installed. testpmd does not log written pages; the front end of this crate does.
 
 use std::collections::BTreeSet;
 use std::fs::Permissions;
@@ -26,12 +26,12 @@ const DRIVER: Ipv4Addr = Ipv4Addr::new(10, 80, 0, 10);
 const PORT: u16 = 7100;
 /// Frames that each testpmd sends: fewer than its ring holds.
 const SENDS: u32 = 200;
-/// Numbers that a client sends in a second.
+/// Numbers sent by a client in a second.
 const RATE: u32 = 500;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A program that the node takes for QEMU, and that is QEMU whose NICs are plugged into nothing: the sockets of those that
-/// it is told of are left to others.
+/// Writes a program that the node takes for QEMU: QEMU with all NICs plugged into nothing. The sockets of the NICs are
+/// free for other front ends.
 fn qemu_without_nics(folder: &Path) -> io::Result<PathBuf> {
     let script = r#"#!/bin/bash
 words=()
@@ -54,7 +54,7 @@ exec qemu-system-x86_64 "${words[@]}"
     Ok(program)
 }
 
-/// Two nodes on the hosts of a network, and a machine on the first whose NIC is left to others.
+/// Starts two nodes on the hosts of a network, and a machine on the first whose NIC is free for other front ends.
 fn machine(lan: &Lan, nic: &str) -> io::Result<Cluster> {
     let hosts = [("a", Some(&lan.hosts()[0])), ("b", Some(&lan.hosts()[1]))];
     let mut cluster = Cluster::prepare_on(&hosts, ClusterOptions::secure()?)?;
@@ -92,7 +92,7 @@ fn ip(host: &Namespace, words: &str) -> io::Result<Vec<u8>> {
     Ok(process::run(&mut command)?.stdout)
 }
 
-/// Packets that a host gave to a tap, and that it took from it.
+/// Returns the packets from a host to a tap, and those from the tap to the host.
 fn on_tap(host: &Namespace, tap: &str) -> io::Result<(u64, u64)> {
     let shown: Value = serde_json::from_slice(&ip(host, &format!("-json -s link show {tap}"))?)?;
     let packets = |direction: &str| shown[0]["stats64"][direction]["packets"].as_u64();
@@ -114,7 +114,7 @@ fn counter(node: &Node, name: &str) -> io::Result<u64> {
     count.ok_or_else(|| io::Error::other(format!("{name}: {shown}")))
 }
 
-/// A datagram for everybody on the network, with this number in it.
+/// Returns a broadcast datagram with this number.
 fn datagram(number: u32) -> Vec<u8> {
     let content = [
         &PORT.to_be_bytes()[..],
@@ -140,7 +140,7 @@ fn datagram(number: u32) -> Vec<u8> {
     frame
 }
 
-/// The number in a frame that [`Sender`] sent.
+/// Returns the number in a frame of [`Sender`]'s.
 fn number(frame: &[u8]) -> Option<u32> {
     let port = frame.get(36..38)? == PORT.to_be_bytes();
     let ours = frame.get(12..14)? == [8, 0] && frame.get(23) == Some(&17) && port;
@@ -148,7 +148,7 @@ fn number(frame: &[u8]) -> Option<u32> {
     (ours && frame.get(..6)? == MAC_BYTES).then_some(number)
 }
 
-/// Who sends numbers to the NIC, and hears those that it sends.
+/// A client that sends numbers to the NIC.
 struct Sender {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicU32>,
@@ -183,7 +183,7 @@ impl Sender {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Sends no more; tells how many were sent.
+    /// Stops sending; returns the count of sent numbers.
     fn finish(self) -> io::Result<u32> {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.sending.join();
@@ -192,7 +192,7 @@ impl Sender {
     }
 }
 
-/// Listens from inside a namespace, and then gives the numbers that come until none does for two seconds.
+/// Listens from inside a namespace. The thread returns the received numbers once none has come for two seconds.
 fn hear(from: &Namespace) -> io::Result<JoinHandle<io::Result<Vec<u32>>>> {
     let bound = inside(from, || UdpSocket::bind(("0.0.0.0", PORT))).join();
     let socket = bound.map_err(|_| io::Error::other("no socket"))??;
@@ -207,7 +207,7 @@ fn hear(from: &Namespace) -> io::Result<JoinHandle<io::Result<Vec<u32>>>> {
     }))
 }
 
-/// Numbers from this one on, in frames.
+/// Returns frames with numbers from `first` on.
 fn datagrams(first: u32) -> Vec<Vec<u8>> {
     (first..first + SENDS).map(datagram).collect()
 }
@@ -268,7 +268,7 @@ fn testpmd_sends_and_receives_through_a_nodes_nic_which_goes_on_at_another_node(
         (0..sent).collect::<Vec<_>>(),
         "each number once, in order, over the move"
     );
-    // Neither the NIC nor testpmd counts a frame that the other does not; one may come between the questions.
+    // The NIC and testpmd count the same frames; one frame may come between the two queries.
     let frames = (at_first.len() + at_second.len()) as u64;
     let counted = counters["received_packets"].as_u64().unwrap_or_default();
     let counted = counted..=counter(b, "received_packets")?;
@@ -280,7 +280,7 @@ fn testpmd_sends_and_receives_through_a_nodes_nic_which_goes_on_at_another_node(
 #[test]
 #[ignore = "needs DPDK: make test-testpmd"]
 fn testpmd_uses_two_pairs_of_queues() -> io::Result<()> {
-    /// Ports that numbers come from: the host spreads what comes from many over its queues.
+    /// Source ports of the numbers: the host spreads traffic from many ports over the queues.
     const PORTS: u32 = 50;
     let lan = Lan::new(2)?;
     let cluster = machine(&lan, "bridge=br0,queues=2")?;
@@ -318,28 +318,28 @@ fn testpmd_uses_two_pairs_of_queues() -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes of each buffer that the driver offers, and how far apart they are: each begins in a page, and ends in the next.
+/// Bytes of each offered buffer, and the distance of two buffers: each begins in a page, and ends in the next.
 const BUFFER: u32 = 3000;
 const APART: u64 = 2 * PAGE;
 const BUFFERS: u16 = 32;
 const PAGE: u64 = 4096;
-/// Bytes of a packet's header before its frame.
+/// Bytes of the header in front of a packet's frame.
 const HEADER: usize = 12;
 
-/// Pages that some bytes lie in, as offsets.
+/// Returns the offsets of the pages of a range.
 fn pages(offset: u64, bytes: u64) -> impl Iterator<Item = u64> {
     let first = offset / PAGE;
     (first..(offset + bytes).div_ceil(PAGE)).map(|page| page * PAGE)
 }
 
-/// A driver of a NIC's receive and transmit ring, which has offered its buffers.
+/// Connects a driver of a NIC's receive and transmit ring, and offers the buffers.
 fn driver(socket: &Path) -> io::Result<Client> {
     let mut client = Client::connect(
         socket,
         Options {
             queues: 2,
             pairs: true,
-            // These bits mean other things at a NIC.
+            // These bits have other meanings at a NIC.
             flush: false,
             ..Options::default()
         },
@@ -355,8 +355,8 @@ fn driver(socket: &Path) -> io::Result<Client> {
     Ok(client)
 }
 
-/// Waits until the NIC gave this number to the driver, and gives the pages that it must have written: those of the
-/// packets, whatever else came, and of the ring in which it told of them.
+/// Waits until the NIC has delivered this number. Returns the pages that the NIC must have written: those of all
+/// received packets, and of the used ring.
 fn received(client: &mut Client, wanted: u32) -> BTreeSet<u64> {
     let start = client.data() + PAGE - 60;
     let [.., used] = client.queues[0].places();
@@ -373,8 +373,8 @@ fn received(client: &mut Client, wanted: u32) -> BTreeSet<u64> {
     }
 }
 
-/// Sends until something comes: a bridge lets packets through to a tap only some time after its device is attached. Waits
-/// until nothing more of that is on its way.
+/// Sends until something arrives: a bridge forwards packets to a tap only some time after the attachment. Then waits
+/// until nothing more is on the way.
 fn first_received(client: &mut Client, send: impl Fn() -> io::Result<()>) -> io::Result<()> {
     const ON_ITS_WAY: Duration = Duration::from_millis(500);
     let mut tries = PATIENCE.as_millis() / ON_ITS_WAY.as_millis();
@@ -397,7 +397,7 @@ fn a_front_end_that_logs_finds_every_page_that_the_nic_wrote_and_no_other() -> i
         return Ok(());
     }
     let lan = Lan::new(2)?;
-    // What a kernel sends by itself could be written between the number and the look at the log.
+    // A packet of the kernel's own could be written between the number and the look at the log.
     for host in lan.hosts().iter().chain([lan.switch()]) {
         let shown = String::from_utf8_lossy(&ip(host, "-6 addr show dev br0")?).into_owned();
         assert_eq!(shown, "", "no IPv6");
@@ -416,7 +416,7 @@ fn a_front_end_that_logs_finds_every_page_that_the_nic_wrote_and_no_other() -> i
     let logged: BTreeSet<u64> = client.take_log().into_iter().collect();
     assert_eq!(logged, expected);
 
-    // What the guest sends is read; only where it is told that it left is written.
+    // A packet from the guest is read; only the used ring is written.
     let heard = hear(lan.switch())?;
     let place = send_datagram(&mut client, 0, 7);
     assert_eq!(heard.join().expect("does not panic")?, [7]);
@@ -434,7 +434,7 @@ fn a_front_end_that_logs_finds_every_page_that_the_nic_wrote_and_no_other() -> i
     Ok(())
 }
 
-/// The driver sends this number by its descriptor `head`, and is told that it left. Gives where it lies.
+/// Sends this number by the driver's descriptor `head`, and waits for the completion. Returns the packet's offset.
 fn send_datagram(client: &mut Client, head: u16, number: u32) -> u64 {
     let frame = [&[0; HEADER][..], &datagram(number)].concat();
     let place = client.data();
@@ -446,7 +446,8 @@ fn send_datagram(client: &mut Client, head: u16, number: u32) -> u64 {
     place
 }
 
-/// A guest takes the pair away from sockets that have sent by it: they wait until what they sent is gone.
+/// A guest takes the queue pair away from sockets with packets under way: the sockets wait until their packets are
+/// gone.
 #[test]
 fn what_is_offered_in_a_disabled_ring_is_dropped() -> io::Result<()> {
     if !rustix::process::geteuid().is_root() {

@@ -1,5 +1,5 @@
-//! A host whose file system is full: the virtual machine stands still instead of seeing I/O errors, says
-//! so, and goes on when there is room.
+//! A host whose file system is full: the virtual machine stands still instead of seeing I/O errors, reports the reason,
+//! and goes on when there is room.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,7 +18,7 @@ use rustix::fs::FallocateFlags;
 
 const DISK: &str = "disk0";
 const SIZE: u64 = 96 << 20;
-/// Long enough for a guest to go on that must not.
+/// Time in which a guest that must stand still would go on.
 const MOMENT: Duration = Duration::from_secs(3);
 
 struct Site {
@@ -30,7 +30,7 @@ struct Site {
 impl Site {
     fn start() -> Self {
         let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
-        // The node's own records lie there, too, as they usually do.
+        // The node's own records lie on the same file system, as they usually do.
         let small = SmallFileSystem::new(2 * SIZE).unwrap();
         let records = small.path().join("a");
         std::fs::create_dir(&records).unwrap();
@@ -69,7 +69,7 @@ impl Site {
         seen.unwrap_or_else(|| panic!("it is {}", self.state()));
     }
 
-    /// What the node says of its disk's room: in the list and to Prometheus.
+    /// Returns true if the disk lacks room, by its description and by the node's metrics, which must agree.
     fn lacks_room(&self) -> bool {
         let shown = self.a().godwit(&["disk", "show", DISK]).json().unwrap();
         let metrics = self.a().metrics().unwrap();
@@ -87,7 +87,7 @@ impl Site {
         wait_for(PATIENCE, || (!self.lacks_room()).then_some(())).unwrap();
     }
 
-    /// Takes the room away. Gives the file that has it.
+    /// Takes the room away. Returns the file that holds it.
     fn run_out(&self) -> PathBuf {
         let filler = self.small.fill().unwrap();
         self.becomes("paused");
@@ -95,7 +95,7 @@ impl Site {
     }
 }
 
-/// A guest uses pages again that its balloon gave back, and has no memory if another machine got their room.
+/// A guest reuses pages given back by the balloon. If another machine got their room, the guest has no memory.
 #[test]
 fn a_pool_keeps_the_room_of_pages_that_were_given_back() {
     const MIB: u64 = 1 << 20;
@@ -114,7 +114,7 @@ fn a_pool_keeps_the_room_of_pages_that_were_given_back() {
     let second = Segment::allocate(&pool, "second", 3 * MIB, "b").unwrap();
     memory.write_all_at(&[7; 3 << 20], MIB).unwrap();
     second.remove(&pool).unwrap();
-    // Memory that has moved out of the pool leaves its room to others, and takes it back if it is still there.
+    // Memory that has moved out of the pool leaves its room to others, and takes it back if the room is still free.
     give_back();
     rustix::fs::fallocate(&memory, punch, 0, MIB).unwrap();
     first.give_up(4 * MIB);
@@ -141,7 +141,7 @@ fn a_machine_stands_still_until_there_is_room() {
     assert!(refused.to_string().contains("no space"), "{refused}");
     std::thread::sleep(MOMENT);
     assert_eq!(site.state(), "paused");
-    // It goes on by itself, also when the node was away and came back before there was room.
+    // The machine goes on by itself, even if the node was away and came back before there was room.
     site.cluster.node_mut("a").kill();
     site.cluster.node_mut("a").start(&[]).unwrap();
     site.becomes("paused");
@@ -150,7 +150,7 @@ fn a_machine_stands_still_until_there_is_room() {
     std::fs::remove_file(filler).unwrap();
     site.goes_on();
 
-    // Or by command: as long as there is no room it stands still again.
+    // Or by command: as long as there is no room, the machine stands still again.
     let filler = site.run_out();
     site.a().godwit(&["vm", "resume", VM]).json().unwrap();
     site.becomes("paused");
@@ -159,7 +159,7 @@ fn a_machine_stands_still_until_there_is_room() {
     std::fs::remove_file(filler).unwrap();
     site.goes_on();
 
-    // And is as whole as one that moves.
+    // And the machine can still move.
     site.guest.migrate(site.a(), "b", &[]).unwrap();
     let finished = site.guest.finish(site.cluster.node("b")).unwrap();
     println!("{finished:?}");

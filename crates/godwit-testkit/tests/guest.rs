@@ -1,5 +1,5 @@
-//! The virtual machine that other tests rely on, on a disk that is not ours: its load runs without
-//! an error, moves with the machine, and notices what should not be.
+//! The virtual machine of other tests, on a disk of another server. The load runs without an error, moves with the
+//! machine, and notices wrong content.
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -16,10 +16,10 @@ use godwit_testkit::vm::{
 };
 
 const SIZE: u64 = 96 << 20;
-/// How long a machine is stopped: far longer than scheduling noise.
+/// Time for which a machine is stopped: far longer than scheduling noise.
 const STOPPED: Duration = Duration::from_secs(2);
 
-/// An image served over vhost-user-blk by QEMU's storage daemon.
+/// Serves an image over vhost-user-blk with QEMU's storage daemon.
 fn serve(image: &Path, socket: &Path) -> Process {
     let mut file =
         OsString::from("driver=file,node-name=disk,cache.direct=on,locking=off,filename=");
@@ -50,7 +50,7 @@ fn clean(finished: Finished, console: &GuestConsole) {
     assert!(!log.iter().any(|line| line.contains("EXT4")), "{log:#?}");
 }
 
-/// Ends by the power button, as whoever stops a machine presses it.
+/// Ends by the power button, as an operator stops a machine.
 #[test]
 fn two_disks_without_an_error() {
     let turn = Scenario::begin("guest", "two_disks_without_an_error");
@@ -86,7 +86,7 @@ fn two_disks_without_an_error() {
     );
     assert!(report.memory_passes > 0, "{report:?}");
 
-    // The guest does not see that it stood still; the host does.
+    // The guest does not see the standstill; the host does.
     let mut monitor = Monitor::connect(&monitor).unwrap();
     console.mark(PATIENCE).unwrap();
     console.fresh_report(PATIENCE).unwrap();
@@ -108,7 +108,7 @@ fn two_disks_without_an_error() {
     }
 }
 
-/// Otherwise "no mismatch" would say nothing.
+/// Without this test, "no mismatch" would prove nothing.
 #[test]
 fn a_changed_disk_is_noticed() {
     let turn = Scenario::begin("guest", "a_changed_disk_is_noticed");
@@ -129,7 +129,7 @@ fn a_changed_disk_is_noticed() {
     console.attach(&line, PATIENCE).unwrap();
     console.started(PATIENCE).unwrap();
     console.progress(200, PATIENCE).unwrap();
-    // The load's file is the only thing on the disk that fills so much: most of it is hit.
+    // The load's file fills more of the disk than anything else: most of the file is hit.
     let file = OpenOptions::new().write(true).open(&image).unwrap();
     let junk = vec![0x5a; 4096];
     for block in (SIZE / 8 / 4096)..(SIZE / 4096) {
@@ -141,8 +141,7 @@ fn a_changed_disk_is_noticed() {
     println!("{report:?} {:#?}", console.log());
 }
 
-/// Memory, CPU and the load's state move to another QEMU; the disk is the same image behind another
-/// back end.
+/// Memory, CPU and the load's state move to another QEMU; the disk is the same image behind another back end.
 #[test]
 fn the_load_goes_on_where_the_machine_moves() {
     let turn = Scenario::begin("guest", "the_load_goes_on_where_the_machine_moves");

@@ -21,7 +21,7 @@ fn still_serves(node: &Node, model: &mut Model) {
     verify(node, DISK, model).unwrap();
 }
 
-/// One request and the error that comes back; `None` when the server hangs up instead.
+/// Sends one request; returns the error in the reply, or `None` if the server hangs up instead.
 fn error_of(node: &Node, command: Command, offset: u64, length: u32, data: &[u8]) -> Option<u32> {
     let connection = NbdConnection::connect(&node.nbd(DISK)).unwrap();
     let (mut reader, mut writer) = connection.split();
@@ -33,7 +33,7 @@ fn error_of(node: &Node, command: Command, offset: u64, length: u32, data: &[u8]
         offset,
         length,
     };
-    // The server may hang up before it has taken everything.
+    // The server may hang up before the last byte.
     let _ = writer.send(&request, data);
     let reply = reader.reply().ok()?;
     assert_eq!(reply.cookie, 5);
@@ -102,7 +102,7 @@ fn requests_that_do_not_fit_the_disk() {
     still_serves(a, &mut model);
 }
 
-/// Everything that a node listens on.
+/// Returns all sockets of a node.
 fn every_port(node: &Node) -> [(&'static str, NbdTarget); 4] {
     let spec = node.spec();
     [
@@ -151,7 +151,7 @@ fn random_bytes_everywhere(test: &str, tls: bool) {
             let from = bytes.len();
             bytes.resize(length, 0);
             random.fill(&mut bytes[from..]);
-            // The node may hang up at any moment; that is what a refusal looks like.
+            // The node may hang up at any moment, as a form of refusal.
             let _ = wire.write_all(&bytes);
             let _ = wire.read(&mut [0; 512]);
         }
@@ -230,7 +230,7 @@ fn handshakes_that_never_end() {
             }
         }
     }
-    // With all of them open, honest clients are served and the disk can move.
+    // With all these connections open, honest clients are served and the disk can move.
     still_serves(a, &mut model);
     let moved = migrate(a, DISK, "b", &["--verify"]).unwrap();
     assert_eq!(moved["phase"], "completed", "{moved}");

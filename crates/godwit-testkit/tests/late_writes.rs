@@ -1,5 +1,5 @@
-//! A client that leaves the node that its disk has left, with a write unanswered there, and goes on at
-//! the disk's owner: the write never comes after what is written then.
+//! A client with an unanswered write leaves the disk's former node, and goes on at the disk's owner. The unanswered
+//! write never takes effect after newer writes at the owner.
 
 use std::time::{Duration, Instant};
 
@@ -10,18 +10,18 @@ use godwit_testkit::proxy::{Conditions, Proxy};
 use godwit_testkit::scenario::{Scenario, migrate};
 
 const BLOCK: u32 = 4096;
-/// Long enough for a write to reach where it is held up.
+/// Time for a write to reach the point at which it is held.
 const A_MOMENT: Duration = Duration::from_millis(500);
-/// Long enough for a connection between nodes to come back.
+/// Time in which a connection between nodes comes back.
 const A_WHILE: Duration = Duration::from_secs(4);
 
-/// A disk that has moved from a to b, and a client that stayed at a.
+/// A disk moved from a to b, and a client that stayed at a.
 struct Moved {
     cluster: Cluster,
     links: Vec<Proxy>,
     reader: NbdReader,
     writer: NbdWriter,
-    /// Another client that stayed.
+    /// Another client at a.
     other: NbdConnection,
 }
 
@@ -50,14 +50,14 @@ impl Moved {
         }
     }
 
-    /// The client that stayed writes, and hears no answer before `wait` is over.
+    /// Sends a write from the client at a, and expects no answer before `wait` is over.
     fn write_unanswered(&mut self, wait: Duration) {
         send_write(&mut self.writer, 1, 0, b'O');
         self.reader.set_timeout(Some(wait)).unwrap();
         assert!(self.reader.reply().is_err(), "it was to be held up");
     }
 
-    /// The client leaves, attaches at the owner, writes the same place and makes it durable.
+    /// Disconnects the client, attaches at the owner, writes the same place and flushes.
     fn go_on_at_the_owner(self) -> Left {
         self.writer.shutdown();
         drop((self.reader, self.writer));
@@ -73,7 +73,7 @@ impl Moved {
     }
 }
 
-/// What is there when the client has gone on at the owner.
+/// The state after the client has gone on at the owner.
 struct Left {
     _cluster: Cluster,
     links: Vec<Proxy>,
@@ -81,7 +81,7 @@ struct Left {
 }
 
 impl Left {
-    /// However long one waits, the newer write is there.
+    /// Checks for a while that the newer write stays.
     fn expect_newer(mut self) {
         let mut found = [0; BLOCK as usize];
         let end = Instant::now() + A_WHILE;

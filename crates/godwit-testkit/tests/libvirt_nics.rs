@@ -1,5 +1,5 @@
-//! A machine of libvirt's, with a NIC that a node serves: behind `make test-libvirt`, since libvirt has to be installed.
-//! Each host has a libvirt of its own, which sees folders of its own in the places of `/run` and `/etc/libvirt`.
+//! A machine of libvirt's, with a NIC of a node: behind `make test-libvirt`, since libvirt has to be installed. Each
+//! host has a separate libvirt, with separate folders in place of `/run` and `/etc/libvirt`.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -28,7 +28,7 @@ struct Libvirt {
 }
 
 impl Libvirt {
-    /// Starts one whose files are in this folder. `number` tells its host from others.
+    /// Starts a daemon with the files in this folder. `number` distinguishes the hosts.
     fn start(host: &Namespace, folder: &Path, number: u8) -> io::Result<Self> {
         let places = [
             ("run", "/run"),
@@ -87,12 +87,12 @@ impl Libvirt {
 
 impl Drop for Libvirt {
     fn drop(&mut self) {
-        // Its QEMU would outlive it. That it has none is no failure.
+        // The daemon's QEMU would outlive the daemon. A missing QEMU is no failure.
         let _ = self.virsh(&["destroy", VM]);
     }
 }
 
-/// Creates the NIC at a node, and gives the XML that the node prints for libvirt.
+/// Creates the NIC at a node, and returns the node's XML for libvirt.
 fn create(node: &Node, nic: &str) -> io::Result<String> {
     let told = node.godwit(&["nic", "create", NIC, nic]).text()?;
     let from = told.find("<interface").expect("an interface");
@@ -103,7 +103,7 @@ fn shown(node: &Node) -> io::Result<Value> {
     Ok(node.godwit(&["nic", "show", NIC]).json()?)
 }
 
-/// A machine that boots the guest without disks.
+/// Returns a machine that boots the guest without disks.
 fn domain(image: &GuestImage, folder: &Path, interface: &str) -> String {
     let load = GuestLoad {
         memory_mb: 8,

@@ -1,4 +1,4 @@
-//! Disks that move under load: two at a time, there and back, far away, and not at all after a cancel.
+//! Moves of disks under load: two at a time, there and back, far away, and none after a cancel.
 
 use std::time::{Duration, Instant};
 
@@ -83,7 +83,7 @@ fn a_disk_moves_there_and_back_and_there_with_clients_attached() {
     println!("longest request: {:?}", client.stats().longest);
     let mut model = finish(client).unwrap();
     verify(b, "tour", &mut model).unwrap();
-    // A new client at the node that it left is told where it went.
+    // A new client at the old node is told the disk's new node.
     let refusal = verify(a, "tour", &mut model).unwrap_err();
     assert!(refusal.contains("node 'b'"), "{refusal}");
     assert_eq!(b.disk("tour").unwrap()["epoch"], 4);
@@ -102,7 +102,7 @@ fn a_cancel_at_any_moment_costs_nothing() {
     while rounds < 12 {
         rounds += 1;
         let other = if at.name() == "a" { b } else { a };
-        // About a second and a half of copying, so that the cancel finds it in any phase.
+        // About a second and a half of copying, so the cancel may come in any phase.
         let options = ["--max-bandwidth", "64MiB", "--verify"];
         let options = &options[..if random.percent(50) { 3 } else { 2 }];
         let id = start_migration(at, "calm", other.name(), options).unwrap();
@@ -151,7 +151,7 @@ fn a_guest_that_writes_more_than_the_link_takes_does_not_keep_its_disk_from_arri
     }
     let workload = Workload::new(turn.seed).rate(None);
     let client = VerifyingClient::start(&a.nbd("busy"), &workload, model).unwrap();
-    // What the guest had in this time is what it is promised when the user says nothing.
+    // Without a user's choice, the guest's performance in this time becomes the promise.
     std::thread::sleep(Duration::from_secs(3));
     let id = start_migration(a, "busy", "b", &[]).unwrap();
     let ended = await_end(a, &id);
@@ -163,7 +163,7 @@ fn a_guest_that_writes_more_than_the_link_takes_does_not_keep_its_disk_from_arri
 
 #[test]
 fn a_guest_does_not_wait_for_the_way_to_a_node_far_away() {
-    // Without a promise nothing pauses, and all that is written where the copy has been goes to both.
+    // Without a promise nothing pauses, and all writes to copied ranges go to both nodes.
     to_a_node_far_away(
         "a_guest_does_not_wait_for_the_way_to_a_node_far_away",
         &["--sla", "off"],
@@ -178,8 +178,7 @@ fn nor_does_one_whose_promise_is_shorter_than_that_way() {
     );
 }
 
-/// Moves a disk while its guest writes to what is copied already, and expects that it does not wait for
-/// the way there and back.
+/// Moves a disk while the guest writes to copied ranges, and expects no wait for a round trip.
 fn to_a_node_far_away(name: &str, promise: &[&str]) {
     const WAY: Duration = Duration::from_millis(20);
     const WRITES: u64 = 100;

@@ -1,4 +1,4 @@
-//! Several ask for one name at once: one gets it, and the others are told so.
+//! Several requests for one name at once: one gets the name, and the others are refused with the reason.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn cluster(names: &[&str]) -> Cluster {
     Cluster::prepare(names, options).unwrap()
 }
 
-/// What three get who ask for the same at once.
+/// Returns the results of three equal requests at once.
 fn at_once(node: &Node, args: &[&str]) -> Vec<Result<String, Failure>> {
     std::thread::scope(|scope| {
         let asked: Vec<_> = (0..3)
@@ -29,7 +29,7 @@ fn at_once(node: &Node, args: &[&str]) -> Vec<Result<String, Failure>> {
     })
 }
 
-/// One of them was served, and the others were told why they were not.
+/// Expects one success, and refusals of the others for one of these reasons.
 fn one_wins(answers: &[Result<String, Failure>], why: &[&str]) {
     let won = answers.iter().filter(|answer| answer.is_ok()).count();
     assert_eq!(won, 1, "{answers:?}");

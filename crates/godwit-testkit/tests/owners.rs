@@ -1,4 +1,5 @@
-//! What was given away and is owned again by a record that was put back is held: nodes that meet find out.
+//! Disks and machines that were given away and are owned again by a restored record are held: the nodes find out when
+//! they meet.
 
 use std::path::PathBuf;
 
@@ -25,7 +26,7 @@ fn store(node: &Node) -> PathBuf {
     node.spec().dir.join("godwit.redb")
 }
 
-/// Keeps what a node has stored, while it does not run, and gives where.
+/// Copies the store of a stopped node; returns the copy.
 fn back_up(node: &Node) -> PathBuf {
     let copy = store(node).with_extension("before");
     std::fs::copy(store(node), &copy).unwrap();
@@ -72,7 +73,7 @@ fn a_store_put_back_serves_nothing_that_was_given_away() {
         "{metrics}"
     );
     NbdConnection::connect(&cluster.node("a").nbd(DISK)).expect_err("it is held");
-    // Also where the other node cannot tell.
+    // The disk is held even if the other node cannot tell.
     cluster.node_mut("b").terminate(PATIENCE).unwrap();
     cluster.node_mut("a").terminate(PATIENCE).unwrap();
     cluster.node_mut("a").start(&[]).unwrap();
@@ -142,7 +143,7 @@ fn a_machine_that_went_on_elsewhere_stands_still() {
     run_machine(cluster.node("a"), &[]);
     cluster.node_mut("a").kill();
     let copy = back_up(cluster.node("a"));
-    // Its QEMU stays, as if the host had been put back, too.
+    // The machine's QEMU stays, as if the host had been put back, too.
     let point = ("vm::before::quit", "sleep(60000)");
     cluster.node_mut("a").start(&[point]).unwrap();
     machine_comes_to(cluster.node("a"), "running", |it| it["state"] == "running");
@@ -178,7 +179,7 @@ fn a_machine_whose_memory_is_anothers_stands_still() {
     let opened = Pool::open(pool.path()).unwrap();
     let segment = Segment::open(&opened, MACHINE).unwrap();
     segment.decide("a", 1, "b").unwrap();
-    // It looks when it starts, and every quarter of a minute.
+    // The node checks at the start, and every quarter of a minute.
     cluster.node_mut("a").kill();
     cluster.node_mut("a").start(&[]).unwrap();
     let a = cluster.node("a");
@@ -190,7 +191,7 @@ fn a_machine_whose_memory_is_anothers_stands_still() {
     assert_eq!(machine(a)["state"], "paused");
 }
 
-/// Whoever is told that a move has been cancelled finds nothing of it at the destination, and may move the machine again.
+/// After a confirmed cancel nothing of the move is at the destination, and the machine may move again.
 #[test]
 fn a_cancelled_move_leaves_nothing_behind() {
     let _turn = Scenario::begin("owners", "a_cancelled_move_leaves_nothing_behind");

@@ -1,5 +1,5 @@
-//! Where a disk arrives: in a pool, at a path, on a block device, and nowhere that the destination's
-//! configuration does not name.
+//! Places of arriving disks: in a pool, at a path, on a block device, and nowhere outside of the destination's
+//! configuration.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, symlink};
@@ -37,7 +37,7 @@ impl Site {
             ("devices".to_owned(), "/dev".into()),
         ];
         cluster.start_all().unwrap();
-        // Data, and holes around it.
+        // Data, with holes around.
         let mut content = vec![0; SIZE as usize];
         Random::new(seed).fill(&mut content[3 << 20..5 << 20]);
         Self {
@@ -47,7 +47,7 @@ impl Site {
         }
     }
 
-    /// A disk at `a`.
+    /// Creates a disk at `a`.
     fn create(&self, disk: &str) {
         let path = self.cluster.dir().join(format!("{disk}.source"));
         let image = File::create_new(&path).unwrap();
@@ -65,7 +65,7 @@ impl Site {
         assert_eq!(moved["phase"], "completed", "{moved}");
     }
 
-    /// Lets `b` stand still when it has admitted an offer and made nothing yet, once.
+    /// Lets `b` pause once, between the admission of an offer and the creation of files.
     fn hold_the_first_offer(&mut self) {
         let b = self.cluster.node_mut("b");
         b.terminate(PATIENCE).unwrap();
@@ -81,7 +81,7 @@ impl Site {
         wait_for(PATIENCE, held).expect("the first is about to be put there");
     }
 
-    /// Why the disk does not move; it stays at `a`, and nothing of it is at `b`.
+    /// Returns the refusal of a move; checks that the disk stays at `a` and nothing is at `b`.
     fn refused(&self, disk: &str, options: &[&str]) -> String {
         let refused = migrate(self.cluster.node("a"), disk, "b", options).unwrap_err();
         assert_eq!(self.cluster.node("a").disk_state(disk), "serving");
@@ -121,7 +121,7 @@ fn a_disk_arrives_in_a_pool_or_at_a_path_in_one() {
         site.moves(disk, &options);
         assert_eq!(site.at_b(disk)["path"], path.to_string_lossy().as_ref());
         holds(path, &site.content);
-        // It comes back to where it was, and goes there again.
+        // The disk comes back to the former place, and goes there again.
         let b = site.cluster.node("b");
         migrate(b, disk, "a", &[]).unwrap();
         site.moves(disk, &options);
@@ -186,7 +186,7 @@ fn a_disk_arrives_nowhere_else() {
     assert_eq!(std::fs::read(&taken).unwrap(), b"somebody's");
     assert!(!elsewhere.join("d.img").exists());
     assert!(dangling.is_symlink(), "it is somebody's");
-    // One that was there before stays where it is.
+    // A disk that was there before stays at its place.
     site.moves("d", &["--pool", "fast"]);
     migrate(site.cluster.node("b"), "d", "a", &[]).unwrap();
     let other = path("fast/other");
@@ -234,13 +234,13 @@ fn of_two_disks_that_come_at_once_one_gets_the_place() {
     holds(&place, &site.content);
 }
 
-/// A loop device, as long as this lives.
+/// A loop device, until dropped.
 struct Device(PathBuf);
 
 impl Device {
     fn new(backing: &Path, size: u64) -> Self {
         let file = File::create_new(backing).unwrap();
-        // What an earlier owner left must not be seen.
+        // Data of an earlier owner must not be seen.
         file.write_all_at(&vec![0xa5; size as usize], 0).unwrap();
         let mut attach = Command::new("losetup");
         let attached = run(attach.args(["--find", "--show"]).arg(backing)).unwrap();

@@ -1,5 +1,4 @@
-//! A virtual machine that moves before its memory does, with a guest that checks its disks and its
-//! memory.
+//! A virtual machine that moves before its memory does, with a guest that checks its disks and its memory.
 
 use std::process::Command;
 
@@ -47,7 +46,7 @@ fn a_machine_whose_memory_is_lost_on_the_way_ends_and_says_so() {
     let guest = NodeGuest::start(&cluster, "a", 1, DISK_MIB, &load).unwrap();
     let source = a.godwit(&["vm", "show", VM]).json().unwrap()["pid"].to_string();
     let show = || b.godwit(&["vm", "show", VM]).json().ok();
-    // Slow enough for its memory to be on the way still when the source is gone.
+    // Slow enough for the memory to be still on the way when the source is gone.
     let options = ["--memory", "post-copy", "--max-bandwidth", "32M"];
     let failure = std::thread::scope(|scope| {
         let moves = scope.spawn(|| guest.try_migrate(a, "b", &options));

@@ -1,4 +1,4 @@
-//! A disk changes hands before all of it has moved, and its new owner pulls the rest: under load, and whichever node
+//! A disk changes hands before all data has moved, and the new owner pulls the rest: under load, and whichever node
 //! dies meanwhile.
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const SIZE: u64 = 96 << 20;
 /// Holds the connection on which the rest is pulled.
 const HELD: (&str, &str) = ("pull::connect", "sleep(3600000)");
 
-/// Two nodes of which `a` has the disk and does not connect to let it be pulled.
+/// Starts two nodes. `a` does not make the connection over which a disk is pulled.
 fn held() -> Cluster {
     let mut cluster = Cluster::start(&["a", "b"]).unwrap();
     let a = cluster.node_mut("a");
@@ -66,7 +66,7 @@ fn a_disk_changes_hands_before_all_of_it_has_moved() {
     }
     let mut model = finish(client).unwrap();
     verify(cluster.node("a"), DISK, &mut model).unwrap();
-    // It is a disk like any other.
+    // The disk is like any other.
     let moved = migrate(cluster.node("a"), DISK, "b", &["--verify"]).unwrap();
     assert_eq!(moved["verified"], true, "{moved}");
     verify(cluster.node("b"), DISK, &mut model).unwrap();
@@ -164,7 +164,7 @@ fn a_read_of_what_is_missing_fails_when_the_source_is_away_for_too_long_and_all_
         let begun = Instant::now();
         (reader.read_at(50 << 20, &mut [0; 4096]), begun.elapsed())
     });
-    // Meanwhile whole blocks can be written, and what is here can be read.
+    // Meanwhile whole blocks can be written, and present parts can be read.
     let mut client = NbdConnection::connect(&b.nbd(DISK)).unwrap();
     let begun = Instant::now();
     let mut rounds = 0;
@@ -214,7 +214,7 @@ fn a_guest_works_on_what_is_there_while_its_owner_dies_and_comes_back() {
         };
         let moved = migrate(cluster.node(from), DISK, to, &["--policy", "post-copy"]).unwrap();
         assert_eq!(moved["phase"], "completed", "{moved}");
-        // While it pulls, as a rule; the client's own node lives.
+        // As a rule the kill comes during the pull; the client's own node lives.
         if to == "b" {
             std::thread::sleep(Duration::from_millis(20 * (round + 1)));
             let left = cluster.node("b").disk(DISK).unwrap()["missing_bytes"].clone();
@@ -274,14 +274,14 @@ fn what_is_owed_is_told_by_command_lists_and_log() {
     assert!(list.contains("a part to b"), "{list}");
     let list = b.godwit(&["disk", "list"]).text().unwrap();
     assert!(list.contains("96.0 MiB at a"), "{list}");
-    // What holds the connection keeps the process from its end.
+    // The fail point on the connection keeps the process from ending.
     let _ = cluster.node_mut("a").terminate(Duration::from_secs(2));
     let log = cluster.node("a").log_tail(200);
     assert!(log.contains("still needs a part of it"), "{log}");
     cluster.node_mut("a").kill();
     cluster.node_mut("a").start(&[]).unwrap();
     becomes_whole(cluster.node("b"), cluster.node("a"), DISK);
-    // A command that waits comes back when that is so.
+    // A waiting command returns when the disk is whole.
     let moving = ["--policy", "post-copy", "--wait"];
     migrate(cluster.node("b"), DISK, "a", &moving).unwrap();
     let (a, b) = (cluster.node("a"), cluster.node("b"));
@@ -313,7 +313,7 @@ fn a_disk_goes_on_without_what_is_lost_for_good() {
     assert!(waiting.join().unwrap().is_err(), "nobody waits any more");
     let warnings = b.disk(DISK).unwrap()["warnings"].to_string();
     assert!(warnings.contains("given up as lost"), "{warnings}");
-    // What is written is there, and a restart changes nothing.
+    // Written data is there, and a restart changes nothing.
     cluster.node_mut("b").kill();
     cluster.node_mut("b").start(&[]).unwrap();
     let mut client = NbdConnection::connect(&cluster.node("b").nbd(DISK)).unwrap();
@@ -322,7 +322,7 @@ fn a_disk_goes_on_without_what_is_lost_for_good() {
     client.read_at(1 << 20, &mut read).unwrap();
     assert_eq!(read, [5; 4096]);
     assert!(client.read_at(8 << 20, &mut read).is_err());
-    // It was not lost after all.
+    // The missing data was not lost after all.
     cluster.node_mut("a").start(&[]).unwrap();
     becomes_whole(cluster.node("b"), cluster.node("a"), DISK);
 }
@@ -397,7 +397,7 @@ fn a_destination_that_runs_full_while_it_pulls_says_so_and_goes_on_when_there_is
     std::fs::create_dir(&records).unwrap();
     cluster.node_mut("b").spec_mut().dir = records;
     cluster.start_all().unwrap();
-    // A disk of which all is data has its storage before it is pulled.
+    // A disk without holes has its storage before the pull.
     let a = cluster.node("a");
     let size = SIZE.to_string();
     a.godwit(&["disk", "create", DISK, "--size", &size])
@@ -430,7 +430,7 @@ fn a_destination_that_runs_full_while_it_pulls_says_so_and_goes_on_when_there_is
     }
 }
 
-/// A node that stands still until this is dropped.
+/// A node that stands still until this guard is dropped.
 struct Stopped(Pid);
 
 impl Drop for Stopped {
@@ -446,8 +446,8 @@ fn stop(node: &Node) -> Stopped {
     Stopped(pid)
 }
 
-/// Moves a thin disk of so many TiB, of which 8 MiB are data: how long a client that writes all the time waited at most,
-/// and when the disk was whole at its new node.
+/// Moves a thin disk of `tib` TiB with 8 MiB of data. Returns the longest wait of a client that writes all the time,
+/// and the time after which the disk was whole at the new node.
 fn move_thin(policy: &str, tib: u64) -> (Duration, Duration) {
     let cluster = Cluster::start(&["a", "b"]).unwrap();
     let (a, b) = (cluster.node("a"), cluster.node("b"));
@@ -495,7 +495,7 @@ fn move_thin(policy: &str, tib: u64) -> (Duration, Duration) {
 fn a_thin_disk_of_a_tib_leaves_at_once() {
     let _turn = Scenario::begin("pulled_disks", "a_thin_disk_of_a_tib_leaves_at_once");
     let (longest, whole) = move_thin("post-copy", 1);
-    // A busy machine is allowed several times what an idle one needs.
+    // A busy machine is allowed several times the time of an idle one.
     assert!(longest < Duration::from_millis(800), "{longest:?}");
     assert!(whole < Duration::from_secs(20), "{whole:?}");
 }
@@ -531,7 +531,7 @@ fn what_is_pulled_keeps_to_the_moves_bandwidth() {
     let begun = Instant::now();
     let moved = migrate(cluster.node("a"), DISK, "b", &options).unwrap();
     assert_eq!(moved["phase"], "completed", "{moved}");
-    // Either node may start anew: the bound is the source's to tell.
+    // Either node may start anew: the source knows the bound.
     cluster.node_mut("b").kill();
     cluster.node_mut("b").start(&[]).unwrap();
     cluster.node_mut("a").kill();

@@ -1,4 +1,4 @@
-//! QEMU runs as a user that has neither the node's keys nor its images, and machines move all the same.
+//! QEMU runs as a user without access to the node's keys and images, and machines move all the same.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ const USER: &str = "nobody";
 const NUMBER: u32 = 65_534;
 const MACHINE: &str = "caged";
 
-/// The users of the machine's QEMU: real, effective, saved, of the file system.
+/// Returns the users of the machine's QEMU: real, effective, saved, of the file system.
 fn users(node: &Node) -> String {
     let shown = node.godwit(&["vm", "show", MACHINE]).json().unwrap();
     let status = std::fs::read_to_string(format!("/proc/{}/status", shown["pid"])).unwrap();
@@ -23,7 +23,7 @@ fn users(node: &Node) -> String {
     users.unwrap().trim().to_owned()
 }
 
-/// Whether the user can read a file, or list a folder.
+/// Returns true if the user can read a file, or list a folder, with the program `word`.
 fn can(word: &str, path: &Path) -> bool {
     let mut command = Command::new(word);
     command.arg(path).uid(NUMBER).gid(NUMBER);
@@ -37,7 +37,7 @@ fn machines_run_as_a_user_who_has_nothing_of_the_nodes_and_move() {
         return;
     }
     let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
-    // The user must be able to pass to what is below.
+    // The user must be able to pass to the folders below.
     std::fs::set_permissions(cluster.dir(), Permissions::from_mode(0o711)).unwrap();
     for name in ["a", "b"] {
         let node = cluster.node_mut(name);
@@ -66,7 +66,7 @@ fn machines_run_as_a_user_who_has_nothing_of_the_nodes_and_move() {
     };
     ended(migrate(a, &machine, "b", &[]).unwrap());
     assert_eq!(users(cluster.node("b")), expected);
-    // Its QEMU finds the sockets of a node that was started again, and that finds QEMU.
+    // QEMU finds the sockets of a restarted node, and the node finds QEMU.
     cluster.node_mut("b").kill();
     cluster.node_mut("b").start(&[]).unwrap();
     let b = cluster.node("b");

@@ -1,5 +1,5 @@
-//! Disks that come back to a node which still has the image that they left: only what differs is sent, and nothing is
-//! left out of which that is not certain.
+//! Disks that come back to a node with their former image: only the difference is sent, and every doubtful part counts
+//! as different.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -19,7 +19,7 @@ const SIZE: u64 = 64 * MIB;
 const BLOCK: u64 = 4096;
 const DISK: &str = "d";
 
-/// Writes so many blocks of 4 KiB here and there, each once.
+/// Writes `blocks` random blocks of 4 KiB, each once.
 fn write_blocks(node: &Node, model: &mut Model, random: &mut Random, blocks: usize) {
     let mut connection = NbdConnection::connect(&node.nbd(DISK)).unwrap();
     let mut written = std::collections::HashSet::new();
@@ -37,7 +37,7 @@ fn write_blocks(node: &Node, model: &mut Model, random: &mut Random, blocks: usi
     connection.flush().unwrap();
 }
 
-/// Moves the disk and compares both images. The bytes that were sent, and how it was known which.
+/// Moves the disk and compares both images. Returns the bytes sent, and the way in which the difference was found.
 fn moved(from: &Node, to: &Node, more: &[&str]) -> (u64, Value) {
     let mut args = vec!["--verify"];
     args.extend(more);
@@ -56,7 +56,7 @@ fn sent(moved: &Value) -> u64 {
         + moved["promise"]["delayed_bytes_sent"].as_u64().unwrap_or(0)
 }
 
-/// Waits until the node has stored that the image which it keeps is what the disk was.
+/// Waits until the node has recorded the kept image as the disk's former content.
 fn keeps_its_image(node: &Node) {
     let kept = || (node.disk(DISK).ok()?["kept"] == true).then_some(());
     assert!(wait_for(PATIENCE, kept).is_some(), "{:?}", node.disk(DISK));
@@ -91,7 +91,7 @@ fn a_disk_that_moves_back_is_sent_without_what_its_old_image_holds() {
     let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     assert_eq!(moved(a, b, &[]), (SIZE, Value::Null), "it was never there");
     keeps_its_image(a);
-    // One percent is changed.
+    // A change of one percent.
     let blocks = (SIZE / BLOCK / 100) as usize;
     write_blocks(b, &mut model, &mut random, blocks);
     let written = blocks as u64 * BLOCK;
@@ -121,7 +121,7 @@ fn what_is_not_certain_is_compared() {
     let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
     moved(cluster.node("a"), cluster.node("b"), &[]);
     keeps_its_image(cluster.node("a"));
-    // Of an owner that ends in order the next process knows what was written.
+    // After an orderly end of the owner, the next process knows the writes.
     write_blocks(cluster.node("b"), &mut model, &mut random, 20);
     for name in ["b", "a"] {
         cluster
@@ -135,7 +135,7 @@ fn what_is_not_certain_is_compared() {
     assert_eq!(by, "written");
     assert!(sent <= 40 * BLOCK, "{sent}");
     keeps_its_image(cluster.node("b"));
-    // Of one that was killed it does not.
+    // After a kill, the next process does not.
     write_blocks(cluster.node("a"), &mut model, &mut random, 20);
     cluster.node_mut("a").kill();
     cluster.node_mut("a").start(&[]).unwrap();
@@ -145,7 +145,7 @@ fn what_is_not_certain_is_compared() {
     assert!(sent <= 40 * (64 << 10), "{sent}");
     verify(cluster.node("b"), DISK, &mut model).unwrap();
     keeps_its_image(cluster.node("a"));
-    // Somebody writes to the image that was left.
+    // A foreign write to the departed image.
     let old = cluster.node("a").image(DISK).unwrap();
     let old = OpenOptions::new().write(true).open(old).unwrap();
     old.write_all_at(&[0xEE; 4096], 3 * MIB).unwrap();

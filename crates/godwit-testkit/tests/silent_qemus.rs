@@ -1,5 +1,4 @@
-//! A QEMU that does not answer when its node starts again is still a QEMU: what it may do with its disks
-//! decides what becomes of it.
+//! A QEMU that does not answer when its node starts again is still a QEMU. Its rights to its disks decide its fate.
 
 use std::time::Duration;
 
@@ -10,19 +9,19 @@ use godwit_testkit::scenario::{PATIENCE, Scenario, run_small_machine};
 use rustix::process::{Pid, Signal, kill_process};
 
 const MACHINE: &str = "silent";
-/// Long enough for a node to take it for ended that must not.
+/// Time in which a node would take QEMU for ended, wrongly.
 const MOMENT: Duration = Duration::from_secs(2);
-/// Holds a source until its destination's QEMU is there and struck.
+/// Holds a source until the destination's QEMU is there and struck.
 const HOLD: (&str, &str) = ("vm::copying-disks", "sleep(15000)");
 
-/// A machine without an operating system that runs at the first of two nodes.
+/// Starts a machine without an operating system at the first of two nodes.
 fn machine() -> Cluster {
     let cluster = Cluster::start_with(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
     run_small_machine(cluster.node("a"), MACHINE, "disk0", &[]).unwrap();
     cluster
 }
 
-/// The only QEMU of a node.
+/// Returns the only QEMU of a node.
 fn qemu(node: &Node) -> Pid {
     let only = || <[Pid; 1]>::try_from(machines_in(&node.spec().dir)).ok();
     let [pid] =
@@ -76,7 +75,7 @@ fn one_whose_disks_do_not_come_is_ended() {
     let machine = format!("vm/{MACHINE}");
     let detached = ["migrate", &machine, "--to", "b", "--detach"];
     cluster.node("a").godwit(&detached).json().unwrap();
-    // Like one that waits for a disk of a node that died.
+    // Like a QEMU that waits for a disk of a dead node.
     kill_process(qemu(cluster.node("b")), Signal::STOP).unwrap();
     cluster.node_mut("b").kill();
     cluster.node_mut("b").start(&[]).unwrap();
@@ -107,7 +106,8 @@ fn one_whose_disks_are_taken_back_while_it_is_silent_is_ended() {
     };
     wait_for(PATIENCE, reached).expect("the disk is accepted");
     kill_process(qemu(cluster.node("b")), Signal::STOP).unwrap();
-    // The source does not hear of it, and keeps the disk; it says so once both are there again.
+    // The source does not hear of the acceptance, and keeps the disk. The source says so once both nodes are there
+    // again.
     cluster.node_mut("b").kill();
     cluster.node_mut("a").terminate(PATIENCE).unwrap();
     cluster.node_mut("b").start(&[]).unwrap();

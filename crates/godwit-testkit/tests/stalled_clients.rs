@@ -1,5 +1,5 @@
-//! Clients that take no answers, or stop within a write, beside one that does neither: it waits for nothing but
-//! its own requests, at the disk's node and at the one that the disk has left.
+//! Clients that take no answers, or stop within a write, beside a good one. The good client waits only for its own
+//! requests, at the disk's node and at the disk's former node.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use godwit_testkit::{Cluster, Node};
 const DISK: &str = "shared";
 const MIB: u64 = 1 << 20;
 
-/// The longest that the good client may wait.
+/// Longest wait allowed for the good client.
 const LONGEST: Duration = Duration::from_millis(200);
 
-/// How long the good client works.
+/// Working time of the good client.
 const WORKS: Duration = Duration::from_secs(3);
 
 fn request(command: Command, cookie: u64, offset: u64, length: u64) -> Request {
@@ -32,7 +32,7 @@ fn connect(target: &NbdTarget) -> NbdConnection {
     NbdConnection::connect(target).unwrap()
 }
 
-/// A client that is about to stall.
+/// A client about to stall.
 struct Client(NbdReader, NbdWriter);
 
 impl Client {
@@ -41,12 +41,12 @@ impl Client {
         Self(reader, writer)
     }
 
-    /// Asks for much and takes none of it.
+    /// Sends many reads and takes none of the answers.
     fn take_no_answers(&mut self) {
         let requests: Vec<_> = (0..400)
             .flat_map(|cookie| request(Command::Read, cookie, cookie % 32 * MIB, MIB).encode())
             .collect();
-        // At once: many small messages fill a socket from which nothing is read.
+        // All at once: many small messages would fill a socket without a reader.
         self.1.write_all(&requests).unwrap();
     }
 
@@ -57,7 +57,7 @@ impl Client {
     }
 }
 
-/// The longest that this client waits for a request, of 4 KiB and of 1 MiB.
+/// Returns the longest latency of this client's requests, of 4 KiB and of 1 MiB.
 fn longest_wait(client: &mut NbdConnection) -> Duration {
     let (short, long) = (vec![2; 4096], vec![3; 1 << 20]);
     let mut into = vec![0; 1 << 20];
@@ -79,7 +79,7 @@ fn longest_wait(client: &mut NbdConnection) -> Duration {
     longest
 }
 
-/// A cluster of `a`, which has the disk, and `b`.
+/// Starts a cluster of `a`, which has the disk, and `b`.
 fn cluster() -> Cluster {
     let options = ClusterOptions {
         godwit: godwit_binary().unwrap(),
@@ -91,10 +91,10 @@ fn cluster() -> Cluster {
     cluster
 }
 
-/// Longer than a busy machine makes anybody wait.
+/// Longer than any wait on a busy machine.
 const FAR_TOO_LONG: Duration = Duration::from_secs(1);
 
-/// The client at this node waits no longer than it may. A run that a busy machine spoiled is repeated.
+/// Checks the client's longest wait. A run spoiled by a busy machine is repeated.
 fn waits_for_nobody(who: &str, client: &mut NbdConnection) {
     let longest = (0..3)
         .map(|_| longest_wait(client))
@@ -126,7 +126,7 @@ fn two_stalled_clients_hold_up_no_other() {
     assert_eq!(moved["phase"], "completed", "{moved}");
     assert!(started.elapsed() < Duration::from_secs(20));
 
-    // What the good client asks for goes the same way as what they asked for.
+    // The good client's requests go the same way as those of the stalled ones.
     late[0].take_no_answers();
     late[1].stop_within_a_write();
     waits_for_nobody("a client of the node that the disk has left", &mut good);
@@ -178,7 +178,7 @@ fn a_connection_too_many_is_refused_in_the_handshake() {
     let cluster = cluster();
     let a = cluster.node("a");
     let target = a.nbd(DISK);
-    // All at the same time, so that no count is settled while the next is asked for.
+    // All at the same time, before any count is settled.
     let attempts: Vec<_> = (0..100)
         .map(|_| {
             let target = target.clone();
@@ -200,7 +200,7 @@ fn a_connection_too_many_is_refused_in_the_handshake() {
     for connection in &mut attached {
         connection.write_at(0, &[1; 512]).unwrap();
     }
-    // One that leaves makes room for another.
+    // A departing client makes room for another.
     drop(attached.pop());
     let again =
         godwit_testkit::process::wait_for(PATIENCE, || NbdConnection::connect(&target).ok());

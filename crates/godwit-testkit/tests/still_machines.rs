@@ -1,4 +1,4 @@
-//! A machine whose guest stands still stands still wherever it is after a node has died in its move.
+//! A machine that stands still keeps standing still, at either node, after a node has died in its move.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use godwit_testkit::scenario::{PATIENCE, Scenario, run_small_machine};
 const MACHINE: &str = "still";
 /// Long enough to strike.
 const HOLD: &str = "sleep(2000)";
-/// Long enough for a guest to go on that must not.
+/// Time in which a guest that must stand still would go on.
 const MOMENT: Duration = Duration::from_secs(2);
 
-/// A machine that never ran, at the first of two nodes; one of them is held at this point of its move.
+/// Starts a machine that never runs at the first of two nodes, one of which has this fail point.
 fn held(node: &str, point: &str) -> Cluster {
     let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
     for name in ["a", "b"] {
@@ -25,7 +25,7 @@ fn held(node: &str, point: &str) -> Cluster {
     cluster
 }
 
-/// Moves it until the node is held, kills that, and starts it anew.
+/// Moves the machine until the node reaches the fail point, and kills and restarts the node.
 fn strike(cluster: &mut Cluster, node: &str, point: &str) {
     let machine = format!("vm/{MACHINE}");
     let detached = ["migrate", &machine, "--to", "b", "--detach"];
@@ -47,7 +47,7 @@ fn state(node: &Node) -> String {
     )
 }
 
-/// It comes to stand still here, and stays so.
+/// Waits until the machine stands still here, and checks that nothing changes.
 fn stands_still(node: &Node) {
     let still = wait_for(PATIENCE, || (state(node) == "paused").then_some(()));
     still.unwrap_or_else(|| panic!("it is {}", state(node)));

@@ -1,4 +1,4 @@
-//! Disks with little in them: what is not there is not sent, and is not there at the destination either.
+//! Thin disks: holes are not sent, and are holes at the destination, too.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -97,7 +97,7 @@ fn an_empty_disk_moves_and_is_compared_without_being_read() {
         .unwrap();
     let begun = Instant::now();
     let moved = migrate(a, "empty", "b", &["--verify"]).unwrap();
-    // To read it at one end, at 10 GB/s, takes longer.
+    // A read at one end alone, at 10 GB/s, takes longer.
     assert!(begun.elapsed() < Duration::from_secs(60), "{moved}");
     assert_eq!(
         (&moved["phase"], &moved["verified"]),

@@ -1,4 +1,4 @@
-//! What somebody on the network sees of a disk that moves, and that it arrives either way.
+//! The part of a moving disk visible to an eavesdropper on the network; the disk arrives either way.
 
 use godwit_testkit::Cluster;
 use godwit_testkit::nbd::NbdConnection;
@@ -7,12 +7,12 @@ use godwit_testkit::scenario::{PATIENCE, Scenario, finish, import_pattern, load,
 
 const SIZE: u64 = 16 << 20;
 const DISK: &str = "a-name-of-my-own";
-/// What the image is full of.
+/// Content of the image.
 const AT_REST: &[u8; 32] = b"what the guest wrote a year ago.";
-/// What a client that stayed at the source writes afterwards.
+/// Data written by a client at the source after the move.
 const WRITTEN: &[u8; 32] = b"what the guest writes right now.";
 
-/// Two nodes, of which these two may send data unencrypted, and the link from the first to the second.
+/// Starts two nodes, each with or without permission to send data unencrypted, and the links between them.
 fn nodes(seed: u64, allowed: [bool; 2]) -> (Cluster, Vec<Proxy>) {
     let (mut cluster, links) = Cluster::prepare_linked(seed).unwrap();
     for (name, allowed) in ["a", "b"].into_iter().zip(allowed) {
@@ -56,7 +56,7 @@ fn data_passes_in_the_clear_only_when_both_nodes_are_told_so() {
 
         let seen = [link.has_seen(AT_REST), link.has_seen(WRITTEN)];
         assert_eq!(seen, [clear; 2], "{allowed:?}");
-        // What nodes say before data passes is nobody else's business in any case.
+        // Messages of nodes before the data stay secret in any case.
         assert!(!link.has_seen(DISK.as_bytes()), "{allowed:?}");
 
         let mut there = NbdConnection::connect(&cluster.node("b").nbd(DISK)).unwrap();

@@ -1,5 +1,4 @@
-//! The verifying client against servers that are known to be right, and against planted faults: it
-//! must find every one of them.
+//! The verifying client against correct servers, and against planted faults, each of which must be found.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -38,8 +37,8 @@ fn serve(model: &Model) -> Server {
 
 fn nbdkit(socket: &Path, image: &Path) -> Process {
     let mut command = Command::new("nbdkit");
-    // One request after the other: a read of the page cache that races with a write may see a part of a
-    // sector before it and the rest after it, which no disk does and the client rightly reports.
+    // Requests in sequence: a read of the page cache during a write may return one part of a sector from before the
+    // write and the rest from after it. No disk does so, and the client rightly reports an error.
     command
         .args(["-f", "--filter", "noparallel", "-U"])
         .arg(socket)
@@ -107,7 +106,7 @@ fn a_reverted_acknowledged_write_is_found() {
         .verify_all(&mut RawImage::open(&server.image).unwrap())
         .unwrap();
 
-    // The first sector in which the later load changed something goes back to what it was.
+    // The first sector changed by the later load gets the old content back.
     let (old, new) = (
         std::fs::read(&before).unwrap(),
         std::fs::read(&server.image).unwrap(),

@@ -1,5 +1,4 @@
-//! What keeps a machine's memory from staying where it is while the machine moves: a sentence each, all at once, before
-//! anything moves.
+//! Obstacles to a move of a machine without its memory: a sentence each, all at once, before anything moves.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -12,13 +11,13 @@ use godwit_testkit::process::{run, wait_for};
 use godwit_testkit::scenario::{PATIENCE, Scenario};
 use godwit_testkit::vm::idle_qemu;
 
-/// A file system of a kind that cannot be had without root, as long as this lives.
+/// A file system whose mount needs root, until dropped.
 struct Mounted {
     folder: tempfile::TempDir,
 }
 
 impl Mounted {
-    /// Nothing without the right to mount.
+    /// Mounts the file system; without the right to mount returns `None`.
     fn new(kind: &str, options: &str) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let mut mount = Command::new("mount");
@@ -61,7 +60,7 @@ fn run_in<'a>(pool: &'a str, memory: &'a str) -> Vec<&'a str> {
     ]
 }
 
-/// A command is refused with all of these words, and says what to do.
+/// Expects the command to be refused with all of these words and with a hint.
 fn refused(node: &Node, command: &[&str], words: &[&str]) {
     let text = node.refusal(command);
     println!("{text}\n");
@@ -148,7 +147,7 @@ fn a_pool_that_cannot_be_used_is_named_before_anything_starts() {
     no_machine(a);
 }
 
-/// A file of so many MiB that begins with this.
+/// Creates a file of `mib` MiB with this beginning.
 fn file(folder: &Path, name: &str, mib: u64, begin: &str) -> PathBuf {
     let path = folder.join(name);
     std::fs::write(&path, begin).unwrap();
@@ -276,7 +275,7 @@ fn another_device_of_the_same_name_is_refused() {
         "give both nodes the same memory under this name",
     ];
     refused(a, &migrate, words);
-    // A copy of the device from before knows another question.
+    // A copy of the device from before does not know the new question.
     std::fs::copy(here.path(), there.path()).unwrap();
     refused(a, &migrate, words);
     a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
@@ -308,7 +307,7 @@ fn all_that_keeps_memory_where_it_is_comes_at_once() {
         file.display()
     );
     let mut command = run_in("cxl", "64M");
-    // To QEMU's arguments it is somebody else's device.
+    // From QEMU's arguments alone the device is a foreign one.
     command.extend([
         "-chardev",
         &chardev,
@@ -338,7 +337,7 @@ fn all_that_keeps_memory_where_it_is_comes_at_once() {
     assert!(here.is_empty().unwrap() && there.is_empty().unwrap());
 }
 
-/// Its QEMU is there, and the node does not watch it yet.
+/// QEMU is there, and the node does not watch it yet.
 #[test]
 fn a_machine_that_is_being_adopted_is_nobody_else_s() {
     let _turn = Scenario::begin("zero_copy_refusals", "a_machine_that_is_being_adopted");
@@ -373,8 +372,8 @@ fn a_machine_that_is_being_adopted_is_nobody_else_s() {
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
-/// A program that runs another one where no process may have a userfaultfd: without the right to see into others, and
-/// with nothing behind the device. Nothing without the right to take that away.
+/// Writes a program that runs another one without any access to userfaultfd: without the right to trace other
+/// processes, and with nothing behind the device. Returns `None` without the right to take access away.
 fn without_userfault(folder: &Path, program: &Path) -> Option<PathBuf> {
     let script = folder.join("without-userfault");
     let text = format!(
@@ -399,7 +398,7 @@ fn without_userfault(folder: &Path, program: &Path) -> Option<PathBuf> {
     }
 }
 
-/// The node that the memory would follow to may not hold its pages, nor may the QEMUs that it starts.
+/// The node to which the memory would follow may not hold pages, nor may the QEMUs of this node.
 #[test]
 fn a_node_that_may_not_hold_pages_is_named() {
     let _turn = Scenario::begin("zero_copy_refusals", "a_node_that_may_not_hold_pages");
@@ -440,7 +439,8 @@ fn a_node_that_may_not_hold_pages_is_named() {
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
-/// Without a pool at the source there is nothing to share, without one at the destination nobody to share it with.
+/// Without a pool at the source there is nothing to share; without one at the destination there is no one to share
+/// with.
 #[test]
 fn memory_that_is_not_shared_is_refused() {
     let _turn = Scenario::begin("zero_copy_refusals", "memory_that_is_not_shared_is_refused");

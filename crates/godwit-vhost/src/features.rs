@@ -1,25 +1,25 @@
-//! Features and sizes that every device here has.
+//! Features and sizes shared by every device here.
 
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::bindings::virtio_ring::{
     VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
 };
 
-/// Rings that a device can have.
+/// Most rings of a device.
 pub const MOST_RINGS: u16 = 16;
 
-/// Descriptors that a ring can have.
+/// Most descriptors of a ring.
 pub const LARGEST_RING: u16 = 1024;
 
-/// Log the pages that the device writes.
+/// Logs the pages written by the device.
 pub const LOG_ALL: u64 = 1 << 26;
 
-/// Events are suppressed by index.
+/// Suppresses events by index.
 pub const EVENT_INDEX: u64 = 1 << VIRTIO_RING_F_EVENT_IDX;
 
-/// Protocol features are negotiated, and rings start disabled.
+/// Negotiates protocol features; rings start disabled.
 pub const PROTOCOL: u64 = 1 << 30;
 
-/// What every device offers.
+/// Features offered by every device.
 pub const TRANSPORT: u64 =
     1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | EVENT_INDEX | LOG_ALL | PROTOCOL;

@@ -1,8 +1,8 @@
 //! vhost-user: devices of a virtual machine without a copy in between.
 //!
-//! QEMU connects to a device's socket, shares the guest's memory, and says where the rings of the
-//! guest's driver are. A thread of this crate speaks that protocol for any [`protocol::device::Device`]; the
-//! rings themselves are served on the device's own thread.
+//! QEMU connects to a device's socket, shares the guest's memory, and names the addresses of the driver's rings. A
+//! thread of this crate speaks the protocol for any [`protocol::device::Device`]; the device's own thread serves the
+//! rings.
 //!
 //! ```text
 //!  QEMU ── socket ──► protocol thread ── commands ──►┌───────────────┐
@@ -10,8 +10,8 @@
 //!  guest ◄──────── rings, data in guest memory ─────►└───────────────┘
 //! ```
 //!
-//! Nothing that the guest or the front end says is believed: see [`rings::chain`] for what a guest can
-//! send. Linux 5.13 is needed.
+//! Nothing from the guest or the front end is trusted: [`rings::chain`] has the possible contents of a request. Needs
+//! Linux 5.13.
 
 pub mod features;
 pub mod memory;

@@ -1,8 +1,8 @@
-//! How long an idle disk full of random data takes to move, next to what copying it with
-//! `nbdcopy --flush` between two `nbdkit file` servers takes on the same file system.
+//! Migration time of an idle disk full of random data, beside `nbdcopy --flush` between two `nbdkit file` servers on
+//! the same file system.
 //!
-//! The three ways alternate in every round, in a rotating order; before each, everything dirty is
-//! written back and the source image leaves the page cache.
+//! The three ways alternate in every round, in a rotating order. Before each, all dirty data is written back and the
+//! source image leaves the page cache.
 
 use std::io;
 use std::process::ExitCode;
@@ -19,7 +19,7 @@ const DEFAULT_ROUNDS: usize = 3;
 #[derive(Debug, Serialize)]
 struct Report {
     bytes: u64,
-    /// Median seconds from the migrate command to the destination serving, plain TCP.
+    /// Median seconds from the migrate command until the destination serves, plain TCP.
     godwit_seconds: f64,
     /// The same with mutual TLS.
     godwit_tls_seconds: f64,

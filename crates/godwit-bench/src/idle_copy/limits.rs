@@ -1,4 +1,4 @@
-//! What no copy can be faster than.
+//! Lower limits of the time of any copy.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use godwit_testkit::process::run;
 /// Bytes sent at once.
 const PIECE: usize = 1 << 20;
 
-/// Seconds until fio has read the source and written as many bytes, both at the same time.
+/// Returns the seconds for fio to read the source and write as many bytes, both at the same time.
 pub(super) fn disk(source: &Path, copy: &Path, bytes: u64) -> io::Result<f64> {
     let output = run(Command::new("fio")
         // Long requests are slower from small pages.
@@ -33,7 +33,7 @@ pub(super) fn disk(source: &Path, copy: &Path, bytes: u64) -> io::Result<f64> {
         .ok_or_else(|| io::Error::other("fio does not say how long it took"))
 }
 
-/// Of fio's jobs, the time of the slowest in seconds.
+/// Returns the time of the slowest of fio's jobs in seconds.
 fn slowest(report: &Value) -> Option<f64> {
     let jobs = report["jobs"].as_array()?;
     let milliseconds = |job: &Value| {
@@ -44,7 +44,7 @@ fn slowest(report: &Value) -> Option<f64> {
     (slowest > 0).then_some(slowest as f64 / 1000.0)
 }
 
-/// Seconds until as many bytes went through a connection over loopback.
+/// Returns the seconds for as many bytes through a connection over loopback.
 pub(super) fn loopback(bytes: u64) -> io::Result<f64> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let address = listener.local_addr()?;

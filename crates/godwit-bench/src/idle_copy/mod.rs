@@ -1,7 +1,6 @@
-//! A disk that nobody uses: how long its migration takes, how long other ways to copy it take, and
-//! what limits them all. Before each, everything dirty is written back and the source leaves the page
-//! cache; after each, the copy is compared with the source, because a fast copy that is wrong does
-//! not count.
+//! A disk that no guest uses: the duration of its migration and of other ways to copy the disk, and their common
+//! limits. Before each, all dirty data is written back and the source leaves the page cache. After each, the copy is
+//! compared with the source, because a wrong copy does not count, however fast.
 
 mod limits;
 
@@ -21,19 +20,19 @@ use godwit_testkit::image::{first_difference, write_random};
 use godwit_testkit::nbd::{NbdConnection, NbdTarget};
 use godwit_testkit::process::{Process, run, wait_for};
 
-/// A way to get the bytes to another file.
+/// A way to copy the bytes to another file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
-    /// A migration between two nodes, plain TCP: from the command to the destination serving.
+    /// A migration between two nodes, plain TCP: from the command until the destination serves.
     Godwit,
-    /// The same with mutual TLS.
+    /// As [`Self::Godwit`], with mutual TLS.
     GodwitTls,
     /// `nbdcopy --flush` between two `nbdkit file` servers, plain TCP.
     Nbdcopy,
     /// `cp --sparse=never`, and `sync` of the copy.
     Cp,
-    /// Not a copy: the disk reads the source and at the same time writes as many bytes, in sequence
-    /// and with direct I/O. Source and destination share it.
+    /// Not a copy: the disk reads the source and at the same time writes as many bytes, in sequence and with direct
+    /// I/O. Source and destination share the disk.
     Disk,
     /// Not a copy: as many bytes through a TCP connection over loopback.
     Loopback,
@@ -54,7 +53,7 @@ impl IdleDisk {
     /// Fills a disk with random data and starts the nodes.
     ///
     /// # Errors
-    /// When the file cannot be written or a node does not come up.
+    /// The file cannot be written, or a node does not come up.
     pub fn create(dir: &Path, bytes: u64) -> io::Result<Self> {
         let source = dir.join("source.img");
         write_random(&source, bytes, 42)?;
@@ -73,10 +72,10 @@ impl IdleDisk {
         })
     }
 
-    /// Seconds that this way takes now.
+    /// Copies the disk this way and returns the seconds.
     ///
     /// # Errors
-    /// When it fails, or the copy is not what the source is.
+    /// The copy fails, or differs from the source.
     pub fn seconds(&mut self, way: Way) -> io::Result<f64> {
         rustix::fs::sync();
         fadvise(File::open(&self.source)?, 0, None, Advice::DontNeed)?;

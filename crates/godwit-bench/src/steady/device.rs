@@ -1,38 +1,38 @@
-//! What both front ends have in common.
+//! Common interface of both front ends.
 
 use std::io;
 
-/// A disk that takes many requests at a time. Each request has one of the device's places, which
-/// holds its data and can be used again when the request is done.
+/// A disk that takes many requests at a time. Each request uses one of the device's places, which holds its data and is
+/// free again when the request is done.
 pub trait Device {
-    /// Starts a request of the whole place at a byte of the disk. The server may be told only with
+    /// Starts a request for the whole place at a byte of the disk. The server may only learn of it from
     /// [`Device::notify`].
     ///
     /// # Errors
-    /// Those of the connection.
+    /// I/O errors of the connection.
     fn submit(&mut self, place: usize, write: bool, offset: u64) -> io::Result<()>;
 
-    /// Tells the server of what was submitted.
+    /// Notifies the server of the submitted requests.
     ///
     /// # Errors
-    /// Those of the connection.
+    /// I/O errors of the connection.
     fn notify(&mut self) -> io::Result<()>;
 
-    /// Waits until a request is done, and adds the places of all that are.
+    /// Waits until a request is done, and adds the places of all completed requests.
     ///
     /// # Errors
-    /// Those of the connection, when no answer comes, and when a request failed.
+    /// I/O errors of the connection, no answer in time, or a failed request.
     fn done(&mut self, places: &mut Vec<usize>) -> io::Result<()>;
 
-    /// Makes everything that was written durable. Nothing may be in flight.
+    /// Makes all writes durable. No request may be in flight.
     ///
     /// # Errors
     /// As [`Device::done`].
     fn flush(&mut self) -> io::Result<()>;
 
-    /// Puts bytes into a place.
+    /// Copies bytes into a place.
     fn put(&mut self, place: usize, at: usize, bytes: &[u8]);
 
-    /// Takes bytes out of a place.
+    /// Copies bytes out of a place.
     fn get(&self, place: usize, at: usize, into: &mut [u8]);
 }

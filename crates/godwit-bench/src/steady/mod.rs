@@ -1,9 +1,9 @@
-//! What one server of an image is worth: a client keeps requests in flight and looks at what the
-//! server's process uses meanwhile.
+//! Performance of one server of an image: a client keeps requests in flight and measures the CPU use of the server's
+//! process meanwhile.
 //!
 //! - [`Server`] serves an image: godwit, or one of its peers.
-//! - [`Workload`] asks it for requests of one kind and measures.
-//! - [`Stamps`] knows what every block must hold, while it is measured and afterwards.
+//! - [`Workload`] sends requests of one kind and measures.
+//! - [`Stamps`] holds the expected content of every block, during the measurement and after.
 
 mod device;
 mod nbd;

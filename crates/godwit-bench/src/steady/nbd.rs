@@ -1,5 +1,5 @@
-//! A client of NBD that takes as little of the CPU as it can: one thread, one write for all requests
-//! that are ready, one read for all answers that have come.
+//! An NBD client with little CPU use: one thread, one write for all ready requests, one read for all answers that have
+//! arrived.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read, Write};
@@ -10,7 +10,7 @@ use godwit_testkit::nbd::{
     Command, NbdConnection, NbdReader, NbdTarget, NbdWriter, Reply, Request,
 };
 
-/// Bytes of answers read at once. The rest of a longer one goes straight to its place.
+/// Bytes of answers read at once. The rest of a longer answer goes straight to its place.
 const AHEAD: usize = 128 << 10;
 
 /// One session.
@@ -18,9 +18,9 @@ pub(super) struct NbdDevice {
     reader: NbdReader,
     writer: NbdWriter,
     places: Vec<Vec<u8>>,
-    /// Whether each place's request is a write.
+    /// True for each place whose request is a write.
     writes: Vec<bool>,
-    /// Headers of requests that have not been sent, and their places.
+    /// Headers of unsent requests, and their places.
     ready: VecDeque<([u8; Request::BYTES], usize)>,
     staging: Vec<u8>,
     taken: usize,
@@ -49,7 +49,7 @@ impl NbdDevice {
         })
     }
 
-    /// Reads until so many bytes wait in the staging area.
+    /// Reads until `wanted` bytes are in the staging area.
     fn stage(&mut self, wanted: usize) -> io::Result<()> {
         if self.filled - self.taken >= wanted {
             return Ok(());
@@ -133,7 +133,7 @@ impl Device for NbdDevice {
 
     fn done(&mut self, places: &mut Vec<usize>) -> io::Result<()> {
         places.push(self.answer()?);
-        // What has come with it needs no waiting, but for the end of the last one's data.
+        // Answers in the staging area need no wait, except for the rest of the last one's data.
         while self.filled - self.taken >= Reply::BYTES {
             places.push(self.answer()?);
         }

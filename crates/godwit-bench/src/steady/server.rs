@@ -1,4 +1,4 @@
-//! Who serves the image.
+//! Servers of the image.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,16 +19,16 @@ use godwit_testkit::vm::block_nodes;
 const PATIENCE: Duration = Duration::from_secs(30);
 const DISK: &str = "disk";
 
-/// How a client reaches the disk.
+/// The access of a client to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FrontEnd {
-    /// NBD over a unix socket.
+    /// NBD over a Unix socket.
     Nbd,
     /// vhost-user-blk.
     VhostUserBlk,
 }
 
-/// Which server.
+/// A kind of server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// A godwit node.
@@ -43,7 +43,7 @@ pub enum Kind {
     StorageDaemonThread,
 }
 
-/// A server of the image that runs.
+/// A running server of the image.
 #[derive(Debug)]
 pub struct Server {
     place: Place,
@@ -63,10 +63,10 @@ enum Running {
 }
 
 impl FrontEnd {
-    /// Both.
+    /// Both front ends.
     pub const ALL: [Self; 2] = [Self::Nbd, Self::VhostUserBlk];
 
-    /// Its name in reports.
+    /// Returns the name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Nbd => "nbd",
@@ -74,7 +74,7 @@ impl FrontEnd {
         }
     }
 
-    /// Who offers it.
+    /// Returns the servers with this front end.
     pub const fn servers(self) -> &'static [Kind] {
         match self {
             Self::Nbd => &[
@@ -90,7 +90,7 @@ impl FrontEnd {
 }
 
 impl Kind {
-    /// Its name in reports.
+    /// Returns the name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Godwit => "godwit",
@@ -101,17 +101,17 @@ impl Kind {
         }
     }
 
-    /// Whether it reaches the image with direct I/O.
+    /// Returns true if the server uses direct I/O on the image.
     pub const fn is_direct(self) -> bool {
         !matches!(self, Self::Nbdkit)
     }
 
-    /// How it reaches the image, in its own words.
+    /// Returns the server's options for the image.
     pub const fn disk_options(self) -> &'static str {
         match self {
             Self::Godwit => "O_DIRECT, io_uring",
             Self::QemuNbd => "--cache=none --aio=io_uring",
-            // It has no direct I/O: it reads and writes through the page cache and then evicts.
+            // nbdkit has no direct I/O and evicts the pages from the page cache afterwards.
             Self::Nbdkit => "cache=none",
             Self::StorageDaemon => "cache.direct=on,aio=io_uring",
             Self::StorageDaemonThread => "cache.direct=on,aio=io_uring, iothread",
@@ -120,13 +120,13 @@ impl Kind {
 }
 
 impl Server {
-    /// Serves the image; sockets go into `dir`.
+    /// Serves the image, with sockets in `dir`.
     ///
     /// # Errors
-    /// When the server does not come up.
+    /// The server does not come up.
     pub fn start(kind: Kind, front_end: FrontEnd, image: &Path, dir: &Path) -> io::Result<Self> {
         let socket = dir.join("server.sock");
-        // What is left of the last turn would look like the socket of this one.
+        // A leftover of the last turn would be taken for this turn's socket.
         let _ = std::fs::remove_file(&socket);
         let mut command = match kind {
             Kind::Godwit => return Self::start_godwit(front_end, image),
@@ -171,10 +171,10 @@ impl Server {
         })
     }
 
-    /// A client with `depth` places of `bytes` each.
+    /// Connects a client with `depth` places of `bytes` each.
     ///
     /// # Errors
-    /// When the server does not answer.
+    /// The server does not answer.
     pub fn connect(&self, depth: usize, bytes: usize) -> io::Result<Box<dyn Device>> {
         Ok(match &self.place {
             Place::Nbd(target) => Box::new(NbdDevice::connect(target, depth, bytes, PATIENCE)?),
@@ -184,7 +184,7 @@ impl Server {
         })
     }
 
-    /// Its process.
+    /// Returns the process id of the server.
     pub fn pid(&self) -> u32 {
         match &self.running {
             Running::Godwit(cluster) => cluster.node("a").pid().unwrap_or(0),
@@ -192,10 +192,10 @@ impl Server {
         }
     }
 
-    /// Ends it, so that another may use the image.
+    /// Ends the server, so that another may use the image.
     ///
     /// # Errors
-    /// When it does not end.
+    /// The server does not end.
     pub fn stop(self) -> io::Result<()> {
         match self.running {
             Running::Godwit(mut cluster) => cluster.node_mut("a").terminate(PATIENCE),
@@ -260,7 +260,7 @@ fn storage_daemon(image: &Path, socket: &Path, front_end: FrontEnd, thread: bool
     command
 }
 
-/// Whether the export is the server's only one and has no name.
+/// Returns true if the server has a single export without a name.
 const fn takes_any_name(kind: Kind) -> bool {
     matches!(kind, Kind::QemuNbd | Kind::Nbdkit)
 }

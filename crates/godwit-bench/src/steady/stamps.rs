@@ -1,7 +1,7 @@
-//! What every block of an image must hold.
+//! The expected content of every block of an image.
 //!
-//! Each sector says where it belongs and which write it is of; the rest of it is the same noise
-//! everywhere, so that nothing compresses. Writing and checking that costs a client next to nothing.
+//! The stamp of each sector identifies its place and its write. The rest is the same noise everywhere, so that nothing
+//! compresses. Stamping and checking cost a client next to nothing.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -15,11 +15,11 @@ use super::device::Device;
 use godwit_testkit::SECTOR;
 use godwit_testkit::random::Random;
 
-/// Bytes whose stamps are kept.
+/// Unit of the recorded writes in bytes.
 const BLOCK: usize = 4096;
 /// Bytes of a sector's stamp.
 const STAMP: usize = 16;
-/// Bytes read at once for the checking pass.
+/// Bytes read at once by the checking pass.
 const STEP: usize = 1 << 20;
 const STEP_BLOCKS: usize = STEP / BLOCK;
 
@@ -28,20 +28,20 @@ const STEP_BLOCKS: usize = STEP / BLOCK;
 pub struct Stamps {
     image: PathBuf,
     written: Vec<u64>,
-    /// Blocks that are being written.
+    /// True for each block with a write in flight.
     busy: Vec<bool>,
     last: u64,
     noise: [u8; SECTOR],
 }
 
 impl Stamps {
-    /// Writes an image in which every block is stamped.
+    /// Writes an image with a stamp in every sector.
     ///
     /// # Errors
-    /// Those of the file.
+    /// I/O errors of the file.
     ///
     /// # Panics
-    /// When `bytes` is not a multiple of 1 MiB.
+    /// If `bytes` is not a multiple of 1 MiB.
     pub fn create(image: &Path, bytes: u64) -> io::Result<Self> {
         assert!(bytes.is_multiple_of(STEP as u64), "whole MiB");
         let mut noise = [0; SECTOR];
@@ -63,7 +63,7 @@ impl Stamps {
         Ok(stamps)
     }
 
-    /// The image's size.
+    /// Returns the size of the image.
     pub fn bytes(&self) -> u64 {
         (self.written.len() * BLOCK) as u64
     }
@@ -75,7 +75,7 @@ impl Stamps {
         }
     }
 
-    /// Stamps a place for a new write; false, and nothing is done, when part of it is being written.
+    /// Stamps a place for a new write. Returns false and changes nothing if a write to one of its blocks is in flight.
     pub(super) fn begin(
         &mut self,
         device: &mut dyn Device,
@@ -98,7 +98,7 @@ impl Stamps {
         true
     }
 
-    /// A write is done.
+    /// Records the end of a write.
     pub(super) fn end(&mut self, offset: u64, bytes: usize) {
         let first = offset as usize / BLOCK;
         self.busy[first..first + bytes / BLOCK].fill(false);
@@ -120,17 +120,17 @@ impl Stamps {
         Ok(())
     }
 
-    /// Writes back what a server that uses the page cache left there, and drops it.
+    /// Writes back a server's dirty pages of the image, and drops them from the page cache.
     pub(super) fn leave_page_cache(&self) -> io::Result<()> {
         let file = File::open(&self.image)?;
         rustix::fs::fdatasync(&file)?;
         Ok(fadvise(&file, 0, None, Advice::DontNeed)?)
     }
 
-    /// Reads the whole image from the disk, behind the server's back, and checks every byte.
+    /// Reads the whole image from the disk, bypassing the server, and checks every byte.
     ///
     /// # Errors
-    /// When a byte is not what was written last, or the image cannot be read.
+    /// A byte differs from the last write, or the image cannot be read.
     pub fn check_image(&self) -> io::Result<()> {
         let direct = OFlags::DIRECT.bits() as i32;
         let file = OpenOptions::new()
@@ -185,7 +185,7 @@ fn stamp(sector: u64, write: u64) -> [u8; STAMP] {
 mod tests {
     use super::*;
 
-    /// A device that keeps its places and has no disk.
+    /// A device with places and without a disk.
     struct Places(Vec<u8>);
 
     impl Device for Places {

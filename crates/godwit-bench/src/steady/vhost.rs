@@ -8,7 +8,7 @@ use super::device::Device;
 use godwit_testkit::SECTOR;
 use godwit_testkit::vhost_client::{Client, Options, Status};
 
-/// The longest queue that every server takes.
+/// Longest queue that every server accepts.
 const LONGEST: u16 = 1024;
 /// Descriptors of a request: header, data, status.
 const DESCRIPTORS: usize = 3;
@@ -18,7 +18,7 @@ pub(super) struct VhostDevice {
     client: Client,
     bytes: usize,
     patience: Duration,
-    /// The place of the request at each descriptor.
+    /// Place of the request at each descriptor.
     heads: Vec<Option<usize>>,
 }
 

@@ -1,4 +1,4 @@
-//! Requests of one kind, and what they show of a server.
+//! Requests of one kind, and the resulting measurements of a server.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use super::stamps::Stamps;
 use godwit_testkit::process::cpu_seconds;
 use godwit_testkit::random::Random;
 
-/// Before anything counts.
+/// Time before the measurement.
 const WARM_UP: Duration = Duration::from_millis(300);
 
-/// What is done to which blocks, in fio's words.
+/// The access pattern, by fio's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Access {
     /// Random reads.
@@ -31,7 +31,7 @@ pub enum Access {
 /// Requests of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Workload {
-    /// What is done.
+    /// Access pattern.
     pub access: Access,
     /// Bytes of each request: a multiple of 4 KiB.
     pub bytes: usize,
@@ -48,26 +48,26 @@ pub struct Measured {
     pub p50_us: f64,
     /// 99th percentile.
     pub p99_us: f64,
-    /// CPU seconds of the server for each second that passed.
+    /// CPU seconds of the server per second.
     pub server_cpu: f64,
-    /// CPU seconds of this process, which is the client. Near 1 it is what limits, not the server.
+    /// CPU seconds per second of this process, the client. Near 1 the client is the limit, not the server.
     pub client_cpu: f64,
 }
 
 impl Measured {
-    /// Requests for each second of the server's CPU time.
+    /// Returns the requests per second of the server's CPU time.
     pub fn iops_per_cpu_second(&self) -> f64 {
         self.iops / self.server_cpu.max(1e-6)
     }
 
-    /// The server's CPU seconds for a million requests.
+    /// Returns the server's CPU seconds for a million requests.
     pub fn cpu_seconds_per_mio(&self) -> f64 {
         1e6 / self.iops_per_cpu_second()
     }
 }
 
 impl Access {
-    /// fio's word for it.
+    /// Returns fio's name of the pattern.
     pub const fn name(self) -> &'static str {
         match self {
             Self::RandomRead => "randread",
@@ -86,7 +86,7 @@ impl Access {
     }
 }
 
-/// A client in the middle of its work.
+/// A client at work.
 struct Worker<'a> {
     workload: &'a Workload,
     device: Box<dyn Device>,
@@ -94,15 +94,15 @@ struct Worker<'a> {
     random: Random,
     blocks: u64,
     next: u64,
-    /// When each place's request started, and where on the disk it is.
+    /// Start of each place's request, and its byte offset on the disk.
     started: Vec<(Instant, u64)>,
     free: Vec<usize>,
     done: Vec<usize>,
 }
 
 impl Workload {
-    /// 4 KiB at random and 1 MiB in sequence, written and read, at these depths. Writes go first, so
-    /// that reads find them.
+    /// Returns 4 KiB at random and 1 MiB in sequence, written and read, at these depths. Writes come first, so that
+    /// reads find them.
     pub fn all(depths: &[usize]) -> Vec<Self> {
         let kinds = [
             (Access::RandomWrite, 4 << 10),
@@ -120,11 +120,11 @@ impl Workload {
         kinds.into_iter().flat_map(each).collect()
     }
 
-    /// Asks the server for so long. Writes count until they are durable, and reads come from the
-    /// disk: the image leaves the page cache first.
+    /// Sends requests to the server for the time `lasts`. Writes count only once durable. Reads come from the disk: the
+    /// image leaves the page cache first.
     ///
     /// # Errors
-    /// When the server refuses, a request fails, or what is read is not what was written.
+    /// The server refuses, a request fails, or a read differs from the last write.
     pub fn run(
         &self,
         server: &Server,
@@ -159,7 +159,7 @@ impl Workload {
         let (before, from) = (both()?, Instant::now());
         worker.work(lasts, &mut latencies)?;
         if self.access.writes() {
-            // A server that only keeps what it is given has not done the work yet.
+            // A server may only have buffered the writes so far.
             worker.device.flush()?;
         }
         let (after, seconds) = (both()?, from.elapsed().as_secs_f64());
@@ -199,7 +199,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Keeps as many requests in flight as the depth says.
+    /// Keeps as many requests in flight as the depth.
     fn fill(&mut self) -> io::Result<()> {
         let bytes = self.workload.bytes;
         let writes = self.workload.access.writes();

@@ -1,4 +1,4 @@
-//! Gives the controller requests, and carries out what it decides.
+//! Passes requests to the controller, and carries out the controller's actions.
 
 use godwit_core::action::{Action, Content, DiskOperation, DiskTag, SourceSlot};
 use godwit_core::event::Event;
@@ -12,17 +12,17 @@ use crate::engine::slots::Owner;
 use crate::engine::slots::chunks::Chunks;
 
 impl Engine {
-    /// The controller gets a request of a front end or of a node that forwards here.
+    /// Passes the controller a request of a front end or of a forwarding node.
     pub(super) fn take_request(&mut self, request: Request) {
         self.core.handle_request(self.now, request);
         self.stats.under_way(self.core.requests_in_flight());
     }
 
-    /// Carries out everything that the controller wants done.
+    /// Carries out all pending actions of the controller.
     pub(super) fn drain(&mut self) {
-        // Before anything is submitted: the kernel's workers keep the priority of when they start.
+        // Before any submission: the kernel's workers keep the priority that they start with.
         self.follow_priority();
-        // What cannot be noted must not be acknowledged either.
+        // A failed note must not be followed by an acknowledgement.
         while self.broken.is_none()
             && let Some(action) = self.core.poll_action()
         {
@@ -46,7 +46,7 @@ impl Engine {
 
     fn start_disk(&mut self, tag: DiskTag, operation: DiskOperation) {
         if let DiskOperation::FindHole { extent } = operation {
-            // A system call of a microsecond: nothing that needs the ring.
+            // A system call of a microsecond: no need for the ring.
             let found = Content::Hole(self.disk.hole(extent));
             return self.core.handle_disk_done(self.now, tag, Ok(found));
         }
@@ -65,7 +65,7 @@ impl Engine {
         self.run_disk(tag, operation);
     }
 
-    /// Starts the reads of chunks that waited until an older frame of the same buffer was sent.
+    /// Starts the deferred chunk reads whose buffers have been sent.
     pub(super) fn run_deferred_reads(&mut self) {
         while let Some((slot, operation)) =
             self.chunks.next_ready().or_else(|| self.owed.next_ready())
@@ -74,7 +74,7 @@ impl Engine {
         }
     }
 
-    /// The buffers that this slot is one of.
+    /// Returns the buffers that the slot belongs to.
     pub(super) const fn source_buffers(&mut self, slot: SourceSlot) -> &mut Chunks {
         match slot {
             SourceSlot::Chunk(_) | SourceSlot::Delayed(_) => &mut self.chunks,
@@ -82,7 +82,7 @@ impl Engine {
         }
     }
 
-    /// Ends the reads that still wait: nobody needs what they would bring.
+    /// Ends the deferred reads: their data is no longer needed.
     pub(super) fn drop_deferred_reads(&mut self) {
         while let Some(slot) = self.chunks.cancel_deferred() {
             self.chunks.end();
@@ -150,9 +150,10 @@ impl Engine {
                 }
             }
         }
-        // SAFETY: the hold keeps a slot's buffer allocated until `disk_done` releases it, as what was pulled keeps
-        // its own until the controller lets go of it, `keep` a chunk's and a guest's memory, which the guest itself may spoil; and no frame of it waits to be sent any more. The controller starts one operation
-        // at a time on a buffer that changes it.
+        // SAFETY: the hold keeps a slot's buffer allocated until `disk_done` releases the hold. A pulled piece keeps
+        // its buffer until the controller lets go of the piece. `keep` holds a chunk's memory and a guest's memory,
+        // which the guest itself may spoil. No frame of the buffer waits to be sent any more. The controller starts one
+        // changing operation at a time on a buffer.
         unsafe {
             self.disk.start(
                 &mut self.ring,
@@ -165,7 +166,7 @@ impl Engine {
         };
     }
 
-    /// A step of a disk operation ended.
+    /// Ends a step of a disk operation.
     pub(super) fn disk_done(&mut self, index: u32, result: i32) {
         let Some(finished) = self.disk.completed(&mut self.ring, index, result) else {
             return;

@@ -1,4 +1,4 @@
-//! Carries out what the handle asks.
+//! Carries out the commands of the handle.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use crate::engine::peers::link_signal::{InterfaceCounter, LinkWatch};
 use crate::engine::run::Engine;
 use crate::engine::slots::chunks::{ChunkMemory, Chunks};
 
-/// How long the engine waits for what is in flight when it ends.
+/// Time limit for operations in flight at the engine's end.
 const SHUTDOWN: Duration = Duration::from_secs(5);
 
 impl Engine {
-    /// Carries out everything in the queue.
+    /// Carries out all queued commands.
     pub(super) fn run_commands(&mut self) {
         loop {
             match self.commands.try_recv() {
@@ -76,7 +76,7 @@ impl Engine {
             }
             Command::BeginComparison { reply } => reply(self.core.begin_comparison()),
             Command::EndComparison { different, same } => {
-                // Where that is of no use any more, the disk does not start to leave either.
+                // The disk does not start to leave after a comparison that has become useless, either.
                 let counts = self.core.end_comparison(&different, &same);
                 tracing::debug!(disk = self.config.disk, counts, "a comparison ended");
             }
@@ -130,7 +130,7 @@ impl Engine {
         }
     }
 
-    /// A client of a disk that has moved away is served once the owner can be reached.
+    /// Attaches a client. A client of a disk that has moved away waits until the owner can be reached.
     fn attach_or_wait(&mut self, client: ClientStream) {
         let departed = matches!(self.core.record().ownership, Ownership::Departed { .. });
         if departed && self.forwarding.is_none() {
@@ -157,7 +157,7 @@ impl Engine {
         if !memory.suffices(&options) {
             return reply(Err(StartError::Option("window")));
         }
-        // Only then does the controller read chunks, and only when this is carried out below.
+        // The controller reads chunks only after a successful start, and only through `drain` below.
         if let Err(error) = self.core.start_source(self.now, options) {
             return reply(Err(error));
         }

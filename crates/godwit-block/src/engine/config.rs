@@ -1,4 +1,4 @@
-//! What an engine is started with, what it tells its owner, and how it fails.
+//! The parameters, events and errors of an engine.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,59 +11,59 @@ use godwit_core::event::Event;
 use godwit_core::units::{Bytes, MigrationId};
 use godwit_core::{HeatPiece, Limits, Missing, WordPiece, Written};
 
-/// How an engine is sized. All of it is fixed for the engine's life.
+/// The parameters of an engine. All of them are fixed for the engine's life.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// The disk's name, for errors and logs.
+    /// Name of the disk, for errors and logs.
     pub disk: String,
     /// Sizes of the controller's tables. Requests are raised to at least 64.
     pub limits: Limits,
-    /// Memory for the data of requests in flight, raised to at least 96 MiB so that the longest
-    /// request fits in each of its parts. Address space, committed as it is used; a fifth at once
-    /// when the disk arrives in a migration, until that is over. Beside it each client, and each node that
-    /// forwards here, has 1 MiB of its own, and the guest's rings have 32 MiB.
+    /// Memory for the data of requests in flight, raised to at least 96 MiB so that the longest request fits in each
+    /// part. Address space, committed on use; if the disk arrives in a migration, a fifth is committed at once, until
+    /// the migration is over. In addition, each client and each forwarding node has 1 MiB of its own, and the guest's
+    /// rings have 32 MiB.
     pub memory: Bytes,
-    /// NBD clients attached at once. Each has a request of its own, as long as they are less than a
-    /// quarter of [`Limits::requests`].
+    /// Most NBD clients attached at once. Each has a request of its own while clients are fewer than a quarter of
+    /// [`Limits::requests`].
     pub max_clients: u32,
-    /// Whether more than one party may have written to the disk since it came here, as
-    /// [`Event::SharingChanged`] last said.
+    /// True if more than one party may have written to the disk since it arrived, as the last [`Event::SharingChanged`]
+    /// said.
     pub shared: bool,
-    /// Of what the disk lacks only what somebody waits for is pulled.
+    /// True if missing parts of the disk are pulled on demand only.
     pub pull_on_demand_only: bool,
-    /// Where to store, when the engine ends in order, what was written since the disk came
-    /// ([`crate::image::written`]).
+    /// File for the set of blocks written since the disk arrived, stored at an orderly end ([`crate::image::written`]).
     pub written: Option<PathBuf>,
-    /// Where to store, when the engine ends in order, what is known to differ from the disk's image and what to be the same:
-    /// as [`Self::written`], in two files.
+    /// Files for the blocks known to differ from the disk's image, and for the blocks known to be equal, stored at an
+    /// orderly end: as [`Self::written`].
     pub compared: Option<[PathBuf; 2]>,
-    /// How long a request waits for a part of the disk that is not here, before it fails; for ever when `None`.
+    /// Longest wait of a request for a missing part of the disk, before the request fails; unlimited if `None`.
     pub longest_missing_wait: Option<Duration>,
-    /// After how long such a wait of a virtual machine's it is to be stopped ([`EngineEvent::WaitsLong`]).
+    /// Duration of such a wait after which the virtual machine is to be stopped ([`EngineEvent::WaitsLong`]).
     pub missing_pauses_after: Option<Duration>,
-    /// The disk was created from an image: if it has left and this node owes some of it, what is here may never have been
-    /// all of it ([`Controller::is_no_base`](godwit_core::Controller::is_no_base)).
+    /// True if the disk was created from an image. If the disk has left and this node owes a part, the local data may
+    /// never have been complete ([`Controller::is_no_base`](godwit_core::Controller::is_no_base)).
     pub on_image: bool,
-    /// Another node's record shows that this node is the owner no more ([`Controller::surpass`](godwit_core::Controller::surpass)).
+    /// True if another node's record shows that this node no longer owns the disk
+    /// ([`Controller::surpass`](godwit_core::Controller::surpass)).
     pub surpassed: bool,
-    /// The most bytes per second that the disk's owner may pull, if this node owes some of it.
+    /// Most bytes per second that the disk's owner may pull, if this node owes a part of the disk.
     pub owed_bandwidth: Option<u64>,
 }
 
-/// What earlier processes stored of a disk.
+/// The state of a disk that earlier processes stored.
 #[derive(Debug, Default)]
 pub struct Restored {
-    /// What it lacks ([`crate::image::missing::load`]): to be given when the record has a remainder and this node
-    /// serves the disk, or has accepted it.
+    /// Missing parts ([`crate::image::missing::load`]). Required if the record has a remainder and this node serves the
+    /// disk, or has accepted it.
     pub missing: Option<(Missing, MissingNotes)>,
-    /// What was written since it came ([`crate::image::written::take`]), if this node serves it.
+    /// Blocks written since the disk arrived ([`crate::image::written::take`]), if this node serves the disk.
     pub written: Option<Written>,
-    /// What [`EngineConfig::compared`] had.
+    /// Contents of the files in [`EngineConfig::compared`].
     pub compared: Option<[Written; 2]>,
 }
 
 impl EngineConfig {
-    /// The usual sizes: 1024 requests, 64 chunks, 160 MiB, 64 clients.
+    /// Returns the usual sizes: 1024 requests, 64 chunks, 160 MiB, 64 clients.
     pub const fn new(disk: String) -> Self {
         Self {
             disk,
@@ -89,81 +89,81 @@ impl EngineConfig {
     }
 }
 
-/// What a disk lacks: see [`godwit_core::Missing`].
+/// The missing parts of a disk: see [`godwit_core::Missing`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingSnapshot {
-    /// The migration whose source has what is missing.
+    /// Migration whose source has the missing parts.
     pub migration: MigrationId,
-    /// The pieces that have changed.
+    /// Pieces that have changed.
     pub pieces: Vec<WordPiece>,
-    /// The disk comes here: nothing was stored of it before.
+    /// First state, while the disk arrives: nothing was stored before.
     pub first: Option<FirstMissing>,
 }
 
-/// What is stored of what a disk lacks when it comes, and never changes.
+/// The part of the missing state that is stored on arrival and never changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FirstMissing {
-    /// How hot each chunk is.
+    /// Heat of each chunk.
     pub heat: Vec<HeatPiece>,
-    /// The blocks that are at that source, where the rest is in an image.
+    /// Blocks at the source, if the rest is in an image.
     pub at_source: Option<Vec<WordPiece>>,
 }
 
-/// What the engine tells its owner. Given to the `events` callback on the engine's thread, which
-/// serves no I/O until the callback returns.
+/// An event for the engine's owner. The `events` callback gets events on the engine's thread, which serves no I/O until
+/// the callback returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EngineEvent {
-    /// The controller's events.
+    /// An event of the controller.
     Core(Event),
-    /// Store this durably for the disk, then call
+    /// Store this record durably for the disk, then call
     /// [`EngineHandle::persisted`](crate::engine::EngineHandle::persisted).
     Persist(AuthorityRecord),
-    /// Clients of this node need the disk's owner and no connection to it is up: dial it and call
+    /// Clients of this node need the disk's owner, and no connection to the owner is up. Dial the owner and call
     /// [`EngineHandle::forward`](crate::engine::EngineHandle::forward), or
-    /// [`EngineHandle::fail_forwarded`](crate::engine::EngineHandle::fail_forwarded) when that is hopeless.
-    /// Not repeated until one of them was called.
+    /// [`EngineHandle::fail_forwarded`](crate::engine::EngineHandle::fail_forwarded) if hopeless. Not repeated before
+    /// one of these calls.
     ForwardDown,
     /// A client attached or left; the number attached now.
     Clients(u32),
-    /// Requests of the virtual machine wait because the image has no room for them, or none does any
-    /// more. The first is repeated about every second as long as it is so and the machine's rings are
-    /// served. [`EngineHandle::machine_stands_still`](crate::engine::EngineHandle::machine_stands_still) lets
-    /// the machine be stopped meanwhile.
+    /// True if requests of the virtual machine wait for room in the image, false once none does. The former is repeated
+    /// about every second while it holds and the machine's rings are served.
+    /// [`EngineHandle::machine_stands_still`](crate::engine::EngineHandle::machine_stands_still) lets the machine be
+    /// stopped meanwhile.
     OutOfSpace(bool),
-    /// A request waits for a part of the disk that is not here, for as long as [`EngineConfig::missing_pauses_after`], and
-    /// a virtual machine uses the disk: it can be stopped
+    /// A virtual machine uses the disk, and a request has waited for a missing part as long as
+    /// [`EngineConfig::missing_pauses_after`]. The machine can be stopped
     /// ([`EngineHandle::machine_stands_still`](crate::engine::EngineHandle::machine_stands_still)) until
-    /// [`Snapshot::waits_long`](crate::engine::Snapshot::waits_long) says that what it waits for is here. Said every second.
+    /// [`Snapshot::waits_long`](crate::engine::Snapshot::waits_long) turns false. Repeated every second.
     WaitsLong,
-    /// Store durably what the disk lacks ([`crate::image::missing`]), then call
-    /// [`EngineHandle::missing_stored`](crate::engine::EngineHandle::missing_stored). Until
-    /// [`Event::Whole`] or [`Event::ReceiveAborted`], when it can be removed.
+    /// Store durably the missing parts of the disk ([`crate::image::missing`]), then call
+    /// [`EngineHandle::missing_stored`](crate::engine::EngineHandle::missing_stored). The stored state can be removed
+    /// at [`Event::Whole`] or [`Event::ReceiveAborted`].
     StoreMissing(MissingSnapshot),
-    /// This node owes a part of the disk to its owner and no connection to that is up: dial it and call
-    /// [`EngineHandle::pull`](crate::engine::EngineHandle::pull). Said with
-    /// [`Event::Owes`] too, and not when the engine starts with a record that says so.
+    /// This node owes a part of the disk to its owner, and no connection to the owner is up. Dial the owner and call
+    /// [`EngineHandle::pull`](crate::engine::EngineHandle::pull). Implied by [`Event::Owes`], and not sent when the
+    /// engine starts with such a record.
     PullDown,
-    /// In place of [`Event::BecameBase`]: this node's image is what the disk was when it left by this migration, as
-    /// long as the image has this fingerprint.
+    /// Replaces [`Event::BecameBase`]: this node's image is the disk as it left by this migration, while the image has
+    /// this fingerprint.
     BecameBase {
-        /// Which migration.
+        /// Migration by which the disk left.
         migration: MigrationId,
-        /// Taken before anybody could write to the image.
+        /// Fingerprint, taken before the image could change.
         fingerprint: Fingerprint,
     },
-    /// The engine has ended because of a failure that it cannot go on from.
+    /// The engine has ended because of a failure.
     Failed(String),
 }
 
-/// Why an engine could not start, or how it ended.
+/// The reason for a failed start or end of an engine.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// The kernel refused a resource.
     #[error("disk {disk}: cannot {action}")]
     Start {
-        /// The disk's name.
+        /// Name of the disk.
         disk: String,
-        /// What was tried.
+        /// Action that failed.
         action: &'static str,
         /// The kernel's answer.
         source: io::Error,
@@ -171,15 +171,15 @@ pub enum EngineError {
     /// The engine failed while it ran.
     #[error("disk {disk}: the thread that serves it failed: {cause}")]
     Failed {
-        /// The disk's name.
+        /// Name of the disk.
         disk: String,
-        /// What happened.
+        /// Cause of the failure.
         cause: String,
     },
-    /// The last writes could not be made durable when the engine ended.
+    /// The last writes could not be made durable at the engine's end.
     #[error("disk {disk}: cannot flush the image")]
     Flush {
-        /// The disk's name.
+        /// Name of the disk.
         disk: String,
         /// The kernel's answer.
         source: io::Error,

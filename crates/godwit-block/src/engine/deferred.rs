@@ -1,4 +1,4 @@
-//! Commands that wait until what an earlier migration left at the disk is done.
+//! Commands that wait until an earlier migration has left the disk alone.
 
 use std::time::Duration;
 
@@ -8,27 +8,26 @@ use godwit_core::units::Time;
 use crate::engine::handle::Command;
 use crate::engine::run::Engine;
 
-/// Commands that may wait at once.
+/// Most commands that wait at once.
 pub(super) const MOST_DEFERRED: usize = 4;
 
-/// How long a migration that starts waits for the reads of an earlier one.
+/// Longest wait of a starting migration for the reads of an earlier migration.
 const READS_WAIT: Duration = Duration::from_secs(5);
 
-/// A command that waits.
 pub(super) struct Deferred {
     pub(super) command: Command,
-    /// When it is carried out however things stand.
+    /// Time at which the command is carried out regardless.
     until: Option<Time>,
 }
 
 impl Engine {
-    /// Whether the command would meet something that an earlier migration still does.
+    /// Returns true if an earlier migration still does something that conflicts with the command.
     pub(super) fn must_wait(&self, command: &Command) -> bool {
         match command {
-            // What the last migration still writes must not land on top of the next one's data.
+            // Writes of the last migration must not land on top of the next migration's data.
             Command::StartDestination { .. } => self.slots.applies(),
-            // The controller starts no migration while it waits for an abandoned one's reads. That
-            // of a migration under way it refuses at once.
+            // The controller starts no migration while the reads of an abandoned one are pending. A start during a
+            // migration is refused at once.
             Command::StartSource { .. } => self.chunks.is_reading() && !self.is_leaving(),
             _ => false,
         }
@@ -49,7 +48,7 @@ impl Engine {
         self.deferred.push(Deferred { command, until });
     }
 
-    /// Carries out the commands that need not wait any more.
+    /// Carries out the commands whose wait is over.
     pub(super) fn run_deferred(&mut self) {
         if self.deferred.is_empty() {
             return;

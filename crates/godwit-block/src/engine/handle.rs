@@ -1,4 +1,4 @@
-//! The engine's handle: commands go in through a queue, the state is read from what was published.
+//! The engine's handle: commands go in through a queue, and the published state comes out.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -24,7 +24,7 @@ use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError};
 /// Called once with a command's result, on the engine's thread.
 pub type Reply<T> = Box<dyn FnOnce(T) + Send>;
 
-/// What a handle asks of its engine.
+/// A command of a handle to its engine.
 pub(super) enum Command {
     Attach(ClientStream),
     StartSource {
@@ -105,7 +105,7 @@ pub(super) enum Command {
 }
 
 impl Command {
-    /// Answers a command that came after the engine's end.
+    /// Answers a command that arrived after the engine's end.
     pub(super) fn refuse(self) {
         match self {
             Self::StartSource { reply, .. } | Self::StartDestination { reply, .. } => {
@@ -124,7 +124,6 @@ impl Command {
     }
 }
 
-/// Wakes the engine's thread from its wait.
 pub(super) struct Waker {
     event: Arc<OwnedFd>,
 }
@@ -143,9 +142,8 @@ impl Waker {
 pub(super) type Published = Arc<Mutex<Snapshot>>;
 pub(super) type EngineThread = JoinHandle<Result<(), EngineError>>;
 
-/// Controls a running engine. Clones control the same engine; when the last one is dropped the
-/// engine shuts down. No method blocks except [`EngineHandle::chunk_memory`] and
-/// [`EngineHandle::join`].
+/// Controls a running engine. Clones control the same engine; the engine shuts down once the last clone is dropped. No
+/// method blocks except [`EngineHandle::chunk_memory`] and [`EngineHandle::join`].
 #[derive(Clone)]
 pub struct EngineHandle {
     inner: Arc<Inner>,
@@ -185,7 +183,7 @@ impl std::fmt::Debug for EngineHandle {
 }
 
 impl EngineHandle {
-    /// Whether both are of the same engine.
+    /// Returns true if both handles control the same engine.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
@@ -213,28 +211,27 @@ impl EngineHandle {
         }
     }
 
-    /// Serves an NBD client. Beyond [`EngineConfig::max_clients`](crate::engine::EngineConfig::max_clients)
-    /// it is disconnected.
+    /// Serves an NBD client. Beyond [`EngineConfig::max_clients`](crate::engine::EngineConfig::max_clients) the client
+    /// is disconnected.
     pub fn attach(&self, client: ClientStream) {
         self.inner.send(Command::Attach(client));
     }
 
-    /// Memory for a migration with these options. Blocks, for tens of milliseconds at worst, until what
-    /// it needs first is committed.
+    /// Returns memory for a migration with these options. Blocks, for tens of milliseconds at worst, until the first
+    /// part is committed.
     ///
     /// # Errors
-    /// The kernel has no room for it.
+    /// The kernel has no room for the memory.
     pub fn chunk_memory(&self, options: &MigrationOptions) -> io::Result<ChunkMemory> {
         ChunkMemory::new(&self.inner.limits, options)
     }
 
-    /// Starts to move the disk away. The destination has accepted the offer. What an earlier
-    /// migration still reads is waited for, a few seconds at most. Connections of an earlier
-    /// migration are closed. `interface` counts what leaves by the interface whose
-    /// [`MigrationOptions::interface_budget`] is to be kept.
+    /// Starts to move the disk away. The destination must have accepted the offer. Waits for the reads of an earlier
+    /// migration, a few seconds at most, and closes its connections. `interface` counts the traffic sent by the
+    /// interface with the [`MigrationOptions::interface_budget`].
     ///
     /// # Errors
-    /// `reply` gets what [`godwit_core::Controller::start_source`] says.
+    /// `reply` gets the errors of [`godwit_core::Controller::start_source`].
     pub fn start_source(
         &self,
         options: MigrationOptions,
@@ -252,11 +249,11 @@ impl EngineHandle {
         });
     }
 
-    /// Starts to take the disk in, once all connections are up. What an earlier incoming migration
-    /// still writes is waited for. Connections of an earlier migration are closed.
+    /// Starts to receive the disk, once all connections are up. Waits for the writes of an earlier incoming migration,
+    /// and closes its connections.
     ///
     /// # Errors
-    /// `reply` gets what [`godwit_core::Controller::start_destination`] says.
+    /// `reply` gets the errors of [`godwit_core::Controller::start_destination`].
     pub fn start_destination(
         &self,
         migration: MigrationId,
@@ -272,165 +269,165 @@ impl EngineHandle {
         });
     }
 
-    /// A control connection to the other node of an undecided migration is up again.
+    /// Resumes the control connection to the other node of an undecided migration.
     pub fn control_up(&self, migration: MigrationId, control: PeerStream) {
         self.inner.send(Command::ControlUp { migration, control });
     }
 
-    /// Forwards the I/O of this node's clients to the disk's owner on this connection, in place of
-    /// an earlier one.
+    /// Forwards the I/O of this node's clients to the disk's owner on this connection, in place of an earlier one.
     pub fn forward(&self, sync: PeerStream) {
         self.inner.send(Command::Forward(sync));
     }
 
-    /// Serves the I/O that `peer` forwards here on this connection. It replaces that node's earlier
-    /// one: nothing more is read from that, and nothing is read from this one before everything
-    /// that arrived on that is done.
+    /// Serves the I/O that `peer` forwards here on this connection. Replaces the earlier connection of `peer`, which is
+    /// no longer read from. The new connection is read from once everything that arrived on the earlier one is done.
     pub fn serve_forwarded(&self, peer: String, sync: PeerStream) {
         self.inner.send(Command::ServeForwarded { peer, sync });
     }
 
-    /// On this connection, which another node has dialled that owes this one a part of the disk, as far as it knows, the
-    /// disk pulls what it lacks, in place of an earlier one. Closed if this node owes a part itself. `shows_life`: the other
-    /// node takes signs of life.
+    /// Pulls the missing parts of the disk on this connection, in place of an earlier one. A node that owes parts, as
+    /// far as that node knows, has dialled this connection. Closed if this node owes a part itself. `shows_life`: the
+    /// other node takes signs of life.
     pub fn pull(&self, stream: PeerStream, shows_life: bool) {
         self.inner.send(Command::Pull { stream, shows_life });
     }
 
-    /// On this connection, which this node has dialled, the disk's owner pulls what this node owes, in place of an earlier
-    /// one.
+    /// Lets the disk's owner pull the parts that this node owes, on a connection that this node has dialled, in place
+    /// of an earlier one.
     pub fn owe(&self, stream: PeerStream) {
         self.inner.send(Command::Owe(stream));
     }
 
-    /// On this connection the disk fetches what it lacks of its image, in place of an earlier one; beside [`Self::pull`] where
-    /// another node owes some of what it lacks, and as there where none does.
+    /// Fetches the missing parts of the disk from its image on this connection, in place of an earlier one. Runs beside
+    /// [`Self::pull`] if another node owes some of the parts, and otherwise as [`Self::pull`] does.
     pub fn fetch(&self, stream: PeerStream) {
         self.inner.send(Command::Fetch(stream));
     }
 
-    /// Of what the disk lacks only what somebody waits for is pulled from now on.
+    /// Pulls missing parts of the disk on demand only, from now on.
     pub fn pull_on_demand_only(&self) {
         self.inner.send(Command::PullOnDemandOnly);
     }
 
-    /// What the disk lacks is not waited for any more: whoever needs it gets an I/O error. What comes all the same is used.
+    /// Stops waiting for missing parts of the disk: requests for them get an I/O error. Parts that still arrive are
+    /// used.
     pub fn abandon_missing(&self) {
         self.inner.send(Command::AbandonMissing);
     }
 
-    /// Somebody begins to compare the disk with the image that it was created from; `reply` gets what
-    /// [`godwit_core::Controller::begin_comparison`] says.
+    /// Begins a comparison of the disk with the image that it was created from. `reply` gets the result of
+    /// [`godwit_core::Controller::begin_comparison`].
     pub fn begin_comparison(&self, reply: Reply<Result<Vec<u64>, StartError>>) {
         self.inner.send(Command::BeginComparison { reply });
     }
 
-    /// What that found ([`godwit_core::Controller::end_comparison`]): the disk moves without what is the same.
+    /// Ends the comparison with its result ([`godwit_core::Controller::end_comparison`]): the disk moves without the
+    /// equal blocks.
     pub fn end_comparison(&self, different: Vec<u64>, same: Vec<u64>) {
         self.inner.send(Command::EndComparison { different, same });
     }
 
-    /// `reply` gets what is known from a comparison, and from what was written since
-    /// ([`godwit_core::Controller::compared`]).
+    /// `reply` gets the result of a comparison, adjusted for later writes ([`godwit_core::Controller::compared`]).
     pub fn compared(&self, reply: Reply<Option<Compared>>) {
         self.inner.send(Command::Compared { reply });
     }
 
-    /// The disk moves as a whole, or not at all.
+    /// Forgets the comparison: the disk moves as a whole, or not at all.
     pub fn forget_comparison(&self) {
         self.inner.send(Command::ForgetComparison);
     }
 
-    /// The image is about to be emptied; `reply` gets whether it may be
+    /// Announces that the image will be emptied. `reply` gets true if that is allowed
     /// ([`godwit_core::Controller::give_up_image`]).
     pub fn give_up_image(&self, reply: Reply<bool>) {
         self.inner.send(Command::GiveUpImage { reply });
     }
 
-    /// What the last [`EngineEvent::StoreMissing`](crate::engine::EngineEvent::StoreMissing) asked for is durable;
-    /// the first time with what notes what comes from then on.
+    /// Confirms that the state of the last [`EngineEvent::StoreMissing`](crate::engine::EngineEvent::StoreMissing) is
+    /// durable. The first call brings the notes for parts that arrive from then on.
     pub fn missing_stored(&self, notes: Option<MissingNotes>) {
         self.inner.send(Command::MissingStored { notes });
     }
 
-    /// Ends the migration under way, if that is still possible; `reply` gets whether it was.
+    /// Cancels the migration under way if no point of no return has passed. `reply` gets true if the migration was
+    /// cancelled.
     pub fn cancel(&self, reason: AbortReason, reply: Reply<bool>) {
         self.inner.send(Command::Cancel { reason, reply });
     }
 
-    /// The guest has stopped: hands the disk over as soon as the destination has everything
-    /// ([`godwit_core::Controller::switch_over`]); `reply` gets whether a migration leaves.
+    /// Announces that the guest has stopped: hands the disk over once the destination has everything
+    /// ([`godwit_core::Controller::switch_over`]). `reply` gets true if an outgoing migration exists.
     pub fn switch_over(&self, reply: Reply<bool>) {
         self.inner.send(Command::SwitchOver { reply });
     }
 
-    /// Changes the migration that leaves; `reply` gets what [`godwit_core::Controller::change_migration`] says.
+    /// Changes the outgoing migration. `reply` gets the result of [`godwit_core::Controller::change_migration`].
     pub fn change_migration(&self, change: MigrationChange, reply: Reply<Result<(), ChangeError>>) {
         self.inner.send(Command::ChangeMigration { change, reply });
     }
 
-    /// How long this node's clients waited lately, before a migration changes it. `reply` gets
-    /// nothing when the engine has ended.
+    /// `reply` gets the recent latencies of this node's clients, from before a migration changes them; nothing if the
+    /// engine has ended.
     pub fn latency_baseline(&self, reply: Reply<Option<LatencyBaseline>>) {
         self.inner.send(Command::LatencyBaseline { reply });
     }
 
-    /// The disk's name.
+    /// Returns the disk's name.
     pub fn disk(&self) -> &str {
         &self.inner.disk
     }
 
-    /// The disk's size.
+    /// Returns the disk's size.
     pub fn capacity(&self) -> Sectors {
         self.inner.capacity
     }
 
-    /// A step of the vhost-user protocol.
+    /// Carries out a step of the vhost-user protocol.
     pub(crate) fn front_end(&self, command: FrontEndCommand, reply: FrontEndReply) {
         self.inner.send(Command::FrontEnd { command, reply });
     }
 
-    /// The virtual machine is about to be stopped because of
-    /// [`EngineEvent::OutOfSpace`](crate::engine::EngineEvent::OutOfSpace), and will not move while it stands
-    /// still: its rings may stop while requests wait for room. They are taken up when the machine goes
-    /// on.
+    /// Announces that the virtual machine is about to be stopped because of
+    /// [`EngineEvent::OutOfSpace`](crate::engine::EngineEvent::OutOfSpace), and will not move while stopped. The
+    /// machine's rings may stop while requests wait for room. The requests are resumed when the machine runs again.
     pub fn machine_stands_still(&self) {
         self.inner.send(Command::MachineStandsStill);
     }
 
-    /// The virtual machine that [stood still](Self::machine_stands_still), or was to, goes on: what was left for its rings'
-    /// next life is taken up by those that never stopped.
+    /// Announces that the virtual machine that [stood still](Self::machine_stands_still), or was to, runs again. Rings
+    /// that never stopped resume the requests left for their next life.
     pub fn machine_goes_on(&self) {
         self.inner.send(Command::MachineGoesOn);
     }
 
-    /// The disk's owner cannot be reached: fails every request that waits for it.
+    /// Fails every request that waits for the disk's owner: the owner cannot be reached.
     pub fn fail_forwarded(&self) {
         self.inner.send(Command::FailForwarded);
     }
 
-    /// The record of the last [`EngineEvent::Persist`](crate::engine::EngineEvent::Persist) is durable.
+    /// Confirms that the record of the last [`EngineEvent::Persist`](crate::engine::EngineEvent::Persist) is durable.
     pub fn persisted(&self) {
         self.inner.send(Command::Persisted);
     }
 
-    /// Another node's record shows that this node is the owner no more: clients' requests are held from now on.
+    /// Announces that another node's record shows a later owner: clients' requests are held from now on.
     pub fn surpass(&self) {
         self.inner.send(Command::Surpass);
     }
 
-    /// What the last [`Event::SharingChanged`](godwit_core::event::Event::SharingChanged) said is durable.
+    /// Confirms that the state of the last [`Event::SharingChanged`](godwit_core::event::Event::SharingChanged) is
+    /// durable.
     pub fn sharing_stored(&self) {
         self.inner.send(Command::SharingStored);
     }
 
-    /// The record of the last [`EngineEvent::Persist`](crate::engine::EngineEvent::Persist), which gives the
-    /// disk away, was not stored and never will be: the migration ends and this node serves on.
+    /// Announces that the record of the last [`EngineEvent::Persist`](crate::engine::EngineEvent::Persist), which gives
+    /// the disk away, was not stored and never will be: the migration ends and this node serves on.
     pub fn not_persisted(&self, reason: AbortReason) {
         self.inner.send(Command::NotPersisted { reason });
     }
 
-    /// What the engine last published.
+    /// Returns the state that the engine last published.
     pub fn snapshot(&self) -> Snapshot {
         *self
             .inner
@@ -439,8 +436,8 @@ impl EngineHandle {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stops taking requests, finishes what is in flight within 5 seconds, flushes the image and
-    /// ends. A migration that can still be ended is cancelled.
+    /// Stops taking requests, finishes the operations in flight within 5 seconds, flushes the image and ends the
+    /// engine. A migration that can still be cancelled is cancelled.
     pub fn shutdown(&self) {
         self.inner.send(Command::Shutdown);
     }

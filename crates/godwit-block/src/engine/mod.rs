@@ -1,5 +1,5 @@
-//! One engine per disk: a thread that owns the disk's image, its clients' sockets and its peers'
-//! connections, and drives a [`godwit_core::Controller`] with them.
+//! The engine of a disk: a thread that owns the disk's image, its clients' sockets and its peers' connections, and
+//! drives a [`godwit_core::Controller`] with them.
 //!
 //! ```text
 //!  handle ── commands ──►┌────────────────────────────┐── events ──► owner
@@ -10,12 +10,11 @@
 //!                        └────────────────────────────┘
 //! ```
 //!
-//! Each turn of the thread takes all completions from its `io_uring`, feeds them to the controller,
-//! carries out what it decides, and submits the resulting operations with one system call. Data
-//! moves between sockets and disk through page-aligned slot buffers without a copy in between. A
-//! request takes a slot from its class (client, sync, copy), so that no class starves another; a
-//! connection whose request finds none is not read from until one is free. None holds what others
-//! need: each has a lane of its own, and no more of the rest than it leaves to others.
+//! Each turn of the thread takes all completions from its `io_uring`, feeds them to the controller, carries out the
+//! controller's actions, and submits the resulting operations with one system call. Data moves between sockets and disk
+//! through page-aligned slot buffers without a copy in between. A request takes a slot from its class (client, sync,
+//! copy), so that no class starves another. A connection whose request finds no slot is not read from until a slot is
+//! free. No connection can starve others of slots: each has a lane of its own, and a limited share of the rest.
 
 mod actions;
 mod commands;
@@ -62,7 +61,7 @@ const FEWEST_REQUESTS: u32 = 64;
 /// Starts the engine of a disk whose stored authority is `record`.
 ///
 /// # Errors
-/// [`EngineError::Start`] when the kernel refuses a thread, memory, or an `io_uring`.
+/// [`EngineError::Start`] if the kernel refuses a thread, memory, or an `io_uring`.
 pub fn spawn(
     config: EngineConfig,
     image: Image,
@@ -72,7 +71,7 @@ pub fn spawn(
     spawn_restored(config, image, record, Restored::default(), events)
 }
 
-/// The same for a disk of which earlier processes stored something.
+/// Starts the engine of a disk with state stored by earlier processes.
 ///
 /// # Errors
 /// As [`spawn`].
@@ -167,7 +166,7 @@ pub fn spawn_restored(
     }
 }
 
-/// Runs an engine to its end, however that comes.
+/// Runs an engine to its end, whether in order or by a failure.
 fn run(mut engine: Engine) -> Result<(), EngineError> {
     let disk = engine.config.disk.clone();
     let result = catch_unwind(AssertUnwindSafe(|| engine.run())).unwrap_or_else(|panic| {

@@ -1,32 +1,31 @@
-//! When a disk's thread runs: before others while the disk leaves the node.
+//! The priority of a disk's thread: ahead of others while the disk leaves the node.
 //!
-//! A move's copies, encryption and bookkeeping compete with the guest for the processors, so who
-//! answers the guest goes first. Without a move the ordinary order is the better one: a thread that
-//! runs at once interrupts the guest that is still handing over its requests. And who receives a disk
-//! answers nobody yet, while other disks' guests may work beside it.
+//! A move's copies, encryption and bookkeeping compete with the guest for the processors, so the thread that answers
+//! the guest goes first. Without a move the ordinary priority is better: a thread that runs at once interrupts a guest
+//! that is still handing over its requests. The thread of an arriving disk serves no guest yet, and the guests of other
+//! disks may work beside it.
 
 use std::io;
 
 use rustix::process::{getpriority_process, setpriority_process};
 
-/// Three times the share of an ordinary thread where processors are short: enough to be the next
-/// that runs, and not so much that a busy disk starves the guests.
+/// Three times the share of an ordinary thread where processors are short: enough to run next, and not enough to let a
+/// busy disk starve the guests.
 const NICE: i32 = -5;
 
-/// The `nice` value of the thread that owns this.
+/// The `nice` value of the owning thread.
 #[derive(Debug, Default)]
 pub(super) struct Priority {
-    /// While the disk leaves: what the thread had before.
+    /// Value from before, while the disk leaves.
     before: Option<i32>,
 }
 
 impl Priority {
-    /// Lets the calling thread run before others while the disk leaves. A better value that it
-    /// already has stays. Costs a comparison unless a move begins or ends.
+    /// Lets the calling thread run before others while the disk leaves. Keeps a better value that the thread already
+    /// has. Costs a comparison unless a move begins or ends.
     ///
     /// # Errors
-    /// When the system does not allow the better value, which takes `CAP_SYS_NICE` or
-    /// `RLIMIT_NICE`. That is said once a move.
+    /// The system does not allow the better value, which takes `CAP_SYS_NICE` or `RLIMIT_NICE`. Returned once a move.
     #[inline]
     pub(super) fn follow(&mut self, leaves: bool) -> io::Result<()> {
         if leaves == self.before.is_some() {
@@ -35,7 +34,7 @@ impl Priority {
         let nice = if let Some(before) = self.before.take() {
             before
         } else {
-            // Who may not ask has none to go back to but the ordinary one.
+            // Without permission to ask, the ordinary value is the one to return to.
             let own = getpriority_process(None).unwrap_or(0);
             self.before = Some(own);
             own.min(NICE)

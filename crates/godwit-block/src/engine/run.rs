@@ -1,4 +1,4 @@
-//! The engine's thread: what it owns, and its loop.
+//! The engine's thread: its state and its loop.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
@@ -37,16 +37,16 @@ use crate::image::written;
 use godwit_io::page_buffers::Staging;
 use godwit_io::ring::{Completion, Ring, Token};
 
-/// How often an engine that has something to do publishes its state and looks for what is late.
+/// Interval at which a busy engine publishes its state and looks for delays.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How long the kernel may take to let go of the engine's memory at its end.
+/// Time limit for the kernel to release the engine's memory at its end.
 const RELEASE: Duration = Duration::from_secs(5);
 
-/// Completions handled before the ring is looked at again.
+/// Completions handled before the next look at the ring.
 const BATCH: usize = 256;
 
-/// Everything that an engine's thread owns.
+/// The state of an engine's thread.
 pub(super) struct Engine {
     pub(super) config: EngineConfig,
     pub(super) core: Controller,
@@ -56,56 +56,56 @@ pub(super) struct Engine {
     pub(super) wholes: Wholes,
     pub(super) chunks: Chunks,
     pub(super) connections: Connections,
-    /// What an owner pulls of the disk, which was given away.
+    /// Buffers for the parts that an owner pulls after the disk was given away.
     pub(super) owed: Chunks,
-    /// Where it does, at either end.
+    /// Connection for pulls, at either end.
     pub(super) pulling: Option<ConnectionKey>,
-    /// On which the image is to be had, where another node owes some of what the disk lacks.
+    /// Connection to the image, if another node owes some of the missing parts.
     pub(super) fetching: Option<ConnectionKey>,
-    /// What was pulled and is not written, by slot.
+    /// Pulled pieces that are not yet written, by slot.
     pub(super) pulled: [Option<RequestTag>; PULL_SLOTS as usize],
-    /// Notes what has come of what the disk lacks.
+    /// Notes of the missing parts that have arrived.
     pub(super) notes: Option<MissingNotes>,
-    /// Why the engine cannot go on.
+    /// Failure that ends the engine.
     pub(super) broken: Option<EngineError>,
-    /// The connections of the current or last migration.
+    /// Connections of the current or last migration.
     pub(super) links: Option<Links>,
-    /// Compresses data, of a migration to a node that takes it so.
+    /// Compressor of a migration's data, if the other node accepts compression.
     pub(super) compression: Option<Compression>,
-    /// Bytes of the current or last migration's copies that did not have to be sent.
+    /// Bytes saved by compression in the copies of the current or last migration.
     pub(super) copies_saved: u64,
-    /// Looks at the sync connection while a migration leaves this node.
+    /// Watch on the sync connection while a migration leaves this node.
     pub(super) link_watch: Option<LinkWatch>,
-    /// Control connections of migrations that are to be decided after a crash.
+    /// Control connections of migrations to be decided after a crash.
     pub(super) resolving: Vec<(MigrationId, ConnectionKey)>,
-    /// Those of migrations that have been decided, and when to close them.
+    /// Control connections of decided migrations, with the time to close each.
     pub(super) decided: Vec<(Time, MigrationId, ConnectionKey)>,
-    /// Carries the requests of this node's clients to the owner.
+    /// Connection that carries the requests of this node's clients to the owner.
     pub(super) forwarding: Option<ConnectionKey>,
-    /// The forwarding connection leads to a node that is not the owner any more.
+    /// True if the forwarding connection leads to a node that is no longer the owner.
     pub(super) close_forwarding: bool,
-    /// This node may have to forward now.
+    /// True if this node may have to forward now.
     pub(super) check_forward: bool,
-    /// The owner of this engine was asked to dial, and has not answered.
+    /// True after a request to dial, until the engine's owner answers.
     pub(super) forward_asked: bool,
     /// Names of nodes that forwarded here, by the controller's numbers for them.
     pub(super) forwarders: Vec<String>,
-    /// The connections of those that do.
+    /// Connections of the forwarding nodes.
     pub(super) served: Vec<(Forwarder, ConnectionKey)>,
     pub(super) clients: u32,
-    /// The virtual machine that uses the disk.
+    /// Virtual machine that uses the disk.
     pub(super) vhost: Vhost,
-    /// Where the data of the operation that starts lies, when that is guest memory; empty between operations.
+    /// Place of the data of the starting operation, if in guest memory; empty between operations.
     pub(super) pieces: Vec<libc::iovec>,
     /// Clients that came while the disk's owner could not be reached.
     pub(super) waiting_clients: Vec<ClientStream>,
-    /// Commands that wait for what the last migration still reads or writes.
+    /// Commands that wait for reads or writes of the last migration.
     pub(super) deferred: Vec<Deferred>,
     pub(super) commands: mpsc::Receiver<Command>,
     pub(super) stats: Stats,
     priority: Priority,
     pub(super) now: Time,
-    /// When the engine ends at the latest.
+    /// Latest time of the engine's end.
     pub(super) shutdown: Option<Time>,
     events: Box<dyn Fn(EngineEvent) + Send>,
     published: Published,
@@ -116,7 +116,7 @@ pub(super) struct Engine {
     pub(super) ring: Ring,
 }
 
-/// What an engine's thread is started with.
+/// The parameters of an engine's thread.
 pub(super) struct Parts {
     pub(super) config: EngineConfig,
     pub(super) image: Image,
@@ -163,7 +163,7 @@ impl Engine {
             config.limits.requests,
             config.memory.0 as usize,
             config.max_clients as usize,
-            // Those that forward here, and one that replaces another.
+            // The forwarding nodes, and one that replaces another.
             MOST_SERVED + 1,
         )
         .map_err(refused("map memory for requests"))?;
@@ -171,7 +171,7 @@ impl Engine {
         let stats = Stats::new(Time(0))
             .map_err(|error| refused("set up its histogram")(io::Error::other(error)))?;
         let mut core = Controller::new(config.limits, capacity, record);
-        // Keys of the standard library's hashers are random, and differ each time.
+        // The standard library's hashers have random keys, which differ each time.
         let session = RandomState::new().build_hasher().finish();
         core.resume_forwarding(config.shared, session);
         if let Some(longest) = config.longest_missing_wait {
@@ -250,7 +250,7 @@ impl Engine {
         })
     }
 
-    /// Runs until it is told to end.
+    /// Runs until the engine shuts down.
     pub(super) fn run(&mut self) -> Result<(), EngineError> {
         let mut batch = [Completion {
             token: Token::Wake,
@@ -311,8 +311,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Stores for the next process what was written since the disk came, and what of it differs from its image. Without
-    /// that the next move costs more.
+    /// Stores for the next process the blocks written since the disk arrived, and the differences from its image.
+    /// Without them the next move costs more.
     fn store_written(&self) {
         let Some(fingerprint) = self.disk.fingerprint() else {
             return;
@@ -349,8 +349,8 @@ impl Engine {
         }
     }
 
-    /// Handles what brings answers, and starts to send those, before new requests are read: a guest
-    /// has the first while the kernel still takes the second.
+    /// Handles the completions that bring answers, and starts to send the answers, before it reads new requests: a
+    /// guest gets the former while the kernel still takes the latter.
     fn completed_batch(&mut self, batch: &[Completion]) {
         let brings_requests =
             |completion: &Completion| matches!(completion.token, Token::Receive(_));
@@ -392,12 +392,12 @@ impl Engine {
         let fd = types::Fd(self.wake.as_raw_fd());
         let (pointer, _) = self.wake_count.room();
         let entry = opcode::Read::new(fd, pointer, 8).build();
-        // SAFETY: the counter's memory belongs to the engine, which waits for its operations before
-        // it is dropped; nothing else uses it.
+        // SAFETY: the counter's memory belongs to the engine, which waits for all operations before the drop; nothing
+        // else uses the memory.
         unsafe { self.ring.push(entry, Token::Wake) };
     }
 
-    /// What is done once for everything that happened since the last wait.
+    /// Does the work that is due once per turn, after all events since the last wait.
     fn end_turn(&mut self) {
         self.run_deferred();
         if std::mem::take(&mut self.close_forwarding) {
@@ -434,7 +434,7 @@ impl Engine {
         Some(deadline.since(now))
     }
 
-    /// Publishes, and deals with what is late.
+    /// Publishes the state, and handles delays.
     fn tick(&mut self) {
         self.publish();
         let watch = self.drop_stalled();
@@ -452,7 +452,7 @@ impl Engine {
         self.tick_at = busy.then(|| self.now.after(TICK));
     }
 
-    /// Takes the turns on the processors that a disk has that leaves, or that does not.
+    /// Adapts the thread's priority: higher while the disk leaves.
     pub(super) fn follow_priority(&mut self) {
         if let Err(error) = self.priority.follow(self.core.is_leaving()) {
             let disk = &self.config.disk;
@@ -474,9 +474,9 @@ impl Engine {
         idle || deadline <= self.now
     }
 
-    /// Lets others see the state.
+    /// Publishes the state.
     pub(super) fn publish(&mut self) {
-        // The controller counts what it has sent, and knows nothing of how short that became.
+        // The controller counts the bytes before compression.
         let progress = self.core.progress().map(|mut progress| {
             let sent = &mut progress.copy_bytes_sent;
             *sent = sent.saturating_sub(self.copies_saved);
@@ -515,8 +515,8 @@ impl Engine {
         (self.events)(event);
     }
 
-    /// Ends all operations, so that the kernel uses none of the engine's memory. False when that
-    /// takes too long: then the engine must be leaked instead of dropped.
+    /// Ends all operations, so that the kernel uses none of the engine's memory. Returns false after the time limit:
+    /// then the engine must be leaked instead of dropped.
     pub(super) fn release(&mut self) -> bool {
         let keys: Vec<_> = self
             .connections

@@ -10,13 +10,13 @@ use rustix::io::{self, Errno};
 
 use super::{Image, ImageError, ImageKind, checked_capacity, direct, open};
 
-/// Bytes between two calls of the progress callback: what one read takes.
+/// Bytes between two calls of the progress callback: the length of a read.
 const STEP: usize = 4 << 20;
 
 /// Bytes that must all be zero to be left out of the copy.
 const BLOCK: usize = 4096;
 
-/// How far a copy is.
+/// The progress of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyProgress {
     /// Bytes of the image that are done, holes included.
@@ -25,15 +25,14 @@ pub struct CopyProgress {
     pub total: Bytes,
 }
 
-/// Copies the raw image at `source` (a regular file or a block device) to a new one at
-/// `destination`, durably, and opens that. Holes and zeroes take no space in the copy; where the
-/// file system can share blocks, nothing is copied at all. `progress` is called every few MiB and
-/// at the end; when it breaks, the copy ends and is removed.
+/// Copies the raw image at `source` (a regular file or a block device) to a new one at `destination`, durably, and
+/// opens the copy. Holes and zeroes take no space in the copy; if the file system can share blocks, no data is copied.
+/// `progress` is called every few MiB and at the end. When `progress` breaks, the copy ends and is removed.
 ///
 /// # Errors
-/// Those of [`Image::open`] about the source, those of [`Image::create`] about the destination,
-/// [`ImageError::Changed`] when the source is cut short meanwhile, and [`ImageError::Cancelled`].
-/// No destination is left then.
+/// The errors of [`Image::open`] about the source, the errors of [`Image::create`] about the destination,
+/// [`ImageError::Changed`] if the source is cut short meanwhile, and [`ImageError::Cancelled`]. No destination is left
+/// then.
 pub fn import(
     source: &Path,
     destination: &Path,
@@ -42,7 +41,7 @@ pub fn import(
     let kind = open::kind(source)?;
     let file = open::open(source, kind, OFlags::RDONLY)
         .map_err(|errno| open::open_error(source, errno))?;
-    // Refused while a node serves the source, because that holds it exclusively.
+    // Refused while a node serves the source, because the node holds the source exclusively.
     open::lock(file.as_fd(), source, false)?;
     let size = open::size(file.as_fd(), source, kind)?;
     checked_capacity(source, size)?;
@@ -56,11 +55,10 @@ pub fn import(
     Image::open(destination)
 }
 
-/// Copies an image that nobody writes meanwhile to a new raw image at `destination`, durably, in
-/// the way of [`import`].
+/// Copies an image without concurrent writes to a new raw image at `destination`, durably, in the way of [`import`].
 ///
 /// # Errors
-/// Those of [`import`].
+/// The errors of [`import`].
 pub fn export(
     image: &Image,
     destination: &Path,
@@ -77,7 +75,7 @@ pub fn export(
     copy(&from, destination, progress)
 }
 
-/// What is copied.
+/// The source of a copy.
 struct Source<'a> {
     file: BorrowedFd<'a>,
     path: &'a Path,
@@ -121,7 +119,7 @@ fn copy(
     new.keep()
 }
 
-/// Makes the copy share the source's blocks; false when that is not possible.
+/// Makes the copy share the source's blocks. Returns false if not possible.
 fn share_blocks(source: &Source<'_>, copy: BorrowedFd<'_>) -> Result<bool, ImageError> {
     if source.kind != ImageKind::File || fs::ioctl_ficlone(copy, source.file).is_err() {
         return Ok(false);
@@ -135,7 +133,7 @@ fn share_blocks(source: &Source<'_>, copy: BorrowedFd<'_>) -> Result<bool, Image
     }
 }
 
-/// The next bytes from `from` on that are not a hole.
+/// Returns the next bytes from `from` on that are not a hole.
 fn next_data(source: &Source<'_>, from: u64) -> Result<Option<Range<u64>>, ImageError> {
     if from >= source.size.0 {
         return Ok(None);
@@ -149,7 +147,7 @@ fn next_data(source: &Source<'_>, from: u64) -> Result<Option<Range<u64>>, Image
         Err(errno) => return Err(failed(errno)),
     };
     let end = fs::seek(source.file, SeekFrom::Hole(start)).map_err(failed)?;
-    // A source that grows meanwhile is copied as long as it was.
+    // A growing source is copied up to the old length.
     let data = start.max(from)..end.min(source.size.0);
     Ok(if data.is_empty() { None } else { Some(data) })
 }
@@ -173,7 +171,7 @@ fn read_full(source: &Source<'_>, mut piece: &mut [u8], mut at: u64) -> Result<(
     Ok(())
 }
 
-/// Writes those blocks of `piece` that are not all zeroes, neighbours at once.
+/// Writes the blocks of `piece` that are not all zeroes, neighbours together.
 fn write_nonzero(copy: BorrowedFd<'_>, piece: &[u8], at: u64) -> Result<(), Errno> {
     let mut run = 0..0;
     for block in piece.chunks(BLOCK) {

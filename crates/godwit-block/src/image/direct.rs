@@ -1,4 +1,4 @@
-//! Finding out how the page cache can be bypassed.
+//! The choice of a way around the page cache.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -9,7 +9,7 @@ use rustix::io::{self, Errno};
 
 use super::{ImageError, ImageKind, open};
 
-/// The largest alignment, of offsets and of memory, that direct I/O is used with.
+/// Largest alignment, of offsets and of memory, used for direct I/O.
 const LARGEST_ALIGNMENT: u32 = 4096;
 
 /// An image, open and locked.
@@ -21,8 +21,7 @@ pub(super) struct Opened {
     pub(super) memory_alignment: u32,
 }
 
-/// Opens the image at `path`, with `O_DIRECT` where that works with offsets that are multiples of
-/// 512 or 4096 bytes.
+/// Opens the image at `path`, with `O_DIRECT` if direct I/O works at offsets that are multiples of 512 or 4096 bytes.
 pub(super) fn open(path: &Path, kind: ImageKind) -> Result<Opened, ImageError> {
     let claim = match kind {
         ImageKind::File => OFlags::empty(),
@@ -47,7 +46,7 @@ pub(super) fn open(path: &Path, kind: ImageKind) -> Result<Opened, ImageError> {
                 });
             }
         }
-        // What a file system says that knows no direct I/O.
+        // The answer of a file system without direct I/O.
         Err(Errno::INVAL) => {}
         Err(errno) => return Err(open::open_error(path, errno)),
     }
@@ -81,8 +80,7 @@ pub(super) fn open_again(
     }
 }
 
-/// The alignment of offsets, and that of memory, which direct I/O on `file` needs; `None` when there
-/// is none that is of use.
+/// Returns the alignments of offsets and of memory for direct I/O on `file`; `None` if no usable one works.
 fn alignment(file: &OwnedFd) -> Result<Option<(u32, u32)>, Errno> {
     let (least, memory) = match fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
         Ok(found) if found.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
@@ -92,10 +90,10 @@ fn alignment(file: &OwnedFd) -> Result<Option<(u32, u32)>, Errno> {
             }
             (found.stx_dio_offset_align, found.stx_dio_mem_align)
         }
-        // Neither the kernel nor the file system tells: trying does.
+        // Neither the kernel nor the file system tells: the trials below do.
         _ => (SECTOR_SIZE as u32, LARGEST_ALIGNMENT),
     };
-    // Even where it is told: layered file systems have been wrong about it.
+    // Tried even when told: layered file systems have been wrong.
     let mut page = Box::new(Page([0; LARGEST_ALIGNMENT as usize]));
     for alignment in [SECTOR_SIZE as u32, LARGEST_ALIGNMENT] {
         if alignment < least {

@@ -1,4 +1,4 @@
-//! Why an image cannot be used.
+//! The reasons for refusing an image.
 
 use std::path::{Path, PathBuf};
 
@@ -7,19 +7,19 @@ use rustix::io::Errno;
 
 use super::format::ImageFormat;
 
-/// Why an image cannot be used, and what to do about it.
+/// The reason for refusing an image, and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// The size is not one a disk can have.
+    /// No disk can have this size.
     #[error(
         "{path} is {bytes} bytes long, and a raw image of a disk is a positive multiple of 512 bytes \
          long: it may be cut short, or no raw image",
         path = path.display()
     )]
     Size {
-        /// Where the image is or was to be.
+        /// Path of the image, existing or new.
         path: PathBuf,
-        /// Its size.
+        /// Size of the image.
         bytes: u64,
     },
     /// The file system cannot hold a file of this size.
@@ -29,36 +29,36 @@ pub enum ImageError {
         size = Bytes(*bytes)
     )]
     TooLarge {
-        /// Where the image was to be.
+        /// Path of the new image.
         path: PathBuf,
-        /// The size asked for.
+        /// Requested size.
         bytes: u64,
     },
-    /// Something is where a new image was to be.
+    /// Something is at the path of a new image.
     #[error(
         "{path} exists already: choose another name, or move it away if it is not needed",
         path = path.display()
     )]
     Exists {
-        /// Where.
+        /// Path in use.
         path: PathBuf,
     },
-    /// Nothing is there.
+    /// Nothing is at the path.
     #[error("{path} does not exist: check the path", path = path.display())]
     Missing {
-        /// Where.
+        /// Missing path.
         path: PathBuf,
     },
-    /// What is there cannot hold an image.
+    /// The file cannot hold an image.
     #[error(
         "{path} is neither a regular file nor a block device: give the path of a raw image",
         path = path.display()
     )]
     Kind {
-        /// Where.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// It is an image in a format that is not raw.
+    /// The image has a format other than raw.
     #[error(
         "{path} is an image in the format {format}, and a disk's image is raw: if you trust whoever made \
          it, convert it with 'qemu-img convert -O raw {path} NEW'; if a node exported it or a guest wrote it, \
@@ -67,9 +67,9 @@ pub enum ImageError {
         format = format.name()
     )]
     Format {
-        /// Where.
+        /// Path of the image.
         path: PathBuf,
-        /// Which.
+        /// Format of the image.
         format: ImageFormat,
     },
     /// The device takes no writes.
@@ -78,28 +78,28 @@ pub enum ImageError {
         path = path.display()
     )]
     ReadOnly {
-        /// Where.
+        /// Path of the device.
         path: PathBuf,
     },
-    /// Somebody else uses the image.
+    /// Another process uses the image.
     #[error(
         "{path} is in use by another node or process: stop the one that uses it \
          (`fuser -v {path}` names it)",
         path = path.display()
     )]
     Locked {
-        /// Where.
+        /// Path of the image.
         path: PathBuf,
     },
-    /// The process may not use it.
+    /// The process may not use the file.
     #[error(
         "may not {action} {path}: give the user that runs the node read and write permission",
         path = path.display()
     )]
     Permission {
-        /// What was tried.
+        /// Action that failed.
         action: &'static str,
-        /// Where.
+        /// Path of the file.
         path: PathBuf,
     },
     /// The file system is full.
@@ -108,51 +108,51 @@ pub enum ImageError {
         path = path.display()
     )]
     NoSpace {
-        /// What was tried.
+        /// Action that failed.
         action: &'static str,
-        /// Where.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// The image is not the one it was a moment ago.
+    /// The image was replaced or cut short a moment ago.
     #[error(
         "{path} was replaced or cut short while it was being read: \
          stop what changes it and try again",
         path = path.display()
     )]
     Changed {
-        /// Where.
+        /// Path of the image.
         path: PathBuf,
     },
-    /// The caller ended the copy. What had been copied is gone.
+    /// The caller cancelled the copy. The copied part is gone.
     #[error("the copy to {path} was cancelled; nothing is left of it", path = path.display())]
     Cancelled {
-        /// Where the copy was to be.
+        /// Path of the copy.
         path: PathBuf,
     },
     /// The process, or the host, may open no more files.
     #[error("cannot {action} {path}", path = path.display())]
     OpenFiles {
-        /// What was tried.
+        /// Action that failed.
         action: &'static str,
-        /// Where.
+        /// Path of the file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's answer.
         source: std::io::Error,
     },
     /// The file system or device failed.
     #[error("could not {action} {path}: check the device and the kernel's log", path = path.display())]
     Io {
-        /// What was tried.
+        /// Action that failed.
         action: &'static str,
-        /// Where.
+        /// Path of the file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's answer.
         source: std::io::Error,
     },
 }
 
 impl ImageError {
-    /// The error for what the kernel said when `action` (a verb) was tried on `path`.
+    /// Returns the error for the kernel's answer to `action` (a verb) on `path`.
     pub(super) fn io(action: &'static str, path: &Path, errno: Errno) -> Self {
         let path = path.to_owned();
         match errno {

@@ -1,4 +1,4 @@
-//! Which parts of a file are allocated.
+//! The allocated parts of a file.
 
 use std::os::fd::BorrowedFd;
 
@@ -8,14 +8,14 @@ use rustix::io::Errno;
 /// A part of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileExtent {
-    /// Where it ends, in bytes.
+    /// End in bytes.
     pub(crate) end: u64,
-    /// It reads as zeroes and takes no space.
+    /// True if the part reads as zeroes and takes no space.
     pub(crate) hole: bool,
 }
 
-/// Where the hole at `start` of `file` ends, within `start` to `end`; `start` where there is none, or none that
-/// can be told, as of a block device. In bytes; a byte that may be data is in no hole.
+/// Returns the end of the hole at `start` of `file`, at most `end`. Returns `start` if there is no hole or none can be
+/// found, as on a block device. In bytes; a byte that may be data is in no hole.
 pub(crate) fn hole_end(file: BorrowedFd<'_>, start: u64, end: u64) -> u64 {
     match seek(file, SeekFrom::Data(start)) {
         Ok(data) => data.clamp(start, end),
@@ -28,7 +28,7 @@ pub(crate) fn hole_end(file: BorrowedFd<'_>, start: u64, end: u64) -> u64 {
     }
 }
 
-/// The part of `file` that begins at `start`, as far as `end`. Data wherever that cannot be told, as of a block
+/// Returns the part of `file` that begins at `start`, as far as `end`. Data wherever nothing is known, as on a block
 /// device, and in every sector of which a byte may be data.
 pub(crate) fn extent_at(file: BorrowedFd<'_>, start: u64, end: u64) -> FileExtent {
     const SECTOR: u64 = 512;
@@ -40,7 +40,7 @@ pub(crate) fn extent_at(file: BorrowedFd<'_>, start: u64, end: u64) -> FileExten
     }
     match seek(file, SeekFrom::Hole(start)) {
         Ok(hole) if hole > start => up_to(hole.next_multiple_of(SECTOR).min(end), false),
-        // Nothing can be told, or the data has just gone: it is not looked for again.
+        // Nothing is known, or the data has just gone: no second search.
         _ => up_to(end, false),
     }
 }

@@ -1,4 +1,4 @@
-//! Whether an image is as it was.
+//! A check for changes of an image.
 
 use std::path::Path;
 
@@ -6,22 +6,22 @@ use rustix::fs::{self, Stat};
 
 use super::{Image, ImageKind};
 
-/// What the file system says of a file that whoever writes to it changes: its inode, its size, and when its content
-/// and its inode were last changed. Nobody can set the last of these back.
+/// The metadata of a file that changes with each write: inode, size, and the times of the last change of contents and
+/// inode. The last of these cannot be set back.
 ///
-/// Of what is on a block device nothing tells whether it was written to.
+/// A block device has no such metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint(pub [u64; 6]);
 
 impl Fingerprint {
-    /// That of the regular file at this path; nothing where there is none.
+    /// Returns the fingerprint of the regular file at this path; nothing if there is none.
     pub fn of_file(path: &Path) -> Option<Self> {
         let stat = fs::stat(path).ok()?;
         let is_file = fs::FileType::from_raw_mode(stat.st_mode) == fs::FileType::RegularFile;
         is_file.then(|| Self::new(&stat))
     }
 
-    /// What was changed at a time before 1970 looks like another time.
+    /// A time before 1970 maps to another time.
     #[allow(
         clippy::cast_sign_loss,
         reason = "only whether two are the same matters"
@@ -39,7 +39,7 @@ impl Fingerprint {
 }
 
 impl Image {
-    /// Changes whenever somebody writes to the image; nothing where that cannot be told.
+    /// Returns a value that changes whenever the image is written; nothing if the kind of image has none.
     pub fn fingerprint(&self) -> Option<Fingerprint> {
         match self.kind {
             ImageKind::File => fs::fstat(&self.file)

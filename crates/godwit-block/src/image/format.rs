@@ -1,5 +1,5 @@
-//! Formats of disk images other than raw. Taken for raw, such a file would give a guest the container's
-//! bytes as its disk.
+//! Formats of disk images other than raw. Served as raw, such a file would give a guest the container's bytes as its
+//! disk.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -9,9 +9,9 @@ use rustix::io;
 
 use super::{ImageError, open};
 
-/// Bytes at the start of a file by which formats are told.
+/// Bytes at the start of a file that identify formats.
 const START: usize = 512;
-/// Bytes at its end: where a fixed VHD has its footer.
+/// Bytes at the end of a file: the place of a fixed VHD's footer.
 const END: usize = 512;
 
 /// A format that a virtual machine's disk may have and Godwit does not serve.
@@ -21,18 +21,18 @@ pub enum ImageFormat {
     Qcow,
     /// QEMU's enhanced disk.
     Qed,
-    /// VMware's, in any of its kinds.
+    /// VMware's format, of any kind.
     Vmdk,
-    /// Hyper-V's.
+    /// Hyper-V's format.
     Vhdx,
-    /// Virtual PC's, of fixed size or not.
+    /// Virtual PC's format, of fixed size or not.
     Vhd,
-    /// VirtualBox's.
+    /// VirtualBox's format.
     Vdi,
 }
 
 impl ImageFormat {
-    /// What `qemu-img` calls it.
+    /// Returns the name that `qemu-img` uses.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Qcow => "qcow2",
@@ -44,7 +44,7 @@ impl ImageFormat {
         }
     }
 
-    /// The format of a file that starts and ends with these bytes; `None` when it is taken for raw.
+    /// Returns the format of a file that starts and ends with these bytes; `None` if the file counts as raw.
     fn recognise(start: &[u8], end: &[u8]) -> Option<Self> {
         const VDI: [u8; 4] = 0xBEDA_107F_u32.to_le_bytes();
         let starts = |magic: &[u8]| start.starts_with(magic);
@@ -62,11 +62,11 @@ impl ImageFormat {
     }
 }
 
-/// Refuses what is at `path` if it is an image of another format than raw. To be asked before its size
-/// is looked at, which need not be a disk's.
+/// Refuses an image of another format than raw at `path`. Must come before a look at the size, which need not be a
+/// disk's.
 ///
 /// # Errors
-/// [`ImageError::Format`], [`ImageError::Missing`], [`ImageError::Kind`], or what the file system says.
+/// [`ImageError::Format`], [`ImageError::Missing`], [`ImageError::Kind`], or the error of the file system.
 pub fn refuse_formats(path: &Path) -> Result<(), ImageError> {
     let kind = open::kind(path)?;
     let file =

@@ -1,17 +1,18 @@
-//! What a disk lacks, in a file: it was moved before all of it had arrived, and a part is still at the node that
-//! gave it away.
+//! The missing parts of a disk, in a file: the disk was moved before all of it had arrived, and a part is still at the
+//! node that gave the disk away.
 //!
 //! ```text
 //! 0      magic, capacity, migration, boot, checksum of these
-//! 4096   how hot each chunk of 64 KiB is, a byte each
-//! then   a bit for each block of 4 KiB that is missing, as far as that is durable
-//! then   the same as this boot of the host knows it
-//! then   where the rest is in an image: a bit for each block that was at the node that gave the disk away
+//! 4096   heat of each chunk of 64 KiB, a byte each
+//! then   a bit for each missing block of 4 KiB, as far as durable
+//! then   the same bits as known in this boot of the host
+//! then   if the rest is in an image: a bit for each block at the node that gave the disk away
 //! ```
 //!
-//! Each part begins at a multiple of 4 KiB, and what is all zeroes is a hole of the file. The third is made durable with care: a block is missing there until its
-//! data is durable. The fourth is only written, so it outlasts the process and not the host. After a boot the third
-//! takes its place. The last is never changed. Another magic says that it is there.
+//! Each part begins at a multiple of 4 KiB; stretches of zeroes are holes of the file. The third part is made durable
+//! with care: a block is missing there until its data is durable. The fourth part is only written, so it outlasts the
+//! process and not the host. After a boot the third part takes its place. The last part never changes. Another magic
+//! marks its presence.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -24,22 +25,22 @@ use godwit_core::units::{Extent, MigrationId, Sectors};
 use godwit_core::{HeatPiece, Missing, PIECE_HEATS, PIECE_WORDS, WordPiece};
 
 const MAGIC: [u8; 8] = *b"GDWMISS1";
-/// The same with what is in two places. Builds that know of one place refuse it.
+/// Magic of a file with blocks in two places. Builds that know of one place refuse it.
 const MAGIC_OF_TWO: [u8; 8] = *b"GDWMISS2";
 const PAGE: u64 = 4096;
 /// Magic, capacity, migration, boot.
 const FIELDS: usize = 8 + 8 + 16 + 16;
-/// Sectors that a word of the bitmap stands for.
+/// Sectors in a word of the bitmap.
 const WORD_SECTORS: u64 = 64 * 8;
 /// Bytes of a piece of a bitmap.
 const PIECE_BYTES: usize = PIECE_WORDS * 8;
-/// Pieces that are read or written at once.
+/// Most pieces in a single read or write.
 const LONGEST_WRITE: usize = 256;
 
-/// Names a boot of the host.
+/// The identity of a boot of the host.
 type Boot = [u8; 16];
 
-/// Where the parts of a file begin.
+/// The places of a file's parts.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     words: usize,
@@ -66,7 +67,7 @@ impl Layout {
         self.noted() + (self.words as u64 * 8).next_multiple_of(PAGE)
     }
 
-    /// Where the last part ends.
+    /// Returns the end of the last part.
     const fn end(self, of_two: bool) -> u64 {
         match of_two {
             true => self.at_source() + self.words as u64 * 8,
@@ -75,7 +76,7 @@ impl Layout {
     }
 }
 
-/// Notes what has come.
+/// Notes the parts that have arrived.
 #[derive(Debug)]
 pub struct MissingNotes {
     file: File,
@@ -83,10 +84,10 @@ pub struct MissingNotes {
 }
 
 impl MissingNotes {
-    /// Notes that the disk, which lacks this, lacks the extent no longer.
+    /// Notes that the disk with this missing state no longer lacks the extent.
     ///
     /// # Errors
-    /// The file cannot be written: what has come must not be relied on.
+    /// The file cannot be written: the arrived data must not be relied on.
     pub(crate) fn note(&self, missing: &Missing, extent: Extent) -> io::Result<()> {
         let first = (extent.start().0 / WORD_SECTORS) as usize;
         let end = extent.end().0.div_ceil(WORD_SECTORS) as usize;
@@ -124,7 +125,7 @@ fn write_pieces(file: &File, start: u64, pieces: &[WordPiece]) -> io::Result<()>
     Ok(())
 }
 
-/// The pieces of the part that begins at `start`, but for those without any bit. Holes of the file are not read.
+/// Reads the pieces of the part that begins at `start`, without all-zero ones. Holes of the file are not read.
 fn read_pieces(file: &File, start: u64, words: usize) -> io::Result<Vec<WordPiece>> {
     let end = start + words as u64 * 8;
     let mut pieces = Vec::new();
@@ -150,7 +151,7 @@ fn read_pieces(file: &File, start: u64, words: usize) -> io::Result<Vec<WordPiec
     Ok(pieces)
 }
 
-/// The pieces of which these, in order, are not the same, as they are in the first.
+/// Returns the pieces of `first` that differ from `second`. Both must be in order.
 fn differing(first: &[WordPiece], second: &[WordPiece]) -> Vec<WordPiece> {
     let nothing = [0; PIECE_WORDS];
     let mut numbers: Vec<usize> = first
@@ -185,7 +186,7 @@ fn header(capacity: Sectors, migration: MigrationId, boot: Boot, of_two: bool) -
     bytes
 }
 
-/// The name of this boot; all zeroes, which is never taken for this one, where the kernel tells none.
+/// Returns the identity of this boot; all zeroes, which never counts as this boot, if the kernel tells none.
 fn this_boot() -> Boot {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: Vec<u8> = text
@@ -201,12 +202,12 @@ fn this_boot() -> Boot {
     boot
 }
 
-/// Makes durable what a disk of this capacity will lack when it has come by this migration, in place of what is at
-/// the path; and what of that is at the migration's source, if the rest is in an image. Pieces that are not named lack
-/// nothing, and take no space.
+/// Stores durably the parts that a disk of this capacity will lack after its arrival by this migration, in place of the
+/// file at the path. `at_source` has the parts at the migration's source, if the rest is in an image. Pieces not named
+/// lack nothing, and take no space.
 ///
 /// # Errors
-/// The file cannot be written, or its folder not be made durable.
+/// The file cannot be written, or its folder cannot be made durable.
 pub fn create(
     path: &Path,
     capacity: Sectors,
@@ -242,7 +243,7 @@ pub fn create(
     Ok(MissingNotes { file, start })
 }
 
-/// Makes durable what the disk lacks now, as far as that has changed. A crash leaves some words as they were.
+/// Stores durably the changed pieces of the missing state. A crash may leave some words unchanged.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -252,11 +253,11 @@ pub fn store(path: &Path, capacity: Sectors, pieces: &[WordPiece]) -> io::Result
     file.sync_data()
 }
 
-/// What is stored of a disk of this capacity that came by this migration; nothing when there is nothing, or what
-/// there is belongs to another.
+/// Loads the stored state of a disk of this capacity that arrived by this migration. Returns nothing if there is none,
+/// or if the file belongs to another migration or disk.
 ///
 /// # Errors
-/// The file cannot be read, or is not one of these.
+/// The file cannot be read, or is damaged.
 pub fn load(
     path: &Path,
     capacity: Sectors,
@@ -309,7 +310,7 @@ pub fn load(
     Ok(Some((missing, MissingNotes { file, start })))
 }
 
-/// How hot chunks are. Holes of the file are not read.
+/// Reads the heat of chunks. Holes of the file are not read.
 fn read_heat(file: &File, length: usize) -> io::Result<Vec<HeatPiece>> {
     let end = PAGE + length as u64;
     let mut pieces = Vec::new();
@@ -327,10 +328,10 @@ fn read_heat(file: &File, length: usize) -> io::Result<Vec<HeatPiece>> {
     Ok(pieces)
 }
 
-/// Removes what is stored.
+/// Removes the stored state.
 ///
 /// # Errors
-/// There is something, and it cannot be removed.
+/// The file exists and cannot be removed.
 pub fn remove(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -344,7 +345,7 @@ mod tests {
 
     use super::*;
 
-    /// 4 MiB and a bit.
+    /// Slightly over 4 MiB.
     const CAPACITY: Sectors = Sectors(8197);
     const MIGRATION: MigrationId = MigrationId([3; 16]);
 
@@ -359,7 +360,7 @@ mod tests {
         words
     }
 
-    /// Stores words, and that all chunks are equally hot.
+    /// Stores words, with equal heat for all chunks.
     fn stored(path: &Path, words: &[u64], at_source: Option<&[u64]>) -> MissingNotes {
         let heat = vec![4; Missing::heat_length(CAPACITY)];
         let missing = Missing::from_parts(CAPACITY, words, &heat).expect("it fits");
@@ -377,7 +378,7 @@ mod tests {
         .expect("it is created")
     }
 
-    /// The only piece that such a disk has.
+    /// Returns the only piece of such a disk.
     fn all(words: &[u64]) -> WordPiece {
         let mut piece = [0; PIECE_WORDS];
         piece[..words.len()].copy_from_slice(words);
@@ -403,7 +404,7 @@ mod tests {
         missing.words().collect()
     }
 
-    /// As if the host had been started anew.
+    /// Simulates a reboot of the host.
     fn boot(path: &Path) {
         let file = (OpenOptions::new().read(true).write(true))
             .open(path)
@@ -425,7 +426,7 @@ mod tests {
         assert_eq!(lacks(&path), now);
         boot(&path);
         assert_eq!(lacks(&path), words());
-        // From then on it is noted again.
+        // From then on, arrivals are noted again.
         let (_, notes) = load(&path, CAPACITY, MIGRATION)
             .expect("read")
             .expect("there");

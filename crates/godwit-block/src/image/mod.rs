@@ -24,7 +24,7 @@ pub use error::ImageError;
 pub use fingerprint::Fingerprint;
 pub use format::{ImageFormat, refuse_formats};
 
-/// What holds an image.
+/// The kind of file that holds an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageKind {
     /// A regular file.
@@ -33,34 +33,33 @@ pub enum ImageKind {
     BlockDevice,
 }
 
-/// An opened disk image, locked against every other node and process that opens it this way.
+/// An opened disk image, locked against every other node and process that opens it the same way.
 ///
 /// The lock ends with `file`, which therefore must stay open as long as the disk is in use.
 #[derive(Debug)]
 pub struct Image {
-    /// The open file, with `O_DIRECT` when `direct`.
+    /// Open file, with `O_DIRECT` if `direct`.
     pub file: OwnedFd,
-    /// The same file through the page cache, for requests that are not multiples of `alignment`;
-    /// `None` when `file` takes them all.
+    /// The same file through the page cache, for requests that are not multiples of `alignment`; `None` if `file` takes
+    /// all requests.
     ///
-    /// The kernel writes dirty pages back before direct I/O to them and drops them after it, so
-    /// both views agree as long as no two requests to the same `alignment` bytes are in flight at
-    /// once. Syncing either makes the writes of both durable.
+    /// The kernel writes dirty pages back before direct I/O to them and drops them afterwards, so both views agree as
+    /// long as no two requests to the same `alignment` bytes are in flight at once. Syncing either makes the writes of
+    /// both durable.
     pub buffered: Option<OwnedFd>,
-    /// The disk's size: at least one sector.
+    /// Size of the disk: at least one sector.
     pub capacity: Sectors,
-    /// Whether `file` bypasses the page cache. Its buffers must then be aligned to 4096 bytes in
-    /// memory.
+    /// True if `file` bypasses the page cache. Its buffers must then be aligned to 4096 bytes in memory.
     pub direct: bool,
-    /// What offset and length of I/O on `file` must be multiples of, in bytes: 512 or 4096.
+    /// Unit of offset and length of I/O on `file`, in bytes: 512 or 4096.
     pub alignment: u32,
-    /// What addresses of buffers for `file` must be multiples of, in bytes: a power of two.
+    /// Unit of buffer addresses for `file`, in bytes: a power of two.
     pub memory_alignment: u32,
-    /// What holds the image.
+    /// Kind of file that holds the image.
     pub kind: ImageKind,
-    /// Where it is.
+    /// Path of the image.
     pub path: PathBuf,
-    /// It was created just now: nothing was ever written to it.
+    /// True if the image was just created: nothing was ever written to it.
     pub made_new: bool,
 }
 
@@ -68,9 +67,8 @@ impl Image {
     /// Creates an image of `size` bytes that reads as zeroes and takes no space yet, durably.
     ///
     /// # Errors
-    /// [`ImageError::Size`] when the size is not a positive multiple of 512;
-    /// [`ImageError::Exists`] when something is at `path`, which is then left alone; or what the file
-    /// system says.
+    /// [`ImageError::Size`] if the size is not a positive multiple of 512; [`ImageError::Exists`] if something is at
+    /// `path`, which is then left alone; or the error of the file system.
     pub fn create(path: &Path, size: Bytes) -> Result<Self, ImageError> {
         let new = new_file(path, size)?;
         new.keep()?;
@@ -85,16 +83,15 @@ impl Image {
         })
     }
 
-    /// Creates an image like [`Image::create`] that has storage for all of its bytes, so that no write
-    /// has to wait for it, or find none left. Where the file system cannot set that much aside the image
-    /// takes no space yet.
+    /// Creates an image like [`Image::create`], with storage for all of its bytes, so that no write waits for storage
+    /// or finds none left. If the file system cannot set that much aside, the image takes no space yet.
     ///
     /// # Errors
-    /// Those of [`Image::create`].
+    /// The errors of [`Image::create`].
     pub fn create_with_storage(path: &Path, size: Bytes) -> Result<Self, ImageError> {
         let new = new_file(path, size)?;
         if fs::fallocate(new.as_fd(), FallocateFlags::empty(), 0, size.0).is_err() {
-            // It may have got a part, which it gives back.
+            // The file may have got a part of the storage; returns the part.
             set_size(&new, path, Bytes(0))?;
             set_size(&new, path, size)?;
         }
@@ -102,12 +99,12 @@ impl Image {
         Self::open_new(path)
     }
 
-    /// Opens an image for reading and writing, bypassing the page cache where that is possible.
+    /// Opens an image for reading and writing, bypassing the page cache if possible.
     ///
     /// # Errors
-    /// [`ImageError::Missing`], [`ImageError::Kind`] when it is neither a regular file nor a block
-    /// device, [`ImageError::ReadOnly`], [`ImageError::Locked`] when it is in use, [`ImageError::Size`],
-    /// or what the file system says.
+    /// [`ImageError::Missing`], [`ImageError::Kind`] if neither a regular file nor a block device,
+    /// [`ImageError::ReadOnly`], [`ImageError::Locked`] if in use, [`ImageError::Size`], or the error of the file
+    /// system.
     pub fn open(path: &Path) -> Result<Self, ImageError> {
         let kind = open::kind(path)?;
         open::refuse_read_only(path, kind)?;
@@ -126,17 +123,17 @@ impl Image {
         })
     }
 
-    /// Makes a device that is larger end where the disk on it does.
+    /// Limits the capacity of a larger device to the end of the disk on it.
     pub fn leave_the_rest_of_a_device(&mut self, capacity: Sectors) {
         if self.kind == ImageKind::BlockDevice && self.capacity > capacity {
             self.capacity = capacity;
         }
     }
 
-    /// Bytes of storage that the image takes: of a sparse file, those that were written.
+    /// Returns the bytes of storage that the image takes: for a sparse file, the written bytes.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The error of the file system.
     pub fn allocated(&self) -> Result<Bytes, ImageError> {
         match self.kind {
             ImageKind::BlockDevice => Ok(self.capacity.bytes()),
@@ -147,17 +144,17 @@ impl Image {
     }
 }
 
-/// Bytes that an unprivileged process may still store in the file system that holds `directory`.
+/// Returns the bytes that an unprivileged process may still store in the file system that holds `directory`.
 ///
 /// # Errors
-/// What the file system says.
+/// The error of the file system.
 pub fn free_space(directory: &Path) -> Result<Bytes, ImageError> {
     fs::statvfs(directory)
         .map(|stat| Bytes(stat.f_bavail.saturating_mul(stat.f_frsize)))
         .map_err(|errno| ImageError::io("ask for the free space of", directory, errno))
 }
 
-/// A new file of `size` bytes that are all holes.
+/// Creates a file of `size` bytes that are all holes.
 fn new_file(path: &Path, size: Bytes) -> Result<open::NewFile, ImageError> {
     checked_capacity(path, size)?;
     let new = open::NewFile::create(path)?;
@@ -175,7 +172,7 @@ fn set_size(new: &open::NewFile, path: &Path, size: Bytes) -> Result<(), ImageEr
     })
 }
 
-/// The capacity of a disk of `size` bytes.
+/// Returns the capacity of a disk of `size` bytes.
 fn checked_capacity(path: &Path, size: Bytes) -> Result<Sectors, ImageError> {
     match size.sectors() {
         Some(sectors) if sectors > 0 => Ok(Sectors(sectors)),

@@ -1,4 +1,4 @@
-//! Files, opened and created so that nobody else interferes.
+//! Safe opening and creation of image files.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use rustix::io::Errno;
 
 use super::{ImageError, ImageKind};
 
-/// How often an image that is in use is tried again, and how long is waited in between: longer than
-/// a program takes from its fork to its first instruction.
+/// Number of attempts to lock an image in use, and the pause in between: together longer than a program takes from its
+/// fork to its first instruction.
 const LOCK_TRIES: u32 = 25;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// What is at `path`, looked at without opening it: to open a pipe or a tape has effects.
+/// Returns the kind of file at `path`, without opening it: opening a pipe or a tape has effects.
 pub(super) fn kind(path: &Path) -> Result<ImageKind, ImageError> {
     let stat = fs::stat(path).map_err(|errno| ImageError::io("inspect", path, errno))?;
     match FileType::from_raw_mode(stat.st_mode) {
@@ -27,8 +27,8 @@ pub(super) fn kind(path: &Path) -> Result<ImageKind, ImageError> {
     }
 }
 
-/// Refuses a block device that takes no writes: the kernel lets some of them be opened for writing all
-/// the same, and fails the first write.
+/// Refuses a block device that takes no writes: the kernel lets some of them be opened for writing anyway, and fails
+/// the first write.
 pub(super) fn refuse_read_only(path: &Path, kind: ImageKind) -> Result<(), ImageError> {
     if kind == ImageKind::File {
         return Ok(());
@@ -38,7 +38,7 @@ pub(super) fn refuse_read_only(path: &Path, kind: ImageKind) -> Result<(), Image
         .st_rdev;
     let (major, minor) = (fs::major(device), fs::minor(device));
     let told = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro"));
-    // Where the kernel does not tell, the first write does.
+    // Without this file in sysfs, the first write tells.
     if told.is_ok_and(|text| text.trim() == "1") {
         return Err(ImageError::ReadOnly {
             path: path.to_owned(),
@@ -47,8 +47,8 @@ pub(super) fn refuse_read_only(path: &Path, kind: ImageKind) -> Result<(), Image
     Ok(())
 }
 
-/// Opens what was found to be of this kind. With `O_EXCL` a block device refuses when it is
-/// mounted or otherwise claimed.
+/// Opens a file that was found to be of this kind. With `O_EXCL`, a block device that is mounted or otherwise claimed
+/// refuses.
 pub(super) fn open(path: &Path, kind: ImageKind, flags: OFlags) -> Result<OwnedFd, Errno> {
     let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let file = fs::open(path, flags, Mode::empty())?;
@@ -63,9 +63,9 @@ pub(super) fn open(path: &Path, kind: ImageKind, flags: OFlags) -> Result<OwnedF
     }
 }
 
-/// Locks an open image until it is closed; shared locks exclude exclusive ones only. A program that
-/// this process is just starting keeps its locks for a moment, even of files that are closed here:
-/// so long an image that is in use is tried again.
+/// Locks an open image until it is closed; shared locks exclude exclusive ones only. A program that this process is
+/// just starting keeps its locks for a moment, even of files that are closed here, so an image in use is retried for as
+/// long.
 pub(super) fn lock(file: BorrowedFd<'_>, path: &Path, exclusive: bool) -> Result<(), ImageError> {
     let operation = if exclusive {
         FlockOperation::NonBlockingLockExclusive
@@ -90,7 +90,7 @@ pub(super) fn lock(file: BorrowedFd<'_>, path: &Path, exclusive: bool) -> Result
     }
 }
 
-/// The size of an open image.
+/// Returns the size of an open image.
 pub(super) fn size(
     file: BorrowedFd<'_>,
     path: &Path,
@@ -98,14 +98,14 @@ pub(super) fn size(
 ) -> Result<Bytes, ImageError> {
     let size = match kind {
         ImageKind::File => fs::fstat(file).map(|stat| u64::try_from(stat.st_size).unwrap_or(0)),
-        // A device's stat has no size; where its end is, it tells when sought.
+        // A device's stat has no size; a seek to the end tells.
         ImageKind::BlockDevice => fs::seek(file, SeekFrom::End(0)),
     };
     size.map(Bytes)
         .map_err(|errno| ImageError::io("ask for the size of", path, errno))
 }
 
-/// The error for an image that could not be opened.
+/// Returns the error for an image that could not be opened.
 pub(super) fn open_error(path: &Path, errno: Errno) -> ImageError {
     match errno {
         Errno::BUSY | Errno::TXTBSY => ImageError::Locked {
@@ -121,7 +121,7 @@ pub(super) fn open_error(path: &Path, errno: Errno) -> ImageError {
     }
 }
 
-/// A new regular file, removed again unless it is kept.
+/// A new regular file, removed again unless kept.
 #[derive(Debug)]
 pub(super) struct NewFile {
     file: OwnedFd,
@@ -130,11 +130,11 @@ pub(super) struct NewFile {
 }
 
 impl NewFile {
-    /// Creates the file, which nothing may be in the place of, locked for this process.
+    /// Creates the file, locked for this process. Nothing may be at the path.
     pub(super) fn create(path: &Path) -> Result<Self, ImageError> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| match errno {
-            // The file is not there by intent, so it is its directory that is missing.
+            // The file itself is new, so its directory is missing.
             Errno::NOENT => ImageError::Missing {
                 path: directory_of(path).to_owned(),
             },
@@ -181,7 +181,7 @@ impl Drop for NewFile {
     }
 }
 
-/// The directory that holds `path`.
+/// Returns the directory that holds `path`.
 fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

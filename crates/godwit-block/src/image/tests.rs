@@ -18,7 +18,7 @@ fn keep_going(_: CopyProgress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// An image with data, zeroes that were written, and a hole, which does not end on a block.
+/// Creates an image with data, written zeroes, and a hole, which does not end on a block.
 fn sample(path: &Path) -> Vec<u8> {
     let mut content = vec![0; 9 * MIB as usize + 512];
     for (index, byte) in content[..MIB as usize + 700].iter_mut().enumerate() {
@@ -162,7 +162,7 @@ fn only_files_and_block_devices_are_images() {
     assert!(matches!(Image::open(&link), Err(ImageError::Io { .. })));
 }
 
-/// Whether a write through `file` and one through `buffered`, in one block, are both seen by both.
+/// Checks that a write through `file` and one through `buffered`, in the same block, are visible through both.
 fn views_agree(image: &Image) {
     let Some(buffered) = &image.buffered else {
         return;

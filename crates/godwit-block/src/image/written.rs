@@ -1,13 +1,13 @@
-//! What was written to a disk since a migration brought it, in a file: from the end of a process, when that is in
-//! order, to the start of the next.
+//! The blocks of a disk written since its last migration, in a file: from the orderly end of a process to the start of
+//! the next.
 //!
 //! ```text
 //! 0   magic, capacity, migration, fingerprint of the image, checksum of all of the file but this
-//! then   a bit for each block of 4 KiB that was written
+//! then   a bit for each written block of 4 KiB
 //! ```
 //!
-//! Who takes it removes it first, durably. So a process that does not end in order leaves none; and the image's
-//! fingerprint must be what it was, so that nobody has written there who knew nothing of this.
+//! A reader removes the file first, durably, so a process without an orderly end leaves none. The image's fingerprint
+//! must be unchanged, so that no writer without knowledge of the file has written to the image.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -44,16 +44,16 @@ fn decode(capacity: Sectors, fingerprint: Fingerprint, bytes: &[u8]) -> Option<W
     let (words, rest) = bytes.get(WORDS..)?.as_chunks();
     let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
     let written = Written::from_words(since, capacity, &words)?;
-    // Whatever differs from what would be stored is not to be relied on.
+    // A file that differs from the stored form must not be relied on.
     let same = rest.is_empty() && encode(capacity, fingerprint, &written) == bytes;
     same.then_some(written)
 }
 
-/// Makes durable what was written to the image of a disk of this capacity, whose fingerprint this is. The image must
-/// be durable itself.
+/// Stores durably the written blocks of the image of a disk with this capacity and fingerprint. The image must be
+/// durable itself.
 ///
 /// # Errors
-/// The file cannot be written, or its folder not be made durable.
+/// The file cannot be written, or its folder cannot be made durable.
 pub(crate) fn store(
     path: &Path,
     capacity: Sectors,
@@ -69,11 +69,11 @@ pub(crate) fn store(
     sync_folder(path)
 }
 
-/// Takes what is stored, and removes it, durably. Nothing when there is none, or the image, of this capacity and with
-/// this fingerprint, is not as it was.
+/// Reads the stored blocks, and removes the file, durably. Returns nothing if there is no file, or if the image, of
+/// this capacity and with this fingerprint, has changed.
 ///
 /// # Errors
-/// There may be something, and it cannot be read or removed.
+/// The file may exist and cannot be read or removed.
 pub fn take(
     path: &Path,
     capacity: Sectors,
@@ -108,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// 1 MiB and a bit.
+    /// Slightly over 1 MiB.
     const CAPACITY: Sectors = Sectors(2051);
     const SINCE: MigrationId = MigrationId([3; 16]);
 

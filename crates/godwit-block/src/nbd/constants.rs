@@ -1,12 +1,12 @@
-//! Numbers of the NBD protocol, named as its specification names them.
+//! Numbers of the NBD protocol, under the names of its specification.
 
-/// Longest data of one read or write in bytes: 32 MiB, what the protocol expects of every server.
+/// Longest data of one read or write in bytes: 32 MiB, which the protocol expects of every server.
 pub const MAX_PAYLOAD: u32 = 32 << 20;
 
 /// Longest string, such as an export's name, in bytes.
 pub const MAX_STRING: usize = 4096;
 
-/// The request size, in bytes, below which clients lose speed.
+/// Request size, in bytes, below which clients lose speed.
 pub const PREFERRED_BLOCK_SIZE: u32 = 4096;
 
 pub(super) const NBDMAGIC: u64 = 0x4e42_444d_4147_4943;
@@ -50,9 +50,9 @@ pub(super) const TRANSMIT_SEND_DF: u16 = 1 << 7;
 pub(super) const TRANSMIT_CAN_MULTI_CONN: u16 = 1 << 8;
 pub(super) const TRANSMIT_SEND_FAST_ZERO: u16 = 1 << 11;
 
-/// The one metadata context there is: which ranges are allocated.
+/// The only metadata context: the allocated ranges.
 pub(super) const BASE_ALLOCATION: &[u8] = b"base:allocation";
-/// What block status replies call it.
+/// Number of the context in block status replies.
 pub(super) const BASE_ALLOCATION_ID: u32 = 1;
 pub(super) const STATE_HOLE: u32 = 1 << 0;
 pub(super) const STATE_ZERO: u32 = 1 << 1;

@@ -1,4 +1,4 @@
-//! The errors an NBD reply can carry.
+//! The errors that an NBD reply can carry.
 
 use godwit_core::request::RequestError;
 
@@ -8,9 +8,9 @@ use godwit_core::request::RequestError;
 pub enum Errno {
     /// `NBD_EIO`: the disk failed.
     Io = 5,
-    /// `NBD_EINVAL`: the request cannot be carried out as it stands.
+    /// `NBD_EINVAL`: the request cannot be carried out in this form.
     Invalid = 22,
-    /// `NBD_ENOSPC`: the write ends past the end of the disk, or nothing is left behind it.
+    /// `NBD_ENOSPC`: the write ends past the end of the disk, or no storage is left.
     NoSpace = 28,
     /// `NBD_EOVERFLOW`: the read is too long for an answer in one piece.
     Overflow = 75,
@@ -21,14 +21,13 @@ pub enum Errno {
 }
 
 impl Errno {
-    /// The number that a reply carries.
+    /// Returns the number for a reply.
     pub const fn code(self) -> u32 {
         self as u32
     }
 
-    /// How the protocol wants the failure of a request told. `writes` is true for
-    /// `NBD_CMD_WRITE` and `NBD_CMD_WRITE_ZEROES`, which report a range past the end as
-    /// `NBD_ENOSPC` where reads and trims report `NBD_EINVAL`.
+    /// Returns the protocol's error for a failed request. `writes` is true for `NBD_CMD_WRITE` and
+    /// `NBD_CMD_WRITE_ZEROES`, which report a range past the end as `NBD_ENOSPC`; reads and trims report `NBD_EINVAL`.
     pub const fn from_request(error: RequestError, writes: bool) -> Self {
         match error {
             RequestError::OutOfRange if writes => Self::NoSpace,

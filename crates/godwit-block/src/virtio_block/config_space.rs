@@ -1,20 +1,20 @@
-//! The device's configuration as the guest reads it, and the features that go with it.
+//! The configuration that a guest reads from the device, and the features that go with it.
 
 use godwit_core::units::{MAX_EXTENT_SECTORS, Sectors};
 use godwit_vhost::features::MOST_RINGS;
 use virtio_bindings::bindings::virtio_blk as blk;
 
-/// Pieces of data that a request of the guest should have at most: what fits into the smallest
-/// usual ring, of 128 descriptors, with a header and a status.
+/// Most pieces of data in a request of the guest: the number that fits into the smallest usual ring, of 128
+/// descriptors, with a header and a status.
 const SEGMENTS: u32 = 126;
 
 /// Longest configuration that a front end can ask for, in bytes.
 const LONGEST: usize = 256;
 
-/// The guest flushes; without this each write is durable before it is answered.
+/// The guest flushes; without this feature each write is durable before its answer.
 pub(crate) const FLUSH: u64 = 1 << blk::VIRTIO_BLK_F_FLUSH;
 
-/// What the device offers beside what every device does.
+/// Features of the device beside the features of every device.
 pub(crate) const FEATURES: u64 = 1 << blk::VIRTIO_BLK_F_SEG_MAX
     | 1 << blk::VIRTIO_BLK_F_BLK_SIZE
     | FLUSH
@@ -22,8 +22,8 @@ pub(crate) const FEATURES: u64 = 1 << blk::VIRTIO_BLK_F_SEG_MAX
     | 1 << blk::VIRTIO_BLK_F_DISCARD
     | 1 << blk::VIRTIO_BLK_F_WRITE_ZEROES;
 
-/// The `size` bytes from `offset` of the configuration of a disk; `None` when they end past the
-/// longest there can be. What this device does not know reads as zero.
+/// Returns `size` bytes from `offset` of a disk's configuration; `None` if the range ends past the longest possible
+/// configuration. Fields unknown to this device read as zero.
 pub(crate) fn read(capacity: Sectors, offset: u32, size: u32) -> Option<Vec<u8>> {
     let mut space = [0_u8; LONGEST];
     let mut put = |offset: usize, bytes: &[u8]| {

@@ -1,6 +1,6 @@
-//! virtio-blk: what a guest's driver of a disk asks for, and what it is told of the disk.
+//! virtio-blk: the requests of a guest's disk driver, and the facts of the disk for the guest.
 //!
-//! Nothing that the guest says is believed: see [`request`] for what it can send.
+//! Nothing from the guest is trusted: [`request`] has the possible contents of a request.
 
 pub(crate) mod config_space;
 pub mod request;

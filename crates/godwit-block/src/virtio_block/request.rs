@@ -1,7 +1,7 @@
-//! Requests of virtio-blk: in a chain of descriptors a header, data and a status.
+//! Requests of virtio-blk: a header, data and a status in a chain of descriptors.
 //!
-//! Everything in a chain is the guest's to get wrong. What can be answered is answered with an
-//! error; a chain without a place for the answer stops its ring.
+//! Anything in a chain may be wrong. A wrong request gets an error where an answer is possible; a chain without a place
+//! for the answer stops its ring.
 
 use godwit_core::units::{Extent, Lba, SECTOR_SIZE, Sectors};
 use virtio_bindings::bindings::virtio_blk as blk;
@@ -13,13 +13,13 @@ use godwit_vhost::rings::chain::{Chain, ChainError, are_memory, copy, is_memory}
 /// Bytes of the header: type, reserved, sector.
 const HEADER: u32 = 16;
 
-/// Bytes of a discard's or write-zeroes' range: sector, sectors, flags.
+/// Bytes of the range in a discard or write-zeroes: sector, sectors, flags.
 const RANGE: u32 = 16;
 
 /// Bytes of the disk's serial number.
 pub const SERIAL: usize = 20;
 
-/// The serial number of a disk of this name: its first 20 bytes, and zeroes after its end.
+/// Returns the serial number of a disk of this name: the first 20 bytes of the name, padded with zeroes.
 pub(crate) fn serial_number(name: &str) -> [u8; SERIAL] {
     let mut number = [0; SERIAL];
     let length = name.len().min(SERIAL);
@@ -34,10 +34,10 @@ const UNMAP: u32 = 1;
 pub const STATUS_OK: u8 = blk::VIRTIO_BLK_S_OK as u8;
 /// Failed.
 pub const STATUS_ERROR: u8 = blk::VIRTIO_BLK_S_IOERR as u8;
-/// Not something that this device does.
+/// Not supported by this device.
 pub const STATUS_UNSUPPORTED: u8 = blk::VIRTIO_BLK_S_UNSUPP as u8;
 
-/// What a request asks for.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// Fill the data from the extent.
@@ -48,31 +48,31 @@ pub enum Asked {
     Flush,
     /// Make the extent read as zeroes.
     Zero {
-        /// Where.
+        /// Extent to zero.
         extent: Extent,
-        /// The space may be released.
+        /// True if the space may be released.
         unmap: bool,
     },
     /// Put the serial number into the data.
     Identify,
-    /// Nothing that can be done: answer with this status.
+    /// An impossible request: answer with this status.
     Refused(u8),
 }
 
 /// A request that can be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parsed {
-    /// What is asked.
+    /// Operation of the request.
     pub asked: Asked,
     /// Guest-physical address of the status byte.
     pub status: u64,
 }
 
-/// Understands the request in `chain` for a disk of `capacity` sectors, and leaves its data in
-/// `data`: guest memory of exactly the extent's length for reads and writes.
+/// Parses the request in `chain` for a disk of `capacity` sectors. Leaves the data in `data`: guest memory of exactly
+/// the extent's length for reads and writes.
 ///
 /// # Errors
-/// When it cannot even be answered.
+/// The request cannot even be answered.
 pub fn parse(
     memory: &impl GuestMemory,
     chain: &mut Chain,
@@ -85,7 +85,7 @@ pub fn parse(
     Ok(Parsed { asked, status })
 }
 
-/// Takes the last byte that the device may write off the chain.
+/// Takes the last writable byte off the chain.
 fn take_status(memory: &impl GuestMemory, chain: &mut Chain) -> Result<u64, ChainError> {
     let last = chain.writable.last_mut().ok_or(ChainError::NoStatus)?;
     last.length = last.length.checked_sub(1).ok_or(ChainError::NoStatus)?;
@@ -140,7 +140,7 @@ fn understand(
     }
 }
 
-/// The extent at `sector` that is as long as the data.
+/// Returns the extent at `sector` with the length of the data.
 fn extent_of(
     memory: &impl GuestMemory,
     data: &[Segment],
@@ -154,7 +154,7 @@ fn extent_of(
     checked(sector, bytes / SECTOR_SIZE, capacity)
 }
 
-/// The one range of a discard or write-zeroes.
+/// Returns the single range of a discard or write-zeroes.
 fn range_of(
     memory: &impl GuestMemory,
     chain: &Chain,

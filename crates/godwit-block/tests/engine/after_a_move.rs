@@ -1,4 +1,4 @@
-//! What a disk's clients and its two nodes see while it changes hands, and afterwards.
+//! The view of a disk's clients and both nodes while the disk changes hands, and afterwards.
 
 use std::io::Write;
 use std::path::Path;
@@ -195,7 +195,7 @@ fn holes_are_told_only_by_a_node_that_has_all_of_the_disk() {
     let (ours, theirs) = tcp_pair();
     pair.b.handle.serve_forwarded("a".to_owned(), plain(theirs));
     pair.a.handle.forward(plain(ours));
-    // Its image says what the disk was once.
+    // The image here is outdated.
     assert_eq!(client.allocation(0, (0, all), 1), nothing_known);
     client.write(4 * MIB, &[8; 4096]);
     let rest = all - 4 * mib - 4096;

@@ -1,4 +1,4 @@
-//! Data is compressed where it waits for the link, and only there.
+//! Data is compressed where the migration waits for the link, and only there.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -19,7 +19,7 @@ const SIZE: u64 = 24 * MIB;
 /// Bytes per second of a slow link, for each connection.
 const SLOW: u32 = 12 << 20;
 
-/// Data that compresses to half, and data that does not.
+/// Returns data that compresses to half, and data that does not compress.
 fn contents() -> [Vec<u8>; 2] {
     let random = Random(7).bytes(SIZE as usize);
     let mut half = random.clone();
@@ -29,7 +29,6 @@ fn contents() -> [Vec<u8>; 2] {
     [half, random]
 }
 
-/// Sets an option of the socket.
 fn set_option(socket: &TcpStream, (level, option): (i32, i32), value: &[u8]) {
     // SAFETY: the socket is open, and the kernel reads as many bytes as the value has.
     let result = unsafe {
@@ -44,13 +43,13 @@ fn set_option(socket: &TcpStream, (level, option): (i32, i32), value: &[u8]) {
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// The kernel sends no faster on this connection.
+/// Limits the kernel's sending rate on this connection.
 fn slow_down(connection: &PeerStream) {
     let option = (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE);
     set_option(&connection.socket, option, &SLOW.to_ne_bytes());
 }
 
-/// Links to a node that takes compressed data, whose copies a slow link carries.
+/// Makes the links slow for copies, and lets the other node accept compressed data.
 fn slow(links: (PeerStreams, PeerStreams)) -> (PeerStreams, PeerStreams) {
     let (ours, theirs) = links;
     ours.copies.iter().for_each(slow_down);
@@ -64,7 +63,7 @@ fn slow(links: (PeerStreams, PeerStreams)) -> (PeerStreams, PeerStreams) {
     )
 }
 
-/// Moves a disk that is full of `data`; the bytes of it that were compressed, and what they became.
+/// Moves a disk full of `data`. Returns the bytes that were compressed, and their length afterwards.
 fn moved(data: &[u8], links: (PeerStreams, PeerStreams)) -> (u64, u64) {
     let a = TestEngine::new("a", SIZE, AuthorityRecord::created());
     let b = TestEngine::new("b", SIZE, AuthorityRecord::vacant());
@@ -95,7 +94,7 @@ fn what_the_guest_writes_meanwhile_crosses_a_slow_link_compressed_too() {
     let mut client = a.attach(true);
     client.write(0, &disk);
     start(&a, &b, options(1), slow(links(2)));
-    // What is at the start is copied first, so what is written there crosses by itself.
+    // The start is copied first, so writes there cross by themselves.
     a.wait_until(|snapshot| {
         snapshot
             .progress
@@ -132,7 +131,7 @@ fn nothing_is_compressed_for_a_node_that_does_not_want_it() {
     assert_eq!(moved(&half, links), (0, 0));
 }
 
-/// A way from one socket to the other that takes little at a time.
+/// Forwards from one socket to the other, a little at a time.
 fn forward(mut from: TcpStream, mut to: TcpStream, pause: Duration) {
     thread::spawn(move || {
         let mut bytes = vec![0; 32 << 10];
@@ -151,7 +150,7 @@ fn nothing_is_compressed_for_a_receiver_that_is_slower_than_the_link() {
     let (ours, theirs) = links(0);
     let connect = || {
         let (source, near) = tcp_pair();
-        // Others, like bbr, send no faster than the receiver takes it: to them the path is slow.
+        // Others, like bbr, adapt to the receiver: to them the path is slow.
         let congestion = (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
         set_option(&source, congestion, b"reno");
         let (far, destination) = tcp_pair();

@@ -1,4 +1,4 @@
-//! How a guest's writes reach the other node while it does not wait for that.
+//! Double writes for a guest that does not wait for the other node.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::support::*;
 
 const BLOCK: u64 = 4096;
 
-/// An engine whose disk of 8 MiB the other node, played here, has the first chunk of.
+/// Returns an engine with a disk of 8 MiB, whose first chunk the other node, played here, has.
 fn moving() -> (TestEngine, Client, Puppet) {
     let engine = TestEngine::new("a", 8 << 20, AuthorityRecord::created());
     let mut client = engine.attach(true);
@@ -37,7 +37,7 @@ fn the_guest_goes_on_while_the_other_node_reads_nothing_and_loses_nothing_by_it(
     const BLOCKS: u64 = 100;
     let (_engine, mut client, mut puppet) = moving();
     for block in 0..BLOCKS {
-        // It is answered; so the next one may use the same buffer again.
+        // Each write is answered, so the next one may reuse the buffer.
         client.write(block * BLOCK, &content(block));
     }
     for block in 0..BLOCKS {

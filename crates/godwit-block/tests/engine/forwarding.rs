@@ -1,5 +1,5 @@
-//! What was forwarded and not taken is void once a client attaches; what was taken is done once; what a
-//! client leaves behind is not done after what it asks for elsewhere.
+//! Forwarded requests: untaken ones are void once a client attaches, taken ones are carried out once, and a departed
+//! client's are not carried out after its later requests elsewhere.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -37,7 +37,7 @@ fn departed() -> TestEngine {
     TestEngine::new("a", SIZE, record)
 }
 
-/// A node that forwards to this owner, and has said how its session is called.
+/// Returns a node that forwards to this owner and has announced its session.
 fn forwarder(owner: &TestEngine, session: u64) -> (TcpStream, Taken) {
     let (mut ours, theirs) = tcp_pair();
     ours.set_read_timeout(Some(Duration::from_secs(10)))
@@ -58,7 +58,7 @@ fn forward_write(socket: &mut TcpStream, number: u32, extent: Extent, value: u8)
     socket.write_all(&bytes).expect("sent");
 }
 
-/// The owner's answer to a forwarded write.
+/// Receives the owner's answer to a forwarded write.
 fn reply(socket: &mut TcpStream) -> (u32, bool) {
     match receive(socket).0 {
         Message::ForwardReply { tag, result, .. } => (tag.0, result.is_ok()),
@@ -73,7 +73,7 @@ fn what_was_sent_before_a_client_attached_is_void() {
     assert_eq!(taken, Taken::Unknown, "the owner has never heard of it");
     let mut client = owner.attach(true);
     client.write(0, &[b'N'; BLOCK]);
-    // The forwarder has not seen the fence: this lay in a socket while its node stood still.
+    // The forwarder has not seen the fence: this request lay in a socket while its node stood still.
     forward_write(&mut forwarder, 1, block(0), b'O');
     assert!(!matches!(pass_fence(&mut forwarder), Taken::Through(_)));
     forward_write(&mut forwarder, 2, block(1), b'P');
@@ -121,8 +121,8 @@ fn is_closed(socket: &mut TcpStream) -> bool {
     matches!(socket.read(&mut [0]), Ok(0) | Err(_))
 }
 
-/// A departed disk's engine that forwards to a puppet, and the puppet's end of the connection. The
-/// session and whether a client had attached while it could not be told.
+/// Lets a departed disk's engine forward to a puppet, and checks that the engine reports an attached client. Returns
+/// the puppet's end of the connection, and the session.
 fn forwards(engine: &TestEngine) -> (TcpStream, u64) {
     let (mut ours, theirs) = tcp_pair();
     ours.set_read_timeout(Some(Duration::from_secs(10)))
@@ -146,7 +146,7 @@ fn fence(socket: &mut TcpStream, number: u32, taken: Taken, shared: bool) {
     assert_eq!(heard(socket), Message::FenceReached { number });
 }
 
-/// The forwarded write that arrives.
+/// Receives a forwarded write.
 fn forwarded(socket: &mut TcpStream) -> (u32, Extent) {
     match heard(socket) {
         Message::Forward {
@@ -158,7 +158,7 @@ fn forwarded(socket: &mut TcpStream) -> (u32, Extent) {
     }
 }
 
-/// The answer to a forwarded write that was done.
+/// Returns the successful answer to a forwarded write.
 fn done(forwarded: Message) -> Message {
     let Message::Forward { tag, number, .. } = forwarded else {
         panic!("{forwarded:?} is not forwarded");
@@ -231,8 +231,8 @@ fn requests_of_a_client_that_hung_up_are_not_sent_again() {
     engine.wait_until(|snapshot| snapshot.clients == 1 && snapshot.requests_in_flight == 1);
 }
 
-/// The other node may have died with its answers, of which this one hears late: what it was sent for clients that are
-/// gone holds back nobody then.
+/// The other node may have died with its answers, or the answers come late: requests for departed clients must not hold
+/// back others then.
 #[test]
 fn what_a_client_left_with_the_owner_before_holds_back_nobody_once_the_disk_is_here() {
     for (leaves_first, answers_late) in [(true, true), (false, true), (true, false)] {

@@ -1,4 +1,4 @@
-//! What is a hole at the source is told in a word, is one at the destination, and is compared as one.
+//! Holes of the source are announced with a short frame, become holes at the destination, and are compared as holes.
 
 use std::fs::File;
 use std::io::Write;
@@ -18,7 +18,7 @@ use crate::support::*;
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 
-/// An engine that takes a disk in, into a file that holds something else.
+/// Returns an engine that receives a disk into a file with other contents.
 fn filled(size: u64, fill: impl FnOnce(&File)) -> TestEngine {
     TestEngine::with_image(
         EngineConfig::new(String::from("b")),

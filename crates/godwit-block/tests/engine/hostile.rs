@@ -24,7 +24,7 @@ fn extent(start: u64, sectors: u32) -> Extent {
     Extent::new(Lba(start), sectors).expect("an extent")
 }
 
-/// The connection must be closed and the migration aborted, and the engine must work on.
+/// Asserts that the connection is closed, the migration aborted, and the engine still works.
 fn assert_refused(engine: &TestEngine) {
     engine.wait_for_core(|event| matches!(event, Event::ReceiveAborted { .. }));
     let again = Puppet::source_of(engine);
@@ -46,11 +46,11 @@ fn a_client_that_sends_garbage_is_disconnected() {
         let mut client = engine.attach(seed % 2 == 0);
         let mut garbage = Random(seed).bytes(4096);
         garbage[0] = 0;
-        // It may be disconnected while it still sends.
+        // The client may be disconnected while it still sends.
         let _ = client.send_raw(&garbage);
         assert!(client.is_closed());
     }
-    // A write longer than there may be.
+    // A write longer than the limit.
     let mut client = engine.attach(true);
     client.send(WRITE, 0, 0, (32 << 20) + 512, &[]);
     assert!(client.is_closed());
@@ -60,7 +60,7 @@ fn a_client_that_sends_garbage_is_disconnected() {
 
 #[test]
 fn a_client_that_leaves_in_the_middle_of_anything_frees_what_it_held() {
-    // Clients leave faster than the engine notices it.
+    // Clients leave faster than the engine notices.
     let mut config = EngineConfig::new(String::from("a"));
     config.max_clients = 400;
     let engine = TestEngine::with_config(config, 64 * MIB, AuthorityRecord::created());
@@ -165,7 +165,7 @@ fn lengths_that_do_not_fit_end_the_migration() {
     }
 }
 
-/// A frame whose data, of 8 KiB, travels as these blocks.
+/// Returns a frame whose data, of 8 KiB, is sent as these blocks.
 fn compressed(kind: Kind, blocks: &[u8]) -> Vec<u8> {
     let header = Header {
         sectors: 16,
@@ -175,7 +175,7 @@ fn compressed(kind: Kind, blocks: &[u8]) -> Vec<u8> {
     [&header, blocks].concat()
 }
 
-/// A block that holds its data as it is.
+/// Returns a block of uncompressed data.
 fn stored(data: &[u8]) -> Vec<u8> {
     let length = data.len() as u32 | 1 << 31;
     [&length.to_le_bytes(), data].concat()

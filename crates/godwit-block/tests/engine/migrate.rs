@@ -1,4 +1,4 @@
-//! Moves between two engines: under load, by every policy, cancelled, and when the other end is lost.
+//! Moves between two engines: under load, by every policy, cancelled, and with a lost peer.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -35,8 +35,7 @@ fn an_idle_disk_moves() {
     assert!(!snapshot.serves);
     pair.a
         .wait_until(|snapshot| matches!(snapshot.record.ownership, Ownership::Departed { .. }));
-    // The client stayed: its requests are forwarded.
-    // The first goes in three pieces.
+    // The client stayed, and the engine forwards the client's requests. The first goes in three pieces.
     assert!(client.read(5 * MIB + 512, 3 << 20) == data);
     client.write(0, &data[..4096]);
     assert_eq!(client.call(FLUSH, 0, 0, 0, &[]).error, 0);
@@ -134,7 +133,7 @@ fn cancelled_migrations_leave_the_source_serving() {
     for attempt in 0..8 {
         let mut options = options(attempt);
         options.max_bandwidth = Some(200 << 20);
-        // What nobody has written yet would be there at once.
+        // Unwritten parts would be there at once.
         options.find_holes = false;
         start(&pair.a, &pair.b, options, links(2));
         std::thread::sleep(Duration::from_millis(random.below(120)));
@@ -153,7 +152,7 @@ fn a_migration_starts_right_after_another_was_cancelled() {
     let pair = Pair::new(256 * MIB);
     pair.a.attach(true).write(0, &Random(8).bytes(32 << 20));
     for attempt in 0..20 {
-        // Chunks are read whether or not somebody takes them.
+        // Chunks are read even without a receiver.
         let (ours, theirs) = links(1);
         let started = start_source(&pair.a, options(attempt), ours, None);
         assert_eq!(started, Ok(()), "attempt {attempt}");
@@ -232,7 +231,7 @@ fn a_disk_that_waits_for_its_machine_converges_and_moves_when_told() {
     let phase = |snapshot: &Snapshot| snapshot.progress.map(|progress| progress.phase);
     pair.a
         .wait_until(|snapshot| phase(snapshot) == Some(Phase::Converged));
-    // The guest goes on here, and all it writes goes to both sides.
+    // The guest goes on here, and all its writes go to both sides.
     client.write(4 * MIB, &data);
     assert!(pair.a.handle.snapshot().serves);
     let (sender, told) = std::sync::mpsc::channel();
@@ -246,7 +245,7 @@ fn a_disk_that_waits_for_its_machine_converges_and_moves_when_told() {
     assert!(moved[..data.len()] == data && moved[4 * MIB as usize..][..data.len()] == data);
 }
 
-/// The `nice` value of an engine's thread.
+/// Returns the `nice` value of an engine's thread.
 fn nice(name: &str) -> i32 {
     std::fs::read_dir("/proc/self/task")
         .expect("the threads")
@@ -279,7 +278,7 @@ fn a_disk_that_leaves_runs_before_others_where_that_is_allowed_and_one_that_come
     };
     start(&a, &b, waits, links(1));
     wait_for(better);
-    // All has been copied by then, so the other thread has long known that it receives.
+    // All has been copied by then, so the other thread has long known its role as receiver.
     a.wait_until(|snapshot| {
         snapshot.progress.map(|progress| progress.phase) == Some(Phase::Converged)
     });

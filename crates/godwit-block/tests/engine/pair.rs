@@ -1,4 +1,4 @@
-//! Two engines, what starts and ends a migration between them, and a load that checks.
+//! Two engines, the start and end of a migration between them, and a load that checks its reads.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use godwit_core::{MigrationOptions, StartError};
 
 use crate::support::*;
 
-/// A node that has the disk, and one that has room for it.
+/// A node with the disk, and a node with room for the disk.
 pub(crate) struct Pair {
     pub(crate) a: TestEngine,
     pub(crate) b: TestEngine,
@@ -36,7 +36,7 @@ pub(crate) fn start(
     start_watched(source, destination, options, links, None);
 }
 
-/// As before; what leaves by an interface is watched.
+/// Starts a migration on both sides, with a watch on an interface.
 pub(crate) fn start_watched(
     source: &TestEngine,
     destination: &TestEngine,
@@ -72,7 +72,7 @@ pub(crate) fn start_source(
     receiver.recv().expect("an answer")
 }
 
-/// Whether there was a migration to cancel.
+/// Returns true if there was a migration to cancel.
 pub(crate) fn cancel(source: &TestEngine) -> bool {
     let (sender, receiver) = mpsc::channel();
     let reply = Box::new(move |cancelled| sender.send(cancelled).expect("sent"));
@@ -95,8 +95,8 @@ pub(crate) fn wait_for_success(source: &TestEngine, destination: &TestEngine) {
     destination.wait_until(|snapshot| snapshot.serves);
 }
 
-/// A client that keeps requests in flight on its own range and checks what it reads, until told to
-/// stop; returns the range's content.
+/// Keeps requests in flight on a range of its own and checks the reads, until told to stop. Returns the range's
+/// content.
 pub(crate) fn load(
     mut client: Client,
     base: u64,

@@ -1,5 +1,4 @@
-//! What a pause does to the frames and buffers of a migration. It is brought about by an interface
-//! that carries more than its budget.
+//! The effect of a pause on the frames and buffers of a migration. An interface over its budget causes the pause.
 
 use std::fs::File;
 use std::io::Write;
@@ -18,7 +17,7 @@ use crate::support::*;
 
 const MIB: u64 = 1 << 20;
 
-/// The counter of an interface that carries what a test wants.
+/// The counter of an interface, under the control of a test.
 struct Interface {
     path: PathBuf,
     bytes: u64,
@@ -39,7 +38,7 @@ impl Interface {
         (interface, counter)
     }
 
-    /// Lets bytes leave until the migration pauses.
+    /// Counts bytes as sent until the migration pauses.
     fn crowd(&mut self, engine: &TestEngine) {
         let paused = |event: &EngineEvent| matches!(event, EngineEvent::Core(Event::Paused { .. }));
         let reason = PauseReason::InterfaceBudget;
@@ -58,7 +57,7 @@ impl Interface {
     }
 }
 
-/// A migration with a window of eight chunks of 1 MiB.
+/// Returns the options of a migration with a window of eight chunks of 1 MiB.
 fn options() -> MigrationOptions {
     MigrationOptions {
         migration: ID,
@@ -69,7 +68,7 @@ fn options() -> MigrationOptions {
     }
 }
 
-/// An engine whose disk is full of 0xaa.
+/// Returns an engine with a disk full of 0xaa.
 fn source() -> (TestEngine, Client) {
     let engine = TestEngine::new("a", 32 * MIB, AuthorityRecord::created());
     let mut client = engine.attach(true);
@@ -82,7 +81,7 @@ fn reach(puppet: &mut Puppet, generation: Generation) {
     puppet.sync.write_all(&frame(reached)).expect("sent");
 }
 
-/// Waits until the engine has filled the window and the kernel takes no more of it.
+/// Waits until the engine has filled the window and the kernel takes no more.
 fn let_it_fill() {
     std::thread::sleep(Duration::from_millis(500));
 }
@@ -97,7 +96,7 @@ fn a_pause_takes_back_what_waits_and_a_slot_is_read_again_only_when_its_frame_ha
     let (message, _) = receive(&mut puppet.sync);
     let generation = Generation(1);
     assert_eq!(message, Message::NewGeneration { generation });
-    // Nothing is locked any more, and the frame that is half sent carries the older data.
+    // Nothing is locked any more, and the half sent frame carries the older data.
     client.write(0, &[0xbb; 8 << 20]);
     reach(&mut puppet, generation);
     engine.wait_for_core(|event| matches!(event, Event::Resumed { .. }));
@@ -149,7 +148,7 @@ fn a_pause_takes_back_double_writes_and_answers_the_guest() {
         );
     }
     let_it_fill();
-    // Each of them in pieces of 1 MiB, of which up to four may be posted where acknowledging the copies took long.
+    // Each of them in pieces of 1 MiB, of which up to four may be posted if the acknowledgements took long.
     let in_flight = engine.handle.snapshot().requests_in_flight;
     assert!((20..=24).contains(&in_flight), "{in_flight}");
     interface.crowd(&engine);
@@ -170,7 +169,7 @@ fn a_pause_takes_back_double_writes_and_answers_the_guest() {
     assert!(begun <= 2, "{begun} of 4 double writes were sent");
     let pending = engine.handle.snapshot().progress.expect("progress").promise;
     assert_eq!(pending.delayed_bytes, 4 * LENGTH);
-    // What was taken back comes as delayed writes, each with the data of its own place.
+    // The double writes taken back come as delayed writes, each with the data of its own place.
     reach(&mut puppet, Generation(1));
     let mut delayed = 0;
     while delayed < 4 * LENGTH {

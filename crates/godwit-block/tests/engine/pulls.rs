@@ -1,5 +1,5 @@
-//! Connections on which an owner pulls: which of two a node keeps that owes a part of the disk to one node, and is dialled by
-//! another that owed it something.
+//! Connections for pulls: a node that owes a part of the disk to the owner is also dialled by its former source. The
+//! node keeps the connection to the owner.
 
 use std::io::Read;
 use std::time::Duration;

@@ -14,13 +14,13 @@ use crate::support::*;
 
 pub(crate) const ID: MigrationId = MigrationId([1; 16]);
 
-/// The bytes of a frame, without what follows it in a buffer.
+/// Returns the bytes of a frame, without any data from a buffer.
 pub(crate) fn frame(message: Message) -> Vec<u8> {
     let (header, inline, length) = message.encode();
     [&header.encode(), &inline[..length]].concat()
 }
 
-/// Receives a frame and the data that follows it.
+/// Receives a frame and its data.
 pub(crate) fn receive(socket: &mut TcpStream) -> (Message, Vec<u8>) {
     let mut header = [0; HEADER_SIZE];
     socket.read_exact(&mut header).expect("a header");
@@ -35,14 +35,14 @@ pub(crate) fn receive(socket: &mut TcpStream) -> (Message, Vec<u8>) {
     (Message::decode(&header, inline).expect("a message"), data)
 }
 
-/// Begins to forward on a new connection to an owner; what that has taken of the session.
+/// Begins to forward to an owner on a new connection. Returns the owner's progress in the session.
 pub(crate) fn begin_forwarding(socket: &mut TcpStream, session: u64) -> Taken {
     let begin = Message::ForwardBegin { session };
     socket.write_all(&frame(begin)).expect("sent");
     pass_fence(socket)
 }
 
-/// Waits for a fence and passes it; what the owner has taken of the session.
+/// Waits for a fence and passes it. Returns the owner's progress in the session.
 pub(crate) fn pass_fence(socket: &mut TcpStream) -> Taken {
     let (Message::Fence { number, taken, .. }, _) = receive(socket) else {
         panic!("no fence");
@@ -52,7 +52,7 @@ pub(crate) fn pass_fence(socket: &mut TcpStream) -> Taken {
     taken
 }
 
-/// The next frame that tells more than that a client has attached.
+/// Returns the next frame other than the attachment of a client.
 pub(crate) fn heard(socket: &mut TcpStream) -> Message {
     loop {
         match receive(socket).0 {
@@ -62,7 +62,7 @@ pub(crate) fn heard(socket: &mut TcpStream) -> Message {
     }
 }
 
-/// Lets a node begin to forward that has just connected.
+/// Lets a node that has just connected begin to forward.
 pub(crate) fn open_forwarding(socket: &mut TcpStream) {
     assert!(matches!(heard(socket), Message::ForwardBegin { .. }));
     let fence = Message::Fence {
@@ -75,7 +75,7 @@ pub(crate) fn open_forwarding(socket: &mut TcpStream) {
     assert_eq!(heard(socket), Message::FenceReached { number: 1 });
 }
 
-/// The three sockets of a peer that this test plays.
+/// The three sockets of a peer that the test plays.
 pub(crate) struct Puppet {
     pub(crate) control: TcpStream,
     pub(crate) sync: TcpStream,

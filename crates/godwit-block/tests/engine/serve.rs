@@ -87,7 +87,7 @@ fn every_operation_works_where_direct_io_does_not() {
     );
 }
 
-/// As if the disk below had blocks of 4 KiB: shorter requests go through the page cache.
+/// Simulates a disk with blocks of 4 KiB: shorter requests go through the page cache.
 fn with_large_blocks() -> TestEngine {
     let change = |mut image: Image| {
         let file = std::fs::File::options()
@@ -238,7 +238,7 @@ fn bad_requests_are_answered_and_the_connection_goes_on() {
         let answer = client.call(kind, flags, offset, length, &[]);
         assert_eq!(answer.error, error, "kind {kind} at {offset} of {length}");
     }
-    // The data of refused writes is read past.
+    // The data of refused writes is skipped.
     let data = vec![0x28; 5000];
     assert_eq!(client.call(WRITE, 0, MIB, 4096, &data[..4096]).error, 28);
     assert_eq!(client.call(WRITE, 0, 7, 5000, &data).error, 22);
@@ -273,7 +273,7 @@ fn a_client_that_reads_nothing_does_not_hold_up_others() {
     config.limits.requests = 64;
     let engine = TestEngine::with_config(config, 64 * MIB, AuthorityRecord::created());
     let mut slow = engine.attach(false);
-    // Fewer than the tags there are, and more data than sockets hold.
+    // Fewer than the tags available, and more data than sockets hold.
     for index in 0..16_u64 {
         slow.send(READ, 0, index << 20, 1 << 20, &[]);
     }
@@ -382,7 +382,7 @@ fn a_baseline_tells_how_long_clients_waited() {
     for _ in 0..50 {
         client.write(0, &[1; 4096]);
     }
-    // Those of seconds that are over count like those of the second under way.
+    // Requests of past seconds count like requests of the current second.
     std::thread::sleep(Duration::from_millis(1300));
     for _ in 0..50 {
         client.read(0, 4096);
@@ -416,10 +416,10 @@ fn block_status_tells_holes_and_never_of_what_is_written() {
     assert_eq!(status(0, 0, all, 3), [mib, 3, 65536, 0, rest, 3]);
     assert_eq!(status(ONE, 0, all, 1), [mib, 3]);
     assert_eq!(status(0, 1 << 20, 512, 1), [512, 0]);
-    // Zeroes that are fast, as the file system makes holes.
+    // Fast zeroes: the file system makes holes.
     assert_eq!(writer.call(6, 1 << 4, 1 << 20, 65536, &[]).error, 0);
     assert_eq!(status(0, 0, all, 1), [all, 3]);
-    // Many ranges are told in several answers.
+    // Many ranges are reported in several answers.
     for block in 0..100 {
         assert_eq!(
             writer.call(1, 0, block * 131_072, 65536, &[5; 65536]).error,

@@ -1,4 +1,4 @@
-//! Clients and nodes that stop in the middle of something, and those beside them.
+//! Clients and nodes that stop in the middle of something, and the others beside them.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -21,7 +21,7 @@ const SIZE: u64 = 128 * MIB;
 /// `NBD_CMD_FLAG_DF`: the answer comes in one chunk.
 const ONE_CHUNK: u16 = 4;
 
-/// The longest that anybody may wait because of others, with room for a busy machine.
+/// Longest wait because of others, with room for a busy machine.
 const LONGEST: Duration = Duration::from_millis(200);
 
 fn header(kind: u16, cookie: u64, offset: u64, length: u32) -> [u8; 28] {
@@ -36,7 +36,7 @@ fn header(kind: u16, cookie: u64, offset: u64, length: u32) -> [u8; 28] {
     .encode()
 }
 
-/// A client that asks for as much as is read from it, and takes no answer.
+/// Connects a client that sends requests as long as the engine reads them, and takes no answer.
 fn reads_no_answers(engine: &TestEngine) -> UnixStream {
     let (mut ours, theirs) = UnixStream::pair().expect("sockets");
     engine.attach_socket(theirs.into(), true);
@@ -50,7 +50,7 @@ fn reads_no_answers(engine: &TestEngine) -> UnixStream {
     ours
 }
 
-/// A client that stops within a write.
+/// Connects a client that stops within a write.
 fn stops_writing(engine: &TestEngine) -> UnixStream {
     let (mut ours, theirs) = UnixStream::pair().expect("sockets");
     engine.attach_socket(theirs.into(), true);
@@ -60,7 +60,7 @@ fn stops_writing(engine: &TestEngine) -> UnixStream {
     ours
 }
 
-/// The record of a node whose disk has moved away.
+/// Returns the record of a node whose disk has moved away.
 fn departed() -> AuthorityRecord {
     let migration = MigrationId([9; 16]);
     AuthorityRecord {
@@ -70,7 +70,7 @@ fn departed() -> AuthorityRecord {
     }
 }
 
-/// The longest time that a good client waits for one of its requests, short ones and long ones.
+/// Returns the longest wait of a good client for one of its requests, short ones and long ones.
 fn longest_wait(client: &mut Client) -> Duration {
     let mut longest = Duration::ZERO;
     let mut clock = |act: &mut dyn FnMut()| {
@@ -101,7 +101,7 @@ fn two_stalled_clients_hold_up_no_other() {
     let longest = longest_wait(&mut good);
     println!("the longest wait: {longest:?}");
     assert!(longest <= LONGEST, "{longest:?}");
-    // Nor an honest client that asks for as much as there may be.
+    // Nor does an honest client with the longest request.
     let longest = Random(3).bytes(32 << 20);
     good.write(0, &longest);
     assert!(good.read(0, longest.len()) == longest);
@@ -127,7 +127,7 @@ fn as_many_stalled_clients_as_there_may_be_hold_up_no_other() {
     engine.wait_until(|snapshot| snapshot.clients == 2 && snapshot.requests_in_flight == 0);
 }
 
-/// A node that forwards reads of as much as is read from it, and takes no answer.
+/// Connects a node that forwards reads as long as the engine reads them, and takes no answer.
 fn takes_no_answers(engine: &TestEngine, name: &str) -> TcpStream {
     let (mut ours, theirs) = tcp_pair();
     engine
@@ -192,7 +192,7 @@ fn long_requests_are_whole_however_they_are_answered() {
             let data = random.bytes(length as usize);
             client.write(offset, &data);
             model[offset as usize..][..data.len()].copy_from_slice(&data);
-            // Others under way at the same time, whose answers must not get between the parts.
+            // Other requests are under way at the same time; their answers must not get between the parts.
             let flags = if structured && length % 1024 == 0 {
                 ONE_CHUNK
             } else {

@@ -39,7 +39,7 @@ pub(crate) struct TestEngine {
 }
 
 impl TestEngine {
-    /// An engine over a new image of `size` bytes.
+    /// Starts an engine over a new image of `size` bytes.
     pub(crate) fn new(name: &str, size: u64, record: AuthorityRecord) -> Self {
         Self::with_config(EngineConfig::new(name.to_owned()), size, record)
     }
@@ -50,8 +50,8 @@ impl TestEngine {
         Self::with_image(config, directory, size, record, |image| image, |_| true)
     }
 
-    /// An engine over a new image below `directory` that `change` has changed. `observe` sees every
-    /// event first, and says whether a record is stored at once.
+    /// Starts an engine over a new image below `directory`, after `change` has changed the image. `observe` sees every
+    /// event first, and returns true if a record is stored at once.
     pub(crate) fn with_image(
         config: EngineConfig,
         directory: &Path,
@@ -84,7 +84,7 @@ impl TestEngine {
         }
     }
 
-    /// One that was started otherwise, with its image in this directory.
+    /// Wraps a running engine with its image in this directory.
     pub(crate) fn of(
         handle: EngineHandle,
         events: mpsc::Receiver<EngineEvent>,
@@ -188,7 +188,7 @@ pub(crate) struct Client {
     stream: Box<dyn Connection>,
     structured: bool,
     next_cookie: u64,
-    /// What has come of answers that are not complete, by their cookie and its offset.
+    /// Chunks of incomplete answers, by cookie and offset.
     chunks: HashMap<u64, BTreeMap<u64, Vec<u8>>>,
 }
 
@@ -238,8 +238,8 @@ impl Client {
         self.stream.write_all(bytes)
     }
 
-    /// Receives an answer; `length` tells how much data that of a read's cookie carries. It may come in
-    /// several chunks, in any order.
+    /// Receives an answer, possibly in several chunks and in any order. `length` returns the data length of a cookie's
+    /// read.
     pub(crate) fn receive(&mut self, length: impl Fn(u64) -> usize) -> Answer {
         loop {
             let magic = u32::from_be_bytes(self.array());
@@ -331,8 +331,8 @@ impl Client {
         answer.data
     }
 
-    /// What the answer about a range's allocation says, of which so many parts are expected: the length of
-    /// each, and 3 for a hole or 0 for data.
+    /// Asks for the allocation of a range, which must have `parts` parts. Returns for each the length, and 3 for a hole
+    /// or 0 for data.
     pub(crate) fn allocation(
         &mut self,
         flags: u16,
@@ -347,7 +347,7 @@ impl Client {
         words.skip(1).collect()
     }
 
-    /// Whether the other side has closed the connection; waits for it.
+    /// Waits for the other side. Returns true if the connection was closed.
     pub(crate) fn is_closed(&mut self) -> bool {
         let mut byte = [0];
         !matches!(self.stream.read(&mut byte), Ok(1))
@@ -360,7 +360,7 @@ impl Client {
     }
 }
 
-/// Two ends of a TCP connection on loopback.
+/// Returns both ends of a TCP connection on loopback.
 pub(crate) fn tcp_pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let ours = TcpStream::connect(listener.local_addr().expect("an address")).expect("to connect");
@@ -372,7 +372,7 @@ pub(crate) fn plain(socket: TcpStream) -> PeerStream {
     PeerStream { socket, tls: None }
 }
 
-/// The connections of a migration from node `a` to node `b`.
+/// Returns the connections of a migration from node `a` to node `b`.
 pub(crate) fn links(copies: usize) -> (PeerStreams, PeerStreams) {
     let pair = || {
         let (ours, theirs) = tcp_pair();
@@ -413,7 +413,7 @@ pub(crate) fn options(id: u8) -> MigrationOptions {
     }
 }
 
-/// A small generator of numbers, so that a failure can be repeated.
+/// A small random number generator with a seed, so that a failure can be repeated.
 pub(crate) struct Random(pub u64);
 
 impl Random {

@@ -1,4 +1,4 @@
-//! The same over TLS.
+//! The same moves over TLS.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -35,7 +35,7 @@ fn shake_hands(mut socket: TcpStream, mut handshake: Handshake) -> PeerStream {
     }
 }
 
-/// A connection between nodes.
+/// Returns a connection between nodes.
 fn peer_pair() -> (PeerStream, PeerStream) {
     let (ours, theirs) = tcp_pair();
     let client = Handshake::client(Arc::clone(&TlsSettings::shared().client), node_name())
@@ -67,7 +67,7 @@ pub(crate) fn tls_links(copies: usize) -> (PeerStreams, PeerStreams) {
     )
 }
 
-/// A client of the disk, whose TLS is rustls' at both ends.
+/// Attaches a client of the disk, with rustls' TLS at both ends.
 fn attach(engine: &TestEngine) -> (Client, TcpStream) {
     let (mut ours, mut theirs) = tcp_pair();
     let mut client = ClientConnection::new(Arc::clone(&TlsSettings::shared().client), node_name())

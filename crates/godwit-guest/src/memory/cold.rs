@@ -1,5 +1,5 @@
-//! Memory that is written once and not touched again before the end: what moves last, and what nobody would miss until
-//! then.
+//! Memory that is written once and not touched again before the end. Such memory moves last, and a loss would go
+//! unnoticed until then.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -8,7 +8,7 @@ use super::{PAGE_WORDS, WINDOW, first, pages};
 use crate::console;
 use crate::stats::Stats;
 
-/// Fills `megabytes` MiB, says so, and when told to stop looks at all of it.
+/// Fills `megabytes` MiB, reports so, and checks all of the memory when told to stop.
 pub(super) fn run(megabytes: u64, stats: &Stats, stop: &AtomicBool) {
     let words = pages(megabytes) * PAGE_WORDS;
     let memory: Vec<u64> = (0..words).map(first).collect();
@@ -24,7 +24,7 @@ pub(super) fn run(megabytes: u64, stats: &Stats, stop: &AtomicBool) {
     }
 }
 
-/// The first wrong place of each page that has one.
+/// Returns the first wrong place of each page with a wrong word.
 fn wrong(memory: &[u64]) -> impl Iterator<Item = usize> {
     let pages = memory.chunks(PAGE_WORDS).enumerate();
     pages.filter_map(|(page, words)| {

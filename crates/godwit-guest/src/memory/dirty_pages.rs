@@ -1,5 +1,5 @@
-//! A writer with the stride of a page: it reads and writes one word of each page, in sequence, at a nominal rate.
-//! Says on the console for each 100 ms how many pages it reached.
+//! A writer with the stride of a page: reads and writes one word of each page, in sequence, at a nominal rate. Reports
+//! on the console for each 100 ms the number of pages reached.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -13,12 +13,12 @@ use crate::stats::Stats;
 /// Pages between two looks at the clock.
 const SLICE: u64 = 64;
 
-/// Writes to the pages of `megabytes` MiB again and again until told to stop, so many MiB of pages a second; with 0 as
-/// fast as it goes. Each write follows a look at what the pass before wrote. In the end it looks at every page.
+/// Writes to the pages of `megabytes` MiB again and again until told to stop, `rate_mb` MiB of pages a second, or
+/// without a limit for 0. Each write first checks the word of the pass before. In the end every page is checked.
 pub(super) fn run(megabytes: u64, rate_mb: u64, stats: &Stats, stop: &AtomicBool) {
     let pages = pages(megabytes);
     let mut memory = vec![0u64; pages * PAGE_WORDS];
-    // The first pass is not paced and not told of: it meets memory that the kernel has yet to find.
+    // The first pass is neither paced nor reported: the kernel has yet to allocate the memory.
     for page in 0..pages {
         visit(&mut memory, page, 0);
     }
@@ -41,7 +41,7 @@ pub(super) fn run(megabytes: u64, rate_mb: u64, stats: &Stats, stop: &AtomicBool
             }
         }
         if rate_mb > 0 {
-            // What was missed is not made up for: the rate reached says how much that was.
+            // Missed pages are not made up for: the reported rate shows how many were missed.
             next = (next + pause(SLICE)).max(Instant::now());
             thread::sleep(next.saturating_duration_since(Instant::now()));
         }
@@ -61,7 +61,8 @@ pub(super) fn run(megabytes: u64, rate_mb: u64, stats: &Stats, stop: &AtomicBool
     }
 }
 
-/// Reads what the pass before wrote to a page, and writes what this one does. Whether it was right.
+/// Reads the word that the pass before wrote to a page, and writes the word of this pass. Returns true if the old word
+/// was right.
 fn visit(memory: &mut [u64], page: usize, pass: u64) -> bool {
     let at = &mut memory[page * PAGE_WORDS + place(page)];
     let right = *at == word(page, pass);
@@ -69,12 +70,13 @@ fn visit(memory: &mut [u64], page: usize, pass: u64) -> bool {
     right
 }
 
-/// The word of a page that is written: not always the first, which would use few lines of the cache only.
+/// Returns the index of the page's written word. The index varies, because the first words alone would use few lines of
+/// the cache.
 const fn place(page: usize) -> usize {
     page * 8 % PAGE_WORDS
 }
 
-/// What a page has after so many passes; new memory has zeroes.
+/// Returns the word of a page after `passes` passes; new memory has zeroes.
 const fn word(page: usize, passes: u64) -> u64 {
     match passes {
         0 => 0,

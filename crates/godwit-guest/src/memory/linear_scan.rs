@@ -1,4 +1,4 @@
-//! A scan of memory from its start to its end, again and again: each word is read and compared.
+//! A scan of memory from start to end, again and again: each word is read and compared.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -9,7 +9,7 @@ use crate::stats::Stats;
 
 /// Pages between two rests.
 const SLICE: usize = 256;
-/// How long it rests: a scan without an end leaves a processor to nobody else.
+/// Length of a rest. A scan without rests would leave other programs no processor.
 const REST: Duration = Duration::from_millis(2);
 
 /// Scans `megabytes` MiB until told to stop, and then once as a whole.
@@ -37,7 +37,7 @@ pub(super) fn run(megabytes: u64, stats: &Stats, stop: &AtomicBool) {
     (0..slices).for_each(check);
 }
 
-/// The first wrong place among words that begin at `begins`.
+/// Returns the first wrong place among words that begin at `begins`.
 fn wrong(words: &[u64], begins: usize) -> Option<usize> {
     let bad = |(at, word): (usize, &u64)| (*word != first(begins + at)).then_some(begins + at);
     words.iter().enumerate().find_map(bad)

@@ -1,5 +1,5 @@
-//! The loads on memory. Each checks what it reads: a machine that moves must not lose a page, nor bring back an
-//! older one. All but [`rewrite`] are those of the zero-copy migration paper's benchmarks, under the same names.
+//! The loads on memory. Each checks its reads: a move must not lose a page, nor bring back an older one. All but
+//! [`rewrite`] are the benchmarks of the zero-copy migration paper, under the same names.
 
 mod cold;
 mod dirty_pages;
@@ -16,14 +16,12 @@ use crate::options::Options;
 use crate::random::mix;
 use crate::stats::Stats;
 
-/// Bytes of a page.
 const PAGE_BYTES: usize = 4096;
-/// Words of a page.
 const PAGE_WORDS: usize = PAGE_BYTES / 8;
-/// The time to which a line on the console refers.
+/// Time covered by a line on the console.
 const WINDOW: Duration = Duration::from_millis(100);
 
-/// Runs all loads on memory that the options ask for until told to stop; then each checks all of its memory.
+/// Runs all loads on memory in the options until told to stop; then each load checks all of its memory.
 pub(crate) fn run(options: &Options, stats: &Stats, stop: &AtomicBool) {
     thread::scope(|scope| {
         scope.spawn(|| rewrite::run(options.memory_mb, options.memory_rate_mb, stats, stop));
@@ -62,17 +60,17 @@ pub(crate) fn run(options: &Options, stats: &Stats, stop: &AtomicBool) {
     });
 }
 
-/// The pages of so many MiB.
+/// Returns the number of pages in `megabytes` MiB.
 const fn pages(megabytes: u64) -> usize {
     (megabytes << 20) as usize / PAGE_BYTES
 }
 
-/// The word at a place of memory that is written once.
+/// Returns the word at a place of memory that is written once.
 const fn first(place: usize) -> u64 {
     mix(place as u64 ^ 0x636f_6c64)
 }
 
-/// One [`WINDOW`] after the other.
+/// Successive windows of length [`WINDOW`].
 #[derive(Debug)]
 struct Windows {
     begun: Instant,
@@ -85,7 +83,7 @@ impl Windows {
         }
     }
 
-    /// How long the window took, if it is over by `now`; then the next one begins.
+    /// Returns the length of the window if it is over by `now`; then the next window begins.
     fn over(&mut self, now: Instant) -> Option<Duration> {
         let took = now.saturating_duration_since(self.begun);
         (took >= WINDOW).then(|| {

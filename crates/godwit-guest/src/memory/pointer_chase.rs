@@ -1,6 +1,6 @@
-//! A chase of pointers at random through memory: each place says which one is next, so that nothing can be
-//! fetched ahead. What it takes is the latency of memory. Says on the console for each 100 ms how long an access
-//! took on average, and how long the slowest run of [`RUN`] accesses took.
+//! A random pointer chase through memory: each place names the next one, so that nothing can be prefetched. The chase
+//! measures the latency of memory. Reports on the console for each 100 ms the mean time of an access, and the time of
+//! the slowest run of [`RUN`] accesses.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -12,15 +12,15 @@ use crate::console;
 use crate::random::{Random, mix};
 use crate::stats::Stats;
 
-/// Words of a place: where the next place is, and what proves that this is the right one. The rest is room, so that
-/// each access is to another line of the cache.
+/// Words of a place: the index of the next place, and a proof of the right content. The rest is padding, so that each
+/// access is to another line of the cache.
 const PLACE_WORDS: usize = 64;
-/// Accesses between two looks at the clock, which costs more than one.
+/// Accesses between two looks at the clock. A look costs more than an access.
 const RUN: u32 = 16;
-/// How long the load works before it rests, when it does.
+/// Working time before a rest, for a chase with rests.
 const TURN: Duration = Duration::from_millis(2);
 
-/// Chases through `megabytes` MiB until told to stop, for so many per cent of the time, and then looks at every place
+/// Chases through `megabytes` MiB until told to stop, for `percent` per cent of the time, and then checks every place
 /// once.
 pub(super) fn run(megabytes: u64, percent: u64, seed: u64, stats: &Stats, stop: &AtomicBool) {
     let places = pages(megabytes) * PAGE_WORDS / PLACE_WORDS;
@@ -65,7 +65,7 @@ pub(super) fn run(megabytes: u64, percent: u64, seed: u64, stats: &Stats, stop: 
     check(&memory, seed, stats);
 }
 
-/// Places in one circle through all of them, in an order that the seed decides (Sattolo's way to shuffle).
+/// Returns places in one circle through all of them, in an order from the seed (Sattolo's shuffle).
 fn circle(places: usize, seed: u64) -> Vec<u64> {
     let mut order: Vec<u32> = (0..places as u32).collect();
     let mut random = Random::new(seed);
@@ -84,7 +84,7 @@ const fn proof(place: usize, next: u64, seed: u64) -> u64 {
     mix(seed ^ (place as u64) << 32 ^ next)
 }
 
-/// The place after `place`; none when its memory is not what it was.
+/// Returns the place after `place`; `None` if its memory has changed.
 fn next(memory: &[u64], place: usize, seed: u64) -> Option<usize> {
     let at = place * PLACE_WORDS;
     let (next, found) = black_box((memory[at], memory[at + 1]));

@@ -1,5 +1,5 @@
-//! Reads and writes of single words at random places, which need not wait for each other as those of the pointer chase
-//! do. Each read is compared with what was written there last.
+//! Reads and writes of single words at random places. Unlike in the pointer chase, accesses need not wait for each
+//! other. Each read is compared with the last write to the place.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -11,12 +11,12 @@ use crate::stats::Stats;
 
 /// Accesses between two rests.
 const SLICE: usize = 2048;
-/// How long it rests.
+/// Length of a rest.
 const REST: Duration = Duration::from_millis(2);
-/// Words of a place: how often it was written, and what proves that.
+/// Words of a place: its number of writes, and a proof of the number.
 const PLACE_WORDS: usize = PAGE_WORDS / 2;
 
-/// Accesses `megabytes` MiB until told to stop, and then looks at every place once.
+/// Accesses `megabytes` MiB until told to stop, and then checks every place once.
 pub(super) fn run(megabytes: u64, seed: u64, stats: &Stats, stop: &AtomicBool) {
     let mut memory = Places::new(pages(megabytes) * PAGE_WORDS / PLACE_WORDS);
     let mut random = Random::new(seed ^ 0x7261_6e64);
@@ -36,7 +36,7 @@ pub(super) fn run(megabytes: u64, seed: u64, stats: &Stats, stop: &AtomicBool) {
     }
 }
 
-/// Places that are accessed, and how often each was written, which is kept apart from them.
+/// The accessed places, and the number of writes to each, kept apart from the places.
 struct Places {
     words: Vec<u64>,
     written: Vec<u32>,
@@ -56,7 +56,7 @@ impl Places {
         count == u64::from(self.written[place]) && proof == prove(place, count)
     }
 
-    /// Reads a place and writes it anew. Whether it was right.
+    /// Reads a place and writes it anew. Returns true if the read was right.
     fn visit(&mut self, place: usize) -> bool {
         let right = self.is_right(place);
         let count = &mut self.written[place];
@@ -68,7 +68,7 @@ impl Places {
     }
 }
 
-/// New memory has zeroes.
+/// Returns the proof of a place's number of writes; new memory has zeroes.
 const fn prove(place: usize, count: u64) -> u64 {
     match count {
         0 => 0,

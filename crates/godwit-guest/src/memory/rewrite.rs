@@ -11,8 +11,8 @@ use crate::stats::Stats;
 /// Pages between two looks at the clock.
 const SLICE: usize = 64;
 
-/// Rewrites and checks `megabytes` MiB until told to stop, at most `rate` MiB a second. Every pass
-/// expects in each page what the pass before wrote.
+/// Rewrites and checks `megabytes` MiB until told to stop, at most `rate` MiB a second. Every pass checks each page for
+/// the content of the pass before.
 pub(super) fn run(megabytes: u64, rate: u64, stats: &Stats, stop: &AtomicBool) {
     let pages = pages(megabytes);
     let mut memory = vec![0u64; pages * PAGE_WORDS];
@@ -28,7 +28,7 @@ pub(super) fn run(megabytes: u64, rate: u64, stats: &Stats, stop: &AtomicBool) {
             if index % SLICE == SLICE - 1 {
                 next = (next + pause).max(Instant::now());
                 thread::sleep(next.saturating_duration_since(Instant::now()));
-                // A pass may take longer than anyone wants to wait for its end.
+                // A whole pass may take too long to wait for.
                 if stop.load(Relaxed) {
                     break;
                 }

@@ -1,4 +1,4 @@
-//! What is sent on a connection: headers, and data that lies elsewhere.
+//! The frames of a connection: headers, and data that lies elsewhere.
 
 use std::rc::Rc;
 
@@ -8,10 +8,10 @@ use godwit_core::request::RequestTag;
 use super::packing::{Packing, What};
 use crate::page_buffers::Mapping;
 
-/// Longest header, with what follows it inside a frame.
+/// Longest header, with the bytes behind the header inside a frame.
 const HEADER: usize = 64;
 
-/// What keeps a payload's memory in place until it has been sent.
+/// The owner of a payload's memory, which stays in place until the payload has been sent.
 #[derive(Debug)]
 pub enum Keep {
     /// The buffer of a request's slot, on which a hold was taken.
@@ -20,26 +20,26 @@ pub enum Keep {
     Chunk {
         /// The chunk's slot.
         slot: SourceSlot,
-        /// The memory that its buffer is part of.
+        /// Mapping around the buffer.
         memory: Rc<Mapping>,
     },
-    /// What the data was compressed to.
+    /// The compressed data.
     Packed(Vec<u8>),
 }
 
-/// Bytes that follow a frame's header.
+/// The bytes behind a frame's header.
 #[derive(Debug)]
 pub struct Payload {
     pointer: *const u8,
     pub(super) length: usize,
-    /// What has to stay until the payload has left.
+    /// Owner of the memory until the payload has left.
     pub keep: Keep,
 }
 
 impl Payload {
     /// # Safety
-    /// What `keep` names holds the `length` bytes at `pointer` in place, initialised and unchanged,
-    /// until the payload is released.
+    /// The owner that `keep` names holds the `length` bytes at `pointer` in place, initialised and unchanged, until the
+    /// payload is released.
     pub const unsafe fn new(pointer: *const u8, length: usize, keep: Keep) -> Self {
         Self {
             pointer,
@@ -48,25 +48,25 @@ impl Payload {
         }
     }
 
-    /// The data.
+    /// Returns the data.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: as `new` was promised.
         unsafe { std::slice::from_raw_parts(self.pointer, self.length) }
     }
 }
 
-/// A header and what follows it.
+/// A header and its payload.
 #[derive(Debug)]
 pub struct Frame {
     header: [u8; HEADER],
     header_length: usize,
     pub(super) payload: Option<Payload>,
-    /// How far it is compressed, of a frame that has to be before it leaves.
+    /// Progress of compression, if the frame must be compressed before it leaves.
     pub(super) packing: Option<Packing>,
 }
 
 impl Frame {
-    /// A frame that starts with the concatenation of `parts`, at most 64 bytes in all.
+    /// Returns a frame that starts with the concatenation of `parts`, at most 64 bytes in all.
     pub fn new(parts: &[&[u8]], payload: Option<Payload>) -> Self {
         let mut header = [0; HEADER];
         let mut header_length = 0;
@@ -82,14 +82,14 @@ impl Frame {
         }
     }
 
-    /// The frame, which begins with a [`Header`](godwit_core::wire::Header), waits until its payload is
-    /// compressed: see [`Outbox::pack`](super::Outbox::pack). Without one it waits for nothing.
+    /// Returns the frame, marked to wait until its payload is compressed: see [`Outbox::pack`](super::Outbox::pack).
+    /// The frame must begin with a [`Header`](godwit_core::wire::Header). A frame without a payload does not wait.
     pub fn packed_first(mut self, what: What) -> Self {
         self.packing = self.payload.is_some().then(|| Packing::new(what));
         self
     }
 
-    /// What follows the first `done` bytes, up to the end of the header or of the payload.
+    /// Returns the bytes after the first `done`, up to the end of the header or of the payload.
     pub(super) fn rest(&self, done: usize) -> &[u8] {
         let header = &self.header[..self.header_length];
         match &self.payload {
@@ -102,12 +102,10 @@ impl Frame {
         self.header_length + self.payload.as_ref().map_or(0, |payload| payload.length)
     }
 
-    /// The header.
     pub(super) fn header(&self) -> &[u8] {
         &self.header[..self.header_length]
     }
 
-    /// The header, to change it.
     pub(super) fn header_mut(&mut self) -> &mut [u8] {
         &mut self.header[..self.header_length]
     }

@@ -1,7 +1,7 @@
-//! Byte streams over sockets, plain or TLS, whose reads and writes run in the ring.
+//! Byte streams over sockets, plain or TLS. Their reads and writes run in the ring.
 //!
-//! A plain stream moves payload between the socket and its final buffer without a copy here. A TLS
-//! stream decrypts straight into that buffer and encrypts straight out of it.
+//! A plain stream moves payload between the socket and its final buffer without a copy here. A TLS stream decrypts
+//! straight into the final buffer and encrypts straight out of it.
 
 mod frame;
 mod outbox;
@@ -22,29 +22,29 @@ use crate::page_buffers::Staging;
 use crate::ring::{Ring, Token};
 use crate::tls::{self, Session, TlsError};
 
-/// Bytes that a stream reads ahead at most: headers, and data too short for an operation of its own.
+/// Most bytes to read ahead: headers, and data too short for an operation of its own.
 const STAGING: usize = 64 << 10;
 
-/// Bytes of a long payload that a socket gathers before it wakes whoever waits for them. Each time costs
-/// both sides: the sender's processor has to interrupt the receiver's. As many as are received at a time.
+/// Bytes of a long payload to gather before the socket wakes the reader. Each wake-up costs both sides: the sender's
+/// processor has to interrupt the receiver's. Equal to the bytes received at a time.
 const GATHERED: usize = tls::INCOMING;
 
-/// How long the other side may take nothing, and answer no probes, before it is gone.
+/// Time without progress or an answer to probes after which the other side counts as gone.
 const GONE: Duration = Duration::from_secs(60);
 
-/// Seconds without a word before the first probe of whether the other side is there.
+/// Silent seconds before the first probe of the other side.
 const IDLE: u32 = 30;
 
 /// Seconds between two probes.
 const BETWEEN_PROBES: u32 = 10;
 
-/// A payload of which at least this much is missing is long.
+/// A payload is long while at least this many bytes are missing.
 const LONG: usize = 64 << 10;
 
-/// Why a stream ended.
+/// The reason for the end of a stream.
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
-    /// The other side closed it.
+    /// The other side closed the connection.
     #[error("the connection was closed by the other side")]
     Closed,
     /// The socket failed.
@@ -53,7 +53,7 @@ pub enum StreamError {
     /// The TLS session failed.
     #[error("the connection's TLS session failed: {0}")]
     Tls(TlsError),
-    /// The other side takes no data and what waits for it grows too long.
+    /// The other side takes no data, and the queue for it grows too long.
     #[error("the other side leaves too many answers unread")]
     Backlog,
 }
@@ -76,30 +76,30 @@ impl StreamError {
     }
 }
 
-/// Memory of one receive operation's description; it stays where it is while the kernel reads it.
+/// The description of one receive operation. Stays in place while the kernel reads it.
 struct Gather {
     header: libc::msghdr,
     parts: [libc::iovec; 2],
 }
 
-/// One connection's bytes in both directions. While [`Stream::is_idle`] is false the kernel uses
-/// its memory, and it must not be dropped.
+/// The bytes of one connection in both directions. While [`Stream::is_idle`] is false, the kernel uses the stream's
+/// memory, and the stream must not be dropped.
 pub struct Stream {
     socket: OwnedFd,
     session: Option<Box<Session>>,
-    /// Plaintext that was read ahead: headers and short data.
+    /// Plaintext read ahead: headers and short data.
     staging: Staging,
     gather: Box<Gather>,
     receiving: bool,
-    /// Bytes of the receive operation in flight that go to a payload's buffer.
+    /// Bytes of the receive operation in flight for a payload's buffer.
     payload_wanted: usize,
-    /// Bytes that the socket gathers before it calls itself readable; `None`: it cannot.
+    /// Bytes to gather before the socket becomes readable; `None` if the socket cannot gather.
     low_water: Option<usize>,
     outbox: Outbox,
 }
 
 impl Stream {
-    /// A stream over a connected socket; `received` is plaintext that was read from it already.
+    /// Returns a stream over a connected socket; `received` is plaintext already read from the socket.
     pub fn new(socket: OwnedFd, tls: Option<Session>, received: &[u8]) -> io::Result<Self> {
         // With O_NONBLOCK the ring would report EAGAIN instead of waiting.
         let flags = rustix::fs::fcntl_getfl(&socket)?;
@@ -128,27 +128,27 @@ impl Stream {
         })
     }
 
-    /// Whether the kernel uses none of the stream's memory.
+    /// Returns true if the kernel uses none of the stream's memory.
     pub const fn is_idle(&self) -> bool {
         !self.receiving && !self.outbox.is_sending()
     }
 
-    /// Whether a receive operation is in flight.
+    /// Returns true if a receive operation is in flight.
     pub const fn is_receiving(&self) -> bool {
         self.receiving
     }
 
-    /// Whether a send operation is in flight.
+    /// Returns true if a send operation is in flight.
     pub const fn is_sending(&self) -> bool {
         self.outbox.is_sending()
     }
 
-    /// Bytes of plaintext that wait to be taken, those inside a TLS session not counted.
+    /// Returns the bytes of plaintext ready to be taken, without the plaintext inside a TLS session.
     pub fn staged(&self) -> usize {
         self.staging.data().len()
     }
 
-    /// What waits to be sent.
+    /// Returns the queue of unsent frames.
     pub const fn outbox(&self) -> &Outbox {
         &self.outbox
     }
@@ -158,8 +158,7 @@ impl Stream {
         self.outbox.push(frame);
     }
 
-    /// Fills `into` from the plaintext, or takes nothing and returns false when too little of it
-    /// has arrived. At most a page.
+    /// Fills `into` from the plaintext. Takes nothing and returns false if too little has arrived. At most a page.
     pub fn take_exactly(&mut self, into: &mut [u8]) -> Result<bool, StreamError> {
         if self.receiving {
             return Ok(false);
@@ -219,10 +218,9 @@ impl Stream {
         Ok(dropped)
     }
 
-    /// Starts a receive operation unless one is in flight: the next bytes go to `payload` (address
-    /// and length), those after it, at most `ahead` and as many as there is room for, are read ahead.
-    /// It ends with what has arrived, but of a long payload, the rest of which is on its way, with
-    /// much of it.
+    /// Starts a receive operation unless one is in flight. The next bytes go to `payload` (address and length). The
+    /// bytes after the payload are read ahead, at most `ahead` and as many as fit. The operation ends with the bytes
+    /// that have arrived. For a long payload with more bytes on the way, the operation waits for a large part.
     ///
     /// # Safety
     /// The payload's memory stays valid and unused until [`Stream::received`].
@@ -283,7 +281,7 @@ impl Stream {
         unsafe { ring.push(entry, token) };
     }
 
-    /// Lets the socket gather much of a long payload of which so many bytes are missing; false: it
+    /// Lets the socket gather a large part of a long payload with `missing` bytes to come. Returns false if the socket
     /// wakes for every byte.
     fn gather(&mut self, missing: usize) -> bool {
         let Some(low_water) = self.low_water else {
@@ -304,7 +302,7 @@ impl Stream {
         wanted > 1 && self.low_water.is_some()
     }
 
-    /// The receive operation ended. Returns the bytes that went to the payload's buffer.
+    /// Ends the receive operation. Returns the bytes that went to the payload's buffer.
     pub fn received(&mut self, result: i32) -> Result<usize, StreamError> {
         self.receiving = false;
         if result <= 0 {
@@ -323,7 +321,7 @@ impl Stream {
         Ok(payload)
     }
 
-    /// Whether something waits to be sent and no send operation is in flight.
+    /// Returns true if data is ready to send and no send operation is in flight.
     pub fn wants_send(&self) -> bool {
         let session = self
             .session
@@ -332,8 +330,7 @@ impl Stream {
         !self.outbox.is_sending() && (session || self.outbox.has_ready())
     }
 
-    /// Starts a send operation if there is something to send. `release` gets the payloads that are
-    /// not needed any more.
+    /// Starts a send operation if data is ready. `release` gets the payloads that are no longer needed.
     pub fn send(
         &mut self,
         ring: &mut Ring,
@@ -356,7 +353,7 @@ impl Stream {
         Ok(())
     }
 
-    /// The send operation ended.
+    /// Ends the send operation.
     pub fn sent(
         &mut self,
         result: i32,
@@ -370,12 +367,12 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether something waits to be compressed.
+    /// Returns true if a frame waits to be compressed.
     pub const fn has_to_pack(&self) -> bool {
         self.outbox.has_to_pack()
     }
 
-    /// Compresses a little of what waits for that; `None` when nothing does.
+    /// Compresses the next block of the waiting frames; `None` if no frame waits.
     pub fn pack(
         &mut self,
         packer: &mut Packer,
@@ -384,7 +381,7 @@ impl Stream {
         self.outbox.pack(packer, release)
     }
 
-    /// What waits to be compressed leaves as it is.
+    /// Lets frames waiting for compression leave uncompressed.
     pub fn stop_packing(&mut self) {
         self.outbox.stop_packing();
     }
@@ -394,21 +391,21 @@ impl Stream {
         self.outbox.discard(release);
     }
 
-    /// Bytes that the kernel has not taken yet.
+    /// Returns the bytes not yet taken by the kernel.
     pub fn unsent(&self) -> usize {
         let ciphertext = self.session.as_ref().map_or(0, |session| session.unsent());
         self.outbox.bytes() + ciphertext
     }
 
-    /// The socket, to look at its state.
+    /// Returns the socket, to inspect its state.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Makes the kernel take only so many bytes ahead of what it can send: the rest stays here,
-    /// where it can be discarded, and buries nothing on the way.
+    /// Limits the bytes that the kernel takes ahead of transmission. The rest stays here, can still be discarded, and
+    /// delays nothing on the way.
     pub fn limit_unsent(&self, bytes: u32) {
-        // Where it fails (not a TCP socket, an old kernel) the limit is left out.
+        // On failure (not a TCP socket, an old kernel) there is no limit.
         let _ = set_option(
             &self.socket,
             libc::IPPROTO_TCP,
@@ -417,25 +414,25 @@ impl Stream {
         );
     }
 
-    /// Drops what waits to be sent, as far as the kernel does not send it at the moment.
+    /// Drops the unsent data, except the bytes in flight.
     pub fn clear(&mut self, release: &mut dyn FnMut(Payload)) {
         self.outbox.clear(release);
     }
 
-    /// Queues the end of the TLS session, behind everything queued before it was encrypted.
+    /// Queues the end of the TLS session, behind everything that was encrypted before.
     pub fn close_session(&mut self) {
         if let Some(session) = &mut self.session {
             session.close();
         }
     }
 
-    /// Tells the other side that nothing more comes, once everything queued has left.
+    /// Announces the end of the data, once the queue has left.
     pub fn shut_down_sending(&self) {
-        // It fails when the connection is gone, which is as good.
+        // Fails if the connection is gone, which is as good.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
     }
 
-    /// Makes operations in flight end soon.
+    /// Makes the operations in flight end soon.
     pub fn abort(&self, ring: &mut Ring, receive: Token, send: Token) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         if self.receiving {
@@ -447,11 +444,11 @@ impl Stream {
     }
 }
 
-/// Makes the connection end when nothing answers at the other side, or nobody there takes what is sent, for
-/// [`GONE`]: a machine that lost its power says nothing, and would keep its place for ever.
+/// Ends the connection if the other side answers nothing, or takes no data, for [`GONE`]. A host without power says
+/// nothing, and would keep its place for ever.
 fn notice_when_gone(socket: &OwnedFd) {
     let milliseconds = GONE.as_millis() as u32;
-    // Where an option is not known the system's own, longer times hold.
+    // Without an option, the longer times of the system apply.
     let _ = set_option(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
     for (option, value) in [
         (libc::TCP_KEEPIDLE, IDLE),
@@ -462,17 +459,16 @@ fn notice_when_gone(socket: &OwnedFd) {
     }
 }
 
-/// Makes the socket readable once so many bytes have arrived, or no more can.
+/// Makes the socket readable once `bytes` bytes have arrived, or no more can arrive.
 fn set_low_water(socket: &OwnedFd, bytes: usize) -> bool {
     set_option(socket, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes as u32)
 }
 
-/// Sets an option whose value is a 32-bit number; false: the kernel refuses it.
+/// Sets an option with a 32-bit value. Returns false if the kernel refuses the option.
 fn set_option(socket: &OwnedFd, level: i32, option: i32, value: u32) -> bool {
     let pointer = (&raw const value).cast();
     let length = size_of::<u32>() as libc::socklen_t;
-    // SAFETY: the socket is open, and the option's value is a 32-bit number, whose address and length
-    // these are.
+    // SAFETY: the socket is open, and `pointer` and `length` describe the 32-bit value of the option.
     unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, pointer, length) == 0 }
 }
 

@@ -1,4 +1,4 @@
-//! What waits to be sent on one connection.
+//! The unsent frames of one connection.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,48 +21,47 @@ const BATCH_BYTES: usize = 1 << 20;
 /// Plaintext encrypted for one send operation at most, so that bulk data leaves time for others.
 const TURN: usize = 512 << 10;
 
-/// Compressed frames that have left whose memory is kept for others.
+/// Buffers of sent compressed frames that are kept for reuse.
 const SPARE: usize = 8;
 
 /// Frames that may wait: far more than honest peers can cause.
 const LONGEST: usize = 1 << 16;
 
-/// What was done for a frame that waits.
+/// One step of compressing a waiting frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Packed {
-    /// What of it is to be compressed.
+    /// Part of the frame to compress.
     pub what: What,
-    /// Bytes of its data that were gone over.
+    /// Bytes of data covered by the step.
     pub data: usize,
-    /// What has become of the frame, once that is certain.
+    /// Outcome for the frame, once certain.
     pub end: Option<PackingEnd>,
 }
 
-/// What the attempt to compress a frame came to.
+/// The outcome of compressing a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PackingEnd {
-    /// It leaves as it is.
+    /// The frame leaves uncompressed.
     Useless,
-    /// Its data has become shorter.
+    /// The frame's data has become shorter.
     Shorter {
-        /// Bytes that it had.
+        /// Bytes before.
         from: usize,
-        /// Bytes that it has.
+        /// Bytes after.
         to: usize,
     },
 }
 
-/// Memory of one send operation's description; it stays where it is while the kernel reads it.
+/// The description of one send operation. Stays in place while the kernel reads it.
 struct Scatter {
     header: libc::msghdr,
     parts: [libc::iovec; 2 * BATCH],
 }
 
-/// The frames that wait to be sent on one connection, in order, and those that are being sent.
+/// The frames that wait to be sent on one connection, in order, and the frames in flight.
 pub struct Outbox {
     waiting: VecDeque<Frame>,
-    /// Frames that the operation in flight sends. Never grows beyond its capacity, so that their
-    /// headers stay in place.
+    /// Frames of the operation in flight. Never grows beyond the capacity: the headers stay in place.
     flying: VecDeque<Frame>,
     /// Bytes of the first frame (of `flying`, or with TLS of `waiting`) that are done.
     done: usize,
@@ -70,22 +69,22 @@ pub struct Outbox {
     scatter: Box<Scatter>,
     sending: bool,
     workers: Workers,
-    /// What the operation in flight leaves untouched is dropped when it ends.
+    /// True if the end of the operation in flight drops the frames left untouched.
     discard_flying: bool,
     packings: Packings,
 }
 
-/// What is done for frames that are compressed.
+/// The frames to compress and their buffers.
 #[derive(Default)]
 struct Packings {
-    /// Frames that wait to be.
+    /// Frames waiting for compression.
     frames: usize,
-    /// Memory of those that have left.
+    /// Buffers of sent frames.
     spare: Vec<Vec<u8>>,
 }
 
 impl Packings {
-    /// The frame leaves as it is.
+    /// Lets the frame leave uncompressed.
     fn stop(&mut self, frame: &mut Frame) {
         if let Some(packing) = frame.packing.take() {
             self.frames -= 1;
@@ -93,7 +92,7 @@ impl Packings {
         }
     }
 
-    /// Keeps memory for the next frame that is compressed.
+    /// Keeps a buffer for the next compressed frame.
     fn keep(&mut self, mut blocks: Vec<u8>) {
         if blocks.capacity() > 0 && self.spare.len() < SPARE {
             blocks.clear();
@@ -101,7 +100,7 @@ impl Packings {
         }
     }
 
-    /// The frame, if there is one, is not needed any more.
+    /// Releases the payload of a frame that is no longer needed.
     fn let_go(&mut self, frame: Option<Frame>, release: &mut dyn FnMut(Payload)) {
         let Some(mut frame) = frame else { return };
         self.stop(&mut frame);
@@ -134,22 +133,22 @@ impl Outbox {
         })
     }
 
-    /// Bytes that have not left.
+    /// Returns the number of unsent bytes.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Frames that have not left.
+    /// Returns the number of unsent frames.
     pub fn frames(&self) -> usize {
         self.waiting.len() + self.flying.len()
     }
 
-    /// Whether nothing is queued.
+    /// Returns true if no frame is queued.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.flying.is_empty()
     }
 
-    /// Whether more is queued than any honest other side can cause.
+    /// Returns true if the queue is longer than any honest peer can cause.
     pub fn overflows(&self) -> bool {
         self.frames() > LONGEST
     }
@@ -164,7 +163,7 @@ impl Outbox {
         self.waiting.push_back(frame);
     }
 
-    /// Whether something is queued that can be sent.
+    /// Returns true if a queued frame can be sent.
     pub(super) fn has_ready(&self) -> bool {
         let first = self.waiting.front();
         !self.flying.is_empty() || first.is_some_and(|frame| frame.packing.is_none())
@@ -207,9 +206,9 @@ impl Outbox {
             opcode::SendMsg::new(fd, &raw const scatter.header).flags(libc::MSG_NOSIGNAL as u32);
         let entry = entry.build().flags(self.workers.flags(by, total));
         self.sending = true;
-        // SAFETY: headers lie in `flying`, which is not changed while `sending`; payloads are kept
-        // as `Payload::new` was promised; the list is boxed. All outlive the operation, because a
-        // stream is not dropped before it is idle.
+        // SAFETY: headers lie in `flying`, which is not changed while `sending`; payloads are kept as `Payload::new`
+        // was promised; the list is boxed. All outlive the operation, because a stream is not dropped before it is
+        // idle.
         unsafe { ring.push(entry, token) };
     }
 
@@ -241,7 +240,6 @@ impl Outbox {
         Ok(())
     }
 
-    /// Sends ciphertext.
     pub(super) fn send_encrypted(
         &mut self,
         ring: &mut Ring,
@@ -256,17 +254,17 @@ impl Outbox {
         let entry = opcode::Send::new(fd, pointer, length as u32).flags(libc::MSG_NOSIGNAL);
         let entry = entry.build().flags(self.workers.flags(by, length));
         self.sending = true;
-        // SAFETY: the ciphertext lies in the session's buffer, which is not changed while
-        // `sending` and outlives the operation, because a stream is not dropped before it is idle.
+        // SAFETY: the ciphertext lies in the session's buffer, which is not changed while `sending` and outlives the
+        // operation, because a stream is not dropped before it is idle.
         unsafe { ring.push(entry, token) };
     }
 
-    /// Whether a frame waits to be compressed.
+    /// Returns true if a frame waits to be compressed.
     pub(super) const fn has_to_pack(&self) -> bool {
         self.packings.frames > 0
     }
 
-    /// Compresses the next block of the first frame that waits for it; `None` when none does.
+    /// Compresses the next block of the first frame that waits for compression; `None` if no frame waits.
     pub(super) fn pack(
         &mut self,
         packer: &mut Packer,
@@ -294,8 +292,8 @@ impl Outbox {
                 let (from, to) = (payload.length, blocks.len());
                 self.packings.stop(frame);
                 if packing::announce(frame.header_mut(), to) {
-                    // SAFETY: the bytes belong to the vector that keeps them, which is not touched
-                    // before the payload is released.
+                    // SAFETY: the bytes belong to the vector in `keep`, which is not touched before the payload is
+                    // released.
                     let packed = unsafe { Payload::new(blocks.as_ptr(), to, Keep::Packed(blocks)) };
                     frame.payload.replace(packed).into_iter().for_each(release);
                     self.bytes -= from - to;
@@ -309,14 +307,14 @@ impl Outbox {
         Some(Packed { what, data, end })
     }
 
-    /// The frames that wait to be compressed leave as they are.
+    /// Lets frames waiting for compression leave uncompressed.
     pub(super) fn stop_packing(&mut self) {
         for frame in &mut self.waiting {
             self.packings.stop(frame);
         }
     }
 
-    /// The operation ended; the number of bytes it sent.
+    /// Ends the operation. Returns the number of bytes sent.
     pub(super) fn finish(&mut self, result: i32) -> Result<usize, StreamError> {
         self.sending = false;
         match result {
@@ -327,7 +325,7 @@ impl Outbox {
         }
     }
 
-    /// `count` bytes of the frames in flight have left.
+    /// Counts `count` bytes of the frames in flight as sent.
     pub(super) fn advance(&mut self, count: usize, release: &mut dyn FnMut(Payload)) {
         self.bytes -= count;
         self.done += count;
@@ -343,8 +341,8 @@ impl Outbox {
         }
     }
 
-    /// Drops the frames of which no byte has left. The operation in flight may send more of those
-    /// that it was given: the rest of them goes when it ends.
+    /// Drops the frames of which no byte has left. The operation in flight may still send some of its frames; the rest
+    /// of its frames is dropped when the operation ends.
     pub(super) fn discard(&mut self, release: &mut dyn FnMut(Payload)) {
         // Only with TLS can the first waiting frame be half encrypted.
         let begun = usize::from(self.flying.is_empty() && self.done > 0);
@@ -361,7 +359,7 @@ impl Outbox {
         }
     }
 
-    /// Drops the frames taken for sending of which no byte has left. Not while they are sent.
+    /// Drops the frames in `flying` of which no byte has left. Must not be called while an operation is in flight.
     fn discard_flying(&mut self, release: &mut dyn FnMut(Payload)) {
         while self.flying.len() > usize::from(self.done > 0)
             && let Some(frame) = self.flying.pop_back()
@@ -371,7 +369,7 @@ impl Outbox {
         }
     }
 
-    /// Drops everything that the kernel does not use at the moment.
+    /// Drops everything not in use by the kernel.
     pub(super) fn clear(&mut self, release: &mut dyn FnMut(Payload)) {
         let flying = if self.sending {
             None
@@ -406,12 +404,12 @@ mod tests {
 
     fn frame(index: u8) -> Frame {
         let keep = Keep::Slot(RequestTag(u32::from(index)));
-        // SAFETY: the data is there forever and never changes.
+        // SAFETY: the data is static and never changes.
         let payload = unsafe { Payload::new(DATA.as_ptr(), LENGTH, keep) };
         Frame::new(&[&[index]], Some(payload))
     }
 
-    /// Notes which frames' payloads are released.
+    /// Records the tags of released payloads.
     fn note(released: &mut Vec<u32>) -> impl FnMut(Payload) + '_ {
         |payload| match payload.keep {
             Keep::Slot(tag) => released.push(tag.0),
@@ -503,7 +501,7 @@ mod tests {
         assert!(released.into_iter().eq((0..40).chain([200])));
     }
 
-    /// A frame of a chunk whose data compresses, if it is to be.
+    /// Returns a frame of a chunk with compressible data, marked for compression if `packs` is true.
     fn chunk(packs: bool) -> Frame {
         let message = Message::Copy {
             slot: ChunkSlot(9),
@@ -512,7 +510,7 @@ mod tests {
             zeroes: false,
         };
         let keep = Keep::Slot(RequestTag(9));
-        // SAFETY: the data is there forever and never changes.
+        // SAFETY: the data is static and never changes.
         let payload = unsafe { Payload::new(DATA.as_ptr(), LENGTH, keep) };
         let frame = Frame::new(&[&message.encode().0.encode()], Some(payload));
         if packs {

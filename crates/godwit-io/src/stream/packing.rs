@@ -1,8 +1,8 @@
 //! The data of a migration, compressed block by block before it leaves (docs/internals/protocol.md).
 //!
-//! What follows the header of a compressed frame is one block after the other. A block starts with
-//! four bytes, little-endian: how many bytes follow, and in the highest bit whether these are the
-//! data as it is. Each stands for 64 KiB of data, the last one for the rest.
+//! The header of a compressed frame is followed by blocks. A block starts with four bytes, little-endian: the number of
+//! bytes that follow, with the highest bit set if these bytes are uncompressed data. Each block stands for 64 KiB of
+//! data, the last block for the rest.
 
 use std::io;
 
@@ -11,26 +11,26 @@ use zstd::bulk::{Compressor, Decompressor};
 
 use crate::zeroes::has_zero_block;
 
-/// Data that one block stands for. Short, because the thread that compresses it answers guests, too.
+/// Data of one block. Short, because the compressing thread also serves guests.
 const BLOCK: usize = 64 << 10;
 
 /// Bytes before a block.
 const LENGTH: usize = 4;
 
-/// In a block's length: it holds the data as it is.
+/// Flag in a block's length: the block holds uncompressed data.
 const STORED: u32 = 1 << 31;
 
 /// The fastest of the usual levels.
 const LEVEL: i32 = 1;
 
-/// Compresses what waits.
+/// The compressor of waiting frames.
 pub struct Packer(Compressor<'static>);
 
 impl Packer {
-    /// A compressor with its working memory.
+    /// Returns a compressor with its working memory.
     ///
     /// # Errors
-    /// The library has no memory for it.
+    /// The library has no memory for the compressor.
     pub fn new() -> io::Result<Self> {
         Compressor::new(LEVEL).map(Self)
     }
@@ -38,7 +38,7 @@ impl Packer {
     /// Appends a block that stands for `data` to `into`.
     fn append(&mut self, data: &[u8], into: &mut Vec<u8>) {
         let start = into.len();
-        // What is not at least a little shorter than the data is not worth decompressing.
+        // Only a result that is at least a little shorter than the data is worth decompressing.
         into.resize(start + LENGTH + data.len() - data.len() / 16, 0);
         let body = start + LENGTH;
         let length = match self.0.compress_to_buffer(data, &mut into[body..]) {
@@ -46,7 +46,7 @@ impl Packer {
                 into.truncate(body + length);
                 length as u32
             }
-            // It has no room, which means that it does not become shorter.
+            // The buffer is too short, so the data does not become shorter.
             Err(_) => {
                 into.truncate(start);
                 return append_stored(data, into);
@@ -62,34 +62,34 @@ fn append_stored(data: &[u8], into: &mut Vec<u8>) {
     into.extend_from_slice(data);
 }
 
-/// What of a frame is compressed.
+/// The part of a frame to compress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// All of it, because the link is slow; if it does not become shorter soon it leaves as it is.
+    /// All blocks, because the link is slow. A frame that does not become shorter soon leaves uncompressed.
     Everything,
-    /// Only blocks with zeroes in them, which are known to be many: that takes next to no time.
+    /// Only the blocks with zeroes, which are known to be many. Takes next to no time.
     Zeroes,
 }
 
-/// How far a frame's data is compressed.
+/// The progress of compressing a frame's data.
 #[derive(Debug)]
 pub(super) struct Packing {
-    /// What is compressed.
+    /// Part to compress.
     pub(super) what: What,
-    /// The blocks so far.
+    /// Blocks so far.
     pub(super) blocks: Vec<u8>,
-    /// Data that they stand for.
+    /// Bytes of data in `blocks`.
     done: usize,
 }
 
-/// What became of a block's data.
+/// The outcome of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The frame's data goes on after it.
+    /// More data of the frame follows.
     More,
-    /// It was the last one, and the frame is shorter now.
+    /// The data is complete, and the frame is shorter now.
     Complete,
-    /// It is not worth it: the frame leaves as it is.
+    /// Compression saves too little: the frame leaves uncompressed.
     Useless,
 }
 
@@ -102,7 +102,8 @@ impl Packing {
         }
     }
 
-    /// Compresses the next block of `data`, which it has begun; the bytes that the block stands for.
+    /// Compresses the next block of `data`. Returns the length of the data in the block. `data` is the same in every
+    /// call.
     pub(super) fn step(&mut self, data: &[u8], packer: &mut Packer) -> (usize, Step) {
         let block = &data[self.done..data.len().min(self.done + BLOCK)];
         if self.what == What::Everything || has_zero_block(block) {
@@ -123,8 +124,8 @@ impl Packing {
     }
 }
 
-/// Writes into the header that begins `frame` that `length` bytes of compressed data follow it. False:
-/// no header begins it.
+/// Writes into the header at the start of `frame` that `length` bytes of compressed data follow. Returns false if
+/// `frame` does not start with a header.
 pub(super) fn announce(frame: &mut [u8], length: usize) -> bool {
     let header = frame
         .first_chunk_mut::<HEADER_SIZE>()
@@ -136,20 +137,20 @@ pub(super) fn announce(frame: &mut [u8], length: usize) -> bool {
     true
 }
 
-/// Decompresses what arrives.
+/// The decompressor of arriving frames.
 pub struct Unpacker {
     context: Decompressor<'static>,
     /// Room for one block and its length.
     block: Box<[u8]>,
-    /// Bytes of it that are there.
+    /// Bytes of `block` received so far.
     filled: usize,
 }
 
 impl Unpacker {
-    /// A decompressor with its working memory.
+    /// Returns a decompressor with its working memory.
     ///
     /// # Errors
-    /// There is no memory for it.
+    /// Memory is short.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             context: Decompressor::new()?,
@@ -158,7 +159,7 @@ impl Unpacker {
         })
     }
 
-    /// Where the next bytes go, of `missing` that the frame still has. Never empty.
+    /// Returns the room for the next bytes, of `missing` bytes left in the frame. Never empty.
     ///
     /// # Errors
     /// The frame ends within a block, or no block is that long.
@@ -171,7 +172,7 @@ impl Unpacker {
         Ok(room)
     }
 
-    /// So many bytes went there. Whether a block is there now.
+    /// Counts `count` bytes as received in the room. Returns true if a whole block is there.
     ///
     /// # Errors
     /// No block is that long.
@@ -180,15 +181,15 @@ impl Unpacker {
         Ok(self.filled > LENGTH && self.filled == self.end()?)
     }
 
-    /// The part of a frame's `length` bytes of data that begins at `done` and that one block stands for.
+    /// Returns the range of the block at `done` in a frame's `length` bytes of data.
     pub fn place(done: u32, length: u32) -> std::ops::Range<usize> {
         done as usize..length.min(done.saturating_add(BLOCK as u32)) as usize
     }
 
-    /// Fills `into` from the block that is there.
+    /// Fills `into` from the received block.
     ///
     /// # Errors
-    /// It stands for less or more.
+    /// The block stands for less or more.
     pub fn unpack(&mut self, into: &mut [u8]) -> Result<(), DecodeError> {
         let (_, stored) = self.length();
         let body = &self.block[LENGTH..self.filled];
@@ -210,7 +211,7 @@ impl Unpacker {
         }
     }
 
-    /// The length of the block whose first bytes are there, and whether it holds the data as it is.
+    /// Returns the length of the current block, and true if the block holds uncompressed data.
     fn length(&self) -> (usize, bool) {
         let [a, b, c, d, ..] = *self.block else {
             return (0, false);
@@ -219,7 +220,7 @@ impl Unpacker {
         ((length & !STORED) as usize, length & STORED != 0)
     }
 
-    /// How far it is filled when what it waits for is there.
+    /// Returns the number of bytes that complete the current part, the length or the block.
     fn end(&self) -> Result<usize, DecodeError> {
         if self.filled < LENGTH {
             return Ok(LENGTH);
@@ -240,7 +241,7 @@ mod tests {
 
     use super::*;
 
-    /// Data of which every other run of 1 KiB is random: it compresses to half.
+    /// Returns data of which every other run of 1 KiB is random: it compresses to half.
     fn half(length: usize) -> Vec<u8> {
         let mut state = 1_u64;
         let byte = |at: usize| {
@@ -256,7 +257,7 @@ mod tests {
         (0..length).map(byte).collect()
     }
 
-    /// The blocks that `data` becomes, and what came of it.
+    /// Returns the blocks of `data` and the last step.
     fn packed(data: &[u8]) -> (Vec<u8>, Step) {
         let mut packer = Packer::new().expect("a packer");
         let mut packing = Packing::new(What::Everything);
@@ -268,7 +269,7 @@ mod tests {
         }
     }
 
-    /// What an engine makes of `blocks` that arrive `at_once` bytes at a time.
+    /// Unpacks `blocks` as an engine does when they arrive `at_once` bytes at a time.
     fn unpacked(blocks: &[u8], length: usize, at_once: usize) -> Result<Vec<u8>, DecodeError> {
         let mut unpacker = Unpacker::new().expect("an unpacker");
         let (mut data, mut done, mut rest) = (vec![0; length], 0, blocks);
@@ -288,7 +289,6 @@ mod tests {
         Ok(data)
     }
 
-    /// A block as it is sent.
     fn block(length: u32, body: &[u8]) -> Vec<u8> {
         [&length.to_le_bytes(), body].concat()
     }
@@ -385,7 +385,7 @@ mod tests {
             blocks in proptest::collection::vec(any::<u8>(), 1..2000),
             flips in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         ) {
-            // Anything, and something that is nearly right.
+            // Arbitrary bytes, and blocks that are nearly right.
             let _ = unpacked(&blocks, 4096, 100);
             let (mut right, _) = packed(&half(8192));
             for (at, value) in flips {

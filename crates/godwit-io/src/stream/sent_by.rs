@@ -1,34 +1,33 @@
-//! Whose thread sends.
+//! The thread that sends.
 //!
-//! A send operation of half a megabyte takes 0.1 ms and more: the copy into the socket, and on loopback the
-//! receiving half of the network too. A guest's requests wait as long when the thread that serves them
-//! sends itself.
+//! A send operation of half a megabyte takes 0.1 ms and more: the copy into the socket, and on loopback the receiving
+//! half of the network too. A guest's requests wait as long if the thread that serves the guest sends.
 
 use io_uring::squeue;
 
-/// Bytes from which it pays to have a worker send them: waking it up costs some 10 µs.
+/// Bytes from which a worker pays: a wake-up costs some 10 µs.
 const WORKER: usize = 64 << 10;
 
-/// Who copies into the socket, and does what the network does meanwhile.
+/// The thread that copies into the socket and runs the network stack meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SentBy {
     /// The thread that submits the operation, which does nothing else meanwhile.
     Caller,
-    /// A thread that the kernel keeps for this ring, if it is much.
+    /// A kernel thread of this ring, if the operation is large.
     Worker,
 }
 
-/// Whether one connection has workers send.
+/// The use of workers by one connection.
 #[derive(Debug, Default)]
 pub(super) struct Workers {
-    /// One has the operation in flight.
+    /// True while a worker has the operation in flight.
     asked: bool,
-    /// The kernel could start none: too many threads run already.
+    /// True if the kernel could not start a worker: too many threads run already.
     missing: bool,
 }
 
 impl Workers {
-    /// For the operation that comes next, which sends so many bytes.
+    /// Returns the flags of the next operation, which sends `bytes` bytes.
     pub(super) fn flags(&mut self, by: SentBy, bytes: usize) -> squeue::Flags {
         let by = if self.missing { SentBy::Caller } else { by };
         let flags = by.flags(bytes);
@@ -36,8 +35,7 @@ impl Workers {
         flags
     }
 
-    /// Whether the operation ended with this error because there was no worker. From then on the
-    /// caller sends.
+    /// Returns true if the operation ended with `error` for lack of a worker. From then on the caller sends.
     pub(super) fn is_missing(&mut self, error: i32) -> bool {
         let missing = self.asked && -error == libc::ECANCELED;
         self.missing |= missing;
@@ -46,7 +44,7 @@ impl Workers {
 }
 
 impl SentBy {
-    /// For an operation that sends so many bytes.
+    /// Returns the flags of an operation of `bytes` bytes.
     fn flags(self, bytes: usize) -> squeue::Flags {
         match self {
             Self::Worker if bytes >= WORKER => squeue::Flags::ASYNC,
@@ -68,7 +66,7 @@ mod tests {
 
     static DATA: [u8; WORKER] = [7; WORKER];
 
-    /// Whether a worker of this thread's ring has sent so many bytes, which the kernel names after the
+    /// Sends `bytes` bytes. Returns true if a worker of this thread's ring did: the kernel names the worker after the
     /// thread.
     fn sends_by_worker(by: SentBy, bytes: usize) -> bool {
         let (ours, mut theirs) = UnixStream::pair().expect("sockets");
@@ -86,7 +84,7 @@ mod tests {
                 part.len() as u32,
             );
             let entry = entry.build().flags(by.flags(bytes));
-            // SAFETY: the data is there forever and never changes.
+            // SAFETY: the data is static and never changes.
             unsafe { ring.push(entry, Token::Send(0)) };
             sent += usize::try_from(ring.next_completion().expect("a wait").result).expect("sent");
         }

@@ -1,4 +1,4 @@
-//! The handshake of a session between nodes: rustls', over buffers that the session then keeps.
+//! The handshake of a session between nodes: rustls' handshake, over buffers that the session then keeps.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use super::records::{Records, Secrets};
 use super::session::{Session, buffers};
 use crate::page_buffers::Staging;
 
-/// One side of a handshake that is going on.
+/// One side of a handshake in progress.
 pub struct Handshake {
     side: Side,
     incoming: Staging,
     outgoing: Staging,
-    /// Plaintext that the other side sent right behind its last message.
+    /// Plaintext sent by the other side right behind its last message.
     early: Vec<u8>,
 }
 
@@ -30,24 +30,24 @@ enum Side {
     Server(UnbufferedServerConnection),
 }
 
-/// What one step of rustls asks for.
+/// The next need of rustls.
 enum Step {
     Again,
     Input,
 }
 
 impl Handshake {
-    /// The side that has connected to the node named `name`. The settings allow TLS 1.3 only and
-    /// that secrets are extracted.
+    /// Returns the side that has connected to the node `name`. The settings allow only TLS 1.3 and permit the
+    /// extraction of secrets.
     ///
     /// # Errors
-    /// The settings are of no use, or no memory is left.
+    /// The settings do not fit, or no memory is left.
     pub fn client(config: Arc<ClientConfig>, name: ServerName<'static>) -> Result<Self, TlsError> {
         let connection = UnbufferedClientConnection::new(config, name)?;
         Self::new(Side::Client(connection))
     }
 
-    /// The side that was connected to, with settings of the same kind.
+    /// Returns the side that accepted the connection, with settings of the same kind.
     ///
     /// # Errors
     /// As for [`Handshake::client`].
@@ -66,36 +66,35 @@ impl Handshake {
         })
     }
 
-    /// Where what comes from the other side belongs; never empty. [`Handshake::received`] says how
-    /// much it was.
+    /// Returns the room for bytes from the other side; never empty. [`Handshake::received`] counts them.
     pub fn room_mut(&mut self) -> &mut [u8] {
         self.incoming.compact();
         self.incoming.room_mut()
     }
 
-    /// That many bytes have come.
+    /// Counts `count` bytes as received.
     pub fn received(&mut self, count: usize) {
         self.incoming.filled(count);
     }
 
-    /// What to send. [`Handshake::sent`] says how much of it was.
+    /// Returns the bytes to send. [`Handshake::sent`] counts the sent ones.
     pub fn to_send(&self) -> &[u8] {
         self.outgoing.data()
     }
 
-    /// That many bytes have been sent.
+    /// Counts `count` bytes as sent.
     pub fn sent(&mut self, count: usize) {
         self.outgoing.consume(count);
     }
 
-    /// Goes on as far as what has come allows; true: it is complete. What [`Handshake::to_send`] then
-    /// has is for the other side in any case, even if only the reason why there is no session.
+    /// Advances the handshake as far as the received bytes allow. Returns true once the handshake is complete.
+    /// [`Handshake::to_send`] is for the other side in any case, even after an error: it then holds the alert.
     ///
     /// # Errors
-    /// The other side is not who it should be, or does not speak TLS 1.3.
+    /// The other side is not the expected node, or does not speak TLS 1.3.
     pub fn advance(&mut self) -> Result<bool, TlsError> {
         if let Err(error) = self.run() {
-            // What rustls has to tell the other side about it. To go on beyond it is not allowed.
+            // Queues the alerts of rustls. Further steps are not allowed.
             while self.side.state().wants_write() && self.step().is_ok() {}
             return Err(error.into());
         }
@@ -106,8 +105,7 @@ impl Handshake {
         Ok(complete)
     }
 
-    /// The session of a complete handshake, and the chain of certificates that the other side proved
-    /// to be its own.
+    /// Returns the session of a complete handshake, and the certificate chain that the other side proved to own.
     ///
     /// # Errors
     /// The handshake is not complete, or its outcome is not TLS 1.3.
@@ -120,7 +118,7 @@ impl Handshake {
         Ok((session, certificates))
     }
 
-    /// Lets rustls work until it needs more from the other side.
+    /// Lets rustls work until it needs more input.
     fn run(&mut self) -> Result<(), Error> {
         while let Step::Again = self.step()? {}
         Ok(())
@@ -165,7 +163,7 @@ impl Side {
     }
 }
 
-/// Does what rustls asks for, and says how many bytes of what came it is done with.
+/// Serves the request of rustls. Returns the number of received bytes to discard.
 fn handle<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     outgoing: &mut Staging,
@@ -180,7 +178,7 @@ fn handle<Data>(
             Ok(Step::Again)
         }
         ConnectionState::TransmitTlsData(transmit) => {
-            // It leaves before anything else does.
+            // The message leaves before anything else does.
             transmit.done();
             Ok(Step::Again)
         }

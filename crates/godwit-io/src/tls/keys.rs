@@ -6,10 +6,10 @@ use aws_lc_rs::aead::{
 };
 use rustls::{ConnectionTrafficSecrets, Error};
 
-/// Bytes that authenticate a record, at its end; the same for every algorithm of TLS 1.3.
+/// Bytes of the authentication tag at the end of a record; the same for every algorithm of TLS 1.3.
 pub(super) const TAG: usize = 16;
 
-/// What encrypts or decrypts the records of one direction.
+/// The cipher state of one direction.
 pub(super) struct Keys {
     key: LessSafeKey,
     iv: [u8; NONCE_LEN],
@@ -17,7 +17,7 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// From the secrets and the number of the next record.
+    /// Builds the keys from the secrets and the number of the next record.
     pub(super) fn new((sequence, secrets): (u64, ConnectionTrafficSecrets)) -> Result<Self, Error> {
         use ConnectionTrafficSecrets::{Aes128Gcm, Aes256Gcm, Chacha20Poly1305};
         let (algorithm, key, iv): (&'static Algorithm, _, _) = match &secrets {
@@ -34,13 +34,12 @@ impl Keys {
         })
     }
 
-    /// Records that were encrypted or decrypted with this key.
+    /// Returns the number of records encrypted or decrypted with this key.
     pub(super) const fn used(&self) -> u64 {
         self.sequence
     }
 
-    /// Encrypts `plaintext`, followed by the byte `kind`, to `out`, which is longer by that byte and
-    /// [`TAG`].
+    /// Encrypts `plaintext`, followed by the byte `kind`, to `out`, which is longer by that byte and [`TAG`].
     pub(super) fn seal(
         &mut self,
         header: &[u8],
@@ -62,7 +61,7 @@ impl Keys {
             .map_err(|_| Error::EncryptError)
     }
 
-    /// Decrypts `ciphertext` to `out`, which is as long. After an error `out` holds nothing of use.
+    /// Decrypts `ciphertext` to `out`, which has the same length. After an error `out` holds nothing of use.
     pub(super) fn open(
         &mut self,
         header: &[u8],
@@ -76,7 +75,7 @@ impl Keys {
             .map_err(|_| Error::DecryptError)
     }
 
-    /// The next record's nonce. No number is used twice.
+    /// Returns the next record's nonce. No number is used twice.
     fn next(&mut self) -> Result<Nonce, Error> {
         let mut nonce = self.iv;
         for (byte, number) in nonce[NONCE_LEN - 8..]

@@ -20,13 +20,13 @@ const HEADER: usize = 5;
 /// Plaintext in one record at most.
 pub(super) const LONGEST: usize = 1 << 14;
 
-/// Ciphertext in one record at most: what padding, type and tag may add is limited, too.
+/// Ciphertext in one record at most: padding, type and tag together are limited, too.
 const LONGEST_CIPHERTEXT: usize = LONGEST + 256;
 
-/// What a record is longer than its plaintext: header, type, tag.
+/// Bytes of a record beside its plaintext: header, type, tag.
 pub(super) const OVERHEAD: usize = HEADER + 1 + TAG;
 
-/// New keys that the other side may choose without sending data in between: each costs time here.
+/// Key changes of the other side without data in between at most: each costs time here.
 const MOST_UPDATES: u32 = 32;
 
 /// Types of records.
@@ -42,34 +42,34 @@ mod message {
     pub(super) const KEY_UPDATE: u8 = 24;
 }
 
-/// A whole message: from here on with a new key, and no new one is wanted of the other side.
+/// A whole message: a new key from here on, without a request for a new key of the other side.
 const KEY_UPDATE: [u8; 5] = [message::KEY_UPDATE, 0, 0, 1, 0];
 
-/// What derives the next keys.
+/// The secrets behind the next keys.
 pub(super) enum Secrets {
-    /// Of the side that connected.
+    /// Secrets of the side that connected.
     Client(KernelConnection<ClientConnectionData>),
-    /// Of the side that was connected to.
+    /// Secrets of the side that accepted the connection.
     Server(KernelConnection<ServerConnectionData>),
 }
 
-/// Encrypts and decrypts records.
+/// The codec of records.
 pub(super) struct Records {
     secrets: Secrets,
     sealing: Keys,
     opening: Keys,
-    /// Records that one key may encrypt.
+    /// Most records encrypted with one key.
     most_sealed: u64,
-    /// Plaintext of a record that did not fit where it was wanted, in `waiting`.
+    /// Plaintext of records that did not fit the caller's buffer; `waiting` is the unread range.
     plaintext: Vec<u8>,
     waiting: Range<usize>,
-    /// Times that the other side changed its key since it last sent data.
+    /// Key changes of the other side since its last data.
     updates: u32,
-    /// The other side wants this one to change its key.
+    /// True if the other side asks this side to change its key.
     update_wanted: bool,
-    /// The other side has said that nothing more comes.
+    /// True if the other side has announced the end of its data.
     ended: bool,
-    /// This side is to say so, or has.
+    /// State of this side's own announcement of the end.
     close: Close,
 }
 
@@ -81,7 +81,7 @@ enum Close {
 }
 
 impl Records {
-    /// Continues a session whose handshake is complete and during which `early` arrived.
+    /// Continues a session with a complete handshake, during which `early` arrived.
     pub(super) fn new(
         secrets: Secrets,
         keys: ExtractedSecrets,
@@ -116,12 +116,12 @@ impl Records {
         })
     }
 
-    /// Whether plaintext waits that was decrypted already.
+    /// Returns true if decrypted plaintext waits to be read.
     pub(super) fn has_plaintext(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Fills `into` with plaintext from `incoming`'s records. Zero: more of them are needed.
+    /// Fills `into` with plaintext from the records in `incoming`. Returns zero if more ciphertext is needed.
     pub(super) fn open(
         &mut self,
         incoming: &mut Staging,
@@ -146,7 +146,7 @@ impl Records {
         }
     }
 
-    /// Decrypts the next record without being asked for its plaintext; false: it is not complete.
+    /// Decrypts the next record before its plaintext is asked for. Returns false if no record is complete.
     pub(super) fn look_ahead(&mut self, incoming: &mut Staging) -> Result<bool, TlsError> {
         while !self.has_plaintext() {
             if self.ended {
@@ -159,8 +159,8 @@ impl Records {
         Ok(true)
     }
 
-    /// Decrypts the next record, into `into` when it has room for the whole record and otherwise to
-    /// where plaintext waits. The bytes that went to `into`; `None` when no whole record is there.
+    /// Decrypts the next record, into `into` if the whole record fits and otherwise into `plaintext`. Returns the bytes
+    /// that went to `into`; `None` if no whole record is there.
     fn open_record(
         &mut self,
         incoming: &mut Staging,
@@ -177,7 +177,7 @@ impl Records {
         if length > LONGEST_CIPHERTEXT {
             return Err(Error::PeerSentOversizedRecord);
         }
-        // The shortest holds its type and no data.
+        // The shortest record holds its type and no data.
         let Some(inner) = length.checked_sub(TAG).filter(|&inner| inner > 0) else {
             return Err(Error::DecryptError);
         };
@@ -230,14 +230,14 @@ impl Records {
         };
         match AlertDescription::from(description) {
             AlertDescription::CloseNotify => self.ended = true,
-            // It says that a close follows, for a reason of the other side's own.
+            // Announces a close, for a reason of the other side's own.
             AlertDescription::UserCanceled => {}
             other => return Err(Error::AlertReceived(other)),
         }
         Ok(())
     }
 
-    /// Messages that may come at any time. Each is whole: what may come is short.
+    /// Handles the messages allowed after the handshake. Each message is whole: the allowed messages are short.
     fn handshake_messages(&mut self, mut messages: &[u8]) -> Result<(), Error> {
         if messages.is_empty() {
             return Err(InvalidMessage::MessageTooShort.into());
@@ -249,7 +249,7 @@ impl Records {
             };
             messages = after;
             match (kind, body) {
-                // Nothing is ever resumed: a ticket is of no use.
+                // Sessions are never resumed: a ticket is of no use.
                 (message::NEW_SESSION_TICKET, _) if matches!(self.secrets, Secrets::Client(_)) => {}
                 // A new key starts with a new record.
                 (message::KEY_UPDATE, &[wanted @ 0..=1]) if after.is_empty() => {
@@ -281,8 +281,7 @@ impl Records {
         Ok(())
     }
 
-    /// Encrypts `plaintext` into `outgoing`, as many whole records as there is room for, and returns
-    /// how many of its bytes that are.
+    /// Encrypts `plaintext` into `outgoing`, as many whole records as fit. Returns the number of bytes taken.
     pub(super) fn seal(
         &mut self,
         outgoing: &mut Staging,
@@ -308,7 +307,7 @@ impl Records {
         Ok(taken)
     }
 
-    /// Goes on with a new key, without wanting one of the other side; there is room to say so.
+    /// Announces and takes a new key, without a request for a new key of the other side. The caller ensures room.
     pub(super) fn seal_key_update(&mut self, outgoing: &mut Staging) -> Result<(), Error> {
         self.seal_record(outgoing, &KEY_UPDATE, kind::HANDSHAKE)?;
         self.sealing = Keys::new(match &mut self.secrets {
@@ -319,7 +318,7 @@ impl Records {
         Ok(())
     }
 
-    /// Encrypts one record; there is room for it.
+    /// Encrypts one record. The caller ensures room.
     pub(super) fn seal_record(
         &mut self,
         outgoing: &mut Staging,
@@ -327,7 +326,7 @@ impl Records {
         kind: u8,
     ) -> Result<(), Error> {
         let [high, low] = ((plaintext.len() + 1 + TAG) as u16).to_be_bytes();
-        // The version is that of old, as everywhere in TLS 1.3.
+        // The version is the legacy version, as everywhere in TLS 1.3.
         let header = [kind::DATA, 3, 3, high, low];
         let length = OVERHEAD + plaintext.len();
         let (start, body) = outgoing.room_mut()[..length].split_at_mut(HEADER);
@@ -337,19 +336,19 @@ impl Records {
         Ok(())
     }
 
-    /// Ends the session after what was encrypted so far.
+    /// Ends the session after everything encrypted so far.
     pub(super) fn close(&mut self) {
         if self.close == Close::No {
             self.close = Close::Wanted;
         }
     }
 
-    /// Whether the session's end is to be told yet.
+    /// Returns true if the end of the session is still to be announced.
     pub(super) fn wants_close(&self) -> bool {
         self.close == Close::Wanted
     }
 
-    /// Tells the session's end if that is due and there is room for it.
+    /// Announces the end of the session if due and if the announcement fits.
     pub(super) fn seal_close(&mut self, outgoing: &mut Staging) -> Result<(), Error> {
         let alert = [1, u8::from(AlertDescription::CloseNotify)];
         if self.wants_close() && outgoing.room().1 >= OVERHEAD + alert.len() {
@@ -359,7 +358,7 @@ impl Records {
         Ok(())
     }
 
-    /// Lets one key encrypt so many records only.
+    /// Limits the records encrypted with one key.
     #[cfg(test)]
     pub(super) fn limit_key(&mut self, records: u64) {
         self.most_sealed = records;

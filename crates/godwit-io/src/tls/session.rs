@@ -11,10 +11,10 @@ use crate::page_buffers::Staging;
 /// Bytes of ciphertext received at a time.
 pub const INCOMING: usize = 512 << 10;
 
-/// Bytes of ciphertext that wait to be sent at most: a turn's, and what the kernel left of the last.
+/// Most bytes of unsent ciphertext: one turn, and the rest of the turn before.
 const OUTGOING: usize = 640 << 10;
 
-/// Bytes of ciphertext that are moved to make room for more.
+/// Most bytes of ciphertext to move for more room.
 const MOST_MOVED: usize = 32 << 10;
 
 /// The TLS part of a connection.
@@ -24,27 +24,27 @@ pub struct Session {
     outgoing: Staging,
 }
 
-/// What encrypts and decrypts.
+/// The implementation of the cipher.
 enum Codec {
     /// rustls, with buffers of its own.
     Library(Box<Connection>),
-    /// Keys that rustls has handed out.
+    /// Keys from rustls.
     Records(Box<Records>),
 }
 
-/// The buffers of a new session, for ciphertext that came and ciphertext to send.
+/// Returns the buffers of a new session, for received ciphertext and for ciphertext to send.
 pub(super) fn buffers() -> Result<(Staging, Staging), TlsError> {
     let buffer = |length| Staging::new(length).map_err(TlsError::Memory);
     Ok((buffer(INCOMING)?, buffer(OUTGOING)?))
 }
 
 impl Session {
-    /// Continues a session of rustls, whose handshake is complete.
+    /// Continues a session of rustls with a complete handshake.
     ///
     /// # Errors
     /// No memory is left.
     pub fn library(mut connection: Connection) -> Result<Self, TlsError> {
-        // Whoever writes bounds what it hands over.
+        // Callers bound the data they write.
         connection.set_buffer_limit(None);
         let (incoming, outgoing) = buffers()?;
         Ok(Self {
@@ -62,20 +62,20 @@ impl Session {
         }
     }
 
-    /// Where the kernel puts ciphertext, while nothing else uses the session.
+    /// Returns the room where the kernel puts ciphertext, while nothing else uses the session.
     pub fn room(&mut self) -> (*mut u8, usize) {
         self.incoming.compact();
         self.incoming.room()
     }
 
-    /// Where ciphertext that comes belongs. [`Session::received`] says how much it was.
+    /// Returns the room for arriving ciphertext. [`Session::received`] counts the bytes.
     pub fn room_mut(&mut self) -> &mut [u8] {
         self.incoming.compact();
         self.incoming.room_mut()
     }
 
-    /// Bytes that have to come at least before so much more plaintext can be read. Zero where rustls
-    /// does not tell how much of it has come.
+    /// Returns the least number of bytes to receive before `plaintext` more bytes can be read. Zero with rustls, which
+    /// does not tell how much has arrived.
     pub fn to_come(&self, plaintext: usize) -> usize {
         match &self.codec {
             Codec::Records(_) => plaintext.saturating_sub(self.incoming.data().len()),
@@ -83,15 +83,15 @@ impl Session {
         }
     }
 
-    /// That many bytes of ciphertext have come.
+    /// Counts `count` bytes of ciphertext as received.
     pub fn received(&mut self, count: usize) {
         self.incoming.filled(count);
     }
 
-    /// Fills `into` with plaintext. Zero: more ciphertext is needed.
+    /// Fills `into` with plaintext. Returns zero if more ciphertext is needed.
     ///
     /// # Errors
-    /// The session has ended, or what came is not valid.
+    /// The session has ended, or the received data is not valid.
     pub fn read(&mut self, into: &mut [u8]) -> Result<usize, TlsError> {
         let connection = match &mut self.codec {
             Codec::Records(records) => return records.open(&mut self.incoming, into),
@@ -109,10 +109,10 @@ impl Session {
         }
     }
 
-    /// Whether plaintext is there to read; false: more ciphertext is needed.
+    /// Returns true if plaintext is there to read, false if more ciphertext is needed.
     ///
     /// # Errors
-    /// The session has ended, or what came is not valid.
+    /// The session has ended, or the received data is not valid.
     pub fn is_readable(&mut self) -> Result<bool, TlsError> {
         let connection = match &mut self.codec {
             Codec::Records(records) => return records.look_ahead(&mut self.incoming),
@@ -130,15 +130,15 @@ impl Session {
         }
     }
 
-    /// Encrypts `plaintext`, as far as there is room, and returns how many of its bytes. Not to be
-    /// called while the kernel sends.
+    /// Encrypts `plaintext`, as far as there is room, and returns the number of bytes taken. Must not be called while
+    /// the kernel sends.
     ///
     /// # Errors
     /// The session cannot encrypt any more.
     pub fn write(&mut self, plaintext: &[u8]) -> Result<usize, TlsError> {
         match &mut self.codec {
             Codec::Records(records) => {
-                // To move more costs more than to let it leave first.
+                // For more bytes, a move costs more than a wait until they have left.
                 if self.outgoing.pending().1 <= MOST_MOVED {
                     self.outgoing.compact();
                 }
@@ -148,7 +148,7 @@ impl Session {
         }
     }
 
-    /// Ends the session after what was encrypted so far.
+    /// Ends the session after everything encrypted so far.
     pub fn close(&mut self) {
         match &mut self.codec {
             Codec::Records(records) => records.close(),
@@ -156,7 +156,7 @@ impl Session {
         }
     }
 
-    /// Whether ciphertext waits.
+    /// Returns true if ciphertext waits to be sent.
     pub fn wants_send(&self) -> bool {
         let more = match &self.codec {
             Codec::Records(records) => records.wants_close(),
@@ -165,8 +165,8 @@ impl Session {
         more || self.unsent() > 0
     }
 
-    /// Whether nothing waits: all that came was read, and all that was written has been sent. False
-    /// where rustls does not tell.
+    /// Returns true if all received data was read and all written data has been sent. Always false with rustls, which
+    /// does not tell.
     pub fn is_drained(&self) -> bool {
         let read = match &self.codec {
             Codec::Records(records) => !records.has_plaintext(),
@@ -175,18 +175,18 @@ impl Session {
         read && self.incoming.data().is_empty() && !self.wants_send()
     }
 
-    /// Bytes of ciphertext that the kernel has not taken yet.
+    /// Returns the bytes of ciphertext not yet taken by the kernel.
     pub fn unsent(&self) -> usize {
         self.outgoing.pending().1
     }
 
-    /// Address and length of ciphertext for the kernel to send. Not to be called while it does.
+    /// Returns address and length of ciphertext for the kernel to send. Must not be called while the kernel sends.
     pub fn pending(&mut self) -> Result<(*const u8, usize), TlsError> {
         self.collect()?;
         Ok(self.outgoing.pending())
     }
 
-    /// Ciphertext to send. [`Session::sent`] says how much of it was.
+    /// Returns the ciphertext to send. [`Session::sent`] counts the sent bytes.
     ///
     /// # Errors
     /// The session cannot encrypt any more.
@@ -195,12 +195,12 @@ impl Session {
         Ok(self.outgoing.data())
     }
 
-    /// That many bytes of ciphertext have been sent.
+    /// Counts `count` bytes of ciphertext as sent.
     pub fn sent(&mut self, count: usize) {
         self.outgoing.consume(count);
     }
 
-    /// Puts what is left to say behind the ciphertext that waits.
+    /// Puts the last ciphertext of the codec behind the ciphertext in `outgoing`.
     fn collect(&mut self) -> Result<(), TlsError> {
         match &mut self.codec {
             Codec::Records(records) => records.seal_close(&mut self.outgoing)?,
@@ -224,7 +224,7 @@ impl Session {
         }
     }
 
-    /// Lets one key encrypt so many records only.
+    /// Limits the records encrypted with one key.
     pub(super) fn limit_key(&mut self, records: u64) {
         self.own().0.limit_key(records);
     }
@@ -237,7 +237,7 @@ impl Session {
             .expect("to encrypt");
     }
 
-    /// Changes the key before it is used up.
+    /// Changes the key before its limit.
     pub(super) fn change_key(&mut self) {
         let (records, outgoing) = self.own();
         records.seal_key_update(outgoing).expect("to encrypt");
@@ -246,12 +246,12 @@ impl Session {
 
 impl std::fmt::Debug for Session {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Keys and data are nobody's business.
+        // Keys and data stay out of logs.
         formatter.debug_struct("Session").finish_non_exhaustive()
     }
 }
 
-/// Decrypts some of what came; false: nothing did.
+/// Decrypts some of the received ciphertext. Returns false if there is none.
 fn decrypt(connection: &mut Connection, incoming: &mut Staging) -> Result<bool, TlsError> {
     let mut ciphertext = incoming.data();
     let before = ciphertext.len();
@@ -268,7 +268,7 @@ fn decrypt(connection: &mut Connection, incoming: &mut Staging) -> Result<bool, 
     Ok(true)
 }
 
-/// Whether rustls only says that it has no plaintext now.
+/// Returns an error unless rustls merely has no plaintext yet.
 fn expect_more(error: io::Error) -> Result<(), TlsError> {
     if error.kind() == io::ErrorKind::WouldBlock {
         Ok(())
@@ -277,7 +277,7 @@ fn expect_more(error: io::Error) -> Result<(), TlsError> {
     }
 }
 
-/// rustls reports misuse of its buffers this way.
+/// Converts an error of rustls' buffers, which reports misuse this way.
 fn failed(error: io::Error) -> TlsError {
     TlsError::Session(rustls::Error::General(error.to_string()))
 }

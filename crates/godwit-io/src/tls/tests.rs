@@ -1,4 +1,4 @@
-//! Sessions of records against rustls' own, which follows the standard.
+//! Sessions of records against rustls' own sessions, which follow the standard.
 
 use std::io::{Cursor, Read as _, Write as _};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use rustls::{AlertDescription, ClientConnection, Connection, Error, ServerConnec
 use super::records::{LONGEST, OVERHEAD};
 use super::{Handshake, Session, TlsError};
 
-/// Moves what `from` has to send; the bytes that `room` takes.
+/// Copies the data of `from` into `room`. Returns the number of bytes copied.
 fn pour(from: &[u8], room: &mut [u8]) -> usize {
     let count = from.len().min(room.len());
     room[..count].copy_from_slice(&from[..count]);
@@ -22,7 +22,7 @@ fn finish(handshake: Handshake) -> Session {
     handshake.finish().expect("a session").0
 }
 
-/// Two sessions of records, connected with each other.
+/// Returns two connected sessions of records.
 fn pair(settings: &TlsSettings) -> (Session, Session) {
     let mut client =
         Handshake::client(Arc::clone(&settings.client), node_name()).expect("a client");
@@ -41,7 +41,7 @@ fn pair(settings: &TlsSettings) -> (Session, Session) {
     (finish(client), finish(server))
 }
 
-/// A session of records whose other side is rustls, which is the client or the server.
+/// Returns a session of records and the rustls session at its other side, either of which connects.
 fn against_rustls(rustls_connects: bool) -> (Session, Connection) {
     let settings = TlsSettings::shared();
     let (mut ours, mut theirs) = if rustls_connects {
@@ -64,7 +64,7 @@ fn against_rustls(rustls_connects: bool) -> (Session, Connection) {
         let count = ours.to_send().len();
         ours.sent(count);
         theirs.process_new_packets().expect("rustls' side");
-        // A server's tickets stay where they are until its first data.
+        // A server's tickets stay in rustls until its first data.
         while theirs.wants_write() && !done {
             let mut room = Cursor::new(ours.room_mut());
             let count = theirs.write_tls(&mut room).expect("room");
@@ -75,7 +75,7 @@ fn against_rustls(rustls_connects: bool) -> (Session, Connection) {
     (finish(ours), theirs)
 }
 
-/// Lets rustls have what a session has to send.
+/// Hands rustls the ciphertext of a session. Returns the plaintext.
 fn to_rustls(ours: &mut Session, theirs: &mut Connection) -> Vec<u8> {
     let mut got = Vec::new();
     let mut bytes = ours.to_send().expect("ciphertext");
@@ -92,7 +92,7 @@ fn to_rustls(ours: &mut Session, theirs: &mut Connection) -> Vec<u8> {
     got
 }
 
-/// All plaintext that a session has now, asked for in pieces of `step` bytes.
+/// Returns all plaintext that a session has now, read in pieces of `step` bytes.
 fn read_all(session: &mut Session, step: usize) -> Result<Vec<u8>, TlsError> {
     let mut got = Vec::new();
     let mut part = vec![0; step];
@@ -104,7 +104,7 @@ fn read_all(session: &mut Session, step: usize) -> Result<Vec<u8>, TlsError> {
     }
 }
 
-/// Sends what `from` has to send to `to`, in packets of `packet` bytes, and returns what arrives.
+/// Carries the ciphertext of `from` to `to`, in packets of `packet` bytes, and returns the plaintext that arrives.
 fn carry(from: &mut Session, to: &mut Session, packet: usize, step: usize) -> Vec<u8> {
     let mut got = Vec::new();
     loop {
@@ -126,7 +126,7 @@ fn data(length: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Writes everything, carrying it over whenever there is no room.
+/// Writes everything, and carries it over whenever there is no room.
 fn send_all(
     from: &mut Session,
     to: &mut Session,
@@ -265,7 +265,7 @@ fn keys_change_when_they_are_used_up_and_when_the_other_side_asks() {
     assert_eq!(to_rustls(&mut ours, &mut theirs), b"answer");
 }
 
-/// The error that a session's reader gets once `change` has been at what the other side sent.
+/// Returns the error of a session's reader after `change` has altered the ciphertext of the other side.
 fn read_changed(change: impl FnOnce(&mut Vec<u8>)) -> Error {
     let (mut client, mut server) = pair(TlsSettings::shared());
     client.write(&data(1000)).expect("room");
@@ -311,7 +311,7 @@ fn hostile_records_end_the_session() {
     }
 }
 
-/// The error that one message of a given type causes.
+/// Returns the outcome of one message of a given type, followed by data.
 fn read_message(kind: u8, message: &[u8]) -> Result<Vec<u8>, TlsError> {
     let (mut client, mut server) = pair(TlsSettings::shared());
     server.write_record(message, kind);

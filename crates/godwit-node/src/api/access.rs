@@ -1,4 +1,4 @@
-//! Who may call which route of the API over TLS. Who reaches the unix socket may call all of them.
+//! Access rights for the API's routes over TLS. The unix socket gives full access.
 
 use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode};
@@ -8,11 +8,11 @@ use axum::response::{IntoResponse as _, Response};
 use super::{ErrorBody, ErrorCode};
 use crate::roles::{Access, Holder, Role};
 
-/// Routes that tell nothing about disks and machines.
+/// Routes that tell nothing about disks and VMs.
 pub(super) const FOR_EVERYBODY: [&str; 2] = ["/health", "/openapi.json"];
 
-/// What a request needs. A route that is not named here is a reader's if it only reads, and an
-/// operator's otherwise, so that a new route is never open by mistake.
+/// Returns the right that a request needs. A route not named here needs a reader for reading methods and an operator
+/// for all others, so a new route is never open by mistake.
 fn needed(method: &Method, path: &str) -> Access {
     match *method {
         Method::GET | Method::HEAD if FOR_EVERYBODY.contains(&path) => Access::Everybody,
@@ -21,7 +21,7 @@ fn needed(method: &Method, path: &str) -> Access {
     }
 }
 
-/// Lets a request through if the holder of the connection's certificate may make it.
+/// Lets a request through if the holder of the connection's certificate may make the request.
 pub(super) async fn check(State(holder): State<Holder>, request: Request, next: Next) -> Response {
     let access = needed(request.method(), request.uri().path());
     if holder.may(access) {

@@ -14,7 +14,6 @@ use crate::node::{Node, blocking};
 use crate::vms::memory::pooled;
 use godwit_api::{FormatMemoryPool, MemoryPool};
 
-/// The routes with their paths.
 pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     vec![
         ("/v1/memory-pools", get(list_memory_pools)),
@@ -23,7 +22,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     ]
 }
 
-/// The memory pools of this node.
+/// Lists the memory pools of this node.
 #[utoipa::path(get, path = "/v1/memory-pools", responses((status = 200, body = Vec<MemoryPool>),
     (status = 500, body = ErrorBody)))]
 pub(super) async fn list_memory_pools(
@@ -33,7 +32,7 @@ pub(super) async fn list_memory_pools(
     Ok(Json(looked.await?))
 }
 
-/// One memory pool.
+/// Shows a memory pool.
 #[utoipa::path(get, path = "/v1/memory-pools/{name}", params(("name" = String, Path)), responses(
     (status = 200, body = MemoryPool), (status = 404, body = ErrorBody),
     (status = 500, body = ErrorBody)))]
@@ -45,7 +44,7 @@ pub(super) async fn show_memory_pool(
     Ok(Json(looked.await??))
 }
 
-/// Makes the device or file of a memory pool one: writes an empty table at its start.
+/// Formats the device or file of a memory pool: writes an empty table at its start.
 #[utoipa::path(post, path = "/v1/memory-pools/{name}/format", params(("name" = String, Path)),
     request_body = FormatMemoryPool, responses((status = 204, description = "It is a pool"),
     (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),

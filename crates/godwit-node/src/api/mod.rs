@@ -1,4 +1,4 @@
-//! The server of the node's JSON API. What it speaks is `godwit-api`'s.
+//! The server of the node's JSON API, whose types are in `godwit-api`.
 
 pub mod access;
 mod memory_routes;

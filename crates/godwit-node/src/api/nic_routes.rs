@@ -15,7 +15,6 @@ use super::{ErrorBody, ErrorCode, Nic};
 use crate::nics::{named, view};
 use crate::node::Node;
 
-/// The routes with their paths.
 pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     vec![
         ("/v1/nics", get(list_nics).post(create_nic)),
@@ -24,13 +23,13 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     ]
 }
 
-/// All NICs that this node serves.
+/// Lists all NICs that this node serves.
 #[utoipa::path(get, path = "/v1/nics", responses((status = 200, body = Vec<Nic>)))]
 pub(super) async fn list_nics(State(node): Shared) -> Json<Vec<Nic>> {
     Json(view::all(&node))
 }
 
-/// Creates a NIC with a name, for a virtual machine that somebody else starts, and serves it.
+/// Creates a named NIC for a VM that Godwit did not start, and serves the NIC.
 #[utoipa::path(post, path = "/v1/nics", request_body = CreateNic, responses(
     (status = 201, body = Nic), (status = 400, body = ErrorBody), (status = 409, body = ErrorBody),
     (status = 500, body = ErrorBody)))]
@@ -46,7 +45,7 @@ pub(super) async fn create_nic(
     Ok((StatusCode::CREATED, Json(created.await?)))
 }
 
-/// One NIC with a name.
+/// Shows a named NIC.
 #[utoipa::path(get, path = "/v1/nics/{name}", params(("name" = String, Path)), responses(
     (status = 200, body = Nic), (status = 404, body = ErrorBody)))]
 pub(super) async fn show_named_nic(
@@ -57,17 +56,17 @@ pub(super) async fn show_named_nic(
     Ok(Json(view::named_one(&node, &nic)))
 }
 
-/// How a NIC is to be removed.
+/// The query of a NIC's removal.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct RemoveNicParameters {
-    /// Also while a virtual machine uses it.
+    /// True to remove the NIC even while a VM uses it.
     #[serde(default)]
     #[param(required = false)]
     force: bool,
 }
 
-/// Removes a NIC with a name.
+/// Removes a named NIC.
 #[utoipa::path(delete, path = "/v1/nics/{name}", params(("name" = String, Path), RemoveNicParameters),
     responses((status = 204, description = "It is gone"),
     (status = 400, body = ErrorBody), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
@@ -85,7 +84,7 @@ pub(super) async fn remove_nic(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// One NIC of a virtual machine.
+/// Shows a NIC of a VM.
 #[utoipa::path(get, path = "/v1/nics/{vm}/{number}",
     params(("vm" = String, Path), ("number" = String, Path)), responses(
     (status = 200, body = Nic), (status = 404, body = ErrorBody)))]

@@ -71,7 +71,7 @@ use super::{memory_routes, nic_routes, process_routes, routes, vm_routes};
 )]
 struct Document;
 
-/// Adds what a disk or VM does whose name is also that of a route.
+/// Adds the operations on a disk or VM whose name equals a route's last segment.
 struct Namesakes;
 
 impl Modify for Namesakes {
@@ -102,7 +102,7 @@ impl Modify for Namesakes {
     }
 }
 
-/// Adds the errors that have nothing to do with what a route does.
+/// Adds the errors that any route can answer.
 struct Refusals;
 
 impl Modify for Refusals {
@@ -162,7 +162,7 @@ fn refusal(why: &str) -> Response {
         .build()
 }
 
-/// The OpenAPI document of the API.
+/// Returns the OpenAPI document of the API.
 pub fn document() -> utoipa::openapi::OpenApi {
     Document::openapi()
 }
@@ -186,7 +186,7 @@ mod tests {
     fn every_method_of_the_router_is_documented() {
         let document = serde_json::to_value(document()).expect("is JSON");
         for (path, methods) in routes::routes() {
-            // The method router's only public trace of its methods.
+            // The method router shows the methods in debug output only.
             let routed = format!("{methods:?}");
             for method in ["get", "post", "put", "delete", "patch"] {
                 let has = !routed.contains(&format!("{method}: None"));

@@ -15,7 +15,6 @@ use crate::node::Node;
 use crate::processes::{outgoing, view};
 use godwit_api::ErrorCode;
 
-/// The routes with their paths.
 pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     vec![
         ("/v1/processes", get(list_processes)),
@@ -40,14 +39,14 @@ fn number(pid: &str) -> Result<u32, ErrorBody> {
     })
 }
 
-/// Processes of this host that use the RDMA library and have opened a device.
+/// Lists the processes of this host that use the RDMA library and have opened a device.
 #[utoipa::path(get, path = "/v1/processes", responses((status = 200, body = Vec<Process>),
     (status = 409, body = ErrorBody)))]
 pub(super) async fn list_processes(State(node): Shared) -> Result<Json<Vec<Process>>, Refusal> {
     Ok(Json(view::all(&node).await?))
 }
 
-/// One process, and what keeps it from moving.
+/// Shows a process, with the obstacles to moving it.
 #[utoipa::path(get, path = "/v1/processes/{pid}", params(("pid" = String, Path)), responses(
     (status = 200, body = Process), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 pub(super) async fn show_process(
@@ -57,8 +56,8 @@ pub(super) async fn show_process(
     Ok(Json(view::one(&node, number(&pid)?).await?))
 }
 
-/// Starts to move a process with its RDMA connections to another node. Answers once nothing is found that stands in the
-/// way; otherwise all that does is named, and nothing was touched.
+/// Starts to move a process with its RDMA connections to another node. Answers once no obstacle was found; otherwise
+/// names every obstacle and changes nothing.
 #[utoipa::path(post, path = "/v1/processes/{pid}/migrate", params(("pid" = String, Path)),
     request_body = MigrateProcess, responses(
     (status = 201, body = ProcessMigration), (status = 400, body = ErrorBody),
@@ -75,16 +74,15 @@ pub(super) async fn migrate_process(
     Ok((StatusCode::CREATED, Json(started.await?)))
 }
 
-/// Containers of this host under runc, and what keeps them from moving.
+/// Lists the containers of this host under runc, with the obstacles to moving each.
 #[utoipa::path(get, path = "/v1/containers", responses((status = 200, body = Vec<Container>),
     (status = 409, body = ErrorBody)))]
 pub(super) async fn list_containers(State(node): Shared) -> Result<Json<Vec<Container>>, Refusal> {
     Ok(Json(view::containers(&node).await?))
 }
 
-/// Starts to move a container, with its process's RDMA connections, to another node. Answers once nothing is found that
-/// stands in the way; otherwise all that does is named, and nothing was touched. The move is one of
-/// /v1/process-migrations.
+/// Starts to move a container, with its process's RDMA connections, to another node. Answers once no obstacle was
+/// found; otherwise names every obstacle and changes nothing. The move is listed under /v1/process-migrations.
 #[utoipa::path(post, path = "/v1/containers/{id}/migrate", params(("id" = String, Path)),
     request_body = MigrateContainer, responses(
     (status = 201, body = ProcessMigration), (status = 400, body = ErrorBody),
@@ -100,14 +98,15 @@ pub(super) async fn migrate_container(
     Ok((StatusCode::CREATED, Json(started.await?)))
 }
 
-/// Moves of processes away from here, under way and the last that ended since the node's start, oldest first.
+/// Lists the moves of processes away from here: all under way and the last that ended since the node's start, oldest
+/// first.
 #[utoipa::path(get, path = "/v1/process-migrations", responses(
     (status = 200, body = Vec<ProcessMigration>)))]
 pub(super) async fn list_process_migrations(State(node): Shared) -> Json<Vec<ProcessMigration>> {
     Json(node.processes.moves.all())
 }
 
-/// One move of a process, as it is now.
+/// Shows the present state of a process's move.
 #[utoipa::path(get, path = "/v1/process-migrations/{id}", params(("id" = String, Path)), responses(
     (status = 200, body = ProcessMigration), (status = 404, body = ErrorBody)))]
 pub(super) async fn show_process_migration(
@@ -117,7 +116,7 @@ pub(super) async fn show_process_migration(
     Ok(Json(node.processes.moves.get(&id)?))
 }
 
-/// Gives a move of a process up, if the destination was not told to restore it yet; it goes on at the source.
+/// Cancels a process's move if the destination was not told to restore yet; the process goes on at the source.
 #[utoipa::path(post, path = "/v1/process-migrations/{id}/cancel", params(("id" = String, Path)),
     responses((status = 200, body = ProcessMigration), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody)))]

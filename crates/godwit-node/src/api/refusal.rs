@@ -1,4 +1,4 @@
-//! A refusal as HTTP carries it.
+//! An API error as an HTTP response.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::{ErrorBody, ErrorCode};
 
-/// An answer that is not a success.
+/// An answer other than a success.
 #[derive(Debug)]
 pub(crate) struct Refusal(pub(crate) ErrorBody);
 
@@ -20,7 +20,7 @@ impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let Self(error) = self;
         if error.code == ErrorCode::Internal {
-            // Whoever looks for more looks there.
+            // Internal errors point the caller to the log.
             tracing::error!(error = error.message, "a request failed");
         }
         let status =

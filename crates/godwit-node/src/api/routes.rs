@@ -29,7 +29,7 @@ use crate::migrations::{change, live, outgoing};
 use crate::node::{Node, blocking};
 use crate::peers;
 
-/// Where imports begin.
+/// The route of imports.
 pub(super) const IMPORT: &str = "/v1/disks/import";
 
 /// Longest request body in bytes.
@@ -37,7 +37,7 @@ const MAX_BODY: usize = 64 << 10;
 
 pub(super) type Shared = State<Arc<Node>>;
 
-/// Every route with its path, so that tests can go over them.
+/// Returns every route with its path, for the router and for tests.
 pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     let mut routes = vec![
         ("/health", get(health)),
@@ -66,7 +66,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     routes
 }
 
-/// What `/v1/disks/{name}` does, for a disk that is called like the route of imports.
+/// Routes `/v1/disks/import` as a disk's path for a disk named `import`.
 fn disk_called_import() -> MethodRouter<Arc<Node>> {
     let name = || Path("import".to_owned());
     get(move |node: Shared| show_disk(node, name())).delete(
@@ -76,7 +76,6 @@ fn disk_called_import() -> MethodRouter<Arc<Node>> {
     )
 }
 
-/// The API of a node.
 pub(super) fn router(node: Arc<Node>) -> Router {
     routes()
         .into_iter()
@@ -88,7 +87,7 @@ pub(super) fn router(node: Arc<Node>) -> Router {
         .with_state(node)
 }
 
-/// A JSON body, whose faults are told as JSON errors.
+/// A JSON body. An invalid body is refused with a JSON error.
 pub(super) struct Body<T>(pub(super) T);
 
 impl<T, S> FromRequest<S> for Body<T>
@@ -115,7 +114,7 @@ where
     }
 }
 
-/// A query string, whose faults are told as JSON errors.
+/// A query string. An invalid query is refused with a JSON error.
 pub(super) struct Parameters<T>(pub(super) T);
 
 impl<T, S> FromRequestParts<S> for Parameters<T>
@@ -150,7 +149,7 @@ async fn wrong_method() -> Response {
     (StatusCode::METHOD_NOT_ALLOWED, Json(error)).into_response()
 }
 
-/// Whether the node takes work.
+/// Answers 200 while the node takes work.
 #[utoipa::path(get, path = "/health", responses(
     (status = 200, description = "It does"),
     (status = 503, description = "It is shutting down", body = ErrorBody)))]
@@ -165,7 +164,7 @@ pub(super) struct Health {
     status: &'static str,
 }
 
-/// Metrics in Prometheus' text format, or in that of OpenMetrics for who takes it.
+/// Returns the metrics in Prometheus' text format, or in OpenMetrics for a client that accepts OpenMetrics.
 #[utoipa::path(get, path = "/metrics", responses(
     (status = 200, description = "The metrics", content(
         (String = "text/plain"), (String = "application/openmetrics-text")))))]
@@ -187,14 +186,14 @@ pub(super) async fn show_metrics(
     Ok(([(CONTENT_TYPE, kind)], text).into_response())
 }
 
-/// This document.
+/// Returns this document.
 #[utoipa::path(get, path = "/openapi.json", responses(
     (status = 200, description = "The OpenAPI document")))]
 pub(super) async fn openapi() -> Json<utoipa::openapi::OpenApi> {
     Json(super::document())
 }
 
-/// The node itself.
+/// Shows the node.
 #[utoipa::path(get, path = "/v1/node", responses((status = 200, body = NodeView)))]
 pub(super) async fn show_node(State(node): Shared) -> Json<NodeView> {
     Json(NodeView {
@@ -208,7 +207,7 @@ pub(super) async fn show_node(State(node): Shared) -> Json<NodeView> {
     })
 }
 
-/// All disks that this node knows.
+/// Lists all disks that this node knows.
 #[utoipa::path(get, path = "/v1/disks", responses((status = 200, body = Vec<Disk>)))]
 pub(super) async fn list_disks(State(node): Shared) -> Result<Json<Vec<Disk>>, Refusal> {
     let disks = blocking(move || {
@@ -221,7 +220,7 @@ pub(super) async fn list_disks(State(node): Shared) -> Result<Json<Vec<Disk>>, R
     Ok(Json(disks.await?))
 }
 
-/// One disk.
+/// Shows a disk.
 #[utoipa::path(get, path = "/v1/disks/{name}", params(("name" = String, Path)), responses(
     (status = 200, body = Disk), (status = 404, body = ErrorBody)))]
 pub(super) async fn show_disk(
@@ -257,7 +256,7 @@ pub(super) async fn create_disk(
     Ok((StatusCode::CREATED, Json(shown)))
 }
 
-/// Starts to copy a raw image into a new disk; the job tells how far it is.
+/// Starts to copy a raw image into a new disk; the job shows the progress.
 #[utoipa::path(post, path = "/v1/disks/import", request_body = ImportDisk, responses(
     (status = 202, body = Job), (status = 400, body = ErrorBody),
     (status = 404, description = "There is no such image", body = ErrorBody),
@@ -274,7 +273,7 @@ pub(super) async fn import_disk(
     Ok((StatusCode::ACCEPTED, Json(job.await?)))
 }
 
-/// Starts to copy a disk that nobody uses into a raw image; the job tells how far it is.
+/// Starts to copy an unused disk into a raw image; the job shows the progress.
 #[utoipa::path(post, path = "/v1/disks/{name}/export", params(("name" = String, Path)),
     request_body = ExportDisk, responses(
     (status = 202, body = Job), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
@@ -290,17 +289,17 @@ pub(super) async fn export_disk(
     ))
 }
 
-/// How a removal is asked for.
+/// The query of a disk's removal.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct RemoveParameters {
-    /// Also when clients are attached or the disk is in doubt.
+    /// True to remove the disk even with clients attached or with its owner in doubt.
     #[serde(default)]
     #[param(required = false)]
     force: bool,
 }
 
-/// Removes a disk, and its image if that is the node's own.
+/// Removes a disk, with its image if the node made the image.
 #[utoipa::path(delete, path = "/v1/disks/{name}", params(("name" = String, Path), RemoveParameters),
     responses((status = 204, description = "It is gone"), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody)))]
@@ -317,8 +316,7 @@ pub(super) async fn remove_disk(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Makes this node the owner of a disk that is in doubt. If the other node serves it too, writes
-/// are lost.
+/// Makes this node the owner of a disk in doubt. Writes are lost if the other node serves the disk too.
 #[utoipa::path(post, path = "/v1/disks/{name}/claim", params(("name" = String, Path)),
     request_body = ClaimDisk, responses(
     (status = 200, body = Disk), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
@@ -335,7 +333,7 @@ pub(super) async fn claim_disk(
     Ok(Json(shown(node, disk).await?))
 }
 
-/// Makes a disk larger. A virtual machine on it sees that when it is started anew.
+/// Makes a disk larger. A VM on the disk sees the new size after its next start.
 #[utoipa::path(post, path = "/v1/disks/{name}/resize", params(("name" = String, Path)),
     request_body = ResizeDisk, responses(
     (status = 200, body = Disk), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
@@ -352,7 +350,8 @@ pub(super) async fn resize_disk(
     Ok(Json(shown(node, disk).await?))
 }
 
-/// Goes on without what a disk lacks, because the node that has it is lost for good: reads of that fail.
+/// Gives up the missing part of a disk, because the node that holds the part is lost for good. Reads of the part fail
+/// from then on.
 #[utoipa::path(post, path = "/v1/disks/{name}/abandon", params(("name" = String, Path)),
     request_body = AbandonMissing, responses(
     (status = 200, body = Disk), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
@@ -369,13 +368,13 @@ pub(super) async fn abandon_missing(
     Ok(Json(shown(node, disk).await?))
 }
 
-/// Imports and exports of this run of the node.
+/// Lists the imports and exports since the node's start.
 #[utoipa::path(get, path = "/v1/jobs", responses((status = 200, body = Vec<Job>)))]
 pub(super) async fn list_jobs(State(node): Shared) -> Json<Vec<Job>> {
     Json(node.jobs.all())
 }
 
-/// One import or export.
+/// Shows an import or export.
 #[utoipa::path(get, path = "/v1/jobs/{id}", params(("id" = String, Path)), responses(
     (status = 200, body = Job), (status = 404, body = ErrorBody)))]
 pub(super) async fn show_job(
@@ -385,7 +384,7 @@ pub(super) async fn show_job(
     Ok(Json(node.jobs.get(&id)?))
 }
 
-/// Migrations under way and the last that ended, oldest first.
+/// Lists the migrations: all under way and the last that ended, oldest first.
 #[utoipa::path(get, path = "/v1/migrations", responses((status = 200, body = Vec<Migration>)))]
 pub(super) async fn list_migrations(State(node): Shared) -> Json<Vec<Migration>> {
     let migrations = node
@@ -399,20 +398,20 @@ pub(super) async fn list_migrations(State(node): Shared) -> Json<Vec<Migration>>
     Json(migrations.collect())
 }
 
-/// How long a caller may wait for an answer that it could have at once.
+/// Longest wait that a caller may ask for.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// When a migration is shown.
+/// The query of a shown migration.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ShowParameters {
-    /// Answer as soon as it has ended, or after so many milliseconds: at most 1000.
+    /// Milliseconds to wait for the migration's end before the answer, at most 1000.
     #[serde(default)]
     #[param(required = false)]
     wait_ms: u64,
 }
 
-/// One migration, as it is now or, on request, when it ends.
+/// Shows a migration, at once or, on request, when the migration ends.
 #[utoipa::path(get, path = "/v1/migrations/{id}", params(("id" = String, Path), ShowParameters),
     responses((status = 200, body = Migration), (status = 404, body = ErrorBody)))]
 pub(super) async fn show_migration(
@@ -425,8 +424,8 @@ pub(super) async fn show_migration(
     Ok(Json(live(&node, id, view)))
 }
 
-/// Starts to move a disk to another node. Answers once copying has begun, or after a moment while
-/// the other node has not answered the offer yet.
+/// Starts to move a disk to another node. Answers once copying has begun, or after a moment if the other node has not
+/// answered the offer yet.
 #[utoipa::path(post, path = "/v1/migrations", request_body = MigrateRequest, responses(
     (status = 201, body = Migration), (status = 400, body = ErrorBody),
     (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
@@ -442,7 +441,7 @@ pub(super) async fn migrate(
     Ok((StatusCode::CREATED, Json(started.await?)))
 }
 
-/// Ends a migration; the source serves on.
+/// Cancels a migration; the source serves on.
 #[utoipa::path(post, path = "/v1/migrations/{id}/cancel", params(("id" = String, Path)), responses(
     (status = 200, body = Migration), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody)))]
@@ -453,7 +452,7 @@ pub(super) async fn cancel_migration(
     Ok(Json(outgoing::cancel(&node, &id).await?))
 }
 
-/// Goes on otherwise with a migration that is under way.
+/// Changes the options of a migration under way.
 #[utoipa::path(post, path = "/v1/migrations/{id}/switch", params(("id" = String, Path)),
     request_body = SwitchMigration, responses(
     (status = 200, body = Migration), (status = 400, body = ErrorBody),
@@ -469,14 +468,13 @@ pub(super) async fn switch_migration(
     Ok(Json(changed.await?))
 }
 
-/// The other nodes, and whether they answer now.
+/// Lists the other nodes, with their reachability now.
 #[utoipa::path(get, path = "/v1/peers", responses((status = 200, body = Vec<Peer>)))]
 pub(super) async fn list_peers(State(node): Shared) -> Json<Vec<Peer>> {
     Json(peers::probe::probe_all(&node).await)
 }
 
-/// Runs work to its end even when the client that asked for it hangs up: half of it must not
-/// remain.
+/// Runs work to its end even if the client hangs up: half-done work must not remain.
 pub(super) async fn detached<
     T: Send + 'static,
     F: Future<Output = Result<T, ErrorBody>> + Send + 'static,

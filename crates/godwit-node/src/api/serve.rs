@@ -24,18 +24,18 @@ use crate::peers::tls::NodeTls;
 
 /// Connections served at once, per listener.
 const MAX_CONNECTIONS: usize = 256;
-/// TLS handshakes that are not finished.
+/// Unfinished TLS handshakes, at most.
 const MAX_HANDSHAKES: usize = 64;
 /// Longest TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait for a request's header.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest request: longer than the steps of starting a migration take together.
+/// Longest request. Longer than all steps of a migration's start together.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(90);
-/// How long requests may take to finish once the node is about to end.
+/// Time for requests to finish once the node is closing.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Serves the API on the unix socket until the node is about to end.
+/// Serves the API on the unix socket until the node is closing.
 pub(crate) async fn listen_unix(node: Arc<Node>, listener: UnixListener) {
     let app = app(&node);
     let limit = Arc::new(Semaphore::new(MAX_CONNECTIONS));
@@ -61,7 +61,7 @@ pub(crate) async fn listen_unix(node: Arc<Node>, listener: UnixListener) {
     drain(&limit).await;
 }
 
-/// Serves the API over mutual TLS until the node is about to end.
+/// Serves the API over mutual TLS until the node is closing.
 pub(crate) async fn listen_tls(node: Arc<Node>, listener: TcpListener, tls: NodeTls) {
     let app = app(&node);
     let limit = Arc::new(Semaphore::new(MAX_CONNECTIONS));
@@ -106,7 +106,7 @@ pub(crate) async fn listen_tls(node: Arc<Node>, listener: TcpListener, tls: Node
     drain(&limit).await;
 }
 
-/// Waits until every connection has ended.
+/// Waits until every connection has ended, at most for [`DRAIN_TIMEOUT`].
 async fn drain(limit: &Semaphore) {
     let all = u32::try_from(MAX_CONNECTIONS).unwrap_or(u32::MAX);
     let _ = tokio::time::timeout(DRAIN_TIMEOUT, limit.acquire_many(all)).await;

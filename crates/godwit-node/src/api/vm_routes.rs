@@ -1,4 +1,4 @@
-//! The API's routes about virtual machines.
+//! The API's routes about VMs.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::vms::memory::mover;
 use crate::vms::{self, view};
 use godwit_api::MoveMemory;
 
-/// Where machines are taken over.
+/// The route of adoptions.
 pub(super) const ADOPT: &str = "/v1/vms/adopt";
 
-/// What `/v1/vms/{name}` does, for a VM that is called like the route of adoptions.
+/// Routes `/v1/vms/adopt` as a VM's path for a VM named `adopt`.
 fn vm_called_adopt() -> MethodRouter<Arc<Node>> {
     let name = || Path("adopt".to_owned());
     get(move |node: Shared| show_vm(node, name())).delete(
@@ -30,7 +30,6 @@ fn vm_called_adopt() -> MethodRouter<Arc<Node>> {
     )
 }
 
-/// The routes with their paths.
 pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     vec![
         ("/v1/vms", get(list_vms).post(run_vm)),
@@ -48,13 +47,13 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     ]
 }
 
-/// All VMs that this node knows.
+/// Lists all VMs that this node knows.
 #[utoipa::path(get, path = "/v1/vms", responses((status = 200, body = Vec<Vm>)))]
 pub(super) async fn list_vms(State(node): Shared) -> Json<Vec<Vm>> {
     Json(node.vms.all().iter().map(|vm| view::vm(vm)).collect())
 }
 
-/// One VM.
+/// Shows a VM.
 #[utoipa::path(get, path = "/v1/vms/{name}", params(("name" = String, Path)), responses(
     (status = 200, body = Vm), (status = 404, body = ErrorBody)))]
 pub(super) async fn show_vm(
@@ -80,7 +79,7 @@ pub(super) async fn run_vm(
     Ok((StatusCode::CREATED, Json(view::vm(started.await?.as_ref()))))
 }
 
-/// Takes over a VM that somebody else started.
+/// Takes over a running VM that Godwit did not start.
 #[utoipa::path(post, path = "/v1/vms/adopt", request_body = AdoptVm, responses(
     (status = 201, body = Vm), (status = 400, body = ErrorBody), (status = 409, body = ErrorBody)))]
 pub(super) async fn adopt_vm(
@@ -95,7 +94,7 @@ pub(super) async fn adopt_vm(
     Ok((StatusCode::CREATED, Json(view::vm(adopted.await?.as_ref()))))
 }
 
-/// Stops a VM and forgets it; its disks stay.
+/// Stops a VM and forgets the VM; its disks stay.
 #[utoipa::path(post, path = "/v1/vms/{name}/stop", params(("name" = String, Path)),
     request_body = StopVm, responses((status = 204, description = "It is gone"),
     (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
@@ -112,17 +111,18 @@ pub(super) async fn stop_vm(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// How a VM is to be let go on.
+/// The query of a VM's resumption.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ResumeParameters {
-    /// Also when it has arrived and its source does not say whether it gave it away: if it runs there, it then runs twice.
+    /// True to resume an arrived VM even if its source does not confirm the handover. If the VM runs at the source, two
+    /// copies run.
     #[serde(default)]
     #[param(required = false)]
     force: bool,
 }
 
-/// Lets a VM go on that stands still, such as one whose host had no room for what it wrote.
+/// Resumes a paused VM, such as a VM whose host had no room for its writes.
 #[utoipa::path(post, path = "/v1/vms/{name}/resume", params(("name" = String, Path), ResumeParameters),
     responses((status = 204, description = "It runs"), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody)))]
@@ -139,8 +139,7 @@ pub(super) async fn resume_vm(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Starts to move a VM's memory between its memory pool and this node, while the guest runs. The VM shows how far it
-/// is.
+/// Starts to move a VM's memory between its memory pool and this node, while the guest runs. The VM shows the progress.
 #[utoipa::path(post, path = "/v1/vms/{name}/memory", params(("name" = String, Path)),
     request_body = MoveMemory, responses((status = 204, description = "It moves"),
     (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
@@ -158,7 +157,7 @@ pub(super) async fn move_memory(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Ends a move of a VM's memory where it is: the guest goes on with a part here and a part there.
+/// Stops a move of a VM's memory halfway: the guest goes on with a part of its memory on each side.
 #[utoipa::path(post, path = "/v1/vms/{name}/memory/cancel", params(("name" = String, Path)),
     responses((status = 204, description = "It ends"), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody)))]
@@ -170,17 +169,17 @@ pub(super) async fn cancel_memory(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// How a VM is to be forgotten.
+/// The query of a VM's removal from the list.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ForgetParameters {
-    /// Also while the rest of its memory is here.
+    /// True to forget the VM even while this node holds the rest of its memory.
     #[serde(default)]
     #[param(required = false)]
     force: bool,
 }
 
-/// Takes a VM that moved to another node off this node's list.
+/// Removes a VM that moved to another node from this node's list.
 #[utoipa::path(delete, path = "/v1/vms/{name}", params(("name" = String, Path), ForgetParameters),
     responses((status = 204, description = "It is off the list"),
     (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
@@ -198,8 +197,8 @@ pub(super) async fn forget_vm(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Starts to move a VM with its disks to another node. Answers once nothing is found that stands in
-/// the way; otherwise all that does is named, and nothing has moved.
+/// Starts to move a VM with its disks to another node. Answers once no obstacle was found; otherwise names every
+/// obstacle and moves nothing.
 #[utoipa::path(post, path = "/v1/vms/{name}/migrate", params(("name" = String, Path)),
     request_body = MigrateVm, responses(
     (status = 201, body = VmMigration), (status = 400, body = ErrorBody),
@@ -216,14 +215,14 @@ pub(super) async fn migrate_vm(
     Ok((StatusCode::CREATED, Json(started.await?)))
 }
 
-/// Moves of VMs away from here, under way and the last that ended, oldest first.
+/// Lists the moves of VMs away from here: all under way and the last that ended, oldest first.
 #[utoipa::path(get, path = "/v1/vm-migrations", responses(
     (status = 200, body = Vec<VmMigration>)))]
 pub(super) async fn list_vm_migrations(State(node): Shared) -> Json<Vec<VmMigration>> {
     Json(node.vm_migrations.all(&node))
 }
 
-/// One move of a VM, as it is now.
+/// Shows the present state of a VM's move.
 #[utoipa::path(get, path = "/v1/vm-migrations/{id}", params(("id" = String, Path)), responses(
     (status = 200, body = VmMigration), (status = 404, body = ErrorBody)))]
 pub(super) async fn show_vm_migration(
@@ -233,7 +232,7 @@ pub(super) async fn show_vm_migration(
     Ok(Json(node.vm_migrations.get(&node, &id)?))
 }
 
-/// Goes on otherwise with the disks of a VM that moves.
+/// Changes the options of the disks of a moving VM.
 #[utoipa::path(post, path = "/v1/vm-migrations/{id}/switch", params(("id" = String, Path)),
     request_body = SwitchMigration, responses(
     (status = 200, body = VmMigration), (status = 400, body = ErrorBody),
@@ -249,7 +248,7 @@ pub(super) async fn switch_vm_migration(
     Ok(Json(changed.await?))
 }
 
-/// Ends the move of a VM; it goes on at the source.
+/// Cancels the move of a VM; the VM goes on at the source.
 #[utoipa::path(post, path = "/v1/vm-migrations/{id}/cancel", params(("id" = String, Path)),
     responses((status = 200, body = VmMigration), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody)))]

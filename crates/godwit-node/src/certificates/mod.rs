@@ -1,5 +1,5 @@
-//! Certificates for the people who have no certificate authority of their own: makes one in a
-//! directory, and issues certificates to nodes, API clients and NBD clients from it, each for one role.
+//! Certificates for operators without a certificate authority of their own. [`init`] makes an authority in a directory;
+//! [`issue`] issues certificates to nodes, API clients and NBD clients, each for one role.
 //!
 //! | file | what | mode |
 //! |---|---|---|
@@ -8,8 +8,8 @@
 //! | `crl.pem` | the certificates that [`revoke`] revoked | 0644 |
 //! | `NAME/{ca-cert,client-cert,client-key}.pem` | an NBD client, in the layout that GnuTLS-based clients (QEMU, libnbd) take as a directory | 0644, 0644, 0600 |
 //!
-//! All keys are ECDSA P-256. A node's certificate names it as a DNS name: nodes check that name
-//! when they connect to each other.
+//! All keys are ECDSA P-256. A node's certificate carries the node's name as a DNS name: nodes check the name when they
+//! connect to each other.
 
 mod revoke;
 
@@ -34,90 +34,90 @@ const CA_CERTIFICATE: &str = "ca.pem";
 const CA_KEY: &str = "ca.key";
 const CA_VALIDITY: Duration = Duration::days(3650);
 
-/// Clocks of two hosts may differ: a certificate is valid from a little before it was made.
+/// Clock difference tolerated between hosts: a certificate's validity begins this long before its creation.
 const CLOCK_SKEW: Duration = Duration::hours(1);
 
-/// Longest validity of an issued certificate, in days: that of the authority.
+/// Longest validity of an issued certificate, in days. Equals the authority's.
 pub const MAX_DAYS: u32 = 3650;
 
-/// Why a certificate could not be made.
+/// The reason for a certificate that could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
-    /// The name cannot be a DNS name and a file name.
+    /// The name cannot serve as both a DNS name and a file name.
     #[error(
         "{0:?} cannot name a certificate: use 1 to 63 letters, digits, '-', '_' or '.', \
          starting with a letter or digit, and not \"ca\""
     )]
     Name(String),
-    /// An additional DNS name is not one.
+    /// An additional DNS name is invalid.
     #[error("{0:?} is not a DNS name")]
     DnsName(String),
-    /// A disk's name is none.
+    /// A disk's name is invalid.
     #[error("{0}")]
     Disk(String),
-    /// Disks were named for who is no client of disks.
+    /// Disks were named for a role other than an NBD client's.
     #[error("a certificate for the role {0} names no disks")]
     DisksOfRole(Role),
-    /// The file is there and was not to be replaced.
+    /// The file exists and `force` is false.
     #[error("{} exists already", .0.display())]
     Exists(PathBuf),
-    /// There is no certificate of the name in the directory.
+    /// The directory has no certificate of the name.
     #[error("there is no certificate of {0:?} in the authority's directory")]
     Unknown(String),
-    /// A serial number is none.
+    /// A serial number is invalid.
     #[error("{0:?} is not the serial number of a certificate")]
     Serial(String),
-    /// There is no authority in the directory.
+    /// The directory has no authority.
     #[error("there is no certificate authority in {}", .0.display())]
     NoAuthority(PathBuf),
     /// A file cannot be read or written.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// Why it failed.
+        /// The error of the system.
         source: io::Error,
     },
     /// The authority's files are damaged, or the certificate cannot be built.
     #[error("cannot {action}")]
     Build {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
-        /// Why it failed.
+        /// The error of the certificate library.
         source: rcgen::Error,
     },
 }
 
-/// Where a certificate and its key were written.
+/// The written files of a certificate and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateFiles {
-    /// The authority's certificate, to be trusted by whoever meets the holder of this one.
+    /// The authority's certificate, to be trusted by every peer of this certificate's holder.
     pub ca: PathBuf,
     /// The certificate.
     pub certificate: PathBuf,
-    /// Its private key; readable by its owner only.
+    /// The private key; readable by its owner only.
     pub key: PathBuf,
-    /// Its serial number in hexadecimal, by which it can be revoked when its file is gone.
+    /// The serial number in hexadecimal, for a revocation without the file.
     pub serial: String,
-    /// The last moment of its validity, in seconds since 1970.
+    /// End of the validity, in seconds since 1970.
     pub not_after: i64,
 }
 
-/// How long a certificate is valid.
+/// The validity of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Validity {
     /// From now for this many days, at most [`MAX_DAYS`].
     Days(u32),
-    /// It ended a minute ago: to see how something answers an expired certificate.
+    /// Ended a minute ago, for tests of the answer to an expired certificate.
     Expired,
 }
 
 /// A certificate to issue.
 #[derive(Clone, Debug)]
 pub struct IssueRequest<'a> {
-    /// The directory that [`init`] made.
+    /// The directory that [`init`] filled.
     pub directory: &'a Path,
     /// The holder's name: the certificate's common name and first DNS name.
     pub name: &'a str,
@@ -125,21 +125,21 @@ pub struct IssueRequest<'a> {
     pub dns: &'a [String],
     /// IP addresses under which the holder is reached.
     pub ip: &'a [IpAddr],
-    /// What it is for. A node's is good for servers and clients, any other for clients only.
+    /// The role. A node's certificate is good for servers and clients, any other for clients only.
     pub role: Role,
-    /// The only disks that an NBD client may attach; empty: all.
+    /// The only disks that an NBD client may attach; empty for all.
     pub disks: &'a [String],
-    /// How long it is valid.
+    /// The validity.
     pub validity: Validity,
-    /// Replace files that are there.
+    /// True to replace existing files.
     pub force: bool,
 }
 
-/// Makes a certificate authority in a directory, which is created when it is not there.
+/// Makes a certificate authority in a directory, and creates the directory if missing.
 ///
 /// # Errors
-/// [`CertificateError::Exists`] when there is one and `force` is false: certificates issued by
-/// the old authority would not be trusted any more.
+/// [`CertificateError::Exists`] if the directory has an authority and `force` is false: certificates issued by the old
+/// authority would not be trusted any more.
 pub fn init(directory: &Path, force: bool) -> Result<CertificateFiles, CertificateError> {
     let building = building("make the certificate authority");
     fs::create_dir_all(directory).map_err(io_error("create", directory))?;
@@ -149,7 +149,8 @@ pub fn init(directory: &Path, force: bool) -> Result<CertificateFiles, Certifica
     let now = OffsetDateTime::now_utc();
     let mut parameters = CertificateParams::default();
     let pair = KeyPair::generate().map_err(building)?;
-    // A name of its own: lists of revoked certificates are found by it, and an authority may follow another.
+    // Each authority has a unique name: revocation lists are found by the authority's name, and one authority may
+    // follow another.
     let number = blake3::hash(pair.public_key_raw()).to_hex();
     parameters
         .distinguished_name
@@ -175,7 +176,7 @@ pub fn init(directory: &Path, force: bool) -> Result<CertificateFiles, Certifica
 /// Issues a certificate from the authority in a directory.
 ///
 /// # Errors
-/// See [`CertificateError`]; nothing is written unless everything that was asked for is valid.
+/// See [`CertificateError`]; nothing is written unless the whole request is valid.
 pub fn issue(request: &IssueRequest<'_>) -> Result<CertificateFiles, CertificateError> {
     check_name(request.name)?;
     let issuer = load_authority(request.directory)?;
@@ -270,7 +271,7 @@ fn leaf_parameters(request: &IssueRequest<'_>) -> Result<CertificateParams, Cert
     Ok(parameters)
 }
 
-/// What the certificate says about its role.
+/// Returns the URIs that state the role in the certificate.
 fn role_uris(request: &IssueRequest<'_>) -> Result<Vec<String>, CertificateError> {
     if !request.disks.is_empty() && request.role != Role::NbdClient {
         return Err(CertificateError::DisksOfRole(request.role));
@@ -296,7 +297,7 @@ fn load_authority(directory: &Path) -> Result<Issuer<'static, KeyPair>, Certific
     Issuer::from_ca_cert_pem(&read(CA_CERTIFICATE)?, pair).map_err(building)
 }
 
-/// A certificate's name becomes a DNS name, a node's name on the wire, and a file's name.
+/// Checks a certificate's name, which becomes a DNS name, a node's name on the wire, and a file's name.
 fn check_name(name: &str) -> Result<(), CertificateError> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let valid = name.len() <= MAX_NAME.min(63)
@@ -320,8 +321,8 @@ fn refuse_existing(paths: &[&Path], force: bool) -> Result<(), CertificateError>
     }
 }
 
-/// Writes a file whole or not at all, with its mode from the start. Without `force` a file that
-/// is there (or appears meanwhile) is left alone.
+/// Writes a file whole or not at all, with its mode from the start. Without `force` an existing file (also a file that
+/// appears meanwhile) is left alone.
 fn write_file(path: &Path, content: &str, mode: u32, force: bool) -> Result<(), CertificateError> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
@@ -342,7 +343,7 @@ fn write_file(path: &Path, content: &str, mode: u32, force: bool) -> Result<(), 
                 fs::hard_link(&temporary, path)
             }
         });
-    // After a rename there is nothing left to remove; the write's own outcome is what matters.
+    // After a rename nothing is left to remove; only the outcome of the write matters.
     let _ = fs::remove_file(&temporary);
     written.map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => CertificateError::Exists(path.to_owned()),

@@ -24,30 +24,30 @@ const LIST: &str = "crl.pem";
 /// Longest serial number of a certificate, in bytes (RFC 5280).
 const LONGEST_SERIAL: usize = 20;
 
-/// What tells which certificate is revoked.
+/// The selection of certificates to revoke.
 #[derive(Clone, Copy, Debug)]
 pub enum Revoked<'a> {
-    /// Its holder's name: the certificates of that name in the authority's directory.
+    /// All certificates of this holder in the authority's directory.
     Name(&'a str),
-    /// Its serial number in hexadecimal, with or without colons: for one whose file is gone.
+    /// The serial number in hexadecimal, with or without colons, for a certificate whose file is gone.
     Serial(&'a str),
 }
 
-/// A list as it was written.
+/// A written revocation list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RevocationList {
-    /// Its file.
+    /// The path of the list.
     pub path: PathBuf,
     /// The serial numbers that were added, in hexadecimal.
     pub added: Vec<String>,
-    /// How many certificates it revokes.
+    /// The number of certificates on the list.
     pub count: usize,
 }
 
-/// Adds certificates to the list of revoked ones in an authority's directory.
+/// Adds certificates to the revocation list in an authority's directory.
 ///
 /// # Errors
-/// There is no authority, no such certificate, or a file is not what it should be. The list is then as it was.
+/// The authority or the certificate is missing, or a file is invalid. The list then stays as before.
 pub fn revoke(directory: &Path, what: Revoked<'_>) -> Result<RevocationList, CertificateError> {
     let issuer = load_authority(directory)?;
     let added = match what {
@@ -90,7 +90,7 @@ fn entry(serial: &[u8], revocation_time: OffsetDateTime) -> RevokedCertParams {
     }
 }
 
-/// The number of the list that is there, and what it revokes; nothing when there is none.
+/// Returns the number of the present list and its entries; 0 and none without a list.
 fn read(path: &Path) -> Result<(u64, Vec<RevokedCertParams>), CertificateError> {
     let pem = match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((0, Vec::new())),
@@ -111,7 +111,7 @@ fn read(path: &Path) -> Result<(u64, Vec<RevokedCertParams>), CertificateError> 
     Ok((number.unwrap_or(0), revoked.collect()))
 }
 
-/// The serial numbers of the certificates that the authority's directory has of a holder.
+/// Returns the serial numbers of a holder's certificates in the authority's directory.
 fn serials_of(directory: &Path, name: &str) -> Result<Vec<Vec<u8>>, CertificateError> {
     check_name(name)?;
     let files = [
@@ -136,7 +136,7 @@ fn serial(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     Some(parsed.raw_serial().to_vec())
 }
 
-/// The serial number of a certificate, in hexadecimal.
+/// Returns the serial number of a certificate in hexadecimal.
 pub(super) fn serial_text(certificate: &CertificateDer<'_>) -> String {
     serial(certificate).map_or_else(String::new, |serial| hexadecimal(&serial))
 }

@@ -1,4 +1,4 @@
-//! The node's data directory: one node at a time, and nobody else looks in.
+//! The node's data directory, private to one node at a time.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;
@@ -11,18 +11,18 @@ use tokio::net::UnixListener;
 use crate::config::{MAX_SOCKET_PATH, NodeConfig};
 use crate::node_error::NodeError;
 
-/// Keeps other nodes off the data directory until it is dropped, or the process ends.
+/// Keeps other nodes off the data directory until dropped, or until the process ends.
 #[derive(Debug)]
 pub(crate) struct DataDirLock {
     _file: File,
 }
 
-/// Makes the data directory ready and takes it. Its path becomes absolute.
+/// Creates the folders of the data directory and locks it. Makes the directory's path absolute.
 pub(crate) fn prepare(config: &mut NodeConfig) -> Result<DataDirLock, NodeError> {
     let given = config.data_dir.clone();
     config.data_dir =
         std::path::absolute(&given).map_err(|error| failed("use the folder", &given, error))?;
-    // The sockets for QEMU are below; who may only pass through sees no other name.
+    // QEMU's sockets are below: the QEMU user passes through, and cannot list any other name.
     let mode = match config.qemu_user {
         Some(_) => 0o711,
         None => 0o700,
@@ -58,8 +58,8 @@ pub(crate) fn prepare(config: &mut NodeConfig) -> Result<DataDirLock, NodeError>
     }
 }
 
-/// Listens on a unix socket that only this user can open. One that an earlier run left is replaced:
-/// the lock says that nobody listens on it.
+/// Listens on a unix socket that only this user can open. Replaces a socket left by an earlier run: the lock proves
+/// that no process listens there.
 pub(crate) fn unix_listener(what: &'static str, path: &Path) -> Result<UnixListener, NodeError> {
     let failed = |source| NodeError::Listen {
         what,

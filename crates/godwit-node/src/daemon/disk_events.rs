@@ -1,4 +1,4 @@
-//! Brings what a disk's engine says to those who use the disk.
+//! Delivers the events of a disk's engine to the users of the disk.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use crate::migrations;
 use crate::node::Node;
 use crate::vms::lifecycle::room::{self, Still};
 
-/// Lets migrations and machines do what they do about it.
+/// Passes an event of a disk's engine to migrations, images and VMs.
 pub(crate) fn hear(
     node: Arc<Node>,
     disk: Arc<Disk>,

@@ -1,4 +1,4 @@
-//! The node as a process: its start and end, its data directory, what a restart finds.
+//! The node as a process: start and end, data directory, recovery after a restart.
 
 pub(crate) mod data_dir;
 mod disk_events;

@@ -1,10 +1,10 @@
-//! Tells the service manager that the node is ready or about to end (`sd_notify`).
+//! Tells the service manager of a ready or stopping node (`sd_notify`).
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Sends a state such as `READY=1` to the socket that `NOTIFY_SOCKET` names, if it names one.
+/// Sends a state such as `READY=1` to the socket that `NOTIFY_SOCKET` names, if set.
 pub(crate) fn service_manager(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
         return;

@@ -1,9 +1,9 @@
-//! How many files, sockets and the like the node may have open: about five for each disk, more while
-//! it moves, and one for each client.
+//! The limit of open files and sockets. A node needs about five for each disk, more during a move, and one for each
+//! client.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Takes as many as the system allows: usually it gives a process 1024 until it asks for more.
+/// Raises the limit to the system's maximum: a process usually starts with 1024.
 pub(crate) fn raise_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current == maximum {

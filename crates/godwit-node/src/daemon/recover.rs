@@ -1,4 +1,4 @@
-//! Brings back what the store knows: after an orderly end, a crash, or a power failure alike.
+//! Recovers the state in the store after an orderly end, a crash or a power failure alike.
 
 use std::sync::Arc;
 
@@ -16,16 +16,16 @@ use crate::store::{DiskEntry, Mark};
 use crate::vms::outgoing::table::Moves;
 use godwit_api::VmMigration;
 
-/// What is to be done with a disk that the store knows.
+/// The recovery of a stored disk.
 #[derive(Debug, PartialEq, Eq)]
 enum Plan {
-    /// What was under way left nothing that is worth keeping.
+    /// The unfinished step left nothing worth keeping.
     Remove,
-    /// It is a disk, with this under way.
+    /// The disk is kept, with this activity.
     Keep(Activity),
 }
 
-/// Takes over what is stored and starts the disks.
+/// Loads the store and starts the disks.
 pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
     let store = node.store.clone();
     let contents = blocking(move || store.load())
@@ -74,7 +74,7 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
     Ok(())
 }
 
-/// Gives a disk of an earlier version its id, if this node owns it.
+/// Gives a disk of an earlier version an id, if this node owns the disk.
 async fn identified(
     node: &Arc<Node>,
     name: &str,
@@ -101,7 +101,7 @@ fn plan(entry: &DiskEntry, record: &AuthorityRecord) -> Plan {
     }
 }
 
-/// Removes what is left of a disk. What cannot be removed now is tried at the next start.
+/// Removes the rest of a disk. A failed removal is repeated at the next start.
 async fn remove(node: &Arc<Node>, name: &str, entry: DiskEntry) {
     tracing::info!(disk = name, mark = ?entry.mark, "removing what an unfinished step left");
     if entry.managed {
@@ -115,7 +115,7 @@ async fn remove(node: &Arc<Node>, name: &str, entry: DiskEntry) {
             return;
         }
     }
-    // The next disk of this name replaces one that stays.
+    // If the socket stays, the next disk of this name replaces the socket.
     let _ = vhost::remove(&node.config.vhost_socket(name));
     if let Err(error) = node.store.remove_disk(name).await {
         tracing::error!(disk = name, %error, "cannot forget an unfinished disk");

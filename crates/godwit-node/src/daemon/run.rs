@@ -33,17 +33,17 @@ use crate::peers::tls::NodeTls;
 use crate::processes;
 use crate::store::Store;
 
-/// How long listeners may take to end once they are told to.
+/// Time for listeners to end after the node begins to close.
 const LISTENERS_END: Duration = Duration::from_secs(8);
-/// How often allocations of memory are looked at that end with the node.
+/// Time between two checks for memory allocations under way while the node closes.
 const ALLOCATIONS_POLL: Duration = Duration::from_millis(5);
 
-/// Runs a node until `shutdown` is ready, then ends it in order: listeners first, then the disks,
-/// then the store. Must be called on a tokio runtime of several threads.
+/// Runs a node until `shutdown` is ready, then ends the node in order: listeners first, then the disks, then the store.
+/// Must be called on a tokio runtime of several threads.
 ///
 /// # Errors
-/// [`NodeError`] when it cannot start; once it runs, trouble with one disk or peer is logged and
-/// shown by the API instead.
+/// [`NodeError`] if the node cannot start. A running node logs trouble with a disk or peer, and shows the trouble in
+/// the API.
 pub async fn run(
     mut config: NodeConfig,
     shutdown: impl Future<Output = ()> + Send,
@@ -61,7 +61,7 @@ pub async fn run(
         ),
         None => None,
     };
-    // From here on the signal does not end the process, also while the node starts.
+    // From here on SIGHUP does not end the process, also during the start.
     let reload = signal(SignalKind::hangup())
         .map_err(|error| NodeError::Config(format!("cannot listen for signals: {error}")))?;
     let lock = data_dir::prepare(&mut config)?;
@@ -97,7 +97,7 @@ pub async fn run(
     Ok(())
 }
 
-/// Opens the store and makes the node of it, without its disks.
+/// Opens the store and builds the node, without its disks.
 async fn open(config: NodeConfig, tls: Option<NodeTls>) -> Result<Arc<Node>, NodeError> {
     let path = config.store_path();
     let store = tokio::task::spawn_blocking(move || Store::open(&path))
@@ -129,7 +129,7 @@ async fn open(config: NodeConfig, tls: Option<NodeTls>) -> Result<Arc<Node>, Nod
     }))
 }
 
-/// Tells whose disks wait for this node until it runs again.
+/// Warns of disks with a part only here, which wait for the node's next run.
 fn warn_of_debts(node: &Node) {
     let mut owed = 0;
     for disk in node.disks.all() {
@@ -152,7 +152,7 @@ fn warn_of_debts(node: &Node) {
     }
 }
 
-/// Ends the node: nothing new comes in, what is in flight ends, and what was written is durable.
+/// Ends the node: refuses new work, finishes the work in flight, and makes all writes durable.
 async fn close(node: Arc<Node>, mut tasks: JoinSet<()>, lock: DataDirLock) {
     tracing::info!(node = node.config.name, "the node is ending");
     node.closing.send_replace(true);
@@ -172,16 +172,16 @@ async fn close(node: Arc<Node>, mut tasks: JoinSet<()>, lock: DataDirLock) {
     }
     engines.join_all().await;
     for socket in [node.config.api_socket(), node.config.nbd_socket()] {
-        // A socket that is left over does no harm: the next start replaces it.
+        // A leftover socket does no harm: the next start replaces the socket.
         let _ = std::fs::remove_file(socket);
     }
-    // What overwrites a part of a device for a new machine looks whether the node ends. Nobody else acts for this node as long
-    // as it has not ended.
+    // A task that overwrites a part of a device for a new VM stops once the node closes. No other process acts for this
+    // node until the end.
     while is_allocating() {
         tokio::time::sleep(ALLOCATIONS_POLL).await;
     }
     let store = node.store.clone();
-    // It only waits for what is being written.
+    // The call only waits for writes in flight.
     let _ = tokio::task::spawn_blocking(move || store.close()).await;
     logging::tell_left_out();
     tracing::info!(node = node.config.name, "the node has ended");
@@ -189,7 +189,7 @@ async fn close(node: Arc<Node>, mut tasks: JoinSet<()>, lock: DataDirLock) {
     drop(lock);
 }
 
-/// The node's listeners, before anything is served.
+/// The node's listeners before they serve.
 struct Listeners {
     peers: TcpListener,
     api: UnixListener,
@@ -199,7 +199,7 @@ struct Listeners {
 }
 
 impl Listeners {
-    /// Opens all of them. Ports that were left to the system are put into the configuration.
+    /// Opens all listeners. Puts ports chosen by the system into the configuration.
     async fn open(config: &mut NodeConfig) -> Result<Self, NodeError> {
         let peers = tcp("other nodes", &mut config.listen).await?;
         let api_tls = match &mut config.api_listen {
@@ -221,7 +221,7 @@ impl Listeners {
         })
     }
 
-    /// Serves all of them until the node is about to end.
+    /// Serves on all listeners until the node is closing.
     fn serve(self, node: &Arc<Node>, tls: Option<&NodeTls>, tasks: &mut JoinSet<()>) {
         let shared = || Arc::clone(node);
         tasks.spawn(listeners::peers::listen(shared(), self.peers, tls.cloned()));

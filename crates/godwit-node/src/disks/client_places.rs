@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How many connections a disk has, from the moment they are promised to the end of their memory.
+/// The number of a disk's connections: counted from the promise of a place until the connection's memory is freed.
 #[derive(Debug, Default)]
 pub(crate) struct Places(Arc<AtomicU32>);
 
-/// One connection's place; free again when it is dropped.
+/// The place of one connection, freed on drop.
 #[derive(Debug)]
 pub(crate) struct Place(Arc<AtomicU32>);
 
 impl Places {
-    /// A place, unless `most` are taken.
+    /// Returns a place unless `most` places are taken.
     pub(crate) fn take(&self, most: u32) -> Option<Place> {
         let more = |taken: u32| (taken < most).then_some(taken + 1);
         self.0
@@ -21,7 +21,7 @@ impl Places {
             .map(|_| Place(Arc::clone(&self.0)))
     }
 
-    /// Places that are taken.
+    /// Returns the number of taken places.
     pub(crate) fn taken(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }

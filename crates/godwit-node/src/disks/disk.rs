@@ -1,4 +1,4 @@
-//! One disk of this node: what is stored about it, its engine, and what is being done with it.
+//! A disk of this node: its stored entry, its engine and its current activity.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,83 +15,79 @@ use crate::disks::group::SwitchGroup;
 use crate::store::{DiskEntry, Mark};
 use godwit_api::{DiskState, ErrorBody, ErrorCode};
 
-/// A disk. Its lock is held for moments only, never across an await.
+/// A disk. The lock is held for moments only, never across an await.
 #[derive(Debug)]
 pub(crate) struct Disk {
-    /// Its name.
     pub(crate) name: String,
-    /// NBD clients attached, as the engine last said.
+    /// NBD clients attached, as last reported by the engine.
     pub(crate) clients: Arc<AtomicU32>,
-    /// The places of NBD clients, those included that are about to attach.
+    /// The places of NBD clients, including clients about to attach.
     pub(crate) places: Places,
-    /// Held while an engine ends: the next one cannot have the image before.
+    /// Held while an engine ends: the image is free for the next engine only afterwards.
     pub(crate) ending: tokio::sync::Mutex<()>,
-    /// Held while the disk is compared with its image: what one found is not for another that began later.
+    /// Held during a comparison of the disk with its image: the result of one comparison is not valid for a later one.
     pub(crate) comparing: tokio::sync::Mutex<()>,
     inner: Mutex<Inner>,
 }
 
-/// The part of a [`Disk`] that changes.
+/// The mutable part of a [`Disk`].
 #[derive(Debug)]
 pub(crate) struct Inner {
-    /// What is stored.
+    /// The stored entry.
     pub(crate) entry: DiskEntry,
-    /// The authority record that is stored.
+    /// The stored authority record.
     pub(crate) record: AuthorityRecord,
     /// The engine, once it runs.
     pub(crate) engine: Option<Engine>,
-    /// What is being done with the disk.
+    /// The current activity.
     pub(crate) activity: Activity,
-    /// Why the disk cannot be used.
+    /// The reason why the disk cannot be used.
     pub(crate) problem: Option<String>,
-    /// The task that looks for the other node of an undecided migration.
+    /// The task looking for the other node of an undecided migration.
     pub(crate) resolver: Option<AbortHandle>,
-    /// Whether a task looks for the disk's owner, to forward to it.
+    /// True while a task looks for the disk's owner in order to forward to the owner.
     pub(crate) forwarding: bool,
-    /// The owner, which lacks a part of the disk, is being connected to.
+    /// True while this node connects to the owner, which lacks a part of the disk.
     pub(crate) connecting_owner: bool,
-    /// Why a part of the image that it was created from cannot be fetched now.
+    /// The reason why a part of the base image cannot be fetched now.
     pub(crate) image_trouble: Option<String>,
-    /// The disks together with which it is about to leave.
+    /// The disks that are about to leave together with this one.
     pub(crate) group: Option<Arc<SwitchGroup>>,
-    /// Whether virtual machines must wait: see [`crate::disks::vhost::Held`].
+    /// True while virtual machines must wait: see [`crate::disks::vhost::Held`].
     pub(crate) vhost_held: bool,
 }
 
 /// A running engine.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    /// Controls it.
     pub(crate) handle: EngineHandle,
-    /// Serves the disk to virtual machines.
+    /// The server of the disk to virtual machines.
     pub(crate) vhost: Option<VhostUserServer>,
-    /// The task that takes its events; it ends with the engine.
+    /// The task that takes the engine's events; ends with the engine.
     pub(crate) events: JoinHandle<()>,
 }
 
-/// What is being done with a disk: one thing at a time.
+/// The activity of a disk. A disk has one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activity {
-    /// Nothing but serving.
+    /// No activity but serving.
     Idle,
-    /// Its image is made or copied in.
+    /// The image is made or copied in.
     Creating,
-    /// Its image is copied out.
+    /// The image is copied out.
     Exporting,
-    /// It is being removed.
     Removing,
-    /// An operator takes it.
+    /// An operator claims ownership.
     Claiming,
-    /// It is being made larger.
     Resizing,
-    /// It moves away.
+    /// The disk migrates to another node.
     Outgoing(MigrationId),
-    /// It comes in.
+    /// The disk is received from another node.
     Incoming(MigrationId),
 }
 
 impl Activity {
-    /// What is being done, in words that follow "the disk is".
+    /// Describes the activity in words to follow "the disk is".
     pub(crate) const fn describe(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -105,7 +101,7 @@ impl Activity {
         }
     }
 
-    /// The migration, if it is one.
+    /// Returns the migration of an outgoing or incoming disk.
     pub(crate) const fn migration(self) -> Option<MigrationId> {
         match self {
             Self::Outgoing(migration) | Self::Incoming(migration) => Some(migration),
@@ -143,23 +139,23 @@ impl Disk {
         })
     }
 
-    /// The part that changes.
+    /// Locks the mutable part.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What tells it from others of its name, for a node that knows these parts of the protocol.
+    /// Returns the disk's id, which distinguishes disks of the same name, if the other node knows [`Features::OWNERS`].
     pub(crate) fn id_for(&self, knows: Features) -> Option<DiskId> {
         let id = self.lock().entry.id;
         id.filter(|_| knows.contain(Features::OWNERS))
     }
 
-    /// NBD clients attached.
+    /// Returns the number of attached NBD clients.
     pub(crate) fn clients(&self) -> u32 {
         self.clients.load(Ordering::Relaxed)
     }
 
-    /// The engine's handle, while it runs.
+    /// Returns the engine's handle while the engine runs.
     pub(crate) fn engine(&self) -> Option<EngineHandle> {
         self.lock()
             .engine
@@ -167,18 +163,19 @@ impl Disk {
             .map(|engine| engine.handle.clone())
     }
 
-    /// Begins something with the disk if nothing else is under way and `allowed` agrees. It ends
-    /// when the returned guard is dropped.
+    /// Begins an activity if the disk is idle and `allowed` agrees. The activity ends when the returned guard is
+    /// dropped.
     ///
     /// # Errors
-    /// [`ErrorCode::Conflict`] naming what is under way, or what `allowed` says.
+    /// [`ErrorCode::Conflict`] naming the current activity, or the error of `allowed`.
     pub(crate) fn begin(
         self: &Arc<Self>,
         activity: Activity,
         allowed: impl FnOnce(&Inner) -> Result<(), ErrorBody>,
     ) -> Result<ActivityGuard, ErrorBody> {
         let mut inner = self.lock();
-        // The migration that has left a disk in doubt does not end by itself when the other node is lost.
+        // The migration of a disk in doubt does not end by itself when the other node is lost. A claim replaces such a
+        // migration.
         let undecided = inner.in_doubt();
         let claims = activity == Activity::Claiming
             && undecided.is_some()
@@ -203,7 +200,7 @@ impl Disk {
         })
     }
 
-    /// Ends an activity, if it is still the one under way.
+    /// Ends an activity unless another has replaced it.
     pub(crate) fn end(&self, activity: Activity) {
         let mut inner = self.lock();
         if inner.activity == activity {
@@ -214,7 +211,7 @@ impl Disk {
 }
 
 impl Inner {
-    /// What this node knows about its right to serve the disk.
+    /// Returns the disk's state as known to this node.
     pub(crate) fn state(&self) -> DiskState {
         if self.problem.is_some() && self.engine.is_none() {
             return DiskState::Failed;
@@ -235,16 +232,16 @@ impl Inner {
         }
     }
 
-    /// Whether writes of the disk's virtual machine wait because its image has no room for them.
+    /// Returns true while writes of the virtual machine wait because the file system has no room for the image.
     pub(crate) fn lacks_room(&self) -> bool {
         let engine = self.engine.as_ref();
         engine.is_some_and(|engine| engine.handle.snapshot().lacks_room)
     }
 
-    /// Whether all of the disk is here, so that it can be `done` with as a whole.
+    /// Checks that the whole disk is here and can be `done`.
     ///
     /// # Errors
-    /// [`ErrorCode::Conflict`]: a part is still at the node that gave it away.
+    /// [`ErrorCode::Conflict`] if a part is still in the base image, or at the node that gave the disk away.
     pub(crate) fn is_whole(&self, name: &str, done: &str) -> Result<(), ErrorBody> {
         if self.record.lacks().is_none() {
             return Ok(());
@@ -266,10 +263,10 @@ impl Inner {
         Err(self.needs_source(name, done))
     }
 
-    /// Whether the disk can move, as far as what it lacks is concerned: that stays in its image, if it is nowhere else.
+    /// Checks that the missing parts of the disk allow a move. Parts in the base image only may stay there.
     ///
     /// # Errors
-    /// For people: where what it lacks is, and what to do.
+    /// For people: the place of the missing parts, and the remedy.
     pub(crate) fn may_leave(&self, name: &str) -> Result<(), ErrorBody> {
         if self.entry.fetches(&self.record).is_none() {
             return self.is_whole(name, "moved");
@@ -293,7 +290,7 @@ impl Inner {
         ))
     }
 
-    /// The undecided migration, when this node cannot know by itself who owns the disk.
+    /// Returns the undecided migration if this node alone cannot know the owner.
     pub(crate) const fn in_doubt(&self) -> Option<MigrationId> {
         match self.record.ownership {
             Ownership::Accepted { migration } | Ownership::Relinquished { migration } => {
@@ -304,7 +301,7 @@ impl Inner {
     }
 }
 
-/// Something under way with a disk; dropping it ends that.
+/// An activity under way; dropping the guard ends the activity.
 #[derive(Debug)]
 pub(crate) struct ActivityGuard {
     disk: Arc<Disk>,
@@ -312,7 +309,7 @@ pub(crate) struct ActivityGuard {
 }
 
 impl ActivityGuard {
-    /// Leaves the activity under way: an event will end it.
+    /// Leaves the activity under way for an event to end.
     pub(crate) fn keep(self) {
         std::mem::forget(self);
     }

@@ -1,21 +1,20 @@
 //! Disks that change hands together or not at all.
 //!
-//! Each disk has its own migration and its own authority. What makes them one is the moment when
-//! the source stores that it gave them away:
+//! Each disk has its own migration and its own authority. All disks of a group are given away in one step, when the
+//! source stores their records:
 //!
-//! 1. A disk's engine asks for its `Relinquished` record to be stored only after the destination
-//!    has durably accepted that disk. Until the record is stored the source owns the disk, whatever
-//!    the destination accepted, and whoever asks the source hears so.
-//! 2. The group holds every such record back until all its disks have asked. Then all destinations'
-//!    acceptances are durable, and one transaction stores all records: a crash leaves all of them or
-//!    none.
-//! 3. Until that transaction begins anybody may fail the group. Disks whose record is held are told
-//!    that it will never be stored ([`EngineHandle::not_persisted`]): their migrations end as if they
-//!    had been cancelled while being prepared, and the destination withdraws. A disk that asks later
-//!    is told the same. Beginning the transaction and failing exclude each other under one lock.
+//! 1. A disk's engine asks for its `Relinquished` record to be stored only after the destination has durably accepted
+//!    the disk. Until the record is stored, the source owns the disk and answers as its owner, whatever the destination
+//!    accepted.
+//! 2. The group holds every such record back until all disks have asked. By then all acceptances of the destinations
+//!    are durable. One transaction stores all records, so a crash leaves all of them or none.
+//! 3. Until the transaction begins, any caller may fail the group. Disks with a held record learn that the record will
+//!    never be stored ([`EngineHandle::not_persisted`]). Their migrations end as if cancelled during preparation, and
+//!    the destination withdraws. A disk asking later gets the same answer. One lock makes the start of the transaction
+//!    and a failure exclude each other.
 //!
-//! So for every disk of the group the answer to "was it given away?" is the same at any time, before
-//! and after a crash, which is all that the destination needs in order to run the machine or not.
+//! At any time, before and after a crash, all disks of the group therefore have the same answer to "was it given
+//! away?". The destination needs no more to decide whether to run the machine.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -32,23 +31,23 @@ use crate::store::DiskEntry;
 use crate::store::machine::VmEntry;
 use crate::vms::memory::pooled;
 
-/// How long to wait before a failed store is tried again.
+/// Time between two attempts to store the records.
 const STORE_RETRY: Duration = Duration::from_secs(1);
 
-/// How far a group is.
+/// The progress of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GroupState {
-    /// Not all disks have asked.
+    /// Some disks have not asked yet.
     Gathering,
-    /// All have asked: the records are being stored, and nothing stops that any more.
+    /// All disks have asked and the records are being stored. The group can no longer fail.
     Storing,
     /// All disks are given away.
     Given,
-    /// None is, and none will be.
+    /// No disk is given away, and none will be.
     Failed,
 }
 
-/// The disks of one machine on their way.
+/// The disks of one moving machine.
 #[derive(Debug)]
 pub(crate) struct SwitchGroup {
     vm: String,
@@ -67,7 +66,7 @@ struct Held {
 }
 
 impl SwitchGroup {
-    /// A group of this many disks; `moved` is how the VM is stored once they are given away.
+    /// Creates a group of `disks` disks. `moved` is the VM's entry once the disks are given away.
     pub(crate) fn new(vm: String, moved: VmEntry, disks: usize) -> Arc<Self> {
         Arc::new(Self {
             vm,
@@ -78,17 +77,17 @@ impl SwitchGroup {
         })
     }
 
-    /// How the VM is stored once the disks are given away.
+    /// Returns the VM's entry once the disks are given away.
     pub(crate) const fn moved(&self) -> &VmEntry {
         &self.moved
     }
 
-    /// How far it is, now and whenever that changes.
+    /// Watches the progress of the group.
     pub(crate) fn state(&self) -> watch::Receiver<GroupState> {
         self.state.subscribe()
     }
 
-    /// Gives the group up. False when its disks are given away, or are about to be.
+    /// Fails the group. Returns false if the disks are given away or about to be.
     pub(crate) fn fail(&self, reason: AbortReason) -> bool {
         let mut held = self.lock();
         match *self.state.borrow() {
@@ -103,8 +102,8 @@ impl SwitchGroup {
         true
     }
 
-    /// A disk asks for the record to be stored that gives it away. It hears when that is decided;
-    /// the last disk's call stores all records.
+    /// Asks to store a record by which a disk is given away. The disk's engine hears the decision. The call of the last
+    /// disk stores all records.
     pub(crate) async fn ask(
         &self,
         node: &Arc<Node>,
@@ -125,7 +124,7 @@ impl SwitchGroup {
         }
     }
 
-    /// Gives away a machine that has no disks. Returns at once: what has begun is not given up, as whoever asks may be.
+    /// Gives away a machine without disks. Returns at once: the transaction goes on even if the caller is dropped.
     pub(crate) fn ask_without_disks(self: &Arc<Self>, node: &Arc<Node>) {
         if self.disks == 0 && self.begin() {
             let (group, node) = (Arc::clone(self), Arc::clone(node));
@@ -133,11 +132,11 @@ impl SwitchGroup {
         }
     }
 
-    /// Holds a record. Returns all of them once they are complete: then they must be stored.
+    /// Holds a record. Returns all records once they are complete; the caller must then store them.
     fn gather(&self, asked: Held) -> Option<Vec<Held>> {
         let mut held = self.lock();
         if *self.state.borrow() != GroupState::Gathering {
-            // Nobody asks twice, so the group has failed.
+            // No disk asks twice, so the group has failed.
             asked.engine.not_persisted(AbortReason::Cancelled);
             return None;
         }
@@ -164,8 +163,7 @@ impl SwitchGroup {
             .iter()
             .map(|held| (held.disk.name.clone(), held.entry.clone(), held.record))
             .collect();
-        // As with a single disk's record: it is tried until it works, because a failed commit may
-        // have reached the disk all the same.
+        // Retried until success, as with a single disk's record: a failed commit may still have reached the disk.
         while let Err(error) = node.store.put_group(&records, &self.vm, &self.moved).await {
             tracing::error!(vm = self.vm, %error, "cannot store that the VM is given away; trying again");
             tokio::select! {

@@ -1,4 +1,4 @@
-//! Imports and exports: copies that take a while, watched through the API.
+//! Imports and exports: long copies, watched through the API.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -17,13 +17,13 @@ use crate::names;
 use crate::node::{Node, blocking};
 use godwit_api::{DiskState, ErrorBody, ErrorCode, ImageFormat, Job, JobKind, JobState};
 
-/// Jobs that are remembered; the oldest ended ones are forgotten.
+/// Jobs remembered. The oldest ended jobs are forgotten first.
 const MAX_JOBS: usize = 256;
 
-/// Jobs that run at once.
+/// Jobs that run at the same time.
 const MAX_RUNNING: usize = 16;
 
-/// The jobs of this run of the node.
+/// The jobs since the start of the node.
 #[derive(Debug, Default)]
 pub(crate) struct Jobs {
     table: Mutex<Table>,
@@ -42,12 +42,12 @@ struct Tracked {
 }
 
 impl Jobs {
-    /// All jobs that are remembered, oldest first.
+    /// Returns all remembered jobs, oldest first.
     pub(crate) fn all(&self) -> Vec<Job> {
         self.lock().jobs.iter().map(Tracked::view).collect()
     }
 
-    /// One job.
+    /// Returns one job.
     ///
     /// # Errors
     /// [`ErrorCode::NotFound`].
@@ -137,7 +137,7 @@ impl Tracked {
     }
 }
 
-/// Reports a copy's progress, and ends it when the node ends.
+/// Reports the progress of a copy, and stops the copy when the node closes.
 fn reporter(
     node: &Arc<Node>,
     done: Arc<AtomicU64>,
@@ -260,7 +260,7 @@ pub(crate) async fn start_export(
     Ok(job)
 }
 
-/// Copies the image while the engine, which holds its lock, is stopped.
+/// Copies the image while the engine, which holds the image's lock, is stopped.
 async fn copy_out(
     node: &Arc<Node>,
     disk: &Arc<Disk>,
@@ -290,7 +290,7 @@ fn absolute(disk: &str, path: &str) -> Result<PathBuf, ErrorBody> {
     Ok(path)
 }
 
-/// The size of a file or block device in bytes.
+/// Returns the size of a file or block device in bytes.
 fn size_of(disk: &str, path: &std::path::Path) -> Result<u64, ErrorBody> {
     use std::io::{Seek, SeekFrom};
     use std::os::unix::fs::FileTypeExt;

@@ -22,33 +22,33 @@ use crate::node::Node;
 
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// What a disk's engine says to those who use disks: moves and machines.
+/// An engine's message to the users of disks: moves and machines.
 #[derive(Debug)]
 pub(crate) enum Said {
-    /// It serves, or will when it may.
+    /// The engine serves, or will when the record allows.
     Started,
-    /// Something happened to a migration, or to what is forwarded.
+    /// An event of a migration or of forwarding.
     Core(Event),
-    /// The disk is elsewhere, and nothing leads to its owner.
+    /// The disk is elsewhere, and no connection to its owner is up.
     ForwardDown,
-    /// An operator took it while this migration was not decided.
+    /// An operator claimed the disk while this migration was undecided.
     Claimed(MigrationId),
-    /// Its owner lacks a part of it, and no connection to that is up.
+    /// The owner lacks a part of the disk, and no connection to the owner is up.
     PullDown,
-    /// The image has no room for what a guest writes.
+    /// The image has no room for the guest's writes.
     OutOfSpace,
-    /// A machine's request waits long for a part of the disk that is not here.
+    /// A machine's request waits long for a missing part of the disk.
     WaitsLong,
-    /// The engine ended by itself, and a migration with it that nobody else has to decide.
+    /// The engine ended by itself, together with a migration that is not in doubt.
     EngineFailed {
-        /// Which migration.
+        /// The migration.
         migration: MigrationId,
-        /// Why it ended.
+        /// The reason why the engine ended.
         problem: String,
     },
 }
 
-/// Hears what engines say. The engine's next word waits until the future is ready.
+/// Handles messages of engines. An engine's next message waits until the future is ready.
 pub(crate) type DiskUsers =
     fn(Arc<Node>, Arc<Disk>, Said) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -62,7 +62,7 @@ pub(crate) struct Disks {
 }
 
 impl Disks {
-    /// The disk of this name.
+    /// Returns the disk of this name.
     ///
     /// # Errors
     /// [`ErrorCode::NotFound`].
@@ -77,17 +77,17 @@ impl Disks {
         })
     }
 
-    /// The disk of this name, if there is one.
+    /// Returns the disk of this name, if any.
     pub(crate) fn find(&self, name: &str) -> Option<Arc<Disk>> {
         self.lock().get(name).cloned()
     }
 
-    /// All disks in the order of their names.
+    /// Returns all disks in the order of their names.
     pub(crate) fn all(&self) -> Vec<Arc<Disk>> {
         self.lock().values().cloned().collect()
     }
 
-    /// Adds a disk whose name is free.
+    /// Adds a disk with a free name.
     ///
     /// # Errors
     /// [`ErrorCode::Exists`], or [`ErrorCode::Busy`] at the limit.
@@ -110,7 +110,6 @@ impl Disks {
         Ok(())
     }
 
-    /// Takes a disk out.
     pub(crate) fn remove(&self, name: &str) {
         self.lock().remove(name);
     }

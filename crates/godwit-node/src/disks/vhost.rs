@@ -1,4 +1,4 @@
-//! The sockets where virtual machines use disks.
+//! The sockets through which virtual machines use disks.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -17,8 +17,8 @@ use crate::disks::disk::Disk;
 use crate::node::Node;
 use godwit_qemu::QemuUser;
 
-/// Opens a disk's socket. A disk without one is served to everybody but virtual machines, and `vm
-/// run` says what is wrong.
+/// Opens a disk's socket. A disk without a socket is served to all clients but virtual machines, and `vm run` names the
+/// trouble.
 pub(super) fn serve(
     config: &NodeConfig,
     disk: &str,
@@ -34,14 +34,14 @@ pub(super) fn serve(
         .ok()
 }
 
-/// Listens at a device's socket, where nobody else does.
+/// Listens at a device's socket.
 pub(crate) fn listen(path: &Path, qemu: Option<&QemuUser>) -> io::Result<UnixListener> {
     if path.as_os_str().as_bytes().len() > MAX_SOCKET_PATH {
         return Err(io::Error::other(format!(
             "the path has more than {MAX_SOCKET_PATH} bytes: a shorter name or --data-dir helps"
         )));
     }
-    // The lock on the data directory says that nobody listens on one that is there.
+    // The lock on the data directory guarantees that an existing socket has no listener.
     remove(path)?;
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
@@ -51,12 +51,12 @@ pub(crate) fn listen(path: &Path, qemu: Option<&QemuUser>) -> io::Result<UnixLis
     Ok(listener)
 }
 
-/// Disks that no virtual machine may use for now, although they are served.
+/// Disks not open to virtual machines for now, although served.
 ///
-/// A machine whose memory is on its way tells whoever serves its disks to wait for missing pages, but
-/// it does so once, before it runs. A node that was started again meanwhile would find zeroes in the
-/// place of what has not arrived, and leave them there. So its machine's requests wait until all of
-/// the memory is there: QEMU tries to connect until somebody listens.
+/// A machine whose memory is on its way tells the servers of its disks to wait for missing pages, but only once, before
+/// the machine runs. A node that restarted meanwhile would find zeroes in the place of missing pages, and leave the
+/// zeroes there. The machine's requests therefore wait until all of the memory is there: QEMU retries until the socket
+/// has a listener.
 #[derive(Debug)]
 pub(crate) struct Held {
     node: Arc<Node>,
@@ -64,7 +64,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Holds these disks, whose engines have not been started.
+    /// Closes these disks to virtual machines. Their engines must not have been started.
     pub(crate) fn new(node: &Arc<Node>, disks: &[String]) -> Self {
         let disks: Vec<_> = disks
             .iter()
@@ -82,7 +82,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // The node's end is no sign that the memory is there.
+        // At the end of the node the memory may still be missing.
         if self.node.is_closing() {
             return;
         }
@@ -98,7 +98,7 @@ impl Drop for Held {
     }
 }
 
-/// Removes a disk's socket; that it is gone already is fine.
+/// Removes a disk's socket. A missing socket is fine.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

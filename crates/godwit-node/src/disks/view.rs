@@ -15,7 +15,7 @@ use godwit_api::{
     MigrationPromise, Obstacle, PauseReason, Pauses,
 };
 
-/// The disk as the API shows it. Blocks for as long as the file system takes to describe a file.
+/// Returns the disk as the API shows it. Blocks while the file system describes a file.
 pub(crate) fn disk(node: &Node, disk: &Disk) -> godwit_api::Disk {
     let config = &node.config;
     let path = disk.lock().entry.path.clone();
@@ -80,7 +80,7 @@ pub(crate) fn disk(node: &Node, disk: &Disk) -> godwit_api::Disk {
     }
 }
 
-/// Why the disk is held, if another node has had it since.
+/// Returns the reason why the disk's I/O is held, if another node has had the disk since.
 fn outdated(name: &str, inner: &Inner) -> Option<String> {
     let surpassed = inner.entry.surpassed.as_ref()?;
     let (why, by) = (
@@ -93,7 +93,7 @@ fn outdated(name: &str, inner: &Inner) -> Option<String> {
     ))
 }
 
-/// That nobody waits for what the disk lacks.
+/// Returns a warning if the missing parts were given up as lost.
 fn abandoned(inner: &Inner) -> Option<String> {
     let other = inner
         .entry
@@ -105,7 +105,7 @@ fn abandoned(inner: &Inner) -> Option<String> {
     })
 }
 
-/// Why what the disk lacks does not come.
+/// Returns the reason why missing parts do not arrive.
 fn pulling_trouble(inner: &Inner, snapshot: Option<&Snapshot>) -> Option<String> {
     let trouble = snapshot?.missing_trouble?;
     let other = inner.entry.counterpart.as_deref();
@@ -212,7 +212,7 @@ fn status(inner: &Inner, state: DiskState) -> String {
     }
 }
 
-/// Where NBD clients can attach to a disk.
+/// Returns the URIs at which NBD clients can attach to a disk.
 pub(crate) fn nbd_uris(config: &NodeConfig, disk: &str) -> Vec<String> {
     let mut uris = vec![format!(
         "nbd+unix:///{disk}?socket={}",
@@ -225,7 +225,7 @@ pub(crate) fn nbd_uris(config: &NodeConfig, disk: &str) -> Vec<String> {
     uris
 }
 
-/// A path as the value of a URI's query.
+/// Encodes a path as the value of a URI's query.
 fn encoded(path: &std::path::Path) -> String {
     use std::os::unix::ffi::OsStrExt;
     path.as_os_str()
@@ -257,7 +257,7 @@ fn counters(snapshot: &Snapshot) -> IoCounters {
     }
 }
 
-/// An engine's latency summary for the API.
+/// Converts an engine's latency summary for the API.
 pub(crate) const fn latency(from: &LatencySummary) -> GuestLatency {
     GuestLatency {
         p50_us: from.p50_us,
@@ -268,7 +268,7 @@ pub(crate) const fn latency(from: &LatencySummary) -> GuestLatency {
     }
 }
 
-/// What a migration leaves out, for the API.
+/// Converts the counts of skipped blocks of a migration for the API.
 pub(crate) const fn delta(delta: godwit_core::DeltaProgress) -> MigrationDelta {
     MigrationDelta {
         by: match delta.by {
@@ -280,7 +280,7 @@ pub(crate) const fn delta(delta: godwit_core::DeltaProgress) -> MigrationDelta {
     }
 }
 
-/// How a migration keeps its promise, for the API.
+/// Converts a migration's promise for the API.
 pub(crate) fn promise(progress: &Progress) -> MigrationPromise {
     let from = &progress.promise;
     let [guest_latency, link_queue, interface_budget] = from.pauses;

@@ -1,4 +1,4 @@
-//! A disk on an image that another node offers: what it does not bring is fetched here.
+//! A disk offered by another node on an image: blocks not sent by the source are fetched here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,19 +15,19 @@ use crate::node::{Node, blocking};
 use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// How long the repository may take to say what the image is: the source waits meanwhile.
+/// Time limit for the repository to describe the image. The source waits meanwhile.
 const ANSWER: Duration = Duration::from_secs(15);
 
-/// An image whose chunks stay. The disk that needs it must be known before this goes.
+/// An image whose chunks stay in the repository. The disk with this image must be known before the note is dropped.
 pub(crate) struct Noted<'a> {
     pub(crate) base: BaseImage,
     _noting: MutexGuard<'a, ()>,
 }
 
-/// Notes in the repository that the disk will need the image, and keeps what that consists of.
+/// Notes in the repository that the disk will need the image, and keeps the image's manifest.
 ///
 /// # Errors
-/// The repository has no such image, or cannot be asked now; or the image does not fit the disk.
+/// The repository lacks the image or cannot be asked now, or the image does not fit the disk.
 pub(crate) async fn note<'a>(
     node: &'a Arc<Node>,
     hello: &Hello,
@@ -81,7 +81,7 @@ pub(crate) async fn note<'a>(
         base: BaseImage {
             image: image.to_string(),
             manifest: id.to_string(),
-            // What the source does not send is missing in the name of the migration.
+            // Blocks not sent by the source are missing in the name of the migration.
             fetch: hello.migration.to_string(),
             prefetch: offered.prefetch,
             pushed: pushed.map(|pushed| pushed.to_string()),
@@ -90,8 +90,8 @@ pub(crate) async fn note<'a>(
     })
 }
 
-/// That this node does not get at the image, for the source: it tells this from everything else, and may send the whole
-/// disk instead.
+/// Tells the source that this node cannot reach the image. The source can tell this refusal from all others, and may
+/// send the whole disk instead.
 pub(crate) fn refusal(error: ErrorBody) -> Refusal {
     Refusal {
         code: RefusalCode::Unknown,
@@ -99,11 +99,11 @@ pub(crate) fn refusal(error: ErrorBody) -> Refusal {
     }
 }
 
-/// Makes the disk's image one hole: what it had of an earlier time must not show where nothing is sent.
+/// Makes the disk's image one hole: old content must not show where nothing is sent.
 ///
 /// # Errors
-/// The file system knows no holes, the image is none of the node's own, or something of an earlier move is still being
-/// written to it.
+/// The file system knows no holes, the image is not managed by the node, or a write of an earlier move is still under
+/// way.
 pub(crate) async fn empty(node: &Node, disk: &Arc<Disk>) -> Result<(), ErrorBody> {
     let (path, sectors, managed) = {
         let entry = &disk.lock().entry;
@@ -126,7 +126,7 @@ pub(crate) async fn empty(node: &Node, disk: &Arc<Disk>) -> Result<(), ErrorBody
         .ok_or_else(|| failed(ErrorCode::Busy, &"its thread has ended"))?;
     let (reply, answer) = oneshot::channel();
     engine.give_up_image(Box::new(move |may| {
-        // Whoever asked may be gone.
+        // The caller may be gone.
         let _ = reply.send(may);
     }));
     if !answer.await.unwrap_or(false) {

@@ -1,13 +1,13 @@
-//! The blocks of a disk that its image has data for.
+//! The blocks of a disk for which its base image has data.
 
 use godwit_core::units::Sectors;
 use godwit_core::{Missing, PIECE_WORDS, WordPiece};
 use godwit_image::{CHUNK_BYTES, Manifest};
 
-/// Sectors of a block, of which a disk has all or nothing.
+/// Sectors of a block. A disk has all or nothing of a block.
 pub(super) const BLOCK: u64 = 8;
 
-/// A bit for each block that the image has data for. The disk is at least as large as the image.
+/// Returns a bit for each block for which the image has data. The disk is at least as large as the image.
 pub(super) fn words(manifest: &Manifest, capacity: Sectors) -> Vec<u64> {
     let mut words = vec![0; Missing::word_length(capacity)];
     for chunk in manifest.chunks() {
@@ -20,7 +20,7 @@ pub(super) fn words(manifest: &Manifest, capacity: Sectors) -> Vec<u64> {
     words
 }
 
-/// The same in pieces, but for those without any bit.
+/// Returns the same bits in pieces, without all-zero pieces.
 pub(super) fn pieces(words: &[u64]) -> Vec<WordPiece> {
     let mut pieces = Vec::new();
     for (number, words) in words.chunks(PIECE_WORDS).enumerate() {
@@ -45,7 +45,7 @@ mod tests {
             number,
             id: ChunkId([1; 32]),
         };
-        // The last chunk has one sector, in a block that the image cuts short.
+        // The last chunk has a single sector, in a block cut short by the end of the image.
         let size = 3 * CHUNK_BYTES + 512;
         let manifest = Manifest::new(size, vec![chunk(1), chunk(3)]).expect("valid");
         let same = words(&manifest, Sectors(size / 512));

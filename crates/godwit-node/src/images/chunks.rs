@@ -1,4 +1,4 @@
-//! Fetches chunks, each once however many want it.
+//! Fetches chunks, each once for any number of callers.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,20 +12,20 @@ use crate::images::peers::{self, Part};
 use crate::node::Node;
 use godwit_api::ErrorBody;
 
-/// Chunks that are kept in memory: 16 MiB. A disk asks for a chunk in up to four parts, and disks of machines that
-/// start together for the same chunks.
+/// Chunks kept in memory: 16 MiB. A disk asks for a chunk in up to four parts, and disks of machines that start
+/// together ask for the same chunks.
 const KEPT: usize = 64;
 
 type Cell = Arc<OnceCell<Bytes>>;
 
-/// The chunks that were asked for last.
+/// The chunks requested last.
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
     recent: Mutex<VecDeque<(ChunkId, Cell)>>,
 }
 
 impl Chunks {
-    /// Where the chunk is or will be, once somebody has fetched it.
+    /// Returns the cell that has or will have the chunk once fetched.
     fn cell(&self, id: ChunkId) -> Cell {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let at = recent.iter().position(|(other, _)| *other == id);
@@ -39,7 +39,7 @@ impl Chunks {
         cell
     }
 
-    /// The chunk, if it is still here.
+    /// Returns the chunk, if still in memory.
     pub(super) fn find(&self, id: ChunkId) -> Option<Bytes> {
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let found = recent.iter().find(|(other, _)| *other == id);
@@ -47,20 +47,20 @@ impl Chunks {
     }
 }
 
-/// The chunk's bytes, which are checked: from memory, another node or the repository.
+/// Returns the chunk's checked bytes: from memory, another node or the repository.
 ///
 /// # Errors
-/// It cannot be had now.
+/// The chunk cannot be had now.
 pub(super) async fn chunk(node: &Arc<Node>, part: Part) -> Result<Bytes, ErrorBody> {
     let fetch = peers::chunk(node, part);
     node.images.once(part.id, part.length, fetch).await
 }
 
 impl Images {
-    /// The chunk's bytes, which are checked: from memory, or as this fetches them.
+    /// Returns the chunk's checked bytes: from memory, or by `fetch`.
     ///
     /// # Errors
-    /// It cannot be had now.
+    /// The chunk cannot be had now.
     async fn once(
         &self,
         id: ChunkId,
@@ -69,7 +69,7 @@ impl Images {
     ) -> Result<Bytes, ErrorBody> {
         let cell = self.chunks.cell(id);
         let bytes = cell.get_or_try_init(|| fetch).await.cloned()?;
-        // One chunk may be named at places of different lengths by a manifest that nobody of good will has made.
+        // A malicious manifest may name one chunk at places of different lengths.
         match bytes.len() as u64 == length {
             true => Ok(bytes),
             false => Err(super::body(&RepositoryError::DamagedChunk {
@@ -119,7 +119,7 @@ mod tests {
         let images = Images::in_folder(Default::default(), std::path::PathBuf::from("images"));
         let content = [7; 512];
         let id = ChunkId::of(&content);
-        // The second time it is in memory.
+        // The second time, the chunk is in memory.
         let fetch = || ready(Ok(Bytes::from_static(&[7; 512])));
         for _ in 0..2 {
             let found = images.once(id, 512, fetch()).await;

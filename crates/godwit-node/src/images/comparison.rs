@@ -1,8 +1,8 @@
-//! Finds what of a disk differs from the image that it was created from, before it moves: the rest need not travel.
+//! Finds the blocks of a disk that differ from its base image, before the disk moves: the other blocks need not travel.
 //!
-//! A disk that was just created has nothing that differs, and one that just came little. What is known of it then, its engine
-//! keeps up with what is written; such a disk is not read when it moves. Others are: a chunk whose hash is the image's is the
-//! same; of another the image's chunk tells which blocks differ, where it can be had.
+//! A disk just created has no such blocks, and a disk just received has few. The disk's engine tracks further writes,
+//! and the disk need not be read when it moves. Other disks are read. A chunk with the same hash as the image's is the
+//! same. For any other chunk, the image's chunk tells which blocks differ, if the chunk can be fetched.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -29,27 +29,26 @@ use godwit_api::{ErrorBody, ErrorCode};
 
 /// Bytes of a block.
 const BLOCK_BYTES: u64 = BLOCK * SECTOR_SIZE;
-/// Chunks that are fetched at most to tell which of their blocks differ: 64 MiB. Of others all blocks count as
-/// different that are here.
+/// Most chunks fetched to compare single blocks: 64 MiB. In all other chunks, every block here counts as different.
 const MOST_FETCHED: u32 = 256;
-/// How long a chunk may take to come. After that no other is asked for.
+/// Time limit for a chunk. After a timeout no other chunk is fetched.
 const FETCH: Duration = Duration::from_secs(3);
-/// Chunks that are read at most of a disk that does not move: 16 MiB.
+/// Most chunks read of a disk at rest: 16 MiB.
 const MOST_READ: u64 = 64;
 
-/// How much a comparison may cost.
+/// The permitted cost of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effort {
-    /// All that it takes.
+    /// No limit on reads.
     Any,
-    /// [`MOST_READ`] chunks are read, and none is fetched. Behind them what is here counts as different.
+    /// Reads [`MOST_READ`] chunks and fetches none. Behind these chunks, all blocks here count as different.
     Little,
-    /// The same, but behind them nothing is known.
+    /// The same, but a disk with more chunks is not compared.
     LittleOrNone,
 }
 
-/// The disk has just been created, is served again, or has just come. If it still fetches from its image, finds out what differs
-/// where that costs little.
+/// Finds the differing blocks at little cost, if the disk still fetches from its image. Called when the disk has just
+/// been created, is served again, or has just come.
 pub(crate) fn begin_to_know(node: &Arc<Node>, disk: &Arc<Disk>, came: bool) {
     let base = {
         let inner = disk.lock();
@@ -70,17 +69,17 @@ pub(crate) fn begin_to_know(node: &Arc<Node>, disk: &Arc<Disk>, came: bool) {
             Ok(Compared { different, same }) => {
                 tracing::debug!(disk = disk.name, %different, %same, "compared with its image");
             }
-            // It is compared when it moves.
+            // The comparison happens when the disk moves.
             Err(why) => tracing::debug!(disk = disk.name, %why, "not compared with its image"),
         }
     });
 }
 
-/// Compares the disk with its image, unless what differs is known, and tells its engine. From then on the disk can move
-/// without what is the same.
+/// Compares the disk with its image, unless the result is known, and tells the disk's engine. From then on the disk can
+/// move without the equal blocks.
 ///
 /// # Errors
-/// The disk cannot be used or read, or what the image consists of cannot be found out.
+/// The disk cannot be used or read, or the image's manifest cannot be found.
 pub(crate) async fn compare(
     node: &Arc<Node>,
     disk: &Arc<Disk>,
@@ -116,7 +115,7 @@ async fn compare_with(
     let manifest = manifest.map_err(|why| failed(&why))?;
     let (reply, answer) = oneshot::channel();
     engine.begin_comparison(Box::new(move |begun| {
-        // Whoever asked may be gone.
+        // The caller may be gone.
         let _ = reply.send(begun);
     }));
     let missing = match answer.await {
@@ -128,7 +127,7 @@ async fn compare_with(
         let inner = disk.lock();
         (inner.entry.path.clone(), Sectors(inner.entry.sectors))
     };
-    // A move that is given up does not read on.
+    // A cancelled move stops reading.
     let given_up = Arc::new(AtomicBool::new(false));
     let _guard = GivesUp(Arc::clone(&given_up));
     let runtime = Handle::current();
@@ -187,7 +186,7 @@ impl Drop for GivesUp {
     }
 }
 
-/// Blocks that differ, and blocks that are the same and no holes of the image: a bit each.
+/// A bit for each differing block, and a bit for each equal block that is not a hole of the image.
 #[derive(Debug, PartialEq, Eq)]
 struct Found {
     different: Vec<u64>,
@@ -203,7 +202,7 @@ struct Comparison {
     fetches: u32,
     /// Chunks that may still be read.
     reads: u64,
-    /// Nothing is known if that is not enough; what is here counts as different otherwise.
+    /// True if the comparison fails once `reads` is used up; otherwise all further blocks here count as different.
     gives_up: bool,
 }
 
@@ -314,7 +313,7 @@ impl Comparison {
         fetched
     }
 
-    /// Where data begins at or behind this place, as far as the file system tells.
+    /// Returns the start of data at or behind this place, as far as the file system tells.
     fn next_data(&self, at: u64) -> std::io::Result<u64> {
         match seek(&self.file, SeekFrom::Data(at)) {
             Ok(data) => Ok(data),
@@ -353,7 +352,7 @@ mod tests {
         write(&images[0], 0);
         write(&images[1], CHUNK_BYTES);
         write(&images[2], 3 * CHUNK_BYTES);
-        // Block 1 of chunk 1, a block of the image's hole, and one behind the image.
+        // Block 1 of chunk 1, a block of the image's hole, and a block behind the image.
         write(&[9; 10], CHUNK_BYTES + BLOCK_BYTES);
         write(&[9; 10], 2 * CHUNK_BYTES + 5 * BLOCK_BYTES);
         write(&[9; 10], 5 * CHUNK_BYTES);
@@ -391,7 +390,7 @@ mod tests {
             same: vec![u64::MAX, !(1 << 1), 0, 0b111, 0, 0],
         };
         assert_eq!(run(true, MOST_FETCHED), exact);
-        // Without the image's chunks all of those counts that is here and not equal as a whole.
+        // Without the image's chunks, all blocks here count as different in a chunk that is not equal as a whole.
         let coarse = Found {
             different: vec![!(1 << 63), u64::MAX, 1 << 5, 0, 0, 1],
             same: vec![1 << 63, 0, 0, 0b111, 0, 0],

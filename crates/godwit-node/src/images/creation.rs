@@ -1,4 +1,4 @@
-//! A new disk from an image: there at once, whatever has to be fetched.
+//! A new disk from an image: usable at once, whatever has to be fetched.
 
 use std::sync::Arc;
 
@@ -19,13 +19,13 @@ use crate::node::{Node, blocking};
 use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// How long the repository may take to say what an image is.
+/// Time limit for the repository to describe an image.
 const ANSWER: std::time::Duration = std::time::Duration::from_secs(30);
 
-/// Creates the disk and serves it; `size` is that of the image, or larger.
+/// Creates and serves the disk; `size` is the image's size, or larger.
 ///
 /// # Errors
-/// There is no such image, or it cannot be used now; or the size does not fit; or what any creation may meet.
+/// The image does not exist or cannot be used now, the size does not fit, or any error of a creation.
 pub(crate) async fn create(
     node: &Arc<Node>,
     name: String,
@@ -37,10 +37,10 @@ pub(crate) async fn create(
         .parse()
         .map_err(|error: String| ErrorBody::new(ErrorCode::Invalid, error))?;
     if !node.images.has_repository() {
-        // That is what this says then.
+        // Returns the error about the missing repository.
         node.images.repository()?;
     }
-    // The image tells the size, so until then the disk has the smallest that there is.
+    // The image tells the size. Until then the disk has the smallest possible size.
     let path = image::managed_path(&node.config.disks_dir(), &name);
     let disk = create::reserve(node, name, path, Sectors(1)).await?;
     let made = match fill(node, &disk, &image, size, prefetch).await {
@@ -61,19 +61,19 @@ pub(crate) async fn create(
         "created the disk from an image"
     );
     if made.is_late {
-        // The repository is to be told as soon as it is back.
+        // The repository is to be told as soon as possible.
         node.images.release();
     }
     Ok(disk)
 }
 
-/// What a new disk begins with.
+/// The content and the state of a new disk.
 struct Made {
     file: godwit_block::image::Image,
     record: AuthorityRecord,
     size: u64,
     to_fetch: u64,
-    /// The repository does not know of the disk.
+    /// True if the repository does not know of the disk.
     is_late: bool,
 }
 
@@ -136,7 +136,7 @@ async fn fill(
         };
         node.images.manifests.keep(&manifest).map_err(failed)?;
         if let Some(told) = told {
-            // Before the disk is there, so that there is none of which nobody knows that the repository does not.
+            // Kept before the disk exists: every disk unknown to the repository needs this note.
             node.images.told.keep(&name, told).map_err(failed)?;
         }
         let file = image::create(&name, &path, Bytes(size))?;
@@ -156,25 +156,26 @@ async fn fill(
     })
 }
 
-/// An image that a disk may begin from.
+/// An image from which a disk may begin.
 struct Begun<'a> {
     id: ManifestId,
     manifest: Manifest,
-    /// When it was pushed, where the repository said so.
+    /// The time of the push, if the repository told.
     pushed: Option<PushTime>,
-    /// The node that told instead of the repository, and when it was pushed as that knows.
+    /// The node that answered instead of the repository, and the time of the push in its answer.
     told: Option<(String, PushTime)>,
-    /// Until the manifest is kept, so that nobody removes what was noted for the sake of an earlier disk.
+    /// Held until the manifest is kept: the note for an earlier disk must not be removed meanwhile.
     _noting: Option<MutexGuard<'a, ()>>,
 }
 
-/// Notes in the repository that the disk will need the image; while that is away, asks other nodes what the image is.
+/// Notes in the repository that the disk will need the image. While the repository is away, asks other nodes for the
+/// image's manifest.
 async fn begin<'a>(
     node: &'a Arc<Node>,
     disk: &Disk,
     image: &ImageName,
 ) -> Result<Begun<'a>, ErrorBody> {
-    // What the repository is told beside this takes its own time.
+    // Other messages to the repository take their own time.
     let noting = node.images.noting.lock().await;
     let asked = async {
         let repository = node.images.open()?;
@@ -227,7 +228,7 @@ async fn begin<'a>(
     }
 }
 
-/// The name of a manifest, as a disk's entry has it.
+/// Returns the manifest named by a disk's entry.
 pub(super) fn manifest_of(base: &BaseImage) -> Option<ManifestId> {
     base.manifest.parse().ok()
 }

@@ -1,5 +1,4 @@
-//! Manifests of the images that disks of this node were created from: kept here, so that they are known while the
-//! repository is not.
+//! Manifests of the images from which disks of this node were created: kept here for times when the repository is away.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -9,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use godwit_image::{Manifest, ManifestId};
 
-/// The manifests, and a folder with them.
+/// The manifests in use, and the folder with all of them.
 #[derive(Debug)]
 pub(super) struct Manifests {
     folder: PathBuf,
@@ -24,7 +23,7 @@ impl Manifests {
         }
     }
 
-    /// Keeps it durably. Blocks.
+    /// Keeps a manifest durably. Blocks.
     pub(super) fn keep(&self, manifest: &Manifest) -> io::Result<()> {
         let path = self.folder.join(manifest.encode().0.to_string());
         if path.exists() {
@@ -33,7 +32,7 @@ impl Manifests {
         self.replace(manifest)
     }
 
-    /// Keeps it durably, in place of a damaged one if there is one. Blocks.
+    /// Keeps a manifest durably, and replaces a damaged one. Blocks.
     pub(super) fn replace(&self, manifest: &Manifest) -> io::Result<()> {
         let (id, bytes) = manifest.encode();
         let path = self.folder.join(id.to_string());
@@ -45,10 +44,10 @@ impl Manifests {
         File::open(&self.folder)?.sync_all()
     }
 
-    /// One that was kept. Blocks.
+    /// Returns a kept manifest. Blocks.
     ///
     /// # Errors
-    /// It is not there, or damaged.
+    /// The manifest is missing or damaged.
     pub(super) fn load(&self, id: ManifestId) -> io::Result<Arc<Manifest>> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(manifest) = open.get(&id).and_then(Weak::upgrade) {
@@ -62,21 +61,21 @@ impl Manifests {
         Ok(manifest)
     }
 
-    /// Removes those of which this says that nobody needs them. Blocks.
+    /// Removes the manifests rejected by `needed`. Blocks.
     pub(super) fn retain(&self, needed: impl Fn(ManifestId) -> bool) {
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             if let Ok(id) = name.parse()
                 && !needed(id)
             {
-                // One that stays takes a little space until the next time.
+                // A remaining file takes a little space until the next time.
                 let _ = fs::remove_file(entry.path());
             }
         }
     }
 }
 
-/// A new file beside those with other names, for one that becomes the manifest.
+/// Creates a temporary file in the folder, for a new manifest.
 fn tempfile_in(folder: &std::path::Path, id: ManifestId) -> io::Result<(PathBuf, File)> {
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Disks that were created from an image of a repository: what they have not fetched yet, and from where it comes.
+//! Disks created from an image of a repository: the missing parts, and the sources of these parts.
 
 pub(crate) mod arrival;
 mod blocks;
@@ -28,10 +28,10 @@ use crate::images::uses::told::{AllTold, Told};
 use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// How long the repository may take to say whether it has an image: whoever asked for a move waits meanwhile.
+/// Time limit for the repository to confirm an image. The caller of a move waits meanwhile.
 const ASKED: Duration = Duration::from_secs(5);
 
-/// What a node has to do with images.
+/// The images of a node.
 #[derive(Debug)]
 pub(crate) struct Images {
     config: ImagesConfig,
@@ -39,32 +39,32 @@ pub(crate) struct Images {
     folder: PathBuf,
     chunks: Chunks,
     manifests: Manifests,
-    /// Other nodes that were asked for parts of images.
+    /// The other nodes asked for parts of images so far.
     asked: Asked,
-    /// What other nodes are given.
+    /// The limits on chunks given to other nodes.
     giving: Giving,
-    /// From where chunks came.
+    /// Bytes of chunks by their source.
     pub(crate) fetched: Fetched,
-    /// A disk is whole, or gone: the repository is to be told.
+    /// Notified when a disk is whole or gone, for the repository to be told.
     released: Notify,
-    /// Held while a disk's need is noted and its manifest kept, and while what nobody needs is removed: a new disk may
-    /// have the name and the image of one that was just removed.
+    /// Held while a disk's need is noted and its manifest kept, and while unneeded notes and manifests are removed: a
+    /// new disk may have the name and the image of a disk just removed.
     noting: Mutex<()>,
-    /// Held while what a new disk needs is kept here, and while what nobody needs is removed here. Nobody waits for the
-    /// repository who holds it.
+    /// Held while the files of a new disk are kept here, and while unneeded files are removed here. Never held during a
+    /// wait for the repository.
     keeping: Mutex<()>,
-    /// What other nodes told of disks' images.
+    /// The answers of other nodes about disks' images.
     told: AllTold,
-    /// What is being put back into the repository.
+    /// The images being put back into the repository.
     putting_back: PuttingBack,
 }
 
-/// Why the repository has not done what it was asked for.
+/// The reason why the repository did not do as asked.
 #[derive(Debug)]
 enum NoAnswer {
-    /// It is away: nobody knows what it would say.
+    /// The repository is away: its answer is unknown.
     Away(ErrorBody),
-    /// It says no, or something else is wrong.
+    /// The repository refuses, or something else is wrong.
     Refused(ErrorBody),
 }
 
@@ -84,7 +84,7 @@ impl From<ErrorBody> for NoAnswer {
 }
 
 impl Images {
-    /// The images of a node that was told this. Nothing is opened yet.
+    /// Creates the images of a node with this configuration. Nothing is opened yet.
     pub(crate) fn new(config: &NodeConfig) -> Self {
         Self::in_folder(config.images.clone(), config.images_dir())
     }
@@ -107,17 +107,17 @@ impl Images {
         }
     }
 
-    /// The repository. A directory may be there only later than the node.
+    /// Returns the repository. A repository's directory may appear later than the node starts.
     ///
     /// # Errors
-    /// There is none, or it cannot be opened now.
+    /// No repository is configured, or the repository cannot be opened now.
     fn repository(&self) -> Result<&Repository, ErrorBody> {
         self.open().map_err(|error| match error {
             NoAnswer::Away(error) | NoAnswer::Refused(error) => error,
         })
     }
 
-    /// The same, and whether it is away.
+    /// Returns the repository; the error tells whether the repository is away.
     fn open(&self) -> Result<&Repository, NoAnswer> {
         if let Some(open) = self.repository.get() {
             return Ok(open);
@@ -133,7 +133,7 @@ impl Images {
         Ok(self.repository.get_or_init(|| opened))
     }
 
-    /// What is said while no answer comes.
+    /// Describes a slow repository.
     fn slowness(&self) -> String {
         match self.repository.get() {
             Some(repository) => format!("the repository {} is slow to answer", repository.shown()),
@@ -141,12 +141,12 @@ impl Images {
         }
     }
 
-    /// Whether this node knows a repository.
+    /// Returns true if this node has a repository.
     pub(crate) const fn has_repository(&self) -> bool {
         self.config.repository.is_some()
     }
 
-    /// Whether the repository says, in a moment, that it has what the image consists of.
+    /// Returns true if the repository confirms within [`ASKED`] to have the image's manifest.
     pub(crate) async fn has_image(&self, base: &BaseImage) -> bool {
         let asked = async {
             let id = manifest_of(base)?;
@@ -155,18 +155,19 @@ impl Images {
         matches!(tokio::time::timeout(ASKED, asked).await, Ok(Some(_)))
     }
 
-    /// What another node told of the image that a disk was created from, if it was not the repository.
+    /// Returns the answer of another node about the image from which a disk was created, if the repository did not
+    /// answer.
     pub(crate) fn told(&self, disk: &str, base: &BaseImage) -> Option<Told> {
         self.told.of(disk, &base.fetch)
     }
 
-    /// A disk fetches no more, or the repository is to be told of one that does.
+    /// Wakes [`uses::watch`]: a disk fetches no more, or the repository is to be told of a disk that fetches.
     pub(crate) fn release(&self) {
         self.released.notify_one();
     }
 }
 
-/// A repository's error for the API.
+/// Converts a repository's error for the API.
 fn body(error: &RepositoryError) -> ErrorBody {
     let code = match error {
         RepositoryError::NoImage { .. } => ErrorCode::NotFound,

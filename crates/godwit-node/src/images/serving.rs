@@ -1,5 +1,5 @@
-//! Gives a disk's engine what the disk has not fetched of its image: over a connection like that on which an owner pulls from
-//! the node that gave the disk away, with the image at its other end.
+//! Gives a disk's engine the missing parts of its image. The connection is like the one on which an owner pulls from
+//! the source of a move, but leads to the image.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,19 +24,19 @@ use crate::images::creation::manifest_of;
 use crate::images::peers::{self, Part};
 use crate::node::{Node, blocking};
 
-/// How long a connection that was lost stays lost, so that one which always is costs little.
+/// Time before a lost connection is opened again, to bound the cost of a connection that always fails.
 const AFTER_LOSS: Duration = Duration::from_millis(250);
-/// How long to wait before it is tried again to find out what the image consists of.
+/// Time between two attempts to find the image's manifest.
 const MANIFEST_RETRY: Duration = Duration::from_secs(2);
-/// For so long after a chunk could not be had, others that can do not mean that all is well: the disk asks for it
-/// again within that time.
+/// Time after a failed chunk during which success with other chunks does not clear the trouble. The disk asks again for
+/// the failed chunk within this time.
 const TROUBLE_LASTS: Duration = Duration::from_secs(3);
-/// After how long without an answer it is said that something is slow.
+/// Time without an answer after which the repository is reported as slow.
 const SLOW: Duration = Duration::from_secs(3);
-/// The longest frame that an engine sends on such a connection, without its header.
+/// The longest frame from an engine on such a connection, without its header.
 const LONGEST: u32 = 64;
 
-/// The disk's engine runs: gives it what the disk has to fetch, if it has to, as long as this engine runs.
+/// Gives the running engine of a disk the missing parts of its image, if any, for as long as this engine runs.
 pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
     let fetches = {
         let inner = disk.lock();
@@ -86,7 +86,7 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
     });
 }
 
-/// What the image consists of: as it is kept here, or, where that cannot be read, as another node or the repository has it.
+/// Returns the image's manifest: the kept one or, if unreadable, the one of another node or the repository.
 pub(super) async fn manifest(node: &Arc<Node>, id: ManifestId) -> Result<Arc<Manifest>, String> {
     let images = Arc::clone(node);
     let loaded = blocking(move || images.images.manifests.load(id)).await;
@@ -112,7 +112,7 @@ pub(super) async fn manifest(node: &Arc<Node>, id: ManifestId) -> Result<Arc<Man
     }
 }
 
-/// Whether this engine still serves the disk, and that fetches this.
+/// Returns true if this engine still serves the disk, and the disk still has this fetch.
 fn still_fetches(disk: &Disk, fetch: MigrationId, engine: &EngineHandle) -> bool {
     let inner = disk.lock();
     let same = |base: &crate::store::BaseImage| base.fetch == fetch.to_string();
@@ -124,7 +124,7 @@ fn still_fetches(disk: &Disk, fetch: MigrationId, engine: &EngineHandle) -> bool
     fetches && runs
 }
 
-/// What somebody who looks after the disk should know about where it fetches from; nothing when all is well.
+/// Records trouble with fetching for the disk's operator; nothing when all is well.
 fn tell(disk: &Disk, trouble: Option<String>) {
     let mut inner = disk.lock();
     if inner.image_trouble != trouble {
@@ -148,7 +148,7 @@ struct Source {
     manifest: Arc<Manifest>,
     id: ManifestId,
     fetch: MigrationId,
-    /// The chunk that could not be had last, and when.
+    /// The chunk that failed last, and the time of the failure.
     troubled: Arc<Mutex<Option<(ChunkId, Instant)>>>,
 }
 
@@ -211,7 +211,7 @@ impl Source {
             tasks.spawn(async move {
                 let (data, result) = match source.read(extent).await {
                     Some(data) => (data, Ok(())),
-                    // The disk asks again, and for something else meanwhile.
+                    // The disk asks again, and asks for other parts meanwhile.
                     None => (Vec::new(), Err(RequestError::NotServing)),
                 };
                 let zeroes = result.is_ok() && data.iter().all(|byte| *byte == 0);
@@ -225,14 +225,14 @@ impl Source {
                 if !zeroes {
                     bytes.extend_from_slice(&data);
                 }
-                // Nobody waits for it any more when the connection is lost.
+                // The receiver is gone when the connection is lost.
                 let _ = sender.send(bytes).await;
             });
             while tasks.try_join_next().is_some() {}
         }
     }
 
-    /// What the image has there. Nothing when that cannot be had now.
+    /// Returns the image's content of the extent, or nothing if a chunk cannot be had now.
     async fn read(&self, extent: Extent) -> Option<Vec<u8>> {
         let (start, end) = (extent.start().byte_offset(), extent.end().byte_offset());
         let mut data = vec![0; (end - start) as usize];
@@ -289,7 +289,7 @@ impl Source {
     }
 }
 
-/// A connection within this host, both ends. Nobody else's is taken for it.
+/// Opens a connection within this host and returns both ends. Connections of others are dropped.
 async fn pair() -> io::Result<(TcpStream, std::net::TcpStream)> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
     let ours = TcpStream::connect(listener.local_addr()?).await?;

@@ -1,4 +1,4 @@
-//! Bounds the handshakes that are not finished: strangers can open connections, but not hold them.
+//! A bound on unfinished handshakes: strangers can open connections, but not hold them.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::task::AbortHandle;
 
-/// Runs at most a fixed number of handshakes at once. One more ends the oldest, so that somebody
-/// who opens connections and says nothing cannot keep others out.
+/// Runs at most a fixed number of handshakes at once. A further handshake ends the oldest, so a client that opens
+/// connections and stays silent cannot keep others out.
 #[derive(Debug)]
 pub(crate) struct HandshakeSlots {
     limit: usize,
@@ -21,7 +21,7 @@ struct Running {
 }
 
 impl HandshakeSlots {
-    /// For at most `limit` handshakes, at least one.
+    /// Returns slots for at most `limit` handshakes, at least one.
     pub(crate) fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self {
             limit: limit.max(1),
@@ -46,14 +46,14 @@ impl HandshakeSlots {
         if running.handshakes.len() > self.limit
             && let Some((_, oldest)) = running.handshakes.pop_front()
         {
-            // The aborted task frees its slot when it is dropped, on another thread or later.
+            // The aborted task frees its slot when dropped, on another thread or later.
             drop(running);
             oldest.abort();
         }
     }
 }
 
-/// One handshake's place; freed on drop.
+/// The place of one handshake; freed on drop.
 struct Slot {
     slots: Arc<HandshakeSlots>,
     number: u64,

@@ -1,4 +1,4 @@
-//! Where clients of disks and other nodes connect.
+//! The listeners for clients of disks and for other nodes.
 
 pub(crate) mod handshake_slots;
 pub(crate) mod nbd;
@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use godwit_api::advice;
 
-/// Says that a listener could not take a connection, and waits for a moment: usually no file
-/// descriptors are left, and others must close some first.
+/// Logs that a listener could not accept a connection, and pauses briefly. Usually no file descriptors are left, and
+/// some must be closed first.
 pub(crate) async fn cannot_take(whom: &str, error: &io::Error) {
     match advice(&error.to_string()) {
         Some(advice) => tracing::warn!(%error, "cannot take {whom}: {advice}"),

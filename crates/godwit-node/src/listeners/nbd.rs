@@ -1,4 +1,4 @@
-//! Takes NBD clients: performs their handshake and hands them to the disk's engine.
+//! Accepts NBD clients: performs the handshake and hands the connection to the disk's engine.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,13 +27,13 @@ use crate::transport::Transport;
 use crate::transport::secure::SecureStream;
 use godwit_api::DiskState;
 
-/// Clients whose handshake is not finished, per listener.
+/// Unfinished handshakes, at most, per listener.
 const MAX_HANDSHAKES: usize = 128;
 
 /// Longest handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why a client did not get to the transmission phase.
+/// The reason for a client's failure to reach the transmission phase.
 #[derive(Debug, thiserror::Error)]
 enum ClientError {
     #[error(transparent)]
@@ -46,9 +46,9 @@ enum ClientError {
     Left,
 }
 
-/// A socket that clients connect with.
+/// A socket of an NBD client.
 trait ClientSocket: AsyncRead + AsyncWrite + AsFd + Unpin + Send + Sized + 'static {
-    /// The blocking socket.
+    /// Returns the socket in blocking mode.
     fn into_fd(self) -> io::Result<OwnedFd>;
 }
 
@@ -68,7 +68,7 @@ impl ClientSocket for UnixStream {
     }
 }
 
-/// Takes clients on the unix socket until the node is about to end.
+/// Accepts clients on the unix socket until the node is closing.
 pub(crate) async fn listen_unix(node: Arc<Node>, listener: UnixListener) {
     let slots = HandshakeSlots::new(MAX_HANDSHAKES);
     loop {
@@ -82,14 +82,14 @@ pub(crate) async fn listen_unix(node: Arc<Node>, listener: UnixListener) {
     }
 }
 
-/// Takes clients over TCP until the node is about to end; with `tls` they must use it.
+/// Accepts clients over TCP until the node is closing; with `tls`, clients must use TLS.
 pub(crate) async fn listen_tcp(node: Arc<Node>, listener: TcpListener, tls: Option<NodeTls>) {
     let slots = HandshakeSlots::new(MAX_HANDSHAKES);
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((socket, address)) => {
-                    // Replies are small; without the option they are only slower.
+                    // Replies are small; a failure here only costs speed.
                     let _ = socket.set_nodelay(true);
                     take(&node, &slots, socket, address.to_string(), tls.clone());
                 }
@@ -218,8 +218,8 @@ async fn start_tls<S: ClientSocket>(
     Ok(Transport::Tls(Box::new(stream)))
 }
 
-/// Whether a client may attach a disk: with TLS, what its certificate says. It is told before anything is
-/// said about the disk.
+/// Refuses a client that may not attach a disk: over TLS the certificate decides. Runs before any fact about the disk
+/// is disclosed.
 fn may_attach(holder: Option<&Holder>, disk: &str) -> Result<(), ExportRefusal> {
     match holder {
         Some(holder) if !holder.may_attach(disk) => Err(ExportRefusal::Policy(format!(
@@ -230,7 +230,7 @@ fn may_attach(holder: Option<&Holder>, disk: &str) -> Result<(), ExportRefusal> 
     }
 }
 
-/// The disks that clients can have now.
+/// Returns the names of the disks that clients can attach now.
 fn names(node: &Arc<Node>) -> Vec<String> {
     let serving = |disk: &crate::disks::disk::Disk| {
         let inner = disk.lock();
@@ -244,7 +244,7 @@ fn names(node: &Arc<Node>) -> Vec<String> {
         .collect()
 }
 
-/// The disk that a client asks for, if it may have it; with a place at it if it `enters`.
+/// Returns the disk that a client asks for, unless refused; with a place at the disk if the client `enters`.
 fn export(
     node: &Arc<Node>,
     name: &str,

@@ -1,4 +1,4 @@
-//! Takes connections of other nodes.
+//! Accepts connections of other nodes.
 
 use std::io;
 use std::sync::Arc;
@@ -25,14 +25,14 @@ use crate::transport::Transport;
 use crate::transport::secure::shake_hands;
 use crate::vms;
 
-/// Connections that have not said who they are.
+/// Unfinished handshakes and greetings, at most.
 const MAX_HANDSHAKES: usize = 64;
 
-/// How long a client that was turned away may take to notice, and how much is read meanwhile.
+/// Time for a refused client to notice the refusal, and bytes read meanwhile.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: u64 = 64 << 10;
 
-/// Takes connections until the node is about to end.
+/// Accepts connections until the node is closing.
 pub(crate) async fn listen(node: Arc<Node>, listener: TcpListener, tls: Option<NodeTls>) {
     let slots = HandshakeSlots::new(MAX_HANDSHAKES);
     loop {
@@ -57,13 +57,13 @@ pub(crate) async fn listen(node: Arc<Node>, listener: TcpListener, tls: Option<N
     }
 }
 
-/// Finds out who connected and what for.
+/// Identifies the node and the purpose of a connection.
 async fn welcome(
     node: &Arc<Node>,
     socket: TcpStream,
     tls: Option<&NodeTls>,
 ) -> Result<(), greeting::GreetingError> {
-    // Greetings are small and wait for each other; without the option they are only slower.
+    // Greetings are small and wait for each other; a failure here only costs speed.
     let _ = socket.set_nodelay(true);
     let mut connection = match tls {
         None => Transport::Plain(socket),
@@ -93,8 +93,8 @@ async fn accept_tls(socket: TcpStream, tls: &NodeTls) -> io::Result<PeerConnecti
             Ok(Transport::Tls(Box::new(stream)))
         }
         Ok(Err((error, mut socket))) => {
-            // The alert that says why must not be lost because the client's first bytes, which
-            // nobody reads, reset the connection.
+            // The client's first bytes stay unread. They must not reset the connection before the client has the TLS
+            // alert with the reason.
             let _ = socket.shutdown().await;
             let reading = async {
                 let mut rest = socket.take(LINGER_BYTES);
@@ -106,27 +106,27 @@ async fn accept_tls(socket: TcpStream, tls: &NodeTls) -> io::Result<PeerConnecti
     }
 }
 
-/// What a welcomed connection is for.
+/// The purpose of a welcomed connection.
 enum Action {
-    /// To see whether this node answers.
+    /// A check that this node answers.
     Probe,
-    /// An offer follows.
+    /// An offer of a disk follows.
     Offer,
-    /// It belongs to an offer that was accepted.
+    /// Belongs to an accepted offer.
     Join(tokio::sync::mpsc::Sender<(TrafficClass, PeerConnection)>),
-    /// Who owns the disk?
+    /// A question about the owner of a disk.
     Resolve(resolve::Answer),
-    /// I/O of clients that stayed.
+    /// Forwards I/O of clients that stayed at the source.
     Forward(Arc<crate::disks::disk::Disk>),
-    /// What the disk's owner lacks comes on it.
+    /// Pulls chunks that the disk's owner lacks.
     Pull(Arc<crate::disks::disk::Disk>),
-    /// Parts of images are asked for.
+    /// Requests for parts of images follow.
     Give(tokio::sync::OwnedSemaphorePermit),
-    /// A virtual machine is offered.
+    /// An offer of a VM follows.
     Machine,
-    /// The memory of a virtual machine whose offer was accepted.
+    /// Carries the memory of a VM whose offer was accepted.
     Memory(tokio::sync::mpsc::Sender<PeerConnection>),
-    /// A process moves.
+    /// Carries a moving process.
     Process,
 }
 
@@ -168,7 +168,7 @@ fn dispatch(
             hello.node
         )));
     }
-    // The authority vouches for a name, not for who may bring disks and run machines here.
+    // The authority vouches for a name, but does not say which nodes may bring disks and run VMs here.
     let own = &node.config.name;
     if node.peer(&hello.node).is_err() {
         return Err(identity(format!(
@@ -200,7 +200,7 @@ fn dispatch(
 }
 
 impl Action {
-    /// Answers, and hands the connection on: what follows takes longer than a handshake may.
+    /// Answers, and hands the connection on: the work that follows takes longer than a handshake may.
     async fn run(
         self,
         reply: godwit_core::wire::Reply,
@@ -227,14 +227,14 @@ impl Action {
                 tokio::spawn(incoming::take_offer(node, connection, hello));
             }
             Self::Join(streams) => {
-                // The migration may have been given up meanwhile: then it is closed.
+                // The migration may have ended meanwhile: the connection is then closed.
                 let _ = streams.send((hello.class, connection)).await;
             }
             Self::Machine => {
                 tokio::spawn(vms::take_machine(node, connection, hello));
             }
             Self::Memory(door) => {
-                // The VM may have been given up meanwhile: then it is closed.
+                // The VM's move may have ended meanwhile: the connection is then closed.
                 let _ = door.send(connection).await;
             }
             Self::Process => {

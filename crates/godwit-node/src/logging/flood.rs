@@ -1,28 +1,27 @@
-//! Which log lines are left out: decided per kind of line, so that whoever causes one kind without end
-//! hides no other.
+//! Limits repeated log lines. The limit counts each kind of line separately, so a flood of one kind hides no other
+//! kind.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-/// How long lines of a kind are counted before the count starts anew.
+/// Time before the count of a kind starts anew.
 pub(super) const PERIOD: Duration = Duration::from_secs(10);
 
-/// Lines of one place in the code about one subject (a disk, a machine, a peer) within a period.
+/// Lines of one place in the code about one subject (a disk, a VM, a peer) within a period, at most.
 const MOST_OF_SUBJECT: u32 = 20;
 
-/// Lines of one place in the code within a period, about whatever: subjects may be names that somebody
-/// invents.
+/// Lines of one place in the code within a period, at most, for all subjects together: a stranger may invent subjects.
 const MOST_OF_PLACE: u32 = 200;
 
-/// Subjects that are told apart at once, for all places together.
+/// Subjects told apart at once, at most, for all places together.
 const MOST_SUBJECTS: usize = 2048;
 
-/// Longest subject that is told apart by its name, in bytes.
+/// Longest subject told apart by its name, in bytes.
 const LONGEST_SUBJECT: usize = 128;
 
-/// Counts lines; `P` is a place in the code that writes them.
+/// Counts lines; `P` is a place in the code that writes lines.
 #[derive(Debug)]
 pub(super) struct Flood<P> {
     places: HashMap<P, Count>,
@@ -34,22 +33,22 @@ struct Count {
     since: Instant,
     written: u32,
     left_out: u64,
-    /// What one of those said.
+    /// The text of an omitted line.
     sample: String,
 }
 
-/// What was left out of the lines of one kind.
+/// A summary of the omitted lines of one kind.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct LeftOut<P> {
-    /// Where in the code.
+    /// The place in the code.
     pub(super) place: P,
-    /// About which disk, machine or peer; empty: about several, or none.
+    /// The disk, VM or peer; empty for several subjects or none.
     pub(super) subject: Box<str>,
-    /// How many lines.
+    /// Number of omitted lines.
     pub(super) lines: u64,
-    /// Within how many seconds.
+    /// Time in which the lines were omitted, in seconds.
     pub(super) seconds: u64,
-    /// What one of them said.
+    /// The text of an omitted line.
     pub(super) sample: String,
 }
 
@@ -63,7 +62,7 @@ impl<P> Default for Flood<P> {
 }
 
 impl<P: Clone + Eq + Hash> Flood<P> {
-    /// Whether a line is written now. One that is not is counted; `sample` says what it says.
+    /// Returns true if a line is to be written now. Counts the line otherwise; `sample` returns the line's text.
     pub(super) fn admit(
         &mut self,
         now: Instant,
@@ -84,7 +83,7 @@ impl<P: Clone + Eq + Hash> Flood<P> {
         };
         let in_place = self.places.entry(place.clone()).or_insert_with(new);
         let full = in_place.written >= MOST_OF_PLACE;
-        // Only what may still be written gets an entry, which bounds their number.
+        // An entry is made only for a subject that may still be written, which bounds the number of entries.
         let room = !full && self.subjects.len() < MOST_SUBJECTS;
         let own = match self.subjects.entry((place, subject.into())) {
             Entry::Occupied(entry) => Some(entry.into_mut()),
@@ -103,18 +102,17 @@ impl<P: Clone + Eq + Hash> Flood<P> {
         written
     }
 
-    /// Takes out what was left out in periods that have ended, and forgets those.
+    /// Takes out the summaries of ended periods, and forgets their counts.
     pub(super) fn ended(&mut self, now: Instant) -> Vec<LeftOut<P>> {
         let ends = |count: &Count| now.saturating_duration_since(count.since) >= PERIOD;
         self.take_out(now, ends)
     }
 
-    /// Takes out everything that was left out so far.
+    /// Takes out all summaries so far.
     pub(super) fn all(&mut self, now: Instant) -> Vec<LeftOut<P>> {
         self.take_out(now, |_| true)
     }
 
-    /// Whether nothing is counted.
     pub(super) fn is_empty(&self) -> bool {
         self.places.is_empty() && self.subjects.is_empty()
     }
@@ -156,7 +154,7 @@ impl Count {
 mod tests {
     use super::*;
 
-    /// Lines of those that are written.
+    /// Counts the written lines among `lines`.
     fn write(flood: &mut Flood<u8>, now: Instant, place: u8, subject: &str, lines: u32) -> u32 {
         (0..lines)
             .map(|line| u32::from(flood.admit(now, place, subject, || format!("line {line}"))))

@@ -1,4 +1,4 @@
-//! Log lines for systemd's journal, which has the time and takes the priority from a prefix (sd-daemon(3)).
+//! Log lines for systemd's journal, which adds the time and takes the priority from a prefix (sd-daemon(3)).
 
 use std::fmt;
 use std::os::fd::AsFd;
@@ -9,7 +9,7 @@ use tracing_subscriber::fmt::FmtContext;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Whether what is written to this file goes to the journal: the service manager named it in `JOURNAL_STREAM`.
+/// Returns true if the file leads to the journal: the service manager named the file in `JOURNAL_STREAM`.
 pub(super) fn takes(file: impl AsFd) -> bool {
     let named = std::env::var("JOURNAL_STREAM").unwrap_or_default();
     fstat(file).is_ok_and(|status| named == format!("{}:{}", status.st_dev, status.st_ino))
@@ -35,7 +35,7 @@ where
     }
 }
 
-/// The priority of syslog(3) for a level.
+/// Returns the priority of syslog(3) for a level.
 const fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,

@@ -1,4 +1,4 @@
-//! Keeps a guest, client or peer from filling the log: a filter over all lines, whoever causes them.
+//! A filter over all log lines that keeps a guest, client or peer from filling the log.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -12,13 +12,13 @@ use tracing_subscriber::layer::{Context, Filter};
 
 use super::flood::{Flood, LeftOut};
 
-/// How often it is looked whether a period has ended.
+/// Time between two checks for ended periods.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How much of a line's text is repeated when others like it were left out, in bytes.
+/// Longest sample of an omitted line, in bytes.
 const SAMPLE: usize = 300;
 
-/// What the process counts. Set once, like the process's subscriber.
+/// The counts of the process. Set once, like the process's subscriber.
 static COUNTED: OnceLock<Arc<Counted>> = OnceLock::new();
 
 type Place = (Identifier, Level);
@@ -26,7 +26,7 @@ type Place = (Identifier, Level);
 #[derive(Default)]
 struct Counted {
     flood: Mutex<Flood<Place>>,
-    /// Something is counted.
+    /// Signals that a first line was counted.
     begun: Condvar,
 }
 
@@ -35,7 +35,7 @@ impl Counted {
         self.flood.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells what was left out when a period has ended, also when no more lines come.
+    /// Writes the summaries of ended periods, also if no more lines come.
     fn watch(&self) {
         loop {
             let mut flood = self.lock();
@@ -53,7 +53,7 @@ impl Counted {
     }
 }
 
-/// Tells what was left out so far: the process is about to end.
+/// Writes the summaries so far, before the process ends.
 pub(crate) fn tell_left_out() {
     if let Some(counted) = COUNTED.get() {
         let all = counted.lock().all(Instant::now());
@@ -87,20 +87,19 @@ fn tell(left_out: &LeftOut<Place>) {
     }
 }
 
-/// Lets lines through unless there are too many of their kind. Those for debugging, which are written
-/// only when somebody asks for them, are never left out.
+/// Lets lines through up to a limit for each kind. Debug lines, which are written only on request, are never omitted.
 pub(super) struct Limit {
     counted: Arc<Counted>,
 }
 
 impl Limit {
-    /// The process's limit.
+    /// Returns the limit of the process.
     pub(super) fn new() -> Self {
         let counted = COUNTED.get_or_init(|| {
             let counted = Arc::<Counted>::default();
             let watched = Arc::clone(&counted);
             let name = String::from("log summaries");
-            // Without the thread lines are left out all the same, and told of at the end.
+            // Without the thread, lines are omitted all the same, and summed up at the end.
             let _ = thread::Builder::new()
                 .name(name)
                 .spawn(move || watched.watch());
@@ -119,8 +118,8 @@ impl<S: Subscriber> Filter<S> for Limit {
 
     fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
         let metadata = event.metadata();
-        // What was left out is bounded by what could be written. For fail points tests wait, and there are
-        // none in a release.
+        // Summaries are bounded by the lines that could be written. Tests wait for fail points, and a release has no
+        // fail points.
         let exempt = [module_path!(), "godwit_node::failpoint"];
         if *metadata.level() > Level::INFO || exempt.contains(&metadata.target()) {
             return true;
@@ -136,7 +135,7 @@ impl<S: Subscriber> Filter<S> for Limit {
     }
 }
 
-/// What a line is about, and what it says.
+/// The subject and the text of a line.
 #[derive(Default)]
 struct Fields {
     subject: String,
@@ -146,7 +145,7 @@ struct Fields {
 impl Visit for Fields {
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
-            // Whoever is named first: a disk or machine before a peer.
+            // The first subject wins: a disk or VM before a peer.
             "disk" | "vm" => value.clone_into(&mut self.subject),
             "peer" if self.subject.is_empty() => value.clone_into(&mut self.subject),
             _ => {}

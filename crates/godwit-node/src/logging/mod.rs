@@ -14,22 +14,22 @@ use tracing_subscriber::{EnvFilter, Layer, registry};
 use self::journal::Prioritized;
 pub(crate) use self::limit::tell_left_out;
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
     /// For people.
     #[default]
     Text,
-    /// One JSON object per line.
+    /// A JSON object per line.
     Json,
 }
 
-/// Sends the process's logs to standard error, with priorities when that is systemd's journal. `RUST_LOG` chooses what is logged; without it,
-/// everything from `info` up. Of lines that repeat without end, those beyond a few are counted instead.
-/// Does nothing when logging is set up already.
+/// Sends the process's logs to standard error, with priorities if standard error is systemd's journal. `RUST_LOG`
+/// selects the logged lines; the default is everything from `info` up. Beyond a few, endlessly repeated lines are
+/// counted instead of written. Does nothing if logging is set up already.
 pub fn init_logging(format: LogFormat) {
-    // What the TLS library warns of is what strangers send, such as an address for a name, of which nobody
-    // need know; why one was turned away is told where that happens.
+    // Warnings of the TLS library concern input from strangers, such as an address for a name. The listener logs the
+    // reason for a refused connection.
     let usual = || EnvFilter::new("info,rustls=error");
     let asked = std::env::var("RUST_LOG").unwrap_or_default();
     let asked = (!asked.is_empty()).then(|| EnvFilter::try_new(asked));
@@ -39,7 +39,7 @@ pub fn init_logging(format: LogFormat) {
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     let to_journal = journal::takes(std::io::stderr());
-    // The only failure is that the process has a subscriber, which then stays.
+    // The only failure is a subscriber that the process already has, which then stays.
     let _ = match (format, to_journal) {
         (LogFormat::Text, false) => registry().with(logs.with_filter(filter)).try_init(),
         (LogFormat::Text, true) => {

@@ -1,4 +1,4 @@
-//! Metrics in the text formats of OpenMetrics and Prometheus, gathered when they are asked for.
+//! Metrics in the text formats of OpenMetrics and Prometheus, gathered on request.
 
 mod nics;
 mod text;
@@ -23,10 +23,8 @@ use godwit_api::{
     Direction, Migration, MigrationPromise, PauseReason, VmMigration, VmMigrationPhase, VmState,
 };
 
-/// Microseconds in a second.
 const MICROS: f64 = 1e6;
 
-/// Milliseconds in a second.
 const MILLIS: f64 = 1e3;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -81,7 +79,7 @@ struct PauseLabels {
     reason: &'static str,
 }
 
-/// How metrics are written.
+/// The text format of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     /// OpenMetrics 1.0.
@@ -91,7 +89,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// What a client is given that says what it takes; the text format unless it knows OpenMetrics.
+    /// Returns the format for a client's `Accept` header: OpenMetrics if listed, otherwise the text format.
     pub(crate) fn of(accepted: &str) -> Self {
         if accepted.contains("application/openmetrics-text") {
             Self::OpenMetrics
@@ -100,7 +98,6 @@ impl Format {
         }
     }
 
-    /// Its media type.
     pub(crate) const fn media_type(self) -> &'static str {
         match self {
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
@@ -109,10 +106,10 @@ impl Format {
     }
 }
 
-/// All metrics of the node as text.
+/// Returns all metrics of the node as text.
 ///
 /// # Errors
-/// Nothing that happens: writing to a string does not fail.
+/// Never fails: the writer is a `String`.
 pub(crate) fn encode(node: &Arc<Node>, format: Format) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("godwit");
     registry.register_collector(Box::new(Collector {
@@ -132,14 +129,14 @@ struct Gathered {
     migrations: Vec<Migration>,
     ended: [(&'static str, u64); 2],
     peers: Vec<(String, bool)>,
-    /// What ends when, in seconds since 1970.
+    /// The end of each certificate, in seconds since 1970.
     certificates: Vec<(&'static str, i64)>,
     vms: Vec<(String, VmState)>,
     nics: Vec<api::Nic>,
-    /// Moves of VMs away from here that ended, oldest first.
+    /// Ended moves of VMs away from here, oldest first.
     vm_moves: Vec<VmMigration>,
     cpu_seconds: f64,
-    /// Bytes of images' chunks, by where they came from.
+    /// Bytes of images' chunks, by source.
     image_bytes: [(&'static str, u64); 3],
 }
 

@@ -23,7 +23,7 @@ struct KindLabels {
 
 type Kinds = fn(&NicCounters) -> Vec<(&'static str, u64)>;
 
-/// What is counted, what it is, and its numbers, each of a kind.
+/// Name, help and numbers of each counter, one number a kind.
 const COUNTERS: [(&str, &str, Kinds); 3] = [
     (
         "nic_packets",

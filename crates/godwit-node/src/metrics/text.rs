@@ -1,11 +1,11 @@
 //! Prometheus' own text format, made from the OpenMetrics text.
 //!
-//! They differ in little here: OpenMetrics describes a counter under its name without `_total`, and has a
-//! line for the end.
+//! The formats differ in little here: OpenMetrics describes a counter under its name without `_total`, and has a line
+//! for the end.
 
 use std::collections::HashSet;
 
-/// The same metrics in the text format 0.0.4.
+/// Returns the same metrics in the text format 0.0.4.
 pub(super) fn from_openmetrics(metrics: &str) -> String {
     let counters: HashSet<&str> = metrics
         .lines()
@@ -25,7 +25,7 @@ pub(super) fn from_openmetrics(metrics: &str) -> String {
     text
 }
 
-/// The parts of a line that describes: of what kind, of which metric, and what it says.
+/// Returns the parts of a line of metadata: its kind, its metric, and its text.
 fn described(line: &str) -> Option<(&str, &str, &str)> {
     let rest = line.strip_prefix("# ")?;
     let (what, rest) = rest.split_once(' ').unwrap_or((rest, ""));

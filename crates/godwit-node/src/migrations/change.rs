@@ -1,4 +1,4 @@
-//! Goes on otherwise with a migration that is under way.
+//! Changes a migration under way.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,11 @@ use godwit_api::{
     SwitchMigration,
 };
 
-/// Changes a migration of a disk that leaves this node.
+/// Changes the outgoing migration of a disk.
 ///
 /// # Errors
-/// There is none such, it has ended, it is too late, or the request makes no sense: nothing has changed then.
+/// The migration does not exist, has ended or can no longer change, or the request is invalid. Nothing has changed
+/// then.
 pub(crate) async fn change(
     node: &Arc<Node>,
     id: &str,
@@ -28,7 +29,7 @@ pub(crate) async fn change(
     carry_out(node, id, request, None).await
 }
 
-/// The same where the node chose, for this reason.
+/// The same for a change chosen by the node, with its reason.
 ///
 /// # Errors
 /// As [`change`].
@@ -55,7 +56,7 @@ async fn carry_out(
     let disk = node.disks.get(&view.disk)?;
     let (reply, answer) = oneshot::channel();
     let reply = move |changed| {
-        // The request that waits for it may be gone.
+        // The waiting request may be gone.
         let _ = reply.send(changed);
     };
     let engine = disk
@@ -68,7 +69,7 @@ async fn carry_out(
     }
     let changed = answer.await.unwrap_or(Err(ChangeError::NoMigration));
     changed.map_err(|error| refused(&view, &error, "see 'godwit migration show'"))?;
-    // Stored together with the record that gives the disk away.
+    // Stored together with the record by which the disk is given away.
     disk.lock().entry.max_bandwidth = wanted.settings.max_bandwidth;
     tracing::info!(
         disk = disk.name,
@@ -87,10 +88,10 @@ async fn carry_out(
     Ok(table::live(node, id, view))
 }
 
-/// Sees whether a migration could be changed like that.
+/// Checks that a migration could be changed as requested.
 ///
 /// # Errors
-/// Those of [`change`] that can be foreseen.
+/// The foreseeable errors of [`change`].
 pub(crate) fn check(
     node: &Node,
     view: &Migration,
@@ -107,7 +108,7 @@ fn refused(view: &Migration, why: &dyn std::fmt::Display, hint: &str) -> ErrorBo
     ErrorBody::new(ErrorCode::Conflict, text).hint(hint)
 }
 
-/// What a request asks for.
+/// The requested change.
 struct Wanted {
     change: MigrationChange,
     settings: MigrationSettings,
@@ -228,7 +229,7 @@ fn invalid(view: &Migration, why: &str, hint: &str) -> ErrorBody {
     ErrorBody::new(ErrorCode::Invalid, text).hint(hint)
 }
 
-/// What is to be pushed from now on, if the policy is to change.
+/// Returns the push settings from now on, if the policy is to change.
 fn push(view: &Migration, request: &SwitchMigration) -> Result<Option<PushSettings>, ErrorBody> {
     let of_pushing = request.push_threshold.is_some() || request.push_seconds.is_some();
     let usual = godwit_core::PushOptions::default();

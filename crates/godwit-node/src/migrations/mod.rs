@@ -23,7 +23,7 @@ use crate::failpoint;
 use crate::node::Node;
 use godwit_api::{ErrorBody, ErrorCode, MigrationPhase};
 
-/// Takes a controller's event about a disk.
+/// Handles a controller's event about a disk.
 pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Event) {
     match event {
         Event::PhaseEntered { migration, phase } => {
@@ -79,7 +79,7 @@ pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Even
             lacking::forget(node, disk).await;
             let error = aborted(&disk.name, reason, None, node.is_closing());
             table::end(node, disk, migration, Err(error)).await;
-            // It ends the engine, whose events this task handles.
+            // Spawned: discarding ends the engine, whose events this task handles.
             tokio::spawn(incoming::discard(
                 Arc::clone(node),
                 Arc::clone(disk),
@@ -107,15 +107,14 @@ pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Even
             tracing::info!(disk = disk.name, %migration, "the disk has left, and needs its image here no more");
             lacking::forget(node, disk).await;
         }
-        // Stored where records are.
-        // An engine tells of a base by an event of its own.
+        // Sharing is stored in the same place as records. A new base has an event of its own.
         Event::SharingChanged { .. } | Event::BecameBase { .. } => {}
         Event::OwnerMoved => forward::start(node, disk),
         Event::NeedPeer { migration } => resolve::start(node, disk, migration),
     }
 }
 
-/// The engine that took part in a migration has ended by itself.
+/// Ends a migration whose engine ended by itself.
 pub(crate) async fn engine_failed(
     node: &Arc<Node>,
     disk: &Arc<Disk>,
@@ -132,7 +131,7 @@ pub(crate) async fn engine_failed(
     incoming::discard(Arc::clone(node), Arc::clone(disk), migration).await;
 }
 
-/// An operator took the disk while this migration was not decided.
+/// Ends a migration still undecided when an operator claimed the disk.
 pub(crate) async fn claimed(node: &Arc<Node>, disk: &Arc<Disk>, migration: MigrationId) {
     let text = format!(
         "the migration of disk {} was not decided when an operator claimed the disk",
@@ -143,7 +142,7 @@ pub(crate) async fn claimed(node: &Arc<Node>, disk: &Arc<Disk>, migration: Migra
     table::end(node, disk, migration, Err(error)).await;
 }
 
-/// The phase for the API, while the migration has not ended.
+/// Converts the phase for the API, while the migration has not ended.
 const fn under_way(phase: Phase) -> Option<MigrationPhase> {
     Some(match phase {
         Phase::Copying => MigrationPhase::Copying,
@@ -157,8 +156,8 @@ const fn under_way(phase: Phase) -> Option<MigrationPhase> {
     })
 }
 
-/// Why a migration ended without moving the disk, and what to do about it. `closing`: this node is about to end, which
-/// cancels what its disks do.
+/// Returns the error of a migration that ended without moving the disk, with the remedy. `closing` is true if this node
+/// is about to end, which cancels the activities of its disks.
 fn aborted(disk: &str, reason: AbortReason, mismatch: Option<Extent>, closing: bool) -> ErrorBody {
     if closing && reason == AbortReason::Cancelled {
         let text = format!("the migration of disk {disk} ended: this node was stopped meanwhile");

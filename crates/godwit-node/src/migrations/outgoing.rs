@@ -40,17 +40,17 @@ const COPY_CONNECTIONS: u8 = 2;
 /// Longest wait for the answer to an offer: the destination makes an image meanwhile.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a request waits for copying to begin before it is answered without that.
+/// Longest wait of a request for copying to begin.
 const ANSWER_AFTER: Duration = Duration::from_millis(1500);
 
-/// How long a cancelled migration may take to end.
+/// Time limit for a cancelled migration to end.
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
-/// Starts to move a disk. Returns once copying has begun, or after [`ANSWER_AFTER`] while the other
-/// node has not answered the offer.
+/// Starts to move a disk. Returns once copying has begun, or after [`ANSWER_AFTER`] while the other node has not
+/// answered the offer.
 ///
 /// # Errors
-/// The request makes no sense, the peer cannot be reached, or it refused.
+/// The request is invalid, the peer cannot be reached, or the peer refused.
 pub(crate) async fn start(
     node: &Arc<Node>,
     request: MigrateRequest,
@@ -68,8 +68,8 @@ pub(crate) async fn start(
     start_in(node, request, None).await
 }
 
-/// As [`start`], for a disk of a machine that moves: the disk waits until it is told to switch over,
-/// and does so together with its group.
+/// As [`start`], for a disk of a moving machine: the disk waits for the order to switch over, and switches over
+/// together with its group.
 ///
 /// # Errors
 /// As [`start`].
@@ -170,7 +170,7 @@ pub(crate) async fn start_in(
     };
     let mut attempt = tokio::spawn(attempt.run(guard, cancelled, (capacity, record), interface));
     match tokio::time::timeout(ANSWER_AFTER, &mut attempt).await {
-        // The other node takes its time; the migration tells how it goes on.
+        // The other node takes its time; the migration's view shows the rest.
         Err(_) => {}
         Ok(Ok(started)) => started?,
         Ok(Err(error)) => {
@@ -191,41 +191,41 @@ fn given_up(disk: &Disk, code: ErrorCode, how: &str) -> ErrorBody {
     )
 }
 
-/// Bytes that the disk's image takes: its size, when the system does not tell.
+/// Returns the bytes occupied by the disk's image, or the disk's size if unknown.
 async fn taken(disk: &Disk, capacity: Sectors) -> Result<u64, ErrorBody> {
     let path = disk.lock().entry.path.clone();
     let allocated = blocking(move || image::allocated(&path)).await?;
     Ok(allocated.unwrap_or(capacity.bytes().0))
 }
 
-/// What came of an offer that was accepted.
+/// The result of an accepted offer.
 struct Connected {
     streams: PeerStreams,
-    /// The optional parts of the protocol that both nodes use.
+    /// The features used by both nodes.
     agreed: Features,
-    /// What the destination holds of the disk.
+    /// The destination's older copy of the disk.
     older_copy: OlderCopy,
 }
 
-/// One migration that is about to start.
+/// A migration about to start.
 struct Attempt {
     node: Arc<Node>,
     disk: Arc<Disk>,
     peer: PeerConfig,
     id: MigrationId,
     settings: MigrationSettings,
-    /// Where the destination is to put it.
+    /// The requested place at the destination.
     place: Option<Place>,
     promise: Promise,
     group: Option<Arc<SwitchGroup>>,
-    /// The image that the disk does not bring along.
+    /// The base image that the disk leaves behind.
     on_image: Option<BaseImage>,
-    /// What it is asked for if the disk has to bring all of it after all.
+    /// The settings for a move of the whole disk after all.
     as_whole: MigrationSettings,
 }
 
 impl Attempt {
-    /// Brings the migration to where the engine goes on, or ends it.
+    /// Brings the migration to the start of the engine's part, or ends the migration.
     async fn run(
         mut self,
         guard: ActivityGuard,
@@ -268,8 +268,8 @@ impl Attempt {
         Ok(())
     }
 
-    /// Has the offer accepted, and gets the memory ready. A disk that could stay on its image, and has all of it, is
-    /// offered as a whole to a node that does not get at the image.
+    /// Gets the offer accepted and prepares the chunk memory. If the destination cannot reach the base image, a disk
+    /// that fetches nothing more from the image is offered as a whole.
     async fn prepare(
         &mut self,
         capacity: Sectors,
@@ -435,7 +435,7 @@ impl Attempt {
         self.node.dialer.dial(&self.peer, hello).await
     }
 
-    /// What the engine is to do with a node that knows these parts of the protocol and holds this of the disk.
+    /// Returns the engine's options for a node with these features and this older copy.
     fn options(&self, agreed: Features, older_copy: OlderCopy) -> MigrationOptions {
         let flight = InFlight::of(&self.settings);
         MigrationOptions {
@@ -474,7 +474,7 @@ impl Attempt {
         }
     }
 
-    /// Memory for the chunks, ready for use.
+    /// Allocates the memory for the chunks.
     async fn memory(&self) -> Result<ChunkMemory, ErrorBody> {
         let engine = self.disk.engine().ok_or_else(|| self.engine_ended())?;
         let options = self.options(Features::default(), OlderCopy::None);
@@ -509,7 +509,7 @@ impl Attempt {
     ) -> Result<(), ErrorBody> {
         let engine = {
             let mut inner = self.disk.lock();
-            // Stored together with the record that gives the disk away.
+            // Stored together with the record by which the disk is given away.
             inner.entry.counterpart = Some(self.peer.name.clone());
             inner.entry.max_bandwidth = self.settings.max_bandwidth;
             inner.group.clone_from(&self.group);
@@ -517,12 +517,12 @@ impl Attempt {
         }
         .ok_or_else(|| self.engine_ended())?;
         if self.on_image.is_none() {
-            // An earlier attempt may have left one.
+            // An earlier attempt may have left a comparison.
             engine.forget_comparison();
         }
         let (reply, answer) = oneshot::channel();
         let reply = move |result| {
-            // The request that waits for it may be gone.
+            // The waiting request may be gone.
             let _ = reply.send(result);
         };
         engine.start_source(
@@ -546,7 +546,7 @@ impl Attempt {
 /// Cancels a migration of either direction.
 ///
 /// # Errors
-/// There is none such, it has ended, or it is too late: the disk is given away.
+/// The migration does not exist or has ended, or the disk is already given away.
 pub(crate) async fn cancel(node: &Arc<Node>, id: &str) -> Result<Migration, ErrorBody> {
     let deadline = tokio::time::Instant::now() + CANCEL_WAIT;
     let (id, view) = node.migrations.get(id)?;
@@ -582,7 +582,8 @@ pub(crate) async fn cancel(node: &Arc<Node>, id: &str) -> Result<Migration, Erro
     }
 }
 
-/// Cancels what the disk's engine moves in or out; false when it is too late.
+/// Cancels the migration in the disk's engine. Returns false if the disk is already given away, or the engine has
+/// ended.
 pub(crate) async fn cancel_in_engine(disk: &Arc<Disk>) -> bool {
     let Some(engine) = disk.engine() else {
         return false;

@@ -1,4 +1,4 @@
-//! What a migration promises the guest: what was asked for, measured against what the guest has.
+//! The promise of a migration to the guest: the request, checked against the guest's measured latency.
 
 use std::time::Duration;
 
@@ -9,40 +9,38 @@ use tokio::sync::oneshot;
 
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// Fewer requests than this say nothing about the guest's latency.
+/// Fewest requests for a statement about the guest's latency.
 const FEWEST_REQUESTS: u64 = 100;
 
-/// Fewer than this say nothing about its 99.99th percentile.
+/// Fewest requests for a statement about the 99.99th percentile.
 const FEWEST_FOR_AUTOMATIC: u64 = 10_000;
 
-/// Requests of a million that may take longer than a migration promises by itself: it promises the
-/// 99.99th percentile.
+/// Requests in a million that may exceed the limit of an automatic promise, which is about the 99.99th percentile.
 const AUTOMATIC_ALLOWANCE: u32 = 100;
 
-/// The shortest latency that a migration promises by itself. A longer one lets so much be in flight
-/// that a guest which hardly gets what it needs loses a part of it.
+/// The shortest limit of an automatic promise. A longer limit allows so much data in flight that a guest with hardly
+/// enough throughput loses a part of it.
 const LEAST_LIMIT: Duration = Duration::from_millis(3);
 
-/// The longest that it promises a guest that takes all it can get, only because such a guest gets less
-/// while its disk moves.
+/// The longest limit promised to a closed-loop guest just because such a guest gets less while its disk moves.
 const MOST_FOR_CLOSED_LOOP: Duration = Duration::from_millis(20);
 
-/// The shortest that it promises a guest whose latency is not known well.
+/// The shortest limit promised to a guest whose latency is not known well.
 const IDLE_LIMIT: Duration = Duration::from_millis(10);
 
-/// The promise that is asked for.
+/// The requested promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
-    /// A quarter more than the guest has now.
+    /// A quarter above the guest's current latency.
     Auto,
-    /// None.
+    /// No promise.
     Off,
-    /// This one.
+    /// This target.
     Target(LatencyTarget),
 }
 
 impl Asked {
-    /// Reads `auto`, `off` or a target; nothing is `auto`.
+    /// Parses `auto`, `off` or a target. No text means `auto`.
     ///
     /// # Errors
     /// [`ErrorCode::Invalid`].
@@ -62,18 +60,18 @@ impl Asked {
     }
 }
 
-/// The guest's latency lately, without a migration.
+/// The guest's recent latency without a migration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
     requests: u64,
     load: Option<GuestLoad>,
     median: Duration,
-    /// At the percentile that is to be promised.
+    /// At the promised percentile.
     promised: Duration,
 }
 
 impl Measured {
-    /// How long a guest may wait that takes all it can get, because it gets less while its disk moves.
+    /// Returns the longest wait of a closed-loop guest, which gets less while its disk moves.
     fn share(&self) -> Duration {
         let takes_all = self
             .load
@@ -86,23 +84,23 @@ impl Measured {
     }
 }
 
-/// What is promised, and what the user should know about it.
+/// The promise, with the warnings for the user.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Promise {
     pub(crate) target: Option<LatencyTarget>,
-    /// What the guest asks for now: room for as much is promised by `auto`. `None` if the user stated the promise.
+    /// The guest's current load: `auto` promises room for as much. `None` if the user stated the promise.
     pub(crate) guest_load: Option<GuestLoad>,
-    /// The longest that a guest waits for the migration when it wakes up. `None` when nobody asked
-    /// for a latency and the guest has shown none: the migration goes by its own measure then.
+    /// The longest wait of a waking guest for the migration. `None` if no latency was requested and the guest has shown
+    /// none: the migration then uses its own limit.
     pub(crate) wake_up_limit: Option<Duration>,
     pub(crate) warnings: Vec<String>,
 }
 
-/// Asks the engine what the guest's latency was lately. `None` when the engine has ended.
+/// Asks the engine for the guest's recent latency. Returns `None` if the engine has ended.
 pub(crate) async fn measure(engine: Option<EngineHandle>) -> Option<LatencyBaseline> {
     let (reply, answer) = oneshot::channel();
     let reply = move |baseline| {
-        // The request that waits for it may be gone.
+        // The waiting request may be gone.
         let _ = reply.send(baseline);
     };
     engine?.latency_baseline(Box::new(reply));
@@ -110,7 +108,7 @@ pub(crate) async fn measure(engine: Option<EngineHandle>) -> Option<LatencyBasel
 }
 
 impl Measured {
-    /// What of the guest's latency matters for what is asked for. `None` when nothing is promised.
+    /// Returns the latency at the requested percentile. `None` without a promise.
     fn of(baseline: &LatencyBaseline, asked: Asked) -> Option<Self> {
         let quantile = match asked {
             Asked::Off => return None,
@@ -130,12 +128,11 @@ fn quantile(allowed_per_million: u32) -> f64 {
     f64::from(1_000_000 - allowed_per_million) / 1e6
 }
 
-/// Settles what is promised to a guest that had this latency without a migration: at its start, and when another promise
-/// takes its place.
+/// Settles the promise to a guest with this latency without a migration: at the start, and when another promise
+/// replaces the first.
 ///
 /// # Errors
-/// [`ErrorCode::Invalid`] when the target is shorter than half of the guest's requests take without
-/// a migration.
+/// [`ErrorCode::Invalid`] if the target is below the median latency of the guest's requests without a migration.
 pub(crate) fn settle(
     disk: &str,
     asked: Asked,
@@ -158,7 +155,7 @@ fn settle_for(disk: &str, asked: Asked, measured: Option<Measured>) -> Result<Pr
             Some(target)
         }
     };
-    // A target speaks of latency alone; what room it leaves beyond that is the migration's.
+    // A stated target is about latency alone: any throughput left over belongs to the migration.
     let guest_load = (asked == Asked::Auto).then(|| {
         let seen = measured.and_then(|measured| measured.load);
         seen.unwrap_or(GuestLoad::NOT_SEEN)
@@ -195,7 +192,7 @@ fn automatic(measured: Option<Measured>) -> LatencyTarget {
     }
 }
 
-/// What there is to say about a target in view of what the guest has now.
+/// Compares a target with the guest's current latency. Returns a warning if the target is tight.
 fn compare(
     disk: &str,
     target: LatencyTarget,
@@ -334,7 +331,7 @@ mod tests {
             assert!(error.message.contains(part), "{part}: {}", error.message);
         }
         assert!(error.hint.is_some());
-        // Of an idle guest nothing is known.
+        // Nothing is known of an idle guest.
         let idle = guest(99, 3000, 5000);
         let promise = settle_for("root", target("p99<2ms"), idle).expect("a promise");
         assert!(promise.warnings.is_empty());

@@ -1,28 +1,28 @@
-//! How fast a migration goes, as it went lately.
+//! The recent speed of a migration.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use godwit_api::MigrationPhase;
 
-/// How far back the rate looks: over several pauses, so that it includes them.
+/// Length of the window: long enough for several pauses, which count.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Shorter than this, a rate would be a guess.
+/// Shortest span with a meaningful rate.
 const SHORTEST: Duration = Duration::from_millis(400);
 
-/// What was measured at one time.
+/// A measurement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
     pub(super) at: Instant,
     pub(super) phase: MigrationPhase,
-    /// Bytes that the pass has finished.
+    /// Bytes finished by the pass.
     pub(super) done: u64,
-    /// Bytes that the pass still has to finish, and delayed writes still have to bring.
+    /// Bytes still to be finished by the pass, plus delayed writes still to be sent.
     pub(super) left: u64,
 }
 
-/// The samples of the last ten seconds of one pass.
+/// The samples of the last ten seconds of a pass.
 #[derive(Debug, Default)]
 pub(super) struct RecentRate {
     samples: VecDeque<Sample>,
@@ -35,7 +35,7 @@ impl RecentRate {
             self.samples.clear();
         }
         self.samples.push_back(sample);
-        // One that is older than the period stays: the period must be covered.
+        // A sample older than the period stays: the period must be covered.
         while self
             .samples
             .get(1)
@@ -45,21 +45,20 @@ impl RecentRate {
         }
     }
 
-    /// The first and the last sample, and the seconds between them.
+    /// Returns the first and the last sample, and the seconds in between.
     fn span(&self) -> Option<(&Sample, &Sample, f64)> {
         let (first, last) = (self.samples.front()?, self.samples.back()?);
         let elapsed = last.at.duration_since(first.at);
         (elapsed >= SHORTEST).then_some((first, last, elapsed.as_secs_f64()))
     }
 
-    /// Bytes per second that the pass finished.
+    /// Returns the bytes per second finished by the pass.
     pub(super) fn rate(&self) -> Option<f64> {
         let (first, last, seconds) = self.span()?;
         Some((last.done - first.done) as f64 / seconds)
     }
 
-    /// Seconds until nothing is left, if it goes on shrinking like this; `None` when it does not
-    /// shrink.
+    /// Returns the seconds until nothing is left at the current rate, or `None` if the rest does not shrink.
     pub(super) fn seconds_left(&self) -> Option<f64> {
         let (first, last, seconds) = self.span()?;
         let shrunk = first.left.saturating_sub(last.left) as f64 / seconds;
@@ -71,7 +70,7 @@ impl RecentRate {
 mod tests {
     use super::*;
 
-    /// One sample a second: bytes done, bytes left.
+    /// Adds a sample a second, each with its bytes done and bytes left.
     fn rate_of(samples: &[(u64, u64)]) -> RecentRate {
         let start = Instant::now();
         let mut recent_rate = RecentRate::default();

@@ -1,4 +1,4 @@
-//! What is known about migrations: those under way, and the last ended ones.
+//! The table of migrations: migrations under way, and the last ended ones.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,20 +24,20 @@ use godwit_api::{
     MigrationSettings,
 };
 
-/// Ended migrations that are remembered.
+/// Most ended migrations remembered.
 const MAX_ENDED: usize = 1000;
 
-/// How often the rate of migrations under way is measured.
+/// Time between two measurements of the migrations under way.
 pub(crate) const SAMPLE_EVERY: Duration = Duration::from_millis(500);
 
-/// How long the engine may take to publish how a migration ended.
+/// Time limit for the engine to publish the end of a migration.
 const FINAL_PROGRESS_WAIT: Duration = Duration::from_millis(500);
 
 /// Migrations under way and ended.
 #[derive(Debug, Default)]
 pub(crate) struct Migrations {
     table: Mutex<Table>,
-    /// Told whenever a migration has ended.
+    /// Notified whenever a migration has ended.
     ended: Notify,
 }
 
@@ -53,18 +53,18 @@ struct Tracked {
     number: u64,
     id: MigrationId,
     view: Migration,
-    /// When the offer was accepted.
+    /// The time when the offer was accepted.
     accepted: Option<Instant>,
-    /// The parts of the protocol that both nodes know, once the engine has the migration.
+    /// The features known to both nodes, once the engine has the migration.
     agreed: Option<Features>,
-    /// Tells the task that makes the offer to give up.
+    /// Stops the task of the offer.
     cancelled: Arc<Notify>,
     recent_rate: RecentRate,
-    /// What keeps it from its end, and since when something does.
+    /// The current obstacle, and the start of the obstruction.
     obstructed: Option<(Obstacle, Instant)>,
-    /// Bytes of the disk that are no holes, as far as that is known.
+    /// Bytes of the disk without its holes, as far as known.
     data: u64,
-    /// What latency the guest had before, until the migration has ended.
+    /// The guest's latency before, until the migration has ended.
     baseline: Option<LatencyBaseline>,
     lately: LatelySent,
 }
@@ -73,12 +73,12 @@ struct Tracked {
 #[derive(Debug)]
 pub(super) struct Chosen {
     pub(super) view: Migration,
-    /// What keeps it from its end, and for how long something has.
+    /// The current obstacle, and how long the migration has been obstructed.
     pub(super) obstacle: Option<(Obstacle, Duration)>,
     pub(super) pace: Option<Pace>,
 }
 
-/// What is known of a migration when it begins.
+/// The facts of a new migration.
 #[derive(Debug)]
 pub(crate) struct Begin {
     pub(crate) id: MigrationId,
@@ -89,17 +89,16 @@ pub(crate) struct Begin {
     pub(crate) phase: MigrationPhase,
     pub(crate) options: Option<MigrationSettings>,
     pub(crate) bytes_total: u64,
-    /// Bytes of the disk that are no holes, as far as that is known.
+    /// Bytes of the disk without its holes, as far as known.
     pub(crate) data: u64,
-    /// What latency the guest had before.
+    /// The guest's latency before.
     pub(crate) baseline: Option<LatencyBaseline>,
     pub(crate) warnings: Vec<String>,
 }
 
 impl Migrations {
-    /// Takes the migrations that were stored. One that had not ended did so with the node, unless
-    /// `open` says that its disk still waits for the outcome. Returns those that are changed by
-    /// that, to be stored.
+    /// Takes the stored migrations. Aborts unfinished ones, which ended with the node, unless `open` reports that the
+    /// disk still waits for the outcome. Returns the aborted migrations, to be stored.
     pub(crate) fn restore(
         &self,
         stored: Vec<(u64, Migration)>,
@@ -148,8 +147,7 @@ impl Migrations {
         changed
     }
 
-    /// A migration begins. Returns its number in the store, what is to be stored, and what tells
-    /// its task to give up.
+    /// Adds a migration. Returns its number in the store, the view to store, and the notifier to stop its task.
     pub(crate) fn begin(&self, begin: Begin) -> (u64, Migration, Arc<Notify>) {
         let mut table = self.lock();
         let number = table.next;
@@ -204,30 +202,30 @@ impl Migrations {
         (number, view, cancelled)
     }
 
-    /// The offer of a migration was accepted.
+    /// Records the acceptance of a migration's offer.
     pub(crate) fn accepted(&self, id: MigrationId) {
         self.change(id, |tracked| tracked.accepted = Some(Instant::now()));
     }
 
-    /// An engine goes on with the migration, between nodes that know these parts of the protocol.
+    /// Records that an engine runs the migration, between nodes with these features.
     pub(crate) fn goes_on(&self, id: MigrationId, agreed: Features) {
         self.change(id, |tracked| tracked.agreed = Some(agreed));
     }
 
-    /// The parts of the protocol that both nodes of a migration know; nothing before an engine goes on with it.
+    /// Returns the features known to both nodes of a migration; nothing before an engine runs the migration.
     pub(crate) fn agreed(&self, id: MigrationId) -> Option<Features> {
         let table = self.lock();
         table.all.iter().find(|tracked| tracked.id == id)?.agreed
     }
 
-    /// What latency the guest had before a migration that is under way.
+    /// Returns the guest's latency from before a migration under way.
     pub(super) fn baseline(&self, id: &str) -> Option<LatencyBaseline> {
         let table = self.lock();
         let mut all = table.all.iter();
         all.find(|tracked| tracked.view.id == id)?.baseline.clone()
     }
 
-    /// A migration goes on with other options. Its number and what is to be stored.
+    /// Sets other options. Returns the migration's number and the view to store.
     pub(crate) fn set_options(
         &self,
         id: MigrationId,
@@ -241,7 +239,7 @@ impl Migrations {
         Some((tracked.number, tracked.view.clone()))
     }
 
-    /// A migration entered a phase.
+    /// Records a migration's new phase.
     pub(crate) fn enter(&self, id: MigrationId, phase: MigrationPhase) {
         self.change(id, |tracked| {
             if !tracked.view.phase.ended() {
@@ -250,12 +248,12 @@ impl Migrations {
         });
     }
 
-    /// Tells the task that makes a migration's offer to give up.
+    /// Stops the task of a migration's offer.
     pub(crate) fn cancel_offer(&self, id: MigrationId) {
         self.change(id, |tracked| tracked.cancelled.notify_one());
     }
 
-    /// Ends a migration, once. Returns its number and what is to be stored.
+    /// Ends a migration, once. Returns its number and the view to store.
     pub(crate) fn end(
         &self,
         id: MigrationId,
@@ -289,15 +287,15 @@ impl Migrations {
         Some(ended)
     }
 
-    /// All migrations as they are stored here, oldest first.
+    /// Returns all migrations in the table, oldest first.
     pub(crate) fn all(&self) -> Vec<Migration> {
         self.lock().all.iter().map(Tracked::view).collect()
     }
 
-    /// One migration as it is stored here.
+    /// Returns a migration from the table.
     ///
     /// # Errors
-    /// [`ErrorCode::Invalid`] when the id is none, [`ErrorCode::NotFound`].
+    /// [`ErrorCode::Invalid`] if the id cannot be parsed, [`ErrorCode::NotFound`].
     pub(crate) fn get(&self, id: &str) -> Result<(MigrationId, Migration), ErrorBody> {
         let shown: String = id.chars().take(64).collect();
         let parsed = id.parse::<MigrationId>().map_err(|error| {
@@ -319,10 +317,10 @@ impl Migrations {
         Ok((parsed, tracked.view()))
     }
 
-    /// The same once it has ended, or as it is after so long.
+    /// Returns a migration once ended, or after `wait` in any case.
     ///
     /// # Errors
-    /// Those of [`Self::get`].
+    /// The errors of [`Self::get`].
     pub(crate) async fn get_within(
         &self,
         id: &str,
@@ -331,7 +329,7 @@ impl Migrations {
         let over = tokio::time::sleep(wait);
         tokio::pin!(over);
         loop {
-            // Before it looks: what ends after that wakes it.
+            // Registered before the look: a migration ending after the look wakes this task.
             let ended = self.ended.notified();
             let known = self.get(id)?;
             if known.1.phase.ended() || over.is_elapsed() {
@@ -344,7 +342,7 @@ impl Migrations {
         }
     }
 
-    /// The migrations under way, with their disks.
+    /// Returns the migrations under way, with their disks.
     pub(crate) fn under_way(&self) -> Vec<(MigrationId, String)> {
         self.lock()
             .all
@@ -354,7 +352,7 @@ impl Migrations {
             .collect()
     }
 
-    /// The migrations under way whose policy the node chose, with what there is to think over.
+    /// Returns the migrations under way whose policy the node chose, with the facts for a review.
     pub(super) fn chosen_by_node(&self) -> Vec<Chosen> {
         let chosen = |tracked: &&Tracked| {
             let options = tracked.view.options.as_ref();
@@ -364,7 +362,7 @@ impl Migrations {
         let chosen = table.all.iter().filter(chosen);
         chosen
             .map(|tracked| {
-                // Without what the destination has of an older copy.
+                // Without the blocks of the destination's older copy.
                 let progress = &tracked.view.progress;
                 let data = tracked.data.min(progress.bytes_total);
                 let in_pass = progress.bytes_total.saturating_sub(progress.bytes_done);
@@ -377,7 +375,7 @@ impl Migrations {
             .collect()
     }
 
-    /// Takes a measurement of a migration under way from what its engine published.
+    /// Takes a measurement of a migration under way from the values published by its engine.
     fn sample(&self, id: MigrationId, progress: &Progress, engine: &Snapshot) {
         self.change(id, |tracked| {
             if tracked.view.phase.ended() {
@@ -393,7 +391,7 @@ impl Migrations {
             });
             tracked.lately.add(Sent {
                 at: Instant::now(),
-                // What was copied, however short compression made it.
+                // Bytes copied, before compression.
                 copies: progress.copy_bytes_sent + engine.copies_saved,
                 doubled: progress.double_write_bytes_sent,
                 written: engine.counters.written_bytes,
@@ -449,7 +447,7 @@ fn adopt(view: &mut Migration, progress: &Progress) {
     auto::tell_of_delta(view);
 }
 
-/// The migration with what the engine says about it right now.
+/// Returns the migration with the engine's current values.
 pub(crate) fn live(node: &Node, id: MigrationId, mut view: Migration) -> Migration {
     let Some(disk) = node.disks.find(&view.disk) else {
         return view;
@@ -459,7 +457,7 @@ pub(crate) fn live(node: &Node, id: MigrationId, mut view: Migration) -> Migrati
         let fetches = inner.entry.fetches(&inner.record).is_some();
         (inner.record, fetches)
     };
-    // What is in an image is not at the source; where no engine tells, some may be there.
+    // Parts in an image are not at the source. Without an engine, some may be.
     let told = disk.engine().filter(|_| fetches);
     let needs_source = told.is_none_or(|engine| engine.snapshot().needs_source);
     view.source_needed = record.remainder == Some(id) && needs_source;
@@ -482,7 +480,7 @@ pub(crate) fn live(node: &Node, id: MigrationId, mut view: Migration) -> Migrati
         .filter(|progress| progress.migration == id)
     {
         adopt(&mut view, &progress);
-        // It may have come since the last sample.
+        // The obstacle may have come since the last sample.
         view.eta_seconds = view
             .eta_seconds
             .filter(|_| progress.promise.obstacle.is_none());
@@ -515,15 +513,14 @@ pub(crate) async fn sample_rates(node: Arc<Node>) {
     }
 }
 
-/// Stores that a migration began or changed; that it is missing from the history is no reason to
-/// stop it.
+/// Stores a new or changed migration. A failure leaves a gap in the history and does not stop the migration.
 pub(crate) async fn store(node: &Node, number: u64, view: &Migration) {
     if let Err(error) = node.store.put_migration(number, view).await {
         tracing::error!(migration = view.id, %error, "cannot store the migration's history");
     }
 }
 
-/// A migration has ended. Its last progress may take the engine a moment to publish.
+/// Ends a migration. The engine may take a moment to publish the last progress.
 pub(crate) async fn end(
     node: &Arc<Node>,
     disk: &Arc<Disk>,
@@ -565,6 +562,6 @@ pub(crate) async fn end(
             store(&node, number, &view).await;
         }
     };
-    // The disk's next event (often a record to store) must not wait for this.
+    // Spawned: the disk's next event (often a record to store) must not wait for this.
     tokio::spawn(finish);
 }

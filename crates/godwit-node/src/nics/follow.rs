@@ -1,4 +1,4 @@
-//! Uplinks that are made again while their NICs are served, and those that pass nothing yet.
+//! Follows uplinks made again while their NICs are served, and uplinks that pass no packets yet.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,17 +7,17 @@ use crate::nics::links::{Changes, Links, Way};
 use crate::nics::served::ServedNic;
 use crate::node::Node;
 
-/// How often it is looked when nothing tells of a change: the kernel may have had no room to tell.
+/// Time between two looks without a notification: the kernel drops notifications if its buffer is full.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// How long changes gather: who makes a bridge again changes it several times.
+/// Time to gather changes: making a bridge again causes several.
 const GATHER: Duration = Duration::from_millis(100);
 
-/// How long packets may take to pass when a machine comes: a spanning tree listens and learns for 15 s each. The source waits
-/// for 40 s.
+/// Time limit for packets to pass when a machine arrives: a spanning tree listens and learns for 15 s each. The source
+/// waits for 40 s.
 const PASSES_WITHIN: Duration = Duration::from_secs(34);
 
-/// How often a NIC is looked at that waits for that.
+/// Time between two looks at a NIC that passes no packets yet.
 const WAITS: Duration = Duration::from_millis(200);
 
 /// Follows the uplinks of all NICs until the node ends.
@@ -67,10 +67,10 @@ async fn look(node: &Node) {
     }
 }
 
-/// Waits until packets of these NICs pass, or will not by themselves.
+/// Waits until packets of these NICs pass, or will not without help.
 ///
 /// # Errors
-/// Why they do not, in a sentence.
+/// The reason why packets do not pass, in a sentence.
 pub(crate) async fn until_passing(nics: &[Arc<ServedNic>]) -> Result<(), String> {
     let until = Instant::now() + PASSES_WITHIN;
     for (number, nic) in nics.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What the kernel tells of the host's interfaces, and what that means for a NIC.
+//! The kernel's view of the host's interfaces, and its meaning for a NIC.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket};
 use serde::{Deserialize, Serialize};
 
-/// The kernel's group of those that hear of changed interfaces, as a bit.
+/// The kernel's multicast group of changed interfaces, as a bit.
 const CHANGED_LINKS: u32 = 1;
 
 /// An interface.
@@ -23,11 +23,11 @@ struct Link {
     is_up: bool,
     has_link: bool,
     is_tap: bool,
-    /// It is a bridge that keeps VLANs apart.
+    /// True if the interface is a bridge with VLAN filtering.
     filters_vlans: bool,
-    /// The bridge that it is a port of, by index.
+    /// The index of the bridge whose port the interface is.
     bridge: Option<u32>,
-    /// What that does with it.
+    /// The state of the interface as a port of the bridge.
     port: Option<BridgePortState>,
 }
 
@@ -35,29 +35,29 @@ struct Link {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Links(Vec<Link>);
 
-/// What a NIC's packets find between its tap and the network.
+/// The way of a NIC's packets between its tap and the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// They pass.
+    /// Packets pass.
     Passes,
-    /// The tap that is open is not there any more; there may be another of its name.
+    /// The open tap no longer exists. Another tap may have its name.
     Gone,
-    /// The tap of the node's is not in its bridge, which is there.
+    /// The node's tap is not in its bridge, which exists.
     Unplugged,
-    /// They will pass in a moment: the bridge has not seen yet that somebody has the tap open.
+    /// Packets will pass in a moment: the bridge has not noticed the open tap yet.
     Begins,
-    /// They will pass by themselves; why they do not yet, in a sentence.
+    /// Packets will pass without help; the reason why they do not yet, in a sentence.
     Comes(String),
-    /// Somebody has to do something; what, in a sentence.
+    /// Packets need the operator's help; the remedy, in a sentence.
     Blocked(String),
 }
 
-/// Where a NIC is on its host, as the other node of a move knows it.
+/// The placing of a NIC on a host, for the other node of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NicPlacing {
-    /// Its tap is in a bridge.
+    /// True if the tap is in a bridge.
     is_bridged: bool,
-    /// A port of that bridge that is no tap has a link.
+    /// True if a port of that bridge other than a tap has a link.
     leads_outside: bool,
 }
 
@@ -65,7 +65,7 @@ impl Links {
     /// Asks the kernel.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// The kernel does not answer.
     pub(crate) async fn read() -> io::Result<Self> {
         let (connection, handle, _) = rtnetlink::new_connection()?;
         let serving = tokio::spawn(connection);
@@ -79,7 +79,7 @@ impl Links {
         self.0.iter().find(|link| link.name == name)
     }
 
-    /// The bridge that a NIC's tap is in or would be.
+    /// Returns the present or future bridge of a NIC's tap.
     fn bridge_of(&self, nic: &MachineNic) -> Option<&Link> {
         match &nic.uplink {
             NicUplink::Bridge(bridge) => self.named(bridge),
@@ -90,7 +90,7 @@ impl Links {
         }
     }
 
-    /// How it is with a NIC whose tap is open under this name and index.
+    /// Returns the way of a NIC whose tap is open under this name and index.
     pub(crate) fn way(&self, nic: &MachineNic, tap: &str, index: u32) -> Way {
         let Some(own) = self.named(tap).filter(|link| link.index == index) else {
             return Way::Gone;
@@ -128,7 +128,7 @@ impl Links {
         }
     }
 
-    /// What keeps a NIC that would come here from its network, before its tap is open.
+    /// Returns the reason why an arriving NIC would have no network here, before its tap is open.
     pub(crate) fn blocker(&self, nic: &MachineNic) -> Option<String> {
         let bridge = self.bridge_of(nic)?;
         match bridge.is_up {
@@ -137,7 +137,7 @@ impl Links {
         }
     }
 
-    /// What keeps a NIC's VLANs from being kept apart.
+    /// Returns the reason why a NIC's VLANs are not kept apart.
     pub(crate) fn vlans_missing(&self, nic: &MachineNic) -> Option<String> {
         let bridge = self.bridge_of(nic)?;
         let wants_vlans = nic.vlan.is_some() || !nic.trunk.is_empty();
@@ -149,7 +149,7 @@ impl Links {
         })
     }
 
-    /// Where NICs are, or would be.
+    /// Returns the present or future placings of NICs.
     pub(crate) fn placings(&self, nics: &[MachineNic]) -> Vec<NicPlacing> {
         let placing = |nic| {
             let bridge = self.bridge_of(nic);
@@ -165,7 +165,7 @@ impl Links {
         nics.iter().map(placing).collect()
     }
 
-    /// What differs so here, the destination, from where NICs are at their source that their machine may be cut off.
+    /// Returns the differences between this node, the destination, and the source that may cut the machine off.
     pub(crate) fn notices(
         &self,
         here: &str,
@@ -215,7 +215,7 @@ impl Link {
                 _ => {}
             }
         }
-        // What is in a bond or a VRF is in no bridge.
+        // A member of a bond or a VRF is not in a bridge.
         link.bridge = link.bridge.filter(|_| link.port.is_some());
         link
     }
@@ -237,14 +237,14 @@ impl Link {
     }
 }
 
-/// Tells when interfaces have changed.
+/// Notifications of changed interfaces.
 pub(crate) struct Changes(TokioSocket);
 
 impl Changes {
-    /// From now on.
+    /// Opens the socket. Changes count from now on.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// The kernel refuses.
     pub(crate) fn open() -> io::Result<Self> {
         let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
         socket
@@ -253,7 +253,7 @@ impl Changes {
         Ok(Self(socket))
     }
 
-    /// Waits for the next change. One that there was no room to tell of is a change, too.
+    /// Waits for the next change. A notification lost for lack of room counts as a change.
     pub(crate) async fn next(&self) {
         let mut message = Vec::with_capacity(4096);
         let _ = self.0.recv(&mut message).await;

@@ -1,10 +1,10 @@
-//! NICs of virtual machines, which this node serves so that they move with their machines.
+//! NICs of virtual machines, served by this node to let the NICs move with their machines.
 //!
-//! - `request.rs`: what is asked for; `view.rs`: what the API shows
+//! - `request.rs`: requested NICs; `view.rs`: NICs in the API
 //! - `uplinks.rs`: taps and bridges of the host
-//! - `links.rs`: what the kernel tells of the host's interfaces; `follow.rs`: uplinks that are made again
-//! - `served.rs`: a NIC that is served, and when
-//! - `named.rs`: NICs with names of their own, for machines that somebody else starts
+//! - `links.rs`: the kernel's view of the host's interfaces; `follow.rs`: uplinks made again
+//! - `served.rs`: a NIC while served
+//! - `named.rs`: NICs with names of their own, for machines started outside the node
 //! - `pieces.rs`: a NIC's state as messages of a move
 
 pub(crate) mod follow;

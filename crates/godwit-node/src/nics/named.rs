@@ -1,6 +1,6 @@
-//! NICs with names of their own: for virtual machines that somebody else starts, with QEMU alone or with libvirt. One is
-//! served from when it is created until it is removed, also after a restart of the node. When its machine is adopted it
-//! becomes that machine's, and goes with it.
+//! NICs with names of their own, for virtual machines started outside the node, with QEMU alone or with libvirt. Such a
+//! NIC is served from its creation to its removal, also after a restart of the node. After the adoption of its machine,
+//! the NIC belongs to the machine and moves along.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,17 +20,16 @@ use crate::store::StoreError;
 /// Most NICs with names on one node.
 const MOST: usize = 1024;
 
-/// How often it is tried to serve one whose uplink was not there when the node started.
+/// Time between two attempts to serve a NIC whose uplink was missing when the node started.
 const RETRY: Duration = Duration::from_secs(2);
 
 /// A NIC with a name.
 #[derive(Debug)]
 pub(crate) struct NamedNic {
-    /// Its name.
     pub(crate) name: String,
-    /// What it is.
+    /// The configuration.
     pub(crate) nic: MachineNic,
-    /// Itself, or why it is not served.
+    /// The served NIC, or the reason why the NIC is not served.
     served: Mutex<Result<Arc<ServedNic>, String>>,
 }
 
@@ -43,10 +42,10 @@ impl NamedNic {
         })
     }
 
-    /// Itself.
+    /// Returns the served NIC.
     ///
     /// # Errors
-    /// Why it is not served.
+    /// The reason why the NIC is not served.
     pub(crate) fn served(&self) -> Result<Arc<ServedNic>, String> {
         self.lock().clone()
     }
@@ -60,17 +59,17 @@ impl NamedNic {
 #[derive(Debug, Default)]
 pub(crate) struct NamedNics {
     by_name: Mutex<BTreeMap<String, Arc<NamedNic>>>,
-    /// Held while one is created, removed or adopted.
+    /// Held while a NIC is created, removed or adopted.
     changing: tokio::sync::Mutex<()>,
 }
 
 impl NamedNics {
-    /// All, in the order of their names.
+    /// Returns all NICs in the order of their names.
     pub(crate) fn all(&self) -> Vec<Arc<NamedNic>> {
         self.lock().values().cloned().collect()
     }
 
-    /// The one of this name.
+    /// Returns the NIC of this name.
     ///
     /// # Errors
     /// [`ErrorCode::NotFound`].
@@ -82,13 +81,13 @@ impl NamedNics {
         })
     }
 
-    /// The one that has this MAC address.
+    /// Returns the NIC with this MAC address.
     pub(crate) fn with_address(&self, mac: &str) -> Option<Arc<NamedNic>> {
         let nics = self.lock();
         nics.values().find(|nic| nic.nic.mac == mac).cloned()
     }
 
-    /// Takes one out.
+    /// Removes a NIC unless another has its name now.
     pub(crate) fn remove(&self, nic: &Arc<NamedNic>) {
         let mut nics = self.lock();
         if nics
@@ -99,7 +98,7 @@ impl NamedNics {
         }
     }
 
-    /// Keeps others from creating, removing or adopting NICs until what this gives is dropped.
+    /// Locks out the creation, removal and adoption of NICs until the returned guard is dropped.
     pub(crate) async fn change(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.changing.lock().await
     }
@@ -119,10 +118,10 @@ impl NamedNics {
     }
 }
 
-/// Creates a NIC and serves it.
+/// Creates and serves a NIC.
 ///
 /// # Errors
-/// The request makes no sense, its name or address is taken, or its uplink or socket cannot be used. Nothing is left.
+/// The request is invalid, the name or address is taken, or the uplink or socket cannot be used. Nothing is left then.
 pub(crate) async fn create(
     node: &Arc<Node>,
     request: CreateNic,
@@ -131,7 +130,7 @@ pub(crate) async fn create(
     names::check("NIC", &name)?;
     let refused = |code, why: &str| ErrorBody::new(code, format!("NIC {name}: {why}"));
     let host = mac::host();
-    // No VM is called so.
+    // No VM has such a name.
     let vm = owner(&name);
     let owner = mac::Owner {
         host: &host,
@@ -140,7 +139,7 @@ pub(crate) async fn create(
     };
     let _changing = node.nics.change().await;
     free(node, &name)?;
-    // An earlier NIC of this name keeps its address wherever its machine has moved to.
+    // An earlier NIC of this name keeps its address wherever its machine has moved.
     let mut number = 0;
     while request::is_known(node, &owner.served(number)) {
         number += 1;
@@ -169,7 +168,7 @@ pub(crate) async fn create(
 /// Removes a NIC.
 ///
 /// # Errors
-/// There is none of this name, or a machine uses it, which `force` takes it away from.
+/// The NIC does not exist, or a machine uses it; `force` overrides the latter.
 pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<(), ErrorBody> {
     let _changing = node.nics.change().await;
     let nic = node.nics.get(name)?;
@@ -187,8 +186,7 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<
     Ok(())
 }
 
-/// Serves the NICs that are stored. One that cannot be served is tried again: its tap may be made later than the node
-/// starts.
+/// Serves the stored NICs. A failure is retried: the tap may be made later than the node starts.
 pub(crate) async fn recover(node: &Arc<Node>, stored: Vec<(String, MachineNic)>) {
     for (name, nic) in stored {
         let served = serve(node, &name, &nic).await;
@@ -228,7 +226,7 @@ async fn serve_patiently(node: Arc<Node>, nic: Arc<NamedNic>) {
     }
 }
 
-/// Whose the NIC of this name is where VMs' names stand for their own: no VM is called so.
+/// Returns the owner of a NIC of this name, in place of a VM's name. No VM has such a name.
 fn owner(name: &str) -> String {
     format!("nic/{name}")
 }
@@ -243,7 +241,7 @@ async fn serve(node: &Node, name: &str, nic: &MachineNic) -> Result<Arc<ServedNi
     served::open(node, nic.clone(), place, false).await
 }
 
-/// Refuses a name that a NIC has, or had before its machine was adopted, whose QEMU still uses the socket.
+/// Refuses the name of an existing NIC, or of an adopted NIC whose QEMU still uses the socket.
 fn free(node: &Node, name: &str) -> Result<(), ErrorBody> {
     let here = &node.config.name;
     let nics = node.nics.lock();
@@ -270,7 +268,7 @@ fn free(node: &Node, name: &str) -> Result<(), ErrorBody> {
     }
 }
 
-/// Serves a NIC no more, and returns when its uplink is closed.
+/// Stops serving a NIC, and returns when its uplink is closed.
 async fn end(node: &Node, nic: Arc<NamedNic>) {
     let _ = vhost::remove(&node.config.nic_socket(&nic.name));
     let served = std::mem::replace(&mut *nic.lock(), Err(String::from("it is removed")));

@@ -1,37 +1,37 @@
-//! What a NIC's new place needs of its old one, cut into messages of a machine's move.
+//! The state and packets needed by a NIC's new node from the old one, cut into messages of a machine's move.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use godwit_net::clone::MOST_STATE_BYTES;
 use serde::{Deserialize, Serialize};
 
-/// Bytes in one piece: as text it must fit into a message.
+/// Bytes in one piece: as text, a piece must fit into a message.
 const PIECE: usize = 512 << 10;
 
-/// What a piece is a part of.
+/// The content to which a piece belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Content {
-    /// The whole state, read when the guest stood still.
+    /// The whole state, read while the guest stood still.
     State,
-    /// Packets that came after that.
+    /// Packets after the read of the state.
     Late,
 }
 
-/// A part of something about a NIC.
+/// A part of a NIC's content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NicPiece {
-    /// Which NIC of the machine.
+    /// Number of the NIC in its machine.
     pub(crate) nic: usize,
-    /// What it is a part of.
+    /// The content to which the piece belongs.
     pub(crate) content: Content,
     /// The bytes as base64.
     bytes: String,
-    /// Whether it is the last part.
+    /// True for the last piece.
     ends: bool,
 }
 
-/// The pieces of something about a NIC, in order.
+/// Cuts a NIC's content into pieces, in order.
 pub(crate) fn cut(nic: usize, content: Content, bytes: &[u8]) -> Vec<NicPiece> {
     let count = bytes.len().div_ceil(PIECE).max(1);
     (0..count)
@@ -47,15 +47,15 @@ pub(crate) fn cut(nic: usize, content: Content, bytes: &[u8]) -> Vec<NicPiece> {
         .collect()
 }
 
-/// Puts pieces together. One is needed for each NIC: the pieces of a content come one after the other.
+/// Joins pieces. Each NIC needs a separate value: the pieces of a content come one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces(Vec<u8>);
 
 impl Pieces {
-    /// Takes the next piece; gives the whole when it was the last.
+    /// Takes the next piece, and returns the whole content after the last.
     ///
     /// # Errors
-    /// When it makes no sense.
+    /// The piece is invalid, or the content too long.
     pub(crate) fn take(&mut self, piece: &NicPiece) -> Result<Option<Vec<u8>>, String> {
         let bytes = STANDARD
             .decode(&piece.bytes)

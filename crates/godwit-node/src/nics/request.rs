@@ -1,4 +1,4 @@
-//! The NICs that a new machine is asked to have.
+//! The NICs requested for a new machine.
 
 use godwit_api::{ErrorBody, ErrorCode, RunNic};
 use godwit_net::clone::MOST_PAIRS;
@@ -12,13 +12,13 @@ use crate::node::Node;
 /// Most NICs of a machine.
 pub(crate) const MOST_NICS: usize = 8;
 
-/// Most ranges of VLANs of a NIC.
+/// Most VLAN ranges of a NIC.
 const MOST_RANGES: usize = 64;
 
-/// The NICs that are asked for, each with an address.
+/// Returns the requested NICs, each with an address.
 ///
 /// # Errors
-/// [`ErrorCode::Invalid`] when a NIC names no uplink or two, or an address that no NIC has.
+/// [`ErrorCode::Invalid`] if a NIC names no uplink or two, or an invalid address.
 pub(crate) fn nics(owner: Owner<'_>, wanted: &[RunNic]) -> Result<Vec<MachineNic>, ErrorBody> {
     let vm = owner.vm;
     let invalid = |text: String, hint: &str| {
@@ -48,16 +48,16 @@ pub(crate) fn nics(owner: Owner<'_>, wanted: &[RunNic]) -> Result<Vec<MachineNic
     Ok(nics)
 }
 
-/// What is odd about a NIC that is asked for.
+/// An error in a requested NIC.
 #[derive(Debug)]
 pub(super) struct Odd {
-    /// Words that follow the NIC's name and a colon.
+    /// Words to follow the NIC's name and a colon.
     pub(super) why: String,
-    /// What to do.
+    /// The remedy.
     pub(super) hint: &'static str,
 }
 
-/// A NIC that is asked for, with this address if it names none.
+/// Returns a requested NIC, with `address` unless the request names one.
 pub(super) fn one(nic: &RunNic, address: impl FnOnce() -> String) -> Result<MachineNic, Odd> {
     let uplink = match (&nic.tap, &nic.bridge) {
         (Some(tap), None) => NicUplink::Tap(tap.clone()),
@@ -112,7 +112,7 @@ pub(super) fn one(nic: &RunNic, address: impl FnOnce() -> String) -> Result<Mach
     })
 }
 
-/// VLANs as numbers and ranges with + between them; none of nothing.
+/// Parses VLANs: numbers and ranges with + between them. An empty text means none.
 fn trunk(text: &str) -> Result<Vec<(u16, u16)>, Odd> {
     let ranges = text.split('+').filter(|_| !text.is_empty());
     let ranges = ranges.map(|range| {
@@ -135,14 +135,14 @@ fn trunk(text: &str) -> Result<Vec<(u16, u16)>, Odd> {
     Ok(ranges)
 }
 
-/// Whether a NIC that this node knows has this address, be it on another node by now.
+/// Returns true if a NIC known to this node has this address, even one on another node by now.
 pub(super) fn is_known(node: &Node, mac: &str) -> bool {
     let has = |nics: &[MachineNic]| nics.iter().any(|nic| nic.mac == mac);
     let vms = node.vms.all();
     node.nics.with_address(mac).is_some() || vms.iter().any(|vm| has(&vm.lock().entry.machine.nics))
 }
 
-/// Whose one of these addresses is at this node, in a sentence: a VM's other than `except`, or a NIC's with a name.
+/// Names the present owner of one of these addresses, in a sentence: a VM other than `except`, or a NIC with a name.
 pub(crate) fn address_taken(node: &Node, except: &str, nics: &[MachineNic]) -> Option<String> {
     let here = &node.config.name;
     for nic in nics {

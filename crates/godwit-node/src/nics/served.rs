@@ -1,4 +1,4 @@
-//! A NIC that is served: from before its machine's QEMU starts until that has ended.
+//! A served NIC: from before the start of its machine's QEMU until QEMU has ended.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,28 +21,28 @@ use crate::node::{Node, blocking};
 use crate::store::machine::VmMark;
 use crate::vms::vm::Vm;
 
-/// How long a NIC's thread may take to close its uplink.
+/// Time limit for a NIC's thread to close its uplink.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long it may take to answer what it does between two of its turns.
+/// Time limit for an answer, which a NIC's thread gives between two turns.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A NIC that is served.
+/// A served NIC.
 #[derive(Debug)]
 pub(crate) struct ServedNic {
-    /// What it is.
+    /// The configuration.
     pub(crate) nic: MachineNic,
-    /// Its tap.
+    /// Name of the tap.
     pub(crate) tap: String,
-    /// Where QEMU uses it.
+    /// The socket for QEMU.
     pub(crate) socket: PathBuf,
-    /// Its thread, to be asked.
+    /// Handle of the NIC's thread.
     pub(crate) device: NetDevice,
-    /// Its name in logs.
+    /// Name in logs.
     label: String,
-    /// By which number the kernel knows its tap.
+    /// The kernel's index of the tap.
     index: AtomicU32,
-    /// What keeps its packets from the network.
+    /// The reason why packets do not reach the network.
     problem: Mutex<Option<String>>,
     parts: Mutex<Option<(VhostUserServer, NetThread)>>,
 }
@@ -54,7 +54,7 @@ impl Drop for ServedNic {
 }
 
 impl ServedNic {
-    /// Serves it no more. Its uplink is closed then, unless its thread takes too long.
+    /// Stops serving. The uplink is closed afterwards, unless the thread takes too long.
     fn close(&self) {
         let parts = self
             .parts
@@ -64,12 +64,12 @@ impl ServedNic {
         if let Some((server, thread)) = parts {
             drop(server);
             self.device.end();
-            // Whoever uses the tap next finds it closed.
+            // The next user must find the tap closed.
             thread.join_within(END_TIMEOUT);
         }
     }
 
-    /// What keeps its packets from the network, if anything does.
+    /// Returns the reason why packets do not reach the network, if any.
     pub(crate) fn problem(&self) -> Option<String> {
         self.problem
             .lock()
@@ -89,11 +89,11 @@ impl ServedNic {
         *problem = now;
     }
 
-    /// Looks for its tap and its bridge, of which either may have been made again, and uses those that are there. Gives how it
-    /// is then.
+    /// Looks for the tap and the bridge. If either was made again, uses the new one. Returns the way of the packets
+    /// afterwards.
     pub(crate) async fn follow(&self, links: &Links) -> Way {
         if self.parts.lock().is_ok_and(|parts| parts.is_none()) {
-            // It has ended.
+            // The NIC has ended.
             return Way::Passes;
         }
         let index = self.index.load(Ordering::Relaxed);
@@ -121,7 +121,8 @@ impl ServedNic {
         Ok(())
     }
 
-    /// Asks the NIC's thread; nothing when it has ended, or does not answer in time: a guest may stand still meanwhile.
+    /// Asks the NIC's thread. Returns nothing if the thread has ended, or does not answer in time: a guest may stand
+    /// still meanwhile.
     pub(crate) async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&NetDevice, Box<dyn FnOnce(T) + Send>),
@@ -136,10 +137,10 @@ impl ServedNic {
     }
 }
 
-/// Serves the NICs of a VM, unless they are. Its folder must be there.
+/// Serves the NICs of a VM, unless they are served. The VM's folder must exist.
 ///
 /// # Errors
-/// [`ErrorCode::Conflict`] when an uplink cannot be used, with what to do.
+/// [`ErrorCode::Conflict`] if an uplink cannot be used, with the remedy.
 pub(crate) async fn serve(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let (wanted, named, arrives) = {
         let inner = vm.lock();
@@ -153,7 +154,7 @@ pub(crate) async fn serve(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBod
     };
     let mut served = Vec::with_capacity(wanted.len());
     if let Err(error) = serve_all(node, vm, (wanted, named), arrives, &mut served).await {
-        // Those that are served already end, for which their threads are waited for.
+        // Dropping a served NIC waits for the NIC's thread.
         let _ = blocking(move || drop(served)).await;
         return Err(error);
     }
@@ -173,7 +174,7 @@ async fn serve_all(
             label: format!("{}/{number}", vm.name),
             owner: &vm.name,
             number,
-            // A QEMU that was adopted uses the socket that it was given.
+            // An adopted QEMU uses the socket of the named NIC.
             socket: match named.get(number) {
                 Some(name) => node.config.nic_socket(name),
                 None => vm.places.nic(number),
@@ -188,22 +189,22 @@ async fn serve_all(
     Ok(())
 }
 
-/// Where a NIC is served, and for whom.
+/// The place and the owner of a served NIC.
 pub(super) struct NicPlace<'a> {
-    /// Its name in logs.
+    /// Name in logs.
     pub(super) label: String,
-    /// Whose it is, and which of the NICs of that: the name of a tap that is made follows from both.
+    /// The owner. A tap's name is made from the owner and `number`.
     pub(super) owner: &'a str,
-    /// See `owner`.
+    /// The number among the owner's NICs.
     pub(super) number: usize,
-    /// Where QEMU uses it.
+    /// The socket for QEMU.
     pub(super) socket: PathBuf,
 }
 
-/// Opens a NIC's uplink and serves it.
+/// Opens a NIC's uplink and serves the NIC.
 ///
 /// # Errors
-/// Why that is not possible, in a sentence.
+/// The reason for the failure, in a sentence.
 pub(super) async fn open(
     node: &Node,
     nic: MachineNic,
@@ -257,14 +258,14 @@ fn start(
     }
 }
 
-/// Serves a VM's NICs no more, and returns when their uplinks are closed.
+/// Stops serving a VM's NICs, and returns when their uplinks are closed.
 pub(crate) async fn end(vm: &Vm) {
-    // Whoever comes while another ends them returns when they have ended, too.
+    // A second caller meanwhile also returns when the NICs have ended.
     let _turn = vm.nics_end.lock().await;
     let nics = {
         let mut inner = vm.lock();
         let nics = std::mem::take(&mut inner.nics);
-        // Not once they are taken out: then somebody else may listen there.
+        // Before they are taken out: afterwards another server may listen at the same path.
         for nic in &nics {
             let _ = vhost::remove(&nic.socket);
         }
@@ -272,7 +273,7 @@ pub(crate) async fn end(vm: &Vm) {
     };
     if !nics.is_empty() {
         failpoint::reach(String::from("nics::ending")).await;
-        // Whoever still asks one of them is told that it has ended.
+        // Later questions are answered with the end of the NIC.
         let _ = blocking(move || nics.iter().for_each(|nic| nic.close())).await;
     }
 }

@@ -9,16 +9,16 @@ use rtnetlink::{LinkBridgeVlan, LinkUnspec};
 
 use crate::nics::links::Links;
 
-/// An uplink that is open.
+/// An open uplink.
 #[derive(Debug)]
 pub(crate) struct OpenUplink {
     /// The tap.
     pub(crate) uplink: Uplink,
-    /// By which number the kernel knows it: a tap of the same name that is made later has another.
+    /// The kernel's index of the tap: a later tap of the same name has another.
     pub(crate) index: u32,
 }
 
-/// The name of a NIC's tap.
+/// Returns the name of a NIC's tap.
 pub(crate) fn tap_of(node: &str, vm: &str, number: usize, nic: &MachineNic) -> String {
     match &nic.uplink {
         NicUplink::Tap(name) => name.clone(),
@@ -26,13 +26,13 @@ pub(crate) fn tap_of(node: &str, vm: &str, number: usize, nic: &MachineNic) -> S
     }
 }
 
-/// Opens a NIC's uplink, whose tap has this name ([`tap_of`]). A tap for a bridge is made, plugged in, and gone when it is
-/// closed.
+/// Opens a NIC's uplink, whose tap has this name ([`tap_of`]). A tap for a bridge is created and plugged in, and goes
+/// when closed.
 ///
 /// # Errors
-/// What is wrong with it, in a sentence that says what to do.
+/// The reason for the failure, in a sentence with the remedy.
 pub(crate) async fn open(nic: &MachineNic, tap: &str) -> Result<OpenUplink, String> {
-    // A kernel that does not tell its interfaces has the last word when the tap is plugged in.
+    // If the kernel does not answer, plugging in the tap shows the error.
     if let Some(why) = Links::read().await.unwrap_or_default().vlans_missing(nic) {
         return Err(why);
     }
@@ -56,10 +56,10 @@ pub(crate) async fn open(nic: &MachineNic, tap: &str) -> Result<OpenUplink, Stri
     Ok(OpenUplink { uplink, index })
 }
 
-/// Most bytes of an IP packet that passes an uplink, which need not be open.
+/// Returns the MTU of an uplink, which need not be open.
 ///
 /// # Errors
-/// When it is not there.
+/// The uplink does not exist.
 pub(crate) fn mtu(uplink: &NicUplink) -> Result<u32, String> {
     match uplink {
         NicUplink::Tap(name) => {
@@ -70,7 +70,7 @@ pub(crate) fn mtu(uplink: &NicUplink) -> Result<u32, String> {
     }
 }
 
-/// What stands in the way of a NIC whose machine wants to come here.
+/// Returns the reason why a machine's NIC cannot come here.
 pub(crate) fn blocker(nic: &MachineNic, source_mtu: Option<u32>, links: &Links) -> Option<String> {
     let MachineNic { uplink, queues, .. } = nic;
     if !(1..=MOST_PAIRS).contains(&usize::from(*queues)) {
@@ -92,7 +92,7 @@ pub(crate) fn blocker(nic: &MachineNic, source_mtu: Option<u32>, links: &Links) 
         return Some(why);
     }
     match uplink {
-        // Whether somebody else has it shows only when it is opened.
+        // Only opening shows that a tap is in use.
         NicUplink::Tap(name) => tap::open(name, *queues)
             .err()
             .map(|error| error.to_string()),
@@ -100,7 +100,7 @@ pub(crate) fn blocker(nic: &MachineNic, source_mtu: Option<u32>, links: &Links) 
     }
 }
 
-/// The name of the tap that a node makes for a VM: the same after a restart, and another on another node.
+/// Returns the name of a VM's tap made by the node: the same after a restart, and different on another node.
 fn tap_name(node: &str, vm: &str, number: usize) -> String {
     let text = format!("{node}/{vm}/{number}");
     let hash = blake3::hash(text.as_bytes()).to_hex();
@@ -123,17 +123,17 @@ fn bridge_mtu(bridge: &str) -> Result<u32, String> {
     }
 }
 
-/// The address of a tap that a node makes, which nobody sends to. A bridge takes the lowest address of its ports for its
-/// own: one that came and went with taps would make the host itself unreachable for a while.
+/// Returns the address of a tap made by the node; no packet is sent to this address. A bridge takes the lowest address
+/// of its ports for its own. A bridge address that came and went with taps would make the host unreachable for a while.
 fn address(tap: &str) -> Vec<u8> {
     let hash = blake3::hash(tap.as_bytes());
     [&[0xfe], &hash.as_bytes()[..5]].concat()
 }
 
-/// Plugs a NIC's tap into its bridge, if it is to be in one.
+/// Plugs a NIC's tap into its bridge, if the NIC has one.
 ///
 /// # Errors
-/// Why that is not possible.
+/// The reason for the failure.
 pub(crate) async fn plug(nic: &MachineNic, tap: &str) -> Result<(), String> {
     let NicUplink::Bridge(bridge) = &nic.uplink else {
         return Ok(());
@@ -167,7 +167,7 @@ pub(crate) async fn plug(nic: &MachineNic, tap: &str) -> Result<(), String> {
             let added = link.set(vlans(nic, port)).execute().await;
             added.map_err(|error| failed(&error))?;
         }
-        // Packets pass no sooner than only those that may.
+        // Brought up last: no packet may pass before the VLANs are set.
         let brings_up = LinkUnspec::new_with_name(tap).up().build();
         let up = link.set(brings_up).execute().await;
         up.map_err(|error| failed(&error))
@@ -177,7 +177,7 @@ pub(crate) async fn plug(nic: &MachineNic, tap: &str) -> Result<(), String> {
     plugged
 }
 
-/// The VLANs that a NIC's port of a bridge is in.
+/// Returns the VLANs of a NIC's port in a bridge.
 fn vlans(nic: &MachineNic, port: u32) -> LinkMessage {
     let mut vlans = LinkBridgeVlan::new(port);
     if let Some(vlan) = nic.vlan {

@@ -9,7 +9,7 @@ use crate::nics::named::NamedNic;
 use crate::nics::served::ServedNic;
 use crate::node::Node;
 
-/// All NICs that a node serves, by their machines' names, and then those that have names.
+/// Returns all NICs served by a node: machines' NICs by the machines' names, then NICs with names.
 pub(crate) fn all(node: &Node) -> Vec<godwit_api::Nic> {
     let (vms, named) = (node.vms.all(), node.nics.all());
     vms.iter()
@@ -26,7 +26,7 @@ pub(crate) fn all(node: &Node) -> Vec<godwit_api::Nic> {
         .collect()
 }
 
-/// A NIC with a name of its own.
+/// Returns a NIC with a name of its own.
 pub(crate) fn named_one(node: &Node, nic: &NamedNic) -> godwit_api::Nic {
     let why = match nic.served() {
         Ok(served) => return one(nic.name.clone(), None, &served),

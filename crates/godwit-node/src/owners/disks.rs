@@ -1,4 +1,4 @@
-//! Which disks of this node another node has had since.
+//! Finds this node's disks with a later owner.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::node::Node;
 use crate::store::DiskEntry;
 use crate::store::surpassed::Surpassed;
 
-/// The disks that this node owns, as far as it knows.
+/// Returns this node's disks, as far as known here.
 pub(super) fn owned(node: &Node) -> Vec<Shown> {
     let disks = node.disks.all();
     let shown = disks.iter().filter_map(|disk| {
@@ -23,7 +23,7 @@ pub(super) fn owned(node: &Node) -> Vec<Shown> {
     shown.collect()
 }
 
-/// What this node knows of those that another node owns.
+/// Returns this node's records of another node's disks.
 pub(super) fn known(node: &Node, theirs: &[Shown]) -> Vec<Shown> {
     let asked = theirs.iter().filter(|shown| shown.kind == Kind::Disk);
     let asked: Vec<&str> = asked.map(|shown| shown.id.as_str()).collect();
@@ -47,7 +47,7 @@ fn by_id(node: &Node) -> HashMap<String, Arc<Disk>> {
     named.collect()
 }
 
-/// Holds the disks of these ids whose records surpass this node's.
+/// Holds the I/O of the disks surpassed by these records.
 pub(super) async fn judge(node: &Arc<Node>, peer: &str, theirs: &[Shown]) {
     let mut shown = theirs.iter().filter(|shown| shown.kind == Kind::Disk);
     let Some(first) = shown.next() else { return };
@@ -67,7 +67,7 @@ async fn judge_one(node: &Arc<Node>, disk: &Arc<Disk>, peer: &str, shown: &Shown
     };
     let (engine, own) = {
         let mut inner = disk.lock();
-        // It may have been given away, or held, since.
+        // The disk may have been given away, or held, since.
         if inner.entry.surpassed.is_some() || !inner.record.is_surpassed_by(&theirs) {
             return;
         }

@@ -1,4 +1,4 @@
-//! Which machines of this node another node has had since, and which have their memory elsewhere.
+//! Finds this node's machines with a later owner, and machines with their memory elsewhere.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::vms::memory::pooled;
 use crate::vms::vm::{Inner, Vm, VmActivity};
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// What the stored machine says of whose it is. Nothing for one that an earlier version stored.
+/// Returns the ownership record of a stored machine. Nothing for a machine stored by an earlier version.
 fn shown(entry: &VmEntry) -> Option<Shown> {
     let id = Some(entry.id.clone()).filter(|id| !id.is_empty())?;
     Some(Shown::new(Kind::Machine, id, &authority(entry)))
@@ -28,14 +28,14 @@ fn authority(entry: &VmEntry) -> AuthorityRecord {
     record(entry.epoch, part)
 }
 
-/// The machines that this node has, as far as it knows.
+/// Returns this node's machines, as far as known here.
 pub(super) fn owned(node: &Node) -> Vec<Shown> {
     let all = node.vms.all();
     let shown = all.iter().filter_map(|vm| shown(&vm.lock().entry));
     shown.filter(|it| it.part == Part::Serving).collect()
 }
 
-/// What this node knows of those that another node has.
+/// Returns this node's records of another node's machines.
 pub(super) fn known(node: &Node, theirs: &[Shown]) -> Vec<Shown> {
     let asked = |id: &str| {
         let mut machines = theirs.iter().filter(|it| it.kind == Kind::Machine);
@@ -46,7 +46,7 @@ pub(super) fn known(node: &Node, theirs: &[Shown]) -> Vec<Shown> {
     known.filter(|it| asked(&it.id)).collect()
 }
 
-/// Holds the machine of this id if that record surpasses this node's.
+/// Stops the machine of this id if the record surpasses this node's.
 pub(super) async fn judge(node: &Arc<Node>, peer: &str, theirs: &Shown) {
     let is_it = |vm: &Arc<Vm>| vm.lock().entry.id == theirs.id;
     if theirs.id.is_empty() {
@@ -65,7 +65,7 @@ pub(super) async fn judge(node: &Arc<Node>, peer: &str, theirs: &Shown) {
     }
 }
 
-/// Holds the machines whose memory in a memory pool is another node's, and those that run though they are to be held.
+/// Stops machines with memory in a memory pool that belongs to another node, and machines that run although surpassed.
 pub(crate) async fn look_at_memory(node: &Arc<Node>) {
     for vm in node.vms.all() {
         let owner = {
@@ -85,7 +85,7 @@ pub(crate) async fn look_at_memory(node: &Arc<Node>) {
     }
 }
 
-/// Whether something is under way that says itself whose the machine is.
+/// Returns true unless a change under way decides the machine's owner.
 fn is_settled(inner: &Inner) -> bool {
     let entry = &inner.entry;
     let changes = matches!(
@@ -95,7 +95,7 @@ fn is_settled(inner: &Inner) -> bool {
     entry.moved_to.is_none() && !changes
 }
 
-/// Stops the machine, if `surpassed` says that it must not run here, and keeps that.
+/// Stops the machine and stores the reason, if `surpassed` returns one.
 async fn hold(node: &Arc<Node>, vm: &Arc<Vm>, surpassed: impl Fn(&VmEntry) -> Option<Surpassed>) {
     let mut found = None;
     let due = |inner: &Inner| {
@@ -106,7 +106,7 @@ async fn hold(node: &Arc<Node>, vm: &Arc<Vm>, surpassed: impl Fn(&VmEntry) -> Op
             .then_some(())
             .ok_or_else(|| ErrorBody::new(ErrorCode::Conflict, String::new()))
     };
-    // Where something else is being done with it, it is looked at again.
+    // A machine with another activity is looked at again later.
     let Ok(_guard) = vm.begin(VmActivity::Pausing, due) else {
         return;
     };

@@ -1,9 +1,9 @@
-//! Nodes that meet show each other what they have, and which records they have of it. An owner that finds that another node
-//! has had the same disk or machine since holds it, and says why: its data directory was put back to an earlier state, or an
-//! operator claimed there what is still here.
+//! Nodes that meet show each other their disks and machines, and their records of each. If another node has had a disk
+//! or machine since, the owner holds the disk's I/O or stops the machine, and tells the reason: the data directory was
+//! put back to an earlier state, or an operator of the other node claimed a disk or machine still here.
 //!
-//! Whoever asks names what it owns, by id and in batches, and is answered with what the other node knows of that. Both
-//! judge: each only itself, and always by its present record, because what it hears may be old.
+//! The asking node names its disks and machines, by id and in batches. The other node answers with its own records of
+//! these. Each node judges only itself, and always by its present record, because the received records may be old.
 
 mod disks;
 mod machines;
@@ -21,16 +21,16 @@ use crate::peers::{PeerConnection, framed};
 
 pub(crate) use self::machines::look_at_memory;
 
-/// Records of a message.
+/// Most records of a message.
 const BATCH: usize = 256;
-/// Messages of a comparison: more than a node has disks and machines.
+/// Most messages of a comparison: enough for all disks and machines of a node.
 const MOST_BATCHES: usize = 32;
 /// Longest message in bytes.
 const LONGEST: u32 = 64 << 10;
-/// How long each message may take.
+/// Time limit for each message.
 const WITHIN: Duration = Duration::from_secs(5);
 
-/// What a node has.
+/// The kind of an owned thing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Kind {
@@ -38,7 +38,7 @@ enum Kind {
     Machine,
 }
 
-/// Its part in that.
+/// The node's part in the ownership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Part {
@@ -49,11 +49,11 @@ enum Part {
     Departed,
 }
 
-/// The record of one disk or machine, as it is shown.
+/// The record of one disk or machine, as shown to other nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Shown {
     kind: Kind,
-    /// Its id, in hexadecimal.
+    /// In hexadecimal.
     id: String,
     epoch: u64,
     part: Part,
@@ -76,7 +76,7 @@ impl Shown {
         }
     }
 
-    /// The record, without what is not shown: migrations.
+    /// Returns the record, without the migrations, which are not shown.
     fn record(&self) -> AuthorityRecord {
         record(self.epoch, self.part)
     }
@@ -97,10 +97,10 @@ fn record(epoch: u64, part: Part) -> AuthorityRecord {
     }
 }
 
-/// Compares what both nodes have, on a connection whose welcome agreed on that.
+/// Compares the records of both nodes, on a connection whose welcome agreed on comparisons.
 ///
 /// # Errors
-/// The connection fails, or what comes makes no sense.
+/// The connection fails, or a message is invalid.
 pub(crate) async fn compare(
     node: &Arc<Node>,
     peer: &str,
@@ -116,11 +116,11 @@ pub(crate) async fn compare(
     Ok(())
 }
 
-/// Answers a node that compares, until it hangs up or has said as much as it may.
+/// Answers a comparing node, until the node hangs up or has sent [`MOST_BATCHES`].
 pub(crate) async fn answer(node: Arc<Node>, mut connection: PeerConnection, peer: String) {
     for _ in 0..MOST_BATCHES {
         let Ok(theirs) = read(&mut connection).await else {
-            // Most only look whether this node is there.
+            // Most connections only probe this node.
             return;
         };
         let mut known = disks::known(&node, &theirs);
@@ -147,7 +147,7 @@ async fn read(connection: &mut PeerConnection) -> io::Result<Vec<Shown>> {
     }
 }
 
-/// Holds what this node has and another node has had since.
+/// Holds the I/O of this node's disks with a later owner, and stops such machines.
 async fn judge(node: &Arc<Node>, peer: &str, theirs: Vec<Shown>) {
     disks::judge(node, peer, &theirs).await;
     for shown in theirs.iter().filter(|shown| shown.kind == Kind::Machine) {

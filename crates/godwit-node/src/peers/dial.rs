@@ -21,35 +21,35 @@ use crate::transport::Transport;
 use crate::transport::secure::shake_hands;
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// Why a peer could not be dialled.
+/// The reason why a peer could not be dialled.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DialError {
-    /// It cannot be reached.
+    /// The peer cannot be reached.
     #[error("cannot reach it at {address}: {why}")]
     Unreachable {
-        /// Where it was tried.
+        /// The address tried.
         address: String,
-        /// What the system said.
+        /// The system's error.
         why: String,
     },
     /// One side does not accept the other's certificate.
     #[error("{0}")]
     Identity(String),
-    /// It answered with a refusal.
+    /// The peer refused.
     #[error("it refused: {0}")]
     Refused(Refusal),
-    /// It answered with something that is not the protocol.
+    /// The answer is not of this protocol.
     #[error("what answers at {address} does not speak the protocol: {why}")]
     Protocol {
-        /// Where it was tried.
+        /// The address tried.
         address: String,
-        /// What was wrong.
+        /// The error.
         why: String,
     },
 }
 
 impl DialError {
-    /// The same for a list of peers, which says itself whom it is about.
+    /// Converts the error for a list of peers, where the message need not name the peer.
     pub(crate) fn into_note(self, peer: &str) -> ErrorBody {
         let message = self.to_string();
         ErrorBody {
@@ -58,7 +58,7 @@ impl DialError {
         }
     }
 
-    /// The same for the API, about a peer and what was attempted with it.
+    /// Converts the error for the API, with the peer's name and the attempted action.
     pub(crate) fn into_body(self, peer: &str, attempted: &str) -> ErrorBody {
         let (code, hint) = match &self {
             Self::Unreachable { .. } => (
@@ -80,7 +80,7 @@ impl DialError {
     }
 }
 
-/// A peer's refusal for the API.
+/// Converts a peer's refusal for the API.
 pub(crate) fn refused(refusal: &Refusal, peer: &str, attempted: &str) -> ErrorBody {
     let (code, hint) = match refusal.code {
         RefusalCode::Version => (ErrorCode::PeerVersion, None),
@@ -121,22 +121,22 @@ pub(crate) fn refused(refusal: &Refusal, peer: &str, attempted: &str) -> ErrorBo
 pub(crate) struct Dialer {
     /// `None`: plain TCP, loopback only.
     pub(crate) tls: Option<NodeTls>,
-    /// The optional parts of the protocol that this node wants.
+    /// The features wanted by this node.
     pub(crate) features: Features,
 }
 
-/// What two nodes have found out that they share.
+/// The version and features shared by two nodes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Agreed {
-    /// The version both speak.
+    /// The protocol version of the connection.
     pub(crate) version: u16,
-    /// The optional parts both want.
+    /// The features wanted by both nodes.
     pub(crate) features: Features,
 }
 
 impl Dialer {
-    /// Connects to the peer, proves who is who, and says `hello`. The connection is ready for what
-    /// follows the peer's welcome.
+    /// Connects to the peer, authenticates both sides and sends `hello`. The connection is ready for use after the
+    /// peer's welcome.
     pub(crate) async fn dial(
         &self,
         peer: &PeerConfig,
@@ -175,7 +175,7 @@ impl Dialer {
         }
     }
 
-    /// What went wrong with a connection to the peer that broke before its welcome.
+    /// Converts an error of a connection that broke before the peer's welcome.
     fn failed(&self, peer: &PeerConfig, error: GreetingError) -> DialError {
         let own_end = self.tls.as_ref().map(|tls| tls.current().ends.certificate);
         let now = OffsetDateTime::now_utc().unix_timestamp();
@@ -204,7 +204,7 @@ impl Dialer {
             .await
             .map_err(|_| unreachable(timeout()))?
             .map_err(|error| unreachable(error.to_string()))?;
-        // Greetings are small and wait for each other; without the option they are only slower.
+        // Greetings are small and wait for each other. Without the option they are only slower.
         let _ = socket.set_nodelay(true);
         let Some(tls) = &self.tls else {
             return Ok(Transport::Plain(socket));
@@ -230,8 +230,8 @@ impl Dialer {
     }
 }
 
-/// Tells certificate trouble from other trouble. `own_end` is when this node's certificate ends, in seconds since 1970
-/// like `now`; nothing when it speaks plain TCP.
+/// Tells certificate errors from others. `own_end` is the end of this node's certificate, in seconds since 1970 like
+/// `now`; nothing with plain TCP.
 fn failed(peer: &PeerConfig, error: GreetingError, own_end: Option<i64>, now: i64) -> DialError {
     let GreetingError::Io(io) = &error else {
         return protocol(peer, &error);
@@ -275,7 +275,7 @@ fn is_hang_up(error: &io::Error) -> bool {
     )
 }
 
-/// Why the other node may refuse this one's certificate.
+/// Returns the likely reason why the other node refuses this node's certificate.
 fn refused_certificate(
     peer: &PeerConfig,
     alert: AlertDescription,

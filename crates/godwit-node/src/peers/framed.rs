@@ -1,4 +1,4 @@
-//! JSON messages on a connection between nodes, each behind its length: 4 bytes, little-endian.
+//! JSON messages on a connection between nodes, each after its length: 4 bytes, little-endian.
 
 use std::io;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Sends a message of at most so many bytes.
+/// Sends a message of at most `longest` bytes.
 ///
 /// # Errors
-/// It is longer, the connection fails, or it is not taken within this time.
+/// The message is longer, the connection fails, or sending takes longer than `within`.
 pub(crate) async fn write(
     stream: &mut (impl AsyncWrite + Unpin),
     message: &impl Serialize,
@@ -30,10 +30,10 @@ pub(crate) async fn write(
         .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// How many bytes the next message has. What has arrived of them is lost when the future is dropped.
+/// Reads the length of the next message in bytes. Bytes received so far are lost if the future is dropped.
 ///
 /// # Errors
-/// There are more than the longest has, or the connection fails.
+/// The length exceeds `longest`, or the connection fails.
 pub(crate) async fn length(stream: &mut (impl AsyncRead + Unpin), longest: u32) -> io::Result<u32> {
     let mut length = [0; 4];
     stream.read_exact(&mut length).await?;
@@ -44,15 +44,15 @@ pub(crate) async fn length(stream: &mut (impl AsyncRead + Unpin), longest: u32) 
     Ok(length)
 }
 
-/// A message of so many bytes. What has arrived of it is lost when the future is dropped.
+/// Reads a message of `length` bytes. Bytes received so far are lost if the future is dropped.
 ///
 /// # Errors
-/// It is none, or the connection fails.
+/// The bytes are not such a message, or the connection fails.
 pub(crate) async fn body<T: DeserializeOwned>(
     stream: &mut (impl AsyncRead + Unpin),
     length: u32,
 ) -> io::Result<T> {
-    // It grows with what comes, not with what is announced.
+    // Grows with the received bytes, not with the announced length.
     let mut body = Vec::new();
     let read = stream
         .take(u64::from(length))

@@ -12,30 +12,29 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::GREETING_TIMEOUT;
 
-/// Why no greeting could be read or written.
+/// The reason why no greeting could be read or written.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GreetingError {
     /// The connection failed or ended.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// What came is not a greeting.
+    /// The bytes are not a greeting.
     #[error(transparent)]
     Decode(#[from] DecodeError),
-    /// It took too long.
+    /// The greeting took too long.
     #[error("no answer within {} seconds", .0.as_secs())]
     Timeout(Duration),
-    /// It is a greeting, but not one that belongs here.
+    /// The greeting does not belong here.
     #[error("an unexpected greeting came")]
     Unexpected,
 }
 
-/// Reads one greeting. Reads nothing past it, and never more than
-/// [`GREETING_LIMIT`] bytes of body.
+/// Reads one greeting. Reads nothing past the greeting, and never more than [`GREETING_LIMIT`] bytes of body.
 pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Result<Greeting, GreetingError> {
     read_within(stream, GREETING_TIMEOUT).await
 }
 
-/// Reads one greeting that must be there, whole, after this time.
+/// Reads one greeting, which must arrive in full within `limit`.
 pub(crate) async fn read_within(
     stream: &mut (impl AsyncRead + Unpin),
     limit: Duration,
@@ -72,7 +71,7 @@ pub(crate) async fn write(
         .map_err(GreetingError::Io)
 }
 
-/// A hello of this build, without optional parts: [`super::dial::Dialer`] knows which are wanted.
+/// Returns a hello of this build, without features: [`super::dial::Dialer`] adds the wanted ones.
 pub(crate) fn hello(
     node: &str,
     disk: &str,
@@ -92,8 +91,7 @@ pub(crate) fn hello(
     }
 }
 
-/// The answer to a hello that nothing speaks against, from a node that wants these optional parts, or
-/// the refusal of its versions.
+/// Returns the welcome to an acceptable hello, from a node that wants these features, or the refusal of its versions.
 pub(crate) fn welcome(hello: &Hello, node: &str, features: Features) -> Result<Reply, Refusal> {
     match hello.agree() {
         Some(version) => Ok(Reply::Welcome {
@@ -112,8 +110,7 @@ pub(crate) fn welcome(hello: &Hello, node: &str, features: Features) -> Result<R
     }
 }
 
-/// Says no; the connection is to be closed after it. That the other side may be gone is of no
-/// interest any more.
+/// Sends a refusal; the connection is to be closed afterwards. An error is ignored, because the other side may be gone.
 pub(crate) async fn refuse(stream: &mut (impl AsyncWrite + Unpin), refusal: Refusal) {
     let _ = write(stream, &Greeting::Reply(Reply::Refused(refusal))).await;
     let _ = tokio::time::timeout(GREETING_TIMEOUT, stream.shutdown()).await;

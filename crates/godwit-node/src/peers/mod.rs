@@ -1,4 +1,4 @@
-//! Connections between nodes: who may open them, and what is said before an engine takes over.
+//! Connections between nodes: authentication, and the messages before an engine takes over.
 
 pub(crate) mod dial;
 pub(crate) mod framed;
@@ -25,13 +25,13 @@ use crate::transport::Transport;
 /// Longest wait for each step of a greeting.
 pub(crate) const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An open connection to another node, before an engine takes it over.
+/// An open connection to another node, before an engine takes over.
 pub(crate) type PeerConnection = Transport<TcpStream>;
 
-/// The connection as it goes on after its welcome. Who opened it speaks first, so nothing is under way.
+/// Returns the connection as used after its welcome. The opener speaks first, so no data is under way.
 ///
 /// # Errors
-/// Something came that does not belong there.
+/// Unexpected data has arrived.
 pub(crate) fn after_welcome(
     connection: PeerConnection,
     class: TrafficClass,
@@ -47,7 +47,7 @@ pub(crate) fn after_welcome(
     }
 }
 
-/// Hands a connection over to an engine: the socket becomes a blocking one.
+/// Hands a connection over to an engine. The socket becomes blocking.
 ///
 /// # Errors
 /// The connection failed meanwhile.
@@ -62,7 +62,7 @@ pub(crate) async fn into_stream(mut connection: PeerConnection) -> std::io::Resu
 /// Opens one connection about a disk to another node, for the disk's engine.
 ///
 /// # Errors
-/// What to log: the peer cannot be reached, or refused.
+/// Text for the log: the peer cannot be reached, or refused.
 pub(crate) async fn open_for(
     node: &Node,
     disk: &Disk,

@@ -1,5 +1,5 @@
-//! Connections over TLS that are open, by the certificate at their other end. When it is revoked they are ended,
-//! whoever has them by then: a task of the node's, or a disk's engine.
+//! Open TLS connections, by the certificate at the other end. The revocation of a certificate ends its connections,
+//! held by a task of the node or by a disk's engine.
 
 use std::collections::HashMap;
 use std::fs::read_dir;
@@ -10,21 +10,22 @@ use rustix::fs::fstat;
 use rustix::net::{Shutdown, shutdown};
 use rustls::pki_types::CertificateDer;
 
-/// Connections that are remembered before those that have ended are looked for.
+/// Connections remembered before ended ones are dropped.
 const MANY: usize = 1024;
 
-/// A socket of this process. Numbers are not used again for as long as anybody remembers one.
+/// A socket of this process, by its inode number. The number is not reused for as long as an entry with the number is
+/// kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SocketNumber(u64);
 
 impl SocketNumber {
-    /// The number of a socket, which it keeps whoever has it.
+    /// Returns the number of a socket, which stays the same across owners.
     pub(crate) fn of(socket: impl AsFd) -> Option<Self> {
         fstat(socket).ok().map(|status| Self(status.st_ino))
     }
 }
 
-/// The connections that are open.
+/// The open connections.
 #[derive(Debug, Default)]
 pub(crate) struct OpenConnections {
     known: Mutex<Known>,
@@ -33,12 +34,12 @@ pub(crate) struct OpenConnections {
 #[derive(Debug, Default)]
 struct Known {
     chains: HashMap<SocketNumber, Vec<CertificateDer<'static>>>,
-    /// How many there were after the ended ones were last left out.
+    /// Connections that were open when ended ones were last dropped.
     open: usize,
 }
 
 impl OpenConnections {
-    /// Remembers whose certificate is at the other end.
+    /// Remembers the certificate at the other end.
     pub(crate) fn note(&self, socket: SocketNumber, chain: &[CertificateDer<'_>]) {
         let chain = chain.iter().map(|one| one.clone().into_owned()).collect();
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -50,7 +51,7 @@ impl OpenConnections {
         }
     }
 
-    /// Ends the connections of these certificates. Returns how many there were.
+    /// Ends the connections of matching certificates. Returns their number.
     pub(crate) fn end(&self, ends: impl Fn(&[CertificateDer<'static>]) -> bool) -> usize {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let open = sockets();
@@ -63,7 +64,7 @@ impl OpenConnections {
     }
 }
 
-/// The descriptors of this process's sockets.
+/// Returns the descriptors of this process's sockets.
 fn sockets() -> HashMap<SocketNumber, RawFd> {
     let entries = read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let sockets = entries.filter_map(|entry| {
@@ -78,15 +79,16 @@ fn sockets() -> HashMap<SocketNumber, RawFd> {
     sockets.collect()
 }
 
-/// Ends a connection whose socket had this descriptor a moment ago. Returns whether it still had.
+/// Ends a connection whose socket had this descriptor a moment ago. Returns false if the descriptor is not the socket's
+/// now.
 fn end(descriptor: RawFd, socket: SocketNumber) -> bool {
-    // SAFETY: the call takes any number: one that is no descriptor any more is an error, and one that is another file's by
-    // now gives a copy of that, which is looked at below.
+    // SAFETY: the call takes any number. A number without a descriptor is an error. A number now used for another file
+    // gives a copy of the other file's descriptor, which is checked below.
     let copy = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 3) };
     if copy < 0 {
         return false;
     }
-    // SAFETY: the copy was just made, and nothing else owns it.
+    // SAFETY: the copy was just made, and nothing else owns the copy.
     let copy = unsafe { OwnedFd::from_raw_fd(copy) };
     SocketNumber::of(&copy) == Some(socket) && shutdown(&copy, Shutdown::Both).is_ok()
 }

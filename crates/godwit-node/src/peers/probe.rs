@@ -1,4 +1,4 @@
-//! Which peers answer.
+//! Probes the peers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,17 +14,17 @@ use crate::node::Node;
 use crate::owners;
 use godwit_api::Peer;
 
-/// How often peers are asked for the metrics.
+/// Time between two probes for the metrics.
 const PROBE_EVERY: Duration = Duration::from_secs(15);
 
-/// Which peers answered when they were last asked.
+/// The results of the last probes.
 #[derive(Debug, Default)]
 pub(crate) struct PeerHealth {
     up: Mutex<BTreeMap<String, bool>>,
 }
 
 impl PeerHealth {
-    /// The peers that were asked, and whether they answered.
+    /// Returns the probed peers, each with true if it answered.
     pub(crate) fn all(&self) -> BTreeMap<String, bool> {
         self.up
             .lock()
@@ -40,7 +40,7 @@ impl PeerHealth {
     }
 }
 
-/// Asks all peers at once whether they are there.
+/// Probes all peers at once.
 pub(crate) async fn probe_all(node: &Arc<Node>) -> Vec<Peer> {
     let mut probes = JoinSet::new();
     for peer in node.config.peers.clone() {
@@ -88,7 +88,7 @@ async fn probe(node: &Arc<Node>, peer: PeerConfig) -> Peer {
     }
 }
 
-/// Asks the peers from time to time until the node ends.
+/// Probes the peers from time to time until the node ends.
 pub(crate) async fn watch(node: Arc<Node>) {
     let mut ticks = tokio::time::interval(PROBE_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -1,4 +1,4 @@
-//! Takes new certificates without a restart, and tells when those in use come to their end.
+//! Loads new certificates without a restart, and warns before the present ones expire.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use tokio::signal::unix::Signal;
 use super::tls::NodeTls;
 use crate::node::Node;
 
-/// How often it is told that a certificate ends soon or has ended.
+/// Time between two warnings about an expiring or expired certificate.
 const TELL_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Reads the files again at each signal, until the node is about to end. Files that cannot be used change
-/// nothing. Connections that are open stay as they are, unless their certificate is revoked.
+/// Reads the files again at each signal, until the node is about to end. Unusable files change nothing. Open
+/// connections stay as they are, unless their certificate is revoked.
 pub(crate) async fn watch(node: Arc<Node>, tls: NodeTls, mut reload: Signal) {
     loop {
         tell(&tls);

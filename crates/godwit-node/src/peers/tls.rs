@@ -1,4 +1,4 @@
-//! Who a node is and whom it trusts: mutual TLS with one authority.
+//! The identity of a node and its trust in others: mutual TLS with one authority.
 
 use std::io;
 use std::path::Path;
@@ -24,10 +24,10 @@ use super::validity::Ends;
 use crate::config::TlsFiles;
 use crate::roles::Holder;
 
-/// What nodes speak with each other: their records are not rustls', and TLS 1.3 only.
+/// The TLS versions between nodes: TLS 1.3 only, because nodes use records of their own in place of rustls' records.
 const NODE_VERSIONS: &[&SupportedProtocolVersion] = &[&version::TLS13];
 
-/// The TLS settings of a node, and where they came from: they can be read again while it runs.
+/// The TLS settings of a node and their files, which can be read again while the node runs.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeTls {
     name: String,
@@ -36,38 +36,38 @@ pub(crate) struct NodeTls {
     open: Arc<OpenConnections>,
 }
 
-/// The settings for connections that begin now.
+/// The settings for new connections.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// For connections that this node opens to others.
+    /// For connections opened by this node.
     pub(crate) client: Arc<ClientConfig>,
     /// For connections of other nodes.
     pub(crate) nodes: Arc<ServerConfig>,
-    /// For connections of clients of disks; their certificate is required.
+    /// For connections of clients of disks, which must show a certificate.
     pub(crate) server: Arc<ServerConfig>,
-    /// For those of the API; likewise.
+    /// For connections of the API, with certificates too.
     pub(crate) api: Arc<ServerConfig>,
-    /// When the certificates end.
+    /// The ends of the certificates' validity.
     pub(crate) ends: Ends,
     roots: Arc<RootCertStore>,
-    /// Knows the revoked certificates, if there are any.
+    /// Checks for revoked certificates, if there are any.
     revocation: Option<Arc<dyn ClientCertVerifier>>,
 }
 
-/// Why the certificates cannot be used.
+/// The reason why the certificates cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TlsError {
     /// A file cannot be read as PEM.
     #[error("cannot read the {what} {path}: {why}")]
     File {
-        /// What it should hold.
+        /// The expected content.
         what: &'static str,
-        /// Its path.
+        /// The path.
         path: String,
-        /// What is wrong with it.
+        /// The error.
         why: String,
     },
-    /// The certificate is for somebody else.
+    /// The certificate is not for this node.
     #[error(
         "the certificate {path} is not for the node {name:?}: issue one with 'godwit certs issue'"
     )]
@@ -94,8 +94,8 @@ impl NodeTls {
         })
     }
 
-    /// Reads the files again. Connections that begin afterwards use them, and open ones end whose certificate is revoked
-    /// by now; returns how many did. On an error, nothing changes.
+    /// Reads the files again, for new connections. Open connections with a certificate revoked by now end; returns
+    /// their number. On an error, nothing changes.
     pub(crate) fn reload(&self) -> Result<usize, TlsError> {
         let settings = Arc::new(Settings::load(&self.name, &self.files)?);
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&settings);
@@ -121,12 +121,12 @@ impl NodeTls {
         }
     }
 
-    /// The settings for a connection that begins now.
+    /// Returns the settings for a new connection.
     pub(crate) fn current(&self) -> Arc<Settings> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Who has proved to hold this chain.
+    /// Returns the proven holder of this chain.
     pub(crate) fn holder(&self, chain: Option<&[CertificateDer<'_>]>) -> Holder {
         self.current().holder(chain)
     }
@@ -148,7 +148,7 @@ impl Settings {
         Self::new(authorities, chain, key, revoked.unwrap_or_default())
     }
 
-    /// Settings for this chain and key, trusting these authorities except for what their lists revoke.
+    /// Creates the settings for this chain and key. Trusts these authorities except for revoked certificates.
     fn new(
         authorities: Vec<CertificateDer<'static>>,
         chain: Vec<CertificateDer<'static>>,
@@ -181,7 +181,7 @@ impl Settings {
                 .with_protocol_versions(versions)?
                 .with_client_cert_verifier(Arc::clone(&verifier))
                 .with_single_cert(chain.clone(), key.clone_key())?;
-            // Every connection proves anew who it is: nothing is resumed.
+            // Every connection authenticates anew: no session is resumed.
             config.send_tls13_tickets = 0;
             config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
             Ok(config)
@@ -210,7 +210,7 @@ impl Settings {
         })
     }
 
-    /// Whether a list revokes a certificate whose chain was accepted before.
+    /// Returns true if a list revokes a certificate whose chain was accepted before.
     fn is_revoked(&self, chain: &[CertificateDer<'_>]) -> bool {
         let (Some(verifier), Some((own, intermediates))) = (&self.revocation, chain.split_first())
         else {
@@ -230,7 +230,7 @@ impl Settings {
         }
     }
 
-    /// Whether a certificate is good for servers.
+    /// Returns true if a certificate is valid for servers.
     fn is_server(&self, own: &CertificateDer<'_>, intermediates: &[CertificateDer<'_>]) -> bool {
         ParsedCertificate::try_from(own).is_ok_and(|own| {
             let algorithms = aws_lc_rs::default_provider()
@@ -249,7 +249,7 @@ impl Settings {
     }
 }
 
-/// Whether a certificate is for the node of this name.
+/// Returns true if a certificate is for the node of this name.
 pub(crate) fn belongs_to(certificate: &CertificateDer<'_>, name: &str) -> bool {
     let Ok(name) = ServerName::try_from(name) else {
         return false;

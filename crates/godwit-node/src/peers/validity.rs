@@ -1,4 +1,4 @@
-//! Until when certificates are valid, and who has to be told.
+//! The validity of certificates, and warnings before the end of the validity.
 
 use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
@@ -8,21 +8,21 @@ use crate::clock;
 
 const DAY: i64 = 24 * 60 * 60;
 
-/// How long before its end a certificate is worth a warning.
+/// Time before its end at which a certificate deserves a warning.
 const NEAR: i64 = 30 * DAY;
 
-/// When a node's certificates end, in seconds since 1970.
+/// The ends of a node's certificates, in seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ends {
-    /// The first to end of the node's own certificate and those between it and the authority.
+    /// The earliest end in the chain of the node's own certificate below the authority.
     pub(crate) certificate: i64,
-    /// The first to end of the authorities that it trusts.
+    /// The earliest end among the trusted authorities.
     pub(crate) authority: i64,
 }
 
 impl Ends {
-    /// The ends of this chain and these authorities. One that cannot be read never ends: it was
-    /// not refused when it was loaded.
+    /// Returns the ends of this chain and these authorities. A certificate that cannot be parsed never ends, because
+    /// loading did not refuse it.
     pub(crate) fn of(chain: &[CertificateDer<'_>], authorities: &[CertificateDer<'_>]) -> Self {
         Self {
             certificate: first_end(chain),
@@ -30,7 +30,7 @@ impl Ends {
         }
     }
 
-    /// What is to be told about the ends at `now`, and whether it is too late.
+    /// Returns the warnings at `now`, each with true if the certificate has ended.
     pub(crate) fn notices(self, now: i64) -> Vec<(bool, String)> {
         let both = [
             ("the node's certificate", self.certificate),

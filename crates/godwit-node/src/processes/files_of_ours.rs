@@ -1,4 +1,4 @@
-//! What is stored of a move, each in a file of JSON that is whole or not there.
+//! Durable records of a move, each a JSON file written whole or not at all.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Stores a value durably in place of what is there.
+/// Stores a value durably in place of the present record.
 ///
 /// # Errors
 /// One sentence.
@@ -24,10 +24,10 @@ pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<(), String> {
     stored().map_err(|error| format!("cannot store {}: {error}", path.display()))
 }
 
-/// What is stored there; nothing if there is none.
+/// Returns the record at the path, or `None` without a file.
 ///
 /// # Errors
-/// One sentence: there is something, or may be, that cannot be read.
+/// One sentence: a file exists, or may exist, and is unreadable.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, String> {
     let read = match std::fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes)

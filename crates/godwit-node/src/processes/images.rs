@@ -1,5 +1,5 @@
-//! CRIU's files on their way, each followed by its hash: what comes is bounded by what was announced, and nothing but
-//! plain names below the move's own folder is written.
+//! Transfer of CRIU's files, each followed by its hash. The receiver takes no more bytes than announced, and writes
+//! only plain names below the move's own folder.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -14,31 +14,29 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::messages::{ImageOffer, MemoryOffer};
 
-/// Most files of an image, and most that come along.
+/// Most files of an image, and most files brought along.
 const MAX_FILES: usize = 4096;
-/// What stays free where an image comes to, or is made.
+/// Bytes to leave free in the file system of an image.
 pub(crate) const LEFT_FREE: u64 = 64 << 20;
-/// Bytes that are read at a time.
+/// Bytes read at a time.
 const PIECE: usize = 256 << 10;
-/// How long a piece may take.
+/// Longest time for a piece.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
-/// What runc puts beside CRIU's files: where standard input and output went.
+/// The file that runc adds to CRIU's files: the targets of standard input and output.
 const OF_RUNC: &str = "descriptors.json";
-/// Bytes of a hash.
 const HASH: usize = blake3::OUT_LEN;
 
-/// A file that is sent.
+/// A file to send.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageFile {
-    /// Of CRIU's: its name. Of one that comes along: its path.
+    /// The name of CRIU's file, or the path of a file brought along.
     pub(crate) name: String,
-    /// Its length.
     pub(crate) bytes: u64,
-    /// Its permissions.
+    /// The permissions.
     pub(crate) mode: u32,
-    /// Whose it is.
+    /// The owning user.
     pub(crate) uid: u32,
-    /// Its group.
+    /// The owning group.
     pub(crate) gid: u32,
 }
 
@@ -57,17 +55,17 @@ impl ImageFile {
     }
 }
 
-/// Opens a regular file by its whole path, on which no symbolic link lies: whoever may change a folder of the path would
-/// otherwise choose what root reads.
+/// Opens a regular file by its absolute path, and refuses symbolic links on the path. Otherwise a user who may change a
+/// folder of the path would choose the file that root reads.
 ///
 /// # Errors
-/// One sentence that names it.
+/// One sentence with the file.
 pub(crate) fn open_plain(path: &Path) -> Result<std::fs::File, String> {
     let cannot = |error: std::io::Error| format!("the file {path:?}: {error}");
     if !path.is_absolute() {
         return Err(format!("the file {path:?} is not named by its whole path"));
     }
-    // It does not wait for whoever writes to a pipe.
+    // With `NONBLOCK`, opening a pipe does not wait for a writer.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let opened = openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
     let file = opened.map_err(|error| match error {
@@ -83,31 +81,31 @@ pub(crate) fn open_plain(path: &Path) -> Result<std::fs::File, String> {
     Ok(file)
 }
 
-/// What is sent: a file of the image, and one that came along, as it was opened when it was looked at.
+/// The source of a file's bytes.
 #[derive(Debug)]
 pub(crate) enum Source {
-    /// In a folder of the node's own, where nobody else changes anything.
+    /// A file in a folder of the node, which no other process changes.
     Own(PathBuf),
-    /// Whatever its path leads to by now.
+    /// A file opened at the inspection, wherever its path leads by now.
     Opened(std::fs::File),
 }
 
-/// CRIU's files in a folder, and those that come along, which are open.
+/// CRIU's files in a folder, and the opened files to bring along.
 pub(crate) type Gathered = (Vec<ImageFile>, Vec<(ImageFile, std::fs::File)>);
 
-/// Looks at what is to be sent.
+/// Inspects the files to send.
 ///
 /// # Errors
-/// One sentence that names what cannot be sent.
+/// One sentence with the unsuitable file.
 pub(crate) fn gather(image: &Path, files: &[String]) -> Result<Gathered, String> {
     let cannot = |error: std::io::Error| format!("the image in {}: {error}", image.display());
     let mut found = Vec::new();
     for entry in std::fs::read_dir(image).map_err(cannot)? {
         let entry = entry.map_err(cannot)?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        // Others are descriptors of CRIU's own and logs.
+        // Other files are CRIU's own descriptors and logs.
         if name.ends_with(".img") || name == OF_RUNC {
-            // There may be thousands, which are not all kept open.
+            // An image may have thousands of files, so they are not kept open.
             found.push(ImageFile::of(name, &entry.metadata().map_err(cannot)?)?);
         }
     }
@@ -122,7 +120,7 @@ pub(crate) fn gather(image: &Path, files: &[String]) -> Result<Gathered, String>
     Ok((found, along.collect::<Result<_, String>>()?))
 }
 
-/// Whether what another node offers can be an image, and fits. `free`: bytes that there are.
+/// Checks that an offered image is plausible and fits into `free` bytes.
 ///
 /// # Errors
 /// One sentence.
@@ -130,7 +128,7 @@ pub(crate) fn check(offer: &ImageOffer, free: u64) -> Result<(), String> {
     check_files(&offer.image, &offer.files, offer.container.is_some(), free)
 }
 
-/// Whether what another node offers can be memory of a process, and fits. `free`: bytes that there are.
+/// Checks that an offered round of a process's memory is plausible and fits into `free` bytes.
 ///
 /// # Errors
 /// One sentence.
@@ -178,7 +176,7 @@ fn is_image_name(name: &str) -> bool {
             .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
 }
 
-/// Bytes that are free in the file system of a folder.
+/// Returns the free bytes of a folder's file system.
 pub(crate) fn free(folder: &Path) -> u64 {
     rustix::fs::statvfs(folder).map_or(0, |about| about.f_bavail.saturating_mul(about.f_frsize))
 }
@@ -218,10 +216,10 @@ pub(crate) async fn send(
     in_time(stream.flush()).await
 }
 
-/// Takes the bytes of these files, which are new. They are durable when this has succeeded.
+/// Receives the bytes of these files into new files. The files are durable on success.
 ///
 /// # Errors
-/// Reading or writing fails, or a hash is another one.
+/// Reading or writing fails, or a hash differs.
 pub(crate) async fn receive(
     stream: &mut (impl AsyncRead + Unpin),
     files: impl Iterator<Item = (PathBuf, u64)>,
@@ -331,7 +329,7 @@ mod tests {
         let mut sent = [0; 4];
         there.read_exact(&mut sent).await.expect("comes");
         assert_eq!(&sent, b"said");
-        // A link is not followed, wherever it lies on the path, and nobody waits for a pipe.
+        // A link is not followed anywhere on the path, and opening a pipe does not block.
         std::os::unix::fs::symlink(&base, base.join("folder")).expect("a link");
         let pipe = rustix::fs::mknodat(
             CWD,
@@ -371,7 +369,7 @@ mod tests {
             .await
             .expect("comes");
         assert_eq!(std::fs::read(&to).expect("is there"), vec![7; 300_000]);
-        // Nothing that is there is written over.
+        // Existing files are not overwritten.
         send(&mut here, source(), drop).await.expect("sends");
         receive(&mut there, [(to, 300_000)].into_iter())
             .await

@@ -1,4 +1,5 @@
-//! What nodes ask each other about a process that moves. One asks, the other answers, on one connection.
+//! The messages between two nodes about a moving process. The source's node asks and the other node answers, on one
+//! connection.
 
 use std::io;
 use std::time::Duration;
@@ -16,123 +17,123 @@ use crate::processes::host::address::OwnAddress;
 use crate::processes::host::runc::Container;
 use crate::processes::host::subject::Subject;
 
-/// Longest message in bytes: as long as an answer of a process may be.
+/// Longest message in bytes: the longest answer of a process.
 const MAX_MESSAGE: u32 = 16 << 20;
-/// How long a message may take once it has begun.
+/// Longest time for a begun message.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// From the source's node.
+/// A request from the source's node.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Ask {
-    /// Which processes of your host are the other ends of these queue pairs?
+    /// Find the processes of your host at the other ends of these queue pairs.
     Find {
-        /// Those of the process that is to move.
+        /// The queue pairs of the process to move.
         ours: Vec<QueuePairState>,
     },
-    /// What is there for this process, and what stands in its way?
+    /// Show the resources for this process, and the obstacles.
     Look {
-        /// The number that it needs, unless it comes in a container.
+        /// The process number to keep, unless the process comes in a container.
         pid: u32,
-        /// The container that it would come in.
+        /// The container of the process.
         #[serde(default)]
         container: Option<Container>,
-        /// The address that it would bring.
+        /// The address to bring.
         address: Option<OwnAddress>,
-        /// The files that it would bring.
+        /// The files to bring.
         files: Vec<String>,
-        /// Files and folders that it has open, has mapped or watches, and would not bring.
+        /// Files and folders that the process has open, has mapped or watches, but would not bring.
         #[serde(default)]
         needs: Vec<String>,
     },
-    /// Have this process, which was found on this connection, for this move as long as the move needs it. It works on.
+    /// Claim this process, found on this connection, for the time of this move. The process works on.
     Claim {
-        /// The partner.
         pid: u32,
-        /// The process that is to move.
+        /// The process to move.
         moving: u32,
     },
-    /// Ask this partner's library; this move has claimed it.
+    /// Pass a request to the library of this partner, which this move has claimed.
     Partner {
-        /// The partner.
         pid: u32,
-        /// One of prepare, suspend, drain, connect, switch, abandon, resume (of the queue pairs that were found) and status.
+        /// Prepare, suspend, drain, connect, switch, abandon or resume (of the found queue pairs), or status.
         request: Request,
     },
-    /// Have objects made ahead of a process that will come. They are given up when the connection ends.
+    /// Make objects ahead of the arriving process. The objects are destroyed when the connection ends.
     Hold {
-        /// The process.
+        /// The arriving process.
         pid: u32,
-        /// The numbers of its threads.
+        /// The numbers of the process's threads.
         #[serde(default)]
         threads: Vec<u32>,
-        /// What it has.
+        /// The objects of the process.
         plan: Plan,
     },
-    /// Have queue pairs that were made ahead connected.
+    /// Connect queue pairs made ahead.
     ConnectHeld {
-        /// Which, and where to.
+        /// The queue pairs with their remote ends.
         connections: Vec<Connection>,
     },
-    /// What was made ahead is not wanted.
+    /// Destroy the objects made ahead.
     GiveUpHeld,
-    /// Take this part of the memory of a process that will come. Its files' bytes follow after [`Answer::Ready`], each with its
-    /// BLAKE3 hash. It is forgotten when the connection ends.
+    /// Receive this round of the memory of the arriving process. The bytes of the files follow after [`Answer::Ready`],
+    /// each file with its BLAKE3 hash. The round is forgotten when the connection ends.
     Memory(MemoryOffer),
-    /// Take this image. Its files' bytes follow after [`Answer::Ready`], each with its BLAKE3 hash.
+    /// Receive this image. The bytes of the files follow after [`Answer::Ready`], each file with its BLAKE3 hash.
     Image(Box<ImageOffer>),
-    /// Make the process of it.
+    /// Restore the process from the image.
     Restore,
-    /// Does the process run at your host? If it does not, it never will by this move.
+    /// Decide for good if the process runs at your host. A process that does not run there never will by this move.
     Settle,
-    /// Have the process take what was made ahead of it or else make its device's objects again, or say what it made.
+    /// Give the process the objects made ahead, or else have the process recreate its device objects; or repeat the
+    /// result.
     Recreate,
-    /// Ask the process that came: one of connect, resume, redirect, redirects and status.
+    /// Pass a request to the arrived process: one of connect, resume, redirect, redirects and status.
     Moved {
-        /// What.
+        /// The request.
         request: Request,
     },
-    /// Tell your host's processes where queue pairs for datagrams are that they may send to.
+    /// Tell the processes of your host the new places of datagram queue pairs.
     Redirect {
-        /// Those of the process that moved.
+        /// The datagram queue pairs of the moved process.
         redirects: Vec<Redirect>,
     },
-    /// The move has ended; nothing of it is needed any more.
+    /// Forget the move, which has ended.
     Over,
 }
 
-/// Memory of a process as it was when it worked: all of it, or what has changed since the round before.
+/// Memory of a process, saved while the process worked: all memory, or the changes since the previous round.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemoryOffer {
-    /// Which round it is; from 1.
+    /// Number of the round, from 1.
     pub(crate) round: u32,
     /// CRIU's files.
     pub(crate) image: Vec<ImageFile>,
 }
 
-/// A process's image.
+/// The image of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageOffer {
-    /// The process.
+    /// The process's number.
     pub(crate) pid: u32,
-    /// What tells it from another process of this number.
+    /// The layout that distinguishes the process from another process of this number.
     pub(crate) layout: String,
-    /// The container that it comes in.
+    /// The container of the process.
     #[serde(default)]
     pub(crate) container: Option<Container>,
-    /// The address that it brings.
+    /// The address brought along.
     pub(crate) address: Option<OwnAddress>,
-    /// How many rounds of its memory came before: the image has what changed since. If none, it has all.
+    /// Memory rounds sent before. The image then has the changes since the last round; with 0 rounds the image has all
+    /// memory.
     #[serde(default)]
     pub(crate) rounds: u32,
     /// CRIU's files.
     pub(crate) image: Vec<ImageFile>,
-    /// Files that it brings along, by their paths.
+    /// Files brought along, by path.
     pub(crate) files: Vec<ImageFile>,
 }
 
 impl ImageOffer {
-    /// What it is an image of.
+    /// Returns the process of the image.
     pub(crate) fn subject(&self) -> Subject {
         Subject {
             pid: self.pid,
@@ -142,63 +143,61 @@ impl ImageOffer {
     }
 }
 
-/// From the other node.
+/// An answer of the other node.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
-    /// It is not done, and why.
+    /// Not done, with the reason.
     Refused(String),
-    /// It was not even looked at, since too much is under way, and this connection ends.
+    /// Not considered, since too much is under way. This connection ends.
     Busy(String),
-    /// To [`Ask::Claim`]: it is another move's for now, which is named.
+    /// To [`Ask::Claim`]: another move, named here, has the process for now.
     Waits(String),
     /// To [`Ask::Find`].
     Found(Vec<FoundProcess>),
     /// To [`Ask::Look`].
     Looked {
-        /// What the host has.
+        /// The host's resources.
         offer: Offer,
-        /// What stands in the way beside that.
+        /// The other obstacles.
         reasons: Vec<String>,
     },
     /// To [`Ask::Partner`], [`Ask::Moved`], [`Ask::Hold`] and [`Ask::ConnectHeld`].
     Library(LibraryAnswer),
-    /// The image may come.
+    /// The bytes of an image or round may follow.
     Ready,
     /// The process runs here.
     Here {
-        /// How long its restore took, in milliseconds.
+        /// Duration of the restore, in milliseconds.
         milliseconds: f64,
     },
-    /// The process does not run here and never will by this move, and why.
+    /// The process does not run here and never will by this move, with the reason.
     NotHere(String),
     /// To [`Ask::Recreate`].
     Recreated {
-        /// What it made; of what was made ahead of it, its keys alone.
+        /// The recreated objects; for objects made ahead, only the keys.
         made: Recreated,
-        /// Whether that was made ahead of it, so that it is connected to what its partners have prepared.
+        /// True if the objects were made ahead, and so are connected to the partners' prepared queue pairs.
         #[serde(default)]
         attached: bool,
-        /// Why nothing that was made ahead was used.
+        /// The reason for objects made ahead that went unused.
         #[serde(default)]
         warning: Option<String>,
-        /// How long that took, in milliseconds.
+        /// Duration of the step, in milliseconds.
         milliseconds: f64,
     },
-    /// To the others.
+    /// To all other requests.
     Done,
 }
 
-/// A process that is the other end of some connections.
+/// A process at the other end of some connections.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct FoundProcess {
-    /// Its number.
     pub(crate) pid: u32,
-    /// Its queue pairs that are concerned, and what keeps them from being held.
+    /// The concerned queue pairs of the process, and the obstacles to a hold.
     pub(crate) status: Status,
 }
 
-/// Sends a message.
 pub(crate) async fn write(
     stream: &mut (impl AsyncWrite + Unpin),
     message: &impl Serialize,
@@ -206,7 +205,7 @@ pub(crate) async fn write(
     framed::write(stream, message, MAX_MESSAGE, MESSAGE_TIMEOUT).await
 }
 
-/// Reads a message that begins within this time.
+/// Reads a message; it has to begin within this time.
 pub(crate) async fn read<T: DeserializeOwned>(
     stream: &mut (impl AsyncRead + Unpin),
     within: Duration,

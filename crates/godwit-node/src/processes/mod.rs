@@ -1,8 +1,8 @@
-//! Processes with RDMA connections: what there is, and moves of them between nodes.
+//! Processes with RDMA connections: their view, and moves of them between nodes.
 //!
-//! The order of a move's steps is `godwit_verbs::mover`'s. `outgoing/` takes them at the source, `incoming/` is what other
-//! nodes ask for. What a process becomes in between are CRIU's files (`images.rs`). `host/` is what is done to the host
-//! itself: CRIU, addresses, connections, files.
+//! `godwit_verbs::mover` sets the order of a move's steps. `outgoing/` takes the steps at the source, `incoming/`
+//! answers other nodes. `images.rs` transfers a process as CRIU's files. `host/` acts on the host: CRIU, addresses,
+//! connections, files.
 
 mod files_of_ours;
 pub(crate) mod host;
@@ -23,21 +23,21 @@ use tokio::task::JoinSet;
 use crate::node::{Node, blocking};
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// Connections of other nodes about processes at once.
+/// Most connections of other nodes about processes at once.
 const MAX_SESSIONS: usize = 16;
 
-/// How long all processes of the host are asked.
+/// Longest round of requests to all processes of the host.
 const ROUND: Duration = Duration::from_secs(10);
-/// How many of them at once.
+/// Most processes asked at once.
 const ASKED_AT_ONCE: usize = 32;
 
-/// What a node knows of processes.
+/// The node's knowledge of processes.
 #[derive(Debug)]
 pub(crate) struct Processes {
     pub(crate) moves: outgoing::table::ProcessMigrations,
     pub(crate) held: incoming::partners::HeldPartners,
     pub(crate) sessions: Arc<Semaphore>,
-    /// Restores and dumps under way: one at a time, since they change what the host has.
+    /// Serializes restores and dumps, since they change the host.
     pub(crate) arrivals: incoming::arrivals::Arrivals,
 }
 
@@ -52,7 +52,7 @@ impl Default for Processes {
     }
 }
 
-/// Refuses what a node does not do unless it was told to.
+/// Refuses work on processes unless the node is configured for moves of processes.
 ///
 /// # Errors
 /// [`ErrorCode::Conflict`].
@@ -64,17 +64,17 @@ pub(crate) fn check_enabled(node: &Node) -> Result<(), ErrorBody> {
     Err(ErrorBody::new(ErrorCode::Conflict, text).hint("start it with --processes, as root"))
 }
 
-/// Where the files of a move are kept.
+/// Returns the folder of a move's files.
 pub(crate) fn folder(node: &Node, id: &str) -> PathBuf {
     node.config.processes_dir().join(id)
 }
 
-/// Why a process did not do what it was asked for.
+/// The reason for an unfulfilled request to a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NotDone {
-    /// It says no.
+    /// The process refuses.
     Refused(String),
-    /// It does not answer: it may do it nevertheless.
+    /// The process does not answer, and may fulfil the request nevertheless.
     Silent(String),
 }
 
@@ -86,15 +86,15 @@ impl NotDone {
     }
 }
 
-/// Asks a process of this host.
+/// Sends a request to a process of this host.
 ///
 /// # Errors
-/// One sentence: it does not answer, or it says no.
+/// One sentence: the process does not answer, or refuses.
 pub(crate) async fn ask(pid: u32, request: Request) -> Result<Answer, String> {
     hear(pid, request).await.map_err(NotDone::into_text)
 }
 
-/// Asks a process of this host, where silence is another thing than a no.
+/// Sends a request to a process of this host, and distinguishes silence from a refusal.
 ///
 /// # Errors
 /// One sentence.
@@ -107,10 +107,10 @@ pub(crate) async fn hear(pid: u32, request: Request) -> Result<Answer, NotDone> 
     }
 }
 
-/// What a process of this host has.
+/// Returns the RDMA status of a process of this host.
 ///
 /// # Errors
-/// Those of [`ask`].
+/// The errors of [`ask`].
 pub(crate) async fn status(pid: u32) -> Result<Status, String> {
     match ask(pid, Request::Status).await? {
         Answer::Status(status) => Ok(status),
@@ -118,18 +118,18 @@ pub(crate) async fn status(pid: u32) -> Result<Status, String> {
     }
 }
 
-/// What these processes have, of those that say so in time.
+/// Returns the statuses of these processes, except for processes without an answer in time.
 pub(crate) async fn statuses(pids: Vec<u32>) -> Vec<(u32, Status)> {
     let answers = ask_all(pids, Request::Status).await.into_iter();
     let status = |(pid, answer)| match answer {
         Ok(Answer::Status(status)) => Some((pid, status)),
-        // One that has just ended, or whose socket's name is somebody else's, is none.
+        // A process that has just ended, or a foreign socket of this name, has no status.
         _ => None,
     };
     answers.filter_map(status).collect()
 }
 
-/// What these processes answer: one that is silent keeps nobody from the others.
+/// Returns the answers of these processes. A silent process does not delay the others.
 pub(crate) async fn ask_all(
     pids: Vec<u32>,
     request: Request,
@@ -157,7 +157,7 @@ pub(crate) async fn ask_all(
     found
 }
 
-/// Takes up what was under way when the node ended.
+/// Takes up the work that was under way when the node ended.
 pub(crate) fn recover(node: &Arc<Node>) {
     if node.config.processes.is_none() {
         return;

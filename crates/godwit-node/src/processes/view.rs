@@ -7,7 +7,7 @@ use super::{check_enabled, outgoing, status, statuses};
 use crate::node::{Node, blocking};
 use godwit_api::{Container, ErrorBody, ErrorCode, Process};
 
-/// All processes of this host that use the library and have opened a device.
+/// Returns all processes of this host that use the library and have opened a device.
 ///
 /// # Errors
 /// The node does not move processes, or the kernel's list cannot be read.
@@ -24,10 +24,10 @@ pub(crate) async fn all(node: &Node) -> Result<Vec<Process>, ErrorBody> {
         .collect())
 }
 
-/// One of them.
+/// Returns a process of this host that uses the library.
 ///
 /// # Errors
-/// [`ErrorCode::NotFound`] if it is none, with why.
+/// [`ErrorCode::NotFound`] with the reason, if the process has no status.
 pub(crate) async fn one(node: &Node, pid: u32) -> Result<Process, ErrorBody> {
     check_enabled(node)?;
     match status(pid).await {
@@ -38,10 +38,10 @@ pub(crate) async fn one(node: &Node, pid: u32) -> Result<Process, ErrorBody> {
     }
 }
 
-/// All containers of this host under runc.
+/// Returns all containers of this host under runc.
 ///
 /// # Errors
-/// The node does not move processes, or runc does not say.
+/// The node does not move processes, or runc gives no list.
 pub(crate) async fn containers(node: &Node) -> Result<Vec<Container>, ErrorBody> {
     check_enabled(node)?;
     let listed = runc::list().await;
@@ -54,7 +54,7 @@ pub(crate) async fn containers(node: &Node) -> Result<Vec<Container>, ErrorBody>
         let runs = one.pid > 0;
         let (rdma_processes, obstacles) = if runs {
             let users = outgoing::containers::users(one.pid).await;
-            // It may have ended just now.
+            // The container may have ended just now.
             let users = users.unwrap_or_default();
             let mut obstacles = runc::reasons(&one).await;
             obstacles.extend(runc::without_library(&one.id, one.pid, &users));
@@ -74,7 +74,6 @@ pub(crate) async fn containers(node: &Node) -> Result<Vec<Container>, ErrorBody>
     Ok(found)
 }
 
-/// The program's name.
 pub(crate) fn command(pid: u32) -> String {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     name.trim().to_owned()

@@ -1,4 +1,4 @@
-//! The database file: opened again after a failure, and written to in as few commits as possible.
+//! The database file: reopened after a failure, and written in as few commits as possible.
 
 use std::fmt;
 use std::fs::Permissions;
@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::StoreError;
 
-/// A database whose writes are durable when their future is ready. Clones share it.
+/// A database whose writes are durable when their future is ready. Clones share the database.
 #[derive(Clone, Debug)]
 pub(super) struct SharedDatabase {
     path: PathBuf,
@@ -22,16 +22,15 @@ pub(super) struct SharedDatabase {
 #[derive(Debug)]
 enum State {
     Open(Database),
-    /// The database refuses everything after an I/O error, such as a full file system, until it is
-    /// opened again.
+    /// The database refuses everything after an I/O error, such as a full file system, until reopened.
     Failed,
     Closed,
 }
 
-/// What is done in a transaction. It may be tried more than once.
+/// A change made in a transaction. A change may be tried more than once.
 type Change = dyn Fn(&WriteTransaction) -> Result<(), redb::Error> + Send;
 
-/// A change that waits for a transaction.
+/// A waiting change.
 struct Queued {
     change: Box<Change>,
     done: oneshot::Sender<Result<(), StoreError>>,
@@ -44,7 +43,7 @@ impl fmt::Debug for Queued {
 }
 
 impl SharedDatabase {
-    /// Opens or creates the file and prepares it. Blocks.
+    /// Opens or creates the file and prepares the database. Blocks.
     pub(super) fn open(
         path: &Path,
         prepare: impl FnOnce(&Database) -> Result<(), StoreError>,
@@ -58,7 +57,7 @@ impl SharedDatabase {
         })
     }
 
-    /// Closes the file: whoever still has the database gets errors. Blocks.
+    /// Closes the file: later users of the database get errors. Blocks.
     pub(super) fn close(&self) {
         *self.state() = State::Closed;
     }
@@ -70,9 +69,8 @@ impl SharedDatabase {
         Ok(database.begin_read().map_err(redb::Error::from)?)
     }
 
-    /// Makes a change durable. Changes that wait for an earlier one's commit share the next: the
-    /// disks of one machine change hands together, and each commit waits for the device. Must be
-    /// called on a runtime of several threads.
+    /// Makes a change durable. Changes that wait for an earlier commit share the next: the disks of one machine change
+    /// hands together, and each commit waits for the device. Must be called on a runtime of several threads.
     pub(super) async fn write(
         &self,
         change: impl Fn(&WriteTransaction) -> Result<(), redb::Error> + Send + 'static,
@@ -80,24 +78,24 @@ impl SharedDatabase {
         let (done, result) = oneshot::channel();
         let change = Box::new(change);
         self.queue().push(Queued { change, done });
-        // A guest may be waiting for this: to hand it to another thread and back takes a quarter of the
-        // time of the commit itself.
+        // A guest may be waiting for this commit. Handing the commit to another thread and back takes a quarter of the
+        // commit's time.
         tokio::task::block_in_place(|| self.commit_queued());
         result.await.unwrap_or(Err(StoreError::Ended))
     }
 
-    /// Commits all changes that wait, in their order. Blocks.
+    /// Commits all waiting changes, in their order. Blocks.
     fn commit_queued(&self) {
         let mut state = self.state();
         let queued = std::mem::take(&mut *self.queue());
         if queued.len() > 1 && self.commit(&mut state, &queued).is_ok() {
             for each in queued {
-                // Whoever asked may be gone.
+                // The caller may be gone.
                 let _ = each.done.send(Ok(()));
             }
             return;
         }
-        // One alone, or one of them spoils the transaction of all.
+        // A single change, or several of which one failed the shared transaction.
         for each in queued {
             let result = self.commit(&mut state, std::slice::from_ref(&each));
             let _ = each.done.send(result);
@@ -135,13 +133,13 @@ fn open(path: &Path) -> Result<Database, StoreError> {
         source,
     };
     let database = Database::create(path).map_err(|error| failed(error.into()))?;
-    // Others may pass through the folder.
+    // Other users may have access to the folder.
     std::fs::set_permissions(path, Permissions::from_mode(0o600))
         .map_err(|error| failed(error.into()))?;
     Ok(database)
 }
 
-/// The database, opened again if it failed before.
+/// Returns the database, reopened after an earlier failure.
 fn opened<'a>(state: &'a mut State, path: &Path) -> Result<&'a Database, StoreError> {
     if matches!(state, State::Failed) {
         *state = State::Open(open(path)?);

@@ -1,4 +1,4 @@
-//! Entries of disks: stored together with who owns the disk, or changed alone.
+//! Entries of disks: stored together with the authority record, or changed alone.
 
 use godwit_core::authority::AuthorityRecord;
 use redb::ReadableTable;
@@ -28,8 +28,8 @@ impl Store {
             .await
     }
 
-    /// Changes what is stored of a disk, but for its authority record, which may be stored anew at the same time. Does
-    /// nothing if the disk is not stored.
+    /// Changes the stored entry of a disk, but not its authority record, which may be stored anew at the same time.
+    /// Does nothing for an unknown disk.
     ///
     /// # Errors
     /// The store cannot be written.

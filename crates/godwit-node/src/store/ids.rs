@@ -1,4 +1,4 @@
-//! A disk's id as it is stored: in hexadecimal.
+//! A disk's id as stored: in hexadecimal.
 
 use godwit_core::units::DiskId;
 use serde::{Deserialize, Deserializer, Serializer};

@@ -1,4 +1,4 @@
-//! Virtual machines as they are stored.
+//! Virtual machines as stored.
 
 use std::path::PathBuf;
 
@@ -7,41 +7,40 @@ use serde::{Deserialize, Serialize};
 
 use crate::store::surpassed::Surpassed;
 
-/// A VM as it is stored.
+/// A VM as stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct VmEntry {
-    /// What tells it from other machines of its name, in hexadecimal; empty when an earlier version stored it.
+    /// The id, which distinguishes VMs of the same name, in hexadecimal; empty if an earlier version stored the VM.
     #[serde(default)]
     pub(crate) id: String,
-    /// Counts the nodes that it was given to, from 1. It is that of the node that it was given to last.
+    /// Number of owners of the VM so far, from 1: the epoch of the latest owner.
     #[serde(default = "first")]
     pub(crate) epoch: u64,
-    /// How it is started.
+    /// The configuration of the machine.
     pub(crate) machine: Machine,
-    /// The socket of its QEMU's monitor.
+    /// The socket of QEMU's monitor.
     pub(crate) qmp: PathBuf,
-    /// Where it came from.
     pub(crate) origin: VmOrigin,
-    /// What was under way: a restart finishes or undoes it.
+    /// The change under way, which a restart finishes or undoes.
     pub(crate) mark: Option<VmMark>,
-    /// What tells each of its disks from others of their names, in hexadecimal, while it arrives: others are not its own.
+    /// The ids of the disks, in hexadecimal, while the VM arrives: disks with other ids are not the VM's.
     #[serde(default)]
     pub(crate) disk_ids: Vec<String>,
-    /// The node that it moved to.
+    /// The node to which the VM moved.
     pub(crate) moved_to: Option<String>,
-    /// The migration by which it did, in hexadecimal.
+    /// The migration by which the VM left, in hexadecimal.
     #[serde(default)]
     pub(crate) left_by: Option<String>,
-    /// Another node has had it, or its memory, since: it stands still here.
+    /// Set if another node has had the VM, or the VM's memory, since: the VM stands still here.
     #[serde(default)]
     pub(crate) surpassed: Option<Surpassed>,
-    /// Its memory, when that is in a memory pool.
+    /// The VM's memory, if in a memory pool.
     #[serde(default)]
     pub(crate) memory: Option<PooledMemory>,
-    /// The names that its NICs had before this node adopted it, in their order: its QEMU uses their sockets.
+    /// The names of the NICs from before the VM's adoption by this node, in order: QEMU uses the NICs' sockets.
     #[serde(default)]
     pub(crate) named_nics: Vec<String>,
-    /// Why its QEMU ended, when it has: a sentence's end.
+    /// The reason for the end of QEMU, if ended, as the end of a sentence.
     #[serde(default)]
     pub(crate) ended: Option<String>,
 }
@@ -49,21 +48,20 @@ pub(crate) struct VmEntry {
 /// The memory of a VM in a memory pool: a segment of the VM's name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PooledMemory {
-    /// The pool.
     pub(crate) pool: String,
-    /// The segment's id in hexadecimal; empty until it is allocated.
+    /// The segment's id in hexadecimal; empty until the segment is allocated.
     pub(crate) id: String,
-    /// Bytes.
+    /// The size in bytes.
     pub(crate) bytes: u64,
-    /// The epoch of the title that was offered last.
+    /// The epoch of the last offered title.
     pub(crate) epoch: u64,
-    /// Whom the segment goes to: stored with the machine's departure, before the segment says so.
+    /// The next owner of the segment, stored with the machine's departure, before the segment is handed over.
     #[serde(default)]
     pub(crate) given_to: Option<String>,
 }
 
 impl VmEntry {
-    /// Whether the VM's memory may be on its way here.
+    /// Returns true if the VM's memory may be on its way here.
     pub(crate) const fn receives(&self) -> bool {
         matches!(
             self.mark,
@@ -72,59 +70,59 @@ impl VmEntry {
     }
 }
 
-/// Where a VM came from.
+/// The origin of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum VmOrigin {
-    /// This node started it.
+    /// This node started the VM.
     Run,
-    /// Somebody else started it, and this node took it over.
+    /// Another program started the VM, and this node adopted it.
     Adopted,
-    /// It came from another node.
+    /// The VM came from another node.
     Received {
-        /// Which node.
+        /// The node.
         from: String,
     },
 }
 
-/// Something under way that a restart must finish or undo.
+/// A change under way, for a restart to finish or undo.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum VmMark {
-    /// Its QEMU is being started: a restart ends it and forgets the VM.
+    /// QEMU is being started: a restart ends QEMU and forgets the VM.
     Starting,
-    /// It arrives. It may run once all its disks are this node's, which they are all or not at all.
+    /// The VM arrives. The VM may run once this node owns all disks, which change hands together or not at all.
     Incoming {
-        /// Which migration, in hexadecimal.
+        /// The migration, in hexadecimal.
         migration: String,
-        /// Whether it is to run before all its memory is here.
+        /// True if the VM is to run before all its memory is here.
         #[serde(default)]
         pulls: bool,
-        /// Whether its guest ran at the source: it stands still here as it stood there otherwise.
+        /// True if the guest ran at the source. Otherwise the guest stands still here too.
         #[serde(default = "yes")]
         runs: bool,
     },
-    /// It runs here, and its QEMU waits for the rest of its memory.
+    /// The VM runs here, and QEMU waits for the rest of its memory.
     Pulling {
-        /// Which migration, in hexadecimal.
+        /// The migration, in hexadecimal.
         migration: String,
-        /// The node that has the rest.
+        /// The node with the rest.
         from: String,
     },
-    /// It leaves, as long as its disks have not.
+    /// The VM leaves, as long as its disks have not left.
     Outgoing {
-        /// Which migration, in hexadecimal.
+        /// The migration, in hexadecimal.
         migration: String,
-        /// The node it goes to.
+        /// The destination.
         to: String,
-        /// Whether its guest runs, but for the move.
+        /// True if the guest would run without the move.
         #[serde(default = "yes")]
         runs: bool,
     },
-    /// It moved away, and this node's QEMU has the rest of its memory. That QEMU must last until the
-    /// rest has moved, and must never run the guest.
+    /// The VM moved away, and this node's QEMU has the rest of its memory. QEMU must last until the rest has moved, and
+    /// must never run the guest.
     Giving {
-        /// Which migration, in hexadecimal.
+        /// The migration, in hexadecimal.
         migration: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What survives a restart: disks, who owns them, past migrations, and VMs.
+//! The state kept across restarts: disks, their authority records, past migrations, and VMs.
 
 mod database;
 mod entries;
@@ -20,7 +20,7 @@ use self::surpassed::Surpassed;
 use crate::store::machine::VmEntry;
 use godwit_api::{Migration, VmMigration};
 
-/// The format that this build writes. A later one is refused rather than misread.
+/// The format of this build. A later format is refused.
 const FORMAT: u64 = 1;
 
 /// Migrations kept; older ones are forgotten.
@@ -34,87 +34,88 @@ const VM_MIGRATIONS: TableDefinition<u64, &[u8]> = TableDefinition::new("vm_migr
 const VMS: TableDefinition<&str, &[u8]> = TableDefinition::new("vms");
 const NICS: TableDefinition<&str, &[u8]> = TableDefinition::new("nics");
 
-/// A disk as it is stored, beside its authority record.
+/// A disk as stored, beside its authority record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DiskEntry {
-    /// What tells it from others of its name; nothing when an earlier version stored it.
+    /// The id, which distinguishes disks of the same name; nothing if an earlier version stored the disk.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "ids")]
     pub(crate) id: Option<DiskId>,
-    /// The image.
+    /// Path of the image.
     pub(crate) path: PathBuf,
     /// The disk's size in sectors.
     pub(crate) sectors: u64,
-    /// Whether the image is the node's own.
+    /// True if the node manages the image.
     pub(crate) managed: bool,
     /// The other node of the last or current migration.
     pub(crate) counterpart: Option<String>,
-    /// The node that the disk was moved to.
+    /// The node to which the disk was moved.
     pub(crate) moved_to: Option<String>,
-    /// What was under way: a restart finishes or undoes it.
+    /// The change under way, which a restart finishes or undoes.
     pub(crate) mark: Option<Mark>,
-    /// Whether more than one party may have written to the disk since it came here, which decides what
-    /// becomes of forwarded writes whose answers a crash has lost.
+    /// True if more than one party may have written to the disk since it came here. Decides the fate of forwarded
+    /// writes with answers lost in a crash.
     #[serde(default)]
     pub(crate) shared: bool,
-    /// The image that the disk was created from here.
+    /// The image from which the disk was created here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) base: Option<BaseImage>,
-    /// Another node has had the disk since: this node, its owner by its own record, holds it.
+    /// Set if another node has had the disk since: this node, the owner by its own record, holds the disk's I/O.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) surpassed: Option<Surpassed>,
-    /// That the image of a disk which has left still is what the disk was then.
+    /// Set while the image of a departed disk still equals the disk as it left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) kept: Option<KeptImage>,
-    /// The most bytes per second that the last migration away from here may take, what is pulled afterwards included.
+    /// Bandwidth limit of the last migration away from here, in bytes per second, including later pulls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) max_bandwidth: Option<u64>,
-    /// What the disk lacks is lost, an operator has said: nobody waits for it.
+    /// True if an operator declared the missing parts lost: requests no longer wait for these parts.
     #[serde(default)]
     pub(crate) abandoned: bool,
 }
 
-/// The image of a disk that has left.
+/// The image of a departed disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct KeptImage {
-    /// The migration by which it left, in hexadecimal.
+    /// The migration by which the disk left, in hexadecimal.
     pub(crate) migration: String,
-    /// The image's [`godwit_block::image::Fingerprint`] then.
+    /// The image's [`godwit_block::image::Fingerprint`] at the departure.
     pub(crate) fingerprint: [u64; 6],
 }
 
-/// The image that a disk was created from.
+/// The image from which a disk was created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BaseImage {
-    /// Its name then.
+    /// The name at the creation.
     pub(crate) image: String,
-    /// Its manifest's name, which stands for its content.
+    /// The manifest's name, which identifies the content.
     pub(crate) manifest: String,
-    /// What stands in the disk's record for a migration as long as a part of the image is not here, in hexadecimal.
+    /// The id that stands for a migration in the disk's record while a part of the image is missing here, in
+    /// hexadecimal.
     pub(crate) fetch: String,
-    /// Whether what nobody asks for is fetched, too.
+    /// True if all parts are fetched, not only the ones that are read.
     pub(crate) prefetch: bool,
-    /// When it was pushed under its name, like `2025-01-31T12:00:00Z`: as the repository said when the name stood for it.
+    /// The time of the push under the name, like `2025-01-31T12:00:00Z`, according to the repository while the name
+    /// stood for the manifest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) pushed: Option<String>,
 }
 
-/// Something under way that a restart must finish or undo.
+/// A change under way, for a restart to finish or undo.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Mark {
-    /// The image is being made or copied in: a restart removes both.
+    /// The image is being made or copied in: a restart removes the image and the entry.
     Creating,
-    /// The disk is being made as large as this: a restart looks whether its image is.
+    /// The disk is being enlarged. A restart checks whether the image already is.
     Resizing {
-        /// Its size then, in sectors.
+        /// The new size in sectors.
         sectors: u64,
     },
-    /// The disk is being received. `new` when this node did not know it before: then a restart
-    /// that finds it not accepted removes image and entry.
+    /// The disk is being received. If `new` and not accepted, a restart removes the image and the entry.
     Receiving {
-        /// Which migration, in hexadecimal.
+        /// The migration, in hexadecimal.
         migration: String,
-        /// The disk was unknown here before.
+        /// True if the disk was unknown here before.
         new: bool,
     },
     /// The disk is being removed: a restart goes on.
@@ -122,7 +123,7 @@ pub(crate) enum Mark {
 }
 
 impl DiskEntry {
-    /// The image from which the disk with this record still fetches.
+    /// Returns the image from which the disk with this record still fetches.
     pub(crate) fn fetches(&self, record: &AuthorityRecord) -> Option<&BaseImage> {
         let lacks = record.lacks()?.to_string();
         self.base.as_ref().filter(|base| base.fetch == lacks)
@@ -161,18 +162,18 @@ pub(crate) struct Contents {
     pub(crate) vm_migrations: Vec<(u64, VmMigration)>,
 }
 
-/// Why the store cannot be used.
+/// The reason why the store cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
-    /// It cannot be opened.
+    /// The store cannot be opened.
     #[error("cannot open the store {path}: {source}")]
     Open {
-        /// Its file.
+        /// The file.
         path: PathBuf,
-        /// What redb says.
+        /// The error of redb.
         source: redb::Error,
     },
-    /// It was written by a later version.
+    /// A later version wrote the store.
     #[error("the store has format {found}, this version knows {FORMAT}: run the newer godwit")]
     Format {
         /// The format found.
@@ -181,12 +182,12 @@ pub(crate) enum StoreError {
     /// Reading or writing failed.
     #[error("the store failed: {0}")]
     Database(#[from] redb::Error),
-    /// What is stored is not what this version writes.
+    /// An entry is not valid for this version.
     #[error("the store's entry {key:?} is damaged: {why}")]
     Damaged {
-        /// Which entry.
+        /// The entry.
         key: String,
-        /// What is wrong with it.
+        /// The error.
         why: String,
     },
     /// The store is closed, because the node ends.
@@ -194,7 +195,7 @@ pub(crate) enum StoreError {
     Ended,
 }
 
-/// The store. Clones share it; every write is durable when its future is ready.
+/// The store. Clones share the database; every write is durable when its future is ready.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     database: SharedDatabase,
@@ -207,7 +208,7 @@ impl Store {
         Ok(Self { database })
     }
 
-    /// Closes the store: whoever still has it gets errors. Blocks.
+    /// Closes the store: later users get errors. Blocks.
     pub(crate) fn close(&self) {
         self.database.close();
     }
@@ -286,7 +287,7 @@ impl Store {
         Ok(contents)
     }
 
-    /// Forgets a disk.
+    /// Removes a disk.
     pub(crate) async fn remove_disk(&self, name: &str) -> Result<(), StoreError> {
         let name = name.to_owned();
         self.database
@@ -303,7 +304,7 @@ impl Store {
         self.put(VMS, name, entry).await
     }
 
-    /// Stores what one name stands for in a table.
+    /// Stores the value of a name in a table.
     async fn put(
         &self,
         table: TableDefinition<'static, &'static str, &'static [u8]>,
@@ -321,7 +322,7 @@ impl Store {
             .await
     }
 
-    /// Stores that disks are given away together with the VM that uses them, in one step.
+    /// Stores the departure of disks together with the VM that uses them, in one step.
     pub(crate) async fn put_group(
         &self,
         disks: &[(String, DiskEntry, AuthorityRecord)],
@@ -350,7 +351,7 @@ impl Store {
             .await
     }
 
-    /// Stores the move of a VM under its number and forgets the oldest beyond the bound.
+    /// Stores the move of a VM under its number and forgets the oldest moves beyond the limit.
     pub(crate) async fn put_vm_migration(
         &self,
         number: u64,
@@ -367,7 +368,7 @@ impl Store {
             .await
     }
 
-    /// Forgets a VM.
+    /// Removes a VM.
     pub(crate) async fn remove_vm(&self, name: &str) -> Result<(), StoreError> {
         let name = name.to_owned();
         self.database
@@ -378,7 +379,7 @@ impl Store {
             .await
     }
 
-    /// Stores a migration under its number and forgets the oldest beyond the bound.
+    /// Stores a migration under its number and forgets the oldest ones beyond the limit.
     pub(crate) async fn put_migration(
         &self,
         number: u64,
@@ -396,7 +397,7 @@ impl Store {
     }
 }
 
-/// Makes the tables of a new store, and checks the format of one that is there.
+/// Makes the tables of a new store, and checks the format of an existing one.
 fn prepare(database: &Database) -> Result<(), StoreError> {
     let write = database.begin_write().map_err(redb::Error::from)?;
     {
@@ -505,7 +506,7 @@ mod tests {
                 .await
                 .expect("stores");
             store.remove_disk("gone").await.expect("removes");
-            // The thread that answered may not have let go of it yet.
+            // The thread of the last write may still hold the database.
             store.close();
         }
         let contents = Store::open(&path)

@@ -1,4 +1,4 @@
-//! NICs with names of their own as they are stored.
+//! NICs with names of their own as stored.
 
 use godwit_qemu::machine::MachineNic;
 
@@ -6,7 +6,7 @@ use super::{NICS, Store, StoreError, VMS, json};
 use crate::store::machine::VmEntry;
 
 impl Store {
-    /// Stores a VM that was adopted: its NICs are not those of their names any more.
+    /// Stores an adopted VM, whose NICs lose their own names.
     pub(crate) async fn put_adopted_vm(
         &self,
         name: &str,
@@ -34,7 +34,7 @@ impl Store {
         self.put(NICS, name, nic).await
     }
 
-    /// Forgets a NIC with a name of its own.
+    /// Removes a NIC with a name of its own.
     pub(crate) async fn remove_nic(&self, name: &str) -> Result<(), StoreError> {
         let name = name.to_owned();
         self.database

@@ -1,18 +1,18 @@
-//! That another node has had a disk or machine since this node became its owner.
+//! The fact that another node has had a disk or machine since this node became its owner.
 
 use serde::{Deserialize, Serialize};
 
-/// What is stored of an owner that another node has surpassed: it holds what it has.
+/// The note about an owner surpassed by another node. The owner holds the disk's I/O, or keeps the machine stopped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Surpassed {
-    /// The node whose record showed it.
+    /// The node with the later record.
     pub(crate) by: String,
-    /// The epoch of that record.
+    /// The epoch of the later record.
     pub(crate) epoch: u64,
 }
 
 impl Surpassed {
-    /// Why `what`, of which this node has epoch `own`, is held: a sentence.
+    /// Returns the reason why `what`, with epoch `own` at this node, is held: a sentence.
     pub(crate) fn why(&self, what: &str, own: u64) -> String {
         let Self { by, epoch } = self;
         format!(
@@ -21,7 +21,7 @@ impl Surpassed {
         )
     }
 
-    /// The epoch of an owner that overrides that.
+    /// Returns the epoch of an owner to override both records.
     pub(crate) fn next(&self, own: u64) -> u64 {
         own.max(self.epoch).saturating_add(1)
     }

@@ -1,4 +1,4 @@
-//! A byte stream that may be encrypted, and its parts once an engine takes over.
+//! A byte stream with optional encryption, and its parts once an engine takes over.
 
 pub(crate) mod secure;
 
@@ -16,14 +16,14 @@ use self::secure::SecureStream;
 /// A socket with or without TLS.
 #[derive(Debug)]
 pub(crate) enum Transport<S> {
-    /// Without.
+    /// Without TLS.
     Plain(S),
-    /// With; the handshake is complete.
+    /// With TLS; the handshake is complete.
     Tls(Box<SecureStream<S>>),
 }
 
 impl<S> Transport<S> {
-    /// The certificate chain that the other side proved to be its own.
+    /// Returns the certificate chain with which the other side has authenticated.
     pub(crate) fn certificates(&self) -> Option<&[CertificateDer<'static>]> {
         match self {
             Self::Plain(_) => None,
@@ -31,7 +31,7 @@ impl<S> Transport<S> {
         }
     }
 
-    /// Takes the stream apart. What waits to be sent or read stays in the session.
+    /// Takes the stream apart. Data still to be sent or read stays in the session.
     pub(crate) fn into_parts(self) -> (S, Option<Session>) {
         match self {
             Self::Plain(socket) => (socket, None),
@@ -44,11 +44,11 @@ impl<S> Transport<S> {
 }
 
 impl<S> Transport<S> {
-    /// The socket without its TLS session, from here on in the clear. Only between what one side said
-    /// and the other has not answered yet: what waits in the session would be lost.
+    /// Returns the socket without its TLS session, from here on in the clear. Must be called while this side has the
+    /// turn: data waiting in the session would be lost.
     ///
     /// # Errors
-    /// Something waits to be sent or read.
+    /// Data waits to be sent or read.
     pub(crate) fn into_clear(self) -> io::Result<Self> {
         match self.into_parts() {
             (_, Some(session)) if !session.is_drained() => Err(io::Error::new(
@@ -61,8 +61,8 @@ impl<S> Transport<S> {
 }
 
 impl Transport<TcpStream> {
-    /// Waits for the other side to close the connection; for ever when it sends something first.
-    /// Nothing that it sends is lost.
+    /// Waits for the other side to close the connection. Waits forever if the other side sends data first, and loses
+    /// none of the data.
     pub(crate) async fn closed(&mut self) {
         let open = match self {
             Self::Plain(socket) => socket.peek(&mut [0]).await.is_ok_and(|bytes| bytes > 0),

@@ -19,8 +19,8 @@ pub(crate) struct SecureStream<S> {
 /// Performs a handshake between nodes.
 ///
 /// # Errors
-/// It fails, or the connection does. The socket is returned, too: the other side may not have read yet
-/// what it was told.
+/// The handshake or the connection fails. The socket is returned too, because the other side may not have read the
+/// alert yet.
 pub(crate) async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin>(
     mut handshake: Handshake,
     mut socket: S,
@@ -70,19 +70,19 @@ impl<S> SecureStream<S> {
         })
     }
 
-    /// The certificate chain that the other side proved to be its own.
+    /// Returns the certificate chain with which the other side has authenticated.
     pub(crate) fn certificates(&self) -> &[CertificateDer<'static>] {
         &self.certificates
     }
 
-    /// Takes it apart. What waits to be sent or read stays in the session.
+    /// Takes the stream apart. Data still to be sent or read stays in the session.
     pub(crate) fn into_parts(self) -> (S, Session) {
         (self.socket, self.session)
     }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> SecureStream<S> {
-    /// Waits for plaintext to read; false: nothing more comes.
+    /// Waits for plaintext to read. Returns false if no more comes.
     pub(crate) async fn readable(&mut self) -> io::Result<bool> {
         loop {
             match self.session.is_readable() {
@@ -98,7 +98,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> SecureStream<S> {
         }
     }
 
-    /// Sends all ciphertext that waits.
+    /// Sends all waiting ciphertext.
     fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             let ciphertext = self.session.to_send().map_err(failed)?;
@@ -136,7 +136,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for SecureStream<S> {
             let mut ciphertext = ReadBuf::new(this.session.room_mut());
             ready!(Pin::new(&mut this.socket).poll_read(context, &mut ciphertext))?;
             match ciphertext.filled().len() {
-                // Without the session's end nobody knows whether this is all.
+                // Without the end of the session, the stream may be truncated.
                 0 => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
                 count => this.session.received(count),
             }
@@ -151,7 +151,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for SecureStream<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        // So that there is room: what is written is sent at the latest with the next write.
+        // Makes room: the written data is sent with the next write at the latest.
         ready!(this.poll_send(context))?;
         let taken = this.session.write(bytes).map_err(failed)?;
         if let Poll::Ready(Err(error)) = this.poll_send(context) {
@@ -174,7 +174,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for SecureStream<S> {
     }
 }
 
-/// Keeps rustls' error findable: what it says about certificates is told to people.
+/// Keeps rustls' error accessible: people are told of its certificate errors.
 fn failed(error: TlsError) -> io::Error {
     match error {
         TlsError::Session(error) => io::Error::new(io::ErrorKind::InvalidData, error),

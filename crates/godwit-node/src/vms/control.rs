@@ -1,4 +1,4 @@
-//! The control connection of a VM's move: messages both ways, and a sign of life every second.
+//! The control connection of a VM's move: messages both ways, and a beat every second.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use tokio::task::AbortHandle;
 use crate::peers::PeerConnection;
 use crate::vms::messages::{self, PING_EVERY, SILENCE};
 
-/// Messages that wait to be sent or read.
+/// Queued messages in each direction, at most.
 const BACKLOG: usize = 8;
 
-/// One end of the connection: says `O`, hears `I`. What was said before it is dropped is still sent.
+/// An end of the connection: sends `O`, receives `I`. Queued messages are still sent after a drop.
 #[derive(Debug)]
 pub(crate) struct Link<O, I> {
     out: mpsc::Sender<O>,
@@ -26,7 +26,7 @@ where
     O: Serialize + Send + Sync + 'static,
     I: DeserializeOwned + Send + 'static,
 {
-    /// Takes over a connection. `beat` makes a sign of life, `is_beat` recognises the other side's.
+    /// Takes over a connection. `beat` makes a beat, `is_beat` recognises the other side's.
     pub(crate) fn open(
         connection: PeerConnection,
         beat: fn() -> O,
@@ -66,22 +66,22 @@ where
         }
     }
 
-    /// Whoever says something beside this end's owner; what it says last is still sent.
+    /// Returns a second sender for this end. Queued messages are still sent after a drop of the link.
     pub(crate) fn speaker(&self) -> mpsc::Sender<O> {
         self.out.clone()
     }
 
-    /// Says something. That the other side is gone shows when nothing is heard any more.
+    /// Sends a message. A lost connection shows in the end of received messages.
     pub(crate) async fn say(&self, message: O) {
         let _ = self.out.send(message).await;
     }
 
-    /// The next message; nothing once the other side is gone.
+    /// Returns the next message, or `None` once the other side is gone.
     pub(crate) async fn hear(&mut self) -> Option<I> {
         self.inbox.recv().await
     }
 
-    /// The next message within this time.
+    /// Returns the next message if one arrives within this time.
     pub(crate) async fn hear_within(&mut self, limit: Duration) -> Option<I> {
         tokio::time::timeout(limit, self.hear())
             .await

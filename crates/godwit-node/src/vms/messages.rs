@@ -1,4 +1,4 @@
-//! What the nodes of a VM's move say to each other, on the control connection of the machine.
+//! The messages between the nodes of a VM's move, on the VM's control connection.
 //!
 //! ```text
 //!  source                                     destination
@@ -17,8 +17,8 @@
 //!    │ ◄───────────────────────────────── Running ─│
 //! ```
 //!
-//! When the guest is to run before all its memory is there, the rest follows until the destination's
-//! QEMU has it. Should the connections break meanwhile, the source makes new ones:
+//! If the guest is to run before all its memory is there, the rest follows until the destination's QEMU has everything.
+//! If the connections break meanwhile, the source makes new ones:
 //!
 //! ```text
 //!    │── Resume ───────────────────────────────► │ its QEMU listens anew
@@ -27,10 +27,9 @@
 //!    │ ◄────────────────────────── Pulled or Failed ─│
 //! ```
 //!
-//! In between both say that they are there; silence is taken for the other's death. No message
-//! transfers the right to run the guest: that comes with the disks, or with the memory in a pool. For a machine that has
-//! neither the source stores that it gave the machine away, and whoever waits there for its word asks for it, also after a
-//! restart of either node:
+//! In between both sides send beats; silence counts as the other side's death. No message transfers the right to run
+//! the guest: the right comes with the disks, or with the memory in a pool. For a VM with neither, the source stores
+//! that it gave the VM away. The destination asks for this word, also after a restart of either node:
 //!
 //! ```text
 //!    │ ◄───────────────────────────────────── Ask ─│ on a connection of the destination's
@@ -55,75 +54,75 @@ use crate::vms::memory::pooled::PoolOffer;
 /// Longest message in bytes: a command line is the longest part.
 const MAX_MESSAGE: u32 = 1 << 20;
 
-/// How often either side says that it is there.
+/// Time between two beats of a side.
 pub(crate) const PING_EVERY: Duration = Duration::from_secs(1);
 
-/// How long either side may be silent.
+/// Longest silence of a side.
 pub(crate) const SILENCE: Duration = Duration::from_secs(10);
 
-/// From the source.
+/// An order from the source.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Order {
-    /// Will you take this VM?
+    /// Offer this VM.
     Offer(Box<MachineOffer>),
     /// Start a QEMU that waits for its memory.
     Start,
-    /// What the guest cannot run without is sent: say when QEMU has it.
+    /// Report once QEMU has the state being sent, without which the guest cannot run.
     Load {
-        /// Whether the guest ran: it is to stand still there as it stood here otherwise.
+        /// True if the guest ran. A guest that stood still stands still at the destination, too.
         runs: bool,
     },
-    /// A part of what the destination needs of a NIC: its state before [`Order::Load`], and after [`Order::Given`]
-    /// the packets that came to the source before the network knew the destination.
+    /// A piece for a NIC: of its state before [`Order::Load`], and after [`Order::Given`] of the packets that came to
+    /// the source before the network knew the destination.
     Nic(NicPiece),
-    /// All that came to the machine's NICs at the source is sent, but for packets that overtake each other.
+    /// All packets to the VM's NICs at the source are sent, except for packets that overtake each other.
     NicsQuiet,
-    /// Nothing more comes of the NICs.
+    /// No more pieces for NICs follow.
     NicsDone,
     /// The disks are given away, durably.
     Given,
-    /// The VM stays here.
+    /// The VM stays at the source.
     Abort {
-        /// Why, for the log.
+        /// The reason, for the log.
         reason: String,
     },
-    /// The memory's connection is broken: will you take the rest on another? Begins a connection.
+    /// Take the rest of the memory on another connection: the last one is broken. Begins a connection.
     Resume,
-    /// Did you give me the machine by this connection's migration? Begins a connection, and is all that is said on it. `id`
-    /// is that of the machine that was offered.
+    /// Answer if this connection's migration gave the VM to the asking node. Begins a connection, and is its only
+    /// order.
     Ask {
-        /// See above.
+        /// The id of the offered VM.
         id: String,
     },
     /// The rest of the memory is gone. May begin a connection.
     Lost {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The source is there.
+    /// A beat of the source.
     Ping,
 }
 
-/// From the destination.
+/// An answer from the destination.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
     /// The VM can come.
     Ready,
-    /// What stands in its way.
+    /// The blockers of the move.
     Blocked(Vec<String>),
-    /// What its user should know; [`Answer::Ready`] follows. Only for sources that told where NICs are.
+    /// Notices for the user; [`Answer::Ready`] follows. Sent only to a source that told the places of its NICs.
     Notices(Vec<String>),
     /// QEMU waits for the memory.
     Started,
     /// QEMU can run the guest.
     Loaded,
-    /// The network was told that the machine is here.
+    /// The NICs were announced to the network.
     Announced,
-    /// The guest runs here, or stands still as it did at the source.
+    /// The guest runs here, or stands still as at the source.
     Running {
-        /// Microseconds since all disks belong to the destination.
+        /// Microseconds since the destination owns all disks.
         owned_for_us: u64,
         /// Microseconds since the guest runs.
         running_for_us: u64,
@@ -132,62 +131,61 @@ pub(crate) enum Answer {
     Pulled,
     /// The answer to [`Order::Ask`].
     Word(Word),
-    /// It does not work out.
+    /// The move has failed, with the reason.
     Failed(String),
-    /// The destination is there.
+    /// A beat of the destination.
     Pong,
 }
 
-/// What the source of a move durably knows of its end.
+/// The source's durable knowledge of the end of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Word {
-    /// The machine is the destination's.
+    /// The VM belongs to the destination.
     Given,
-    /// It is not, and by this migration it never will be.
+    /// The VM does not belong to the destination, and never will by this migration.
     Kept,
-    /// That is not decided.
+    /// The move is undecided.
     Undecided,
-    /// Nothing of such a move.
+    /// The source knows no such move.
     Nothing,
 }
 
-/// What is to be moved.
+/// The offer of a VM.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct MachineOffer {
-    /// What tells the machine from others of its name; empty from an earlier version.
+    /// The id that distinguishes the VM from others of its name; empty from an earlier version.
     #[serde(default)]
     pub(crate) id: String,
-    /// The epoch that begins when it is given away.
+    /// The epoch that begins with the handover.
     #[serde(default)]
     pub(crate) epoch: u64,
-    /// How the VM is started.
+    /// The configuration of the VM's QEMU.
     pub(crate) machine: Machine,
-    /// Its machine type with its version.
+    /// The machine type with its version.
     pub(crate) machine_type: Option<String>,
     /// The version of its QEMU, as three numbers.
     pub(crate) qemu: [u64; 3],
-    /// Bytes of its memory.
+    /// Size of the memory in bytes.
     pub(crate) memory_bytes: u64,
-    /// When the memory moves.
+    /// The mode of the memory's move.
     pub(crate) memory: MemoryMode,
-    /// The memory that stays where it is, if it does.
+    /// The memory that stays in its pool, if any.
     #[serde(default)]
     pub(crate) pool: Option<PoolOffer>,
-    /// Each disk's name and the bytes that its image occupies.
+    /// Each disk's name and the bytes occupied by its image.
     pub(crate) disks: Vec<(String, u64)>,
-    /// What tells each of the disks from others of its name, in hexadecimal; missing from an earlier version.
+    /// The ids that distinguish the disks from others of their names, in hexadecimal; missing from an earlier version.
     #[serde(default)]
     pub(crate) disk_ids: Vec<String>,
-    /// Bytes of an IP packet that each NIC's uplink takes at most.
+    /// Largest IP packet of each NIC's uplink, in bytes.
     #[serde(default)]
     pub(crate) nic_mtus: Vec<u32>,
-    /// Where its NICs are at the source, which takes [`Answer::Notices`] when it tells.
+    /// The places of its NICs at the source. A source that tells them accepts [`Answer::Notices`].
     #[serde(default)]
     pub(crate) nic_placings: Vec<NicPlacing>,
 }
 
-/// Sends a message.
 pub(crate) async fn write(
     stream: &mut (impl AsyncWrite + Unpin),
     message: &impl Serialize,
@@ -195,7 +193,7 @@ pub(crate) async fn write(
     framed::write(stream, message, MAX_MESSAGE, SILENCE).await
 }
 
-/// Reads a message. What has arrived of it is lost when the future is dropped.
+/// Reads a message. Dropping the future loses a partly read message.
 pub(crate) async fn read<T: DeserializeOwned>(
     stream: &mut (impl AsyncRead + Unpin),
 ) -> io::Result<T> {

@@ -1,4 +1,4 @@
-//! Virtual machines: runs QEMU on this node's disks, or takes over one that runs.
+//! Virtual machines: runs QEMU on this node's disks, or takes over a running QEMU.
 
 mod control;
 mod incoming;

@@ -1,10 +1,9 @@
 //! A process that keeps the connection of QEMU's migration open for a moment after this node has died.
 //!
-//! QEMU, at least up to 10.0, ends its own life (`abort` in `vhost_log_global_stop`) when its migration fails while a
-//! vhost-user NIC has lost its back end and QEMU has not noticed that yet. A node that is killed closes both
-//! connections at the same instant, and on a busy host QEMU looks at the migration's first. The guest must not die with
-//! the node: so another process holds the migration's connection, too, until QEMU has surely seen what became of its
-//! NICs.
+//! QEMU, at least up to 10.0, aborts (in `vhost_log_global_stop`) if its migration fails while a vhost-user NIC has
+//! lost its back end and QEMU has not noticed the loss yet. A killed node closes both connections at the same instant,
+//! and on a busy host QEMU handles the migration's connection first. The guest must not die with the node. So another
+//! process also holds the migration's connection, until QEMU has surely noticed the loss of its NICs' back ends.
 
 use std::fs::File;
 use std::io::{self, PipeWriter};
@@ -16,16 +15,16 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::net::UnixStream;
 
-/// The argument with which the program of a node becomes a keeper.
+/// The argument that makes a node's program a keeper.
 pub const KEEP_STREAM: &str = "keep-migration-stream";
 
-/// How long QEMU gets to see that its NICs have lost their back ends, from when they have.
+/// Time for QEMU to notice the loss of its NICs' back ends, from the loss on.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Keeps a connection open after this process has ended, or after this was dropped, for as long as QEMU may need.
+/// Keeps a connection open after the end of this process, or after a drop, for as long as QEMU may need.
 #[derive(Debug)]
 pub(crate) struct StreamKeeper {
-    /// The keeper's sign that this process lives.
+    /// The pipe that stays open while this process lives.
     _alive: PipeWriter,
 }
 
@@ -33,18 +32,18 @@ impl StreamKeeper {
     /// Starts the keeper of this end of QEMU's connection.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub(crate) fn start(stream: &UnixStream) -> io::Result<Self> {
         let stream = stream.as_fd().try_clone_to_owned()?;
         let (watched, alive) = io::pipe()?;
-        // This very program, even if a newer one has taken its place.
+        // Runs this very program, even if a newer one has replaced its file.
         let mut command = std::process::Command::new("/proc/self/exe");
         command
             .arg(KEEP_STREAM)
             .stdin(stream)
             .stdout(watched)
             .stderr(Stdio::null())
-            // What a terminal sends to the node is not the keeper's.
+            // A terminal's signals to the node must not reach the keeper.
             .process_group(0);
         let mut keeper = tokio::process::Command::from(command).spawn()?;
         tokio::spawn(async move { keeper.wait().await });
@@ -52,16 +51,16 @@ impl StreamKeeper {
     }
 }
 
-/// What the keeper does: standard input is the connection to keep, standard output the pipe whose other end the node
-/// holds. It ends when QEMU has closed the connection, at the latest two seconds after the node has ended.
+/// Runs the keeper. Standard input is the connection to keep, standard output the pipe whose other end the node holds.
+/// Returns once QEMU has closed the connection, at the latest two seconds after the node has ended.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub fn keep_stream() -> io::Result<()> {
     let stream = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let node = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let mut both = [hang_up(&stream), hang_up(&node)];
-    // Nobody speaks to the keeper: an event is a hang-up.
+    // No process writes to the keeper: an event is a hang-up.
     wait(&mut both, None)?;
     if both[0].revents().is_empty() {
         wait(&mut both[..1], Some(GRACE))?;

@@ -1,5 +1,5 @@
-//! Carries the memory of a VM between the nodes: from QEMU's unix socket into a connection between
-//! nodes, and out of it into the other QEMU's unix socket.
+//! The transport of a VM's memory between the nodes: from QEMU's unix socket into a connection between nodes, and from
+//! there into the other QEMU's unix socket.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,10 +24,10 @@ use crate::vms::stream_keeper::StreamKeeper;
 use crate::vms::vm::Vm;
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// Bytes that are on their way in each direction inside this process.
+/// Bytes buffered in each direction.
 const BUFFER: usize = 1 << 20;
 
-/// How long QEMU may take to connect once it was told to.
+/// Longest wait for QEMU to connect once told to.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Incoming VMs that wait for their memory.
@@ -43,14 +43,14 @@ struct Door {
     returns: mpsc::Sender<Return>,
 }
 
-/// The source's new control connection, and the order that came with it.
+/// The source's new control connection, with its first order.
 pub(crate) type Return = (DestinationLink, Order);
 
 impl MemoryDoors {
-    /// Where a connection of this move goes, if `hello` is from the node that offered the VM.
+    /// Returns the receiver of the connections of a move, if `hello` is from the node that offered the VM.
     ///
     /// # Errors
-    /// [`RefusalCode::Unknown`] when no VM waits for it.
+    /// [`RefusalCode::Unknown`] if no VM waits for the connection.
     pub(crate) fn find(&self, hello: &Hello) -> Result<mpsc::Sender<PeerConnection>, Refusal> {
         self.lock()
             .get(&hello.migration)
@@ -65,14 +65,14 @@ impl MemoryDoors {
             })
     }
 
-    /// Where the source of this move goes that lost its control connection.
+    /// Returns the receiver of new control connections of a move's source.
     pub(crate) fn returns(&self, hello: &Hello) -> Option<mpsc::Sender<Return>> {
         let doors = self.lock();
         let door = doors.get(&hello.migration)?;
         (door.peer == hello.node).then(|| door.returns.clone())
     }
 
-    /// Waits for the memory of a move. It ends with the returned door.
+    /// Opens a door for the memory of a move, until the returned door is dropped.
     pub(crate) fn open(&self, migration: MigrationId, peer: &str) -> OpenDoor<'_> {
         let (connections, arrivals) = mpsc::channel(1);
         let (returns, returned) = mpsc::channel(1);
@@ -90,7 +90,7 @@ impl MemoryDoors {
         }
     }
 
-    /// How many VMs of this peer wait for their memory.
+    /// Returns the number of this peer's VMs that wait for their memory.
     pub(crate) fn open_for(&self, peer: &str) -> usize {
         let doors = self.lock();
         doors.values().filter(|door| door.peer == peer).count()
@@ -103,14 +103,14 @@ impl MemoryDoors {
     }
 }
 
-/// A VM that waits for its memory.
+/// The door of a VM that waits for its memory.
 #[derive(Debug)]
 pub(crate) struct OpenDoor<'a> {
     doors: &'a MemoryDoors,
     migration: MigrationId,
     /// The connections of the move.
     pub(crate) arrivals: mpsc::Receiver<PeerConnection>,
-    /// New control connections of its source.
+    /// The source's new control connections.
     pub(crate) returned: mpsc::Receiver<Return>,
 }
 
@@ -120,11 +120,11 @@ impl Drop for OpenDoor<'_> {
     }
 }
 
-/// Source: connects to the destination's QEMU that waits for this VM's memory. Gives the socket for
-/// QEMU here, and the task that carries what comes there.
+/// Source: connects to the destination's QEMU that waits for this VM's memory. Returns the socket for the QEMU here,
+/// and the carrying task.
 ///
 /// # Errors
-/// The socket cannot be made, or the other node cannot be reached or refuses.
+/// The socket cannot be made, or the other node is unreachable or refuses.
 pub(crate) async fn lead(
     node: &Node,
     vm: &Vm,
@@ -133,7 +133,7 @@ pub(crate) async fn lead(
 ) -> Result<(PathBuf, AbortHandle), ErrorBody> {
     let socket = vm.places.outgoing();
     run::make_folder(node, &vm.name, vm.places.clone()).await?;
-    // One that an earlier attempt left would be in the way.
+    // The socket of an earlier attempt would be in the way.
     let _ = std::fs::remove_file(&socket);
     let attempted = format!("send the memory of VM {}", vm.name);
     let user = node.config.qemu_user.as_ref();
@@ -159,7 +159,7 @@ pub(crate) async fn lead(
     Ok((socket, carrying.abort_handle()))
 }
 
-/// Source: takes QEMU's connection and carries what comes to the other node, until both are done.
+/// Source: accepts QEMU's connection and carries its bytes to the other node, until both sides are done.
 ///
 /// # Errors
 /// QEMU does not connect, or one of the connections fails.
@@ -169,19 +169,19 @@ async fn send(listener: UnixListener, mut peer: PeerConnection, has_nics: bool) 
     drop(listener);
     let keeper = has_nics.then(|| StreamKeeper::start(&qemu));
     if let Some(Err(error)) = &keeper {
-        // It matters only if this node is killed within the next moments.
+        // The failure matters only if this node is killed within the next moments.
         tracing::warn!(%error, "no process keeps the connection of QEMU's migration");
     }
     let carried = carry(&mut qemu, &mut peer).await;
-    // The node lives, so QEMU may know at once, whoever else holds the connection.
+    // The node lives, so QEMU may see the end at once, even while the keeper holds the connection.
     let _ = rustix::net::shutdown(&qemu, rustix::net::Shutdown::Both);
     carried
 }
 
-/// Destination: carries what comes from the other node into the QEMU that waits at `socket`.
+/// Destination: carries the other node's bytes into the QEMU that waits at `socket`.
 ///
 /// # Errors
-/// QEMU does not take connections, or one of the connections fails.
+/// QEMU accepts no connection, or one of the connections fails.
 pub(crate) async fn receive(mut peer: PeerConnection, socket: &Path) -> io::Result<()> {
     let mut qemu = UnixStream::connect(socket).await?;
     carry(&mut qemu, &mut peer).await
@@ -192,7 +192,7 @@ async fn carry(
     peer: &mut PeerConnection,
 ) -> io::Result<()> {
     let copied = tokio::io::copy_bidirectional_with_sizes(qemu, peer, BUFFER, BUFFER).await;
-    // Whichever ended first, the other must not wait for it.
+    // The side that ended first must not keep the other waiting.
     let _ = qemu.shutdown().await;
     let _ = peer.shutdown().await;
     copied.map(drop)

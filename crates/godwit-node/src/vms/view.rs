@@ -7,7 +7,7 @@ use godwit_qemu::machine::Machine;
 use godwit_qemu::migration::{self, Pull, Shared};
 use godwit_qemu::version::Version;
 
-/// The VM as the API shows it.
+/// Returns the VM as the API shows it.
 pub(crate) fn vm(vm: &Vm) -> godwit_api::Vm {
     let inner = vm.lock();
     let state = inner.state();
@@ -66,7 +66,7 @@ pub(crate) fn vm(vm: &Vm) -> godwit_api::Vm {
     }
 }
 
-/// Why the VM stands still, if another node has had it since.
+/// Returns the reason if the VM stands still because another node has had the VM since.
 fn outdated(name: &str, inner: &Inner) -> Option<String> {
     let surpassed = inner.entry.surpassed.as_ref()?;
     inner.entry.moved_to.is_none().then(|| {
@@ -78,7 +78,7 @@ fn outdated(name: &str, inner: &Inner) -> Option<String> {
     })
 }
 
-/// How the machine is started: its QEMU's command line, with the sockets of its disks below the data directory.
+/// Returns QEMU's command line, with the sockets of the disks relative to the data directory.
 fn command(vm: &Vm, machine: &Machine) -> Vec<String> {
     let socket = |disk: &str| format!("disks/{disk}.vhost").into();
     let line = machine.command_line(Version::RECONNECT_MS, &vm.places, socket, None, None);
@@ -87,7 +87,7 @@ fn command(vm: &Vm, machine: &Machine) -> Vec<String> {
         .collect()
 }
 
-/// What of the VM's memory is in a memory pool, while the VM is here.
+/// Returns the pooled part of the VM's memory while the VM is here.
 fn pooled(inner: &Inner) -> Option<VmMemory> {
     let memory = inner.entry.memory.as_ref()?;
     inner.entry.moved_to.is_none().then(|| VmMemory {
@@ -139,7 +139,7 @@ fn status(inner: &Inner, state: VmState) -> String {
     }
 }
 
-/// How far the memory is, as the API shows it.
+/// Converts the progress of the memory for the API.
 pub(super) const fn memory_progress(seen: migration::Progress) -> MemoryProgress {
     let migration::Progress {
         bytes_total,
@@ -155,7 +155,7 @@ pub(super) const fn memory_progress(seen: migration::Progress) -> MemoryProgress
     }
 }
 
-/// What becomes of memory that both QEMUs map.
+/// Returns the fate of memory that both QEMUs map.
 pub(super) const fn shared(mode: MemoryMode) -> Shared {
     match mode {
         MemoryMode::ZeroCopy => Shared::Stays,
@@ -163,7 +163,7 @@ pub(super) const fn shared(mode: MemoryMode) -> Shared {
     }
 }
 
-/// What QEMU has to do for memory that moves like this.
+/// Returns QEMU's kind of pull for a memory mode.
 pub(super) const fn pull(mode: MemoryMode) -> Pull {
     match mode {
         MemoryMode::PreCopy | MemoryMode::ZeroCopy => Pull::Never,

@@ -1,4 +1,4 @@
-//! One VM of this node.
+//! A VM of this node, and the table of all VMs.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,31 +21,31 @@ use godwit_qemu::process::Process;
 /// Most VMs on one node.
 const MAX_VMS: usize = 1024;
 
-/// What is being done with a VM: one thing at a time.
+/// The activity of a VM: one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VmActivity {
-    /// Nothing: it runs or it does not.
+    /// No activity.
     Idle,
-    /// Its QEMU is being started or taken over.
+    /// QEMU is being started or taken over.
     Starting,
-    /// It is being stopped.
+    /// The VM is being stopped.
     Stopping,
-    /// It is made to stand still.
+    /// The guest is being paused.
     Pausing,
-    /// It is let go on.
+    /// The guest is being resumed.
     Resuming,
-    /// Its memory moves, and the VM does not.
+    /// The memory moves between the memory pool and the node.
     MovingMemory,
-    /// It has moved away, and the title of its memory does not say so yet.
+    /// The VM has moved away, but the title of its memory does not say so yet.
     GivingMemory,
-    /// It moves away.
+    /// The VM moves away.
     Outgoing(MigrationId),
-    /// It comes in.
+    /// The VM is incoming.
     Incoming(MigrationId),
 }
 
 impl VmActivity {
-    /// What is being done, in words that follow "the VM is".
+    /// Returns the activity in words that follow "the VM is".
     pub(crate) const fn describe(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -60,7 +60,7 @@ impl VmActivity {
         }
     }
 
-    /// The migration, if it is one.
+    /// Returns the migration, if the activity is one.
     pub(crate) const fn migration(self) -> Option<MigrationId> {
         match self {
             Self::Outgoing(migration) | Self::Incoming(migration) => Some(migration),
@@ -72,11 +72,10 @@ impl VmActivity {
 /// A VM. Its lock is held for moments only, never across an await.
 #[derive(Debug)]
 pub(crate) struct Vm {
-    /// Its name.
     pub(crate) name: String,
-    /// Where its files are.
+    /// The paths of its files.
     pub(crate) places: Places,
-    /// Held while its NICs are ended.
+    /// Held while the NICs are ended.
     pub(crate) nics_end: tokio::sync::Mutex<()>,
     inner: Mutex<Inner>,
 }
@@ -84,49 +83,48 @@ pub(crate) struct Vm {
 /// The part of a [`Vm`] that changes.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    /// What is stored.
+    /// The durable record.
     pub(crate) entry: VmEntry,
-    /// What is being done with it.
+    /// The activity under way.
     pub(crate) activity: VmActivity,
-    /// Its QEMU, while it runs and answers.
+    /// The QEMU, while running and answering.
     pub(crate) qemu: Option<Qemu>,
-    /// The process of its QEMU, while that is there and has not answered yet.
+    /// The process of a running QEMU that has not answered yet.
     pub(crate) silent: Option<Arc<Process>>,
-    /// The NICs that this node serves for it, while its QEMU is there or about to be.
+    /// The NICs served for the VM, while its QEMU runs or is about to.
     pub(crate) nics: Vec<Arc<ServedNic>>,
-    /// QEMU's spare monitor, if it has one.
+    /// QEMU's spare monitor, if any.
     pub(crate) spare: Option<Spare>,
-    /// The run state that QEMU reported last.
+    /// The run state last reported by QEMU.
     pub(crate) run_state: Option<String>,
-    /// Why the VM is stopped until a disk can go on that has no room, or lacks what the VM reads.
+    /// The reason for a pause until a disk can go on: the disk has no room, or lacks a part that the guest reads.
     pub(crate) stands_still: Option<Still>,
-    /// Why it does not go on, though it could as far as its disks are concerned.
+    /// The reason for a guest that does not go on although its disks could.
     pub(crate) cannot_go_on: Option<String>,
-    /// Bytes of its memory that are not in its memory pool any more: the first ones.
+    /// Bytes at the start of the memory that have left the memory pool.
     pub(crate) local_bytes: u64,
-    /// The last move of its memory, if there was one.
+    /// The last move of the memory, if any.
     pub(crate) moving: Option<MovingMemory>,
-    /// What is wrong with it.
+    /// The VM's trouble, for its user.
     pub(crate) problem: Option<String>,
-    /// Where an operator's decision goes while it arrives and its source does not say whether it gave it away.
+    /// The sender of an operator's verdict, while the VM arrives and its source gives no word on the handover.
     pub(crate) verdicts: Option<Verdicts>,
-    /// Why the guest was ended, when that is known.
+    /// The reason for the guest's end, if known.
     pub(crate) ended_for: Option<String>,
-    /// What who started it should know.
+    /// Warnings for the user who started the VM.
     pub(crate) warnings: Vec<String>,
 }
 
 /// A running QEMU.
 #[derive(Clone, Debug)]
 pub(crate) struct Qemu {
-    /// Its monitor.
+    /// The monitor.
     pub(crate) qmp: Qmp,
-    /// Its process.
     pub(crate) process: Arc<Process>,
 }
 
 impl Vm {
-    /// A VM that nothing runs yet.
+    /// Returns a VM without a QEMU.
     pub(crate) fn new(config: &NodeConfig, name: String, entry: VmEntry) -> Arc<Self> {
         let places = Places {
             folder: config.vms_dir().join(&name),
@@ -155,12 +153,11 @@ impl Vm {
         })
     }
 
-    /// The part that changes.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The better one of QEMU's monitors, if there is one.
+    /// Returns the best of QEMU's monitors: the spare one if there is one.
     pub(super) fn monitor(&self) -> Option<Monitor> {
         let inner = self.lock();
         let main = || {
@@ -170,10 +167,10 @@ impl Vm {
         inner.spare.clone().map(Monitor::Spare).or_else(main)
     }
 
-    /// Whether the VM is this node's, rather than that of the node that it moved to.
+    /// Checks that the VM belongs to this node, not to another node after a move.
     ///
     /// # Errors
-    /// [`ErrorCode::Conflict`] naming that node.
+    /// [`ErrorCode::Conflict`] naming the other node.
     pub(crate) fn is_here(&self, inner: &Inner) -> Result<(), ErrorBody> {
         let Some(to) = &inner.entry.moved_to else {
             return Ok(());
@@ -189,10 +186,10 @@ impl Vm {
         )))
     }
 
-    /// Whether another VM may have its name here.
+    /// Checks that another VM may take the name.
     ///
     /// # Errors
-    /// [`ErrorCode::Exists`] when it runs, or something is done with it.
+    /// [`ErrorCode::Exists`] if the VM runs, or has an activity.
     pub(crate) fn may_be_replaced(&self) -> Result<(), ErrorBody> {
         let inner = self.lock();
         let does = match inner.activity {
@@ -205,10 +202,10 @@ impl Vm {
             .hint("choose another name, or stop it with 'godwit vm stop'"))
     }
 
-    /// Whether no other node has had the VM since it came here.
+    /// Checks that no other node has had the VM since its arrival here.
     ///
     /// # Errors
-    /// [`ErrorCode::Conflict`] naming that node.
+    /// [`ErrorCode::Conflict`] naming the other node.
     pub(crate) fn is_current(&self, inner: &Inner) -> Result<(), ErrorBody> {
         let Some(surpassed) = &inner.entry.surpassed else {
             return Ok(());
@@ -224,10 +221,10 @@ impl Vm {
         )))
     }
 
-    /// Its QEMU.
+    /// Returns the QEMU.
     ///
     /// # Errors
-    /// [`ErrorCode::Conflict`] when none runs or it does not answer.
+    /// [`ErrorCode::Conflict`] if no QEMU runs or answers.
     pub(crate) fn qemu(&self) -> Result<Qemu, ErrorBody> {
         let inner = self.lock();
         inner.qemu.clone().ok_or_else(|| {
@@ -239,10 +236,10 @@ impl Vm {
         })
     }
 
-    /// Begins something with the VM if nothing else is under way and `allowed` agrees.
+    /// Begins an activity if no other is under way and `allowed` agrees.
     ///
     /// # Errors
-    /// [`ErrorCode::Conflict`] naming what is under way, or what `allowed` says.
+    /// [`ErrorCode::Conflict`] naming the other activity, or the error of `allowed`.
     pub(crate) fn begin(
         self: &Arc<Self>,
         activity: VmActivity,
@@ -264,7 +261,7 @@ impl Vm {
         })
     }
 
-    /// Ends an activity, if it is still the one under way.
+    /// Ends an activity, if still under way.
     pub(crate) fn end(&self, activity: VmActivity) {
         let mut inner = self.lock();
         if inner.activity == activity {
@@ -274,7 +271,7 @@ impl Vm {
 }
 
 impl Inner {
-    /// What this node knows of the VM.
+    /// Returns the VM's state as known to this node.
     pub(crate) fn state(&self) -> VmState {
         if self.entry.moved_to.is_some() {
             return VmState::Departed;
@@ -294,7 +291,7 @@ impl Inner {
         }
     }
 
-    /// The migration under way: also one that the VM does not notice any more.
+    /// Returns the migration under way, also one that the guest does not notice any more.
     pub(crate) fn migration(&self) -> Option<String> {
         match (&self.entry.mark, self.activity.migration()) {
             (_, Some(migration)) => Some(migration.to_string()),
@@ -303,13 +300,13 @@ impl Inner {
         }
     }
 
-    /// Whether the VM uses its disks here, or is about to.
+    /// Returns true if the VM uses its disks here, or is about to.
     pub(crate) fn holds_disks(&self) -> bool {
         !matches!(self.state(), VmState::Departed | VmState::Stopped)
     }
 }
 
-/// Something under way with a VM; dropping it ends that.
+/// An activity under way; dropping the guard ends the activity.
 #[derive(Debug)]
 pub(crate) struct VmGuard {
     vm: Arc<Vm>,
@@ -322,14 +319,13 @@ impl Drop for VmGuard {
     }
 }
 
-/// The VMs by name.
 #[derive(Debug, Default)]
 pub(crate) struct Vms {
     by_name: Mutex<BTreeMap<String, Arc<Vm>>>,
 }
 
 impl Vms {
-    /// The VM of this name.
+    /// Returns the VM of this name.
     ///
     /// # Errors
     /// [`ErrorCode::NotFound`].
@@ -344,22 +340,21 @@ impl Vms {
         })
     }
 
-    /// The VM of this name, if there is one.
     pub(crate) fn find(&self, name: &str) -> Option<Arc<Vm>> {
         self.lock().get(name).cloned()
     }
 
-    /// All VMs in the order of their names.
+    /// Returns all VMs in the order of their names.
     pub(crate) fn all(&self) -> Vec<Arc<Vm>> {
         self.lock().values().cloned().collect()
     }
 
-    /// Gives a new VM its name, with `activity` under way: until that ends nobody else gets the name. One of the same name
-    /// that does not run here is replaced.
+    /// Gives a new VM its name, with `activity` under way: until the activity ends no other VM gets the name. Replaces
+    /// a VM of the same name that does not run here.
     ///
     /// # Errors
-    /// [`ErrorCode::Exists`] when one runs or something is under way with it, [`ErrorCode::Conflict`] when another uses
-    /// one of its disks, [`ErrorCode::Busy`] at the limit.
+    /// [`ErrorCode::Exists`] if a VM of the name runs or has an activity, [`ErrorCode::Conflict`] if another VM uses a
+    /// disk, [`ErrorCode::Busy`] at the limit.
     pub(crate) fn claim(
         &self,
         vm: &Arc<Vm>,
@@ -391,12 +386,12 @@ impl Vms {
         Ok((claim, guard))
     }
 
-    /// Takes up a VM that an earlier process of this node stored.
+    /// Restores a VM that an earlier process of this node stored.
     pub(crate) fn restore(&self, vm: &Arc<Vm>) {
         self.lock().insert(vm.name.clone(), Arc::clone(vm));
     }
 
-    /// The disks of those whose memory may be on its way here.
+    /// Returns the disks of VMs whose memory may be on its way here.
     pub(crate) fn receiving(&self) -> HashSet<String> {
         let vms = self.lock();
         let entries = vms.values().map(|vm| vm.lock());
@@ -406,7 +401,7 @@ impl Vms {
             .collect()
     }
 
-    /// Takes this VM out.
+    /// Removes this VM.
     pub(crate) fn remove(&self, vm: &Arc<Vm>) {
         let mut vms = self.lock();
         if vms.get(&vm.name).is_some_and(|kept| Arc::ptr_eq(kept, vm)) {
@@ -414,7 +409,7 @@ impl Vms {
         }
     }
 
-    /// The VM that uses a disk here, other than `except`.
+    /// Returns the VM that uses a disk here, other than `except`.
     pub(crate) fn user_of(&self, disk: &str, except: Option<&str>) -> Option<String> {
         user_among(&self.lock(), disk, except)
     }
@@ -434,13 +429,13 @@ fn user_among(vms: &BTreeMap<String, Arc<Vm>>, disk: &str, except: Option<&str>)
     vms.values().find(uses).map(|vm| vm.name.clone())
 }
 
-/// What somebody is told whose new VM would share a disk.
+/// Returns the error for a new VM that would share a disk.
 pub(crate) fn disk_in_use(vm: &str, disk: &str, user: &str) -> ErrorBody {
     let text = format!("VM {vm}: disk {disk} is used by VM {user}");
     ErrorBody::new(ErrorCode::Conflict, text).hint("two machines cannot share a disk")
 }
 
-/// A name that a new VM has been given. Dropping it undoes that: the name is again the VM's that had it before, if one did.
+/// A name given to a new VM. Dropping the claim gives the name back to its previous VM, if any.
 #[derive(Debug)]
 pub(crate) struct NameClaim<'a> {
     vms: &'a Vms,
@@ -450,7 +445,7 @@ pub(crate) struct NameClaim<'a> {
 }
 
 impl NameClaim<'_> {
-    /// The VM keeps the name.
+    /// Keeps the name for the VM.
     pub(crate) fn keep(mut self) {
         self.kept = true;
     }

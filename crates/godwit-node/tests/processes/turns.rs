@@ -1,4 +1,4 @@
-//! Moves that need the same process wait for each other, and what a node tells its processes.
+//! Moves in need of the same process wait for each other. Nodes tell processes where peers are.
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,10 +18,10 @@ use serde_json::{Value, json};
 use super::support::{RunningNode, free_address, peer};
 use super::{Peer, taking_part};
 
-/// An end of a connection: the number of its queue pair, and its address.
+/// An end of a connection: the number and the address of a queue pair.
 type End = (u32, String);
 
-/// The two ends of a connection that is no other test's: all processes of this host are looked through for its ends.
+/// Returns the two ends of a connection, unique among all tests, which search all processes of this host for ends.
 fn ends() -> (End, End) {
     static DRAWN: AtomicU32 = AtomicU32::new(0);
     let (own, drawn) = (std::process::id(), DRAWN.fetch_add(1, Ordering::Relaxed));
@@ -35,7 +35,7 @@ fn ends() -> (End, End) {
     ((7, address(7)), (9, address(9)))
 }
 
-/// Not a test: what [`Partner`] runs in a process of its own. It answers as the library does.
+/// Not a test: [`Partner`] runs this in a process of its own. Answers as the library does.
 #[test]
 #[ignore = "another test runs it in a process of its own"]
 fn answers_as_the_library_does() {
@@ -48,7 +48,7 @@ fn answers_as_the_library_does() {
     let listener = UnixListener::bind_addr(&address).expect("nobody has it");
     println!("ready");
     std::thread::spawn(|| {
-        // Whoever started this has ended, however that came.
+        // The starter has ended, in whatever way.
         let _ended = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
     });
@@ -83,7 +83,7 @@ fn answers_as_the_library_does() {
     }
 }
 
-/// How long a process with queue pairs for datagrams takes to go on.
+/// Time in which a process with datagram queue pairs resumes.
 const RESUMING: Duration = Duration::from_secs(2);
 
 fn has_datagrams(status: &Value) -> bool {
@@ -93,7 +93,7 @@ fn has_datagrams(status: &Value) -> bool {
         .any(|pair| pair["reliable_connection"] == false)
 }
 
-/// Where a process with queue pairs for datagrams says that it is.
+/// Returns the new place reported by a process with datagram queue pairs.
 fn place_of(pid: u32) -> Value {
     json!({"remote": "fe80::3", "number": pid, "to": "fe80::4", "physical": 22})
 }
@@ -102,12 +102,12 @@ fn place_of(pid: u32) -> Value {
 struct Partner(Child);
 
 impl Partner {
-    /// One that is the end `(number, address)` of a connection to `peer`, and notes what it is asked for in `heard`.
+    /// Starts a process at the end `own` of a connection to `peer`. The process records all requests in `heard`.
     fn start(own: &End, peer: &End, heard: Option<&Path>) -> Self {
         Self::with(&[pair(own, peer)], heard)
     }
 
-    /// One with these queue pairs.
+    /// Starts a process with these queue pairs.
     fn with(pairs: &[Value], heard: Option<&Path>) -> Self {
         let status = json!({"queue_pairs": pairs, "obstacles": [], "needs": []});
         let mut child = Command::new(std::env::current_exe().expect("this program"))
@@ -144,7 +144,7 @@ impl Drop for Partner {
     }
 }
 
-/// A queue pair as the library describes it.
+/// Returns a queue pair as the library describes it.
 fn pair((number, local): &End, (peer, remote): &End) -> Value {
     json!({"number": number, "physical": number, "state": 3, "reliable_connection": true, "failed": false,
         "local": local, "remote": remote, "remote_physical": peer, "sent": 0, "received": 0,
@@ -155,7 +155,7 @@ fn ask_partner(peer: &mut Peer, pid: u32, request: Value) -> Value {
     peer.ask(&json!({"partner": {"pid": pid, "request": request}}))
 }
 
-/// A node's move of the process at the end `there` finds the one at the end `here`.
+/// Finds the process at the end `here` for a move of the process at the end `there`.
 fn find(peer: &mut Peer, pid: u32, (here, there): &(End, End)) {
     let found = peer.ask(&json!({"find": {"ours": [pair(there, here)]}}));
     let all = found["found"].as_array().expect("processes");
@@ -174,7 +174,7 @@ async fn until(node: &RunningNode, is_so: impl Fn(&Value) -> bool) -> Value {
     panic!("{}", node.get("/v1/process-migrations").await.body);
 }
 
-/// Node `b`, whose peer `a` is not there, and a process of its host at the first of these ends.
+/// Starts node `b`, whose peer `a` is absent, and a process of the host at the first of two ends.
 async fn with_a_partner(dir: &Path) -> (RunningNode, Partner, (End, End)) {
     let mut config = taking_part("b", dir);
     config.peers = vec![peer("a", free_address())];
@@ -191,7 +191,7 @@ async fn a_process_waits_for_the_move_that_it_is_held_for() {
     let (pid, config) = (process.pid(), node.config.clone());
     let held = tokio::task::spawn_blocking(move || {
         let mut mover = Peer::connect(&config, 5);
-        // What was not found, or not claimed, is not held.
+        // A process not found, or not claimed, is not held.
         let claim = json!({"claim": {"pid": pid, "moving": 99}});
         assert!(mover.ask(&claim)["refused"].is_string());
         find(&mut mover, pid, &ends);
@@ -204,7 +204,7 @@ async fn a_process_waits_for_the_move_that_it_is_held_for() {
             "{said}"
         );
         assert_eq!(mover.ask(&claim), json!("done"));
-        // Moves of other processes may hold it at the same time.
+        // Moves of other processes may hold the process at the same time.
         let mut second = Peer::connect(&config, 6);
         find(&mut second, pid, &ends);
         assert_eq!(second.ask(&claim), json!("done"));
@@ -237,7 +237,7 @@ async fn a_process_waits_for_the_move_that_it_is_held_for() {
             );
         }
     }
-    // When the other move has ended, this one looks what stands in its way.
+    // After the end of the other move, this one checks for obstacles.
     let mover = tokio::task::spawn_blocking(move || {
         let resume = json!({"do": "resume", "only": [7]});
         assert_eq!(
@@ -271,7 +271,7 @@ async fn a_partner_that_has_ended_keeps_nobody_from_going_on() {
         let said = ask_partner(&mut mover, pid, connect);
         let why = format!("process {pid} has ended");
         assert_eq!(said, json!({"refused": why}));
-        // Twice, as a mover that did not hear the answer asks.
+        // Twice, like a mover after a lost answer.
         for _ in 0..2 {
             let resume = json!({"do": "resume", "only": [7]});
             let said = ask_partner(&mut mover, pid, resume);
@@ -290,7 +290,7 @@ async fn a_process_that_moves_is_held_for_nobody() {
     let pid = process.pid();
     let mut config = taking_part("b", dir.path());
     config.peers = vec![peer("a", free_address())];
-    // A move that its node takes up, and whose destination does not answer.
+    // A stored move for the node to resume, with a silent destination.
     let id = MigrationId([1; 16]).to_string();
     let place = config.data_dir.join("processes").join(&id);
     std::fs::create_dir_all(&place).expect("a folder");
@@ -330,7 +330,7 @@ async fn senders_of_datagrams_are_told_where_a_process_is() {
     // Other processes of this host may be told as well.
     asked.await.expect("an answer");
     let said = std::fs::read_to_string(&heard).expect("it was asked");
-    // Nodes of other tests ask as well what it has.
+    // Nodes of other tests also ask for the status.
     let told_of = said.lines().filter(|line| line.contains("redirect"));
     let told_of: Vec<Value> = told_of
         .map(|line| serde_json::from_str(line).expect("a request"))
@@ -339,12 +339,12 @@ async fn senders_of_datagrams_are_told_where_a_process_is() {
     node.stop().await;
 }
 
-/// How long such a node tells its processes where another one is.
+/// Duration of a redirect at the accepting node.
 const TELLING: Duration = Duration::from_secs(3);
-/// Whether such a node has been asked to.
+/// True once the accepting node was asked to redirect.
 static TELLS: AtomicBool = AtomicBool::new(false);
 
-/// A node that would take any process and says so on each connection, and has none.
+/// A node without processes that accepts any process, on each connection.
 fn takes_everything(listener: &TcpListener) {
     for stream in listener.incoming().flatten() {
         std::thread::spawn(move || answers(stream));
@@ -387,7 +387,7 @@ fn answers(mut stream: TcpStream) -> Option<()> {
     }
 }
 
-/// Node `b`, whose peer `c` is such a node.
+/// Starts node `b`, whose peer `c` accepts any process.
 async fn beside_one_that_takes_everything(dir: &Path) -> RunningNode {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let mut config = taking_part("b", dir);
@@ -396,7 +396,7 @@ async fn beside_one_that_takes_everything(dir: &Path) -> RunningNode {
     RunningNode::start(config).await
 }
 
-/// What a process was asked for that holds it or lets it go, and whether all of it or as a partner.
+/// Returns the suspend and resume requests of a process, each with true for the whole process and false for a partner.
 fn holding(heard: &Path) -> Vec<(String, bool)> {
     let said = std::fs::read_to_string(heard).expect("it was asked");
     let requests = said
@@ -449,7 +449,7 @@ async fn both_ends_of_a_connection_move() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
     assert_eq!(ended.len(), 2);
-    // Each came to where its requests in flight are waited for, which the processes of this test refuse.
+    // Each move came to the wait for requests in flight, which the processes of this test refuse.
     for seen in &ended {
         let why = seen["error"]["message"].as_str().expect("a reason");
         assert!(
@@ -463,14 +463,14 @@ async fn both_ends_of_a_connection_move() {
         .map(|one| format!("the move of process {} of node 'b'", one.pid()));
     assert_eq!(waited.len(), 1, "{waited:?}");
     assert!(names.contains(&waited[0]), "{waited:?}");
-    // One after the other: neither was held as a partner while it moved.
+    // Each move in turn: neither process was held as a partner during its own move.
     for heard in &heard {
         let mut held = None;
         for (does, all) in holding(heard) {
             match (does.as_str(), held) {
                 ("suspend", None) => held = Some(all),
                 ("resume", Some(as_what)) if as_what == all => held = None,
-                // What was claimed and not held is let go as well.
+                // A process claimed and not held is let go as well.
                 ("resume", None) => {}
                 _ => panic!("{does} of {all} while {held:?} is held"),
             }
@@ -489,7 +489,7 @@ async fn a_process_with_datagrams_stays() {
     let mut datagrams = pair(&ends().0, &ends().1);
     datagrams["reliable_connection"] = json!(false);
     datagrams["remote"] = json!(null);
-    // It moved long ago: its old number may be another's by now.
+    // This process moved long ago: another may have the old number by now.
     let older = Partner::with(std::slice::from_ref(&datagrams), None);
     let process = Partner::with(&[datagrams], Some(&heard));
     let mut other = Peer::connect_as("c", &node.config, 5);
@@ -500,13 +500,13 @@ async fn a_process_with_datagrams_stays() {
     let place =
         |number| json!({"remote": "fe80::5", "number": number, "to": "fe80::6", "physical": 1});
     let (missed, later) = (place(31), place(32));
-    // It stands still.
+    // The process stands still.
     until(&node, |seen| seen["phase"] == "going_back").await;
     let tell = |place: &Value| json!({"redirect": {"redirects": [place]}});
     let (first, second) = (tell(&missed), tell(&later));
     let others = tokio::task::spawn_blocking(move || {
         other.ask(&first);
-        // It works again, and its move has not ended.
+        // The process works again, and the move has not ended.
         while !TELLS.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -525,7 +525,7 @@ async fn a_process_with_datagrams_stays() {
     let told = said
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).expect("a request"))
-        // Nodes of other tests tell it other things.
+        // Nodes of other tests send other redirects.
         .filter(|request| request["do"] == "redirect" && !request.to_string().contains("fe80::1"));
     let told: Vec<Value> = told
         .map(|mut request| request["redirects"].take())
@@ -537,7 +537,7 @@ async fn a_process_with_datagrams_stays() {
     node.stop().await;
 }
 
-/// Runs a test of these in a process of its own, whose nodes find a CRIU that does nothing.
+/// Runs a test of this file in a process of its own, with a CRIU that does nothing.
 fn where_criu_seems_to_be(test: &str) {
     let dir = tempfile::tempdir().expect("a folder");
     let criu = dir.path().join("criu");

@@ -37,7 +37,7 @@ impl Answer {
     }
 }
 
-/// A node that trusts everybody on loopback.
+/// Returns the configuration of a node that trusts all of loopback.
 pub(crate) fn plain(name: &str, dir: &Path) -> NodeConfig {
     NodeConfig {
         name: name.to_owned(),
@@ -65,7 +65,7 @@ pub(crate) fn plain(name: &str, dir: &Path) -> NodeConfig {
     }
 }
 
-/// A node that shows the certificate of `certificate` from the authority in `authority`.
+/// Returns the configuration of a node with the certificate of `certificate` from the authority in `authority`.
 #[allow(dead_code, reason = "not every test that shares this file uses it")]
 pub(crate) fn secure(name: &str, dir: &Path, authority: &Path, certificate: &str) -> NodeConfig {
     NodeConfig {
@@ -103,7 +103,7 @@ pub(crate) fn issue(authority: &Path, name: &str, role: Role, validity: Validity
     .expect("issues");
 }
 
-/// How somebody connects who shows `NAME.pem` of this authority.
+/// Returns the settings of a client with `NAME.pem` of this authority.
 #[allow(dead_code, reason = "not every test that shares this file uses it")]
 pub(crate) fn shows(authority: &Path, name: &str) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
@@ -122,8 +122,8 @@ pub(crate) fn shows(authority: &Path, name: &str) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// A folder that goes when the test ends, however it ends, with the QEMUs whose files are in it:
-/// they outlive their node.
+/// A folder removed at the end of the test, however the test ends. The QEMUs with files in the folder outlive their
+/// node, and are killed.
 #[allow(dead_code, reason = "not every test that shares this file uses it")]
 pub(crate) struct MachineFolder(tempfile::TempDir);
 
@@ -151,14 +151,14 @@ impl Drop for MachineFolder {
                 && line.windows(wanted.len()).any(|part| part == wanted)
                 && let Some(process) = number.and_then(Pid::from_raw)
             {
-                // It may be about to end by itself.
+                // QEMU may be about to end by itself.
                 let _ = kill_process(process, Signal::KILL);
             }
         }
     }
 }
 
-/// An address that nobody listens on, with a port that the kernel gives to no outgoing connection.
+/// Returns an address without a listener, with a port never given to outgoing connections by the kernel.
 pub(crate) fn free_address() -> SocketAddr {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = (std::process::id() % 10_000) as u16;
@@ -183,7 +183,7 @@ pub(crate) async fn request(
          content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
-    // A node may answer before it has read a body that is too long.
+    // A node may answer before it has read all of an overlong body.
     let _ = socket.write_all(request.as_bytes()).await;
     let mut answer = Vec::new();
     let _ = socket.read_to_end(&mut answer).await;
@@ -197,7 +197,7 @@ pub(crate) async fn request(
 }
 
 impl RunningNode {
-    /// Starts a node and waits until it answers.
+    /// Starts a node and waits for an answer.
     pub(crate) async fn start(config: NodeConfig) -> Self {
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(godwit_node::run(config.clone(), async {

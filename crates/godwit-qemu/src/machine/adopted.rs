@@ -1,11 +1,11 @@
-//! The machine behind the command line of a QEMU that somebody else started.
+//! The machine behind the command line of a foreign QEMU.
 
 use std::path::Path;
 
 use super::words::{MachineNic, Word, field, property};
 use super::{Machine, option};
 
-/// What a node serves at a socket.
+/// The service of a node at a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Served {
     /// The disk of this name.
@@ -15,8 +15,8 @@ pub enum Served {
 }
 
 impl Machine {
-    /// The machine behind the command line of a QEMU that runs. `served_at` tells what the node serves at the socket that
-    /// a path is.
+    /// Returns the machine behind the command line of a running QEMU. `served_at` returns the node's service at a
+    /// socket path.
     pub fn adopt(command: &[String], served_at: impl Fn(&Path) -> Option<Served>) -> Option<Self> {
         let (program, given) = command.split_first()?;
         let mut machine = Self {
@@ -33,7 +33,7 @@ impl Machine {
         let mut nographic = false;
         while let Some(word) = rest.next() {
             match option(word) {
-                // The node says these itself, or they are over.
+                // The node adds these itself, or they no longer apply.
                 Some("S" | "daemonize") => {}
                 Some("pidfile" | "incoming" | "qmp" | "qmp-pretty" | "monitor" | "mon") => {
                     rest.next();
@@ -70,8 +70,8 @@ impl Machine {
         Some(machine)
     }
 
-    /// What keeps a NIC of the node's, of this number, from being the one that QEMU gave the guest. A move announces the
-    /// NIC's address, so the guest's card must have it.
+    /// Returns the mismatch between the node's NIC of this number and the guest's card, if any. A move announces the
+    /// NIC's address, so the guest's card must have the same one.
     pub fn nic_mismatch(&self, nic: usize) -> Option<String> {
         let backends = self.nic_backends();
         let Some((backend, _)) = backends.iter().find(|(_, number)| *number == nic) else {
@@ -135,7 +135,7 @@ impl Machine {
         });
     }
 
-    /// Notes what only the process that QEMU came from could give it.
+    /// Records resources only available from QEMU's parent process.
     fn check(&mut self, word: &str) {
         let descriptor = ["fd", "fds", "vhostfd", "vhostfds"]
             .iter()
@@ -148,7 +148,7 @@ impl Machine {
     }
 }
 
-/// The ids of what monitors talk through.
+/// Returns the ids of the monitors' character devices.
 fn monitor_backends(given: &[String]) -> Vec<String> {
     given
         .windows(2)

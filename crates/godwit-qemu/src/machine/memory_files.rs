@@ -1,4 +1,4 @@
-//! The named files that a machine has memory in, as the words of its command line say.
+//! The named files with a machine's memory, as found on the command line.
 
 use std::path::{Path, PathBuf};
 
@@ -7,39 +7,39 @@ use serde_json::Value;
 use super::words::{Word, field, is_set};
 use super::{LOCAL_MEMORY, Machine, escaped};
 
-/// What a memory pool has for a guest.
+/// A guest's memory in a memory pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolMemory {
-    /// The file or device that QEMU maps.
+    /// File or device mapped by QEMU.
     pub path: PathBuf,
-    /// Which part of it, unless it is all the guest's.
+    /// The guest's part of the file; `None` for the whole file.
     pub part: Option<MemoryPart>,
 }
 
 /// A part of a file or device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryPart {
-    /// Of its first byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes that addresses of mappings are a multiple of.
+    /// Alignment of mapped addresses in bytes.
     pub align: u64,
 }
 
-/// What QEMU calls memory that is a file.
+/// QEMU's object type for memory in a file.
 const KIND: &str = "memory-backend-file";
 
-/// A file that a command line says memory of the guest is in.
+/// A file with memory of the guest, named on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryFile {
-    /// Which of the machine's words says so.
+    /// Index of the machine's word naming the file.
     word: usize,
-    /// Where the path stands in that word; nothing when it is JSON.
+    /// Position of the path in the word; `None` for JSON.
     at: Option<(usize, usize)>,
-    /// Its path as QEMU was told it: a file, or a folder in which QEMU makes one without a name.
+    /// Path on the command line: a file, or a folder in which QEMU makes an unnamed file.
     pub path: PathBuf,
-    /// The word.
+    /// The word itself.
     pub told: String,
-    /// Whether what the guest writes is written to the file.
+    /// True if the guest's writes reach the file.
     pub is_shared: bool,
 }
 
@@ -54,7 +54,7 @@ impl MemoryFile {
         };
         if word.starts_with('{') {
             let read = |text: &str| serde_json::from_str::<Value>(text).ok();
-            // QEMU's JSON may have its text between single quotes.
+            // QEMU's JSON may have text between single quotes.
             let object = read(word).or_else(|| read(&word.replace('\'', "\"")))?;
             let path = object.get("mem-path")?.as_str()?;
             let is_shared = object.get("share").is_some_and(|share| *share != false);
@@ -66,14 +66,14 @@ impl MemoryFile {
         Some(found(Some(at), &path, is_set(word, "share")))
     }
 
-    /// Whether another file can be put in its place ([`Machine::take_memory_file`]).
+    /// Returns true if another file can take this one's place ([`Machine::take_memory_file`]).
     pub const fn is_replaceable(&self) -> bool {
         self.at.is_some()
     }
 }
 
 impl Machine {
-    /// The files that are named in words which are the same on every node.
+    /// Returns the files named in words that are the same on every node.
     pub fn memory_files(&self) -> Vec<MemoryFile> {
         let words = self.words.iter().enumerate();
         let files = words.filter_map(|(number, word)| match word {
@@ -83,7 +83,7 @@ impl Machine {
         files.collect()
     }
 
-    /// Lets every node put a file of its own in the place of this one, if that can be done.
+    /// Lets every node substitute a file of its own for this one, if the file is replaceable.
     pub fn take_memory_file(&mut self, file: &MemoryFile) {
         let (Some((from, to)), Some(word)) = (file.at, self.words.get_mut(file.word)) else {
             return;
@@ -95,7 +95,7 @@ impl Machine {
     }
 }
 
-/// What a word is on a node whose memory pool has this file for the guest, or that has local memory for it.
+/// Returns the word for a node with this file in its memory pool, or with local memory.
 pub(super) fn in_place(before: &str, memory: Option<&Path>, after: &str) -> String {
     let path = escaped(memory.unwrap_or(Path::new(LOCAL_MEMORY)));
     format!("{before}{path}{after}")

@@ -1,5 +1,4 @@
-//! How a VM's QEMU is started: the words of its command line, with gaps for what differs from node
-//! to node.
+//! The start of a VM's QEMU: the words of its command line, with gaps for the parts that differ from node to node.
 
 mod adopted;
 mod memory_files;
@@ -16,53 +15,53 @@ pub(crate) use self::words::property;
 pub use self::words::{MachineNic, NicUplink, Word, field, is_set};
 use crate::version::Version;
 
-/// The id of the shared memory that the node adds.
+/// Id of the shared memory that the node adds.
 const MEMORY_ID: &str = "godwit-memory";
 
-/// The folder in which QEMU makes a file without a name for local memory.
+/// Folder in which QEMU makes an unnamed file for local memory.
 const LOCAL_MEMORY: &str = "/dev/shm";
 
-/// Longest wait of QEMU before it connects to a disk's socket again, in milliseconds.
+/// QEMU's longest wait before reconnecting to a disk's socket, in milliseconds.
 const RECONNECT_MS: u32 = 100;
 
-/// Network back ends of NICs that the node serves are called so, with a number behind it.
+/// Prefix of the network back ends of the node's NICs; a number follows.
 const NETDEV: &str = "godwit-net";
 
-/// A VM as every node would start it.
+/// A VM in a form that every node can start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The QEMU program: a name to be looked for, or a path.
+    /// QEMU program: a name to look up, or a path.
     pub program: String,
-    /// Its command line, without what the node adds.
+    /// Command line without the node's additions.
     pub words: Vec<Word>,
-    /// The disks in the order of the command line.
+    /// Disks in the order of the command line.
     pub disks: Vec<String>,
-    /// Whether the first serial port is the node's console socket.
+    /// True if the first serial port is the node's console socket.
     pub console: bool,
-    /// The NICs that the node serves, in the order of the command line.
+    /// NICs served by the node, in the order of the command line.
     #[serde(default)]
     pub nics: Vec<MachineNic>,
-    /// What cannot be repeated on another node.
+    /// Resources that cannot be repeated on another node.
     #[serde(default)]
     pub bound_here: Vec<String>,
 }
 
-/// What a new VM is made of.
+/// The parts of a new VM.
 #[derive(Clone, Debug)]
 pub struct Parts<'a> {
-    /// The VM's name.
+    /// Name of the VM.
     pub name: &'a str,
-    /// Its disks.
+    /// Disks of the VM.
     pub disks: &'a [String],
-    /// Its NICs that the node serves.
+    /// NICs that the node serves.
     pub nics: &'a [MachineNic],
     /// Bytes of memory.
     pub memory: u64,
-    /// Whether the memory may be in a memory pool, now or later.
+    /// True if the memory may be in a memory pool, now or later.
     pub poolable: bool,
     /// Virtual processors.
     pub cpus: u32,
-    /// The machine type; QEMU's own arguments may name it instead.
+    /// Machine type, unless named in QEMU's own arguments.
     pub machine: Option<&'a str>,
     /// `kvm` or `tcg`.
     pub accelerator: &'a str,
@@ -70,86 +69,86 @@ pub struct Parts<'a> {
     pub arguments: &'a [String],
 }
 
-/// Where a VM's files are on a node.
+/// The places of a VM's files on a node.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// The VM's folder.
+    /// Folder of the VM.
     pub folder: PathBuf,
 }
 
 impl Places {
-    /// The socket of QEMU's monitor.
+    /// Returns the socket of QEMU's monitor.
     pub fn qmp(&self) -> PathBuf {
         self.folder.join("qmp.sock")
     }
 
-    /// What QEMU is told of its monitor: no other process has this word in its command line.
+    /// Returns the monitor's word of QEMU's command line, which no other process has.
     pub fn monitor_word(&self) -> String {
         server("godwit-qmp", &self.qmp())
     }
 
-    /// The socket of the first serial port.
+    /// Returns the socket of the first serial port.
     pub fn console(&self) -> PathBuf {
         self.folder.join("console.sock")
     }
 
-    /// The socket of a NIC that the node serves.
+    /// Returns the socket of a NIC that the node serves.
     pub fn nic(&self, index: usize) -> PathBuf {
         self.folder.join(format!("nic{index}.vhost"))
     }
 
-    /// Where QEMU's messages go.
+    /// Returns the file of QEMU's messages.
     pub fn log(&self) -> PathBuf {
         self.folder.join("qemu.log")
     }
 
-    /// Where the memory of an incoming VM arrives.
+    /// Returns the socket at which an incoming VM's memory arrives.
     pub fn incoming(&self) -> PathBuf {
         self.folder.join("incoming.sock")
     }
 
-    /// Where it goes on arriving after its connection broke.
+    /// Returns the socket at which the memory continues to arrive after a broken connection.
     pub fn recovering(&self) -> PathBuf {
         self.folder.join("recovering.sock")
     }
 
-    /// The pipes of QEMU's spare monitor, without what tells them apart.
+    /// Returns the common prefix of the pipes of QEMU's spare monitor.
     pub fn spare(&self) -> PathBuf {
         self.folder.join("spare")
     }
 
-    /// What QEMU reads there.
+    /// Returns the pipe of QEMU's input.
     pub fn spare_input(&self) -> PathBuf {
         self.folder.join("spare.in")
     }
 
-    /// What QEMU says there.
+    /// Returns the pipe of QEMU's output.
     pub fn spare_output(&self) -> PathBuf {
         self.folder.join("spare.out")
     }
 
-    /// Where QEMU sends the memory of a VM that leaves.
+    /// Returns the socket to which QEMU sends the memory of a departing VM.
     pub fn outgoing(&self) -> PathBuf {
         self.folder.join("outgoing.sock")
     }
 
-    /// The socket of the part of QEMU that moves its memory.
+    /// Returns the socket of the memory agent inside QEMU.
     pub fn agent(&self) -> PathBuf {
         self.folder.join("memory.sock")
     }
 
-    /// The library that is that part.
+    /// Returns the library of the memory agent.
     pub fn agent_library(&self) -> PathBuf {
         self.folder.join("memory-agent.so")
     }
 
-    /// Where QEMU's debugger stub is while it is used.
+    /// Returns the socket of QEMU's debugger stub while in use.
     pub fn debugger(&self) -> PathBuf {
         self.folder.join("gdb.sock")
     }
 }
 
-/// The names of an argument, with one dash: QEMU takes two as well.
+/// Returns the name of an option with one or two dashes, as QEMU takes both.
 fn option(word: &str) -> Option<&str> {
     let name = word.strip_prefix("--").or_else(|| word.strip_prefix('-'))?;
     (!name.is_empty()).then_some(name)
@@ -162,14 +161,14 @@ fn has(arguments: &[String], names: &[&str]) -> bool {
         .any(|name| names.contains(&name))
 }
 
-/// Whether arguments for QEMU say what runs the guest's instructions.
+/// Returns true if arguments for QEMU name an accelerator.
 pub fn names_accelerator(arguments: &[String]) -> bool {
     let property = |word: &String| word.contains("accel=");
     has(arguments, &["accel", "enable-kvm"]) || arguments.iter().any(property)
 }
 
 impl Machine {
-    /// The command line of a new VM. What QEMU's own arguments say already is not said again.
+    /// Returns the command line of a new VM. Options in QEMU's own arguments are not repeated.
     pub fn build(program: &str, parts: &Parts<'_>) -> Self {
         let given = parts.arguments;
         let mut words = Vec::new();
@@ -229,16 +228,16 @@ impl Machine {
                 after: format!(",reconnect-ms={RECONNECT_MS}"),
             });
             let mut back_end = format!("vhost-user,id={netdev},chardev={chardev}");
-            // Without a boot ROM, whose size may differ from host to host, and which must not in a move. Without the
-            // guest's say in which packets it takes unfinished, which QEMU would answer and tell nobody: a guest that
-            // runs XDP would get packets that it cannot take.
+            // No boot ROM, whose size may differ from host to host, and must not in a move. No control of guest
+            // offloads: QEMU would answer the guest's setting and tell no other process, and a guest with XDP would get
+            // unfit packets.
             let mut device = format!(
                 "virtio-net-pci,netdev={netdev},mac={},romfile=,ctrl_guest_offloads=off",
                 nic.mac
             );
             if nic.queues > 1 {
                 back_end.push_str(&format!(",queues={}", nic.queues));
-                // An interrupt for each queue, for the control queue, and for changes of the configuration.
+                // Interrupts for each queue, for the control queue, and for changes of the configuration.
                 device.push_str(&format!(",mq=on,vectors={}", 2 * nic.queues + 2));
             }
             let pairs = ["-netdev", &back_end, "-device", &device];
@@ -261,8 +260,8 @@ impl Machine {
         machine
     }
 
-    /// The processor model of a machine for which nobody named one: all that its accelerator has. QEMU's own default
-    /// (qemu64) is older than what today's guests are compiled for (x86-64-v2).
+    /// Returns the processor model for a machine without a named one: the accelerator's full model. QEMU's own default
+    /// (qemu64) is older than the target of today's guests (x86-64-v2).
     fn usual_processor(&self) -> Option<&'static str> {
         let program = Path::new(&self.program).file_name()?.to_str()?;
         let has_max = matches!(
@@ -277,7 +276,7 @@ impl Machine {
         }
     }
 
-    /// The words of the command line that are the same on every node.
+    /// Returns the words of the command line that are the same on every node.
     pub fn plain_words(&self) -> Vec<String> {
         let words = self.words.iter().filter_map(|word| match word {
             Word::Plain(word) => Some(word.clone()),
@@ -289,7 +288,7 @@ impl Machine {
         words.collect()
     }
 
-    /// The ids of the character devices through which it is connected to disks of the node.
+    /// Returns the ids of the character devices connected to the node's disks.
     pub fn disk_backends(&self) -> Vec<String> {
         let ids = self.words.iter().filter_map(|word| match word {
             Word::Disk { before, after, .. } => {
@@ -301,13 +300,13 @@ impl Machine {
         ids.collect()
     }
 
-    /// Which of its NICs that the node serves a word of the command line connects to QEMU.
+    /// Returns the number of the node's NIC connected to QEMU by a word of the command line.
     pub fn nic_of(word: &str) -> Option<usize> {
         let id = word.strip_prefix("vhost-user,id=")?.split(',').next()?;
         id.strip_prefix(NETDEV)?.parse().ok()
     }
 
-    /// The back ends of network cards that are NICs of the node, each as its id and the NIC's number.
+    /// Returns the network back ends of the node's NICs, each as an id and the NIC's number.
     pub fn nic_backends(&self) -> Vec<(String, usize)> {
         let sockets = self.words.iter().filter_map(|word| match word {
             Word::Nic { before, nic, after } => {
@@ -325,16 +324,16 @@ impl Machine {
         backends.collect()
     }
 
-    /// Whether the guest's memory may be in a memory pool.
+    /// Returns true if the guest's memory may be in a memory pool.
     pub fn is_poolable(&self) -> bool {
         self.words
             .iter()
             .any(|word| matches!(word, Word::Memory { .. } | Word::MemoryFile { .. }))
     }
 
-    /// The words with which this node starts the VM, the program aside, for a QEMU of this version. `machine_type` is
-    /// what an alias such as `q35` meant where the VM was started first; `memory` is what a memory pool has for the
-    /// guest, which gets local memory without one.
+    /// Returns the words with which this node starts the VM, without the program, for a QEMU of this version.
+    /// `machine_type` is the meaning of an alias such as `q35` at the VM's first start. `memory` is the guest's memory
+    /// in a pool; `None` means local memory.
     pub fn command_line(
         &self,
         qemu: Version,
@@ -378,12 +377,12 @@ impl Machine {
         }
         push(["-chardev", &places.monitor_word()]);
         push(["-mon", "chardev=godwit-qmp,mode=control"]);
-        // Without it QEMU would put a monitor of its own on standard input.
+        // Prevents QEMU's own monitor on standard input.
         push(["-monitor", "none"]);
         line
     }
 
-    /// What runs the guest's instructions; nothing when it is neither KVM nor TCG.
+    /// Returns the accelerator; `None` if neither KVM nor TCG.
     pub fn accelerator(&self) -> Option<&'static str> {
         let plain = |name: &str| {
             self.words
@@ -406,20 +405,20 @@ impl Machine {
         }
     }
 
-    /// The value of the last option of one of these names.
+    /// Returns the value of the last option of one of these names.
     pub fn last_value(&self, names: &[&str]) -> Option<&str> {
         self.pairs()
             .filter_map(|(name, value)| names.contains(&name).then_some(value))
             .last()
     }
 
-    /// The values of all options of this name.
+    /// Returns the values of all options of this name.
     pub fn values(&self, wanted: &str) -> impl Iterator<Item = &str> {
         self.pairs()
             .filter_map(move |(name, value)| (name == wanted).then_some(value))
     }
 
-    /// Each option that something follows, which is its value if it takes one.
+    /// Returns each option with the following word, the value if the option takes one.
     fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
         self.words.windows(2).filter_map(|pair| match pair {
             [Word::Plain(word), Word::Plain(value)] => Some((option(word)?, value.as_str())),
@@ -428,23 +427,23 @@ impl Machine {
     }
 }
 
-/// Memory that QEMU takes from a file. It sends no memory of a named file to another QEMU that maps the
-/// same one; a memfd it would send.
+/// Returns the memory backend of a file. QEMU sends no memory of a named file to another QEMU that maps the same file,
+/// but would send a memfd.
 fn memory_backend(bytes: u64, memory: Option<&PoolMemory>) -> String {
     let before = format!("memory-backend-file,id={MEMORY_ID},size={bytes}B,share=on,mem-path=");
     let part = memory.and_then(|memory| memory.part);
-    // QEMU refuses a device whose alignment is larger than that.
+    // QEMU refuses a device with a larger alignment than this.
     let part = part.map(|part| format!(",offset={}B,align={}B", part.offset, part.align));
     let file = memory.map(|memory| memory.path.as_path());
     memory_files::in_place(&before, file, &part.unwrap_or_default())
 }
 
-/// A character device at whose socket QEMU listens.
+/// Returns a character device that listens at a socket.
 fn server(id: &str, path: &Path) -> String {
     format!("socket,id={id},path={},server=on,wait=off", escaped(path))
 }
 
-/// A path as a value of one of QEMU's options, where a comma ends a value unless it is doubled.
+/// Escapes a path for QEMU's options, where a comma ends a value unless doubled.
 fn escaped(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }

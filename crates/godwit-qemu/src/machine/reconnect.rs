@@ -1,4 +1,4 @@
-//! How a character device is told to connect again: in milliseconds to QEMU 9.2 and later, in seconds before.
+//! The reconnect option of a character device: in milliseconds since QEMU 9.2, in seconds before.
 
 use super::words::field;
 use crate::version::Version;
@@ -6,8 +6,8 @@ use crate::version::Version;
 const MILLISECONDS: &str = "reconnect-ms";
 const SECONDS: &str = "reconnect";
 
-/// A part of a character device's options as a QEMU of this version takes it. Less than a second becomes one: 0 means
-/// not to connect again.
+/// Returns a character device's options in the form for this version of QEMU. Less than a second becomes one: 0 would
+/// disable reconnection.
 pub(super) fn for_version(options: &str, qemu: Version) -> String {
     let milliseconds = qemu >= Version::RECONNECT_MS;
     let (from, to) = match milliseconds {

@@ -1,4 +1,4 @@
-//! What a command line is made of: words, with gaps for what differs from node to node.
+//! The parts of a command line: words, with gaps for the parts that differ from node to node.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -7,32 +7,32 @@ use serde_json::Value;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Word {
-    /// The same on every node.
+    /// A word that is the same on every node.
     Plain(String),
-    /// The socket of a disk stands between two parts.
+    /// A word with the socket of a disk between two parts.
     Disk {
-        /// What comes before the socket's path.
+        /// Text before the socket's path.
         before: String,
-        /// Whose socket it is.
+        /// Name of the disk.
         disk: String,
-        /// What comes after.
+        /// Text after the path.
         after: String,
     },
-    /// The socket of one of the machine's NICs stands between two parts.
+    /// A word with the socket of one of the machine's NICs between two parts.
     Nic {
-        /// What comes before the socket's path.
+        /// Text before the socket's path.
         before: String,
-        /// Which NIC, from 0.
+        /// Number of the NIC, from 0.
         nic: usize,
-        /// What comes after.
+        /// Text after the path.
         after: String,
     },
-    /// The path of the guest's memory stands between two parts of what somebody else said about it: a file of a memory
-    /// pool, or a folder for local memory.
+    /// A word with the path of the guest's memory between two given parts: a file of a memory pool, or a folder for
+    /// local memory.
     MemoryFile {
-        /// What comes before the path.
+        /// Text before the path.
         before_memory: String,
-        /// What comes after.
+        /// Text after the path.
         after_memory: String,
     },
     /// The description of the guest's memory: a file of a memory pool, or local memory.
@@ -42,40 +42,40 @@ pub enum Word {
     },
 }
 
-/// Where a NIC that the node serves is plugged in on the host. The same is meant on every node.
+/// The host's end of a NIC served by the node, with the same meaning on every node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NicUplink {
-    /// A tap that somebody made, by its name.
+    /// An existing tap, by name.
     Tap(String),
-    /// A tap that the node makes and plugs into this bridge.
+    /// A tap made by the node and plugged into this bridge.
     Bridge(String),
 }
 
-/// A NIC that the node serves.
+/// A NIC served by the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineNic {
-    /// Its MAC address, as six pairs of hexadecimal digits.
+    /// MAC address, as six pairs of hexadecimal digits.
     pub mac: String,
-    /// Where its packets go.
+    /// Uplink of the NIC's packets.
     pub uplink: NicUplink,
     /// Pairs of queues, at least 1.
     #[serde(default = "one")]
     pub queues: u16,
-    /// In a bridge that keeps VLANs apart: the one that it is in without a tag.
+    /// Untagged VLAN of the NIC in a bridge that separates VLANs.
     #[serde(default)]
     pub vlan: Option<u16>,
-    /// In such a bridge: those that it is in with their tags, as the first and the last of each range.
+    /// Tagged VLANs in such a bridge, as the first and the last of each range.
     #[serde(default)]
     pub trunk: Vec<(u16, u16)>,
 }
 
-/// What NICs have of which nobody said how many pairs of queues they have.
+/// Returns the default number of queue pairs.
 const fn one() -> u16 {
     1
 }
 
-/// Where the value of a key stands in an option such as `socket,id=a,path=/x,,y`, and the value.
+/// Returns the position and the value of a key in an option such as `socket,id=a,path=/x,,y`.
 pub fn field(option: &str, key: &str) -> Option<((usize, usize), String)> {
     let bytes = option.as_bytes();
     let mut start = 0;
@@ -102,7 +102,7 @@ pub fn field(option: &str, key: &str) -> Option<((usize, usize), String)> {
     None
 }
 
-/// Whether a word has this option with anything but one of QEMU's words for no: an option without a value is on.
+/// Returns true if a word sets this option to anything but one of QEMU's words for no. An option without a value is on.
 pub fn is_set(word: &str, option: &str) -> bool {
     word.split(',').any(|part| {
         let (name, value) = part.split_once('=').unwrap_or((part, "on"));
@@ -110,7 +110,7 @@ pub fn is_set(word: &str, option: &str) -> bool {
     })
 }
 
-/// The value of a key in an option in QEMU's own notation, or of text in one that is JSON.
+/// Returns the value of a key in an option in QEMU's own notation, or of a text in JSON.
 pub(crate) fn property(option: &str, key: &str) -> Option<String> {
     if option.starts_with('{') {
         let object: Value = serde_json::from_str(option).ok()?;

@@ -8,13 +8,12 @@ use serde_json::Value;
 use self::qmp::{Qmp, QmpError};
 use self::spare::Spare;
 
-/// A monitor for what must work while QEMU's main loop waits for a page: a page that comes only once
-/// this is done.
+/// A monitor for commands that must work while QEMU's main loop waits for a page, when the page depends on the command.
 #[derive(Clone, Debug)]
 pub enum Monitor {
-    /// The one that is there for that.
+    /// The spare monitor, made for this purpose.
     Spare(Spare),
-    /// The one for everything.
+    /// The ordinary monitor.
     Main(Qmp),
 }
 

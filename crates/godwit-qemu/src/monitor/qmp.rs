@@ -1,8 +1,7 @@
-//! Talks to QEMU's monitor (QMP) over a unix socket.
+//! A client of QEMU's monitor (QMP) over a Unix socket.
 //!
-//! One task owns the socket. Commands carry an id and have a time limit; events go to whoever
-//! subscribes. Whatever stands at the other end: lines are bounded, what is not understood ends the
-//! connection, and nobody waits for ever.
+//! One task owns the socket. Commands carry an id and have a time limit; events go to all subscribers. The peer is not
+//! trusted: lines are bounded, unintelligible data ends the connection, and every wait is limited.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,57 +14,57 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
-/// Longest line from QEMU in bytes: the list of CPU models is the longest there is.
+/// Longest line from QEMU in bytes: the list of CPU models is the longest one.
 const MAX_LINE: usize = 4 << 20;
 
-/// Commands that wait for their answer at once.
+/// Most commands waiting for their answer at once.
 const MAX_PENDING: usize = 64;
 
-/// Events that a slow subscriber may miss none of.
+/// Largest lag of a slow subscriber without loss, in events.
 const EVENT_BACKLOG: usize = 256;
 
 /// Longest wait for the greeting and for each ordinary command.
 pub const QMP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why QEMU did not do what it was asked for.
+/// The reasons for which a command failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QmpError {
     /// The connection cannot be made or has ended.
     #[error("QEMU's monitor is gone: {0}")]
     Closed(String),
-    /// It took too long.
+    /// The answer took too long.
     #[error("QEMU did not answer {command:?} within {} seconds", .limit.as_secs())]
     Timeout {
-        /// What was asked.
+        /// Command that was sent.
         command: String,
-        /// How long was waited.
+        /// Limit of the wait.
         limit: Duration,
     },
-    /// QEMU said no.
+    /// QEMU refused the command.
     #[error("QEMU refused {command:?}: {description}")]
     Refused {
-        /// What was asked.
+        /// Command that was sent.
         command: String,
-        /// What QEMU said.
+        /// QEMU's reason.
         description: String,
     },
-    /// What answers is not a QEMU monitor, or says something else than it should.
+    /// The peer is not a QEMU monitor, or violates the protocol.
     #[error("what answers is not QEMU's monitor as it is known: {0}")]
     Unexpected(String),
 }
 
-/// Something that QEMU reports by itself.
+/// An unsolicited event of QEMU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QmpEvent {
-    /// Its name, such as `STOP`.
+    /// Name of the event, such as `STOP`.
     pub name: String,
-    /// What belongs to it.
+    /// Data of the event.
     pub data: Value,
-    /// When QEMU says that it happened, in microseconds of its host's clock.
+    /// QEMU's time of the event, in microseconds of its host's clock.
     pub at_us: u64,
 }
 
-/// A connection to one QEMU. Clones share it; it ends with the last one.
+/// A connection to one QEMU, shared by its clones. The connection ends with the last clone.
 #[derive(Clone, Debug)]
 pub struct Qmp {
     calls: mpsc::Sender<Call>,
@@ -73,18 +72,18 @@ pub struct Qmp {
     closed: watch::Receiver<Option<String>>,
     version: Arc<QemuVersion>,
     pid: Option<u32>,
-    /// Whether it takes commands past a main loop that hangs.
+    /// True if QEMU takes commands past a hanging main loop.
     out_of_band: bool,
 }
 
-/// Which QEMU it is.
+/// The version of a QEMU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct QemuVersion {
-    /// The first number.
+    /// Major version.
     pub major: u64,
-    /// The second.
+    /// Minor version.
     pub minor: u64,
-    /// The third.
+    /// Micro version.
     pub micro: u64,
 }
 
@@ -106,7 +105,7 @@ impl Qmp {
     /// Connects to the monitor at this socket and negotiates.
     ///
     /// # Errors
-    /// [`QmpError`]; a monitor that is in use by somebody else shows as a timeout.
+    /// [`QmpError`]; a monitor in use by another program shows as a timeout.
     pub async fn connect(path: &Path) -> Result<Self, QmpError> {
         let socket = UnixStream::connect(path)
             .await
@@ -163,17 +162,17 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Which QEMU it is.
+    /// Returns QEMU's version.
     pub fn version(&self) -> &QemuVersion {
         &self.version
     }
 
-    /// The process that listens at the socket.
+    /// Returns the process that listens at the socket.
     pub fn pid(&self) -> Option<u32> {
         self.pid
     }
 
-    /// Runs a command and returns what QEMU returns.
+    /// Runs a command and returns the result.
     ///
     /// # Errors
     /// [`QmpError`].
@@ -181,7 +180,7 @@ impl Qmp {
         self.execute_within(command, arguments, QMP_TIMEOUT).await
     }
 
-    /// Runs a command that may take this long.
+    /// Runs a command with a time limit.
     ///
     /// # Errors
     /// [`QmpError`].
@@ -194,8 +193,7 @@ impl Qmp {
         self.call(command, arguments, limit, false).await
     }
 
-    /// Runs a command that QEMU can run while its main loop hangs, if this QEMU can: only some
-    /// commands are made for that.
+    /// Runs a command past a hanging main loop, if this QEMU can. Only some commands support this.
     ///
     /// # Errors
     /// [`QmpError`].
@@ -238,19 +236,19 @@ impl Qmp {
             })
     }
 
-    /// Events from now on. A subscriber that falls behind misses the oldest.
+    /// Returns the events from now on. A subscriber that falls behind misses the oldest.
     pub fn events(&self) -> broadcast::Receiver<QmpEvent> {
         self.events.subscribe()
     }
 
-    /// Ready once the connection has ended.
+    /// Waits until the connection has ended.
     pub async fn closed(&self) {
-        // The sender is dropped only after it said so, or with its task.
+        // The sender is dropped only after setting the reason, or together with the task.
         let _ = self.closed.clone().wait_for(Option::is_some).await;
     }
 
     #[cfg(test)]
-    /// Whether the connection has ended.
+    /// Returns true if the connection has ended.
     pub fn is_closed(&self) -> bool {
         self.calls.is_closed()
     }
@@ -270,14 +268,13 @@ struct Task {
 }
 
 impl Task {
-    /// Runs until the connection ends or nobody needs it, and says why.
+    /// Runs until the connection ends or is no longer needed, and returns the reason.
     async fn run(
         mut self,
         reader: BufReader<tokio::net::unix::OwnedReadHalf>,
         mut calls: mpsc::Receiver<Call>,
     ) -> String {
-        // A line that has begun must not be lost when a call comes in between: it is read by a task
-        // of its own.
+        // A separate task reads: a call in between must not lose a partial line.
         let (lines, mut arrivals) = mpsc::channel(16);
         let reading = tokio::spawn(read_all(reader, lines));
         let why = loop {
@@ -300,14 +297,14 @@ impl Task {
         reading.abort();
         calls.close();
         for (_, call) in self.pending.drain() {
-            // Whoever waited may have given up.
+            // The caller may have given up.
             let _ = call.answer.send(Err(QmpError::Closed(why.clone())));
         }
         why
     }
 
     async fn send(&mut self, call: Call) -> io::Result<()> {
-        // Those whose time is up wait no longer.
+        // Drops calls whose time is up.
         self.pending.retain(|_, call| !call.answer.is_closed());
         let id = self.next_id;
         self.next_id += 1;
@@ -332,7 +329,7 @@ impl Task {
                 at_us: timestamp(object.get("timestamp")),
                 data: object.remove("data").unwrap_or_default(),
             };
-            // Nobody may be interested.
+            // There may be no subscribers.
             let _ = self.events.send(event);
             return;
         }
@@ -430,7 +427,7 @@ fn timestamp(value: Option<&Value>) -> u64 {
         .saturating_add(part("microseconds"))
 }
 
-/// A field of an object that should be text.
+/// Returns a text field of an object, or an empty text.
 pub fn text(object: &Value, field: &str) -> String {
     let text = object.get(field).and_then(Value::as_str);
     text.unwrap_or_default().to_owned()
@@ -451,7 +448,7 @@ mod tests {
         "\n"
     );
 
-    /// A connection whose other end says this and reads everything.
+    /// Returns a connection to a peer sending this script and reading everything.
     async fn facing(script: &[u8]) -> Result<Qmp, QmpError> {
         let (here, mut there) = UnixStream::pair().expect("a pair");
         let script = script.to_vec();
@@ -486,7 +483,7 @@ mod tests {
                         .expect("writes");
                 }
             }
-            // In the other order, with an event and an answer to nothing between them.
+            // In reverse order, with an event and a stray answer in between.
             let answers = concat!(
                 r#"{"error":{"class":"GenericError","desc":"no"},"id":2}"#,
                 "\n",
@@ -569,7 +566,7 @@ mod tests {
         let qmp = facing(&after_greeting(rest)).await.expect("negotiates");
         let limit = Duration::from_millis(200);
         let error = qmp.execute_within("query-status", json!({}), limit).await;
-        // The line `{"id":1}` may come before the command was sent: then nothing answers it.
+        // The line `{"id":1}` may come before the command was sent: then the command stays without an answer.
         let limited = matches!(
             error,
             Err(QmpError::Unexpected(_) | QmpError::Timeout { .. })

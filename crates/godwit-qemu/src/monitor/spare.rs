@@ -1,11 +1,10 @@
-//! A monitor of a QEMU whose memory follows that outlives the node.
+//! A monitor of a QEMU whose memory follows; the session outlives the node.
 //!
-//! A guest that waits for a page of its memory may hold the lock that QEMU's main loop needs, and then
-//! QEMU answers nothing until the page arrives. When the connection breaks then, only a monitor whose
-//! session allows commands past the main loop can make QEMU take another connection; and to begin such
-//! a session takes the main loop. So the node begins one before the guest runs, and over two named
-//! pipes that QEMU itself keeps open: they know nothing of who uses them, so the session is there for
-//! the node's next process, too.
+//! A guest waiting for a page may hold the lock needed by QEMU's main loop. QEMU then answers nothing until the page
+//! arrives. If the connection breaks in this state, QEMU can only accept another one through a monitor session that
+//! allows commands past the main loop, and starting such a session takes the main loop. The node therefore starts a
+//! session before the guest runs, over two named pipes that QEMU itself keeps open. The pipes are independent of their
+//! users, so the node's next process can use the same session.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,17 +20,17 @@ use crate::machine::Places;
 use crate::monitor::qmp::{QMP_TIMEOUT, QmpError, text};
 use crate::user::QemuUser;
 
-/// Longest line from QEMU in bytes that is understood: answers and events are shorter.
+/// Longest understood line from QEMU in bytes: answers and events are shorter.
 const MAX_LINE: u64 = 64 << 10;
 
-/// Longest command in bytes: as much as a pipe takes as a whole or not at all, so that a node that
-/// dies leaves no half of one.
+/// Longest command in bytes: a pipe takes this much as a whole or not at all, so a dying node leaves no partial
+/// command.
 const MAX_COMMAND: usize = 4096;
 
-/// Commands that wait for their answer at once.
+/// Most commands waiting for their answer at once.
 const MAX_PENDING: usize = 8;
 
-/// QEMU's arguments for it.
+/// Returns QEMU's arguments for the spare monitor.
 pub fn arguments(places: &Places) -> [String; 4] {
     let path = places.spare().display().to_string().replace(',', ",,");
     [
@@ -42,10 +41,10 @@ pub fn arguments(places: &Places) -> [String; 4] {
     ]
 }
 
-/// Makes the pipes that QEMU opens.
+/// Makes the pipes for QEMU to open.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn make_pipes(places: &Places, user: Option<&QemuUser>) -> io::Result<()> {
     for path in [places.spare_input(), places.spare_output()] {
         match std::fs::remove_file(&path) {
@@ -60,7 +59,7 @@ pub fn make_pipes(places: &Places, user: Option<&QemuUser>) -> io::Result<()> {
     Ok(())
 }
 
-/// The monitor. Clones share it. As long as there is one, what QEMU says there is read.
+/// The spare monitor, shared by its clones. While one exists, QEMU's output there is read.
 #[derive(Clone, Debug)]
 pub struct Spare {
     calls: mpsc::Sender<Call>,
@@ -75,13 +74,14 @@ struct Call {
 }
 
 impl Spare {
-    /// Takes up the session at these pipes, whoever began it.
+    /// Opens the session at these pipes, even one begun by another process.
     ///
     /// # Errors
-    /// There are none, or the system refuses.
+    /// There are no pipes, or the system refuses.
     pub fn open(places: &Places) -> io::Result<Self> {
         let mut options = OpenOptions::new();
-        // So a pipe always has a reader and a writer, and nothing ends with QEMU's process or another.
+        // Opens each pipe for both directions: the pipe always has a reader and a writer, and outlives QEMU and other
+        // processes.
         options.read_write(true);
         let input = options.open_sender(places.spare_input())?;
         let output = options.open_receiver(places.spare_output())?;
@@ -90,7 +90,7 @@ impl Spare {
         Ok(Self { calls })
     }
 
-    /// Begins the session. QEMU's main loop must be well.
+    /// Begins the session. QEMU's main loop must be responsive.
     ///
     /// # Errors
     /// [`QmpError`].
@@ -135,7 +135,7 @@ impl Spare {
     }
 }
 
-/// Reads all that QEMU says, so that the pipe never fills, and finds the answers.
+/// Reads all of QEMU's output, to keep the pipe from filling, and assigns the answers.
 async fn serve(mut input: Sender, output: Receiver, mut calls: mpsc::Receiver<Call>) {
     let (lines, mut said) = mpsc::channel(16);
     let reading = tokio::spawn(read(output, lines));
@@ -148,7 +148,7 @@ async fn serve(mut input: Sender, output: Receiver, mut calls: mpsc::Receiver<Ca
             call = calls.recv() => {
                 let Some(call) = call else { break };
                 pending.retain(|_, call| !call.answer.is_closed());
-                // Answers to an earlier process must not be taken for answers to this one.
+                // Unique ids keep answers to an earlier process apart.
                 let id = format!("{session}-{number}");
                 number += 1;
                 let verb = call.verb;
@@ -161,10 +161,10 @@ async fn serve(mut input: Sender, output: Receiver, mut calls: mpsc::Receiver<Ca
             }
             line = said.recv() => {
                 let Some(line) = line else { break };
-                // The beginning of what comes first may have gone to an earlier process.
+                // An earlier process may have read the beginning of the first line.
                 let Ok(object) = serde_json::from_slice::<Value>(&line) else { continue };
                 if let Some(call) = pending.remove(&text(&object, "id")) {
-                    // Whoever asked may have given up.
+                    // The caller may have given up.
                     let _ = call.answer.send(match object.get("error") {
                         None => Ok(()),
                         Some(error) => Err(QmpError::Refused {
@@ -199,7 +199,7 @@ async fn read(output: Receiver, lines: mpsc::Sender<Vec<u8>>) {
 mod tests {
     use super::*;
 
-    /// What a QEMU would do with its end of the pipes: reads a command, and says this.
+    /// Plays QEMU at its end of the pipes: reads a command and sends an answer.
     async fn answers(places: &Places, before: &str, answer: fn(&Value) -> String) {
         let mut options = OpenOptions::new();
         options.read_write(true);
@@ -225,7 +225,7 @@ mod tests {
         make_pipes(&places, None).expect("pipes");
         make_pipes(&places, None).expect("again");
         let spare = Spare::open(&places).expect("opens");
-        // The end of an event, and what answers an earlier process.
+        // The end of an event, and an answer to an earlier process.
         let before = "\"x\"}}\n{\"return\":{},\"id\":\"1-0\"}\n[]\n\n{\"event\":\"STOP\"}\n";
         let refused = |call: &Value| {
             assert_eq!(call["exec-oob"], "migrate-pause");

@@ -1,4 +1,4 @@
-//! Starts QEMU so that it outlives the node, and ends it.
+//! Starts QEMU, which outlives the node, and ends QEMU.
 
 pub mod sandbox;
 
@@ -22,41 +22,41 @@ use crate::user::QemuUser;
 /// Longest wait for a new QEMU to answer.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How often a new QEMU is tried.
+/// Time between two attempts to reach a new QEMU.
 const START_POLL: Duration = Duration::from_millis(10);
 
-/// QEMU's user may have put a link to somebody else's file in the place of the log, or a pipe.
+/// Flags against a link or a pipe that QEMU's user may have put in place of the log.
 const NO_LINK: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;
 
-/// How much of the end of QEMU's log is shown.
+/// Bytes shown from the end of QEMU's log.
 const LOG_TAIL: u64 = 2048;
 
-/// A QEMU process, which may not be a child of this one.
+/// A QEMU process, not necessarily a child of this one.
 #[derive(Debug)]
 pub struct Process {
-    /// Its process id.
+    /// Process id.
     pub pid: u32,
     handle: AsyncFd<OwnedFd>,
 }
 
 impl Process {
-    /// The process of this id.
+    /// Opens the process of this id.
     ///
     /// # Errors
-    /// There is none, or the system is out of descriptors.
+    /// There is no such process, or the system is out of descriptors.
     pub fn open(pid: u32) -> io::Result<Self> {
         let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let raw = raw.ok_or(io::ErrorKind::NotFound)?;
         let handle = pidfd_open(raw, PidfdFlags::NONBLOCK)?;
-        // SAFETY: the descriptor is owned, so it names the same process until it is dropped together
-        // with its registration.
+        // SAFETY: the descriptor is owned, so it names the same process until it is dropped together with its
+        // registration.
         let handle =
             unsafe { AsyncFd::register_with_interest(handle, tokio::io::Interest::READABLE)? };
         Ok(Self { pid, handle })
     }
 
-    /// The QEMU that was started with this VM's places as this user, or as the node's own, whether it listens yet,
-    /// answers, or does neither. Whatever others run is not believed, whatever it calls itself. Blocks.
+    /// Returns the QEMU started with this VM's places as this user, or as the node's own, in any state of
+    /// responsiveness. Processes of other users are ignored, whatever their name. Blocks.
     pub fn started_in(places: &Places, user: Option<&QemuUser>) -> Option<Self> {
         let word = places.monitor_word();
         let own = rustix::process::geteuid().as_raw();
@@ -70,31 +70,31 @@ impl Process {
         Self::open(pids.find(names_it)?).ok()
     }
 
-    /// Ready once the process has ended.
+    /// Waits until the process has ended.
     pub async fn ended(&self) {
         // The descriptor becomes readable at the end and stays so; it cannot fail otherwise.
         let _ = self.handle.readable().await;
     }
 
-    /// Kills the process and waits for its end.
+    /// Kills the process and waits for the end.
     pub async fn kill(&self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = pidfd_send_signal(self.handle.get_ref(), Signal::KILL);
         self.ended().await;
     }
 }
 
-/// Ends a process that nobody watches, when this is dropped.
+/// A guard that kills an unwatched process when dropped.
 #[derive(Debug)]
 pub struct Unwatched(Option<Arc<Process>>);
 
 impl Unwatched {
-    /// As long as this lasts.
+    /// Guards the process while this value exists.
     pub fn new(process: &Arc<Process>) -> Self {
         Self(Some(Arc::clone(process)))
     }
 
-    /// The process goes on.
+    /// Releases the process, which goes on.
     pub fn keep(mut self) {
         self.0 = None;
     }
@@ -103,16 +103,16 @@ impl Unwatched {
 impl Drop for Unwatched {
     fn drop(&mut self) {
         if let Some(process) = &self.0 {
-            // It may have ended by itself.
+            // The process may have ended by itself.
             let _ = pidfd_send_signal(process.handle.get_ref(), Signal::KILL);
         }
     }
 }
 
-/// Makes the folder of a VM, for the user that its QEMU runs as.
+/// Makes the folder of a VM, owned by QEMU's user.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn make_folder(places: &Places, user: Option<&QemuUser>) -> io::Result<()> {
     std::fs::DirBuilder::new()
         .recursive(true)
@@ -121,31 +121,31 @@ pub fn make_folder(places: &Places, user: Option<&QemuUser>) -> io::Result<()> {
     user.map_or(Ok(()), |user| user.own(&places.folder))
 }
 
-/// Why QEMU does not run.
+/// The reasons for which QEMU does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The program cannot be started.
     #[error("{program}: {cause}")]
     Program {
-        /// What was to be started.
+        /// Program to start.
         program: String,
-        /// What the system says.
+        /// The system's error.
         cause: io::Error,
     },
-    /// It ended by itself, or did not answer.
+    /// QEMU ended by itself, or did not answer.
     #[error("{why}{}{said}", if said.is_empty() { "" } else { ": " })]
     Ended {
-        /// Whether it does not like its arguments.
+        /// True if QEMU rejected the arguments.
         arguments: bool,
-        /// What became of it.
+        /// Description of the failure.
         why: String,
-        /// The end of its log; empty when it said nothing.
+        /// The end of QEMU's log; empty without output.
         said: String,
     },
 }
 
 impl StartError {
-    /// Whether whoever asked for the machine can mend it.
+    /// Returns true if the requester of the machine can fix the error.
     pub fn is_askers(&self) -> bool {
         match self {
             Self::Program { cause, .. } => matches!(
@@ -160,20 +160,20 @@ impl StartError {
     }
 }
 
-/// A library that QEMU is started with.
+/// A library to preload into QEMU.
 #[derive(Clone, Copy, Debug)]
 pub struct Preload<'a> {
-    /// What is in it.
+    /// Content of the library.
     pub library: &'a [u8],
-    /// The variable of the environment that tells it where to listen.
+    /// Environment variable with the library's listening socket.
     pub variable: &'a str,
 }
 
-/// Starts QEMU in a session of its own, with its messages in the VM's log, and waits until its
-/// monitor answers. When the future is dropped, the QEMU is ended.
+/// Starts QEMU in a separate session, with messages in the VM's log, and waits until the monitor answers. Dropping the
+/// future kills QEMU.
 ///
 /// # Errors
-/// [`StartError`] with the end of QEMU's log when it does not start.
+/// [`StartError`] with the end of QEMU's log if QEMU does not start.
 pub async fn start(
     program: &str,
     line: &[String],
@@ -195,7 +195,7 @@ pub async fn start(
             said: String::new(),
         })?;
     let unwatched = Unwatched::new(&process);
-    // Reaps it whenever it ends, also long after the VM was handed over.
+    // Reaps QEMU at the end, even long after the VM was handed over.
     let mut child = tokio::spawn(async move { child.wait().await });
     let answers = async {
         loop {
@@ -205,7 +205,7 @@ pub async fn start(
             }
         }
     };
-    // QEMU that ends by itself does not like its arguments; that is no fault of the node's.
+    // QEMU usually ends by itself because of bad arguments, which is not the node's fault.
     let (arguments, why) = tokio::select! {
         qmp = answers => {
             unwatched.keep();
@@ -213,7 +213,7 @@ pub async fn start(
         }
         ended = &mut child => match ended {
             Ok(Ok(status)) => {
-                // Some of what it does not like it only notices by an assertion.
+                // QEMU rejects some arguments only by an assertion.
                 let arguments = status.signal().is_none_or(|signal| signal == libc::SIGABRT);
                 (arguments, format!("QEMU ended with {status}"))
             }
@@ -225,7 +225,7 @@ pub async fn start(
             (false, format!("QEMU's monitor did not answer within {limit} seconds"))
         }
     };
-    // The log is removed with what else was made for the VM, so that the error names all that it says.
+    // The log is removed with the VM's other files, so the error contains the end of the log.
     let said = log_tail(&places.log());
     Err(StartError::Ended {
         arguments,
@@ -251,7 +251,7 @@ fn spawn(
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // What is appended begins anew when somebody cuts the log.
+    // An appending writer starts at the beginning again once the log is cut.
     let log = OpenOptions::new()
         .create_new(true)
         .append(true)
@@ -272,10 +272,9 @@ fn spawn(
         command.env("LD_PRELOAD", library);
         command.env(preload.variable, places.agent());
     }
-    // SAFETY: between fork and exec only the system call is made, which allocates nothing and takes
-    // no lock.
+    // SAFETY: between fork and exec only the system call is made, which allocates nothing and takes no lock.
     unsafe {
-        // A session of its own: neither the node's end nor its terminal's reaches QEMU.
+        // A separate session: neither the end of the node nor of the node's terminal reaches QEMU.
         command.pre_exec(|| rustix::process::setsid().map(drop).map_err(io::Error::from));
     }
     if let Some(user) = user {
@@ -284,11 +283,11 @@ fn spawn(
     tokio::process::Command::from(command).spawn()
 }
 
-/// Empties a log that has become longer than anybody reads.
+/// Empties a log above the longest useful size.
 pub fn cut_log(path: &Path) {
     const LONGEST: u64 = 4 << 20;
     if std::fs::symlink_metadata(path).is_ok_and(|log| log.len() > LONGEST) {
-        // The next attempt may have more luck.
+        // The next attempt may succeed.
         let _ = OpenOptions::new()
             .write(true)
             .truncate(true)
@@ -297,7 +296,7 @@ pub fn cut_log(path: &Path) {
     }
 }
 
-/// The end of a log, on one line.
+/// Returns the end of a log, on one line.
 pub fn log_tail(path: &Path) -> String {
     let read = || -> io::Result<String> {
         let mut file = OpenOptions::new()
@@ -319,10 +318,10 @@ pub fn log_tail(path: &Path) -> String {
     lines.join("; ")
 }
 
-/// The words of a process's command line.
+/// Returns the words of a process's command line.
 ///
 /// # Errors
-/// The process is gone, belongs to somebody else, or its command line is odd.
+/// The process is gone, belongs to another user, or its command line is malformed.
 pub fn command_line(pid: u32) -> io::Result<Vec<String>> {
     const LONGEST: u64 = 1 << 20;
     let mut bytes = Vec::new();

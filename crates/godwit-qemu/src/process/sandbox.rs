@@ -1,7 +1,7 @@
-//! What QEMU may not do any more once it has started, so that a guest that breaks into it gains less.
+//! The sandbox of a started QEMU: limits the gain of a guest after breaking in.
 
-/// The words that put a QEMU with this command line into its sandbox; none when the line speaks of one itself.
-/// What the line needs stays allowed: helpers of its networks, another user, threads bound to processors.
+/// Returns the words for the sandbox of a QEMU with this command line; none if the line has its own. Requirements of
+/// the line stay allowed: helpers of networks, another user, threads bound to processors.
 pub fn words(line: &[String]) -> Vec<String> {
     let has = |option: &str| {
         line.iter().any(|word| {
@@ -16,7 +16,7 @@ pub fn words(line: &[String]) -> Vec<String> {
     }
     let deny = |name, denied| format!("{name}={}", if denied { "deny" } else { "allow" });
     let privileges = match has("runas") || has("run-with") {
-        // QEMU itself changes to another user; what it starts may not.
+        // QEMU itself changes to another user; child processes may not.
         true => "elevateprivileges=children",
         false => "elevateprivileges=deny",
     };
@@ -30,8 +30,8 @@ pub fn words(line: &[String]) -> Vec<String> {
     vec![String::from("-sandbox"), options.join(",")]
 }
 
-/// Whether QEMU starts a program for this word: the helper of a bridge, the scripts of a tap, a server for the
-/// guest, or what migrates to a command.
+/// Returns true if QEMU starts a program for this word: the helper of a bridge, the scripts of a tap, a server for the
+/// guest, or a command for a migration.
 fn starts_programs(word: &str) -> bool {
     let mut parts = word.split(',');
     let kind = parts.next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Twelve guests, and what is asked of the move of each.
+//! Twelve guests, and the requirements of each guest's move.
 
 use std::time::Duration;
 
@@ -15,17 +15,17 @@ const MIB: u64 = (1 << 20) / SECTOR;
 
 /// Sectors of the disk.
 pub(super) const DISK: u64 = 128 * MIB;
-/// Sectors of it that have data, with most guests.
+/// Sectors of the disk with data, for most guests.
 const FULL: u64 = 96 * MIB;
 
-/// A guest, and what is asked of the move of its disk.
+/// A guest, and the requirements of its disk's move.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub(super) name: &'static str,
     /// Sectors with data.
     pub(super) full: u64,
     pub(super) does: SteadyLoad,
-    /// Bytes per second that it reads and writes.
+    /// Bytes per second of the guest's reads and writes.
     pub(super) rate: u64,
     pub(super) deadline: Option<Duration>,
     pub(super) sla: Option<LatencyTarget>,
@@ -46,7 +46,7 @@ const fn writes(name: &'static str, places: Places, percent_of_link: u64) -> Loa
     }
 }
 
-/// All twelve.
+/// Returns all twelve loads.
 pub(super) fn all() -> [Load; 12] {
     let anywhere = Places::Within(FULL);
     [

@@ -1,5 +1,5 @@
-//! What a node chooses where nobody chose a policy, beside every policy that could have been chosen: twelve guests,
-//! the same moves of each, by the real controllers in virtual time.
+//! The node's own choice of policy, beside every fixed policy: twelve guests, the same moves of each, by the real
+//! controllers in virtual time.
 
 mod loads;
 
@@ -19,16 +19,16 @@ use crate::world::{Violation, World};
 
 const MICROSECOND: u64 = 1_000;
 
-/// How long a guest works before its disk moves.
+/// Time for which a guest works before its disk moves.
 const BEFORE: Duration = Duration::from_secs(5);
 
-/// A move that takes longer is given up: six times what an idle disk takes.
+/// Limit of a move: six times the time of an idle disk.
 const LIMIT: Duration = Duration::from_secs(150);
 
-/// Requests of the guest at once.
+/// Requests in flight of the guest.
 const DEPTH: usize = 16;
 
-/// The sizes of an engine's tables.
+/// Sizes of the engines' tables.
 const LIMITS: Limits = Limits {
     requests: 256,
     window_chunks: 64,
@@ -42,13 +42,13 @@ const LIMITS: Limits = Limits {
 pub struct Figure {
     /// The policy, or `auto`.
     pub policy: &'static str,
-    /// What it cost.
+    /// Cost of the move.
     pub cost: Cost,
-    /// Seconds until the disk changed hands; nothing where the move was given up.
+    /// Time until the handover; `None` if the move was given up.
     pub handed_over: Option<Duration>,
     /// Bytes over the link.
     pub carried: u64,
-    /// Why `auto` changed the policy, where it did.
+    /// Reason for a change of the policy by `auto`, if any.
     pub why: Option<Why>,
 }
 
@@ -57,15 +57,15 @@ pub struct Figure {
 pub struct Choice {
     /// The guest.
     pub load: &'static str,
-    /// By each policy, `auto` last.
+    /// One figure for each policy, `auto` last.
     pub figures: Vec<Figure>,
 }
 
 impl Choice {
-    /// `auto` may cost so much more than the best policy.
+    /// Largest allowed ratio of the cost of `auto` to the best policy's cost.
     pub const MOST: f64 = 1.1;
 
-    /// What `auto` costs in what the best policy does.
+    /// Returns the ratio of the cost of `auto` to the best policy's cost.
     pub fn ratio(&self) -> f64 {
         let costs = self.figures.iter().map(|figure| figure.cost.seconds());
         let costs: Vec<_> = costs.collect();
@@ -75,16 +75,16 @@ impl Choice {
         auto / fixed.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    /// Whether that is no more than [`Self::MOST`].
+    /// Returns true if the ratio is at most [`Self::MOST`].
     pub fn holds(&self) -> bool {
         self.ratio() <= Self::MOST
     }
 }
 
-/// Moves the disk of each guest by each policy. `tell` hears of each guest's when they are done.
+/// Moves the disk of each guest by each policy. Calls `tell` after the last move of each guest.
 ///
 /// # Errors
-/// Which move went wrong, and how.
+/// The move that went wrong, and its violation.
 pub fn choices(mut tell: impl FnMut(&Choice)) -> Result<Vec<Choice>, String> {
     let mut choices = Vec::new();
     for load in loads::all() {
@@ -148,13 +148,14 @@ fn run(load: &Load, policy: PolicyOptions, thinks: bool) -> Result<Figures, Viol
 
 fn plan(load: &Load, policy: PolicyOptions) -> Plan {
     let bytes = load.does.blocks * 4096;
-    // What it has in flight, in the time in which that is to be done.
+    // Time for one queue depth of requests at this rate.
     let period = match load.rate {
         0 => 0,
         rate => bytes * DEPTH as u64 * 1_000_000_000 / rate,
     };
     let options = MigrationOptions {
-        // As long on this link as the usual ones are on one of 1 Gbit/s, which is thirty times as fast.
+        // Chunks and windows take as long on this link as the default ones on a link of 1 Gbit/s, which is thirty times
+        // as fast.
         chunk_sectors: 64,
         busy_chunk_sectors: 16,
         window_chunks: 32,

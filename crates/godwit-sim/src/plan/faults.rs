@@ -1,4 +1,4 @@
-//! What goes wrong in a run, and when.
+//! The faults of a run, and their times.
 
 use godwit_core::event::Phase;
 use godwit_core::request::RequestError;
@@ -6,11 +6,11 @@ use godwit_core::request::RequestError;
 use super::{MICROSECOND, MILLISECOND};
 use crate::random::Random;
 
-/// When a fault happens.
+/// The time of a fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Trigger {
     At(u64),
-    /// This long after the migration has been in a state for the `skip + 1`st time.
+    /// `delay` after the `skip + 1`st occurrence of the moment.
     After {
         moment: Moment,
         skip: u32,
@@ -18,7 +18,7 @@ pub(crate) enum Trigger {
     },
 }
 
-/// A moment of a migration that faults aim at.
+/// A moment of a migration at which faults aim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moment {
     Entered(Phase),
@@ -32,7 +32,7 @@ pub(crate) struct Fault {
     pub(crate) kind: FaultKind,
 }
 
-/// A node, by its part in the migration under way or the last one.
+/// A node, by its role in the current or the last migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     Source,
@@ -41,12 +41,12 @@ pub(crate) enum Target {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FaultKind {
-    /// The process dies and comes back.
+    /// The process dies and restarts.
     Crash {
         target: Target,
         down: u64,
     },
-    /// The host does.
+    /// The host loses power and restarts.
     PowerLoss {
         target: Target,
         down: u64,
@@ -56,7 +56,7 @@ pub(crate) enum FaultKind {
     Cancel {
         target: Target,
     },
-    /// Operations fail: one, or all for a while.
+    /// Operations fail: a single one, or all for a while.
     DiskError {
         target: Target,
         error: RequestError,
@@ -73,7 +73,7 @@ pub(crate) enum FaultKind {
         delay: u64,
         lasts: u64,
     },
-    /// Congestion: this many times less bandwidth from this node.
+    /// Congestion: this node's bandwidth divided by `divisor`.
     LinkSlow {
         target: Target,
         divisor: u64,
@@ -85,7 +85,7 @@ pub(crate) enum FaultKind {
         connection: u8,
         lasts: u64,
     },
-    /// The host's other traffic takes this many hundredths of the link.
+    /// The host's other traffic takes this percentage of the link.
     Traffic {
         target: Target,
         percent: u64,
@@ -94,7 +94,7 @@ pub(crate) enum FaultKind {
 }
 
 impl FaultKind {
-    /// Whether a guest may notice it however well the migration keeps out of its way.
+    /// Returns true if a guest may notice the fault, however unobtrusive the migration.
     pub(crate) const fn excuses_waits(&self) -> bool {
         matches!(
             self,
@@ -114,7 +114,7 @@ fn target(random: &mut Random) -> Target {
     random.pick(&[Target::Source, Target::Destination])
 }
 
-/// Something that only slows a run down.
+/// Draws a fault that only slows a run down.
 pub(super) fn disturbance(random: &mut Random, load: u64) -> Fault {
     if random.permille(200) {
         return straggler(random);
@@ -159,8 +159,8 @@ pub(super) fn disturbance(random: &mut Random, load: u64) -> Fault {
     }
 }
 
-/// One copy connection stalls at a pause: what it holds arrives when the migration has gone on, and
-/// the same addresses may have been copied again by another.
+/// Draws a stall of one copy connection at a pause. The frames arrive after the migration has resumed, when another
+/// connection may have copied the same addresses again.
 fn straggler(random: &mut Random) -> Fault {
     Fault {
         trigger: Trigger::After {
@@ -176,7 +176,7 @@ fn straggler(random: &mut Random) -> Fault {
     }
 }
 
-/// Something that ends a process, a connection or a migration.
+/// Draws a fault that ends a process, a connection or a migration.
 pub(super) fn blow(random: &mut Random, load: u64) -> Fault {
     let target = target(random);
     let down = random.magnitude(10 * MICROSECOND, 25 * MILLISECOND);

@@ -1,16 +1,16 @@
-//! A disk that is created from an image, and a repository that is away.
+//! A disk created from an image, and a repository that is away.
 
 use godwit_core::units::MigrationId;
 
 use super::{MILLISECOND, MigrationPlan};
 use crate::random::Random;
 
-/// What becomes of a disk that was created from an image.
+/// The plan for a disk created from an image.
 #[derive(Clone, Debug)]
 pub(crate) struct ImagePlan {
-    /// The migrations that leave the image behind although the disk has all of it.
+    /// Migrations that leave a completely fetched image behind.
     leaves: Vec<MigrationId>,
-    /// When the repository is away, from and until.
+    /// Times without the repository, as start and end.
     away: Vec<(u64, u64)>,
 }
 
@@ -31,12 +31,12 @@ impl ImagePlan {
         }
     }
 
-    /// Whether this migration leaves the image behind although the disk has all of it.
+    /// Returns true if this migration leaves a completely fetched image behind.
     pub(crate) fn leaves(&self, migration: MigrationId) -> bool {
         self.leaves.contains(&migration)
     }
 
-    /// Whether the repository is away.
+    /// Returns true while the repository is away.
     pub(crate) fn is_away(&self, now: u64) -> bool {
         self.away
             .iter()

@@ -1,5 +1,4 @@
-//! What a run will do, drawn from its seed before it starts: a list of decisions that a shrinker can
-//! take out one by one.
+//! The plan of a run, drawn from the seed before the start: a list of decisions for a shrinker to remove one by one.
 
 mod faults;
 mod image;
@@ -22,13 +21,13 @@ use crate::world::{LIMITS, MOST_STEPS};
 const MICROSECOND: u64 = 1_000;
 const MILLISECOND: u64 = 1_000_000;
 
-/// Everything that a run decides by itself. The rest follows from the seed and the core.
+/// All decisions of a run. The rest follows from the seed and the core.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) seed: u64,
     /// Size of the disk.
     pub(crate) sectors: u64,
-    /// How long the guest works, in nanoseconds.
+    /// Duration of the guest's load in nanoseconds.
     pub(crate) load: u64,
     /// Most requests of the guest.
     pub(crate) requests: u32,
@@ -38,21 +37,21 @@ pub(crate) struct Plan {
     pub(crate) link: LinkPlan,
     pub(crate) disks: [DiskPlan; 2],
     pub(crate) clocks: [ClockPlan; 2],
-    /// Buffers of each node: few make frames wait for one.
+    /// Buffers of each node: with few buffers, frames wait for one.
     pub(crate) tags: u32,
-    /// Longest that a record takes to become durable.
+    /// Longest time for a record to become durable.
     pub(crate) store: u64,
-    /// The owner loses its power after everything has settled.
+    /// True if the owner loses power after everything has settled.
     pub(crate) power_loss_at_end: bool,
     /// Sizes of the controllers' tables.
     pub(crate) limits: Limits,
-    /// A run that needs more steps than this goes in circles.
+    /// Number of steps above which a run counts as endless.
     pub(crate) most_steps: u64,
-    /// The disk is created from an image.
+    /// Image that the disk is created from, if any.
     pub(crate) image: Option<ImagePlan>,
 }
 
-/// Where the guest's requests go.
+/// The distribution of the guest's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Workload {
     Uniform,
@@ -77,80 +76,79 @@ impl Workload {
 #[derive(Clone, Debug)]
 pub(crate) struct GuestPlan {
     pub(crate) workload: Workload,
-    /// Requests at once.
+    /// Requests in flight.
     pub(crate) depth: usize,
-    /// Reads of a hundred requests.
+    /// Reads per hundred requests.
     pub(crate) reads: u64,
-    /// Mean time between an answer and the next request of its place in the queue.
+    /// Mean time between an answer and the next request of the same place in the queue.
     pub(crate) think: u64,
     /// Usual longest request, in sectors.
     pub(crate) longest: u64,
-    /// Now and then it is silent for this long.
+    /// Duration of the guest's occasional pauses.
     pub(crate) pause: u64,
-    /// Of a thousand requests, how many it makes at the other node instead, without the answers that it
-    /// waits for at this one.
+    /// Requests per thousand before which the guest leaves for the other node and abandons its outstanding requests.
     pub(crate) deserts: u64,
-    /// Of a thousand requests, how many it makes at the other node beside those at this one.
+    /// Requests per thousand sent to the other node beside the outstanding requests here.
     pub(crate) strays: u64,
-    /// What it does in place of all that, where a run measures.
+    /// Load that replaces all of the above in a measuring run.
     pub(crate) steady: Option<SteadyLoad>,
 }
 
-/// A guest that does the same all the time, in whole blocks of 4 KiB.
+/// A guest with a constant load, in whole blocks of 4 KiB.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SteadyLoad {
     pub(crate) places: Places,
-    /// Reads of a hundred requests.
+    /// Reads per hundred requests.
     pub(crate) reads: u64,
-    /// Blocks of 4 KiB of a request.
+    /// Blocks of 4 KiB per request.
     pub(crate) blocks: u64,
 }
 
-/// Where a steady load's requests go, of the first sectors of a disk.
+/// The places of a steady load's requests, among the first sectors of a disk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Places {
-    /// Anywhere within so many.
+    /// Anywhere within this many sectors.
     Within(u64),
-    /// One after the other within so many, and again from the start.
+    /// In order within this many sectors, and again from the start.
     InOrder(u64),
-    /// Few of so many again and again, others seldom: the probability falls with the rank.
+    /// Some of this many sectors often, others seldom: the probability falls with the rank.
     Skewed(u64),
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MigrationPlan {
-    /// How long after the end of the one before.
+    /// Time since the end of the previous migration.
     pub(crate) gap: u64,
     pub(crate) options: MigrationOptions,
-    /// How long after switchover the client moves to the new owner, if it does by itself.
+    /// Time from switchover until the client moves to the new owner, if the client moves by itself.
     pub(crate) client_follows: Option<u64>,
-    /// How long after convergence the guest's host orders the switchover, if that waits for it.
+    /// Time from convergence until the guest's host orders the switchover, if the migration waits for the order.
     pub(crate) ordered_after: u64,
-    /// The guest's host orders it where the guest is now: at the destination.
+    /// True if the order comes from the guest's new host, at the destination.
     pub(crate) ordered_there: bool,
-    /// The store refuses the record that gives the disk away.
+    /// True if the store refuses the record of the handover.
     pub(crate) store_refuses: bool,
-    /// What is made of an older copy at the destination.
+    /// Use of an older copy at the destination.
     pub(crate) older_copy: OlderCopyPlan,
-    /// What the operator changes while it runs.
+    /// Change that the operator makes during the migration.
     pub(crate) change: Option<PlannedChange>,
 }
 
-/// What is made of an older copy at the destination.
+/// The use of an older copy at the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OlderCopyPlan {
-    /// Whatever it is good for.
+    /// The copy is used as far as its origin allows.
     Use,
-    /// It is compared, as if nobody knew what it is.
+    /// The copy is compared, as if its origin were unknown.
     Compare,
-    /// Nothing.
+    /// The copy is discarded.
     Ignore,
 }
 
-/// The operator changes his mind.
+/// A change of the migration by the operator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlannedChange {
-    /// This long after the migration's start.
+    /// Time since the start of the migration.
     pub(crate) after: u64,
     pub(crate) change: MigrationChange,
 }
@@ -159,11 +157,11 @@ pub(crate) struct PlannedChange {
 pub(crate) struct LinkPlan {
     /// Bytes per second.
     pub(crate) bandwidth: u64,
-    /// One way, without queueing.
+    /// One-way delay without queueing.
     pub(crate) delay: u64,
-    /// Mean of what is added to it.
+    /// Mean jitter added to the delay.
     pub(crate) jitter: u64,
-    /// Bytes that a connection's socket takes: they cannot be called back.
+    /// Bytes accepted by a connection's socket, which cannot be discarded any more.
     pub(crate) socket: u64,
     pub(crate) copy_connections: usize,
 }
@@ -179,12 +177,12 @@ pub(crate) struct DiskPlan {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClockPlan {
     pub(crate) offset: u64,
-    /// How much too fast, in millionths.
+    /// Clock drift in millionths; positive for a fast clock.
     pub(crate) drift: i64,
 }
 
 impl Plan {
-    /// The plan of a seed.
+    /// Returns the plan of a seed.
     pub(crate) fn new(seed: u64) -> Self {
         let random = &mut Random::stream(seed, 1);
         let changes = &mut Random::stream(seed, 7);
@@ -305,7 +303,7 @@ fn policy(random: &mut Random) -> PolicyOptions {
     }
 }
 
-/// Mostly all of the governor: what holds, holds without any of its parts.
+/// Draws the parts of the governor, mostly all: the invariants hold without any of them.
 fn governor_parts(random: &mut Random) -> GovernorParts {
     let mut part = || !random.permille(50);
     GovernorParts {

@@ -1,6 +1,6 @@
-//! How often each fault and each state worth seeing was reached.
+//! Coverage: counts of the faults and states that runs reached.
 
-/// Declares the states with the names under which they are printed.
+/// Declares the states with their printed names.
 macro_rules! states {
     ($($state:ident $name:literal,)*) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]

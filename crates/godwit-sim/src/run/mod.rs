@@ -1,4 +1,4 @@
-//! Many seeds, or one that fails: what they reached, what became of them, and the least that still fails.
+//! Runs of many seeds, or of a failing one: coverage, results, and the smallest plan that still fails.
 
 pub(crate) mod coverage;
 pub(crate) mod report;

@@ -1,27 +1,27 @@
-//! What many runs came to.
+//! The result of many runs.
 
 use std::time::Duration;
 
 use crate::run::coverage::{Coverage, Reached};
 use crate::run::soak::Failure;
 
-/// Fewer runs than this need not reach everything.
+/// Number of runs from which every state must be reached.
 const RUNS_FOR_COVERAGE: u64 = 3_000;
 
-/// What many runs came to.
+/// The result of many runs.
 #[derive(Debug)]
 pub struct Report {
-    /// How many seeds were run.
+    /// Number of runs.
     pub runs: u64,
-    /// How long it took.
+    /// Duration of all runs.
     pub elapsed: Duration,
     pub(crate) coverage: Coverage,
-    /// The first seed that failed, if one did.
+    /// The first failed seed, if any.
     pub failure: Option<Failure>,
 }
 
 impl Report {
-    /// What was never reached although there were runs enough.
+    /// Returns the states that were never reached, once there were enough runs.
     pub fn missed(&self) -> Vec<&'static str> {
         if self.runs < RUNS_FOR_COVERAGE || self.failure.is_some() {
             return Vec::new();
@@ -30,7 +30,7 @@ impl Report {
         missed.map(|(state, _)| state.name()).collect()
     }
 
-    /// Everything that is counted, with its count.
+    /// Returns every counted state with its count.
     pub fn coverage(&self) -> Vec<(&'static str, u64)> {
         self.coverage
             .iter()
@@ -38,7 +38,7 @@ impl Report {
             .collect()
     }
 
-    /// How many migrations moved the disk.
+    /// Returns the number of migrations that moved the disk.
     pub fn moves(&self) -> u64 {
         self.coverage.get(Reached::Moved) + self.coverage.get(Reached::MovedBack)
     }

@@ -1,30 +1,29 @@
-//! Cuts a failing run down to the decisions that it takes to fail.
+//! Cuts a failing run down to the decisions needed to fail.
 
 use crate::bug::Bug;
 use crate::plan::{Moment, Plan, Trigger};
 use crate::run::soak::{run, trace};
 use crate::world::Violation;
 
-/// So many runs are spent at most.
+/// Most runs spent on one failure.
 const MOST_RUNS: u32 = 1_500;
 
-/// The smallest run found that fails, told.
+/// The smallest failing run found, with its trace.
 #[derive(Debug)]
 pub struct Reproduction {
-    /// What had to hold.
+    /// The violated claim.
     pub claim: &'static str,
-    /// How it did not.
+    /// Details of the violation.
     pub detail: String,
-    /// The decisions that are left.
+    /// The remaining decisions.
     pub plan: String,
-    /// The last things that happened.
+    /// The last events of the run.
     pub trace: Vec<String>,
-    /// Whether two runs of the same plan were the same.
+    /// True if two runs of the same plan were equal.
     pub repeatable: bool,
 }
 
-/// Runs a seed again; if it fails, cuts it down (unless `whole`) and tells the last `lines`
-/// things that happened.
+/// Runs a seed again. A failing run is cut down (unless `whole`) and returned with the last `lines` events.
 pub fn reproduce(seed: u64, bug: Option<Bug>, whole: bool, lines: usize) -> Option<Reproduction> {
     let plan = Plan::new(seed);
     let first = run(plan.clone(), None, bug).violation?;
@@ -64,7 +63,7 @@ fn shrink(plan: Plan, violation: &Violation, bug: Option<Bug>) -> Plan {
 }
 
 impl Shrinker<'_> {
-    /// Whether the changed plan still fails in the same way; then it is the best so far.
+    /// Keeps the changed plan as the best so far if the failure is still the same; returns true then.
     fn try_with(&mut self, change: impl FnOnce(&mut Plan)) -> bool {
         if self.runs >= MOST_RUNS {
             return false;
@@ -81,7 +80,7 @@ impl Shrinker<'_> {
         fails
     }
 
-    /// Tries every way to make the plan smaller. True when one worked.
+    /// Tries every way to make the plan smaller. Returns true if one worked.
     fn round(&mut self) -> bool {
         let mut smaller = false;
         for at in (0..self.best.faults.len()).rev() {
@@ -96,7 +95,7 @@ impl Shrinker<'_> {
         smaller
     }
 
-    /// Makes a number of the plan as small as it goes by halving the distance.
+    /// Minimizes a number of the plan by bisection.
     fn lower(&mut self, field: impl Fn(&mut Plan) -> &mut u64, step: u64) -> bool {
         let (mut low, mut high) = (0, *field(&mut self.best.clone()));
         let before = high;
@@ -159,7 +158,7 @@ impl Shrinker<'_> {
     }
 }
 
-/// The decisions of a plan, for a person.
+/// Describes the decisions of a plan for the report.
 fn describe(plan: &Plan) -> String {
     let mut text = format!(
         "disk of {} sectors, {} ms of load, at most {} requests{}\nguest: {:?}\nlink: {:?}\n",

@@ -1,4 +1,4 @@
-//! Many seeds, on all cores.
+//! Runs of many seeds on all cores.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,10 +28,10 @@ pub(crate) fn run(plan: Plan, trace: Option<Trace>, bug: Option<Bug>) -> Outcome
     })
 }
 
-/// Runs something whose panic is a violation like any other.
+/// Calls `run`; a panic becomes a violation.
 ///
 /// # Errors
-/// That.
+/// The violation.
 pub(crate) fn panics_as_violation<T>(run: impl FnOnce() -> T) -> Result<T, Violation> {
     static QUIET: Once = Once::new();
     QUIET.call_once(|| {
@@ -53,23 +53,23 @@ pub(crate) fn panics_as_violation<T>(run: impl FnOnce() -> T) -> Result<T, Viola
     })
 }
 
-/// Runs a plan and returns the last things that happened.
+/// Runs a plan and returns the last events.
 pub(crate) fn trace(plan: Plan, bug: Option<Bug>, lines: usize) -> (Outcome, Vec<String>) {
     let trace = Trace::new(lines);
     let outcome = run(plan, Some(trace.clone()), bug);
     (outcome, trace.take())
 }
 
-/// Which seeds to run, and how.
+/// The seeds to run, and the settings of the runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Soak {
     /// The first seed.
     pub first: u64,
-    /// How many.
+    /// Number of seeds.
     pub seeds: u64,
-    /// Threads.
+    /// Number of threads.
     pub jobs: usize,
-    /// A bug to plant into the controllers.
+    /// Bug to plant into the controllers.
     pub bug: Option<Bug>,
 }
 
@@ -78,13 +78,13 @@ pub struct Soak {
 pub struct Failure {
     /// The seed.
     pub seed: u64,
-    /// What had to hold.
+    /// The violated claim.
     pub claim: &'static str,
-    /// How it did not.
+    /// Details of the violation.
     pub detail: String,
 }
 
-/// Runs the seeds until one fails. `progress` is told how many are done, a few times a second.
+/// Runs the seeds until one fails. Passes the number of completed runs to `progress` a few times a second.
 pub fn soak(what: Soak, progress: impl Fn(u64) + Sync) -> Report {
     let next = AtomicU64::new(what.first);
     let end = what.first + what.seeds;

@@ -1,4 +1,4 @@
-//! Carries out what a controller asks for.
+//! Carries out the actions of a controller.
 
 use godwit_core::Controller;
 use godwit_core::action::Action;
@@ -17,7 +17,7 @@ use crate::plan::Moment;
 use crate::run::coverage::Reached;
 
 impl World {
-    /// Starts a node's process from what is stored.
+    /// Starts a node's process from its stored state.
     pub(super) fn start_controller(&mut self, node: usize) {
         let it = &mut self.nodes[node];
         it.clear();
@@ -34,7 +34,7 @@ impl World {
         self.after_call(node);
     }
 
-    /// Calls into a node's controller and carries out what it asks for.
+    /// Calls into a node's controller and carries out the resulting actions.
     pub(super) fn with<T>(
         &mut self,
         node: usize,
@@ -53,7 +53,7 @@ impl World {
         Some(result)
     }
 
-    /// What has to hold after every call.
+    /// Updates the node after a call, and checks the invariants.
     fn after_call(&mut self, node: usize) {
         let it = &mut self.nodes[node];
         let Some(controller) = &it.controller else {
@@ -278,7 +278,7 @@ impl World {
                 let delay = self.link_random.between(20_000, 2_000_000);
                 self.schedule(delay, Occurrence::Dial(node));
             }
-            // Takes longer to judge than a run lasts.
+            // Judging the obstacle takes longer than a run.
             Event::Obstructed { .. } => {}
             Event::AuthorityChanged { record } => {
                 if let (Ownership::Accepted { .. }, Some(session)) =
@@ -291,7 +291,7 @@ impl World {
         }
     }
 
-    /// A pause or an abort ends the wait for the destination.
+    /// Ends the wait for the destination after a pause or an abort.
     pub(super) fn give_double_writes_up(&mut self, node: usize) {
         let it = &mut self.nodes[node];
         it.excused = true;
@@ -302,7 +302,7 @@ impl World {
     }
 }
 
-/// An action in a line, without what a reader can do without.
+/// Describes an action in one line, without unimportant parts.
 fn describe(action: &Action) -> String {
     match action {
         Action::Disk { tag, operation } => format!("disk    {tag:?} {operation:?}"),

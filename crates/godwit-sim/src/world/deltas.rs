@@ -1,5 +1,5 @@
-//! What bodies keep so that a disk that comes back need not be sent whole: at the node that it left, that its image is
-//! what the disk was then; at its owner, what was written since.
+//! State of the bodies for sending only part of a returning disk. The former owner remembers the migration by which the
+//! disk left, while the image is unchanged. The owner remembers the writes since.
 
 use godwit_core::authority::Ownership;
 use godwit_core::units::{MigrationId, Sectors};
@@ -9,7 +9,7 @@ use crate::plan::OlderCopyPlan;
 use crate::run::coverage::Reached;
 use crate::world::World;
 
-/// What an owner's process has stored at its end of what was written since the disk came.
+/// The writes since the disk came, stored by an owner's process when ending.
 #[derive(Clone, Debug)]
 pub(super) struct StoredWritten {
     since: MigrationId,
@@ -17,7 +17,7 @@ pub(super) struct StoredWritten {
 }
 
 impl World {
-    /// What a node that is about to get the disk tells of what it has.
+    /// Returns the description of a node's older copy, for a disk about to come.
     pub(super) fn older_copy(&self, node: usize, planned: OlderCopyPlan) -> OlderCopy {
         let it = &self.nodes[node];
         let had_it = matches!(it.record.ownership, Ownership::Departed { .. });
@@ -30,8 +30,7 @@ impl World {
         }
     }
 
-    /// A process ends. One that ends in order stores what was written; one that does not, or whose host loses its
-    /// power, leaves nothing.
+    /// Ends a process. An orderly end stores the writes since the disk came; a crash or a power loss leaves nothing.
     pub(super) fn end_written(&mut self, node: usize, power: bool) {
         let in_order = !power && self.delta_random.below(2) == 0;
         let it = &mut self.nodes[node];
@@ -46,7 +45,7 @@ impl World {
         });
     }
 
-    /// A process that starts takes what was stored, so that no later one finds it.
+    /// Hands the stored writes to a starting process and removes them from storage.
     pub(super) fn restore_written(&mut self, node: usize) {
         let capacity = Sectors(self.plan.sectors);
         let it = &mut self.nodes[node];
@@ -62,7 +61,7 @@ impl World {
         }
     }
 
-    /// Counts what a migration left out by which the disk has moved.
+    /// Counts the migration's use of an older copy.
     pub(super) fn count_delta(&mut self, node: usize) {
         let delta = self.nodes[node]
             .controller

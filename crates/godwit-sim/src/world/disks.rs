@@ -1,4 +1,4 @@
-//! Disk operations and records on their way to becoming durable.
+//! Disk operations, and records on their way to durability.
 
 use godwit_core::action::{Content, Digest, DiskOperation, DiskTag, Inspect};
 use godwit_core::authority::{AuthorityRecord, Ownership};
@@ -113,7 +113,7 @@ impl World {
             ..
         } = done;
         let mut content = Content::Data;
-        // A failed write may have stored some of it.
+        // A failed write may have stored part of the data.
         let tears = done.error.is_some() && self.disk_random.below(2) == 0;
         match operation {
             _ if tears => {
@@ -201,7 +201,7 @@ impl World {
                 });
                 return;
             }
-            // It was to be stored before.
+            // The sharing state must be stored first.
             self.sharing_stored(node);
             let it = &mut self.nodes[node];
             it.record = record;
@@ -215,8 +215,8 @@ impl World {
         last.is_some_and(|last| self.plan.migrations[last].store_refuses)
     }
 
-    /// The images must be byte-identical when the source gives the disk away, but for what the destination knows
-    /// that it lacks.
+    /// Checks for byte-identical images when the source gives the disk away, except for blocks known as missing at the
+    /// destination.
     fn check_equal(&mut self, node: usize) {
         if self.on_image {
             return self.check_equal_on_image(node);
@@ -246,7 +246,7 @@ impl World {
         }
     }
 
-    /// The same for a disk that leaves its image behind: what either lacks is as it is there.
+    /// Checks the same for a disk that leaves its image behind; blocks missing at a node read as in the image.
     fn check_equal_on_image(&mut self, node: usize) {
         let differs = (0..self.plan.sectors).find_map(|sector| {
             let [ours, theirs] = [node, 1 - node].map(|node| self.as_guests_see_it(node, sector));
@@ -261,7 +261,7 @@ impl World {
         }
     }
 
-    /// What a crash leaves of the operations under way at a node, and of a record on its way.
+    /// Applies a crash to a node's operations in flight, and to a record on its way.
     pub(super) fn interrupt(&mut self, node: usize) {
         let random = &mut self.fault_random;
         let it = &mut self.nodes[node];
@@ -303,8 +303,8 @@ impl World {
     }
 }
 
-/// How much of the extent, which holds this, is a hole from its start on. Space that holds zeroes is none: of
-/// each eight blocks one has some.
+/// Returns the number of sectors that are a hole from the start of the extent, whose content is `read`. Allocated
+/// zeroes are no hole: one of each eight blocks is allocated.
 fn hole(read: &[Value], extent: Extent) -> u32 {
     let start = extent.start().0;
     let zeroes = (start..).zip(read).take_while(is_hole);
@@ -316,7 +316,7 @@ fn is_hole(&(sector, value): &(u64, &Value)) -> bool {
     *value == 0 && !takes_space
 }
 
-/// The first hole of a block or more at or behind a place of a disk that reads like this, or its end.
+/// Returns the first hole of at least a block at or after `from` in a disk with content `read`, or the end of the disk.
 fn long_hole(read: &[Value], from: Lba) -> (Lba, Lba) {
     let mut at = from.0;
     while at < read.len() as u64 {
@@ -339,7 +339,7 @@ fn look(read: &[Value], inspect: Inspect) -> Content {
     }
 }
 
-/// Stands for BLAKE3: different data has a different one, as long as nobody tries.
+/// Stands in for BLAKE3: without forgery, different data has different digests.
 fn digest(data: &[Value]) -> Digest {
     let mut hash = [0xCBF2_9CE4_8422_2325_u64, 0x9E37_79B9_7F4A_7C15];
     for value in data {

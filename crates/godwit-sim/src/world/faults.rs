@@ -1,4 +1,4 @@
-//! Faults, when their moment comes.
+//! Triggers faults at their moments.
 
 use godwit_core::authority::Ownership;
 use godwit_core::event::{AbortReason, Phase};
@@ -12,7 +12,7 @@ use crate::disk::Failing;
 use crate::plan::{FaultKind, Moment, Target, Trigger};
 use crate::run::coverage::Reached;
 
-/// A power loss this soon after switchover shows what the destination did not make durable.
+/// Time after switchover within which a power loss reveals non-durable data of the destination.
 const SOON: u64 = 20 * MILLISECOND;
 
 impl World {
@@ -24,7 +24,7 @@ impl World {
         }
     }
 
-    /// The migration reached a moment that faults may wait for.
+    /// Schedules the faults aimed at this moment of the migration.
     pub(super) fn moment(&mut self, reached: Moment) {
         for index in 0..self.plan.faults.len() {
             let Trigger::After {
@@ -138,7 +138,7 @@ impl World {
         }
     }
 
-    /// A node's process ends, or its host loses power.
+    /// Ends a node's process, or cuts its host's power.
     pub(super) fn crash(&mut self, node: usize, down: u64, power: bool) {
         if !self.nodes[node].is_up() {
             return;
@@ -180,7 +180,7 @@ impl World {
             let (lost, torn) = self.nodes[node].disk.power_loss(&mut self.fault_random);
             self.coverage.add(Reached::LostWrite, lost);
             self.coverage.add(Reached::TornWrite, torn);
-            // One that died before it had stored that it serves does not serve now, but what it answered is here.
+            // A process killed before storing the ownership does not serve now, but the disk holds the answered writes.
             let it = &self.nodes[node];
             if owner || it.served_on == Some(it.record) {
                 if self.history.unflushed() > 0 {
@@ -200,7 +200,7 @@ impl World {
         it.incarnation += 1;
         // A new process reads another clock, at the latest after a boot.
         it.clock.0.offset = self.fault_random.below(1 << 50);
-        // A dead host sends no farewell: the other end notices when nothing answers.
+        // A dead host sends no farewell: the other end notices the missing answers.
         let notice = if power {
             self.fault_random.pick(&[5, 30, 400]) * MILLISECOND
         } else {
@@ -226,12 +226,12 @@ impl World {
         self.schedule_reconnect(node);
     }
 
-    /// Whether the guest may see this error: a disk has reported it.
+    /// Returns true if the guest may see this error because a disk has reported one.
     pub(super) fn is_expected(&self, error: RequestError) -> bool {
         match error {
             RequestError::Io => self.coverage.get(Reached::IoError) > 0,
             RequestError::NoSpace => self.coverage.get(Reached::NoSpace) > 0,
-            // Others write, or one of the writes that were forwarded has failed.
+            // Another party writes, or a forwarded write has failed.
             RequestError::Uncertain => {
                 self.guest.shares
                     || self.is_expected(RequestError::Io)

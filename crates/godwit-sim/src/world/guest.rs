@@ -1,4 +1,4 @@
-//! The guest: what it asks, and what it may be answered.
+//! The guest: requests, and the allowed answers.
 
 use std::rc::Rc;
 
@@ -20,24 +20,24 @@ use crate::run::coverage::Reached;
 /// Sectors of a block of 4 KiB.
 const BLOCK_SECTORS: u64 = 8;
 
-/// Tags that are left to the frames and requests of the other node.
+/// Tags reserved for frames and requests of the other node.
 const RESERVED: usize = 3;
 
-/// A request that is not answered.
+/// A request without an answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outstanding {
     pub(super) node: usize,
     pub(super) operation: Operation,
     pub(super) start: u64,
-    /// The write, if it is one.
+    /// Number of the write, for a write.
     write: Option<WriteNumber>,
-    /// When its local disk operation began and ended.
+    /// Start and end of the local disk operation.
     pub(super) disk_started: Option<u64>,
     pub(super) disk_ended: Option<u64>,
 }
 
 impl Outstanding {
-    /// What it writes.
+    /// Returns the extent of a write.
     fn writes(&self) -> Option<Extent> {
         self.write.and_then(|_| self.operation.extent())
     }
@@ -47,21 +47,21 @@ impl Outstanding {
 pub(super) struct Guest {
     random: Random,
     pub(super) places: Vec<Option<Outstanding>>,
-    /// The node that it sends its requests to.
+    /// Target node of the guest's requests.
     pub(super) attached: usize,
-    /// It leaves for the other node as soon as it has all its answers.
+    /// True while the guest waits for answers before leaving for the other node.
     moving: bool,
-    /// The nodes that it has connections to.
+    /// True for each node with a connection from the guest.
     pub(super) present: [bool; 2],
-    /// Writes whose answers it will never hear, until it attaches the next time.
+    /// Writes whose answers the guest will never see, kept until the next attachment.
     pub(super) left: Vec<WriteNumber>,
-    /// An owner has learnt that more than one party writes.
+    /// True once an owner knows of more than one writing party.
     pub(super) shares: bool,
     asked: u32,
     cursor: u64,
-    /// It is silent until then.
+    /// End of the guest's current pause.
     silent_until: u64,
-    /// Bytes that it has read and written, and those of them that it has written.
+    /// Bytes read and written, and bytes written.
     pub(super) had: u64,
     pub(super) written: u64,
 }
@@ -97,8 +97,8 @@ impl Guest {
         }
     }
 
-    /// Whether a request has not reached its node's disk: one that was forwarded may wait for a
-    /// connection that is lost already, and others for it.
+    /// Returns true if a request has not reached its node's disk. A forwarded request may wait for an already lost
+    /// connection, and others for this request.
     pub(super) fn is_stuck(&self) -> bool {
         self.outstanding().any(|asked| asked.disk_started.is_none())
     }
@@ -145,7 +145,7 @@ impl World {
         });
     }
 
-    /// A place in the guest's queue is free: it asks for something.
+    /// Sends the next request from a free place in the guest's queue.
     pub(super) fn ask(&mut self, place: usize) {
         if self.settling || self.guest.asked >= self.plan.requests {
             return;
@@ -323,7 +323,7 @@ impl World {
         }
     }
 
-    /// The guest is answered.
+    /// Takes an answer to the guest.
     pub(super) fn answered(
         &mut self,
         node: usize,
@@ -395,7 +395,7 @@ impl World {
         }
     }
 
-    /// Whether a sector that was read from `start` until now may hold the value.
+    /// Checks that a sector read from `start` until now may hold the value.
     pub(super) fn check_sector(
         &mut self,
         claim: &'static str,
@@ -412,7 +412,8 @@ impl World {
         }
     }
 
-    /// A node's clients die with it. What it did itself has happened now or never will.
+    /// Drops a node's clients, which die with the node. At an owner, their writes have taken effect by now or never
+    /// will.
     pub(super) fn lose_clients(&mut self, node: usize, owner: bool) {
         self.guest.present[node] = false;
         for place in 0..self.guest.places.len() {
@@ -428,7 +429,7 @@ impl World {
         }
     }
 
-    /// The guest waits for nothing any more that it asked a node for.
+    /// Abandons the guest's requests at a node.
     pub(super) fn leave(&mut self, node: usize) {
         for place in 0..self.guest.places.len() {
             let Some(asked) = self.guest.places[place].take_if(|asked| asked.node == node) else {
@@ -439,7 +440,7 @@ impl World {
         }
     }
 
-    /// The client moves to the node that serves.
+    /// Moves the client to the serving node.
     pub(super) fn follow(&mut self) {
         if self.nodes[1 - self.guest.attached].serves() {
             self.guest.moving = true;

@@ -1,5 +1,5 @@
-//! What bodies do for a disk that was created from an image: they give it what it has not fetched, and compare it with the
-//! image before it moves without that.
+//! The bodies' part for a disk created from an image: delivery of unfetched blocks, and comparison of the disk with the
+//! image before a move without the image.
 
 use godwit_core::PolicyOptions;
 use godwit_core::action::PullSlot;
@@ -21,27 +21,27 @@ use crate::world::name;
 /// Stands for a migration in the record of the node at which the disk was created.
 pub(super) const CREATED: MigrationId = MigrationId([0xEE; 16]);
 
-/// Sectors of a block, of which a disk has all or nothing.
+/// Sectors of a block, which a disk has completely or not at all.
 const BLOCK: u64 = 8;
 
-/// What a node knows of the image that its disk is on.
+/// A node's knowledge of its disk's image.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OnImage {
-    /// What its record says that it lacks while a part of the image is not here: stored.
+    /// Durable remainder of the record while part of the image is missing here.
     fetch: Option<MigrationId>,
-    /// Whether its engine is connected to what gives it the image; counts the connections.
+    /// True while the engine is connected to the image; `connections` counts the connections.
     connected: bool,
     connections: u32,
-    /// That connection is beside one on which another node owes some.
+    /// True if the image's connection exists beside a pull from another node.
     apart: bool,
-    /// The comparison under way: what was missing when it began, and what was read of the disk then.
+    /// Comparison in progress: the missing blocks and the disk's content at its start.
     begun: Option<(Vec<u64>, Vec<Value>)>,
-    /// It was compared, and may leave.
+    /// True once the disk was compared and may leave.
     compared: bool,
 }
 
 impl OnImage {
-    /// What an engine is told on that connection is told as this.
+    /// Returns the traffic class of the image's connection.
     const fn class(&self) -> TrafficClass {
         match self.apart {
             true => TrafficClass::Image,
@@ -49,7 +49,7 @@ impl OnImage {
         }
     }
 
-    /// A process has ended.
+    /// Clears the state of an ended process.
     pub(super) fn clear(&mut self) {
         self.connected = false;
         self.begun = None;
@@ -57,7 +57,7 @@ impl OnImage {
     }
 }
 
-/// What the image has in a sector: of each eight blocks two are holes.
+/// Returns the image's content of a sector: two of each eight blocks are holes.
 fn content(sector: u64) -> Value {
     match sector / BLOCK % 8 {
         2 | 5 => 0,
@@ -66,7 +66,7 @@ fn content(sector: u64) -> Value {
 }
 
 impl World {
-    /// The disk is on an image: all that it has of that is missing at first.
+    /// Puts the disk on an image: all of the image's data is missing at first.
     pub(super) fn create_from_image(&mut self) {
         let capacity = Sectors(self.plan.sectors);
         let mut words = vec![0; Missing::word_length(capacity)];
@@ -82,16 +82,17 @@ impl World {
         it.store_missing_of_new_disk(words, heat);
     }
 
-    /// Whether the node fetches from the image now.
+    /// Returns true if the node fetches from the image now.
     fn fetches(&self, node: usize) -> bool {
         let it = &self.nodes[node];
         it.image.fetch.is_some() && it.record.lacks() == it.image.fetch
     }
 
-    /// What a guest would read there: of the node's disk, or, where that lacks it, of the image.
+    /// Returns a sector as read by a guest: from the node's disk, or from the other node or the image where the disk
+    /// lacks the block.
     pub(super) fn as_guests_see_it(&self, node: usize, sector: u64) -> Value {
         let it = &self.nodes[node];
-        // What a migration stores may be stored after that has been given up: such a note counts for nothing.
+        // A migration's missing blocks may be stored after the migration was given up; they do not count then.
         let lacks = it.record.remainder.is_some();
         match it.missing.as_ref().filter(|_| lacks) {
             Some(missing)
@@ -104,7 +105,7 @@ impl World {
         }
     }
 
-    /// Whether the next migration from this node leaves the image behind.
+    /// Returns true if the next migration from this node leaves the image behind.
     pub(super) fn leaves_image(&self, source: usize, planned: &MigrationPlan) -> bool {
         let Some(plan) = &self.plan.image else {
             return false;
@@ -113,7 +114,7 @@ impl World {
         self.fetches(source) || !lacks && plan.leaves(planned.options.migration)
     }
 
-    /// The options of such a migration.
+    /// Returns the options of a migration without the image.
     pub(super) fn options_on_image(planned: MigrationOptions) -> MigrationOptions {
         let in_blocks = |rounds| {
             PolicyOptions::PreCopy(RoundOptions {
@@ -134,14 +135,14 @@ impl World {
         }
     }
 
-    /// What was compared is of no use any more.
+    /// Discards an outdated comparison.
     pub(super) fn forget_comparison(&mut self, node: usize) {
         self.nodes[node].image.compared = false;
         self.with(node, |controller, _| controller.forget_comparison());
     }
 
-    /// Whether the disk was compared with its image, for this migration or for one that its destination was too busy to
-    /// take. If not, that begins, and the migration is tried again when it ends.
+    /// Returns true if the disk was compared with its image, for this migration or for an earlier one, refused by a
+    /// busy destination. Otherwise starts the comparison; the migration is retried at its end.
     pub(super) fn is_compared(&mut self, source: usize) -> bool {
         let known = self.with(source, |controller, _| controller.compared());
         let is_known = known.flatten().is_some();
@@ -165,7 +166,7 @@ impl World {
         false
     }
 
-    /// All of the disk was read: what differs is known, but for what the guest has written since.
+    /// Ends a comparison: the differences are known, except for the guest's writes since.
     pub(super) fn compared(&mut self, node: usize, incarnation: u32) {
         self.schedule(1, Occurrence::Migrate);
         let it = &mut self.nodes[node];
@@ -176,7 +177,7 @@ impl World {
             return;
         };
         let (mut different, mut same) = (vec![0; missing.len()], vec![0; missing.len()]);
-        // The repository may not tell which blocks of a chunk differ.
+        // The repository may not know which blocks of a chunk differ.
         let coarse = self.image_random.permille(200);
         for block in 0..self.plan.sectors.div_ceil(BLOCK) {
             let range = block * BLOCK..((block + 1) * BLOCK).min(self.plan.sectors);
@@ -186,7 +187,7 @@ impl World {
                 bit(&mut same);
                 continue;
             }
-            // It was read at some time between begin and end.
+            // The block was read at some time between start and end.
             let read = match self.image_random.below(2) {
                 0 => &at_first,
                 _ => &self.nodes[node].disk.current,
@@ -207,8 +208,8 @@ impl World {
         }
     }
 
-    /// The destination makes its disk one hole before it takes a disk that is on an image. False when something of an
-    /// earlier move is still being written there.
+    /// Empties the destination's disk for an incoming disk on an image. Returns false while data of an earlier move is
+    /// still being written there.
     pub(super) fn empty_for_image(&mut self, node: usize) -> bool {
         let may = self.with(node, |controller, _| controller.give_up_image());
         if may == Some(true) {
@@ -217,12 +218,12 @@ impl World {
         may == Some(true)
     }
 
-    /// What the node will lack of a disk that comes is what the image has, or what another node owes.
+    /// Sets the source of an incoming disk's missing blocks: the image for `Some`, another node for `None`.
     pub(super) fn comes_on_image(&mut self, node: usize, fetch: Option<MigrationId>) {
         self.nodes[node].image.fetch = fetch;
     }
 
-    /// Connects a node's engine to what gives it the image, if it fetches and is not connected.
+    /// Connects a node's engine to the image, if the engine fetches and is not connected.
     pub(super) fn connect_image(&mut self, node: usize) {
         let it = &self.nodes[node];
         let (Some(migration), true) = (it.image.fetch, it.is_up() && it.serves()) else {
@@ -252,7 +253,7 @@ impl World {
         });
     }
 
-    /// What an engine says to what gives it the image; false when it says it to another node.
+    /// Handles a message of an engine to the image. Returns false for a message to another node.
     pub(super) fn say_to_image(
         &mut self,
         node: usize,
@@ -280,7 +281,7 @@ impl World {
                 self.schedule(delay, answer);
             }
             Message::Whole { .. } => {
-                // What is still on its way is not taken any more.
+                // Answers still in flight are not accepted any more.
                 let connection = connection + 1;
                 self.nodes[node].image.connections = connection;
                 let hangs_up = Occurrence::ImageHangsUp {
@@ -303,7 +304,7 @@ impl World {
         it.incarnation == incarnation && image.connected && image.connections == connection
     }
 
-    /// What was asked for comes, unless the repository is away.
+    /// Answers a request, unless the repository is away.
     pub(super) fn image_answers(
         &mut self,
         (node, incarnation, connection): (usize, u32, u32),
@@ -348,7 +349,7 @@ impl World {
         }
     }
 
-    /// The disk has left without what it had not fetched: its engine hangs up.
+    /// Disconnects the engine of a disk that has left without its unfetched blocks.
     pub(super) fn leave_image(&mut self, node: usize) {
         let image = &self.nodes[node].image;
         let (incarnation, connection) = (self.nodes[node].incarnation, image.connections);

@@ -1,4 +1,5 @@
-//! A run that measures one move instead of looking for faults: nothing fails, and what is right is seen to all the same.
+//! A run for measuring one move instead of looking for faults: nothing fails, and the invariants are checked all the
+//! same.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,62 +12,62 @@ use godwit_core::{MigrationChange, PolicyOptions, PushOptions};
 use super::{MILLISECOND, Occurrence, Violation, World};
 use crate::disk::Data;
 
-/// How often a node thinks its choice over.
+/// Time between two reviews of a node's choice.
 const THINKS: u64 = 500 * MILLISECOND;
 
-/// How often it is looked how far a move is.
+/// Time between two looks at the progress of a move.
 const LOOKS: u64 = 10 * MILLISECOND;
 
-/// The most that is written at once when a disk is filled.
+/// Most sectors written at once to fill a disk.
 const FILLED: u64 = 2048;
 
-/// One move that is measured.
+/// A move to measure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measurement {
-    /// The disk has data in its first so many sectors.
+    /// Number of sectors with data, from the start of the disk.
     pub(crate) full: u64,
-    /// How long the guest works before the disk moves.
+    /// Time for which the guest works before the disk moves.
     pub(crate) before: Duration,
-    /// The move is given up after that.
+    /// Time after which the move is given up.
     pub(crate) limit: Duration,
-    /// The policy is thought over while the disk moves.
+    /// True if the policy is reviewed while the disk moves.
     pub(crate) thinks: bool,
 }
 
-/// What was measured.
+/// The measurements of a move.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figures {
     pub(crate) cost: Cost,
-    /// From the start until the disk was served by the other node; nothing where it was given up.
+    /// Time from the start until the other node serves the disk; `None` if the move was given up.
     pub(crate) handed_over: Option<Duration>,
     /// Bytes over the link, both directions together.
     pub(crate) carried: u64,
-    /// Why the policy was changed, if it was.
+    /// Reason for a change of the policy, if any.
     pub(crate) why: Option<Why>,
 }
 
-/// What is kept of a policy that nobody chose.
+/// The review state of a policy chosen by the node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Thought {
     begun: u64,
-    /// What keeps the move from its end, and since when.
+    /// Obstacle to the end of the move, and the time of its start.
     obstacle: Option<(Obstacle, u64)>,
     why: Option<Why>,
-    /// What had been sent as copies, sent as double writes, and written by the guest in the last seconds, oldest first,
-    /// and when.
+    /// Bytes sent as copies, sent as double writes, and written by the guest, with the time of each sample of the last
+    /// seconds, oldest first.
     sent: VecDeque<(u64, [u64; 3])>,
     /// Sectors of the disk with data.
     full: u64,
 }
 
-/// How far back a pace looks.
+/// Number of samples from which a pace is computed.
 const PACE: usize = 20;
 
 impl World {
-    /// Runs until the move that the plan has is over.
+    /// Runs until the planned move is over.
     ///
     /// # Errors
-    /// What must hold and did not.
+    /// The violated invariant.
     pub(crate) fn measure(mut self, what: &Measurement) -> Result<Figures, Violation> {
         self.fill(what.full);
         self.start_guest();
@@ -155,7 +156,7 @@ impl World {
         self.network.directions.iter().map(|it| it.total).sum()
     }
 
-    /// A node whose migration has a policy that nobody chose thinks it over.
+    /// Reviews the policy of a migration, if the node chose it.
     pub(super) fn think(&mut self) {
         self.schedule(THINKS, Occurrence::Think);
         let node = self.source;

@@ -42,16 +42,16 @@ pub(crate) const LIMITS: Limits = Limits {
     hot_places: 4,
 };
 
-/// A seed's run that needs more steps than this goes in circles.
+/// Number of steps above which the run of a seed counts as endless.
 pub(crate) const MOST_STEPS: u64 = 2_000_000;
 
-/// A controller may take a few calls to do what is due.
+/// Most calls in a row for a controller to complete due work.
 const MOST_RESTLESS: u32 = 20;
 
 const MICROSECOND: u64 = 1_000;
 const MILLISECOND: u64 = 1_000_000;
 
-/// What will happen.
+/// A scheduled event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Occurrence {
     DiskDone {
@@ -73,7 +73,7 @@ enum Occurrence {
         session: usize,
         connection: usize,
     },
-    /// Frames that had to wait at the receiver are looked at again.
+    /// Frames blocked at the receiver are retried.
     Unblocked {
         from: usize,
         session: usize,
@@ -89,12 +89,12 @@ enum Occurrence {
         node: usize,
         incarnation: u32,
     },
-    /// It is stored whether more than one party writes.
+    /// The sharing state is stored.
     SharingStored {
         node: usize,
         incarnation: u32,
     },
-    /// What a disk lacks is stored.
+    /// A disk's missing blocks are stored.
     MissingStored {
         node: usize,
         incarnation: u32,
@@ -116,14 +116,14 @@ enum Occurrence {
     Dial(usize),
     /// A node whose clients stayed looks for the owner.
     Reconnect(usize),
-    /// A node that owes looks for the owner.
+    /// A node that owes data looks for the owner.
     ConnectPull(usize),
     /// A disk was compared with its image.
     Compared {
         node: usize,
         incarnation: u32,
     },
-    /// What a disk asked of its image for comes.
+    /// Data of an image arrives.
     ImageAnswers {
         node: usize,
         incarnation: u32,
@@ -141,28 +141,28 @@ enum Occurrence {
     /// A resolver's session may have done its work.
     HangUp(usize),
     Sample,
-    /// What a node that chose the policy by itself does from time to time.
+    /// A node reviews its own choice of the policy.
     Think,
 }
 
-/// What must hold and did not.
+/// A violated invariant.
 #[derive(Clone, Debug)]
 pub(crate) struct Violation {
-    /// What, always in the same words.
+    /// The invariant, always in the same words.
     pub(crate) claim: &'static str,
     pub(crate) detail: String,
 }
 
-/// What came of a run.
+/// The outcome of a run.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) violation: Option<Violation>,
     pub(crate) coverage: Coverage,
-    /// Changes when anything in the run does.
+    /// Hash of all events in the run.
     pub(crate) fingerprint: u64,
 }
 
-/// The last things that happened, for a run that tells them. It outlives a run that panics.
+/// The last events of a traced run. The trace outlives a run that panics.
 #[derive(Clone, Debug)]
 pub(crate) struct Trace {
     lines: Rc<RefCell<VecDeque<String>>>,
@@ -170,7 +170,7 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// Keeps so many lines.
+    /// Keeps the last `most` lines.
     pub(crate) fn new(most: usize) -> Self {
         Self {
             lines: Rc::default(),
@@ -191,7 +191,7 @@ impl Trace {
     }
 }
 
-/// Changes a controller as soon as it exists: how a bug is planted.
+/// A function applied to each new controller, to plant a bug.
 pub(crate) type Prepare = std::sync::Arc<dyn Fn(&mut Controller) + Send + Sync>;
 
 pub(crate) struct World {
@@ -203,28 +203,28 @@ pub(crate) struct World {
     history: History,
     epochs: Epochs,
     promise: Option<Promise>,
-    /// Source of the migration under way or of the last one.
+    /// Source of the current or the last migration.
     source: usize,
     phase: Option<Phase>,
     paused: bool,
-    /// Whether that migration leaves an image behind.
+    /// True if the migration leaves an image behind.
     on_image: bool,
     next_migration: usize,
     migration_ended: u64,
     last_move: u64,
-    /// How often the guest has written to each chunk of 64 KiB since the migration began.
+    /// Number of the guest's writes to each chunk of 64 KiB since the migration began.
     write_counts: Vec<u8>,
-    /// Per fault, how often its moment has come.
+    /// Occurrences of each fault's moment.
     moments: Vec<u32>,
     settling: bool,
     queue: BinaryHeap<Reverse<(u64, u64, Occurrence)>>,
     sequence: u64,
-    /// How many names for sessions of forwarders were given.
+    /// Number of session names given to forwarders.
     forward_sessions: u64,
     steps: u64,
-    /// What is kept of a policy that nobody chose.
+    /// Review state of a policy chosen by the node.
     thought: Thought,
-    /// How often in a row a controller was due again at once.
+    /// Consecutive times of a controller being due again at once.
     restless: u32,
     fingerprint: u64,
     coverage: Coverage,
@@ -292,7 +292,7 @@ impl World {
         world
     }
 
-    /// Runs to the end, or to the first thing that must not be.
+    /// Runs to the end, or to the first violation.
     pub(crate) fn run(mut self) -> Outcome {
         self.start_guest();
         self.start_faults();
@@ -315,8 +315,8 @@ impl World {
         self.queue.push(Reverse((at, self.sequence, occurrence)));
     }
 
-    /// Lets the next thing happen: an occurrence, or a deadline of a controller. False when there
-    /// is nothing before `until`.
+    /// Advances to the next event: an occurrence, or a deadline of a controller. Returns false if there is none before
+    /// `until`.
     fn step(&mut self, until: u64) -> bool {
         self.steps += 1;
         let most = self.plan.most_steps;
@@ -447,7 +447,7 @@ impl World {
         }
     }
 
-    /// Records that something must hold and did not; the run ends.
+    /// Records a violated invariant; the run ends.
     fn fail(&mut self, claim: &'static str, detail: impl FnOnce() -> String) {
         if self.violation.is_none() {
             let detail = detail();
@@ -474,7 +474,6 @@ impl World {
     }
 }
 
-/// A node's name in a trace.
 fn name(node: usize) -> char {
     if node == 0 { 'a' } else { 'b' }
 }

@@ -1,4 +1,4 @@
-//! What a node keeps for its controller.
+//! The state of a node around the controller.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,13 +15,13 @@ use crate::world::deltas::StoredWritten;
 use crate::world::images::OnImage;
 use crate::world::wires::pulling::{StoredMissing, StoringMissing};
 
-/// Who holds a tag.
+/// The holder of a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
     Nobody,
     /// A place in the guest's queue.
     Client(usize),
-    /// Nobody any more: the client that asked has hung up, and the controller was or was not told.
+    /// A client that has hung up; `told` once the controller knows.
     Gone {
         told: bool,
     },
@@ -31,29 +31,29 @@ pub(super) enum Holder {
         theirs: RequestTag,
         number: u32,
         read: bool,
-        /// The write that was forwarded, if it brought data.
+        /// The forwarded write, if it brought data.
         write: Option<WriteNumber>,
     },
     /// A frame of the migration.
     Replica,
 }
 
-/// A disk operation under way.
+/// A disk operation in flight.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) tag: DiskTag,
     pub(super) operation: DiskOperation,
-    /// What is written; or what was read, when it was read already.
+    /// Data to write, or data already read.
     pub(super) data: Data,
     pub(super) error: Option<RequestError>,
-    /// It had its effect when it started and not when it ends; either may happen.
+    /// True if the operation takes effect at the start instead of the end; either may happen.
     pub(super) early: bool,
-    /// What a flush makes durable.
+    /// Last write made durable by a flush.
     pub(super) mark: u32,
     pub(super) started: u64,
 }
 
-/// A node's clock: it has an origin of its own and does not run evenly with others.
+/// A node's clock, with a separate origin and drift.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock(pub(super) ClockPlan);
 
@@ -63,7 +63,7 @@ impl Clock {
         Time(self.0.offset + now.saturating_add_signed(drift))
     }
 
-    /// The first moment at which the clock shows that time.
+    /// Returns the first moment at which the clock shows this time.
     pub(super) fn global(self, time: Time) -> u64 {
         let elapsed = i128::from(time.0.saturating_sub(self.0.offset));
         let drift = i128::from(self.0.drift);
@@ -78,68 +78,68 @@ impl Clock {
 
 #[derive(Debug)]
 pub(super) struct Node {
-    /// Nothing while the process is down.
+    /// `None` while the process is down.
     pub(super) controller: Option<Controller>,
     pub(super) incarnation: u32,
     pub(super) clock: Clock,
-    /// When the controller's timer is due.
+    /// Time of the controller's next deadline.
     pub(super) deadline: Option<u64>,
     pub(super) disk: Disk,
-    /// What is stored durably.
+    /// Record in durable storage.
     pub(super) record: AuthorityRecord,
-    /// The record on which it has served: it may before the next one is stored.
+    /// Record with which the node has served, possibly before the next one is stored.
     pub(super) served_on: Option<AuthorityRecord>,
     pub(super) storing: Option<AuthorityRecord>,
-    /// Whether more than one party may have written, as it is stored, and as it is being stored.
+    /// True if more than one party may have written: the stored value, and the value being stored.
     pub(super) shared: bool,
     pub(super) storing_shared: Option<bool>,
-    /// What is stored of what the disk lacks, and what is being stored.
+    /// The disk's missing blocks: the stored map, and the update being stored.
     pub(super) missing: Option<StoredMissing>,
     pub(super) storing_missing: Option<StoringMissing>,
-    /// The migration by which the disk left, as long as the image is durably what it was then.
+    /// Migration by which the disk left, while the image durably equals the disk of that moment.
     pub(super) base: Option<MigrationId>,
-    /// What was written since the disk came, stored by a process at its end.
+    /// Writes since the disk came, stored by a process when ending.
     pub(super) written: Option<StoredWritten>,
-    /// What it knows of the image that its disk is on.
+    /// Knowledge of the disk's image.
     pub(super) image: OnImage,
-    /// Records take this long, until then.
+    /// Duration of storing a record, and the time until which the duration applies.
     pub(super) slow_store: (u64, u64),
-    /// Buffers that this node has, each named by a tag.
+    /// Number of the node's buffers, each named by a tag.
     tags: u32,
     pub(super) free_tags: Vec<RequestTag>,
     pub(super) holders: Vec<Holder>,
     pub(super) buffers: Vec<Data>,
     pub(super) source_buffers: HashMap<SourceSlot, Data>,
-    /// What was pulled, by slot.
+    /// Pulled data by slot.
     pub(super) pull_buffers: Vec<Data>,
     pub(super) pending: Vec<Option<Pending>>,
     pub(super) free_pending: Vec<usize>,
-    /// Double writes that the destination has not acknowledged, by tag: the names in their frames.
+    /// Double writes not acknowledged by the destination, by tag: the names in their frames.
     pub(super) doubled: Vec<Option<u32>>,
-    /// Those of them whose requests were answered.
+    /// Names of double writes whose requests were answered first.
     pub(super) posted: Vec<u32>,
-    /// How many were answered in this call.
+    /// Additions to `posted` in this call.
     pub(super) early_answers: u64,
-    /// Bytes that were ever delayed, when that was last looked at.
+    /// Total delayed bytes at the last look.
     pub(super) delayed: u64,
-    /// Whether a migration that leaves this node paused or ended in this call.
+    /// True if a migration from this node paused or ended in this call.
     pub(super) excused: bool,
-    /// Whether a migration leaves this node.
+    /// True while a migration leaves this node.
     pub(super) outgoing: bool,
-    /// Highest generation that a migration to this node has shown.
+    /// Highest generation seen from a migration to this node.
     pub(super) generation: Generation,
-    /// The youngest copy that has arrived.
+    /// Youngest arrived copy.
     pub(super) last_copy: u64,
-    /// Session of the migration that this node takes part in, and of its forwarding connection.
+    /// Session of the node's migration, and session on which the node forwards.
     pub(super) migration: Option<usize>,
     pub(super) forward: Option<usize>,
     /// Session on which the owner pulls.
     pub(super) pull: Option<usize>,
-    /// It does not look for the owner before.
+    /// Earliest time of the next search for the owner.
     pub(super) reconnects_at: u64,
     /// Session on which the other node forwards.
     pub(super) served: Option<usize>,
-    /// Writes that were forwarded here and done by this process.
+    /// Forwarded writes done by this process.
     pub(super) done: HashSet<WriteNumber>,
     /// Connections whose next frame waits for a tag.
     pub(super) blocked: Vec<(usize, usize)>,
@@ -190,7 +190,7 @@ impl Node {
         }
     }
 
-    /// Forgets everything that a process keeps in memory.
+    /// Clears the state of a process's memory.
     pub(super) fn clear(&mut self) {
         let tags = self.tags as usize;
         self.controller = None;
@@ -219,7 +219,7 @@ impl Node {
         self.image.clear();
     }
 
-    /// A new disk lacks this, durably.
+    /// Stores the missing blocks of a new disk, durably.
     pub(super) fn store_missing_of_new_disk(&mut self, words: Vec<u64>, heat: Vec<u8>) {
         self.missing = Some(StoredMissing::new(words, heat));
     }
@@ -228,7 +228,7 @@ impl Node {
         self.controller.is_some()
     }
 
-    /// Whether it has not stored how a migration ended.
+    /// Returns true while the end of a migration is not stored.
     pub(super) fn is_undecided(&self) -> bool {
         matches!(
             self.record.ownership,
@@ -248,7 +248,7 @@ impl Node {
         Some(tag)
     }
 
-    /// Whether nothing is under way, and nothing holds a tag.
+    /// Returns true if nothing is in flight and all tags are free.
     pub(super) fn is_idle(&self) -> bool {
         self.pending.iter().all(Option::is_none)
             && self.storing.is_none()

@@ -13,18 +13,18 @@ use crate::run::coverage::Reached;
 use crate::world::checks::promise::Promise;
 use crate::world::wires::pulling::CHUNK_SECTORS;
 
-/// The period of link signals.
+/// Period of link signals in nanoseconds.
 const SAMPLING: u64 = godwit_core::Controller::LINK_SAMPLING.as_nanos() as u64;
 
 impl World {
-    /// The chunk size of the migration under way or of the last one.
+    /// Returns the chunk size of the current or the last migration.
     pub(super) fn chunk_sectors(&self) -> Option<u64> {
         let last = self.next_migration.checked_sub(1)?;
         let chunk = self.plan.migrations[last].options.chunk_sectors;
         Some(u64::from(chunk))
     }
 
-    /// Starts the next migration when the one before is over.
+    /// Starts the next migration once the previous one is over.
     pub(super) fn operate(&mut self) {
         let Some(planned) = self.plan.migrations.get(self.next_migration).copied() else {
             return;
@@ -58,7 +58,7 @@ impl World {
         });
         let empties = on_image || options.older_copy == OlderCopy::Zeroes;
         if accepted != Some(Ok(())) || empties && !self.empty_for_image(other) {
-            // Nothing has happened: the destination is still busy with the last one.
+            // No harm done: the destination is still busy with the last migration.
             return self.schedule(2 * MILLISECOND, Occurrence::Migrate);
         }
         self.on_image = on_image;
@@ -97,7 +97,7 @@ impl World {
         self.promise = promised
             .filter(|_| options.delayed_writes && options.deadline.is_none())
             .filter(|_| !self.guest.is_stuck() && self.plan.guest.steady.is_none())
-            // What a disk has to fetch makes its guest wait.
+            // Fetches from the image make the guest wait.
             .filter(|_| self.plan.image.is_none())
             .map(|limit| {
                 let allowed = options.sla.map_or(0, |sla| sla.allowed_per_million);
@@ -106,7 +106,7 @@ impl World {
             });
     }
 
-    /// The guest's host sees that the disk has converged.
+    /// Schedules the order for the switchover, after the guest's host has seen the convergence.
     pub(super) fn schedule_switchover(&mut self) {
         let Some(last) = self.next_migration.checked_sub(1) else {
             return;
@@ -115,7 +115,7 @@ impl World {
         self.schedule(delay, Occurrence::SwitchOver(last));
     }
 
-    /// Unlike a real one, this host lets its guest go on asking.
+    /// Orders the switchover. Unlike a real host, this one lets its guest go on with requests.
     pub(super) fn switch_over(&mut self, number: usize) {
         if self.next_migration != number + 1 || !self.nodes[self.source].outgoing {
             return;
@@ -134,7 +134,7 @@ impl World {
         }
     }
 
-    /// The operator changes what he asked for, if the migration is still under way.
+    /// Changes the options of a migration still in progress.
     pub(super) fn change(&mut self, number: usize) {
         let Some(planned) = self.plan.migrations[number].change else {
             return;
@@ -150,12 +150,12 @@ impl World {
         }
         self.reached(Reached::Changed);
         if planned.change.sla.is_some() || planned.change.deadline.is_some() {
-            // Who measures it knows only of the first one.
+            // The check knows only the first promise.
             self.promise = None;
         }
     }
 
-    /// What the guest wrote before counts no more.
+    /// Resets the counts of the guest's writes after a change of policy.
     pub(super) fn policy_switched(&mut self, node: usize) {
         self.give_double_writes_up(node);
         self.reached(Reached::Switched);
@@ -211,7 +211,7 @@ impl World {
         }
     }
 
-    /// The migration's own connection, if it is still up, carries what is forwarded.
+    /// Lets forwarded requests use the migration's connection while up.
     pub(super) fn forward_on_migration(&mut self, node: usize) {
         let session = self.nodes[node].migration;
         self.nodes[node].forward =
@@ -241,14 +241,14 @@ impl World {
         }
     }
 
-    /// A migration is over, however.
+    /// Records the end of a migration, whatever its outcome.
     pub(super) fn ended(&mut self) {
         self.migration_ended = self.now;
         self.promise = None;
         self.paused = false;
     }
 
-    /// Counts what the outgoing migration tells of itself.
+    /// Counts the states in the outgoing migration's progress.
     fn harvest(&mut self, node: usize) {
         let Some(progress) = self.nodes[node]
             .controller
@@ -275,7 +275,7 @@ impl World {
         }
     }
 
-    /// What the bodies do from time to time: report the link, look for an owner.
+    /// Does the bodies' periodic work: reports the link, looks for an owner.
     pub(super) fn sample(&mut self) {
         self.schedule(SAMPLING, Occurrence::Sample);
         for node in 0..2 {
@@ -319,7 +319,7 @@ impl World {
         LinkSignal {
             queued,
             round_trip: Duration::from_nanos(2 * plan.delay + 2 * plan.jitter),
-            // A socket that is seldom full measures how fast single frames went through.
+            // A seldom full socket measures the speed of single frames.
             delivery_rate: match (delivered, queued) {
                 (0, 0) => 0,
                 (_, 0) => bandwidth,
@@ -329,7 +329,7 @@ impl World {
         }
     }
 
-    /// What a node's resolver does: dials the other node of an undecided migration.
+    /// Dials the other node of an undecided migration, like a node's resolver.
     pub(super) fn dial(&mut self, node: usize) {
         if !self.nodes[node].is_undecided() || !self.nodes.iter().all(|node| node.is_up()) {
             return;
@@ -351,7 +351,7 @@ impl World {
         }
     }
 
-    /// Closes a resolver's session when both nodes know who owns the disk.
+    /// Closes a resolver's session once both nodes know the owner of the disk.
     pub(super) fn hang_up(&mut self, session: usize) {
         if !self.network.sessions[session].alive {
             return;
@@ -363,7 +363,7 @@ impl World {
         {
             return self.schedule(2 * MILLISECOND, Occurrence::HangUp(session));
         }
-        // The source may have made it the connection on which it forwards.
+        // The source may have made the session its forwarding connection.
         for node in 0..2 {
             self.nodes[node]
                 .migration
@@ -382,7 +382,7 @@ impl World {
         self.schedule(delay, Occurrence::Reconnect(node));
     }
 
-    /// What a node does when the connection to the owner is lost and clients are left.
+    /// Reconnects to the owner, if the connection is lost and clients are left.
     pub(super) fn reconnect(&mut self, node: usize) {
         let needs = self.nodes[node].forward.is_none()
             && self.now >= self.nodes[node].reconnects_at

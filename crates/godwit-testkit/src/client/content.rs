@@ -1,10 +1,10 @@
-//! What a sector holds after a write: derivable from the run's seed, the sector's number and the
-//! write's version, so that any sector that is read says which write it came from.
+//! The content of a sector after a write, derived from the run's seed, the sector's number and the write's version. The
+//! content thus identifies the write.
 
 use crate::SECTOR;
 use crate::random::mix;
 
-/// What a sector that was read turns out to hold.
+/// The recognised content of a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Zeroes only.

@@ -1,4 +1,4 @@
-//! The client itself: one thread sends, one takes replies, the model stands between them.
+//! The client itself: one thread sends, one takes replies, and the model is shared by both.
 
 use std::collections::HashMap;
 use std::io;
@@ -11,53 +11,53 @@ use super::workload::{Step, Steps, Workload};
 use crate::SECTOR;
 use crate::nbd::{Command, NbdConnection, NbdReader, NbdTarget, NbdWriter, Reply, Request};
 
-/// Problems that are kept in words; the rest is only counted.
+/// Problems kept in words; the rest is only counted.
 const KEPT: usize = 20;
 
-/// What a client did and saw.
+/// The counters of a client.
 #[derive(Clone, Debug, Default)]
 pub struct ClientStats {
-    /// Requests that were answered without an error.
+    /// Requests answered without an error.
     pub completed: u64,
     /// Writes, trims and write-zeroes among them.
     pub writes: u64,
     /// Reads among them, all checked.
     pub reads: u64,
-    /// Requests that were answered with an error.
+    /// Requests answered with an error.
     pub errors: u64,
-    /// Reads that showed what they must not.
+    /// Reads with forbidden content.
     pub violations: u64,
-    /// Errors and violations in words, the first twenty.
+    /// Descriptions of the first twenty errors and violations.
     pub problems: Vec<String>,
-    /// The longest that a request took.
+    /// Longest latency of a request.
     pub longest: Duration,
 }
 
-/// How a client's session ended.
+/// The end of a client's session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It was stopped, with every request answered.
+    /// The client was stopped, with every request answered.
     Stopped,
     /// The server went away or broke the protocol.
     Disconnected(String),
 }
 
-/// What is left of a client.
+/// The result of a client's session.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The reference, with what was in flight at a disconnect settled as "happened or not".
+    /// The reference. Writes in flight at a disconnect are settled as "happened or not".
     pub model: Model,
-    /// What it did.
+    /// Counters of the client.
     pub stats: ClientStats,
-    /// How it ended.
+    /// End of the session.
     pub end: End,
 }
 
 impl Outcome {
-    /// The model, when no request failed and no read was wrong.
+    /// Returns the model if no request failed and no read was wrong.
     ///
     /// # Errors
-    /// What went wrong, in words.
+    /// A description of the errors and violations.
     pub fn clean(self) -> Result<Model, String> {
         if self.stats.errors == 0 && self.stats.violations == 0 {
             return Ok(self.model);
@@ -72,7 +72,7 @@ impl Outcome {
     }
 }
 
-/// A guest that checks every read against its model.
+/// A guest that checks every read against the model.
 #[derive(Debug)]
 pub struct VerifyingClient {
     shared: Arc<Shared>,
@@ -115,7 +115,7 @@ impl VerifyingClient {
     /// Connects and starts the load.
     ///
     /// # Errors
-    /// Those of connecting, and when the export's size is not the model's.
+    /// If the connection fails, or the export's size differs from the model's.
     pub fn start(target: &NbdTarget, workload: &Workload, mut model: Model) -> io::Result<Self> {
         let connection = NbdConnection::connect(target)?;
         if connection.size() != model.sectors() * SECTOR as u64 {
@@ -158,31 +158,29 @@ impl VerifyingClient {
         })
     }
 
-    /// What it did so far.
+    /// Returns the counters so far.
     pub fn stats(&self) -> ClientStats {
         self.shared.lock().stats.clone()
     }
 
-    /// Whether the session is over, because the server went away.
+    /// Returns true if the session is over, as when the server went away.
     pub fn disconnected(&self) -> bool {
         self.shared.lock().end.is_some()
     }
 
-    /// Sends nothing new and waits until everything is answered; false when that does not happen
-    /// in time.
+    /// Stops sending and waits until every request is answered; returns false on timeout.
     pub fn pause(&self, timeout: Duration) -> bool {
         self.shared.lock().paused = true;
         self.shared.wait(timeout, |state| state.pending.is_empty())
     }
 
-    /// Goes on after a pause.
+    /// Resumes sending after a pause.
     pub fn resume(&self) {
         self.shared.lock().paused = false;
         self.shared.changed.notify_all();
     }
 
-    /// Waits until this many more requests are answered; false when that does not happen in time
-    /// or the session ends.
+    /// Waits until this many more requests are answered; returns false on timeout or if the session ends.
     pub fn progress(&self, requests: u64, timeout: Duration) -> bool {
         let goal = self.shared.lock().stats.completed + requests;
         self.shared.wait(timeout, |state| {
@@ -190,12 +188,12 @@ impl VerifyingClient {
         }) && self.shared.lock().stats.completed >= goal
     }
 
-    /// Waits until the server goes away; false when it does not in time.
+    /// Waits until the server goes away; returns false on timeout.
     pub fn wait_disconnected(&self, timeout: Duration) -> bool {
         self.shared.wait(timeout, |state| state.end.is_some())
     }
 
-    /// Ends the session: waits at most `timeout` for what is in flight, then closes.
+    /// Ends the session: waits at most `timeout` for requests in flight, then closes.
     pub fn stop(mut self, timeout: Duration) -> Outcome {
         self.shared.lock().stopping = true;
         self.shared.changed.notify_all();
@@ -270,7 +268,7 @@ impl Shared {
             while !self.wait(Duration::from_secs(1), ready) {}
             if let Some(pace) = pace {
                 std::thread::sleep(due.saturating_duration_since(Instant::now()));
-                // A load that was held up does not catch up in a burst.
+                // A delayed load does not catch up in a burst.
                 due = (due + pace).max(Instant::now() - pace * 32);
             }
             cookie += 1;
@@ -315,7 +313,7 @@ impl Shared {
 }
 
 impl State {
-    /// Registers the request; `None` when no more are to be sent.
+    /// Registers the request; returns `None` if no more are to be sent.
     fn begin(&mut self, step: Step, cookie: u64) -> Option<(Request, Vec<u8>)> {
         if self.stopping || self.end.is_some() {
             return None;

@@ -1,4 +1,4 @@
-//! A guest that checks everything it is told.
+//! A guest that checks every answer.
 
 mod content;
 mod driver;

@@ -1,9 +1,9 @@
-//! The reference: for every sector, which writes a read may show.
+//! The reference: for every sector, the writes that a read may return.
 //!
-//! Every request has an interval from just before it is sent to just after its reply came. A write
-//! takes effect at some instant inside its interval, so of two writes the later one wins only when
-//! their intervals do not overlap; otherwise either order is right, but once a read has shown the
-//! outcome it stays. A write that was never answered may or may not have happened.
+//! Every request has an interval from just before the request is sent to just after its reply came. A write takes
+//! effect at some instant inside its interval. Of two writes the later one wins only if their intervals do not overlap;
+//! otherwise either order is right, but the outcome stays once a read has returned it. An unanswered write may or may
+//! not have happened.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -15,7 +15,7 @@ use crate::SECTOR;
 
 const NEVER: u64 = u64::MAX;
 
-/// What the disk held before the first write.
+/// The content of the disk before the first write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Initial {
     /// Zeroes.
@@ -24,19 +24,19 @@ pub enum Initial {
     Pattern,
 }
 
-/// A read that showed what it must not.
+/// A read with forbidden content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation(pub String);
 
-/// A write that is in flight.
+/// A write in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteTicket {
-    /// What the data of its sectors is derived from.
+    /// Version from which the data of the sectors is derived.
     pub version: u64,
     start: u64,
 }
 
-/// A read that is in flight.
+/// A read in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadTicket {
     first: u64,
@@ -48,7 +48,7 @@ struct Write {
     version: u64,
     zero: bool,
     end: u64,
-    /// From when on no read may show it.
+    /// Time from which on no read may return this write.
     retired: u64,
 }
 
@@ -66,7 +66,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// The model of a disk of `bytes` bytes.
+    /// Creates the model of a disk of `bytes` bytes.
     pub fn new(seed: u64, bytes: u64, initial: Initial) -> Self {
         Self {
             seed,
@@ -80,20 +80,20 @@ impl Model {
         }
     }
 
-    /// The disk's size in sectors.
+    /// Returns the disk's size in sectors.
     pub const fn sectors(&self) -> u64 {
         self.sectors
     }
 
-    /// Sectors that were written at least once.
+    /// Returns the number of sectors written at least once.
     pub fn touched(&self) -> usize {
         self.written.len()
     }
 
-    /// Writes an image file that holds what a disk with [`Initial::Pattern`] starts with.
+    /// Writes an image file with the first content of a disk with [`Initial::Pattern`].
     ///
     /// # Errors
-    /// Those of the file.
+    /// Any I/O error of the file.
     pub fn write_image(&self, path: &Path) -> io::Result<()> {
         let mut file = io::BufWriter::with_capacity(1 << 20, std::fs::File::create(path)?);
         let mut data = [0; SECTOR];
@@ -106,7 +106,7 @@ impl Model {
         io::Write::flush(&mut file)
     }
 
-    /// A write of these sectors is about to be sent; `zero` when it is a trim or write-zeroes.
+    /// Registers a write of these sectors before the request is sent; `zero` for a trim or write-zeroes.
     pub fn begin_write(&mut self, range: Range<u64>, zero: bool) -> WriteTicket {
         self.clock += 1;
         self.versions += 1;
@@ -127,7 +127,7 @@ impl Model {
         WriteTicket { version, start }
     }
 
-    /// The data to send with a write.
+    /// Returns the data to send with a write.
     pub fn data(&self, ticket: &WriteTicket, range: Range<u64>) -> Vec<u8> {
         let mut data = vec![0; (range.end - range.start) as usize * SECTOR];
         for (sector, into) in range.zip(data.chunks_exact_mut(SECTOR)) {
@@ -136,7 +136,7 @@ impl Model {
         data
     }
 
-    /// The write was acknowledged.
+    /// Records the acknowledgement of the write.
     pub fn end_write(&mut self, ticket: &WriteTicket) {
         self.clock += 1;
         let now = self.clock;
@@ -154,14 +154,14 @@ impl Model {
         }
     }
 
-    /// The write will not be answered, and from now on has happened or not.
+    /// Records that the write will not be answered: from now on it has happened or not.
     pub fn lose_write(&mut self, ticket: &WriteTicket) {
         self.clock += 1;
         self.lose(ticket.version);
     }
 
-    /// Nothing that is in flight will be answered: each write has happened or not, each read is
-    /// void. To be called when the server is known to be dead.
+    /// Records that nothing in flight will be answered: each write has happened or not, each read is void. For use once
+    /// the server is known to be dead.
     pub fn settle(&mut self) {
         self.clock += 1;
         let open: Vec<u64> = self.in_flight.keys().copied().collect();
@@ -171,7 +171,7 @@ impl Model {
         self.reading.clear();
     }
 
-    /// A read that starts at this sector is about to be sent.
+    /// Registers a read from this sector on before the request is sent.
     pub fn begin_read(&mut self, first: u64) -> ReadTicket {
         self.clock += 1;
         *self.reading.entry(self.clock).or_default() += 1;
@@ -181,16 +181,16 @@ impl Model {
         }
     }
 
-    /// The read failed or is void.
+    /// Records a failed or void read.
     pub fn drop_read(&mut self, ticket: &ReadTicket) {
         self.clock += 1;
         self.reading.remove(&ticket.start);
     }
 
-    /// The read was answered with this data.
+    /// Records the read's answer with this data.
     ///
     /// # Errors
-    /// The first sector that shows what it must not.
+    /// The first sector with forbidden content.
     pub fn end_read(&mut self, ticket: &ReadTicket, data: &[u8]) -> Result<(), Violation> {
         self.clock += 1;
         self.reading.remove(&ticket.start);
@@ -233,8 +233,8 @@ impl Model {
                 may.join(", ")
             )));
         }
-        // What was shown took effect after every other write that had ended before this read
-        // began; those can never be shown again.
+        // The write seen by this read took effect after every other write that had ended before this read began. Those
+        // older writes must never be read again.
         if let Some(writes) = self.written.get_mut(&sector) {
             for write in writes {
                 if !shows(write) && write.end < start && write.retired == NEVER {

@@ -1,4 +1,4 @@
-//! Reading a whole disk back.
+//! Verification of a whole disk.
 
 use std::fs::File;
 use std::io;
@@ -11,12 +11,12 @@ use crate::nbd::NbdConnection;
 
 const STEP: u64 = 1 << 20;
 
-/// Anything a whole disk can be read from.
+/// A disk that can be read as a whole.
 pub trait DiskReader {
     /// Fills `into` from this byte on.
     ///
     /// # Errors
-    /// Those of what lies behind.
+    /// Any error of the underlying disk.
     fn read_disk(&mut self, offset: u64, into: &mut [u8]) -> io::Result<()>;
 }
 
@@ -34,7 +34,7 @@ impl RawImage {
     /// Opens the file for reading.
     ///
     /// # Errors
-    /// Those of the file.
+    /// Any I/O error of the file.
     pub fn open(path: &Path) -> io::Result<Self> {
         File::open(path).map(Self)
     }
@@ -46,22 +46,22 @@ impl DiskReader for RawImage {
     }
 }
 
-/// What a whole read proved.
+/// The result of a whole read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verified {
-    /// Sectors that were read and found right.
+    /// Sectors read and found right.
     pub sectors: u64,
-    /// Those among them that had been written.
+    /// Sectors among them that had been written.
     pub written: u64,
 }
 
 impl Model {
-    /// Reads the whole disk and proves that every sector holds its last acknowledged write or a
-    /// later one that was not acknowledged. Nothing may be in flight.
+    /// Reads the whole disk and verifies that every sector holds the last acknowledged write or a later, unacknowledged
+    /// one. Nothing may be in flight.
     ///
     /// # Errors
-    /// When the disk cannot be read, or with the sectors that are wrong: the first ten in words,
-    /// and the number of MiB that hold one.
+    /// If the disk cannot be read, or if sectors are wrong: the first ten in words, and the number of MiB with a wrong
+    /// sector.
     pub fn verify_all(&mut self, disk: &mut dyn DiskReader) -> Result<Verified, String> {
         let bytes = self.sectors() * SECTOR as u64;
         let mut buffer = vec![0; STEP as usize];

@@ -1,4 +1,4 @@
-//! What a verifying client does: a mix of requests from a seed.
+//! The load of a verifying client: a mix of requests from a seed.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ const HOT_SPOT_SECTORS: u64 = 512;
 /// The shape of the load.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    /// From which everything is derived.
+    /// Seed of the whole sequence.
     pub seed: u64,
     /// Requests in flight at once.
     pub depth: usize,
@@ -21,13 +21,13 @@ pub struct Workload {
     pub rate: Option<u32>,
     /// Requests in 100 that read.
     pub reads: u64,
-    /// Whether trim and write-zeroes are among the requests.
+    /// True if trim and write-zeroes are among the requests.
     pub zeroes: bool,
 }
 
 impl Workload {
-    /// Sixteen requests in flight, a quarter of them reads, at most 4000 a second: a load that
-    /// leaves a small machine room for the nodes under test.
+    /// Returns a load with sixteen requests in flight, a quarter of them reads, at most 4000 a second. This load leaves
+    /// a small machine room for the nodes under test.
     pub const fn new(seed: u64) -> Self {
         Self {
             seed,
@@ -38,14 +38,14 @@ impl Workload {
         }
     }
 
-    /// The same load with this number of requests in flight.
+    /// Sets the number of requests in flight.
     #[must_use]
     pub const fn depth(mut self, depth: usize) -> Self {
         self.depth = depth;
         self
     }
 
-    /// The same load with at most this many requests a second; as many as go with `None`.
+    /// Sets the largest number of requests a second; `None` for no limit.
     #[must_use]
     pub const fn rate(mut self, rate: Option<u32>) -> Self {
         self.rate = rate;
@@ -53,7 +53,7 @@ impl Workload {
     }
 }
 
-/// One request.
+/// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) command: Command,
@@ -62,7 +62,7 @@ pub(super) struct Step {
     pub(super) range: Range<u64>,
 }
 
-/// The endless sequence of requests that a workload stands for.
+/// The endless sequence of requests of a workload.
 #[derive(Debug)]
 pub(super) struct Steps {
     random: Random,

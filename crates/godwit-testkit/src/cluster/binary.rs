@@ -1,4 +1,4 @@
-//! Where the `godwit` program is.
+//! The path of the `godwit` program.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use std::sync::OnceLock;
 
 use crate::process::{run, target_dir};
 
-/// The program that tests run, with fail points: `GODWIT_BIN`, or built once per test process.
+/// Returns the program for tests, with fail points: `GODWIT_BIN`, or built once per test process.
 ///
 /// # Errors
-/// When it cannot be built.
+/// If the program cannot be built.
 pub fn godwit_binary() -> io::Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     if let Some(path) = std::env::var_os("GODWIT_BIN") {
@@ -22,10 +22,10 @@ pub fn godwit_binary() -> io::Result<PathBuf> {
         .map_err(io::Error::other)
 }
 
-/// The program that the demo and the benchmarks run: `GODWIT_BIN`, or the one next to this program.
+/// Returns the program for the demo and the benchmarks: `GODWIT_BIN`, or the one next to this program.
 ///
 /// # Errors
-/// When there is none.
+/// If there is none.
 pub fn release_binary() -> io::Result<PathBuf> {
     if let Some(path) = std::env::var_os("GODWIT_BIN") {
         return Ok(path.into());

@@ -11,11 +11,11 @@ use crate::process::command_line;
 /// A `godwit` command that did not exit with 0.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// What was called.
+    /// Command line.
     pub line: String,
-    /// Its exit code, when it was not killed.
+    /// Exit code; `None` for a killed command.
     pub code: Option<i32>,
-    /// What it printed on standard error and standard output.
+    /// Output on standard error and standard output.
     pub text: String,
 }
 
@@ -37,22 +37,22 @@ impl From<Failure> for std::io::Error {
     }
 }
 
-/// A call that is being put together.
+/// A call under construction.
 #[derive(Debug)]
 pub struct GodwitCommand(Command);
 
 impl GodwitCommand {
-    /// A call of the node whose API is on this socket.
+    /// Creates a call of the node whose API is on this socket.
     pub fn new(godwit: &Path, socket: &Path, args: &[&str]) -> Self {
         let mut command = Command::new(godwit);
         command.args(args).env("GODWIT_SOCKET", socket);
         Self(command)
     }
 
-    /// Runs it as people do.
+    /// Runs the command with its output for people.
     ///
     /// # Errors
-    /// When it does not succeed.
+    /// If the command fails.
     pub fn text(mut self) -> Result<String, Failure> {
         let line = command_line(&self.0);
         let output = self.0.output().map_err(|error| Failure {
@@ -72,10 +72,10 @@ impl GodwitCommand {
         })
     }
 
-    /// Runs it with `--json` and reads what it prints; of several documents, the last.
+    /// Runs the command with `--json` and parses the output; of several documents, the last.
     ///
     /// # Errors
-    /// When it does not succeed or does not print JSON.
+    /// If the command fails or does not print JSON.
     pub fn json(self) -> Result<Value, Failure> {
         let command = self.printing_json();
         let line = command_line(&command);
@@ -93,7 +93,7 @@ impl GodwitCommand {
         Ok(last)
     }
 
-    /// The command with `--json`: in front, because what follows `--` is not ours.
+    /// Returns the command with `--json` in front, because words after `--` belong to another program.
     pub fn printing_json(&self) -> Command {
         let mut command = Command::new(self.0.get_program());
         command.arg("--json").args(self.0.get_args());

@@ -1,4 +1,4 @@
-//! A file system on a disk in memory: what one machine has in place of a second disk.
+//! A file system on a disk in memory, in place of a second disk of the machine.
 
 use std::fs::File;
 use std::io;
@@ -10,21 +10,21 @@ use rustix::fs::FallocateFlags;
 
 use crate::process::run;
 
-/// What the file system needs for itself.
+/// Bytes for the file system's own structures.
 const OVERHEAD: u64 = 128 << 20;
 
-/// An ext4 on a loop device over memory. All of that memory is taken at once and kept: a hypervisor
-/// that lends memory only when it is touched stops a processor for milliseconds each time, and a
-/// guest whose disk moves into such memory would wait for it.
+/// An ext4 on a loop device over memory. All memory is allocated at once and kept. A hypervisor that lends memory only
+/// on first touch stops a processor for milliseconds each time, and a guest whose disk moves into such memory would
+/// wait.
 ///
-/// It belongs to this process: when that ends, however it ends, the memory is free again.
+/// The disk belongs to this process: the memory is free again as soon as the process ends, in whatever way.
 #[derive(Debug)]
 pub struct MemoryDisk {
     root: OwnedFd,
 }
 
 impl MemoryDisk {
-    /// A disk with room for this many bytes.
+    /// Creates a disk with room for this many bytes.
     ///
     /// # Errors
     /// Without the right to mount, loop devices, or the memory.
@@ -38,21 +38,21 @@ impl MemoryDisk {
         let device = String::from_utf8_lossy(&device);
         let device = device.trim();
         let mounted = mount(device);
-        // From here on it lives as long as it is mounted.
+        // From here on the device lives as long as the mount.
         let detached = run(Command::new("losetup").args(["--detach", device]));
         let root = mounted?;
         detached?;
         Ok(Self { root })
     }
 
-    /// Where other processes find its root, too, as long as this one lives.
+    /// Returns a path to the root for this and other processes, valid while this process lives.
     pub fn path(&self) -> PathBuf {
         let (process, root) = (std::process::id(), self.root.as_raw_fd());
         PathBuf::from(format!("/proc/{process}/fd/{root}"))
     }
 }
 
-/// Makes a file system and mounts it so that only who has it open still finds it.
+/// Creates a file system and mounts it detached: only holders of an open descriptor still have access.
 fn mount(device: &str) -> io::Result<OwnedFd> {
     let features = "^has_journal";
     let extended = "nodiscard,lazy_itable_init=0";

@@ -12,13 +12,13 @@ use crate::process::run;
 
 use super::{Cluster, ClusterOptions};
 
-/// A memory pool in this host's memory, which goes with it.
+/// A memory pool in this host's memory, removed with this handle.
 #[derive(Debug)]
 pub struct MemoryPool {
-    /// What it is made of, unless that is the host's ordinary memory. Ends before its folder goes.
+    /// The huge pages of the pool; `None` for the host's ordinary memory. Dropped before the folder.
     _huge: Option<HugePages>,
     dir: TempDir,
-    /// The pool, when that is a file in the folder.
+    /// The pool file in the folder, if the pool is a file.
     file: Option<PathBuf>,
 }
 
@@ -26,7 +26,7 @@ impl MemoryPool {
     /// The pool's name at each node.
     pub const NAME: &'static str = "cxl";
 
-    /// Makes an empty one.
+    /// Creates an empty pool.
     ///
     /// # Errors
     /// Without `/dev/shm`.
@@ -41,7 +41,8 @@ impl MemoryPool {
         })
     }
 
-    /// Makes a file of so many MiB that stands for a DAX device. It is no pool yet: [`Self::file`] is.
+    /// Creates a file of `mib` MiB that stands for a DAX device. The file is not yet formatted as a pool, unlike that
+    /// of [`Self::file`].
     ///
     /// # Errors
     /// Without `/dev/shm`, or room there.
@@ -56,7 +57,7 @@ impl MemoryPool {
         })
     }
 
-    /// Makes an empty one of a file of so many MiB, of which its table takes two.
+    /// Creates an empty pool in a file of `mib` MiB, of which the table takes two.
     ///
     /// # Errors
     /// Without `/dev/shm`, or room there.
@@ -66,8 +67,8 @@ impl MemoryPool {
         Ok(pool)
     }
 
-    /// Makes an empty one, of the kind that the environment names: with `GODWIT_MEMORY_POOL=file` a file that has room for
-    /// one guest of 192 MiB, otherwise a folder.
+    /// Creates an empty pool of the kind named by the environment. `GODWIT_MEMORY_POOL=file` stands for a file with
+    /// room for one guest of 192 MiB; otherwise the pool is a folder.
     ///
     /// # Errors
     /// As [`Self::new`] and [`Self::file`].
@@ -78,11 +79,11 @@ impl MemoryPool {
         }
     }
 
-    /// Makes an empty one of so many pages of 2 MiB, which the host reserves for it. Nothing where that cannot be done,
-    /// and then says so.
+    /// Creates an empty pool of `pages` huge pages of 2 MiB, which the host reserves. Prints a note and returns `None`
+    /// if the host cannot.
     ///
     /// # Errors
-    /// Without a folder for it.
+    /// Without a folder for the pool.
     pub fn huge(pages: u64) -> io::Result<Option<Self>> {
         let dir = tempfile::Builder::new().prefix("godwit-pool").tempdir()?;
         match HugePages::mount(dir.path(), pages) {
@@ -98,12 +99,12 @@ impl MemoryPool {
         }
     }
 
-    /// Its folder, or its file.
+    /// Returns the pool's folder or file.
     pub fn path(&self) -> &Path {
         self.file.as_deref().unwrap_or(self.dir.path())
     }
 
-    /// Lets all nodes of a cluster that was only prepared have it.
+    /// Gives the pool to all nodes of a prepared cluster.
     pub fn give_to(&self, cluster: &mut Cluster) {
         let option = format!("--memory-pool={}={}", Self::NAME, self.path().display());
         for node in &mut cluster.nodes {
@@ -111,10 +112,10 @@ impl MemoryPool {
         }
     }
 
-    /// Starts nodes that all have it.
+    /// Starts nodes that all have the pool.
     ///
     /// # Errors
-    /// Those of the nodes.
+    /// Any error of the nodes.
     pub fn cluster(&self, names: &[&str], options: ClusterOptions) -> io::Result<Cluster> {
         let mut cluster = Cluster::prepare(names, options)?;
         self.give_to(&mut cluster);
@@ -122,25 +123,25 @@ impl MemoryPool {
         Ok(cluster)
     }
 
-    /// Whether no machine has memory in it.
+    /// Returns true if no machine has memory in the pool.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If the pool cannot be read.
     pub fn is_empty(&self) -> io::Result<bool> {
         if self.file.is_none() {
             return Ok(std::fs::read_dir(self.path())?.next().is_none());
         }
-        // What is left of an allocation is in no segment.
+        // The remains of an allocation are in no segment.
         let pool = Pool::open(self.path()).map_err(io::Error::other)?;
         let room = pool.room().map_err(io::Error::other)?;
         Ok(room.free == room.total)
     }
 }
 
-/// How many huge pages of 2 MiB the host has; to write it reserves some.
+/// Number of the host's huge pages of 2 MiB; a write reserves pages.
 const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
-/// Huge pages that were reserved, and a file system of them.
+/// Reserved huge pages, and a file system of them.
 #[derive(Debug)]
 struct HugePages {
     reserved: u64,

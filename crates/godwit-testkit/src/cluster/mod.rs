@@ -25,23 +25,23 @@ use crate::network::Namespace;
 use crate::process::{end_machines_of, run, scratch_dir};
 use crate::proxy::Proxy;
 
-/// Where [`free_port`] looks.
+/// Ports to try in [`free_port`].
 const PORTS: Range<u16> = 20_000..32_000;
 
-/// How the nodes of a cluster are set up.
+/// The setup of a cluster's nodes.
 #[derive(Clone, Debug)]
 pub struct ClusterOptions {
     /// The `godwit` program.
     pub godwit: PathBuf,
-    /// Whether the nodes talk over mutual TLS; otherwise plain TCP on loopback.
+    /// True if the nodes talk over mutual TLS; otherwise plain TCP on loopback.
     pub tls: bool,
 }
 
 impl ClusterOptions {
-    /// The binary that tests use, with TLS.
+    /// Returns the options with the tests' binary, and TLS.
     ///
     /// # Errors
-    /// When there is no such binary.
+    /// If there is no such binary.
     pub fn secure() -> io::Result<Self> {
         Ok(Self {
             godwit: godwit_binary()?,
@@ -50,10 +50,10 @@ impl ClusterOptions {
     }
 }
 
-/// A node's name, and the network that it lives in unless that is loopback.
+/// A node's name, and its network namespace; `None` for loopback.
 pub type Host<'a> = (&'a str, Option<&'a Namespace>);
 
-/// Some nodes that know each other, in a directory that goes with them.
+/// Nodes that know each other, in a directory removed with the cluster.
 #[derive(Debug)]
 pub struct Cluster {
     nodes: Vec<Node>,
@@ -64,10 +64,10 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts nodes with these names, with TLS, from the binary that tests use.
+    /// Starts nodes with these names, with TLS, from the tests' binary.
     ///
     /// # Errors
-    /// When the binary cannot be built or a node does not come up; with the node's log.
+    /// If the binary cannot be built or a node does not come up; the error has the node's log.
     pub fn start(names: &[&str]) -> io::Result<Self> {
         Self::start_with(names, ClusterOptions::secure()?)
     }
@@ -82,8 +82,8 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts nodes `a` and `b`, with TLS, from the binary that tests use. They reach each other only
-    /// through links whose conditions can be changed: the first is how `a` reaches `b`.
+    /// Starts nodes `a` and `b`, with TLS, from the tests' binary. The nodes reach each other only through links with
+    /// adjustable conditions: the first link leads from `a` to `b`.
     ///
     /// # Errors
     /// As [`Cluster::start`].
@@ -93,7 +93,7 @@ impl Cluster {
         Ok((cluster, links))
     }
 
-    /// As [`Cluster::start_linked`], but starts nothing.
+    /// Does the same as [`Cluster::start_linked`], but starts nothing.
     ///
     /// # Errors
     /// As [`Cluster::prepare`].
@@ -108,20 +108,20 @@ impl Cluster {
         Ok((cluster, links))
     }
 
-    /// Makes directories, ports and certificates, and starts nothing.
+    /// Prepares directories, ports and certificates, and starts nothing.
     ///
     /// # Errors
-    /// When `godwit certs` fails.
+    /// If `godwit certs` fails.
     pub fn prepare(names: &[&str], options: ClusterOptions) -> io::Result<Self> {
         let hosts: Vec<Host> = names.iter().map(|name| (*name, None)).collect();
         Self::prepare_on(&hosts, options)
     }
 
-    /// Makes directories, ports and certificates for nodes that live in network namespaces, or on
-    /// loopback without one, and starts nothing.
+    /// Prepares directories, ports and certificates for nodes in network namespaces, or on loopback without one, and
+    /// starts nothing.
     ///
     /// # Errors
-    /// When `godwit certs` fails.
+    /// If `godwit certs` fails.
     pub fn prepare_on(hosts: &[Host<'_>], options: ClusterOptions) -> io::Result<Self> {
         let dir = scratch_dir()?;
         let certificates = dir.path().join("certs");
@@ -175,26 +175,26 @@ impl Cluster {
         })
     }
 
-    /// The node of this name.
+    /// Returns the node of this name.
     ///
     /// # Panics
-    /// When there is none: a mistake in the test.
+    /// If there is none: a mistake in the test.
     pub fn node(&self, name: &str) -> &Node {
         let found = self.nodes.iter().find(|node| node.name() == name);
         found.unwrap_or_else(|| panic!("no node '{name}' in this cluster"))
     }
 
-    /// The node of this name, to stop and start it.
+    /// Returns the node of this name, mutable for a stop and a start.
     ///
     /// # Panics
-    /// When there is none: a mistake in the test.
+    /// If there is none: a mistake in the test.
     pub fn node_mut(&mut self, name: &str) -> &mut Node {
         let found = self.nodes.iter_mut().find(|node| node.name() == name);
         found.unwrap_or_else(|| panic!("no node '{name}' in this cluster"))
     }
 
-    /// Puts the disks of a node that was only prepared into memory: what one machine has in place of
-    /// a second disk. There is room for this many bytes.
+    /// Puts the disks of a prepared node into memory, in place of a second disk of the machine. There is room for this
+    /// many bytes.
     ///
     /// # Errors
     /// Without root, loop devices, or the memory.
@@ -205,30 +205,30 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts all nodes that were only prepared.
+    /// Starts all prepared nodes.
     ///
     /// # Errors
-    /// When one does not come up; with its log.
+    /// If a node does not come up; the error has the log.
     pub fn start_all(&mut self) -> io::Result<()> {
         self.nodes.iter_mut().try_for_each(|node| node.start(&[]))
     }
 
-    /// All nodes.
+    /// Returns all nodes.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// The directory that everything lives in.
+    /// Returns the directory of the cluster.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// The certificates of the nodes: `ca.pem`, `NAME.pem`, `NAME.key`.
+    /// Returns the folder of the nodes' certificates: `ca.pem`, `NAME.pem`, `NAME.key`.
     pub fn certificates(&self) -> &Path {
         &self.certificates
     }
 
-    /// How it was set up.
+    /// Returns the setup.
     pub fn options(&self) -> &ClusterOptions {
         &self.options
     }
@@ -245,15 +245,15 @@ impl Drop for Cluster {
                 );
             }
         }
-        // Machines outlive their node, and those of a test that failed would run for ever.
+        // Machines outlive their node; the machines of a failed test would run for ever.
         end_machines_of(self.dir.path());
     }
 }
 
-/// Makes an authority for certificates in `directory`.
+/// Creates a certificate authority in `directory`.
 ///
 /// # Errors
-/// When `godwit certs init` fails.
+/// If `godwit certs init` fails.
 pub fn authority(godwit: &Path, directory: &Path) -> io::Result<()> {
     let mut command = Command::new(godwit);
     command.args(["certs", "init", "--dir"]).arg(directory);
@@ -263,7 +263,7 @@ pub fn authority(godwit: &Path, directory: &Path) -> io::Result<()> {
 /// Issues a certificate from the authority in `directory`.
 ///
 /// # Errors
-/// When `godwit certs issue` fails.
+/// If `godwit certs issue` fails.
 pub fn issue(godwit: &Path, directory: &Path, name: &str, more: &[&str]) -> io::Result<()> {
     let mut command = Command::new(godwit);
     command
@@ -273,14 +273,14 @@ pub fn issue(godwit: &Path, directory: &Path, name: &str, more: &[&str]) -> io::
     run(&mut command).map(drop)
 }
 
-/// A port of loopback that nobody uses. It lies below the ports that the kernel gives to outgoing
-/// connections, so that none of them takes it before the node listens.
+/// Returns a free port of loopback. The port lies below the kernel's range for outgoing connections, so that no
+/// connection takes the port before the node listens.
 ///
 /// # Errors
-/// When there is none.
+/// If no port is free.
 pub fn free_port() -> io::Result<SocketAddr> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    // Test processes that run at the same time start at different places.
+    // Concurrent test processes start at different places.
     let base = std::process::id().wrapping_mul(61);
     let mut last = io::Error::other("no port was tried");
     for _ in 0..PORTS.len() {

@@ -13,43 +13,43 @@ use super::command::{Failure, GodwitCommand};
 use crate::nbd::NbdTarget;
 use crate::process::{Process, cpu_seconds, wait_for};
 
-/// How long a node may take to answer after it started.
+/// Longest time until a started node answers.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What a node is started with.
+/// The setup of a node.
 #[derive(Clone, Debug)]
 pub struct NodeSpec {
     /// The program.
     pub godwit: PathBuf,
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// Its data directory.
+    /// Data directory.
     pub dir: PathBuf,
-    /// Where other nodes connect.
+    /// Address for other nodes.
     pub listen: SocketAddr,
-    /// Where NBD clients connect over TCP.
+    /// Address for NBD clients over TCP.
     pub nbd_listen: SocketAddr,
-    /// Whether they do without TLS.
+    /// True if NBD clients do without TLS.
     pub nbd_plain: bool,
-    /// Where the certificates are.
+    /// Folder of the certificates.
     pub certificates: PathBuf,
-    /// Whose certificate it shows: its own unless the test is about that.
+    /// Name in the certificate to present: the node's own, except in tests of certificates.
     pub certificate_of: String,
-    /// Whether nodes talk over TLS.
+    /// True if nodes talk over TLS.
     pub tls: bool,
-    /// Whether data may pass unencrypted to nodes that allow it, too.
+    /// True if data may also pass unencrypted to nodes with the same permission.
     pub unencrypted_data: bool,
     /// Further options of `godwit node`.
     pub options: Vec<String>,
-    /// Variables of its environment, beside those that it inherits.
+    /// Environment variables, beside the inherited ones.
     pub environment: Vec<(String, String)>,
     /// The other nodes and their addresses.
     pub peers: Vec<(String, SocketAddr)>,
-    /// Its pools and their folders.
+    /// Storage pools and their folders.
     pub pools: Vec<(String, PathBuf)>,
-    /// The user that its QEMUs run as, if that is not its own.
+    /// User of the node's QEMUs, if not the node's own.
     pub qemu_user: Option<String>,
-    /// The network namespace it runs in, unless it runs in that of its starter.
+    /// Network namespace of the node, if not the parent's.
     pub namespace: Option<String>,
 }
 
@@ -62,10 +62,10 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node that does not run yet.
+    /// Creates a node without starting a process.
     ///
     /// # Errors
-    /// When its directory cannot be made.
+    /// If the node's directory cannot be made.
     pub fn new(spec: NodeSpec) -> io::Result<Self> {
         std::fs::create_dir_all(&spec.dir)?;
         let log = spec.dir.with_extension("log");
@@ -76,10 +76,10 @@ impl Node {
         })
     }
 
-    /// Starts it with these fail points (name and action) and waits until its API answers.
+    /// Starts the node with these fail points (name and action) and waits until the API answers.
     ///
     /// # Errors
-    /// When it does not come up, with its log.
+    /// If the node does not come up; the error has the log.
     pub fn start(&mut self, failpoints: &[(&str, &str)]) -> io::Result<()> {
         let spec = &self.spec;
         let log = File::options().create(true).append(true).open(&self.log)?;
@@ -156,49 +156,49 @@ impl Node {
         )))
     }
 
-    /// Its name.
+    /// Returns the node's name.
     pub fn name(&self) -> &str {
         &self.spec.name
     }
 
-    /// What it is started with.
+    /// Returns the setup.
     pub fn spec(&self) -> &NodeSpec {
         &self.spec
     }
 
-    /// What it is started with, to be changed before the next start.
+    /// Returns the setup, to be changed before the next start.
     pub fn spec_mut(&mut self) -> &mut NodeSpec {
         &mut self.spec
     }
 
-    /// Its process id while it runs.
+    /// Returns the process id while the node runs.
     pub fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(Process::id)
     }
 
-    /// Whether its process is there.
+    /// Returns true while the process exists.
     pub fn alive(&mut self) -> bool {
         self.process
             .as_mut()
             .is_some_and(|process| process.ended().is_none())
     }
 
-    /// CPU seconds that its process has used; 0 when it does not run.
+    /// Returns the CPU seconds used by the process; 0 if the node does not run.
     pub fn cpu_seconds(&self) -> f64 {
         self.pid().and_then(cpu_seconds).unwrap_or(0.0)
     }
 
-    /// Kills it with `SIGKILL`.
+    /// Kills the node with `SIGKILL`.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.kill();
         }
     }
 
-    /// Asks it to end with `SIGTERM` and waits.
+    /// Asks the node to end with `SIGTERM` and waits.
     ///
     /// # Errors
-    /// When it does not end in time, or not with exit code 0.
+    /// If the node does not end in time, or not with exit code 0.
     pub fn terminate(&mut self, timeout: Duration) -> io::Result<()> {
         let Some(mut process) = self.process.take() else {
             return Ok(());
@@ -214,15 +214,15 @@ impl Node {
         )))
     }
 
-    /// A `godwit` command for this node.
+    /// Returns a `godwit` command for this node.
     pub fn godwit(&self, args: &[&str]) -> GodwitCommand {
         GodwitCommand::new(&self.spec.godwit, &self.api_socket(), args)
     }
 
-    /// What a `godwit` command for this node that is refused says.
+    /// Returns the message with which a `godwit` command for this node is refused.
     ///
     /// # Panics
-    /// When it is done.
+    /// If the command succeeds.
     pub fn refusal(&self, args: &[&str]) -> String {
         match self.godwit(args).text() {
             Err(refused) => refused.to_string(),
@@ -230,10 +230,10 @@ impl Node {
         }
     }
 
-    /// Its metrics, in Prometheus' text format.
+    /// Returns the metrics, in Prometheus' text format.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If the node does not answer.
     pub fn metrics(&self) -> io::Result<String> {
         let mut api = UnixStream::connect(self.api_socket())?;
         let request = "GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n";
@@ -243,15 +243,15 @@ impl Node {
         Ok(metrics)
     }
 
-    /// What it says about a disk.
+    /// Returns the node's description of a disk.
     ///
     /// # Errors
-    /// When it does not know the disk or does not answer.
+    /// If the node does not know the disk or does not answer.
     pub fn disk(&self, disk: &str) -> Result<Value, Failure> {
         self.godwit(&["disk", "show", disk]).json()
     }
 
-    /// The disk's state as the API spells it; "unknown" when the node has no such disk.
+    /// Returns the disk's state as the API spells it; "unknown" if the node has no such disk.
     pub fn disk_state(&self, disk: &str) -> String {
         let state = self
             .disk(disk)
@@ -260,30 +260,30 @@ impl Node {
         state.unwrap_or_else(|| "unknown".to_owned())
     }
 
-    /// The unix socket of its API.
+    /// Returns the unix socket of the API.
     pub fn api_socket(&self) -> PathBuf {
         self.spec.dir.join("godwit.sock")
     }
 
-    /// Where the disk is served on its unix socket.
+    /// Returns the disk's NBD export on the unix socket.
     pub fn nbd(&self, disk: &str) -> NbdTarget {
         NbdTarget::unix(self.spec.dir.join("nbd.sock"), disk)
     }
 
-    /// Where the disk is served over TCP.
+    /// Returns the disk's NBD export over TCP.
     pub fn nbd_tcp(&self, disk: &str) -> NbdTarget {
         NbdTarget::tcp(self.spec.nbd_listen, disk)
     }
 
-    /// The unix socket where a virtual machine uses the disk.
+    /// Returns the unix socket at which a virtual machine uses the disk.
     pub fn vhost_socket(&self, disk: &str) -> PathBuf {
         self.spec.dir.join("disks").join(format!("{disk}.vhost"))
     }
 
-    /// The image of a disk.
+    /// Returns the image of a disk.
     ///
     /// # Errors
-    /// When the node does not know the disk.
+    /// If the node does not know the disk.
     pub fn image(&self, disk: &str) -> io::Result<PathBuf> {
         let shown = self.disk(disk)?;
         let path = shown["path"].as_str();
@@ -291,12 +291,12 @@ impl Node {
             .ok_or_else(|| io::Error::other(format!("disk '{disk}' shows no path: {shown}")))
     }
 
-    /// Its log.
+    /// Returns the path of the log.
     pub fn log_path(&self) -> &Path {
         &self.log
     }
 
-    /// The last lines of its log.
+    /// Returns the last lines of the log.
     pub fn log_tail(&self, lines: usize) -> String {
         let text = std::fs::read_to_string(&self.log).unwrap_or_default();
         let all: Vec<&str> = text.lines().collect();
@@ -304,7 +304,7 @@ impl Node {
     }
 }
 
-/// A node that was stopped, until this is dropped.
+/// A guard that keeps a node stopped until dropped.
 #[derive(Debug)]
 pub struct StandsStill(rustix::process::Pid);
 
@@ -312,7 +312,7 @@ impl StandsStill {
     /// Stops the node's process.
     ///
     /// # Panics
-    /// When it does not run.
+    /// If the node does not run.
     pub fn new(node: &Node) -> Self {
         let pid = node.pid().expect("it runs") as i32;
         let pid = rustix::process::Pid::from_raw(pid).expect("a process");
@@ -323,7 +323,7 @@ impl StandsStill {
 
 impl Drop for StandsStill {
     fn drop(&mut self) {
-        // A node that has ended needs no leave to go on.
+        // A dead node needs no signal.
         let _ = rustix::process::kill_process(self.0, rustix::process::Signal::CONT);
     }
 }

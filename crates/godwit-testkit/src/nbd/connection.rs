@@ -20,10 +20,10 @@ const HANDSHAKE_NO_ZEROES: u16 = 2;
 
 const FLAG_FUA: u16 = 1;
 
-/// Longest option reply that this client takes, in bytes.
+/// Longest option reply accepted by this client, in bytes.
 const MAX_OPTION_REPLY: u32 = 64 * 1024;
 
-/// What a request asks for.
+/// The command of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Read data.
@@ -56,11 +56,11 @@ impl Command {
 /// A request; offset and length are in bytes and sent as given, right or wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What to do.
+    /// Command.
     pub command: Command,
-    /// Whether the effect must be durable before the reply.
+    /// True if the effect must be durable before the reply.
     pub fua: bool,
-    /// Returned in the reply.
+    /// Cookie, returned in the reply.
     pub cookie: u64,
     /// First byte.
     pub offset: u64,
@@ -71,7 +71,7 @@ pub struct Request {
 /// A reply without its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// The request's.
+    /// Cookie of the request.
     pub cookie: u64,
     /// 0, or an NBD error number.
     pub error: u32,
@@ -81,7 +81,7 @@ impl Request {
     /// Bytes of a request without its data.
     pub const BYTES: usize = 28;
 
-    /// As it is sent.
+    /// Encodes the request for the wire.
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut header = [0; Self::BYTES];
         header[0..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
@@ -99,7 +99,7 @@ impl Reply {
     /// Bytes of a reply without its data.
     pub const BYTES: usize = 16;
 
-    /// From what was received.
+    /// Decodes a received reply.
     ///
     /// # Errors
     /// `InvalidData` for anything but a simple reply.
@@ -134,12 +134,12 @@ pub struct NbdReader(NbdStream);
 pub struct NbdWriter(NbdStream);
 
 impl NbdConnection {
-    /// Connects and asks for the export; waits at most 20 s for each answer, then as long as it
-    /// takes.
+    /// Connects and asks for the export. Waits at most 20 s for each answer of the handshake; later reads have no
+    /// timeout.
     ///
     /// # Errors
-    /// Those of the socket, and `InvalidData` with the server's words when it refuses the export or
-    /// breaks the protocol.
+    /// Any error of the socket, and `InvalidData` with the server's words if the server refuses the export or breaks
+    /// the protocol.
     pub fn connect(target: &NbdTarget) -> io::Result<Self> {
         let mut stream = target.open()?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
@@ -155,26 +155,26 @@ impl NbdConnection {
         })
     }
 
-    /// The export's size in bytes.
+    /// Returns the export's size in bytes.
     pub const fn size(&self) -> u64 {
         self.size
     }
 
-    /// The export's transmission flags.
+    /// Returns the export's transmission flags.
     pub const fn flags(&self) -> u16 {
         self.flags
     }
 
-    /// The two halves, to keep many requests in flight.
+    /// Returns the two halves, to keep many requests in flight.
     pub fn split(self) -> (NbdReader, NbdWriter) {
         (self.reader, self.writer)
     }
 
-    /// Sends one request, with `data` when it is a write, and waits for the reply; data that was
-    /// read is put into `into`.
+    /// Sends one request, with `data` for a write, and waits for the reply; read data is put into `into`. Returns the
+    /// server's error number, 0 for success.
     ///
     /// # Errors
-    /// Those of the socket; the number inside is the server's error, 0 when it succeeded.
+    /// Any error of the socket.
     pub fn call(
         &mut self,
         command: Command,
@@ -211,7 +211,7 @@ impl NbdConnection {
     /// Reads a range.
     ///
     /// # Errors
-    /// Those of the socket, and the server's error number as text.
+    /// Any error of the socket, and the server's error number as text.
     pub fn read_at(&mut self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let length = into.len() as u32;
         let error = self.call(Command::Read, offset, length, &[], into)?;
@@ -241,7 +241,7 @@ impl NbdReader {
     /// Waits for the next reply's header; after a successful read, [`NbdReader::data`] must follow.
     ///
     /// # Errors
-    /// Those of the socket, and `InvalidData` for anything but a simple reply.
+    /// Any error of the socket, and `InvalidData` for anything but a simple reply.
     pub fn reply(&mut self) -> io::Result<Reply> {
         let mut bytes = [0; Reply::BYTES];
         self.0.read_exact(&mut bytes)?;
@@ -251,28 +251,28 @@ impl NbdReader {
     /// Takes the data of a read.
     ///
     /// # Errors
-    /// Those of the socket.
+    /// Any error of the socket.
     pub fn data(&mut self, into: &mut [u8]) -> io::Result<()> {
         self.0.read_exact(into)
     }
 
-    /// How long a reply may take.
+    /// Sets the longest wait for a reply.
     ///
     /// # Errors
-    /// When the duration is zero.
+    /// If the duration is zero.
     pub fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.0.set_read_timeout(timeout)
     }
 }
 
-/// Replies as they come, for who takes many at once.
+/// Raw replies, for readers of many at once.
 impl Read for NbdReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.0.read(buffer)
     }
 }
 
-/// Requests as they are encoded, for who sends many at once.
+/// Encoded requests, for writers of many at once.
 impl Write for NbdWriter {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
         self.0.write(buffer)
@@ -288,16 +288,16 @@ impl Write for NbdWriter {
 }
 
 impl NbdWriter {
-    /// Sends a request and its data.
+    /// Sends a request and the data.
     ///
     /// # Errors
-    /// Those of the socket.
+    /// Any error of the socket.
     pub fn send(&mut self, request: &Request, data: &[u8]) -> io::Result<()> {
         self.0.write_all(&request.encode())?;
         self.0.write_all(data)
     }
 
-    /// Says goodbye; the server closes the connection.
+    /// Sends a disconnect request; the server closes the connection.
     pub fn disconnect(&mut self) {
         let goodbye = Request {
             command: Command::Disconnect,
@@ -306,7 +306,7 @@ impl NbdWriter {
             offset: 0,
             length: 0,
         };
-        // A server that is gone needs no goodbye.
+        // A server that is gone needs no disconnect request.
         let _ = self.send(&goodbye, &[]);
     }
 
@@ -315,16 +315,16 @@ impl NbdWriter {
         self.0.shutdown();
     }
 
-    /// A second handle of this half, to shut the connection down from another thread.
+    /// Returns a second handle of this half, to shut the connection down from another thread.
     ///
     /// # Errors
-    /// When the process is out of descriptors.
+    /// If the process is out of descriptors.
     pub fn try_clone(&self) -> io::Result<Self> {
         self.0.try_clone().map(Self)
     }
 }
 
-/// The fixed newstyle handshake up to the answer to `NBD_OPT_GO`: the export's size and flags.
+/// Performs the fixed newstyle handshake up to the answer to `NBD_OPT_GO`; returns the export's size and flags.
 fn negotiate(stream: &mut NbdStream, export: &str) -> io::Result<(u64, u16)> {
     let mut greeting = [0; 18];
     stream.read_exact(&mut greeting)?;

@@ -1,5 +1,5 @@
-//! A small blocking NBD client, written from the protocol's document so that it shares no code and
-//! no misunderstanding with the server under test.
+//! A small blocking NBD client, written from the protocol's document to share no code and no misunderstanding with the
+//! server under test.
 
 mod connection;
 mod target;
@@ -7,5 +7,5 @@ mod target;
 pub use connection::{Command, NbdConnection, NbdReader, NbdWriter, Reply, Request};
 pub use target::{NbdStream, NbdTarget};
 
-/// The transmission flag with which an export says that it takes no writes.
+/// The transmission flag of a read-only export.
 pub const FLAG_READ_ONLY: u16 = 1 << 1;

@@ -4,17 +4,17 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where a disk is served.
+/// The address of an NBD export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NbdTarget {
-    /// On a unix socket.
+    /// An export on a unix socket.
     Unix {
         /// The socket.
         socket: PathBuf,
         /// The export's name.
         export: String,
     },
-    /// On plain TCP.
+    /// An export on plain TCP.
     Tcp {
         /// The server.
         address: SocketAddr,
@@ -24,7 +24,7 @@ pub enum NbdTarget {
 }
 
 impl NbdTarget {
-    /// An export on a unix socket.
+    /// Returns an export on a unix socket.
     pub fn unix(socket: impl Into<PathBuf>, export: &str) -> Self {
         Self::Unix {
             socket: socket.into(),
@@ -32,7 +32,7 @@ impl NbdTarget {
         }
     }
 
-    /// An export on plain TCP.
+    /// Returns an export on plain TCP.
     pub fn tcp(address: SocketAddr, export: &str) -> Self {
         Self::Tcp {
             address,
@@ -40,7 +40,7 @@ impl NbdTarget {
         }
     }
 
-    /// The URI that standard NBD tools take.
+    /// Returns the URI for standard NBD tools.
     pub fn uri(&self) -> String {
         match self {
             Self::Unix { socket, export } => {
@@ -50,7 +50,7 @@ impl NbdTarget {
         }
     }
 
-    /// The export's name.
+    /// Returns the export's name.
     pub fn export(&self) -> &str {
         match self {
             Self::Unix { export, .. } | Self::Tcp { export, .. } => export,
@@ -60,7 +60,7 @@ impl NbdTarget {
     /// Opens the socket only.
     ///
     /// # Errors
-    /// Those of connecting.
+    /// If the connection fails.
     pub fn open(&self) -> io::Result<NbdStream> {
         match self {
             Self::Unix { socket, .. } => UnixStream::connect(socket).map(NbdStream::Unix),
@@ -83,10 +83,10 @@ pub enum NbdStream {
 }
 
 impl NbdStream {
-    /// A second handle of the same socket.
+    /// Returns a second handle of the same socket.
     ///
     /// # Errors
-    /// When the process is out of descriptors.
+    /// If the process is out of descriptors.
     pub fn try_clone(&self) -> io::Result<Self> {
         match self {
             Self::Unix(stream) => stream.try_clone().map(Self::Unix),
@@ -94,10 +94,10 @@ impl NbdStream {
         }
     }
 
-    /// How long a read may wait; for ever with `None`.
+    /// Sets the longest wait of a read; `None` for no limit.
     ///
     /// # Errors
-    /// When the duration is zero.
+    /// If the duration is zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         match self {
             Self::Unix(stream) => stream.set_read_timeout(timeout),
@@ -105,9 +105,9 @@ impl NbdStream {
         }
     }
 
-    /// Ends both directions; whoever reads sees the end of the stream.
+    /// Ends both directions; readers see the end of the stream.
     pub fn shutdown(&self) {
-        // A socket that the peer already closed is as good as shut down.
+        // A socket closed by the peer is as good as shut down.
         let _ = match self {
             Self::Unix(stream) => stream.shutdown(Shutdown::Both),
             Self::Tcp(stream) => stream.shutdown(Shutdown::Both),

@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-/// The moments at which something is sent.
+/// The moments at which a sender sends.
 pub(super) struct Beats {
     every: Duration,
     due: Instant,
 }
 
 impl Beats {
-    /// The first is now.
+    /// Creates beats of which the first is now.
     pub(super) fn new(every: Duration) -> Self {
         Self {
             every,
@@ -17,7 +17,7 @@ impl Beats {
         }
     }
 
-    /// Waits for the next. What nobody had time for is not made up for.
+    /// Waits for the next beat. Missed beats are not made up for.
     pub(super) fn wait(&mut self) {
         self.due += self.every;
         let now = Instant::now();

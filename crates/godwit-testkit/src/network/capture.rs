@@ -1,4 +1,4 @@
-//! What a switch brings to everybody: frames at a port of it that nobody else uses.
+//! A capture of the frames that a switch sends to every port, taken at a port without another user.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use super::{Namespace, inside};
 
-/// How often it is looked whether frames have come.
+/// Time between two looks for frames.
 const TURN: Duration = Duration::from_millis(1);
 /// Longest frame.
 const LONGEST: usize = 1 << 16;
 
-/// Frames as they come to a tap of a namespace, with their VLANs' tags.
+/// The frames arriving at a tap of a namespace, with their VLAN tags.
 #[derive(Debug)]
 pub struct Capture {
     shared: Arc<Shared>,
@@ -30,10 +30,10 @@ struct Shared {
 }
 
 impl Capture {
-    /// Takes what comes to a tap that is there.
+    /// Captures the frames of an existing tap.
     ///
     /// # Errors
-    /// When the tap cannot be opened.
+    /// If the tap cannot be opened.
     pub(super) fn start(namespace: &Namespace, tap: &str) -> io::Result<Self> {
         let name = tap.to_owned();
         let opened = inside(namespace, move || open(&name)).join();
@@ -49,7 +49,7 @@ impl Capture {
         })
     }
 
-    /// The frames that came since this was asked last.
+    /// Returns the frames since the last call.
     pub fn take(&self) -> Vec<Vec<u8>> {
         let mut frames = self
             .shared
@@ -95,7 +95,7 @@ fn open(name: &str) -> io::Result<File> {
     request[..name.len()].copy_from_slice(name.as_bytes());
     let flags = (libc::IFF_TAP | libc::IFF_NO_PI) as u16;
     request[libc::IFNAMSIZ..libc::IFNAMSIZ + 2].copy_from_slice(&flags.to_ne_bytes());
-    // SAFETY: the operation reads and fills in the structure that it gets.
+    // SAFETY: the operation reads and fills in the structure passed to it.
     match unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETIFF as _, request.as_mut_ptr()) } {
         0 => Ok(tap),
         _ => Err(io::Error::last_os_error()),

@@ -5,12 +5,12 @@ use std::net::Ipv4Addr;
 
 use super::{Capture, Namespace};
 
-/// The name of the bridge in each namespace.
+/// Name of the bridge in each namespace.
 const BRIDGE: &str = "br0";
 
-/// Hosts that are joined by a switch, which is a host itself: where clients are. Each host has a bridge `br0` with
-/// its address, the way to the switch, and a tap `tap0` for a virtual machine. None has IPv6: what is on the
-/// network, somebody has sent on purpose.
+/// Hosts joined by a switch. The switch is a namespace, too, and clients run there. Each host has a bridge `br0` with
+/// an address, the uplink to the switch, and a tap `tap0` for a virtual machine. No namespace has IPv6, so every packet
+/// on the network was sent on purpose.
 #[derive(Debug)]
 pub struct Lan {
     switch: Namespace,
@@ -23,10 +23,10 @@ impl Lan {
     /// The bridge of each host.
     pub const BRIDGE: &str = BRIDGE;
 
-    /// Makes a network `10.80.0.0/24` with so many hosts, which are .1, .2 and so on.
+    /// Creates a network `10.80.0.0/24` with this many hosts, which are .1, .2 and so on.
     ///
     /// # Errors
-    /// When `ip` fails, which it does without root.
+    /// If `ip` fails, as it does without root.
     pub fn new(hosts: u8) -> io::Result<Self> {
         let switch = Namespace::new(Ipv4Addr::new(10, 80, 0, 254))?;
         add_bridge(&switch)?;
@@ -37,8 +37,8 @@ impl Lan {
         for number in 1..=hosts {
             let host = Namespace::new(Ipv4Addr::new(10, 80, 0, number))?;
             add_bridge(&host)?;
-            // As a host's is where it is set up with care: otherwise it changes with the bridge's ports, and whoever talks
-            // to the host knows it by the old one for a while.
+            // A fixed address, as on a host set up with care. Otherwise the bridge's address changes with its ports,
+            // and peers of the host keep the old address for a while.
             let address = format!("52:54:00:80:01:{number:02x}");
             host.ip(&["link", "set", BRIDGE, "address", &address])?;
             let port = format!("port{number}");
@@ -67,10 +67,10 @@ impl Lan {
         Ok(lan)
     }
 
-    /// Makes one more tap of this name on each host.
+    /// Creates one more tap of this name on each host.
     ///
     /// # Errors
-    /// When `ip` fails.
+    /// If `ip` fails.
     pub fn add_taps(&self, name: &str) -> io::Result<()> {
         for host in &self.hosts {
             host.ip(&["tuntap", "add", name, "mode", "tap"])?;
@@ -79,14 +79,14 @@ impl Lan {
         Ok(())
     }
 
-    /// Takes what the switch brings to one more port of it.
+    /// Captures the frames that the switch sends to one more of its ports.
     ///
     /// # Errors
-    /// When `ip` fails.
+    /// If `ip` fails.
     pub fn capture(&self) -> io::Result<Capture> {
         const PORT: &str = "capture0";
         self.switch.ip(&["tuntap", "add", PORT, "mode", "tap"])?;
-        // Higher than those of other ports: the bridge keeps its own.
+        // Higher than the addresses of other ports, so that the bridge keeps its own.
         let address = ["address", "fe:ff:ff:ff:ff:ff"];
         self.switch
             .ip(&[&["link", "set", PORT][..], &address].concat())?;
@@ -96,10 +96,10 @@ impl Lan {
         Ok(capture)
     }
 
-    /// Plugs an interface that somebody made on a host into its bridge.
+    /// Plugs an existing interface of a host into the host's bridge.
     ///
     /// # Errors
-    /// When `ip` fails, or when there is no such host.
+    /// If `ip` fails, or if there is no such host.
     pub fn plug(&self, host: usize, interface: &str) -> io::Result<()> {
         let host = self.hosts.get(host);
         plug(
@@ -108,11 +108,11 @@ impl Lan {
         )
     }
 
-    /// Plugs a port into the switch's bridge whose address is an ordinary card's, for virtual machines that are on the
-    /// switch itself: a bridge has the lowest address of its ports.
+    /// Plugs a port with the address of an ordinary card into the switch's bridge, for virtual machines on the switch
+    /// itself: a bridge takes the lowest address of its ports.
     ///
     /// # Errors
-    /// When `ip` fails.
+    /// If `ip` fails.
     pub fn add_card(&self) -> io::Result<()> {
         let switch = &self.switch;
         switch.ip(&[
@@ -131,12 +131,12 @@ impl Lan {
         switch.ip(&["link", "set", "card0", "master", BRIDGE, "up"])
     }
 
-    /// Where clients are.
+    /// Returns the switch, where clients run.
     pub const fn switch(&self) -> &Namespace {
         &self.switch
     }
 
-    /// The hosts.
+    /// Returns the hosts.
     pub fn hosts(&self) -> &[Namespace] {
         &self.hosts
     }

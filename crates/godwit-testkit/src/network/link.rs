@@ -5,17 +5,17 @@ use std::net::Ipv4Addr;
 
 use super::Namespace;
 
-/// Longest burst in bytes that passes at once at 1 Gbit/s: two of the largest segments that TCP hands
-/// to an interface. That lasts a millisecond; as much time passes at once on a faster link, because
-/// the kernel cannot wake up often enough for less.
+/// Longest burst in bytes that passes at once at 1 Gbit/s: two of the largest segments that TCP hands to an interface,
+/// which last a millisecond. A faster link has a burst of the same duration, because the kernel cannot wake up often
+/// enough for less.
 const BURST: u64 = 128 << 10;
-/// The bandwidth of that burst.
+/// The bandwidth of this burst.
 const GIGABIT: u64 = 1_000_000_000;
-/// What may wait for the link in bytes; TCP keeps much less there.
+/// Most bytes waiting for the link; TCP keeps much less there.
 const QUEUE: u64 = 4 << 20;
 
-/// Two namespaces joined by a pair of virtual interfaces. What leaves the left one is held to a
-/// bandwidth, and what it marks as urgent goes first, strictly.
+/// Two namespaces joined by a pair of virtual interfaces. The left end's sending is held to a bandwidth, and packets
+/// marked as urgent go first, strictly.
 #[derive(Debug)]
 pub struct Link {
     left: Namespace,
@@ -26,10 +26,10 @@ impl Link {
     /// The name of the interface at either end.
     pub const INTERFACE: &str = "veth0";
 
-    /// Makes both ends; `bits_per_second` leave the left one at most, as many as go with `None`.
+    /// Creates both ends. At most `bits_per_second` leave the left end; `None` sets no limit.
     ///
     /// # Errors
-    /// When `ip` or `tc` fails, which they do without root.
+    /// If `ip` or `tc` fails, as they do without root.
     pub fn new(bits_per_second: Option<u64>) -> io::Result<Self> {
         let link = Self {
             left: Namespace::new(Ipv4Addr::new(10, 79, 0, 1))?,
@@ -50,7 +50,7 @@ impl Link {
         Ok(link)
     }
 
-    /// The same where what leaves the right end is held to this bandwidth, too.
+    /// Creates a link whose right end is held to this bandwidth, too.
     ///
     /// # Errors
     /// As [`Link::new`].
@@ -59,26 +59,26 @@ impl Link {
         narrow(&link.right, bits_per_second)?;
         Ok(link)
     }
-    /// Bytes that went over it so far in both directions, headers included.
+    /// Returns the bytes carried so far in both directions, headers included.
     ///
     /// # Errors
-    /// When `ip` fails or does not tell.
+    /// If `ip` fails or does not tell.
     pub fn carried_bytes(&self) -> io::Result<u64> {
         self.left.interface_bytes(Self::INTERFACE)
     }
 
-    /// The end whose sending is limited.
+    /// Returns the end whose sending is limited.
     pub const fn left(&self) -> &Namespace {
         &self.left
     }
 
-    /// The other end.
+    /// Returns the other end.
     pub const fn right(&self) -> &Namespace {
         &self.right
     }
 }
 
-/// Holds what leaves this end to a bandwidth.
+/// Holds the sending of this end to a bandwidth.
 fn narrow(end: &Namespace, bits_per_second: u64) -> io::Result<()> {
     let burst = (BURST * bits_per_second / GIGABIT).max(BURST);
     let (rate, burst) = (format!("{bits_per_second}bit"), burst.to_string());

@@ -1,5 +1,5 @@
-//! Hosts of their own on one machine: network namespaces, the link between two of them, and other
-//! traffic on that link. All of it needs root.
+//! Separate hosts on one machine: network namespaces, the link between two of them, and other traffic on the link. All
+//! of this needs root.
 
 mod beats;
 mod capture;

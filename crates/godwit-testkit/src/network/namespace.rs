@@ -1,4 +1,4 @@
-//! A network namespace that goes with its handle.
+//! A network namespace, removed with its handle.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,12 +17,12 @@ use serde_json::Value;
 
 use crate::process::{run, wait_for};
 
-/// Where `ip netns` keeps the namespaces that have a name.
+/// Directory in which `ip netns` keeps named namespaces.
 const NAMED: &str = "/run/netns";
-/// How long a port of a bridge may take until packets pass by it.
+/// Longest time until packets pass a new port of a bridge.
 const PORT_COMES: Duration = Duration::from_secs(10);
 
-/// A network of its own: only its loopback, until it is linked.
+/// A separate network: only a loopback, until it is linked.
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
@@ -30,10 +30,10 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes one whose link will have this address.
+    /// Creates a namespace whose link will have this address.
     ///
     /// # Errors
-    /// When `ip netns` fails, which it does without root.
+    /// If `ip netns` fails, as it does without root.
     pub fn new(address: Ipv4Addr) -> io::Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         remove_orphans();
@@ -48,8 +48,8 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Interfaces that come up inside from now on have no IPv6: the kernel sends nothing by itself on them, such as who is
-    /// there and which groups are listened to.
+    /// Disables IPv6 on interfaces that come up inside from now on. The kernel then sends nothing by itself on them,
+    /// such as neighbour discovery and multicast listener reports.
     ///
     /// # Errors
     /// Without root.
@@ -69,12 +69,12 @@ impl Namespace {
         written.map_err(|_| io::Error::other("the thread that leaves out IPv6 panicked"))?
     }
 
-    /// Its name, as `ip netns` knows it.
+    /// Returns the name, as `ip netns` knows the namespace.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its address on the link.
+    /// Returns the address on the link.
     pub const fn address(&self) -> Ipv4Addr {
         self.address
     }
@@ -84,7 +84,7 @@ impl Namespace {
         run(Command::new("ip").args(["-n", &self.name]).args(args)).map(drop)
     }
 
-    /// What `ip` shows of an interface inside, or of all of them, with what it counted and what kind it is.
+    /// Returns the output of `ip` about an interface inside, or about all of them, with counters and kinds.
     fn links(&self, which: &[&str]) -> io::Result<Vec<Value>> {
         let words = ["-json", "-statistics", "-details", "link", "show"];
         let output = run(Command::new("ip")
@@ -99,7 +99,7 @@ impl Namespace {
         shown.ok_or_else(|| io::Error::other(format!("'{interface}' is not shown")))
     }
 
-    /// Bytes that an interface inside has received and sent.
+    /// Returns the bytes received and sent by an interface inside.
     pub(super) fn interface_bytes(&self, interface: &str) -> io::Result<u64> {
         let shown = self.link(interface)?;
         let bytes = |direction: &str| shown["stats64"][direction]["bytes"].as_u64();
@@ -109,8 +109,8 @@ impl Namespace {
             .ok_or_else(|| io::Error::other(format!("'{interface}' shows no bytes: {shown}")))
     }
 
-    /// Waits until the bridge lets packets pass by a port of its: the kernel looks at a port that has just come up once in a
-    /// second, and drops what is to leave by it until then.
+    /// Waits until the bridge forwards packets by this port. The kernel checks a new port once a second, and drops
+    /// packets to the port until then.
     pub(super) fn wait_until_forwarding(&self, port: &str) -> io::Result<()> {
         let forwarding =
             |shown: &Value| shown["linkinfo"]["info_slave_data"]["state"] == "forwarding";
@@ -126,10 +126,10 @@ impl Namespace {
         }
     }
 
-    /// Packets that the interfaces inside have dropped, by interface and direction: those that have dropped any.
+    /// Returns the number of packets dropped by interfaces inside, by interface and direction; without entries of 0.
     ///
     /// # Errors
-    /// When `ip` fails.
+    /// If `ip` fails.
     pub fn dropped(&self) -> io::Result<BTreeMap<String, u64>> {
         let interfaces = self.links(&[])?;
         let counters = interfaces.iter().flat_map(|interface| {
@@ -142,24 +142,24 @@ impl Namespace {
         Ok(counters.filter(|(_, count)| *count > 0).collect())
     }
 
-    /// A command that runs inside once the program and its arguments were added.
+    /// Returns a command to run inside, still without the program and the arguments.
     pub fn command(&self) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name]);
         command
     }
 
-    /// The processes that are inside.
+    /// Returns the processes inside.
     ///
     /// # Errors
-    /// When `/proc` cannot be read.
+    /// If `/proc` cannot be read.
     pub fn processes(&self) -> io::Result<Vec<u32>> {
         let inside = std::fs::metadata(Path::new(NAMED).join(&self.name))?.ino();
         let all = std::fs::read_dir("/proc")?.flatten();
         let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         Ok(numbers
             .filter(|number: &u32| {
-                // Of one that has just ended nobody knows.
+                // A process that has just ended counts as outside.
                 let place = std::fs::metadata(format!("/proc/{number}/ns/net"));
                 place.is_ok_and(|place| place.ino() == inside)
             })
@@ -171,8 +171,8 @@ impl Namespace {
         run(Command::new("tc").args(["-n", &self.name]).args(args)).map(drop)
     }
 
-    /// Moves the calling thread into it for the rest of the thread's life: sockets that it opens from now on belong
-    /// there, and so do the threads and processes that it starts.
+    /// Moves the calling thread into the namespace for the rest of the thread's life. New sockets, threads and
+    /// processes of the thread belong there from now on.
     ///
     /// # Errors
     /// Without root.
@@ -193,7 +193,7 @@ impl Drop for Namespace {
     }
 }
 
-/// A thread that lives in the namespace.
+/// Starts a thread in the namespace.
 pub fn inside<T: Send + 'static>(
     namespace: &Namespace,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
@@ -205,7 +205,7 @@ pub fn inside<T: Send + 'static>(
     })
 }
 
-/// Removes what an interrupted run left behind.
+/// Removes the namespaces of an interrupted run.
 fn remove_orphans() {
     let Ok(entries) = std::fs::read_dir(NAMED) else {
         return;

@@ -19,21 +19,21 @@ use super::{Namespace, inside};
 const MESSAGE: usize = 32;
 const REQUEST: u8 = 8;
 const REPLY: u8 = 0;
-/// How often the receiver looks whether it should end.
+/// Time between two checks for the end of the receiver.
 const TURN: Duration = Duration::from_millis(100);
 
-/// One ping.
+/// A ping.
 #[derive(Clone, Copy, Debug)]
 pub struct Ping {
-    /// When it left.
+    /// Time at which the ping left.
     pub sent: Instant,
-    /// When its first answer came.
+    /// Time of the first answer.
     pub answered: Option<Instant>,
-    /// How many answers came.
+    /// Number of answers.
     pub answers: u32,
 }
 
-/// Pings an address until it is stopped.
+/// A sender that pings an address until it is stopped.
 #[derive(Debug)]
 pub struct Pinger {
     shared: Arc<Shared>,
@@ -57,7 +57,7 @@ impl Pinger {
     /// Starts to ping `to` from inside a namespace.
     ///
     /// # Errors
-    /// When no raw socket can be had, which needs root.
+    /// If no raw socket can be had, which needs root.
     pub fn start(from: &Namespace, to: Ipv4Addr, every: Duration) -> io::Result<Self> {
         let socket = inside(from, || {
             let socket =
@@ -82,20 +82,20 @@ impl Pinger {
         })
     }
 
-    /// How many have left.
+    /// Returns the number of sent pings.
     pub fn sent(&self) -> usize {
         self.shared.pings().len()
     }
 
-    /// All pings so far, in the order in which they left.
+    /// Returns all pings so far, in the order in which they left.
     pub fn pings(&self) -> Vec<Ping> {
         self.shared.pings().clone()
     }
 
-    /// Sends no more, waits for the answers that are on their way, and gives all pings.
+    /// Sends no more, waits for outstanding answers, and returns all pings.
     ///
     /// # Errors
-    /// When sending or receiving failed.
+    /// If sending or receiving failed.
     pub fn finish(mut self, patience: Duration) -> io::Result<Vec<Ping>> {
         self.shared.silent.store(true, Ordering::Relaxed);
         let until = Instant::now() + patience;
@@ -173,7 +173,7 @@ fn receive(socket: &OwnedFd, shared: &Shared, from: Ipv4Addr) -> io::Result<()> 
     Ok(())
 }
 
-/// Which ping an IP packet from this address answers.
+/// Returns the index of the ping that an IP packet from this address answers.
 fn answered(packet: &[u8], from: Ipv4Addr) -> Option<usize> {
     let header = usize::from(packet.first()? & 0xf) * 4;
     let message = packet.get(header..)?;

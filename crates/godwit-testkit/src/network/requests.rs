@@ -1,5 +1,4 @@
-//! Clients of a web server that ask at a steady rate over connections that they keep, each of whose answers is
-//! remembered.
+//! Clients of a web server, with requests at a steady rate over persistent connections. Every answer is remembered.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,21 +12,21 @@ use super::{Namespace, inside};
 
 /// Longest wait for an answer: a move takes less.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long until a client whose connection broke tries again.
+/// Time until a client whose connection broke tries again.
 const AGAIN: Duration = Duration::from_millis(20);
-/// Longest answer in bytes that is read.
+/// Longest accepted answer in bytes.
 const LONGEST: usize = 1 << 20;
 
-/// One answer.
+/// An answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
-    /// When the request left.
+    /// Time at which the request left.
     pub asked: Instant,
-    /// When its whole answer was there.
+    /// Time at which the whole answer had arrived.
     pub came: Instant,
 }
 
-/// Clients under way.
+/// Running clients.
 #[derive(Debug)]
 pub struct Requests {
     shared: Arc<Shared>,
@@ -41,26 +40,26 @@ struct Shared {
     answers: Mutex<Vec<Answer>>,
 }
 
-/// What the clients saw of a stretch of time.
+/// The clients' view of a window of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Service {
     /// The longest time without an answer to any client.
     pub gap: Duration,
-    /// The longest time that one client waited for one answer.
+    /// The longest wait of one client for one answer.
     pub longest_wait: Duration,
-    /// How many answers came.
+    /// Number of answers.
     pub answers: usize,
 }
 
 impl Requests {
-    /// Starts so many clients inside a namespace that each ask `server` for `/` `per_second` times a second, or as often
-    /// as it answers if that is less.
+    /// Starts `clients` clients inside a namespace. Each asks `server` for `/` `per_second` times a second, or as often
+    /// as the server answers if less.
     pub fn start(from: &Namespace, server: SocketAddr, clients: u32, per_second: u32) -> Self {
         let shared = Arc::new(Shared::default());
         let every = Duration::from_secs(1) / per_second.max(1);
         let client = |number: u32| {
             let shared = Arc::clone(&shared);
-            // They take turns, so that answers come evenly.
+            // Clients take turns, so that answers come evenly.
             let later = every * number / clients;
             inside(from, move || shared.ask(server, every, later))
         };
@@ -68,22 +67,22 @@ impl Requests {
         Self { shared, threads }
     }
 
-    /// How many connections broke so far.
+    /// Returns the number of broken connections so far.
     pub fn broken(&self) -> u32 {
         self.shared.broken.load(Ordering::Relaxed)
     }
 
-    /// What the clients saw from one moment to another, both in the past.
+    /// Returns the clients' view between two moments in the past.
     pub fn between(&self, from: Instant, to: Instant) -> Service {
         let answers = self.shared.answers.lock();
         let answers = answers.unwrap_or_else(PoisonError::into_inner);
         service(&answers, from, to)
     }
 
-    /// Ends them.
+    /// Ends the clients.
     ///
     /// # Errors
-    /// When a client could not run at all.
+    /// If a client could not run at all.
     pub fn finish(mut self) -> io::Result<()> {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.threads.drain(..).try_for_each(|thread| {
@@ -142,7 +141,7 @@ fn connect(server: SocketAddr) -> io::Result<BufReader<TcpStream>> {
     Ok(BufReader::new(stream))
 }
 
-/// Asks once and reads the whole answer.
+/// Sends one request and reads the whole answer.
 fn ask_once(connection: &mut BufReader<TcpStream>) -> io::Result<()> {
     connection
         .get_mut()
@@ -176,7 +175,7 @@ fn service(answers: &[Answer], from: Instant, to: Instant) -> Service {
     };
     let mut came: Vec<Instant> = within().map(|answer| answer.came).collect();
     came.sort_unstable();
-    // The ends of the stretch count: a server that has not come back has a gap until its end.
+    // The ends of the window count: a server that has not come back has a gap until the end.
     came.insert(0, from);
     came.push(to);
     let gaps = came.windows(2).map(|pair| pair[1] - pair[0]);
@@ -212,7 +211,7 @@ mod tests {
         assert_eq!(seen.gap, Duration::from_millis(239));
         assert_eq!(seen.longest_wait, Duration::from_millis(300));
         assert_eq!(seen.answers, 4);
-        // One that never comes back has a gap to the end.
+        // A server that never comes back has a gap to the end.
         let seen = service(&answers, at(90), at(1420));
         assert_eq!(seen.gap, Duration::from_secs(1));
         assert_eq!(service(&[], at(0), at(7)).gap, Duration::from_millis(7));

@@ -1,4 +1,4 @@
-//! A TCP conversation with a server that says everything back, of which every byte is checked.
+//! A TCP conversation with an echo server, of which every byte is checked.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 
 use super::{Namespace, inside};
 
-/// Bytes that are sent at once.
+/// Bytes sent at once.
 const BLOCK: usize = 16 << 10;
-/// Longest wait for anything: a move takes less, and so does TCP's next try after a node was away.
+/// Longest wait for anything: a move takes less, and so does TCP's next retry after a node was away.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What became of a conversation.
+/// The outcome of a conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Talked {
-    /// Bytes that came back as they were sent.
+    /// Bytes that came back, right or wrong.
     pub bytes: u64,
-    /// Bytes that came back as others.
+    /// Bytes that came back different.
     pub wrong: u64,
-    /// It broke off.
+    /// True if the connection broke.
     pub reset: bool,
 }
 
@@ -39,7 +39,7 @@ struct Shared {
 }
 
 impl Talk {
-    /// Connects to a server from inside a namespace, and talks to it at this rate.
+    /// Connects to a server from inside a namespace and sends at this rate.
     pub fn start(from: &Namespace, to: SocketAddr, bytes_per_second: u64) -> Self {
         let shared = Arc::new(Shared::default());
         let thread = inside(from, {
@@ -49,20 +49,20 @@ impl Talk {
         Self { shared, thread }
     }
 
-    /// Bytes that have come back so far.
+    /// Returns the bytes received back so far.
     pub fn bytes(&self) -> u64 {
         self.shared.bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether it has ended by itself, which it does when it breaks off.
+    /// Returns true if the conversation has ended by itself, as on a broken connection.
     pub fn has_ended(&self) -> bool {
         self.thread.is_finished()
     }
 
-    /// Ends it.
+    /// Ends the conversation.
     ///
     /// # Errors
-    /// When it could not begin.
+    /// If the conversation could not begin.
     pub fn finish(self) -> io::Result<Talked> {
         self.shared.stop.store(true, Ordering::Relaxed);
         let ended = self.thread.join();
@@ -101,7 +101,7 @@ fn talk(to: SocketAddr, bytes_per_second: u64, shared: &Shared) -> io::Result<Ta
     Ok(talked)
 }
 
-/// The server may need a while to start.
+/// Connects, with retries: the server may need a while to start.
 fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -113,7 +113,7 @@ fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// What is said at this place of the conversation.
+/// Returns the block to send at this offset of the conversation.
 fn content(offset: u64) -> Vec<u8> {
     let word = |place: u64| {
         (offset + place * 8)

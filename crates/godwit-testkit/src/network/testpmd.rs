@@ -1,5 +1,5 @@
-//! DPDK's testpmd as the driver of a vhost-user NIC (its `virtio_user` device): a front end that is not ours. It keeps
-//! every frame that the NIC gives it in a file, and sends those of another file.
+//! DPDK's testpmd as the driver of a vhost-user NIC (its `virtio_user` device): a foreign front end. testpmd writes
+//! every frame from the NIC to a file, and sends the frames of another file.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::process::Process;
 
-/// How long it may take to close its files.
+/// Longest time for testpmd to close its files.
 const END: Duration = Duration::from_secs(20);
 
 /// Bytes of a pcap file's header, and of each frame's.
@@ -20,17 +20,17 @@ const FRAME_HEADER: usize = 16;
 #[derive(Debug)]
 pub struct Testpmd {
     process: Process,
-    /// Of each pair.
+    /// Capture file of each queue pair.
     received: Vec<PathBuf>,
     log: PathBuf,
 }
 
 impl Testpmd {
-    /// Connects one to the NIC at this socket, with a pair of queues for each of these lists of frames, which it sends at once
-    /// by that pair, and which must fit the pair's ring. Its files are in this folder, and begin with this name.
+    /// Connects a testpmd to the NIC at this socket, with a queue pair for each list of frames. The pair sends the list
+    /// at once, so the list must fit the pair's ring. Files are in `folder`, and their names begin with `name`.
     ///
     /// # Errors
-    /// When it is not installed (`scripts/install-testpmd`), or a file cannot be written.
+    /// If testpmd is not installed (`scripts/install-testpmd`), or a file cannot be written.
     pub fn start(
         socket: &Path,
         folder: &Path,
@@ -48,13 +48,13 @@ impl Testpmd {
         }
         let queues = sends.len().to_string();
         let log = file("log");
-        // With several pairs its driver wants a control queue, which it answers itself.
+        // With several pairs the driver wants a control queue, which it answers itself.
         let nic = format!(
             "virtio_user0,path={},queues={queues},queue_size=256,cq=1",
             socket.display()
         );
         let prefix = format!("godwit-{}-{name}", std::process::id());
-        // It says goodbye to a NIC that may have gone before it.
+        // testpmd writes a farewell to a NIC that may already be gone.
         let mut command = Command::new("env");
         command
             .args(["--ignore-signal=PIPE", "dpdk-testpmd"])
@@ -80,17 +80,17 @@ impl Testpmd {
         })
     }
 
-    /// What it said.
+    /// Returns the output so far.
     pub fn said(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Ends it, and gives every frame that the NIC gave it, in order, pair by pair.
+    /// Ends testpmd, and returns every frame received from the NIC, in order, pair by pair.
     ///
     /// # Errors
-    /// When it does not end as it should, with what it said.
+    /// If testpmd does not end with success; the error has the output.
     pub fn finish(mut self) -> io::Result<Vec<Vec<u8>>> {
-        // It ends when what it reads its commands from does.
+        // testpmd ends when its standard input does.
         drop(self.process.child().stdin.take());
         let status = self.process.wait(END)?;
         if !status.success() {
@@ -105,7 +105,7 @@ impl Testpmd {
     }
 }
 
-/// Frames as a pcap file.
+/// Returns the frames as a pcap file.
 fn pcap(frames: &[Vec<u8>]) -> Vec<u8> {
     let words =
         |words: &[u32]| -> Vec<u8> { words.iter().flat_map(|word| word.to_le_bytes()).collect() };
@@ -119,7 +119,7 @@ fn pcap(frames: &[Vec<u8>]) -> Vec<u8> {
     file
 }
 
-/// The frames of a pcap file of this machine's order.
+/// Returns the frames of a pcap file in this machine's byte order.
 fn frames(mut file: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     let cut = || io::Error::other("a pcap file is cut off");
     file = file.get(FILE_HEADER..).ok_or_else(cut)?;

@@ -1,4 +1,4 @@
-//! What else uses a link: the network traffic of virtual machines.
+//! Competing traffic on a link: the network traffic of virtual machines.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use super::{Link, inside};
 
-/// Where the sink listens inside its namespace.
+/// Port of the sink in the right namespace.
 const PORT: u16 = 9000;
-/// Longest wait for the sink to take something.
+/// Longest wait for the sink to take a message.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How the traffic is marked.
+/// The priority mark of the traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
     /// Like everything else.
@@ -25,7 +25,7 @@ pub enum Priority {
 }
 
 impl Priority {
-    /// The type of service that queues look at.
+    /// Returns the type of service, which selects the queue.
     const fn type_of_service(self) -> u8 {
         match self {
             Self::Equal => 0,
@@ -35,7 +35,7 @@ impl Priority {
     }
 }
 
-/// Messages that go over a link from left to right at a rate that can be changed.
+/// Messages over a link from left to right at an adjustable rate.
 #[derive(Debug)]
 pub struct Traffic {
     shared: Arc<Shared>,
@@ -50,10 +50,10 @@ struct Shared {
 }
 
 impl Traffic {
-    /// Starts to send messages of this many bytes at `bytes_per_second`.
+    /// Starts to send messages of `message` bytes at `bytes_per_second`.
     ///
     /// # Errors
-    /// When the sink cannot listen or the sender not connect.
+    /// If the sink cannot listen or the sender cannot connect.
     pub fn start(
         link: &Link,
         bytes_per_second: u64,
@@ -90,15 +90,15 @@ impl Traffic {
             .store(bytes_per_second, Ordering::Relaxed);
     }
 
-    /// Bytes sent so far.
+    /// Returns the bytes sent so far.
     pub fn sent(&self) -> u64 {
         self.shared.sent.load(Ordering::Relaxed)
     }
 
-    /// Ends it.
+    /// Ends the traffic.
     ///
     /// # Errors
-    /// When the sender failed before.
+    /// If the sender failed before.
     pub fn stop(mut self) -> io::Result<()> {
         self.shared.stop.store(true, Ordering::Relaxed);
         match self.sender.take().map(JoinHandle::join) {
@@ -147,7 +147,7 @@ impl Shared {
             if due > now {
                 std::thread::sleep(due - now);
             } else if now - due > Duration::from_millis(100) {
-                // What the link did not take is not made up for: that would be a burst.
+                // Bytes that the link did not take are not made up for: the link would see a burst.
                 due = now;
             }
         }
@@ -161,7 +161,7 @@ fn await_start(started: &std::sync::mpsc::Receiver<io::Result<()>>) -> io::Resul
         .unwrap_or_else(|_| Err(io::Error::other("the traffic does not start")))
 }
 
-/// Takes what one sender sends.
+/// Takes the messages of one sender.
 fn sink(address: SocketAddr, ready: &Sender<io::Result<()>>) -> io::Result<()> {
     let listener = match TcpListener::bind(address) {
         Ok(listener) => listener,

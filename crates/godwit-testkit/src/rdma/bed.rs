@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::RdmaGuest;
 
-/// Running guests on one network, until it is dropped.
+/// Running guests on one network, until the bed is dropped.
 pub struct Bed {
     guests: Vec<RdmaGuest>,
     work: tempfile::TempDir,
@@ -16,7 +16,7 @@ impl Bed {
     /// Boots `count` guests, 2 or 3. `files` are put into /opt/godwit of each.
     ///
     /// # Errors
-    /// If the guest cannot be built or does not boot, with what was said.
+    /// If the guest cannot be built or does not boot; the error has the output.
     pub fn start(count: usize, files: &[PathBuf]) -> io::Result<Self> {
         let image = image()?;
         let work = tempfile::Builder::new().prefix("godwit-rdma-").tempdir()?;
@@ -42,7 +42,8 @@ impl Bed {
                 "ip link set eth0 mtu 4300 up && ip addr add {}/24 dev eth0 && rdma link add rxe0 type rxe netdev eth0",
                 guest.address()
             ))?;
-            // Guests on busy hosts answer too late to who asks where they are. Addresses that move are asked for.
+            // Permanent neighbour entries, because guests on busy hosts answer neighbour requests too late. Addresses
+            // that move are still resolved.
             for other in (1..=count).filter(|other| *other != guest.number()) {
                 guest.must(&format!(
                     "ip neigh replace 10.0.0.{other} lladdr 52:54:00:00:00:{other:02x} nud permanent dev eth0"
@@ -52,7 +53,7 @@ impl Bed {
         Ok(bed)
     }
 
-    /// Guest `number`, from 1.
+    /// Returns guest `number`, from 1.
     ///
     /// # Panics
     /// If there is none.
@@ -60,13 +61,13 @@ impl Bed {
         &self.guests[number - 1]
     }
 
-    /// Where QEMU's and the guests' consoles' logs are.
+    /// Returns the folder of the logs of QEMU and of the guests' consoles.
     pub fn logs(&self) -> &Path {
         self.work.path()
     }
 }
 
-/// The guest image; built if it is missing.
+/// Returns the guest image, built if missing.
 fn image() -> io::Result<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let built = Command::new(root.join("scripts/build-rdma-guest")).output()?;
@@ -97,7 +98,7 @@ fn pack(files: &[PathBuf], into: &Path) -> io::Result<()> {
     }
 }
 
-/// QEMU's arguments: the last guest joins all others' streams and its own NIC in a hub.
+/// Returns QEMU's network arguments: the last guest joins the streams of all others and its own NIC in a hub.
 fn network(work: &Path, number: usize, count: usize) -> Vec<String> {
     let path = |other: usize| work.join(format!("net-{other}")).display().to_string();
     let nic =

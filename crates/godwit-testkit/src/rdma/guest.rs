@@ -1,4 +1,4 @@
-//! One guest: its QEMU, and commands in it.
+//! A guest: its QEMU, and commands in the guest.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -12,15 +12,15 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 
 use crate::process::{Process, wait_for};
 
-/// How long a guest may take to boot.
+/// Longest time for a guest to boot.
 const BOOT: Duration = Duration::from_secs(180);
-/// How long a command may take.
+/// Longest time for a command.
 const COMMAND: Duration = Duration::from_secs(120);
 
-/// What a command in a guest said.
+/// The result of a command in a guest.
 #[derive(Debug, Clone)]
 pub struct Output {
-    /// Its exit status.
+    /// Exit status.
     pub status: i32,
     /// Standard output and error, together.
     pub text: String,
@@ -30,7 +30,7 @@ pub struct Output {
 pub struct RdmaGuest {
     number: usize,
     _qemu: Process,
-    /// What the guest's console and QEMU said.
+    /// Logs of the guest's console and of QEMU.
     logs: [PathBuf; 2],
     channel: Mutex<Channel>,
 }
@@ -44,7 +44,7 @@ impl RdmaGuest {
     /// Starts QEMU with this network; the guest boots meanwhile.
     ///
     /// # Errors
-    /// If QEMU cannot be started or does not open its sockets.
+    /// If QEMU cannot be started or does not open the sockets.
     pub(super) fn start(
         image: &Path,
         payload: &Path,
@@ -133,7 +133,7 @@ impl RdmaGuest {
         })
     }
 
-    /// Waits until it takes commands.
+    /// Waits until the guest takes commands.
     pub(super) fn booted(&self) -> io::Result<()> {
         let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         channel.reader.get_ref().set_read_timeout(Some(BOOT))?;
@@ -163,7 +163,7 @@ impl RdmaGuest {
         ))
     }
 
-    /// Runs a shell command and waits for its end.
+    /// Runs a shell command to the end.
     ///
     /// # Errors
     /// If the guest does not answer in time.
@@ -196,10 +196,10 @@ impl RdmaGuest {
         })
     }
 
-    /// As [`RdmaGuest::run`], for a command that has to succeed; gives what it said.
+    /// Does the same as [`RdmaGuest::run`] for a command that has to succeed; returns the output.
     ///
     /// # Errors
-    /// Also if the command fails, with what it said.
+    /// Also if the command fails; the error has the output.
     pub fn must(&self, command: &str) -> io::Result<String> {
         let output = self.run(command)?;
         if output.status == 0 {
@@ -212,13 +212,13 @@ impl RdmaGuest {
         )))
     }
 
-    /// Starts a command in the background. What it says goes to /run/NAME.log, its exit status to
-    /// /run/NAME.status when it ends. Gives its process id.
+    /// Starts a command in the background. The output goes to /run/NAME.log, the exit status to /run/NAME.status at the
+    /// end. Returns the process id.
     ///
     /// # Errors
-    /// Those of [`RdmaGuest::must`].
+    /// As [`RdmaGuest::must`].
     pub fn background(&self, name: &str, command: &str) -> io::Result<u32> {
-        // A shell that is not its parent: the program can be dumped and restored without it.
+        // A shell that is not the program's parent: the program can be dumped and restored without the shell.
         let script = format!(
             "rm -f /run/{name}.status; setsid bash -c 'echo $$ >/run/{name}.pid; exec {command}' \
              </dev/null >/run/{name}.log 2>&1 & until [ -s /run/{name}.pid ]; do sleep 0.02; done; \
@@ -230,12 +230,12 @@ impl RdmaGuest {
         })
     }
 
-    /// Its number, from 1.
+    /// Returns the guest's number, from 1.
     pub fn number(&self) -> usize {
         self.number
     }
 
-    /// Its address on the guests' network.
+    /// Returns the guest's address on the guests' network.
     pub fn address(&self) -> String {
         format!("10.0.0.{}", self.number)
     }

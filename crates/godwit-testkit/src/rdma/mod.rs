@@ -1,8 +1,8 @@
 //! The RDMA test bed: virtual machines with soft-RoCE (`rdma_rxe`) on one network, in QEMU without KVM.
 //!
-//! `scripts/build-rdma-guest` makes what they boot. The last guest's QEMU is the network's hub, the
-//! others are connected to it; guest N has the address 10.0.0.N and the RDMA device rxe0. Commands
-//! go through a virtio port of its own, not over that network.
+//! `scripts/build-rdma-guest` makes their boot image. The last guest's QEMU is the network's hub, to which the others
+//! are connected; guest N has the address 10.0.0.N and the RDMA device rxe0. Commands go through a virtio port of their
+//! own, not over the guests' network.
 
 mod bed;
 mod guest;

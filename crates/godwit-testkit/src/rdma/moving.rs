@@ -1,4 +1,4 @@
-//! Moves of RDMA processes between guests: `godwit process migrate`, as an operator would.
+//! Moves of RDMA processes between guests with `godwit process migrate`, as an operator would move them.
 
 use std::io;
 
@@ -6,33 +6,33 @@ use serde::{Deserialize, Serialize};
 
 use super::{Place, RdmaGuest};
 
-/// How `godwit` reaches the node of its guest.
+/// API socket of the node in a guest.
 pub(super) const SOCKET: &str = "/run/godwit/godwit.sock";
 
-/// Where the time of a move went, in milliseconds. The process does nothing with RDMA from the first
-/// suspension to the end: that is the blackout.
+/// The parts of a move's time, in milliseconds. From the first suspension to the end, the blackout, the process does
+/// nothing with RDMA.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Breakdown {
-    /// Giving the device's objects back.
+    /// Release of the device's objects.
     pub dump_rdma: f64,
     /// CRIU's dump.
     pub dump_others: f64,
-    /// The image on its way.
+    /// Transfer of the image.
     pub transfer: f64,
-    /// Making the objects again, or taking what was made ahead, and connecting them.
+    /// Creation or reuse of the objects, and their connection.
     pub restore_rdma: f64,
     /// CRIU's restore.
     pub full_restore: f64,
-    /// Both sides post what was kept back, and go on.
+    /// Both sides post the held work requests, and go on.
     pub resume: f64,
 }
 
-/// What a move took.
+/// The costs of a move.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Moved {
-    /// From the first suspension until both sides go on, in milliseconds.
+    /// Time from the first suspension until both sides go on, in milliseconds.
     pub blackout_ms: f64,
-    /// Its parts.
+    /// Parts of the blackout.
     pub breakdown_ms: Breakdown,
     /// Wait-before-stop, in milliseconds: asked for and done.
     #[serde(rename = "wait_ms")]
@@ -40,22 +40,22 @@ pub struct Moved {
     /// Queue pairs that moved.
     #[serde(rename = "queue_pairs")]
     pub qps: usize,
-    /// Bytes that were sent in all.
+    /// Bytes sent in all.
     pub image_bytes: u64,
-    /// Bytes of them that were copied while the process worked.
+    /// Bytes of them copied while the process worked.
     pub pre_copied_bytes: u64,
-    /// In so many rounds.
+    /// Rounds of pre-copy.
     pub pre_copy_rounds: u32,
-    /// How long pre-setup took while the process ran, in milliseconds; nothing without it.
+    /// Time of pre-setup while the process ran, in milliseconds; `None` without pre-setup.
     pub pre_setup_ms: Option<f64>,
-    /// What the node warned of, such as that something made ahead was not used.
+    /// Warnings of the node, such as about an unused object made ahead.
     pub warnings: Vec<String>,
 }
 
-/// What a node says when it refuses.
+/// The node's answer to a refused request.
 #[derive(Debug, Deserialize)]
 pub struct Refused {
-    /// In words.
+    /// The refusal in words.
     pub message: String,
 }
 
@@ -63,24 +63,24 @@ pub struct Refused {
 #[derive(Debug, Deserialize)]
 pub struct MoveSeen {
     id: String,
-    /// What it does.
+    /// Current phase.
     pub phase: String,
-    /// Why it ended without moving the process.
+    /// Reason for an end without a move of the process.
     pub error: Option<Refused>,
 }
 
 impl MoveSeen {
-    /// Whether it has ended.
+    /// Returns true if the move has ended.
     pub fn ended(&self) -> bool {
         matches!(self.phase.as_str(), "completed" | "aborted")
     }
 }
 
-/// Moves `from`'s process to `to`, with `alias` (an address and its length) and the file `carried`, which has no slash in
-/// front; with `pre_setup` the device's objects are made ahead of it.
+/// Moves the process of `from` to `to`, with `alias` (an address and a prefix length) and the file `carried`, written
+/// without a leading slash. With `pre_setup` the device's objects are made ahead of the process.
 ///
 /// # Errors
-/// What the node says, also of a process that moved without what was to be made ahead of it.
+/// The node's refusal, or the warnings if the process moved without the objects made ahead.
 pub fn move_process(
     from: Place<'_>,
     to: &RdmaGuest,
@@ -99,10 +99,10 @@ pub fn move_process(
     }
 }
 
-/// Begins a move as [`move_process`] does; gives its id.
+/// Begins a move as [`move_process`] does; returns its id.
 ///
 /// # Errors
-/// What the node says.
+/// The node's refusal.
 pub fn detach_move(
     from: Place<'_>,
     to: &RdmaGuest,
@@ -115,10 +115,10 @@ pub fn detach_move(
     Ok(begun.id)
 }
 
-/// Begins a move as [`move_container`] does; gives its id.
+/// Begins a move as [`move_container`] does; returns its id.
 ///
 /// # Errors
-/// What the node says.
+/// The node's refusal.
 pub fn detach_container_move(
     from: &RdmaGuest,
     id: &str,
@@ -132,10 +132,10 @@ pub fn detach_container_move(
     Ok(begun.id)
 }
 
-/// A move as it is now.
+/// Returns the current state of a move.
 ///
 /// # Errors
-/// The node does not answer, or does not know it.
+/// If the node does not answer, or does not know the move.
 pub fn see_move(source: &RdmaGuest, id: &str) -> io::Result<MoveSeen> {
     let said = source.must(&format!(
         "godwit --socket {SOCKET} --json process moves 2>&1"
@@ -148,7 +148,7 @@ pub fn see_move(source: &RdmaGuest, id: &str) -> io::Result<MoveSeen> {
 /// Moves the container `id` under runc from `from` to `to`, with the address `alias` and the file `carried`.
 ///
 /// # Errors
-/// What the node says.
+/// The node's refusal.
 pub fn move_container(
     from: &RdmaGuest,
     id: &str,
@@ -162,10 +162,10 @@ pub fn move_container(
     Ok(serde_json::from_str(&ask_to(from, &what, to, &more)?)?)
 }
 
-/// Moves the process that a control group stands for from `from` to `to`, with the address `alias` and the file `carried`.
+/// Moves the process of a control group from `from` to `to`, with the address `alias` and the file `carried`.
 ///
 /// # Errors
-/// What the node says.
+/// The node's refusal.
 pub fn move_control_group(
     from: &RdmaGuest,
     group: &str,
@@ -178,7 +178,7 @@ pub fn move_control_group(
     Ok(serde_json::from_str(&ask_to(from, &what, to, &more)?)?)
 }
 
-/// Asks for a move of a process; gives what the command prints as JSON.
+/// Asks for a move of a process; returns the command's JSON.
 fn migrate(from: Place<'_>, to: &RdmaGuest, more: &str) -> io::Result<String> {
     ask_to(
         from.guest,
@@ -205,16 +205,16 @@ fn ask_to(from: &RdmaGuest, what: &str, to: &RdmaGuest, more: &str) -> io::Resul
     ))
 }
 
-/// All reasons against a move of `from` to `to`, one sentence each, as the node names them.
+/// Returns all of the node's reasons against a move of `from` to `to`, one sentence each.
 ///
 /// # Errors
 /// If the node names none.
 pub fn preflight(from: Place<'_>, to: &RdmaGuest) -> io::Result<Vec<String>> {
-    // Its output goes along, as in a move.
+    // The output file goes along, as in a move.
     reasons(migrate(from, to, "--file /run/server.log"))
 }
 
-/// All reasons against a move of the container `id` to `to`, one sentence each, as the node names them.
+/// Returns all of the node's reasons against a move of the container `id` to `to`, one sentence each.
 ///
 /// # Errors
 /// If the node names none.

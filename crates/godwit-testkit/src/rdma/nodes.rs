@@ -1,4 +1,4 @@
-//! A node in each guest, so that they move processes between them.
+//! A node in each guest, to move processes between the guests.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,11 +7,11 @@ use std::process::Command;
 use super::moving::SOCKET;
 use super::{Bed, RdmaGuest};
 
-/// Certificates of an authority of the bed's own, for the nodes of `count` guests: files for [`Bed::start`]. `godwit` is
-/// the command, `into` a folder.
+/// Creates certificates of the bed's own authority for the nodes of `count` guests; returns the files for
+/// [`Bed::start`]. `godwit` is the command, `into` a folder.
 ///
 /// # Errors
-/// If it makes none, with what it said.
+/// If the command fails; the error has the output.
 pub fn certificates(godwit: &Path, into: &Path, count: usize) -> io::Result<Vec<PathBuf>> {
     let call = |arguments: &[&str]| {
         let made = Command::new(godwit)
@@ -39,10 +39,11 @@ pub fn certificates(godwit: &Path, into: &Path, count: usize) -> io::Result<Vec<
 }
 
 impl Bed {
-    /// Starts a node in each of `count` guests, which is called g and the guest's number. What was said is in /run/node.log.
+    /// Starts a node in each of `count` guests. The node's name is g and the guest's number, and the output is in
+    /// /run/node.log.
     ///
     /// # Errors
-    /// If one does not run, with what it said.
+    /// If a node does not run; the error has the output.
     pub fn start_nodes(&self, count: usize) -> io::Result<()> {
         for number in 1..=count {
             start_node(self.guest(number), count, "")?;
@@ -56,10 +57,10 @@ impl Bed {
         Ok(())
     }
 
-    /// Kills the node of a guest, and starts it again with this in its environment, such as `A=1 `.
+    /// Kills the node of a guest and starts the node again with `environment`, such as `A=1 `.
     ///
     /// # Errors
-    /// If it does not run, with what it said.
+    /// If the node does not run; the error has the output.
     pub fn restart_node(&self, number: usize, count: usize, environment: &str) -> io::Result<()> {
         kill_node(self.guest(number))?;
         start_node(self.guest(number), count, environment)?;
@@ -86,7 +87,7 @@ pub fn kill_node(guest: &RdmaGuest) -> io::Result<()> {
         .map(drop)
 }
 
-/// Starts the node of a guest, with this in its environment.
+/// Starts the node of a guest with `environment`.
 ///
 /// # Errors
 /// If the guest does not answer.

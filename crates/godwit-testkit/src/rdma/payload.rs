@@ -1,4 +1,4 @@
-//! What a guest needs of ours: the library, the node, the programs, the CRIU plugin and certificates.
+//! Godwit's files for a guest: the library, the node, the programs, the CRIU plugin and certificates.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,10 +6,11 @@ use std::process::Command;
 
 use super::certificates;
 
-/// What goes into the guests, without symbols, from the folder of the running program; `into` is where copies are made.
+/// Returns the files for the guests, without symbols, from the folder of the running program; copies are made in
+/// `into`.
 ///
 /// # Errors
-/// If something is missing, with what builds it.
+/// If a file is missing; the error names the command to build the file.
 pub fn payload(into: &Path) -> io::Result<Vec<PathBuf>> {
     let here = std::env::current_exe()?;
     let built = here

@@ -1,15 +1,16 @@
-//! `ib_write_bw` with any number of queue pairs, as the demo and the benchmarks move it.
+//! `ib_write_bw` with any number of queue pairs, for the demo and the benchmarks.
 
 use std::borrow::Cow;
 
 use super::Program;
 
-/// `ib_write_bw` over this many queue pairs with `depth` writes of `bytes` bytes in flight on each, at least `messages` on each
-/// altogether. At most 100 may be in flight.
+/// Returns `ib_write_bw` over this many queue pairs, with `depth` writes of `bytes` bytes in flight on each and at
+/// least `messages` on each altogether. At most 100 may be in flight.
 ///
-/// The number of messages is a multiple of `depth`. Of small messages perftest has every `depth`th signalled, counts `depth` for each
-/// completion, and polls no more once the sum is that of all messages. With another number it counts too many at the end of a
-/// queue pair, so of several some wait for ever for what is not polled, with or without a move.
+/// The number of messages is a multiple of `depth`. Of small messages perftest has every `depth`th signalled, counts
+/// `depth` for each completion, and stops polling once the sum reaches the number of all messages. With another number
+/// perftest counts too many at the end of a queue pair. Some of several queue pairs then wait for ever for unpolled
+/// completions, with or without a move.
 ///
 /// # Panics
 /// If `depth` is 0.
@@ -25,8 +26,8 @@ pub fn write_bw(queue_pairs: u32, depth: u32, bytes: u32, messages: u32) -> Prog
     }
 }
 
-/// [`write_bw`] with enough small messages that it works still when it is moved, since what has to be made for a move takes
-/// the longer the more queue pairs there are.
+/// Returns [`write_bw`] with enough small messages to last into the move: the more queue pairs, the longer the
+/// preparations of a move take.
 ///
 /// # Panics
 /// If `queue_pairs` is 0.

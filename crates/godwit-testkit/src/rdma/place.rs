@@ -1,4 +1,4 @@
-//! A process in a guest, and what its library says of it.
+//! A process in a guest, and the status from its library.
 
 use std::io;
 
@@ -11,12 +11,12 @@ use super::RdmaGuest;
 pub struct Place<'a> {
     /// The guest.
     pub guest: &'a RdmaGuest,
-    /// The process; it keeps its number when it moves.
+    /// Process id, which a move keeps.
     pub pid: u32,
 }
 
 impl Place<'_> {
-    /// Whether the process is there, whatever it does: one that has ended and that nobody has waited for is not.
+    /// Returns true if the process exists in any state but zombie or dead.
     ///
     /// # Errors
     /// If the guest does not say.
@@ -35,10 +35,10 @@ impl Place<'_> {
         }
     }
 
-    /// Its queue pairs, and what keeps it from moving.
+    /// Returns the process's queue pairs, and the reasons against a move.
     ///
     /// # Errors
-    /// Also if it does not use the library.
+    /// Also if the process does not use the library.
     pub fn status(&self) -> io::Result<Status> {
         let text = serde_json::to_string(&Request::Status)?;
         let said = self

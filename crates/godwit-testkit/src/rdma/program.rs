@@ -1,4 +1,4 @@
-//! Programs of Debian's that run at two guests, one side of which moves to the third.
+//! Debian's programs, run at two guests, one side of which moves to the third.
 
 use std::borrow::Cow;
 use std::io;
@@ -9,45 +9,45 @@ use godwit_verbs::shim::QueuePairState;
 
 use super::{Bed, Place, RdmaGuest};
 
-/// The address that moves along.
+/// The address of the mover.
 pub const ALIAS: &str = "10.0.0.100/24";
-/// The partner's, if it moves as well.
+/// The partner's address, if the partner moves as well.
 pub const PARTNER_ALIAS: &str = "10.0.0.101/24";
-/// How long a program may take to connect all of its queue pairs.
+/// Longest time for a program to connect all of its queue pairs.
 const CONNECT: Duration = Duration::from_secs(60);
-/// How long a program may take to end after its move.
+/// Longest time for a program to end after its move.
 const END: Duration = Duration::from_secs(180);
-/// How long processes that check everything may take to end.
+/// Longest time for a checking process to end.
 const CHECKED_END: Duration = Duration::from_secs(120);
 /// The port at which Debian's programs listen for each other.
 const PORT: u16 = 18515;
-/// The routing table of what goes to that port.
+/// The routing table of traffic to this port.
 const TABLE: u32 = 100;
 
-/// A program of Debian's, as it runs at both sides.
+/// A program of Debian's, for both sides.
 pub struct Program {
-    /// What reports call it.
+    /// Name in reports.
     pub name: Cow<'static, str>,
-    /// Without the partner's address, which clients have as their last argument.
+    /// Command without the partner's address, the last argument of clients.
     pub command: Cow<'static, str>,
-    /// How long to let it work before the move, in seconds.
+    /// Seconds of work before the move.
     pub work_seconds: f64,
-    /// Whether its server prints no result. Its client's result then stands for both: the client ends
-    /// with one only after the server has answered its last message.
+    /// True if the server prints no result. The client's result then stands for both: the client ends with one only
+    /// after the server has answered its last message.
     pub silent_server: bool,
 }
 
-/// Which side moves.
+/// The moving side.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// The one that listens; of programs that write or read, the one that is written or read.
+    /// The side that listens; of programs that write or read, the target.
     Server,
-    /// The one that connects, and asks.
+    /// The connecting side, which sends requests.
     Client,
 }
 
 impl Side {
-    /// For people and programs.
+    /// Returns the name for people and programs.
     pub fn name(self) -> &'static str {
         match self {
             Side::Server => "server",
@@ -55,7 +55,7 @@ impl Side {
         }
     }
 
-    /// What the side says, without a slash in front.
+    /// Returns the path of the side's output, without a leading slash.
     fn log(self) -> &'static str {
         match self {
             Side::Server => "run/server.log",
@@ -68,7 +68,7 @@ impl Side {
 pub struct AtWork<'a> {
     /// The side at guest 1, which can move with [`ALIAS`].
     pub mover: Place<'a>,
-    /// What it has open and takes along.
+    /// The output file, which the mover has open and takes along.
     pub log: &'static str,
     /// The side at guest 3.
     pub partner: Place<'a>,
@@ -77,14 +77,14 @@ pub struct AtWork<'a> {
 }
 
 impl<'a> AtWork<'a> {
-    /// Starts the program, connects it and lets it work; `side` will be at guest 1.
+    /// Starts the program, connects the sides and lets them work; `side` will be at guest 1.
     ///
     /// # Errors
-    /// If it does not connect, with what it said.
+    /// If the sides do not connect; the error has their output.
     pub fn start(bed: &'a Bed, program: &Program, side: Side) -> io::Result<Self> {
         let (source, fixed) = (bed.guest(1), bed.guest(3));
         let alias = bare(ALIAS);
-        // Announced, since the partner may know the address at the guest that it moved to before.
+        // Announced, since the partner may still know the address at the guest to which it moved before.
         source.must(&format!(
             "ip addr add {ALIAS} dev eth0; arping -q -U -c 1 -I eth0 {alias} >/dev/null 2>&1; true"
         ))?;
@@ -99,8 +99,8 @@ impl<'a> AtWork<'a> {
         let to = match side {
             Side::Server => alias.to_owned(),
             Side::Client => {
-                // What the client says comes from the address that moves along; what the node says to the partner's node
-                // must not, or its connection would go with the process.
+                // The client's traffic comes from the mover's address. The node's traffic to the partner's node must
+                // not, or its connection would go with the process.
                 source.must(&format!(
                     "ip route replace {to}/32 dev eth0 src {alias} table {TABLE} && \
                      ip rule add to {to} ipproto tcp dport {PORT} lookup {TABLE}",
@@ -122,7 +122,7 @@ impl<'a> AtWork<'a> {
                 pid: client,
             },
         );
-        // Both: a program whose side is not connected yet cannot move, and it speaks over TCP until then.
+        // Both: a program whose side is not connected yet cannot move, and the sides speak over TCP until then.
         connected(server)?;
         connected(client)?;
         std::thread::sleep(Duration::from_secs_f64(program.work_seconds));
@@ -139,10 +139,10 @@ impl<'a> AtWork<'a> {
         })
     }
 
-    /// Waits until both sides have ended, of which one is at `there` now.
+    /// Waits until both sides have ended, the moved one at `there`.
     ///
     /// # Errors
-    /// If they do not, or not with success, with what they said.
+    /// If a side does not end, or not with success; the error has the output.
     pub fn ended(&self, there: &RdmaGuest) -> io::Result<()> {
         let moved = Place {
             guest: there,
@@ -154,10 +154,10 @@ impl<'a> AtWork<'a> {
         Ok(())
     }
 
-    /// Looks whether both sides run still, of which one is at `there` now, and none of their requests has failed.
+    /// Checks that both sides still run, the moved one at `there`, without a failed request.
     ///
     /// # Errors
-    /// If not, with what is wrong.
+    /// A description of the failure.
     pub fn works(&self, there: &RdmaGuest) -> io::Result<()> {
         let moved = Place {
             guest: there,
@@ -184,7 +184,7 @@ fn bare(address: &str) -> &str {
 /// Waits until one of Debian's programs listens in the guest.
 ///
 /// # Errors
-/// If none does, with what it said.
+/// If none does; the error has the output.
 pub fn listening(guest: &RdmaGuest) -> io::Result<()> {
     guest.must("for i in $(seq 200); do ss -ltn | grep -q ':18515' && exit 0; sleep 0.05; done; cat /run/server.log; exit 1").map(drop)
 }
@@ -192,7 +192,7 @@ pub fn listening(guest: &RdmaGuest) -> io::Result<()> {
 /// Waits until all queue pairs of the process are connected, or can send if they are for datagrams.
 ///
 /// # Errors
-/// If they are not in time, with what the server in its guest said.
+/// If they are not ready in time; the error has the output of the server in the guest.
 pub fn connected(place: Place<'_>) -> io::Result<()> {
     let ready = |pair: &QueuePairState| {
         pair.remote.is_some() || !pair.reliable_connection && pair.state == IBV_QPS_RTS
@@ -206,7 +206,7 @@ pub fn connected(place: Place<'_>) -> io::Result<()> {
         {
             return Ok(());
         }
-        // Asking takes the guest's only processor from what is to connect.
+        // Each query takes the guest's only processor from the connecting programs.
         std::thread::sleep(Duration::from_millis(200));
     }
     let said = place.guest.run("cat /run/server.log")?.text;
@@ -215,8 +215,7 @@ pub fn connected(place: Place<'_>) -> io::Result<()> {
     )))
 }
 
-/// Waits until the process has ended and judges by what it said: a restored process is nobody's child
-/// whose exit status could be asked.
+/// Waits until the process has ended and judges the output: a restored process has no parent to report the exit status.
 fn ended(place: Place<'_>, log: &str, silent: bool) -> io::Result<()> {
     let began = Instant::now();
     let gone = format!(
@@ -254,13 +253,13 @@ fn ended(place: Place<'_>, log: &str, silent: bool) -> io::Result<()> {
     )))
 }
 
-/// Whether a program's output is that of a run to its end.
+/// Returns true if a program's output shows a run to the end.
 fn succeeded(said: &str, silent: bool) -> bool {
     let bad = ["ailed", "rror", "ouldn't", "nable"]
         .iter()
         .any(|word| said.contains(word));
     let pingpong = said.contains("iters in");
-    // perftest prints its result below the header, if this program has one for this side.
+    // perftest prints the result below the header, if this program has one for this side.
     let perftest = said
         .lines()
         .skip_while(|line| !line.contains("#bytes"))
@@ -272,16 +271,16 @@ fn succeeded(said: &str, silent: bool) -> bool {
     !bad && (silent || pingpong || perftest)
 }
 
-/// What the process has said.
+/// Returns the output of the process.
 pub fn said(place: Place<'_>, log: &str) -> String {
     let output = place.guest.run(&format!("cat /{log}"));
     output.map_or_else(|error| error.to_string(), |output| output.text)
 }
 
-/// Waits for the end of a `godwit-verbs-client`; gives what it has checked. `log` has no slash in front.
+/// Waits for the end of a `godwit-verbs-client`; returns the summary of checks. `log` has no leading slash.
 ///
 /// # Errors
-/// If it does not end, or something was not as it has to be.
+/// If the client does not end, or a check failed.
 pub fn checked_end(place: Place<'_>, log: &str) -> io::Result<String> {
     let began = Instant::now();
     let gone = format!(
@@ -312,7 +311,7 @@ pub fn checked_end(place: Place<'_>, log: &str) -> io::Result<String> {
     )))
 }
 
-/// Makes everything as before the first move.
+/// Restores the state before the first move.
 ///
 /// # Errors
 /// If a guest does not answer.

@@ -19,10 +19,10 @@ use super::memory::SharedMemory;
 use super::post_copy::Faults;
 use super::queue::{Part, QUEUE_BYTES, Queue};
 
-/// Where the guest has its memory.
+/// Guest-physical address of the memory.
 pub const BASE: u64 = 0x4000_0000;
 
-/// How long an answer may take.
+/// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const VERSION_1: u64 = 1 << 32;
@@ -40,14 +40,14 @@ const IDENTIFY: u32 = 8;
 const DISCARD: u32 = 11;
 const ZEROES: u32 = 13;
 
-/// How a front end is set up.
+/// The setup of a front end.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Queues.
+    /// Number of queues.
     pub queues: u16,
-    /// The device is a NIC, which counts its queues in pairs: it is not asked how many it has.
+    /// True if the device is a NIC. The queues of a NIC come in pairs, so their number is not queried.
     pub pairs: bool,
-    /// Descriptors of each.
+    /// Descriptors of each queue.
     pub size: u16,
     /// Bytes of guest memory for data.
     pub data: usize,
@@ -59,9 +59,9 @@ pub struct Options {
     pub flush: bool,
     /// Keep track of requests in flight.
     pub inflight: bool,
-    /// Let the memory arrive while it is used, all but the queues.
+    /// Let the memory arrive while the device uses it, all but the queues.
     pub post_copy: bool,
-    /// The memory's file can become shorter.
+    /// True if the memory's file can become shorter.
     pub shrinks: bool,
 }
 
@@ -97,13 +97,13 @@ impl Status {
     pub const OK: Self = Self(0);
     /// Failed.
     pub const ERROR: Self = Self(1);
-    /// Not something that the device does.
+    /// Not supported by the device.
     pub const UNSUPPORTED: Self = Self(2);
 }
 
 /// A front end.
 pub struct Client {
-    /// The protocol, for what the methods do not offer.
+    /// The protocol, for messages without a method here.
     pub frontend: Frontend,
     /// The guest's memory.
     pub memory: Arc<SharedMemory>,
@@ -111,10 +111,10 @@ pub struct Client {
     pub queues: Vec<Queue>,
     options: Options,
     features: u64,
-    /// The log of written pages, and whether it is kept.
+    /// The dirty log, while the server keeps one.
     log: Option<SharedMemory>,
     inflight: Option<Inflight>,
-    /// What the server waits for, of memory that arrives.
+    /// The server's page faults, in memory that arrives while it is used.
     pub faults: Option<Faults>,
 }
 
@@ -126,7 +126,7 @@ impl Client {
     /// Connects to a server and negotiates. No queue is started.
     ///
     /// # Errors
-    /// When the server cannot be reached or refuses.
+    /// If the server cannot be reached or refuses.
     pub fn connect(path: &Path, options: Options) -> io::Result<Self> {
         let length = u64::from(options.queues) * QUEUE_BYTES + options.data as u64;
         let memory = match options.shrinks {
@@ -163,11 +163,11 @@ impl Client {
         Ok(Frontend::from_stream(UnixStream::connect(path)?, 16))
     }
 
-    /// Connects again with the same memory, queues and requests in flight, as QEMU does when the
-    /// server comes back, and starts all queues.
+    /// Reconnects with the same memory, queues and requests in flight, as QEMU does when the server comes back, and
+    /// starts all queues.
     ///
     /// # Errors
-    /// When the server cannot be reached or refuses.
+    /// If the server cannot be reached or refuses.
     pub fn reconnect(&mut self, path: &Path) -> io::Result<()> {
         self.frontend = Self::dial(path)?;
         self.negotiate()?;
@@ -236,11 +236,11 @@ impl Client {
         Ok(())
     }
 
-    /// Shares the memory, again. Where it arrives while it is used, the server is told by
-    /// [`Client::acknowledge_memory`] that its faults there can be served.
+    /// Shares the memory, again. For memory that arrives while it is used, [`Client::acknowledge_memory`] then tells
+    /// the server that its page faults can be served.
     ///
     /// # Errors
-    /// When the server refuses.
+    /// If the server refuses.
     pub fn share_memory(&mut self) -> io::Result<()> {
         let regions = [self.region()];
         let bases = self.frontend.set_mem_table(&regions).map_err(failed)?;
@@ -250,10 +250,10 @@ impl Client {
         Ok(())
     }
 
-    /// Tells the server that its faults in the memory shared last can be served.
+    /// Tells the server that page faults in the memory shared last can be served.
     ///
     /// # Errors
-    /// When it cannot be told.
+    /// If the message cannot be sent.
     pub fn acknowledge_memory(&mut self) -> io::Result<()> {
         if self.faults.is_some() {
             let code = FrontendReq::SET_MEM_TABLE;
@@ -267,13 +267,13 @@ impl Client {
     /// Tells the server that all of the memory has arrived.
     ///
     /// # Errors
-    /// When the server refuses.
+    /// If the server refuses.
     pub fn end_post_copy(&mut self) -> io::Result<()> {
         self.faults = None;
         self.frontend.postcopy_end().map_err(failed)
     }
 
-    /// How the memory is announced.
+    /// Returns the description of the memory for the server.
     pub fn region(&self) -> VhostUserMemoryRegionInfo {
         VhostUserMemoryRegionInfo {
             guest_phys_addr: BASE,
@@ -297,10 +297,10 @@ impl Client {
         Ok(())
     }
 
-    /// The disk's configuration space.
+    /// Returns the disk's configuration space.
     ///
     /// # Errors
-    /// When the server refuses.
+    /// If the server refuses.
     pub fn config(&mut self) -> io::Result<Vec<u8>> {
         let room = [0; 60];
         let (_, space) = self
@@ -313,7 +313,7 @@ impl Client {
     /// Starts all queues.
     ///
     /// # Errors
-    /// When the server refuses.
+    /// If the server refuses.
     pub fn start(&mut self) -> io::Result<()> {
         for index in 0..self.queues.len() {
             self.start_queue(index, 0)?;
@@ -324,7 +324,7 @@ impl Client {
     /// Starts a queue of which `base` requests have been taken.
     ///
     /// # Errors
-    /// When the server refuses.
+    /// If the server refuses.
     pub fn start_queue(&mut self, index: usize, base: u16) -> io::Result<()> {
         let size = self.queues[index].size();
         self.frontend.set_vring_num(index, size).map_err(failed)?;
@@ -343,16 +343,16 @@ impl Client {
         self.enable_queue(index, true)
     }
 
-    /// Lets requests pass by a queue, or not.
+    /// Enables or disables a queue.
     ///
     /// # Errors
-    /// When the server refuses.
+    /// If the server refuses.
     pub fn enable_queue(&mut self, index: usize, enabled: bool) -> io::Result<()> {
         let enabling = self.frontend.set_vring_enable(index, enabled);
         enabling.map_err(failed)
     }
 
-    /// Tells where a queue is, and whether what the server writes there is logged.
+    /// Sends the addresses of a queue, and whether the server logs its writes there.
     fn place_queue(&mut self, index: usize) -> io::Result<()> {
         let queue = &self.queues[index];
         let [descriptors, available, used] = queue.places();
@@ -369,19 +369,19 @@ impl Client {
         self.frontend.set_vring_addr(index, &config).map_err(failed)
     }
 
-    /// Stops a queue and returns how many requests were taken, modulo 65536.
+    /// Stops a queue and returns the number of requests taken, modulo 65536.
     ///
     /// # Errors
-    /// When the server refuses.
+    /// If the server refuses.
     pub fn stop_queue(&mut self, index: usize) -> io::Result<u16> {
         let base = self.frontend.get_vring_base(index).map_err(failed)?;
         u16::try_from(base).map_err(failed)
     }
 
-    /// Lets the server log the pages that it writes.
+    /// Lets the server log written pages.
     ///
     /// # Errors
-    /// When the server refuses.
+    /// If the server refuses.
     pub fn start_log(&mut self) -> io::Result<()> {
         let pages = (BASE + self.memory.length() as u64).div_ceil(4096);
         let length = pages.div_ceil(8).next_multiple_of(4096);
@@ -401,26 +401,26 @@ impl Client {
         (0..self.queues.len()).try_for_each(|index| self.place_queue(index))
     }
 
-    /// Lets the server log no more, with the log still shared and empty.
+    /// Ends the server's logging, with the log still shared and empty.
     ///
     /// # Errors
-    /// When the server refuses.
+    /// If the server refuses.
     pub fn stop_log(&mut self) -> io::Result<()> {
         self.frontend.set_features(self.features).map_err(failed)?;
         self.take_log();
         Ok(())
     }
 
-    /// The memory in which the server keeps track of requests in flight, when there is any.
+    /// Returns the memory in which the server keeps track of requests in flight.
     ///
     /// # Errors
-    /// When it cannot be mapped.
+    /// If there is none, or the memory cannot be mapped.
     pub fn inflight_memory(&self) -> io::Result<SharedMemory> {
         let inflight = self.inflight.as_ref().ok_or(io::ErrorKind::NotFound)?;
         SharedMemory::map(inflight.file.try_clone()?, inflight.area.mmap_size as usize)
     }
 
-    /// The pages logged since the last call, as offsets in the memory, in order.
+    /// Returns the pages logged since the last call, as offsets in the memory, in order.
     pub fn take_log(&self) -> Vec<u64> {
         let Some(log) = &self.log else {
             return Vec::new();
@@ -434,15 +434,15 @@ impl Client {
             .collect()
     }
 
-    /// Offset in the memory of the data area.
+    /// Returns the offset of the data area in the memory.
     pub const fn data(&self) -> u64 {
         self.options.queues as u64 * QUEUE_BYTES
     }
 
-    /// Starts a request with its data, if any, at these parts, and returns its head.
+    /// Starts a request with these parts of data, if any, and returns the head.
     ///
     /// # Panics
-    /// When the queue is full.
+    /// If the queue is full.
     pub fn submit(&mut self, queue: usize, kind: u32, sector: u64, data: &[Part]) -> u16 {
         let mut header = [0; 16];
         header[..4].copy_from_slice(&kind.to_le_bytes());
@@ -465,7 +465,7 @@ impl Client {
         self.submit(queue, OUT, sector, &[part])
     }
 
-    /// A piece of a request at an offset of the memory.
+    /// Returns a part of a request at an offset of the memory.
     pub const fn part(&self, offset: u64, length: u32, writable: bool) -> Part {
         Part {
             address: BASE + offset,
@@ -477,14 +477,14 @@ impl Client {
     /// Waits for a request's answer, which must be the queue's next.
     ///
     /// # Panics
-    /// When another comes, or none.
+    /// If another answer comes, or none.
     pub fn wait_for(&mut self, queue: usize, head: u16) -> Status {
         let done = self.queues[queue].wait(PATIENCE).expect("an answer");
         assert_eq!(done.head, head, "the answer to another request");
         self.status(queue, head)
     }
 
-    /// The status of a request.
+    /// Returns the status of a request.
     pub fn status(&self, queue: usize, head: u16) -> Status {
         let mut status = [0];
         self.memory
@@ -501,7 +501,7 @@ impl Client {
     /// Reads.
     ///
     /// # Errors
-    /// The status, when it is not that of success.
+    /// Any status but success.
     pub fn read(&mut self, queue: usize, sector: u64, length: usize) -> Result<Vec<u8>, Status> {
         let part = self.part(self.data(), length as u32, true);
         match self.call(queue, IN, sector, &[part]) {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// A memory file, mapped. Offsets into it are in bytes.
+/// A memory file, mapped. Offsets into the file are in bytes.
 #[derive(Debug)]
 pub struct SharedMemory {
     file: File,
@@ -16,27 +16,27 @@ pub struct SharedMemory {
     length: usize,
 }
 
-// SAFETY: the mapping belongs to no thread; what threads do to the same bytes at once is up to
-// whoever drives the device, as it is for a guest.
+// SAFETY: the mapping belongs to no thread. Concurrent access to the same bytes is the responsibility of the device's
+// driver, as in a guest.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// New memory of `length` bytes, a multiple of the page size, all zeroes and sealed against shrinking.
+    /// Creates memory of `length` bytes, a multiple of the page size, all zeroes and sealed against shrinking.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// If the kernel refuses.
     pub fn new(length: usize) -> io::Result<Self> {
         let memory = Self::make(length, MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::fcntl_add_seals(&memory.file, SealFlags::SHRINK)?;
         Ok(memory)
     }
 
-    /// The same, in a file that nobody can seal.
+    /// Creates memory in an unsealable file.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// If the kernel refuses.
     pub fn unsealed(length: usize) -> io::Result<Self> {
         Self::make(length, MemfdFlags::empty())
     }
@@ -48,10 +48,10 @@ impl SharedMemory {
         Self::map(file, length)
     }
 
-    /// Maps the first `length` bytes of a file that somebody else made.
+    /// Maps the first `length` bytes of an existing file.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// If the kernel refuses.
     pub fn map(file: File, length: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
@@ -72,25 +72,25 @@ impl SharedMemory {
         })
     }
 
-    /// Bytes in it.
+    /// Returns the number of bytes.
     pub const fn length(&self) -> usize {
         self.length
     }
 
-    /// Its file.
+    /// Returns the file.
     pub const fn file(&self) -> &File {
         &self.file
     }
 
-    /// Its file's descriptor.
+    /// Returns the file's descriptor.
     pub fn descriptor(&self) -> RawFd {
         self.file.as_raw_fd()
     }
 
-    /// The address of the byte at `offset`, with `length` bytes after it.
+    /// Returns the address of the byte at `offset`, with `length` bytes after it.
     ///
     /// # Panics
-    /// When they do not lie within.
+    /// If the range does not lie within.
     pub fn at(&self, offset: u64, length: usize) -> *mut u8 {
         let offset = usize::try_from(offset).expect("an offset");
         assert!(
@@ -115,28 +115,27 @@ impl SharedMemory {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
-    /// A number that the other side may change at any time.
+    /// Loads a number that the other side may change at any time.
     pub fn load(&self, offset: u64) -> u16 {
         self.number(offset).load(Ordering::Acquire)
     }
 
-    /// Stores a number that the other side may look at at any time.
+    /// Stores a number that the other side may read at any time.
     pub fn store(&self, offset: u64, number: u16) {
         self.number(offset).store(number, Ordering::Release);
     }
 
     fn number(&self, offset: u64) -> &AtomicU16 {
         assert!(offset.is_multiple_of(2), "a number lies at an even offset");
-        // SAFETY: `at` checked the range, the mapping is aligned to a page and lives as long as
-        // `self`.
+        // SAFETY: `at` checked the range, the mapping is aligned to a page and lives as long as `self`.
         unsafe { AtomicU16::from_ptr(self.at(offset, 2).cast()) }
     }
 }
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made with this length and is not used after this. A failure
-        // leaves it mapped, which harms nothing.
+        // SAFETY: the mapping was made with this length and is not used after this. A failure leaves the memory mapped,
+        // which harms nothing.
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.length) };
     }
 }

@@ -1,7 +1,7 @@
-//! A virtual machine without one: a vhost-user-blk front end that shares memory with the server of
-//! a disk and drives virtqueues in it, as a guest's driver does.
+//! A vhost-user-blk front end without a virtual machine. The front end shares memory with the server of a disk and
+//! drives virtqueues there, as a guest's driver does.
 //!
-//! It also works against other servers than Godwit's, to compare them.
+//! Other servers than Godwit's work, too, for comparisons.
 
 mod client;
 mod memory;

@@ -1,4 +1,4 @@
-//! Guest memory that arrives while a server uses it, and the front end that brings it.
+//! Guest memory that arrives while a server uses it, and the front end that delivers the pages.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,7 +13,7 @@ use rustix::mm::UserfaultfdFlags;
 use super::SharedMemory;
 
 const PAGE: u64 = 4096;
-/// What the kernel says of a page fault: the kind of message, and where the address is in it.
+/// Layout of the kernel's page fault message: the size, the kind, and the offset of the address.
 const MESSAGE: usize = 32;
 const FAULT: u8 = 0x12;
 const ADDRESS: usize = 16;
@@ -46,17 +46,17 @@ struct Range {
     length: u64,
 }
 
-/// Whether a process like this one can wait for pages at all.
+/// Returns true if a process like this one can wait for pages at all.
 pub fn may_wait_for_pages() -> bool {
     // SAFETY: the descriptor is closed unused.
     unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC) }.is_ok()
 }
 
-/// Lets this process wait for missing pages of the memory, as QEMU does while they arrive, until
-/// what is returned is dropped.
+/// Lets this process wait for missing pages of the memory, as QEMU does while they arrive, until the returned
+/// descriptor is dropped.
 ///
 /// # Errors
-/// When it may not.
+/// If the process may not.
 pub fn wait_for_pages(memory: &SharedMemory) -> io::Result<OwnedFd> {
     let agreement = Agreement {
         api: 0xaa,
@@ -78,31 +78,31 @@ pub fn wait_for_pages(memory: &SharedMemory) -> io::Result<OwnedFd> {
     }
 }
 
-/// The server's faults in memory of which pages are missing.
+/// The server's page faults in memory of which pages are missing.
 #[derive(Debug)]
 pub struct Faults {
     file: File,
     memory: Arc<SharedMemory>,
-    /// Where the server has the memory.
+    /// Address of the memory in the server.
     base: u64,
 }
 
 impl Faults {
-    /// Those that the server reports to the file.
+    /// Creates the faults that the server reports to the file.
     pub(super) const fn new(file: File, memory: Arc<SharedMemory>) -> Self {
         let base = 0;
         Self { file, memory, base }
     }
 
-    /// The server has mapped the memory there.
+    /// Sets the address at which the server has mapped the memory.
     pub(super) const fn set_base(&mut self, base: u64) {
         self.base = base;
     }
 
-    /// The same faults for somebody else.
+    /// Returns a second handle of the same faults.
     ///
     /// # Errors
-    /// When the kernel refuses a descriptor.
+    /// If the kernel refuses a descriptor.
     pub fn share(&self) -> io::Result<Self> {
         Ok(Self {
             file: self.file.try_clone()?,
@@ -111,10 +111,10 @@ impl Faults {
         })
     }
 
-    /// The page that the server waits for, as an offset in the memory, when there is one in time.
+    /// Returns the page awaited by the server, as an offset in the memory; `None` on timeout.
     ///
     /// # Errors
-    /// When the kernel does not tell.
+    /// If the kernel does not tell.
     pub fn next(&self, patience: Duration) -> io::Result<Option<u64>> {
         let mut polled = [PollFd::new(&self.file, PollFlags::IN)];
         let timeout = Timespec::try_from(patience).map_err(io::Error::other)?;
@@ -130,10 +130,10 @@ impl Faults {
         Ok(Some(u64::from_le_bytes(address) - self.base))
     }
 
-    /// Brings the page at an offset, filled with a byte.
+    /// Delivers the page at an offset, filled with a byte.
     ///
     /// # Errors
-    /// When the server cannot be woken.
+    /// If the server cannot be woken.
     pub fn deliver(&self, page: u64, filling: u8) -> io::Result<()> {
         self.memory.write(page, &[filling; PAGE as usize]);
         let range = Range {

@@ -11,14 +11,14 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::memory::SharedMemory;
 
-/// The next descriptor of the chain is named.
+/// Flag of a descriptor that names the next one of its chain.
 pub const NEXT: u16 = 1;
-/// The device writes there.
+/// Flag of a descriptor that the device writes to.
 pub const WRITE: u16 = 2;
-/// The descriptor names a table of descriptors.
+/// Flag of a descriptor that names a table of descriptors.
 pub const INDIRECT: u16 = 4;
 
-/// Bytes of shared memory that a queue takes.
+/// Bytes of shared memory for a queue.
 pub const QUEUE_BYTES: u64 = 256 << 10;
 
 const AVAILABLE: u64 = 0x5000;
@@ -29,23 +29,23 @@ const TABLES: u64 = 0x1_1000;
 /// Descriptors in each table.
 const TABLE: u64 = 8;
 
-/// A piece of a request.
+/// A part of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
     /// Guest-physical address.
     pub address: u64,
     /// Bytes.
     pub length: u32,
-    /// The device writes there.
+    /// True if the device writes there.
     pub writable: bool,
 }
 
-/// A request that the device has finished.
+/// A finished request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// The descriptor at which it started.
+    /// The descriptor at which the request started.
     pub head: u16,
-    /// Bytes that the device says it wrote.
+    /// Bytes written, as the device reports.
     pub written: u32,
 }
 
@@ -61,27 +61,27 @@ pub struct Queue {
     event_index: bool,
     /// Descriptors not in use.
     free: Vec<u16>,
-    /// Those used by the request that starts at each.
+    /// Descriptors in use, by the head of their request.
     chains: Vec<Vec<u16>>,
     available: u16,
-    /// Value of `available` when the device was last told.
+    /// Value of `available` at the last kick decision.
     told: u16,
     seen: u16,
     /// Written when there are requests.
     pub kick: EventFd,
     /// Readable when there are answers.
     pub call: EventFd,
-    /// Readable when the device says that the queue is broken.
+    /// Readable when the device reports a broken queue.
     pub error: EventFd,
-    /// Times that the device was told of requests.
+    /// Number of kicks sent.
     pub kicks: u64,
 }
 
 impl Queue {
-    /// A queue at `start` of memory that the guest has at `base`.
+    /// Creates a queue at `start` of memory that the guest has at `base`.
     ///
     /// # Errors
-    /// When the kernel refuses an event counter.
+    /// If the kernel refuses an event counter.
     pub fn new(
         memory: Arc<SharedMemory>,
         start: u64,
@@ -108,47 +108,47 @@ impl Queue {
         })
     }
 
-    /// Descriptors in it.
+    /// Returns the number of descriptors.
     pub const fn size(&self) -> u16 {
         self.size
     }
 
-    /// Descriptors not in use.
+    /// Returns the number of descriptors not in use.
     pub const fn unused(&self) -> usize {
         self.free.len()
     }
 
-    /// Requests made available, modulo 65536.
+    /// Returns the number of requests made available, modulo 65536.
     pub const fn available(&self) -> u16 {
         self.available
     }
 
-    /// Requests that the device says it has answered, modulo 65536.
+    /// Returns the number of requests answered, as the device reports, modulo 65536.
     pub fn used(&self) -> u16 {
         self.memory.load(self.start + USED + 2)
     }
 
-    /// Offsets in the memory of the descriptors, the available ring and the used ring.
+    /// Returns the offsets in the memory of the descriptors, the available ring and the used ring.
     pub const fn places(&self) -> [u64; 3] {
         [self.start, self.start + AVAILABLE, self.start + USED]
     }
 
-    /// Bytes of the used ring, with the event index behind it.
+    /// Returns the bytes of the used ring, with the event index behind it.
     pub const fn used_bytes(&self) -> u64 {
         6 + 8 * self.size as u64
     }
 
-    /// Offset in the memory of the header that belongs to a descriptor.
+    /// Returns the offset in the memory of a descriptor's header.
     pub const fn header(&self, head: u16) -> u64 {
         self.start + HEADERS + 16 * head as u64
     }
 
-    /// Offset in the memory of the status that belongs to a descriptor.
+    /// Returns the offset in the memory of a descriptor's status.
     pub const fn status(&self, head: u16) -> u64 {
         self.start + STATUSES + head as u64
     }
 
-    /// Writes a descriptor as it is: also what makes no sense.
+    /// Writes a descriptor as given, even an invalid one.
     pub fn put(&self, index: u16, address: u64, length: u32, flags: u16, next: u16) {
         self.put_at(
             self.start + 16 * u64::from(index),
@@ -168,7 +168,7 @@ impl Queue {
         self.memory.write(place, &bytes);
     }
 
-    /// Makes the chain at `head` available as it is.
+    /// Makes the chain at `head` available unchanged.
     pub fn offer(&mut self, head: u16) {
         let slot = u64::from(self.available % self.size);
         self.memory
@@ -178,13 +178,13 @@ impl Queue {
             .store(self.start + AVAILABLE + 2, self.available);
     }
 
-    /// Says that so many requests were made available, whether they were or not.
+    /// Sets the available index as given, whether or not as many requests were made available.
     pub fn claim(&self, available: u16) {
         self.memory.store(self.start + AVAILABLE + 2, available);
     }
 
-    /// Lays out a request, makes it available and returns its head. The header and status are
-    /// those of the head. `None` when there are too few descriptors.
+    /// Lays out a request, makes the chain available and returns the head. The header and status are those of the head.
+    /// Returns `None` if there are too few descriptors.
     pub fn request(&mut self, header: [u8; 16], data: &[Part], indirect: bool) -> Option<u16> {
         let needed = if indirect { 1 } else { data.len() + 2 };
         assert!(
@@ -231,7 +231,8 @@ impl Queue {
         Some(head)
     }
 
-    /// Tells the device of new requests, unless it does not want to know. True when it was told.
+    /// Notifies the device of new requests, unless the device suppresses notifications. Returns true after a
+    /// notification.
     pub fn notify(&mut self) -> bool {
         fence(Ordering::SeqCst);
         let wanted = if self.event_index {
@@ -251,7 +252,7 @@ impl Queue {
         wanted
     }
 
-    /// The next request that the device has finished.
+    /// Returns the next finished request.
     pub fn done(&mut self) -> Option<Done> {
         if self.used() == self.seen {
             return None;
@@ -271,8 +272,8 @@ impl Queue {
         })
     }
 
-    /// Asks to be told when the device answers the request after the last one seen. True when it
-    /// has already.
+    /// Asks for a notification when the device answers the request after the last one seen. Returns true if the answer
+    /// is already there.
     pub fn listen(&self) -> bool {
         if self.event_index {
             let place = self.start + AVAILABLE + 4 + 2 * u64::from(self.size);
@@ -282,7 +283,7 @@ impl Queue {
         self.used() != self.seen
     }
 
-    /// Waits until the device has finished a request, and returns it. `None` when time is over.
+    /// Waits for the next finished request; returns `None` on timeout.
     pub fn wait(&mut self, patience: Duration) -> Option<Done> {
         loop {
             if let Some(done) = self.done() {
@@ -299,7 +300,7 @@ impl Queue {
     }
 }
 
-/// Waits until an event counter is not zero. False when time is over.
+/// Waits until an event counter is not zero; returns false on timeout.
 pub fn readable(counter: &EventFd, patience: Duration) -> bool {
     let raw = std::os::fd::AsRawFd::as_raw_fd(counter);
     // SAFETY: the counter is open for as long as it is borrowed.

@@ -1,4 +1,4 @@
-//! The verifying guest in a QEMU that somebody else starts, and that a node adopts.
+//! The verifying guest in a QEMU that a third party starts, and that a node adopts.
 
 use std::ffi::OsString;
 use std::io;
@@ -10,21 +10,21 @@ use super::{ConsoleSocket, GuestImage, GuestLoad, GuestMachine, MachineDisk, Nod
 use crate::cluster::{Cluster, Node};
 use crate::process::{Process, wait_for_listener};
 
-/// What a QEMU that somebody else starts has beside its disks.
+/// The devices of such a QEMU beside the disks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AdoptedMachine<'a> {
-    /// Words for QEMU: a NIC that the node serves at a socket.
+    /// QEMU's arguments for a NIC that the node serves at a socket.
     pub nic: &'a [String],
-    /// The file that is the guest's memory.
+    /// The file of the guest's memory.
     pub memory_file: Option<&'a Path>,
 }
 
 impl NodeGuest {
-    /// Makes as many disks of so many MiB at the node, starts a QEMU with them, waits until the guest works, and lets the
-    /// node adopt it. The QEMU ends when what this gives beside the guest is dropped.
+    /// Creates the disks at the node, starts a QEMU with them, waits until the guest works, and lets the node adopt the
+    /// machine. The QEMU ends when the returned process is dropped.
     ///
     /// # Errors
-    /// When anything of that fails, with what the guest said.
+    /// If a step fails; the error has the guest's output.
     pub fn adopt(
         cluster: &Cluster,
         node: &Node,
@@ -58,11 +58,11 @@ impl NodeGuest {
     }
 }
 
-/// Starts a QEMU of 16 MiB whose guest never runs, and waits until it listens at this monitor. `memory` is the kind of its
-/// memory with what is to be said of that beside id and size.
+/// Starts a QEMU of 16 MiB whose guest never runs, and waits until QEMU listens at this monitor. `memory` is the type
+/// of the memory backend with its options beside id and size.
 ///
 /// # Errors
-/// When it does not start.
+/// If QEMU does not start.
 pub fn idle_qemu(monitor: &Path, memory: &str, words: &[String]) -> io::Result<Process> {
     let qemu = Process::spawn(
         Command::new("qemu-system-x86_64")

@@ -1,8 +1,8 @@
-//! When the guest's ticks arrive, by the host's clock.
+//! Arrival times of the guest's ticks, by the host's clock.
 
 use std::time::{Duration, Instant};
 
-/// Disks that a guest may have ticks for.
+/// Largest number of disks with ticks.
 const DISKS: usize = 32;
 
 /// The largest time between two ticks of one disk since the last mark.
@@ -19,8 +19,8 @@ struct Last {
 }
 
 impl Arrivals {
-    /// Disk `disk` has completed its write number `writes`. Old and repeated ticks count as nothing:
-    /// a machine that moved back in time is not one that goes on.
+    /// Records the completion of write number `writes` of disk `disk`. Old and repeated ticks are ignored: a machine
+    /// gone back in time makes no progress.
     pub(super) fn tick(&mut self, disk: usize, writes: u64, at: Instant) {
         if disk >= DISKS {
             return;
@@ -37,7 +37,7 @@ impl Arrivals {
         *last = Some(Last { writes, at });
     }
 
-    /// The largest gap since the mark, including one that is still open.
+    /// Returns the largest gap since the mark, open gaps included.
     pub(super) fn largest(&self, now: Instant) -> Duration {
         self.disks
             .iter()
@@ -46,14 +46,14 @@ impl Arrivals {
             .fold(self.largest, Duration::max)
     }
 
-    /// The writes of all disks by the last tick of each, and when the latest of these came.
+    /// Returns the writes of all disks by the last tick of each, and the time of the latest of these ticks.
     pub(super) fn writes(&self) -> Option<(u64, Instant)> {
         let known = || self.disks.iter().flatten();
         let at = known().map(|last| last.at).max()?;
         Some((known().map(|last| last.writes).sum(), at))
     }
 
-    /// The writes of each disk by its last tick.
+    /// Returns the writes of each disk by the last tick.
     pub(super) fn writes_by_disk(&self) -> Vec<u64> {
         let disks = self.disks.iter();
         disks
@@ -66,7 +66,7 @@ impl Arrivals {
         self.largest = Duration::ZERO;
     }
 
-    /// The load ended: no gap is open any more.
+    /// Records the end of the load: no gap is open any more.
     pub(super) fn end(&mut self) {
         self.disks.clear();
     }
@@ -98,7 +98,7 @@ mod tests {
         arrivals.end();
         assert_eq!(arrivals.largest(at(99)), Duration::ZERO);
         assert_eq!(arrivals.writes(), None);
-        // Nothing on the line makes the table grow without bound.
+        // No input on the line makes the table grow without bound.
         arrivals.tick(usize::MAX, 1, at(99));
     }
 }

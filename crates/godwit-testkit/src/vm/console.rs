@@ -1,4 +1,4 @@
-//! The guest's serial console: what it reports, and commands for it.
+//! The guest's serial console: reports from the guest, and commands to it.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,15 +12,15 @@ use super::stream::{Finished, Heard, Lines, Report};
 use super::windows::Windows;
 use crate::process::wait_for;
 
-/// How often the threads look whether they should end, and conditions are looked at again.
+/// Time between two looks for the end of a thread or for a condition.
 const TURN: Duration = Duration::from_millis(50);
-/// A command is sent again when its answer does not come: the line may have moved meanwhile.
+/// Time until a command without an answer is sent again: the line may have moved meanwhile.
 const REPEAT: Duration = Duration::from_secs(2);
-/// Connections of one guest: the machines it was, at most.
+/// Connections of one guest at most, one for each of its machines.
 const STREAMS: usize = 64;
 
-/// The console of one guest, wherever its machine is: what arrives on any of its connections is
-/// one conversation, and commands go where the guest was heard last.
+/// The console of one guest, wherever the machine is. All connections form one conversation, and commands go to the
+/// connection where the guest was heard last.
 #[derive(Debug)]
 pub struct GuestConsole {
     shared: Arc<Shared>,
@@ -39,12 +39,12 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Streams {
     all: Vec<UnixStream>,
-    /// Where the guest was heard last.
+    /// Connection where the guest was heard last.
     active: usize,
 }
 
 impl GuestConsole {
-    /// A console without a connection yet.
+    /// Creates a console without a connection yet.
     #[expect(clippy::new_without_default, reason = "it is not a value")]
     pub fn new() -> Self {
         Self {
@@ -54,11 +54,10 @@ impl GuestConsole {
         }
     }
 
-    /// Listens at a unix socket for QEMU to connect
-    /// ([`ConsoleSocket::Connect`](super::ConsoleSocket::Connect)).
+    /// Listens at a unix socket for QEMU to connect ([`ConsoleSocket::Connect`](super::ConsoleSocket::Connect)).
     ///
     /// # Errors
-    /// When the socket cannot be made.
+    /// If the socket cannot be made.
     pub fn listen(&self, path: &Path) -> io::Result<()> {
         let listener = UnixListener::bind(path)?;
         listener.set_nonblocking(true)?;
@@ -77,12 +76,11 @@ impl GuestConsole {
         Ok(())
     }
 
-    /// Connects to a console at which QEMU listens
-    /// ([`ConsoleSocket::Listen`](super::ConsoleSocket::Listen)), as soon as it does. What the
-    /// machine printed before is lost: attach before it runs.
+    /// Connects to a console at which QEMU listens ([`ConsoleSocket::Listen`](super::ConsoleSocket::Listen)), as soon
+    /// as QEMU does. Earlier output of the machine is lost: attach before the machine runs.
     ///
     /// # Errors
-    /// When nobody listens in time.
+    /// If QEMU does not listen in time.
     pub fn attach(&self, path: &Path, timeout: Duration) -> io::Result<()> {
         let stream = wait_for(timeout, || UnixStream::connect(path).ok()).ok_or_else(|| {
             io::Error::other(format!("no machine's console at {}", path.display()))
@@ -96,25 +94,25 @@ impl GuestConsole {
         lock(&self.threads).push(thread::spawn(body));
     }
 
-    /// Waits until the guest has booted, mounted its disks and begins its load.
+    /// Waits until the guest has booted, mounted the disks and begins the load.
     ///
     /// # Errors
-    /// When it cannot, or not in time.
+    /// If the load cannot begin, or not in time.
     pub fn started(&self, timeout: Duration) -> io::Result<()> {
         self.wait("begin its load", timeout, |heard| {
             (!heard.boots.is_empty()).then_some(())
         })
     }
 
-    /// The last report.
+    /// Returns the last report.
     pub fn report(&self) -> Option<Report> {
         lock(&self.shared.heard).report.clone()
     }
 
-    /// Waits for a report of which `fits` holds.
+    /// Waits for a report that satisfies `fits`.
     ///
     /// # Errors
-    /// When none comes in time.
+    /// If none comes in time.
     pub fn report_when(
         &self,
         timeout: Duration,
@@ -125,10 +123,10 @@ impl GuestConsole {
         })
     }
 
-    /// Waits until the guest has made so many writes more than the last report says.
+    /// Waits until the guest has made this many writes more than the last report says.
     ///
     /// # Errors
-    /// When it does not in time.
+    /// If the writes take longer.
     pub fn progress(&self, writes: u64, timeout: Duration) -> io::Result<Report> {
         let before = self.report().map_or(0, |report| report.writes);
         self.report_when(timeout, |report| report.writes >= before + writes)
@@ -137,7 +135,7 @@ impl GuestConsole {
     /// Forgets all gaps so far, the guest's and the host's.
     ///
     /// # Errors
-    /// When the guest does not answer in time.
+    /// If the guest does not answer in time.
     pub fn mark(&self, timeout: Duration) -> io::Result<()> {
         let id = self.marks.fetch_add(1, Relaxed) + 1;
         self.command(&format!("mark {id}\n"), timeout, |heard| {
@@ -145,10 +143,10 @@ impl GuestConsole {
         })
     }
 
-    /// Asks for a report that is new.
+    /// Asks for a new report.
     ///
     /// # Errors
-    /// When the guest does not answer in time.
+    /// If the guest does not answer in time.
     pub fn fresh_report(&self, timeout: Duration) -> io::Result<Report> {
         let before = self.report().map_or(0, |report| report.seq);
         self.command("report\n", timeout, |heard| {
@@ -156,20 +154,20 @@ impl GuestConsole {
         })
     }
 
-    /// Ends the load: the guest compares everything with what it wrote, unmounts its disks, says how
-    /// it went and powers off.
+    /// Ends the load. The guest compares all data with the writes, unmounts the disks, reports the outcome and powers
+    /// off.
     ///
     /// # Errors
-    /// When it cannot, or not in time.
+    /// If the load cannot end, or not in time.
     pub fn finish(&self, timeout: Duration) -> io::Result<Finished> {
         self.command("finish\n", timeout, |heard| heard.finished)
     }
 
-    /// Has the guest end this boot by `reboot`, `panic` or `power-off`, in the midst of its load. Gives how often it
-    /// has booted.
+    /// Has the guest end this boot by `reboot`, `panic` or `power-off`, in the midst of the load. Returns the number of
+    /// boots so far.
     ///
     /// # Errors
-    /// When it does not say in time that it will.
+    /// If the guest does not confirm in time.
     pub fn end_boot(&self, how: &str, timeout: Duration) -> io::Result<usize> {
         let boots = lock(&self.shared.heard).boots.clone();
         let boot = boots.last().map_or("", String::as_str);
@@ -178,43 +176,42 @@ impl GuestConsole {
         })
     }
 
-    /// Waits until the guest's load has begun more often than this.
+    /// Waits until the guest's load has begun more than `boots` times.
     ///
     /// # Errors
-    /// When it does not in time.
+    /// If the load does not begin in time.
     pub fn booted_again(&self, boots: usize, timeout: Duration) -> io::Result<()> {
         self.wait("boot again", timeout, |heard| {
             (heard.boots.len() > boots).then_some(())
         })
     }
 
-    /// Writes of a guest that [reboots](super::GuestLoad::reboots) that it was told of and that a later boot did not
-    /// find.
+    /// Returns the number of acknowledged writes missing in a later boot, for a guest that
+    /// [reboots](super::GuestLoad::reboots).
     pub fn lost_writes(&self) -> u64 {
         lock(&self.shared.heard).lost_writes
     }
 
-    /// For each disk the last write of which the host knows by its tick.
+    /// Returns for each disk the last write known to the host by a tick.
     pub fn written(&self) -> Vec<u64> {
         lock(&self.shared.heard).arrivals.writes_by_disk()
     }
 
-    /// For each disk the last write that the guest found when it booted, if it [reboots](super::GuestLoad::reboots).
+    /// Returns for each disk the last write found at boot, for a guest that [reboots](super::GuestLoad::reboots).
     pub fn resumed(&self) -> Vec<u64> {
         lock(&self.shared.heard).resumed.clone()
     }
 
-    /// Has the guest do something with its network card: `channels N`, `xdp driver` or `xdp stack`. Gives what came of
-    /// it.
+    /// Sends the guest a command for the network card: `channels N`, `xdp driver` or `xdp stack`. Returns the outcome.
     ///
     /// # Errors
-    /// When it does not say so in time.
+    /// If the guest reports no outcome in time.
     pub fn card(&self, command: &str, timeout: Duration) -> io::Result<String> {
         lock(&self.shared.heard).card = None;
         self.command(&format!("{command}\n"), timeout, |heard| heard.card.clone())
     }
 
-    /// Waits for the end of a load that was told to finish by the machine's power button.
+    /// Waits for the end of a load after a press of the machine's power button.
     ///
     /// # Errors
     /// As [`finish`](Self::finish).
@@ -222,41 +219,41 @@ impl GuestConsole {
         self.wait("finish", timeout, |heard| heard.finished)
     }
 
-    /// The largest time between two completed writes of a disk since the last mark as the host saw
-    /// it, with the time in which the machine stood; also of a gap that is still open.
+    /// Returns the largest time between two completed writes of a disk since the last mark, by the host's clock. Stops
+    /// of the machine and an open gap are included.
     pub fn host_gap(&self) -> Duration {
         lock(&self.shared.heard).arrivals.largest(Instant::now())
     }
 
-    /// The largest time between two beats of the guest since the last mark as the host saw it: for as long its
-    /// processors did not run, or did not come to it.
+    /// Returns the largest time between two beats of the guest since the last mark, by the host's clock. The guest's
+    /// processors did not run, or did not get to the beat, for so long.
     pub fn beat_gap(&self) -> Duration {
         lock(&self.shared.heard).beats.largest(Instant::now())
     }
 
-    /// Writes of 4 KiB on all disks of which the host knows by their ticks, and when it learned of the
-    /// last one; none before the first.
+    /// Returns the writes of 4 KiB on all disks known to the host by ticks, and the time of the last tick; `None`
+    /// before the first.
     pub fn writes(&self) -> Option<(u64, Instant)> {
         lock(&self.shared.heard).arrivals.writes()
     }
 
-    /// What the guest's loads on memory have said so far.
+    /// Returns the windows reported so far by the guest's loads on memory.
     pub fn windows(&self) -> Windows {
         lock(&self.shared.heard).windows.clone()
     }
 
-    /// Reports that came a second time, or after later ones: a guest that runs once numbers each
-    /// anew, wherever it moves.
+    /// Returns the number of reports that came a second time, or after later ones. A guest that runs once numbers each
+    /// report anew, wherever it moves.
     pub fn repeated(&self) -> u64 {
         lock(&self.shared.heard).repeated
     }
 
-    /// What the guest said besides its reports: errors, mismatches, its kernel's messages.
+    /// Returns the guest's output besides reports: errors, mismatches, kernel messages.
     pub fn log(&self) -> Vec<String> {
         lock(&self.shared.heard).log.clone()
     }
 
-    /// Sends a command, again and again until there is an answer.
+    /// Sends a command, repeatedly until there is an answer.
     fn command<T>(
         &self,
         line: &str,
@@ -322,7 +319,7 @@ impl Drop for GuestConsole {
 }
 
 impl Shared {
-    /// Listens to one connection until it ends.
+    /// Reads one connection to the end.
     fn read(&self, mut stream: UnixStream) {
         let Some(place) = self.add(&stream) else {
             return;
@@ -356,8 +353,8 @@ impl Shared {
         Some(streams.all.len() - 1)
     }
 
-    /// Sends where the guest was heard last. A lost line is sent again by whoever waits for its
-    /// answer, so errors are not reported.
+    /// Sends a line to the connection where the guest was heard last. The waiting caller repeats a lost line, so errors
+    /// are not reported.
     fn send(&self, line: &str) {
         let streams = lock(&self.streams);
         if let Some(mut stream) = streams.all.get(streams.active) {

@@ -1,4 +1,4 @@
-//! The guest's kernel and first file system, and its disks.
+//! The guest's kernel, first file system and disks.
 
 use std::fs::File;
 use std::io;
@@ -8,18 +8,18 @@ use std::sync::OnceLock;
 
 use crate::process::{run, target_dir};
 
-/// What a machine boots.
+/// The boot files of a machine.
 #[derive(Clone, Debug)]
 pub struct GuestImage {
     directory: PathBuf,
 }
 
 impl GuestImage {
-    /// The guest of this checkout. Builds it when it was not built yet or is out of date, and
-    /// installs the QEMU that runs it when that is missing; once per process.
+    /// Returns the guest of this checkout. Builds a missing or outdated guest, and installs a missing QEMU, once per
+    /// process.
     ///
     /// # Errors
-    /// What the scripts say: without a network the packages of the first time cannot be fetched.
+    /// The output of the scripts: without a network the packages of the first time cannot be fetched.
     pub fn build_or_cached() -> io::Result<Self> {
         static BUILT: OnceLock<Result<GuestImage, String>> = OnceLock::new();
         BUILT
@@ -28,12 +28,12 @@ impl GuestImage {
             .map_err(io::Error::other)
     }
 
-    /// The kernel, for `-kernel`.
+    /// Returns the kernel, for `-kernel`.
     pub fn kernel(&self) -> PathBuf {
         self.directory.join("vmlinux")
     }
 
-    /// The first file system, for `-initrd`.
+    /// Returns the first file system, for `-initrd`.
     pub fn initramfs(&self) -> PathBuf {
         self.directory.join("initramfs")
     }
@@ -48,22 +48,21 @@ fn build() -> io::Result<GuestImage> {
     Ok(GuestImage { directory })
 }
 
-/// Makes a raw image of `bytes` bytes with the file system that the guest expects on a disk.
+/// Creates a raw image of `bytes` bytes with the guest's file system.
 ///
 /// # Errors
-/// When the file exists, cannot be made, or mke2fs fails.
+/// If the file exists, cannot be made, or mke2fs fails.
 pub fn format_disk(path: &Path, bytes: u64) -> io::Result<()> {
     File::create_new(path)?.set_len(bytes)?;
     format_image(path)
 }
 
-/// Makes that file system on a raw image that exists. What the file system does not use of it keeps
-/// its content.
+/// Creates this file system on an existing raw image. Blocks unused by the file system keep their content.
 ///
 /// # Errors
-/// When mke2fs fails.
+/// If mke2fs fails.
 pub fn format_image(path: &Path) -> io::Result<()> {
-    // Without lazy initialization, which the guest's kernel would go on with behind the load.
+    // Without lazy initialization, which the guest's kernel would continue during the load.
     let mut mke2fs = tool("mke2fs");
     mke2fs.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-E"]);
     run(mke2fs
@@ -75,12 +74,12 @@ pub fn format_image(path: &Path) -> io::Result<()> {
 /// Checks the file system of a raw image whose machine does not run.
 ///
 /// # Errors
-/// Whatever e2fsck finds, in its words.
+/// The output of e2fsck about any problem.
 pub fn check_disk(path: &Path) -> io::Result<()> {
     run(tool("e2fsck").arg("-fn").arg(path)).map(drop)
 }
 
-/// A program of e2fsprogs, which is in no PATH of ordinary users.
+/// Returns a program of e2fsprogs, which may be missing in the PATH of ordinary users.
 fn tool(name: &str) -> Command {
     let path = Path::new("/usr/sbin").join(name);
     Command::new(if path.exists() {

@@ -1,4 +1,4 @@
-//! How QEMU is told to run the guest.
+//! QEMU's command line for the guest.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -10,18 +10,18 @@ use std::process::{Command, Stdio};
 use crate::process::Process;
 use crate::vm::GuestImage;
 
-/// The network of a guest that a node runs, which serves its NIC.
+/// The network of a guest that a node runs, and whose NIC the node serves.
 #[derive(Clone, Debug, Default)]
 pub struct GuestNetwork {
-    /// What `godwit vm run --nic` is given, such as `tap=tap0`.
+    /// Argument of `godwit vm run --nic`, such as `tap=tap0`.
     pub nic: String,
-    /// The guest's address with the length of its network's prefix, such as `10.80.0.10/24`.
+    /// The guest's address with the prefix length, such as `10.80.0.10/24`.
     pub address: String,
-    /// The TCP port where the guest says everything back that it is told.
+    /// TCP port of the guest's echo service.
     pub echo_port: u16,
-    /// The UDP port where the guest says back what is sent to the group 239.80.0.1; 0 for none.
+    /// UDP port at which the guest echoes datagrams to the group 239.80.0.1; 0 for none.
     pub group_port: u16,
-    /// What the guest's shell does before its load, once its card has the address.
+    /// Shell script of the guest, run before the load, once the card has the address.
     pub script: String,
 }
 
@@ -30,7 +30,7 @@ pub struct GuestNetwork {
 pub struct PointerChase {
     /// MiB of memory.
     pub mib: u64,
-    /// For how much of the time, in per cent. A chase that never rests leaves a processor to nobody else.
+    /// Share of the time, in per cent. A chase that never rests leaves no other program the processor.
     pub percent: u64,
 }
 
@@ -43,45 +43,45 @@ impl Default for PointerChase {
     }
 }
 
-/// A writer in the guest that goes from page to page; none by default.
+/// A page writer in the guest; none by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DirtyPages {
     /// MiB of memory.
     pub mib: u64,
-    /// MiB of pages a second; 0 for as many as it can.
+    /// MiB of pages a second; 0 for no limit.
     pub rate_mib: u64,
 }
 
-/// What the guest does. The default is little enough for an emulated CPU.
+/// The load of the guest. The default suits an emulated CPU.
 #[derive(Clone, Debug)]
 pub struct GuestLoad {
-    /// Writes of 4 KiB a second on each disk; 0 for as many as it takes.
+    /// Writes of 4 KiB a second on each disk; 0 for no limit.
     pub rate: u64,
-    /// The file that is written on each disk, in MiB.
+    /// The file written on each disk, in MiB.
     pub file_mb: u64,
     /// Memory that is rewritten and checked, in MiB; 0 for none.
     pub memory_mb: u64,
-    /// How much of it is rewritten a second, in MiB.
+    /// MiB of this memory rewritten a second.
     pub memory_rate_mb: u64,
     /// Memory through which pointers are chased.
     pub pointer_chase: PointerChase,
     /// Memory of which each page is written in turn.
     pub dirty_pages: DirtyPages,
-    /// MiB of memory that is scanned in sequence and compared; 0 for none.
+    /// MiB of memory scanned in sequence and compared; 0 for none.
     pub linear_scan_mib: u64,
     /// MiB of memory of which single words are read and written at random; 0 for none.
     pub random_access_mib: u64,
-    /// MiB of memory that is written once and compared in the end; 0 for none.
+    /// MiB of memory written once and compared in the end; 0 for none.
     pub cold_mib: u64,
     /// Milliseconds between two beats of the guest ([`GuestConsole::beat_gap`](super::GuestConsole::beat_gap)); 0 for
     /// none.
     pub beat_ms: u64,
-    /// The load goes on after a reboot, and checks that no acknowledged write is missing ([`GuestConsole::lost_writes`]
-    /// (super::GuestConsole::lost_writes)).
+    /// True if the load goes on after a reboot, and checks that no acknowledged write is missing
+    /// ([`GuestConsole::lost_writes`](super::GuestConsole::lost_writes)).
     pub reboots: bool,
-    /// Decides what is written and where.
+    /// Seed of all written data and offsets.
     pub seed: u64,
-    /// Its network, if it has one.
+    /// The guest's network, if any.
     pub network: Option<GuestNetwork>,
 }
 
@@ -106,7 +106,7 @@ impl Default for GuestLoad {
 }
 
 impl GuestLoad {
-    /// The kernel's command line, for `-append`, on a machine with so many disks.
+    /// Returns the kernel's command line, for `-append`, on a machine with `disks` disks.
     pub fn kernel_arguments(&self, disks: usize) -> String {
         let network = self.network.as_ref().map_or_else(String::new, |network| {
             let GuestNetwork {
@@ -147,43 +147,43 @@ impl GuestLoad {
 /// The unix socket of the machine's serial console.
 #[derive(Clone, Debug)]
 pub enum ConsoleSocket {
-    /// QEMU connects to whoever listens there, again and again.
+    /// QEMU connects to the listener there, again and again.
     Connect(PathBuf),
     /// QEMU listens there.
     Listen(PathBuf),
 }
 
-/// What a disk of the machine is to QEMU.
+/// The backend of a disk of the machine.
 #[derive(Clone, Debug)]
 pub enum MachineDisk {
-    /// Somebody else serves it, over vhost-user-blk at this socket.
+    /// A vhost-user-blk server at this socket.
     VhostUser(PathBuf),
-    /// QEMU itself reads and writes this raw image, with direct I/O, as block node `diskN` in a thread
-    /// of its own: in QEMU's main loop a block job would delay the timers of an emulated processor.
+    /// A raw image read and written by QEMU itself, with direct I/O, as block node `diskN` in a thread of its own. In
+    /// QEMU's main loop a block job would delay the timers of an emulated processor.
     Image(PathBuf),
 }
 
-/// A machine: the guest, its disks, and its console.
+/// A machine: the guest, the disks, and the console.
 #[derive(Clone, Debug)]
 pub struct GuestMachine {
-    /// What it boots.
+    /// The boot files.
     pub guest: GuestImage,
-    /// Its disks, in the order in which the guest sees them.
+    /// The disks, in the guest's order.
     pub disks: Vec<MachineDisk>,
-    /// Its serial console.
+    /// The serial console.
     pub console: ConsoleSocket,
-    /// Memory in MiB: at least 160 for the guest, and what the load checks.
+    /// Memory in MiB: at least 160 for the guest, and the checked memory.
     pub memory_mb: u64,
     /// Virtual CPUs.
     pub cpus: u32,
-    /// What the guest does.
+    /// The guest's load.
     pub load: GuestLoad,
-    /// The file that its memory is in; a file without a name when there is none.
+    /// The file of the memory; `None` for an unnamed file.
     pub memory_file: Option<PathBuf>,
 }
 
 impl GuestMachine {
-    /// A machine of 192 MiB with one CPU and the default load.
+    /// Creates a machine of 192 MiB with one CPU and the default load.
     pub fn new(guest: GuestImage, disks: Vec<MachineDisk>, console: ConsoleSocket) -> Self {
         Self {
             guest,
@@ -196,8 +196,8 @@ impl GuestMachine {
         }
     }
 
-    /// QEMU's arguments. The memory is shared with the disks' back ends. Both ends of a live
-    /// migration get the same ones, apart from their sockets.
+    /// Returns QEMU's arguments. The memory is shared with the disks' back ends. Both ends of a live migration get the
+    /// same arguments, apart from their sockets.
     pub fn arguments(&self) -> Vec<OsString> {
         let mut all = Arguments(Vec::new());
         all.add("-nodefaults", "");
@@ -237,10 +237,10 @@ impl GuestMachine {
         all.0
     }
 
-    /// Starts QEMU with these and further arguments. What it complains about goes to standard error.
+    /// Starts QEMU with these and further arguments. QEMU's messages go to standard error.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If QEMU cannot be started.
     pub fn spawn(&self, further: &[OsString]) -> io::Result<Process> {
         Process::spawn(
             Command::new("qemu-system-x86_64")
@@ -292,8 +292,8 @@ impl Arguments {
     }
 }
 
-/// The arguments with which QEMU or a `qemu-storage-daemon` opens an image as well as it can, on a
-/// block node of this name.
+/// Returns the arguments with which QEMU or a `qemu-storage-daemon` opens an image in the fastest way, on a block node
+/// of this name.
 pub fn block_nodes(name: &str, image: &Path) -> [String; 4] {
     let image = image.display();
     let option = || String::from("--blockdev");

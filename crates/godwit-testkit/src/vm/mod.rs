@@ -1,12 +1,10 @@
-//! Virtual machines with a guest that verifies whatever it reads: the guest itself
-//! ([`GuestImage`]), how QEMU is told to run it ([`GuestMachine`]), and its console
-//! ([`GuestConsole`]), through which it reports and is told what to do.
+//! Virtual machines with a verifying guest: the guest itself ([`GuestImage`]), QEMU's command line for it
+//! ([`GuestMachine`]), and its console ([`GuestConsole`]), which carries reports and commands.
 //!
-//! **Two clocks.** A guest reports the largest gap between two of its writes by its own clock. That
-//! clock stands still while QEMU has stopped the machine and moves with it, so it shows what the
-//! disk cost, not what the stop cost. Therefore each write also prints a tick, and the console
-//! clocks the ticks where they arrive, on the host: [`GuestConsole::host_gap`] includes the time in
-//! which the machine did not run anywhere.
+//! **Two clocks.** A guest reports the largest gap between two writes by its own clock. This clock stands still while
+//! QEMU has stopped the machine and moves with the machine, so it shows the cost of the disk, not the cost of the stop.
+//! Therefore each write also prints a tick, and the console clocks the ticks where they arrive, on the host:
+//! [`GuestConsole::host_gap`] includes the time in which the machine did not run anywhere.
 
 mod adopted;
 mod arrivals;

@@ -1,4 +1,4 @@
-//! QEMU's monitor for humans: what it takes to stop a machine, and to have QEMU itself move it.
+//! QEMU's human monitor, to stop a machine and to have QEMU itself move one.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Write};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::process::wait_for;
 
-/// How long QEMU may take to start, to answer, and to move a small machine.
+/// Longest time for QEMU to start, to answer, and to move a small machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A connection to the monitor.
@@ -16,14 +16,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Monitor(BufReader<UnixStream>);
 
 impl Monitor {
-    /// QEMU's arguments for a monitor at this socket.
+    /// Returns QEMU's arguments for a monitor at this socket.
     pub fn arguments(path: &Path) -> [OsString; 2] {
         let mut value = unix(path);
         value.push(",server=on,wait=off");
         ["-monitor".into(), value]
     }
 
-    /// QEMU's arguments for a machine that another QEMU sends to this socket.
+    /// Returns QEMU's arguments for a machine sent to this socket by another QEMU.
     pub fn awaits(path: &Path) -> [OsString; 2] {
         ["-incoming".into(), unix(path)]
     }
@@ -31,7 +31,7 @@ impl Monitor {
     /// Connects as soon as QEMU listens.
     ///
     /// # Errors
-    /// When it does not in time.
+    /// If QEMU does not listen in time.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let stream = wait_for(PATIENCE, || UnixStream::connect(path).ok())
             .ok_or_else(|| io::Error::other(format!("no monitor at {}", path.display())))?;
@@ -41,20 +41,20 @@ impl Monitor {
         Ok(monitor)
     }
 
-    /// Gives the command, and what QEMU says to it.
+    /// Sends a command, and returns QEMU's answer.
     ///
     /// # Errors
-    /// When QEMU hangs up or does not answer in time.
+    /// If QEMU hangs up or does not answer in time.
     pub fn say(&mut self, command: &str) -> io::Result<String> {
         let line = format!("{command}\n");
         self.0.get_mut().write_all(line.as_bytes())?;
         self.answer()
     }
 
-    /// Has QEMU send the machine to another that [awaits](Self::awaits) it, and waits until it has.
+    /// Has QEMU send the machine to another QEMU, which [awaits](Self::awaits) the machine, and waits for the end.
     ///
     /// # Errors
-    /// When that fails, with what QEMU says.
+    /// If the move fails; the error has QEMU's answer.
     pub fn migrate(&mut self, to: &Path) -> io::Result<()> {
         wait_for(PATIENCE, || to.exists().then_some(()))
             .ok_or_else(|| io::Error::other("no QEMU awaits the machine"))?;
@@ -72,7 +72,7 @@ impl Monitor {
         }
     }
 
-    /// What it says until it asks for the next command.
+    /// Returns the output up to the next prompt.
     fn answer(&mut self) -> io::Result<String> {
         let mut text = Vec::new();
         while !text.ends_with(b"(qemu) ") {

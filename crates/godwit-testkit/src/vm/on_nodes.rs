@@ -1,4 +1,4 @@
-//! The verifying guest on Godwit nodes: its machine runs on one of them and moves.
+//! The verifying guest on Godwit nodes: the machine runs on one of them and moves.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,22 +10,22 @@ use super::{Finished, GuestConsole, GuestImage, GuestLoad, check_disk, format_di
 use crate::cluster::{Cluster, Failure, Node};
 use crate::process::wait_for;
 
-/// The machine's name on its node.
+/// The machine's name at the node.
 pub const VM: &str = "guest";
-/// What a guest on an emulated CPU of a busy host may take for anything.
+/// Longest time for any action of a guest on an emulated CPU of a busy host.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// Writes by which a guest shows that it goes on.
 const SIGN_OF_LIFE: u64 = 50;
 const MIB: u64 = 1 << 20;
 
-/// What a guest's machine has beside its disks.
+/// The hardware of a guest's machine beside the disks.
 #[derive(Clone, Debug)]
 pub struct NodeMachine {
     /// MiB of memory.
     pub memory_mib: u64,
     /// Processors.
     pub cpus: u32,
-    /// The memory pool that its memory is in; local memory without one.
+    /// The memory pool of the memory; `None` for local memory.
     pub memory_pool: Option<String>,
 }
 
@@ -42,31 +42,30 @@ impl Default for NodeMachine {
 /// A guest whose machine runs on a node of a cluster.
 #[derive(Debug)]
 pub struct NodeGuest {
-    /// Its console, wherever it is.
+    /// The guest's console, wherever the machine is.
     pub console: GuestConsole,
     disks: Vec<String>,
-    /// Whether its load writes cold memory first.
+    /// True if the load writes cold memory first.
     has_cold: bool,
 }
 
-/// What a move cost the guest, in milliseconds.
+/// The cost of a move to the guest, in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Gaps {
-    /// The largest time between two of its writes on the host's clock.
+    /// The largest time between two of the guest's writes on the host's clock.
     pub host_ms: f64,
-    /// The same by its own clock, which stands still with the machine.
+    /// The same by the guest's own clock, which stands still with the machine.
     pub guest_ms: f64,
-    /// The largest time between two of its beats on the host's clock, for guests that have one
+    /// The largest time between two of the guest's beats on the host's clock, for guests with a beat
     /// ([`GuestLoad::beat_ms`]).
     pub beat_ms: f64,
 }
 
 impl NodeGuest {
-    /// Makes as many disks of `disk_mib` MiB at the node, runs the guest on them, and waits until it
-    /// works.
+    /// Creates `disks` disks of `disk_mib` MiB at the node, runs the guest on them, and waits until the guest works.
     ///
     /// # Errors
-    /// When anything of that fails, with what the guest said.
+    /// If a step fails; the error has the guest's output.
     pub fn start(
         cluster: &Cluster,
         node: &str,
@@ -78,10 +77,10 @@ impl NodeGuest {
         Self::start_machine(cluster, node, (disks, disk_mib), load, &machine)
     }
 
-    /// As [`NodeGuest::start`], with so many disks of so many MiB, and another machine.
+    /// Does the same as [`NodeGuest::start`] with the hardware of `machine`.
     ///
     /// # Errors
-    /// When anything of that fails, with what the guest said.
+    /// If a step fails; the error has the guest's output.
     pub fn start_machine(
         cluster: &Cluster,
         node: &str,
@@ -94,11 +93,10 @@ impl NodeGuest {
         Self::boot_machine(cluster, node, names, load, machine)
     }
 
-    /// Runs the guest on disks that the node has, which a guest used before, and waits until it
-    /// works.
+    /// Runs the guest on existing disks of the node, which a guest used before, and waits until the guest works.
     ///
     /// # Errors
-    /// When anything of that fails, with what the guest said.
+    /// If a step fails; the error has the guest's output.
     pub fn boot(
         cluster: &Cluster,
         node: &Node,
@@ -108,10 +106,10 @@ impl NodeGuest {
         Self::boot_machine(cluster, node, disks, load, &NodeMachine::default())
     }
 
-    /// As [`NodeGuest::boot`], with another machine.
+    /// Does the same as [`NodeGuest::boot`] with the hardware of `machine`.
     ///
     /// # Errors
-    /// When anything of that fails, with what the guest said.
+    /// If a step fails; the error has the guest's output.
     pub fn boot_machine(
         cluster: &Cluster,
         node: &Node,
@@ -129,7 +127,7 @@ impl NodeGuest {
         Ok(guest)
     }
 
-    /// One that nothing runs yet, and the socket where its console is awaited.
+    /// Creates a guest without running it, and the socket for its console.
     pub(super) fn new(
         cluster: &Cluster,
         disks: Vec<String>,
@@ -137,7 +135,7 @@ impl NodeGuest {
     ) -> io::Result<(Self, PathBuf)> {
         let console = GuestConsole::new();
         let socket = cluster.dir().join("console.sock");
-        // That of an earlier guest.
+        // The socket of an earlier guest.
         let _ = std::fs::remove_file(&socket);
         console.listen(&socket)?;
         let has_cold = load.cold_mib > 0;
@@ -175,7 +173,7 @@ impl NodeGuest {
         if !load.reboots {
             words.push(String::from("-no-reboot"));
         }
-        // Every machine that the guest ever is connects here.
+        // Every machine of this guest connects here.
         let chardev = format!(
             "socket,id=console,reconnect-ms=100,path={}",
             console.display()
@@ -191,7 +189,7 @@ impl NodeGuest {
         words
     }
 
-    /// Its disks.
+    /// Returns the names of the disks.
     pub fn disks(&self) -> &[String] {
         &self.disks
     }
@@ -199,7 +197,7 @@ impl NodeGuest {
     /// Waits for signs of life.
     ///
     /// # Errors
-    /// When there are none, or something was wrong already.
+    /// If there are none, or the guest has reported an error.
     pub fn alive(&self) -> io::Result<()> {
         let report = self.console.progress(SIGN_OF_LIFE, PATIENCE)?;
         if report.errors + report.mismatches > 0 {
@@ -211,11 +209,11 @@ impl NodeGuest {
         }
     }
 
-    /// Moves the machine and waits until the guest goes on. Gives the migration as the source shows
-    /// it, and what it cost the guest.
+    /// Moves the machine and waits until the guest goes on. Returns the migration as the source shows it, and the cost
+    /// to the guest.
     ///
     /// # Errors
-    /// When the move fails, or the guest does not go on.
+    /// If the move fails, or the guest does not go on.
     pub fn migrate(&self, from: &Node, to: &str, options: &[&str]) -> io::Result<(Value, Gaps)> {
         self.console.mark(PATIENCE)?;
         let moved = self.try_migrate(from, to, options)?;
@@ -229,10 +227,10 @@ impl NodeGuest {
         Ok((moved, gaps))
     }
 
-    /// Moves the machine, if that works.
+    /// Tries to move the machine.
     ///
     /// # Errors
-    /// When the command fails.
+    /// If the command fails.
     pub fn try_migrate(&self, from: &Node, to: &str, options: &[&str]) -> Result<Value, Failure> {
         let vm = format!("vm/{VM}");
         let mut words = vec!["migrate", &vm, "--to", to];
@@ -240,11 +238,11 @@ impl NodeGuest {
         from.godwit(&words).json()
     }
 
-    /// Waits until the guest's pointer chase and page writer have begun, and its cold memory has been written, if it has
-    /// some: they make all of their memory first.
+    /// Waits until the guest's pointer chase and page writer have begun, and any cold memory has been written: the
+    /// loads make all of their memory first.
     ///
     /// # Errors
-    /// When they do not.
+    /// If they do not begin.
     pub fn loads_on_memory_work(&self) -> io::Result<()> {
         let begun = || {
             let windows = self.console.windows();
@@ -254,18 +252,19 @@ impl NodeGuest {
         wait_for(PATIENCE, begun).ok_or_else(|| self.said("the loads on memory do not begin"))
     }
 
-    /// What a node shows of the machine's memory.
+    /// Returns the node's description of the machine's memory.
     ///
     /// # Errors
-    /// When it does not.
+    /// If the node gives none.
     pub fn memory(&self, node: &Node) -> io::Result<Value> {
         Ok(node.godwit(&["vm", "show", VM]).json()?["memory"].clone())
     }
 
-    /// Waits until a move of the machine's memory at a node has ended, and gives what the node shows of the memory.
+    /// Waits until a move of the machine's memory at a node has ended, and returns the node's description of the
+    /// memory.
     ///
     /// # Errors
-    /// When it does not end in time.
+    /// If the move does not end in time.
     pub fn memory_moved(&self, node: &Node) -> io::Result<Value> {
         let ended = || {
             let memory = self.memory(node).ok()?;
@@ -280,11 +279,10 @@ impl NodeGuest {
         })
     }
 
-    /// Ends the load, lets the guest compare all that it ever wrote, and checks the file systems of
-    /// its images at the node.
+    /// Ends the load, lets the guest compare all writes, and checks the file systems of the images at the node.
     ///
     /// # Errors
-    /// Whatever is wrong.
+    /// Any failure or mismatch.
     pub fn finish(&self, node: &Node) -> io::Result<Finished> {
         let finished = self.end(node)?;
         for disk in &self.disks {
@@ -293,16 +291,16 @@ impl NodeGuest {
         Ok(finished)
     }
 
-    /// The same without a look at the images, which may not have all of their disks.
+    /// Ends the load without a check of the images, which may lack parts of their disks.
     ///
     /// # Errors
-    /// Whatever is wrong.
+    /// Any failure or mismatch.
     pub fn end(&self, node: &Node) -> io::Result<Finished> {
         let finished = self.console.finish(PATIENCE)?;
         if finished.errors + finished.mismatches > 0 {
             return Err(self.said(&format!("the guest found: {finished:?}")));
         }
-        // It powers off, and QEMU ends.
+        // The guest powers off, and QEMU ends.
         let mut shown = Value::Null;
         let ended = || {
             shown = node.godwit(&["vm", "show", VM]).json().ok()?;
@@ -321,7 +319,7 @@ impl NodeGuest {
     }
 }
 
-/// Makes as many disks of so many MiB at a node, and gives their names.
+/// Creates `disks` disks of `disk_mib` MiB at a node, and returns their names.
 pub(super) fn make_disks(
     cluster: &Cluster,
     node: &Node,

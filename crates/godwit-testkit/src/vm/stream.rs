@@ -1,4 +1,4 @@
-//! The lines that come from the guest's console.
+//! The lines of the guest's console.
 
 use std::time::Instant;
 
@@ -8,30 +8,30 @@ use serde_json::Value;
 use super::arrivals::Arrivals;
 use super::windows::Windows;
 
-/// Longest line that is looked at, and the lines kept for whoever wants to know what went wrong.
+/// Longest parsed line, and number of lines kept for error messages.
 const LINE: usize = 4096;
 const KEPT: usize = 200;
 
-/// What the guest says each second. Gaps are by the guest's clock, which stops with the machine.
+/// The guest's report of each second. Gaps are by the guest's clock, which stops with the machine.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Report {
-    /// Counts the reports.
+    /// Number of the report.
     pub seq: u64,
     /// Milliseconds since the load began.
     pub uptime_ms: u64,
     /// Acknowledged writes of 4 KiB.
     pub writes: u64,
-    /// Reads that were compared.
+    /// Compared reads.
     pub reads: u64,
     /// Completed syncs.
     pub syncs: u64,
-    /// Small files that were made, renamed, removed or compared.
+    /// Small files made, renamed, removed or compared.
     pub file_operations: u64,
-    /// How often the memory was rewritten and compared.
+    /// Passes of rewriting and comparing the memory.
     pub memory_passes: u64,
-    /// Operations that failed.
+    /// Failed operations.
     pub errors: u64,
-    /// Blocks, files or memory pages that were not what they should be.
+    /// Blocks, files or memory pages with wrong content.
     pub mismatches: u64,
     /// Largest time between two writes since the last report.
     pub largest_gap_ms: f64,
@@ -39,11 +39,11 @@ pub struct Report {
     pub gap_since_mark_ms: f64,
     /// The last mark.
     pub mark: u64,
-    /// How long requests to the disks took since then.
+    /// Latency of requests to the disks since the last mark.
     pub latency_since_mark: Latency,
 }
 
-/// How long a guest's writes, reads and syncs took, in microseconds of its own clock.
+/// The latency of a guest's writes, reads and syncs, in microseconds of the guest's clock.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 pub struct Latency {
     /// The median.
@@ -61,36 +61,36 @@ pub struct Latency {
 pub struct Finished {
     /// Acknowledged writes of 4 KiB in all.
     pub writes: u64,
-    /// Operations that failed.
+    /// Failed operations.
     pub errors: u64,
-    /// Blocks, files or memory pages that were not what they should be.
+    /// Blocks, files or memory pages with wrong content.
     pub mismatches: u64,
 }
 
-/// What is known of the guest from its lines.
+/// The state of the guest as far as the lines tell.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
     /// The boots of the guest of which the load has begun.
     pub(super) boots: Vec<String>,
-    /// The boot that is about to end.
+    /// The boot about to end.
     pub(super) ending: Option<String>,
-    /// The number of the last write that the last boot found on each disk.
+    /// The number of the last write found on each disk by the last boot.
     pub(super) resumed: Vec<u64>,
-    /// Writes that were acknowledged before a boot and are missing in it.
+    /// Writes acknowledged before a boot and missing afterwards.
     pub(super) lost_writes: u64,
-    /// What the last command to the network card came to.
+    /// The outcome of the last command to the network card.
     pub(super) card: Option<String>,
     pub(super) report: Option<Report>,
-    /// Reports with a number that was not new: another copy of the guest runs.
+    /// Reports with an old number: another copy of the guest runs.
     pub(super) repeated: u64,
     pub(super) marked: u64,
     pub(super) finished: Option<Finished>,
-    /// Why the load could not begin or end.
+    /// Reason why the load could not begin or end.
     pub(super) fatal: Option<String>,
-    /// Errors, mismatches and whatever the guest's kernel said.
+    /// Errors, mismatches and messages of the guest's kernel.
     pub(super) log: Vec<String>,
     pub(super) arrivals: Arrivals,
-    /// Those of the guest's beat, as if it were one disk.
+    /// Arrivals of the guest's beat, as if the beat were one disk.
     pub(super) beats: Arrivals,
     pub(super) windows: Windows,
 }
@@ -131,7 +131,7 @@ impl Heard {
         } else if let Some(boot) = object.get("boot").and_then(Value::as_str) {
             if self.boots.last().is_none_or(|last| last != boot) && self.boots.len() < KEPT {
                 self.boots.push(boot.to_owned());
-                // Its reports are numbered from the beginning.
+                // Reports of a new boot are numbered from the beginning.
                 self.report = None;
             }
         } else if let Some(boot) = object.get("ending").and_then(Value::as_str) {
@@ -148,7 +148,7 @@ impl Heard {
         }
     }
 
-    /// A boot has found this disk with this write as its last one.
+    /// Records the last write found on this disk by a boot.
     fn resume(&mut self, (disk, write): (usize, u64)) {
         let acknowledged = self.arrivals.writes_by_disk();
         let acknowledged = acknowledged.get(disk).copied().unwrap_or(0);
@@ -164,7 +164,7 @@ impl Heard {
     }
 }
 
-/// The disk, and the number of the last write that it has.
+/// Returns the disk, and the number of the last write there.
 fn resumed(object: &Value) -> Option<(usize, u64)> {
     let disk = object.get("resumed")?.as_u64()?;
     Some((usize::try_from(disk).ok()?, object.get("write")?.as_u64()?))
@@ -175,7 +175,7 @@ fn tick(text: &str) -> Option<(usize, u64)> {
     Some((disk.parse().ok()?, writes.parse().ok()?))
 }
 
-/// Puts lines together from what one connection delivers.
+/// Assembles lines from the bytes of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     part: Vec<u8>,

@@ -1,56 +1,56 @@
-//! What the guest's loads on memory say for each 100 ms.
+//! Reports of the guest's loads on memory, one for each 100 ms.
 
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Windows that are kept of each load: an hour of them.
+/// Windows kept of each load: an hour of them.
 const KEPT: usize = 36_000;
 
-/// One window of the pointer chase.
+/// A window of the pointer chase.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct ChaseWindow {
-    /// How long it was by the guest's clock, in microseconds.
+    /// Length by the guest's clock, in microseconds.
     pub window_us: u64,
     /// Accesses to memory.
     pub accesses: u64,
-    /// How long one took on average, in nanoseconds.
+    /// Mean time of an access, in nanoseconds.
     pub mean_ns: f64,
-    /// How long the slowest 16 accesses in a row took, in nanoseconds.
+    /// Time of the slowest 16 accesses in a row, in nanoseconds.
     pub slowest_run_ns: u64,
 }
 
-/// One window of the writer that goes from page to page.
+/// A window of the page writer.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct DirtyWindow {
-    /// How long it was by the guest's clock, in microseconds.
+    /// Length by the guest's clock, in microseconds.
     pub window_us: u64,
-    /// Pages that it wrote.
+    /// Pages written.
     pub pages: u64,
 }
 
 impl DirtyWindow {
-    /// MiB of pages a second.
+    /// Returns the MiB of pages a second.
     pub fn rate_mib(&self) -> f64 {
         let seconds = Duration::from_micros(self.window_us).as_secs_f64();
         self.pages as f64 * 4096.0 / f64::from(1 << 20) / seconds
     }
 }
 
-/// All windows so far, with the moments at which the host heard of them.
+/// All windows so far, with the times at which the host received them.
 #[derive(Clone, Debug, Default)]
 pub struct Windows {
-    /// Of the pointer chase.
+    /// Windows of the pointer chase.
     pub pointer_chase: Vec<(Instant, ChaseWindow)>,
-    /// Of the writer.
+    /// Windows of the page writer.
     pub dirty_pages: Vec<(Instant, DirtyWindow)>,
-    /// Whether cold memory has been written.
+    /// True once cold memory has been written.
     pub cold: bool,
 }
 
 impl Windows {
-    /// Takes a line that is an object. Whether it is one of these.
+    /// Takes a line that is an object; returns true if the line is a window.
     pub(super) fn take(&mut self, line: &Value, at: Instant) -> bool {
         if let Some(window) = line.get("pointer_chase") {
             keep(&mut self.pointer_chase, window, at);

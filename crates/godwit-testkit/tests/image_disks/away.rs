@@ -1,5 +1,5 @@
-//! Disks that are created while the repository is away, from what other nodes know: usable at once, and known to the
-//! repository as soon as it is back, whoever dies meanwhile.
+//! Disks created while the repository is away, with metadata from other nodes. The disks are usable at once, and known
+//! to the repository as soon as it is back, whichever node dies meanwhile.
 
 use std::fs;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use crate::fixture::{DISK, Fixture, MIB, SIZE, turn};
 use crate::odd_node::{Odd, OddNode};
 use crate::s3::S3;
 
-/// Where the other node has the image.
+/// The disk with the image at the other node.
 const OTHER: &str = "other";
-/// Pushes are told apart by the second.
+/// Longer than a second: pushes are distinguished by the second of their time.
 const A_SECOND: Duration = Duration::from_millis(1100);
 
-/// Nodes a and b, of which b has all of the image, and no repository any more.
+/// Starts nodes a and b, of which b has all of the image, and takes the repository away.
 fn one_node_has_it(turn: &Scenario) -> (Fixture, Model) {
     let fixture = Fixture::start(&["a", "b"], &[]);
     let model = fixture.push_pattern(turn.seed);
@@ -31,7 +31,7 @@ fn one_node_has_it(turn: &Scenario) -> (Fixture, Model) {
     (fixture, model)
 }
 
-/// Whether the repository knows that this disk needs the image.
+/// Returns true if the repository knows this disk as a user of the image.
 fn is_used_by(fixture: &Fixture, disk: &str) -> bool {
     fixture.image(&["show", "base"]).unwrap().contains(disk)
 }
@@ -67,12 +67,12 @@ fn a_disk_is_created_from_what_another_node_knows_and_the_repository_hears_of_it
         .unwrap();
     assert_eq!(fixture.fetched(), (MIB, 0));
 
-    // What was told, and that the repository does not know, outlasts the node.
+    // The other node's answer, and the fact that the repository is not informed yet, outlast the node.
     let a = fixture.cluster.node_mut("a");
     a.kill();
     a.start(&[]).unwrap();
     assert!(!is_noted(&fixture.disk()), "{}", fixture.disk());
-    // So it does when the node dies between the repository's hearing of it and its own knowing that.
+    // The same holds if the node dies after the repository was informed and before the node has recorded so.
     let a = fixture.cluster.node_mut("a");
     a.terminate(PATIENCE).unwrap();
     a.start(&[("image::late-use", "sleep(600000)")]).unwrap();
@@ -103,12 +103,12 @@ fn what_was_removed_before_the_repository_heard_of_the_disk_is_put_back() {
     fixture.create(&["--prefetch", "off"]);
     fixture.cluster.node_mut("a").kill();
     fixture.is_there(true);
-    // Nothing there knows that the disk needs it.
+    // Nothing there knows that the disk needs the image.
     fixture.image(&["rm", "base"]).unwrap();
     fixture.gc().unwrap();
     assert!(fixture.chunks().is_empty());
 
-    // The node dies while it puts it back, and begins anew.
+    // The node dies while putting the image back, and begins anew.
     let a = fixture.cluster.node_mut("a");
     a.start(&[("image::put-back", "sleep(200)")]).unwrap();
     let some = || (fixture.chunks().len() > 8).then_some(());
@@ -122,8 +122,8 @@ fn what_was_removed_before_the_repository_heard_of_the_disk_is_put_back() {
     let disk = fixture.disk();
     let said = warning(&disk);
     assert!(said.contains("stood for something else"), "{said}");
-    // No name stands for it: only the disk needs it, and gets it from there alone. The lease of the node that died
-    // keeps gc away.
+    // No name stands for the image: only the disk needs it, and can fetch from the repository alone. The lease of the
+    // dead node would keep gc away.
     fs::remove_dir_all(fixture.repository.join("leases")).unwrap();
     fixture.gc().unwrap();
     fixture.cluster.node_mut("b").terminate(PATIENCE).unwrap();
@@ -137,7 +137,7 @@ fn what_was_removed_before_the_repository_heard_of_the_disk_is_put_back() {
     assert!(wait_for(PATIENCE, unused).is_some(), "it is not needed");
 }
 
-/// Reads a disk at node a whole and proves that it is this image.
+/// Reads a disk at node a whole and compares the content with this image.
 fn is_image(fixture: &Fixture, disk: &str, model: &mut Model) {
     verify(fixture.a(), disk, model).unwrap();
 }
@@ -164,7 +164,7 @@ fn of_two_things_that_a_name_has_stood_for_the_later_counts_and_an_older_one_is_
     assert!(warning(&made).contains("node 'c'"), "{made}");
     is_image(&fixture, DISK, &mut new);
     fixture.cluster.node_mut("c").terminate(PATIENCE).unwrap();
-    // What node c told is not said on by this one, which has not heard it from the repository.
+    // This node does not pass on the answer of node c, because the repository has not confirmed it.
     let made = fixture.create_at("a", "late", &[]);
     assert!(warning(&made).contains("node 'b'"), "{made}");
     is_image(&fixture, "late", &mut old);
@@ -173,7 +173,7 @@ fn of_two_things_that_a_name_has_stood_for_the_later_counts_and_an_older_one_is_
     let a = fixture.cluster.node_mut("a");
     a.terminate(PATIENCE).unwrap();
     a.start(&[]).unwrap();
-    // It is whole: whether the name stood for something else is of no more use to it.
+    // A change of the name no longer matters to a whole disk.
     let shown = fixture.a().disk("late").unwrap();
     assert!(shown["warnings"].as_array().unwrap().is_empty(), "{shown}");
     let made = fixture.create_at("a", "last", &[]);
@@ -199,13 +199,13 @@ fn a_name_that_stood_for_something_else_is_told_of_when_the_repository_is_back()
     let disk = fixture.disk();
     let said = warning(&disk);
     assert!(said.contains("stood for something else"), "{said}");
-    // It stays what it is, and what it needs stays.
+    // The disk keeps its content, and the repository keeps the image.
     fixture.gc().unwrap();
     is_image(&fixture, DISK, &mut model);
     fixture.becomes_whole();
 }
 
-/// What the creation of a disk says that fails while the repository is away and there is only such a node.
+/// Tries to create a disk while the repository is away and the only other node is odd; returns the refusal.
 fn refused_beside(name: &str, odd: Odd) -> (OddNode, String) {
     let turn = turn(name);
     let node = OddNode::start(odd);

@@ -1,4 +1,4 @@
-//! What goes wrong with a repository, an image or the node's own storage: one sentence, and nothing is damaged.
+//! Failures of a repository, an image or the node's own storage: one sentence each, and nothing is damaged.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -23,7 +23,7 @@ fn reads_wait_for_a_repository_that_is_away_and_what_is_here_is_served() {
     let mut client = fixture.connect();
     let mut here = vec![0; 64 << 10];
     client.read_at(0, &mut here).unwrap();
-    // Whole blocks need nothing of the image; what was discarded does not come back from it.
+    // Writes of whole blocks need nothing of the image; a discarded block does not come back from the image.
     let ticket = model.begin_write(32 * 2048..33 * 2048, true);
     client.write_at(32 * MIB, &vec![0; MIB as usize]).unwrap();
     client.flush().unwrap();
@@ -137,7 +137,7 @@ fn one_damaged_chunk_keeps_nobody_from_the_others() {
     damaged[77] ^= 1;
     fs::write(&chunk, damaged).unwrap();
     fixture.create(&[]);
-    // Somebody waits for every part, the damaged one too.
+    // Each part has a waiting reader, the damaged one too.
     let mut readers = Vec::new();
     for at in (0..SIZE).step_by(4 << 20) {
         let mut client = fixture.connect();
@@ -242,7 +242,7 @@ fn what_cannot_be_created_leaves_nothing_behind() {
     assert!(wait_for(PATIENCE, unused).is_some());
 }
 
-/// A store that is none: it takes connections, and answers every request with this, or not at all.
+/// Starts a false store: a server that takes connections and answers every request with `answer`, or not at all.
 fn odd_store(answer: Option<&'static str>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -263,8 +263,8 @@ fn odd_store(answer: Option<&'static str>) -> String {
     format!("http://{address}")
 }
 
-/// A disk that was begun at a good repository is read while its node knows this one: what the node says of it, and that
-/// the disk is as it should be when the good one is back.
+/// Creates a disk from a good repository and reads it while the node uses a false one. Returns the node's message, and
+/// verifies the disk once the good one is back.
 fn is_told_of(name: &str, store: Option<&'static str>) -> String {
     let turn = turn(name);
     let mut fixture = Fixture::start(&["a"], &["--read-wait", "5s"]);
@@ -292,7 +292,7 @@ fn is_told_of(name: &str, store: Option<&'static str>) -> String {
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
     .to_vec();
     a.start(&[]).unwrap();
-    // What is here is served; what is not waits as long as it was told to, and fails.
+    // Present parts are served; a missing part makes the reader wait as long as configured, and fail.
     let mut again = vec![1; 64 << 10];
     fixture.connect().read_at(0, &mut again).unwrap();
     assert!(here == again);
@@ -345,12 +345,12 @@ fn an_image_whose_manifest_is_missing_makes_no_disk_and_takes_nothing_from_other
         .refusal(&["disk", "create", "other", "--image", "base"]);
     assert!(text.contains("is missing in the repository"), "{text}");
     assert!(fixture.a().disk("other").is_err());
-    // The node has kept what its disk's image consists of.
+    // The node has kept the manifest of the disk's image.
     verify(fixture.a(), DISK, &mut model).unwrap();
     fixture.becomes_whole();
 }
 
-/// A qcow2 image of a MiB whose backing file is this.
+/// Returns a qcow2 image of a MiB with this backing file.
 fn header_that_names(backing: &Path, at: &Path) -> Vec<u8> {
     let mut make = Command::new("qemu-img");
     make.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]);
@@ -392,7 +392,7 @@ fn a_guest_does_not_choose_what_a_push_reads() {
             &["has a backing file", "--format raw", "qemu-img convert"],
         );
     }
-    // It is what the guest wrote, and nothing else.
+    // The content is exactly the guest's.
     fixture
         .image(&["push", "x", &exported, "--format", "raw"])
         .unwrap();

@@ -1,4 +1,4 @@
-//! A disk is its image at once, and what was fetched or written stays.
+//! A disk from an image is usable at once, and fetched or written data stays.
 
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{PATIENCE, finish, load, migrate, verify};
@@ -34,7 +34,7 @@ fn a_disk_is_an_image_at_once_and_fetches_what_is_read() {
     let stored = fixture.disk()["allocated_bytes"].as_u64().unwrap();
     assert!(stored <= MIB, "{stored} bytes are stored");
 
-    // As long as something is missing the disk stays, and so does the image.
+    // As long as something is missing, the disk stays at the node and the image in the repository.
     let text = fixture.image(&["rm", "base"]).unwrap_err().to_string();
     assert!(
         text.contains("image 'base' is in use: disk a/d still fetches from it"),
@@ -48,7 +48,7 @@ fn a_disk_is_an_image_at_once_and_fetches_what_is_read() {
         "{text}"
     );
 
-    // To read all of it is to have all of it.
+    // Reading the whole disk fetches the whole image.
     verify(fixture.a(), DISK, &mut model).unwrap();
     fixture.becomes_whole();
     let released = || fixture.image(&["rm", "base"]).ok();
@@ -62,7 +62,7 @@ fn a_disk_is_an_image_at_once_and_fetches_what_is_read() {
 fn what_is_written_and_fetched_stays_whoever_dies_and_wherever_the_repository_is() {
     let turn = turn("what_is_written_and_fetched_stays");
     let mut fixture = Fixture::start(&["a"], &[]);
-    // Without a pause all of it would be there before anything can happen.
+    // Without a pause the whole image would be fetched before anything can happen.
     let slow = ("image::chunk", "sleep(15)");
     let a = fixture.cluster.node_mut("a");
     a.terminate(PATIENCE).unwrap();

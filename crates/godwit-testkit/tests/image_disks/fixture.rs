@@ -20,7 +20,7 @@ pub(crate) fn turn(test: &str) -> Scenario {
     Scenario::among(2, "image_disks", test)
 }
 
-/// Nodes, and a repository in a directory that they share.
+/// Nodes with a common repository in a directory.
 pub(crate) struct Fixture {
     pub(crate) cluster: Cluster,
     pub(crate) repository: PathBuf,
@@ -31,7 +31,7 @@ impl Fixture {
         Self::start_in(names, options, None)
     }
 
-    /// The same with node a's files in this folder.
+    /// Does the same with node a's files in `folder`.
     pub(crate) fn start_in(names: &[&str], options: &[&str], folder: Option<PathBuf>) -> Self {
         let secure = ClusterOptions::secure().unwrap();
         let mut fixture = Self::prepare(names, options, secure);
@@ -42,7 +42,7 @@ impl Fixture {
         fixture
     }
 
-    /// The same, and nothing is started.
+    /// Prepares the same, and starts nothing.
     pub(crate) fn prepare(names: &[&str], options: &[&str], cluster: ClusterOptions) -> Self {
         let mut cluster = Cluster::prepare(names, cluster).unwrap();
         let repository = cluster.dir().join("repository");
@@ -62,14 +62,14 @@ impl Fixture {
         self.cluster.node("a")
     }
 
-    /// `godwit image …` with the repository.
+    /// Runs `godwit image …` with the repository.
     pub(crate) fn image(&self, words: &[&str]) -> Result<String, Failure> {
         let repository = self.repository.display().to_string();
         let words = [&["image", "--repository", &repository], words].concat();
         self.a().godwit(&words).text()
     }
 
-    /// Removes from the repository what no image has any more.
+    /// Removes unused chunks from the repository.
     pub(crate) fn gc(&self) -> Result<String, Failure> {
         self.image(&["gc", "--cache-time", "0s"])
     }
@@ -84,7 +84,7 @@ impl Fixture {
         model
     }
 
-    /// The files of the chunks that are in the repository.
+    /// Returns the files of the repository's chunks.
     pub(crate) fn chunks(&self) -> Vec<PathBuf> {
         fs::read_dir(self.repository.join("chunks"))
             .unwrap()
@@ -97,7 +97,7 @@ impl Fixture {
         self.create_at("a", DISK, words)
     }
 
-    /// A disk of this name on the image, at a node.
+    /// Creates a disk of this name on the image, at a node.
     pub(crate) fn create_at(&self, node: &str, disk: &str, words: &[&str]) -> Value {
         let words = [&["disk", "create", disk, "--image", "base"], words].concat();
         self.cluster.node(node).godwit(&words).json().unwrap()
@@ -125,19 +125,19 @@ impl Fixture {
         self.becomes_whole_at("a", DISK);
     }
 
-    /// Waits until a disk at a node has fetched all of its image.
+    /// Waits until a disk at a node has fetched the whole image.
     pub(crate) fn becomes_whole_at(&self, node: &str, disk: &str) {
         let shown = || self.cluster.node(node).disk(disk);
         let whole = || (shown().ok()?["image"]["fetching"] == false).then_some(());
         assert!(wait_for(PATIENCE, whole).is_some(), "{:?}", shown());
     }
 
-    /// How many bytes of images node a has fetched: from other nodes, and from the repository.
+    /// Returns the bytes of images fetched by node a: from other nodes, and from the repository.
     pub(crate) fn fetched(&self) -> (u64, u64) {
         self.fetched_at("a")
     }
 
-    /// The same of a node.
+    /// Returns the same of any node.
     pub(crate) fn fetched_at(&self, node: &str) -> (u64, u64) {
         let metrics = self.cluster.node(node).metrics().unwrap();
         let from = |place: &str| {

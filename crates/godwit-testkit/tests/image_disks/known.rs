@@ -1,4 +1,4 @@
-//! Disks that leave without being read first, since what differs from their image is known.
+//! Disks that leave without a read before, since their difference from the image is known.
 
 use godwit_testkit::Node;
 use godwit_testkit::client::{Initial, Model};
@@ -7,7 +7,7 @@ use godwit_testkit::scenario::{PATIENCE, migrate, verify};
 
 use crate::fixture::{Fixture, MIB, SIZE, turn};
 
-/// Bytes that a node's process has read, from files and otherwise.
+/// Returns the bytes read by a node's process, from files and otherwise.
 fn bytes_read(node: &Node) -> u64 {
     let pid = node.pid().expect("the node runs");
     let counts = std::fs::read_to_string(format!("/proc/{pid}/io")).expect("its counts");
@@ -15,7 +15,7 @@ fn bytes_read(node: &Node) -> u64 {
     count.expect("a count").parse().expect("a number")
 }
 
-/// A disk on the image, of which all is here and a little was written.
+/// Creates a disk on the image, fetches the whole image and writes a little.
 fn own_disk(fixture: &Fixture, disk: &str, model: &mut Model) {
     fixture.create_at("a", disk, &["--prefetch", "off"]);
     let mut client = NbdConnection::connect(&fixture.a().nbd(disk)).unwrap();
@@ -69,7 +69,7 @@ fn a_disk_on_an_image_is_not_read_before_it_leaves_whatever_its_policy() {
             let missing = here["missing_bytes"].as_u64().unwrap();
             assert!(missing > SIZE - MIB, "all of it was sent: {here}");
         }
-        // The others after an orderly end and a start.
+        // The other disks, after an orderly end and a start.
         let a = fixture.cluster.node_mut("a");
         a.terminate(PATIENCE).unwrap();
         a.start(&[]).unwrap();

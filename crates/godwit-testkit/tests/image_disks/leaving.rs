@@ -1,4 +1,4 @@
-//! Disks on an image that leave now: what the destination lacks then is in the image, and at the source.
+//! Disks on an image that leave now: data missing at the destination is in the image, and at the source.
 
 use godwit_testkit::client::Model;
 use godwit_testkit::nbd::NbdConnection;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::fixture::{DISK, Fixture, MIB, SIZE, turn};
 
-/// Writes whole MiB at the node that has the disk.
+/// Writes whole MiB at the disk's node.
 fn write(fixture: &Fixture, model: &mut Model, from: u64, many: u64) {
     let mut client = fixture.connect();
     for at in from..from + many {
@@ -21,7 +21,7 @@ fn write(fixture: &Fixture, model: &mut Model, from: u64, many: u64) {
     client.flush().unwrap();
 }
 
-/// What the disk lacks at b that is at a, as its status tells.
+/// Returns the amount of data at a that the disk at b still lacks, from the disk's status.
 fn at_source(fixture: &Fixture) -> Option<String> {
     let disk = fixture.cluster.node("b").disk(DISK).ok()?;
     let status = disk["status"].as_str()?;
@@ -39,7 +39,7 @@ fn a_disk_on_an_image_leaves_now_and_lacks_something_in_two_places() {
     a.start(&[("pull::connect", "sleep(600000)")]).unwrap();
     let mut model = fixture.push_pattern(turn.seed);
     fixture.create(&["--prefetch", "off"]);
-    // What was written ends within a block.
+    // The written range ends within a block.
     write(&fixture, &mut model, 8, 16);
     let mut client = fixture.connect();
     let ticket = model.begin_write(30 * 2048 + 3..30 * 2048 + 5, true);
@@ -48,7 +48,7 @@ fn a_disk_on_an_image_leaves_now_and_lacks_something_in_two_places() {
     client.flush().unwrap();
     drop(client);
     let a = fixture.a();
-    // By itself it would take half a minute.
+    // Without the switch the move would take half a minute.
     let id = start_migration(a, DISK, "b", &["--max-bandwidth", "512K"]).unwrap();
     let words = ["migration", "switch", &id, "--policy", "post-copy"];
     let switched = wait_for(PATIENCE, || a.godwit(&words).json().ok()).expect("it is switched");
@@ -57,7 +57,7 @@ fn a_disk_on_an_image_leaves_now_and_lacks_something_in_two_places() {
     assert_eq!(moved["phase"], "completed", "{moved}");
     assert!(moved["lm_seconds"].as_f64().unwrap() < 20.0, "{moved}");
 
-    // What is in the image is read while the source is not there, and what is at the source waits.
+    // Data in the image is read while the source is away; reads of data at the source wait.
     let lacks = at_source(&fixture).expect("a part of it is at node 'a'");
     println!("{lacks} are at the source");
     assert_eq!(migration(a, &id)["source_needed"], true);
@@ -71,7 +71,7 @@ fn a_disk_on_an_image_leaves_now_and_lacks_something_in_two_places() {
     assert!(at_source(&fixture).is_some(), "it is not there yet");
     drop(reader);
 
-    // Both are killed, and start again.
+    // Both nodes are killed and started again.
     for name in ["a", "b"] {
         let node = fixture.cluster.node_mut(name);
         node.kill();

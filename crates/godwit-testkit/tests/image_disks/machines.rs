@@ -1,5 +1,5 @@
-//! Machines whose disks are images: they work long before their disks are here, send what they wrote when they move, and
-//! need the repository as little as another node has the image.
+//! Machines whose disks are images. They work long before their disks are here, send only their writes when they move,
+//! and need no repository beside a node with the image.
 
 use std::process::Command;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use godwit_testkit::vm::{GuestLoad, NodeGuest, check_disk, format_image};
 
 use crate::fixture::{DISK, Fixture, MIB, turn};
 
-/// A disk that has all of the image and is nobody's.
+/// A disk with the whole image and no user.
 const KEPT: &str = "kept";
-/// How long that may take to be fetched.
+/// Longest time for fetching this disk.
 const FETCHING: Duration = Duration::from_secs(900);
-/// The disk of the machine that starts while the repository is away.
+/// The disk of the machine to start while the repository is away.
 const LATE: &str = "late";
 
-/// Checks the file system of a disk of which a part is elsewhere, by reading all of it.
+/// Checks the file system of a disk with parts elsewhere, by reading the whole disk.
 fn check_all_of(fixture: &Fixture, node: &Node, disk: &str) {
     let copy = fixture.cluster.dir().join("copy");
     let uri = node.nbd(disk).uri();
@@ -39,11 +39,11 @@ fn share(part: u64, of: u64) -> String {
     )
 }
 
-/// A machine on an image of this size starts, moves, and another starts while the repository is away.
+/// Starts and moves a machine on an image of this size, and starts another while the repository is away.
 fn starts_moves_and_starts_without_the_repository(turn: &Scenario, size: u64) {
     let fixture = Fixture::start(&["a", "b"], &[]);
     let path = fixture.cluster.dir().join("guest");
-    // What the file system does not use is data, too, that would have to be fetched.
+    // Blocks unused by the file system are random data, too, and would have to be fetched.
     write_random(&path, size, turn.seed).unwrap();
     format_image(&path).unwrap();
     fixture
@@ -51,7 +51,7 @@ fn starts_moves_and_starts_without_the_repository(turn: &Scenario, size: u64) {
         .unwrap();
     std::fs::remove_file(path).unwrap();
     let made = fixture.create(&["--prefetch", "off"]);
-    // What mke2fs wrote zeroes to is no data.
+    // Blocks to which mke2fs wrote zeroes are no data.
     let data = made["missing_bytes"].as_u64().unwrap();
     assert!(data > size / 10 * 8, "{made}");
     let load = GuestLoad {
@@ -86,7 +86,7 @@ fn starts_moves_and_starts_without_the_repository(turn: &Scenario, size: u64) {
     assert!(missing > data / 10 * 8, "{missing} bytes are missing");
     let finished = guest.end(b).unwrap();
     assert_eq!((finished.errors, finished.mismatches), (0, 0));
-    // What the guest left there and the rest of the image fit together.
+    // The guest's writes there and the rest of the image fit together.
     check_all_of(&fixture, b, DISK);
     let (from_peers, from_repository) = fixture.fetched_at("b");
     println!("b fetched {from_peers} bytes from a, {from_repository} from the repository");

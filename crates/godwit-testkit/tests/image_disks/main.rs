@@ -1,5 +1,5 @@
-//! Disks that are created from images: usable at once, fetched as they are read, whoever dies meanwhile and whether
-//! or not the repository is there.
+//! Disks created from images: usable at once and fetched on reading, even when nodes die meanwhile or the repository is
+//! away.
 
 mod away;
 mod bad;

@@ -1,4 +1,4 @@
-//! Machines that stand still for what cannot be had, and whose QEMU cannot be talked to then, refuses, or dies.
+//! Machines that stand still for lack of data, with a QEMU whose monitor is unreachable then, refuses, or dies.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -18,10 +18,11 @@ use crate::fixture::{DISK, Fixture, turn};
 use godwit_testkit::client::Model;
 
 const MACHINE: &str = "m";
-/// Long enough for a machine to go on that must not, and for its node to try.
+/// Time in which a machine that must stand still would go on, and in which the node tries.
 const MOMENT: Duration = Duration::from_secs(3);
 
-/// Node a with a machine without an operating system whose firmware reads what cannot be had: it stands still.
+/// Starts node a and a machine without an operating system whose firmware reads unavailable data. Returns once the
+/// machine stands still.
 fn stands_still(turn: &Scenario) -> (Fixture, Model) {
     let options = ["--read-wait", "1s", "--read-wait-then", "pause"];
     let fixture = Fixture::start(&["a"], &options);
@@ -33,7 +34,7 @@ fn stands_still(turn: &Scenario) -> (Fixture, Model) {
     (fixture, model)
 }
 
-/// Another monitor of the machine than its node's.
+/// Returns the socket of a second monitor of the machine.
 fn second_monitor(fixture: &Fixture) -> PathBuf {
     fixture.cluster.dir().join("second")
 }
@@ -59,7 +60,7 @@ fn comes_to(fixture: &Fixture, state: &str) {
     assert!(wait_for(PATIENCE, there).is_some(), "{}", shown(fixture));
 }
 
-/// It runs, and nothing is left of its having stood still.
+/// Waits until the machine runs without any trace of the standstill.
 fn goes_on(fixture: &Fixture) {
     let well = || {
         let vm = shown(fixture);
@@ -124,7 +125,7 @@ impl Monitor {
 fn a_machine_that_may_not_go_on_is_told_of_and_goes_on_when_it_may() {
     let turn = turn("a_machine_that_may_not_go_on_is_told_of");
     let (fixture, _) = stands_still(&turn);
-    // QEMU lets no machine go on whose state is about to be handed over.
+    // QEMU resumes no machine whose state is about to be handed over.
     let mut monitor = Monitor::connect(&second_monitor(&fixture));
     let pause = json!({ "capability": "pause-before-switchover", "state": true });
     let capabilities = json!({ "capabilities": [pause] });
@@ -135,7 +136,7 @@ fn a_machine_that_may_not_go_on_is_told_of_and_goes_on_when_it_may() {
     let uri = format!("tcp:{}", sink.local_addr().unwrap());
     std::thread::spawn(move || {
         let (mut from, _) = sink.accept().unwrap();
-        // It is cancelled.
+        // The migration is cancelled.
         let _ = std::io::copy(&mut from, &mut std::io::sink());
     });
     monitor.ask("migrate", &json!({ "uri": uri })).unwrap();
@@ -169,18 +170,18 @@ fn a_machine_whose_monitor_is_cut_while_it_stands_still_goes_on_by_itself() {
     stop(&fixture);
 }
 
-/// Where the node talks to its machine's QEMU.
+/// Returns the node's socket for the machine's QEMU.
 fn monitor(fixture: &Fixture) -> PathBuf {
     PathBuf::from(shown(fixture)["qmp"].as_str().unwrap())
 }
 
-/// Ends the connection on which a node talks to this QEMU, of which neither is told more than that.
+/// Cuts a node's monitor connection to this QEMU; both ends see only that.
 fn cut_monitor(pid: Pid, path: &Path) {
     let path = path.to_str().unwrap();
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
     let fds = format!("/proc/{}/fd", pid.as_raw_nonzero());
     let qemu = pidfd_open(pid, PidfdFlags::empty()).unwrap();
-    // The listening socket has this path, too; it is left alone.
+    // The listening socket has this path, too, and is left alone.
     let connected = sockets.lines().filter(|line| line.ends_with(path));
     let connected = connected.filter(|line| line.split_whitespace().nth(5) == Some("03"));
     let inodes: Vec<&str> = connected
@@ -215,7 +216,7 @@ fn a_machine_that_stands_still_is_found_by_a_node_that_cannot_talk_to_it_at_firs
     let (mut fixture, _) = stands_still(&turn);
     let path = monitor(&fixture);
     fixture.cluster.node_mut("a").kill();
-    // Somebody else has the monitor, which serves one at a time.
+    // Another client holds the monitor, which serves one at a time.
     let somebody = wait_for(PATIENCE, || UnixStream::connect(&path).ok()).unwrap();
     fixture.cluster.node_mut("a").start(&[]).unwrap();
     fixture.is_there(true);
@@ -236,7 +237,7 @@ fn a_machine_that_stands_still_is_known_as_such_though_its_monitor_is_lost_at_on
     let a = fixture.cluster.node_mut("a");
     a.kill();
     std::thread::scope(|scope| {
-        // It has just connected, and not asked yet.
+        // The node has just connected, and not sent a query yet.
         let point = ("vm::take-up", "sleep(4000)");
         scope.spawn(move || a.start(&[point]).unwrap());
         let reached = || {
@@ -259,7 +260,7 @@ fn a_machine_that_is_killed_while_it_stands_still_leaves_its_disk_as_it_was() {
     comes_to(&fixture, "stopped");
     let problem = shown(&fixture)["problem"].to_string();
     assert!(problem.contains("QEMU ended"), "{problem}");
-    // The next one waits as the first did, and goes on.
+    // The next machine waits as the first did, and goes on.
     run(&fixture);
     comes_to(&fixture, "paused");
     fixture.is_there(true);

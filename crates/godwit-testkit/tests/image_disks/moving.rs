@@ -15,7 +15,7 @@ fn a_disk_moves_without_its_image_and_only_what_was_written_is_sent() {
     let mut fixture = Fixture::start(&["a", "b"], &[]);
     let mut model = fixture.push_pattern(turn.seed);
     fixture.create(&["--prefetch", "off"]);
-    // Whole blocks and parts of blocks, what was fetched and what was not.
+    // Whole blocks and parts of blocks, fetched or not.
     let mut client = fixture.connect();
     client
         .read_at(10 * MIB, &mut vec![0; 4 * MIB as usize])
@@ -58,7 +58,7 @@ fn a_disk_moves_without_its_image_and_only_what_was_written_is_sent() {
         // The source is not needed, and holds nothing back.
         assert_eq!(source.disk(DISK).unwrap()["owes"], false);
     }
-    // It moves on and all of it is right, also when nodes die.
+    // The disk moves on with the right content, even when nodes die.
     let moved = migrate(fixture.a(), DISK, "b", &[]).unwrap();
     assert_eq!(moved["phase"], "completed", "{moved}");
     fixture.cluster.node_mut("a").kill();
@@ -141,14 +141,14 @@ fn a_whole_disk_moves_as_a_whole_to_a_node_that_does_not_get_at_its_image() {
     let secure = ClusterOptions::secure().unwrap();
     let mut fixture = Fixture::prepare(&["a", "b"], &[], secure);
     let empty = fixture.cluster.dir().join("empty");
-    // One without this would count as not mounted.
+    // Without this folder the repository would count as not mounted.
     std::fs::create_dir_all(empty.join("images")).unwrap();
     let options = &mut fixture.cluster.node_mut("b").spec_mut().options;
     options[1] = empty.display().to_string();
     fixture.cluster.start_all().unwrap();
     let mut model = fixture.push_pattern(turn.seed);
     fixture.create(&["--prefetch", "off"]);
-    // As long as a part of it is in the image only it cannot.
+    // The disk cannot move while a part is only in the image.
     let text = fixture.a().refusal(&["migrate", DISK, "--to", "b"]);
     assert!(
         text.contains("is missing in the repository") && text.contains("node 'b' refused"),

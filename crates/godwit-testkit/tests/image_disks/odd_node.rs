@@ -1,4 +1,4 @@
-//! Something that other nodes take for a node, and is not what it should be.
+//! An odd node: a server that other nodes take for a node.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,27 +11,27 @@ use godwit_testkit::cluster::ClusterOptions;
 
 use crate::fixture::Fixture;
 
-/// Bytes of a question, the first of which tells what is asked.
+/// Bytes of a question. The first is the kind of question.
 const QUESTION: usize = 41;
-/// What an image's name stands for is asked.
+/// Kind of the question for the image behind a name.
 const NAME: u8 = 3;
 
-/// How it behaves.
+/// The behaviour of an odd node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Odd {
-    /// It gives other bytes than it was asked for.
+    /// Answers with other bytes than the requested ones.
     Lies,
-    /// It takes questions and does not answer.
+    /// Takes questions and does not answer.
     IsSilent,
-    /// It knows nothing of all this.
+    /// Does not know images at all.
     IsOlder,
-    /// It gives chunks, and knows nothing of names.
+    /// Has chunks, and does not know names.
     KnowsNoNames,
-    /// It knows any name as something of its own.
+    /// Resolves any name to a wrong image.
     LiesOfNames,
 }
 
-/// A node that is not one, and what it was asked.
+/// An odd node, and the questions received.
 pub(crate) struct OddNode {
     address: SocketAddr,
     seen: Arc<Mutex<Seen>>,
@@ -39,7 +39,7 @@ pub(crate) struct OddNode {
 
 #[derive(Default)]
 struct Seen {
-    /// What connections were opened for.
+    /// Purposes of the opened connections.
     purposes: Vec<Purpose>,
     /// The first bytes of questions.
     questions: Vec<u8>,
@@ -63,7 +63,7 @@ impl OddNode {
         Self { address, seen }
     }
 
-    /// Nodes of which the first has this one as a peer named "odd".
+    /// Starts nodes of which the first has this one as a peer named "odd".
     pub(crate) fn beside(&self, names: &[&str]) -> Fixture {
         let plain = ClusterOptions {
             tls: false,
@@ -76,14 +76,14 @@ impl OddNode {
         fixture
     }
 
-    /// Whether it was asked for parts of images.
+    /// Returns true if a node asked for parts of images.
     pub(crate) fn was_asked(&self) -> bool {
         let seen = self.seen.lock().unwrap();
         assert!(!seen.purposes.is_empty(), "nobody connected");
         seen.purposes.contains(&Purpose::Image)
     }
 
-    /// Whether it was asked what a name stands for.
+    /// Returns true if a node asked to resolve a name.
     pub(crate) fn was_asked_for_a_name(&self) -> bool {
         self.seen.lock().unwrap().questions.contains(&NAME)
     }

@@ -1,4 +1,4 @@
-//! Parts of an image from other nodes that have it, whatever those are like.
+//! Parts of an image from other nodes, good or bad.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use godwit_testkit::scenario::{PATIENCE, verify};
 use crate::fixture::{DISK, Fixture, MIB, SIZE, turn};
 use crate::odd_node::{Odd, OddNode};
 
-/// Where the other node has the image.
+/// The disk with the image at the other node.
 const OTHER: &str = "other";
 
 #[test]
@@ -20,14 +20,14 @@ fn what_another_node_has_comes_from_there_and_the_repository_may_be_away() {
     let mut model = fixture.push_pattern(turn.seed);
     fixture.create_at("b", OTHER, &[]);
     fixture.becomes_whole_at("b", OTHER);
-    // What the guest there has changed is not given.
+    // The guest's changes there are not handed out.
     let other = fixture.cluster.node("b").nbd(OTHER);
     let mut guest = NbdConnection::connect(&other).unwrap();
     guest.write_at(40 * MIB + 5 * 512, &[0xAB; 512]).unwrap();
     guest.flush().unwrap();
     fixture.create(&["--prefetch", "off"]);
 
-    // Not even what the image consists of is known here any more.
+    // This node no longer knows even the image's manifest.
     fixture.is_there(false);
     let kept = fixture.a().spec().dir.join("images/manifests");
     let a = fixture.cluster.node_mut("a");
@@ -56,13 +56,13 @@ fn what_another_node_has_comes_from_there_and_the_repository_may_be_away() {
     fixture.is_there(true);
     reader.join().unwrap();
     verify(fixture.a(), DISK, &mut model).unwrap();
-    // The rest came from wherever it came sooner.
+    // The rest came from the faster source.
     let (from_peers, from_repository) = fixture.fetched();
     assert_eq!(from_peers + from_repository, SIZE);
     assert!(from_peers >= 40 * MIB && from_repository >= 256 * 1024);
 }
 
-/// Connections of this host to a port that the other side has closed and this one has not.
+/// Returns the number of this host's connections to a port closed by the other side and not by this one.
 fn half_closed(port: u16) -> usize {
     let peer = format!(":{port:04X}");
     let sockets = fs::read_to_string("/proc/net/tcp").unwrap();
@@ -93,8 +93,7 @@ fn connections_to_a_node_that_is_asked_no_more_are_closed() {
     assert!(wait_for(PATIENCE, closed).is_some(), "they stay");
 }
 
-/// Reads all of a disk of which a part might come from such a node, and that from the repository. How long the first
-/// read took.
+/// Reads all of a disk beside an odd node, with all data from the repository. Returns the duration of the first read.
 fn reads_all_in_spite_of(name: &str, odd: Odd) -> (OddNode, Duration) {
     let turn = turn(name);
     let node = OddNode::start(odd);

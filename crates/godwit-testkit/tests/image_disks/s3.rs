@@ -18,12 +18,12 @@ const SECRET: &str = "secret";
 pub(crate) struct S3 {
     folder: PathBuf,
     address: SocketAddr,
-    /// While it is there.
+    /// Runtime of the server; `None` while away.
     runtime: Option<Runtime>,
 }
 
 impl S3 {
-    /// One that keeps its objects in this folder.
+    /// Starts a server with the objects in this folder.
     pub(crate) fn start(folder: &Path) -> Self {
         std::fs::create_dir_all(folder.join("images")).unwrap();
         let mut server = Self {
@@ -35,7 +35,7 @@ impl S3 {
         server
     }
 
-    /// Takes it away, or brings it back where it was.
+    /// Takes the server away, or brings it back at the same address.
     pub(crate) fn is_there(&mut self, there: bool) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -55,7 +55,7 @@ impl S3 {
                 let service = service.clone();
                 tokio::spawn(async move {
                     let server = Builder::new(TokioExecutor::new());
-                    // Clients that hang up are no failure.
+                    // A client that hangs up is no failure.
                     let _ = server.serve_connection(TokioIo::new(socket), service).await;
                 });
             }
@@ -67,7 +67,7 @@ impl S3 {
         format!("http://{}", self.address)
     }
 
-    /// The options of a node that uses it.
+    /// Returns the options for a node to use the server.
     pub(crate) fn options(&self) -> Vec<String> {
         let mut options = ["--repository", "s3://images", "--repository-endpoint"]
             .map(str::to_owned)
@@ -76,7 +76,7 @@ impl S3 {
         options
     }
 
-    /// The variables of such a node.
+    /// Returns the environment of such a node.
     pub(crate) fn environment(&self) -> Vec<(String, String)> {
         [
             ("AWS_ACCESS_KEY_ID", ID),
@@ -87,7 +87,7 @@ impl S3 {
         .to_vec()
     }
 
-    /// What is in it, for this process.
+    /// Returns the repository for this process.
     pub(crate) fn repository(&self) -> Repository {
         let location: Location = "s3://images".parse().unwrap();
         let keys = Keys {
@@ -106,7 +106,7 @@ impl S3 {
         self.runtime.as_ref().unwrap().block_on(push).unwrap();
     }
 
-    /// The disks that are known to fetch from an image, as `NODE/DISK`.
+    /// Returns the disks fetching from an image, as `NODE/DISK`.
     pub(crate) fn users(&self, image: &str) -> Vec<String> {
         let image = image.parse().unwrap();
         let repository = self.repository();

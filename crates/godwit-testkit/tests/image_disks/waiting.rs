@@ -1,4 +1,5 @@
-//! Machines whose guests read what cannot be had: they stand still until it can, or see errors, as the node was told.
+//! Machines whose guests read unavailable data: they stand still until the data comes, or see errors, as the node is
+//! configured.
 
 use std::time::Duration;
 
@@ -9,10 +10,10 @@ use serde_json::Value;
 
 use crate::fixture::{DISK, Fixture, MIB, turn};
 
-/// Long enough for a guest to go on that must not.
+/// Time in which a guest that must stand still would go on.
 const MOMENT: Duration = Duration::from_secs(4);
 
-/// A disk on an image with a file system, of which nothing has been fetched, and no repository any more.
+/// Creates a disk on an image with a file system, with nothing fetched, and takes the repository away.
 fn without_repository(options: &[&str], size: u64) -> Fixture {
     let fixture = Fixture::start(&["a"], options);
     let path = fixture.cluster.dir().join("guest");

@@ -1,4 +1,4 @@
-//! NICs with names, for machines that somebody else starts.
+//! NICs with names, for machines started by a third party.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,12 +18,12 @@ use super::{
 pub(super) const NIC: &str = "web";
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a node says when it has created a NIC.
+/// Creates a NIC at a node; returns the node's output.
 pub(super) fn create(node: &Node, name: &str, nic: &str) -> io::Result<String> {
     Ok(node.godwit(&["nic", "create", name, nic]).text()?)
 }
 
-/// The words for QEMU in that.
+/// Returns the arguments for QEMU in this output.
 pub(super) fn words_for_qemu(told: &str) -> Vec<String> {
     let lines = told.lines().filter(|line| line.starts_with('-'));
     lines
@@ -63,7 +63,7 @@ fn a_machine_that_somebody_else_started_moves_there_and_back_with_its_nic() -> i
         wait_for(PATIENCE, || (talk.bytes() > before).then_some(())).expect("goes on");
     };
     talks(&talk);
-    // It is served again where its QEMU expects it.
+    // The NIC is served again where QEMU expects it.
     cluster.node_mut("a").kill();
     cluster.node_mut("a").start(&[])?;
     let attached = || (shown(cluster.node("a")).ok()?["attached"] == true).then_some(());
@@ -78,7 +78,7 @@ fn a_machine_that_somebody_else_started_moves_there_and_back_with_its_nic() -> i
         );
     }
     lost_nothing(talk, pinger)?;
-    // Its name is free again, and so is the socket.
+    // The NIC's name is free again, and so is the socket.
     let socket = cluster.node("a").spec().dir.join("nics").join("web.vhost");
     assert!(!socket.exists());
     create(cluster.node("a"), NIC, "bridge=br0")?;
@@ -126,12 +126,12 @@ fn a_nic_with_a_name_is_served_until_it_is_removed_also_when_its_node_restarts()
     assert!(!socket.exists());
     let gone = a.refusal(&["nic", "rm", NIC]);
     assert!(gone.contains("serves no NIC \"web\""), "{gone}");
-    // Its tap is free at once.
+    // The NIC's tap is free at once.
     create(a, NIC, "tap=tap0")?;
     Ok(())
 }
 
-/// Its machine has ended, and somebody gives the name to another NIC before the machine is taken off the node's list.
+/// The machine has ended, and another NIC gets the name before the machine is taken off the node's list.
 #[test]
 fn a_nic_that_took_the_name_of_an_adopted_one_keeps_its_socket() -> io::Result<()> {
     if !may_run() {
@@ -201,7 +201,7 @@ fn a_nic_with_a_name_that_cannot_be_had_is_refused_in_a_sentence() -> io::Result
     a.godwit(&["vm", "stop", "one", "--force"]).text()?;
     let list = a.godwit(&["nic", "list"]).json()?;
     assert_eq!(list.as_array().map(Vec::len), Some(1), "{list}");
-    // A folder that sockets cannot be in: root may do everything else.
+    // A folder that cannot hold sockets: permissions would not stop root.
     let folder = a.spec().dir.join("nics");
     a.godwit(&["nic", "rm", NIC]).text()?;
     std::fs::remove_dir(&folder)?;
@@ -214,7 +214,7 @@ fn a_nic_with_a_name_that_cannot_be_had_is_refused_in_a_sentence() -> io::Result
     std::fs::remove_file(&folder)?;
     cluster.node_mut("a").kill();
     cluster.node_mut("a").start(&[])?;
-    // Nothing of all that is left.
+    // The failures leave nothing behind.
     create(cluster.node("a"), NIC, "tap=tap0")?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Whom the network hears that a machine has moved: what its node says, and what its guest says itself.
+//! Announcements of a moved machine on the network: by the node, and by the guest.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -18,12 +18,12 @@ use super::adopted::{NIC, create, words_for_qemu};
 use super::{GUEST, PING_EVERY, answered_once, cluster, ip, load, may_run};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long announcements may take to come that are made again and again.
+/// Longest time between repeated announcements.
 const ANNOUNCES: Duration = Duration::from_secs(3);
 
 type Mac = [u8; 6];
 
-/// The NIC's own address, the one that its guest gave it, and that of a container.
+/// The NIC's own address, the address set by the guest, and a container's.
 const OWN: Mac = [0x52, 0x54, 0, 0x80, 2, 1];
 const CHANGED: Mac = [0x52, 0x54, 0, 0x80, 2, 2];
 const CONTAINER: Mac = [0x52, 0x54, 0, 0x80, 2, 3];
@@ -31,7 +31,7 @@ const CONTAINERS_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 80, 0, 11);
 /// VLANs of the guest's.
 const VLANS: std::ops::RangeInclusive<u16> = 2..=41;
 
-/// A guest that is an IPv6 router, has changed its MAC address, and has VLANs and a container of its own.
+/// A guest that is an IPv6 router, has changed its MAC address, and has VLANs and a container.
 const SCRIPT: &str = "
 for f in /proc/sys/net/ipv6/conf/*/forwarding; do echo 1 >$f; done
 ip link set eth0 address 52:54:00:80:02:02
@@ -55,14 +55,14 @@ fn with_network(network: GuestNetwork) -> GuestLoad {
     load
 }
 
-/// What a frame says of its sender.
+/// A frame's claim about the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Said {
-    /// It is here, by a station's address and VLAN.
+    /// A station is here: the address and the VLAN.
     Rarp(Mac, u16),
-    /// Who has an IPv4 address.
+    /// A station has this IPv4 address.
     Arp(Mac, u16, Ipv4Addr),
-    /// Who has an IPv6 address, and whether that is a router.
+    /// A station has an IPv6 address; true for a router.
     Neighbour(Mac, u16, bool),
 }
 
@@ -88,7 +88,7 @@ fn said(frame: &[u8]) -> Option<Said> {
     }
 }
 
-/// What is said until all of this is, and for some time after that.
+/// Returns the claims heard until all wanted ones are there, and for some time after.
 fn hear(capture: &Capture, wanted: &BTreeSet<Said>) -> BTreeSet<Said> {
     let mut heard = BTreeSet::new();
     let mut hear_more = || {
@@ -120,7 +120,7 @@ fn what_a_guest_is_reached_by_is_announced_and_nothing_else() -> io::Result<()> 
     let stations = [(OWN, 0), (CHANGED, 0), (CONTAINER, 0)].into_iter();
     let stations = stations.chain(VLANS.map(|vlan| (CHANGED, vlan)));
     let rarps: BTreeSet<Said> = stations.map(|(mac, vlan)| Said::Rarp(mac, vlan)).collect();
-    // The guest has its say on what only the guest knows.
+    // The guest itself announces addresses unknown to the node.
     let vlans_address = |vlan: u16| Ipv4Addr::new(10, 81, vlan as u8, 1);
     let mut wanted: BTreeSet<Said> = VLANS
         .map(|vlan| Said::Arp(CHANGED, vlan, vlans_address(vlan)))
@@ -137,7 +137,7 @@ fn what_a_guest_is_reached_by_is_announced_and_nothing_else() -> io::Result<()> 
     for said in heard {
         let is_true = match said {
             Said::Rarp(..) => rarps.contains(&said),
-            // Linux asks for others from any of its interfaces.
+            // Linux resolves other hosts from any interface.
             Said::Arp(CHANGED | CONTAINER, _, address) => addresses.contains(&address),
             Said::Arp(mac, ..) => mac != OWN,
             Said::Neighbour(.., is_router) => is_router,
@@ -151,7 +151,8 @@ fn what_a_guest_is_reached_by_is_announced_and_nothing_else() -> io::Result<()> 
     Ok(())
 }
 
-/// Neither node takes part in such a move. QEMU has a guest announce itself that can, and otherwise tells the back end to.
+/// Neither node takes part in such a move. QEMU has a capable guest announce itself, and otherwise tells the back end
+/// to.
 #[test]
 fn a_machine_that_qemu_itself_moves_is_announced() -> io::Result<()> {
     if !may_run() {
@@ -190,7 +191,7 @@ fn a_machine_that_qemu_itself_moves_is_announced() -> io::Result<()> {
     let wanted = BTreeSet::from([Said::Rarp(OWN, 0)]);
     let heard = hear(&capture, &wanted);
     assert!(wanted.is_subset(&heard), "{heard:?}");
-    // QEMU loses what came while the machine stood still.
+    // QEMU loses packets that arrive while the machine stands still.
     let pings = pinger.finish(Duration::from_secs(5))?;
     let last = pings.iter().rev().take(100);
     assert!(
@@ -201,13 +202,13 @@ fn a_machine_that_qemu_itself_moves_is_announced() -> io::Result<()> {
     Ok(())
 }
 
-/// Datagrams to a group of hosts that each of them says back.
+/// Multicast group whose datagrams the guest echoes.
 const GROUP: (Ipv4Addr, u16) = (Ipv4Addr::new(239, 80, 0, 1), 7200);
 
 #[test]
 fn a_guest_hears_its_group_behind_a_switch_that_snoops() -> io::Result<()> {
     const EVERY: Duration = Duration::from_millis(10);
-    /// Datagrams after a move that has ended for some time.
+    /// Datagrams some time after the end of a move.
     const LAST: usize = 150;
     if !may_run() {
         return Ok(());
@@ -259,7 +260,7 @@ fn a_guest_hears_its_group_behind_a_switch_that_snoops() -> io::Result<()> {
         if until.is_none() && moving.is_finished() {
             until = Some(sent + 6000);
         }
-        // All of them but those that are on their way.
+        // All answers except those still on the way.
         let last = answers.iter().rev().skip(LAST / 3).take(LAST);
         let hears =
             answers.len() + LAST / 3 > sent as usize && last.clone().all(|count| *count == 1);

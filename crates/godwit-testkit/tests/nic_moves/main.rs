@@ -1,4 +1,4 @@
-//! A machine's NIC moves with it: a client outside loses no packet and no connection.
+//! A machine's NIC moves along: a client outside loses no packet and no connection.
 
 mod adopted;
 mod announcements;
@@ -38,7 +38,7 @@ fn load(nic: &str) -> GuestLoad {
     }
 }
 
-/// Whether the test can run here; says so if not.
+/// Returns true if the test can run here; otherwise prints why not.
 fn may_run() -> bool {
     let may = rustix::process::geteuid().is_root();
     if !may {
@@ -47,17 +47,17 @@ fn may_run() -> bool {
     may
 }
 
-/// What a NIC's node says of it.
+/// Returns a node's description of the guest's NIC.
 fn shown(node: &Node) -> io::Result<Value> {
     Ok(node.godwit(&["nic", "show", "guest/0"]).json()?)
 }
 
-/// Two nodes on the hosts of a network, of which the first has these fail points.
+/// Starts two nodes on the hosts of a network, the first with these fail points.
 fn cluster(lan: &Lan, failpoints: &[(&str, &str)]) -> io::Result<Cluster> {
     cluster_with(lan, failpoints, None)
 }
 
-/// The same, where both may have this memory pool.
+/// Does the same with a memory pool for both nodes.
 fn cluster_with(
     lan: &Lan,
     failpoints: &[(&str, &str)],
@@ -76,7 +76,7 @@ fn cluster_with(
     Ok(cluster)
 }
 
-/// A node on the only host of a network.
+/// Starts a node on the only host of a network.
 fn cluster_of_one(lan: &Lan) -> io::Result<Cluster> {
     let hosts = [("a", lan.hosts().first())];
     let mut cluster = Cluster::prepare_on(&hosts, ClusterOptions::secure()?)?;
@@ -100,7 +100,7 @@ fn a_client_outside_loses_nothing_when_the_machine_moves() -> io::Result<()> {
     Ok(())
 }
 
-/// Moves the guest from a to b and back while its client talks. Gives both moves.
+/// Moves the guest from a to b and back while the client talks. Returns both moves.
 fn there_and_back(cluster: &Cluster, guest: &NodeGuest, talk: &Talk) -> io::Result<Vec<Value>> {
     let mut moves = Vec::new();
     for (from, to) in [("a", "b"), ("b", "a")] {
@@ -120,7 +120,7 @@ fn there_and_back(cluster: &Cluster, guest: &NodeGuest, talk: &Talk) -> io::Resu
     Ok(moves)
 }
 
-/// The client's conversation goes on to its end, and each of its pings was answered once.
+/// Expects the client's conversation to reach its end, and one answer to each of the client's pings.
 fn lost_nothing(talk: Talk, pinger: Pinger) -> io::Result<()> {
     let talked = talk.finish()?;
     assert!(!talked.reset && talked.wrong == 0, "{talked:?}");
@@ -140,7 +140,7 @@ fn answered_once(pings: &[Ping]) {
     );
 }
 
-/// The runs of pings without an answer, and when in the test they left; and how late the slowest answer beside them was.
+/// Describes the runs of pings with and without an answer: times since the start of the test, and the slowest answer.
 fn lost_at(pings: &[Ping]) -> String {
     let Some(start) = pings.first().map(|ping| ping.sent) else {
         return String::new();
@@ -184,15 +184,15 @@ fn a_move_that_fails_after_the_guest_stopped_gives_everything_back() -> io::Resu
     assert_eq!(nic["mode"], "releasing", "{nic}");
     assert!(nic["counters"]["held"].as_u64() > Some(0), "{nic}");
     lost_nothing(talk, pinger)?;
-    // What it still has of that is not in the way of the next attempt.
+    // The remains at the destination are not in the way of the next attempt.
     cluster.node_mut("b").start(&[])?;
     guest.migrate(cluster.node("a"), "b", &[])?;
     guest.finish(cluster.node("b"))?;
     Ok(())
 }
 
-/// A NIC's mapping does not follow memory that moves under its guest, so such memory does not move. It may stay in the
-/// pool, and then the client outside loses nothing.
+/// A NIC's mapping does not follow memory that moves under the guest, so such memory does not move. The memory may stay
+/// in the pool, and then the client outside loses nothing.
 #[test]
 fn a_machine_with_a_nic_leaves_its_memory_in_the_pool() -> io::Result<()> {
     if !may_run() {
@@ -224,7 +224,7 @@ fn a_machine_with_a_nic_leaves_its_memory_in_the_pool() -> io::Result<()> {
     Ok(())
 }
 
-/// Runs a machine that does nothing, with this NIC.
+/// Runs an idle machine, with this NIC.
 fn run(node: &Node, name: &str, nic: &str) -> Result<Value, Failure> {
     let rest = [
         "--memory",
@@ -246,7 +246,7 @@ fn ip(host: &Namespace, words: &str) -> io::Result<()> {
     process::run(&mut command).map(drop)
 }
 
-/// RARP frames in what QEMU's `filter-dump` wrote.
+/// Returns the number of RARP frames in a file of QEMU's `filter-dump`.
 fn announcements(dump: &Path) -> usize {
     let bytes = std::fs::read(dump).unwrap_or_default();
     let frame = [&[0xff; 6][..], &OWN_MAC, &[0x80, 0x35]].concat();
@@ -254,9 +254,9 @@ fn announcements(dump: &Path) -> usize {
     windows.filter(|window| *window == frame).count()
 }
 
-/// The address of a card that QEMU itself serves.
+/// The address of a card served by QEMU itself.
 const OWN_MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 9];
-/// How often QEMU announces a machine that came, by itself.
+/// Number of announcements of an arrived machine by QEMU itself.
 const BY_ITSELF: usize = 5;
 
 #[test]
@@ -369,14 +369,14 @@ fn a_nic_that_cannot_be_had_is_refused_in_a_sentence() -> io::Result<()> {
         return Ok(());
     }
     let lan = Lan::new(2)?;
-    // Two see that a machine's QEMU has ended, and the slower one says that it has stopped.
+    // Two threads see the end of a machine's QEMU, and the slower one reports the stop.
     let cluster = cluster(&lan, &[("nics::ending", "sleep(300)")])?;
     let a = cluster.node("a");
     let mac = "mac=52:54:00:00:00:01";
     let run = |name: &str, nic: &str| run(a, name, nic);
     ip(&lan.hosts()[0], "tuntap add many0 mode tap multi_queue")?;
     ip(&lan.hosts()[0], "link set many0 up")?;
-    // Of a tap that somebody has it would be told that it is in use.
+    // For a tap in use, the refusal would name only the use.
     let refused = run("one", "tap=tap0,queues=2").expect_err("has one queue");
     assert!(
         refused
@@ -408,7 +408,7 @@ fn a_nic_that_cannot_be_had_is_refused_in_a_sentence() -> io::Result<()> {
     run("two", "bridge=br0")?;
     let nics = a.godwit(&["nic", "list"]).json()?;
     assert_eq!(nics.as_array().map(Vec::len), Some(2), "{nics}");
-    // A tap is free as soon as its VM has ended.
+    // A tap is free as soon as the VM has ended.
     a.godwit(&["vm", "stop", "one", "--force"]).text()?;
     run("one", "tap=tap0")?;
     for vm in ["one", "two"] {

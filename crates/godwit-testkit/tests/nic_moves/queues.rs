@@ -1,4 +1,4 @@
-//! A card with two pairs of queues, of which its guest uses both or one.
+//! A card with two queue pairs, of which its guest uses both or one.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,10 +15,10 @@ use super::{ECHO, GUEST, PING_EVERY, answered_once, cluster, load, may_run, show
 /// Conversations at a time: enough for each of two processors to have some.
 const TALKS: usize = 4;
 
-/// Longest wait for what takes a moment when nothing is wrong.
+/// Longest wait for an event that takes a moment when nothing is wrong.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A guest with two processors at the first node, and conversations with it.
+/// Starts a guest with two processors at the first node, and conversations with it.
 fn begin(lan: &Lan, cluster: &Cluster) -> io::Result<(NodeGuest, Vec<Talk>)> {
     let machine = NodeMachine {
         cpus: 2,
@@ -30,7 +30,7 @@ fn begin(lan: &Lan, cluster: &Cluster) -> io::Result<(NodeGuest, Vec<Talk>)> {
     Ok((guest, (0..TALKS).map(|_| talk()).collect()))
 }
 
-/// Every conversation goes on.
+/// Expects every conversation to go on.
 fn go_on(talks: &[Talk], after: &str) {
     let before: Vec<u64> = talks.iter().map(Talk::bytes).collect();
     let all_do = || {
@@ -42,7 +42,7 @@ fn go_on(talks: &[Talk], after: &str) {
         .unwrap_or_else(|| panic!("a conversation stands still after {after}"));
 }
 
-/// None broke off or heard anything wrong.
+/// Expects all conversations to end without a break or wrong bytes.
 fn end(talks: Vec<Talk>) -> io::Result<()> {
     for talk in talks {
         let talked = talk.finish()?;

@@ -12,7 +12,7 @@ use super::{cluster, cluster_of_one, ip, may_run, run};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What `ip` shows of an interface.
+/// Returns `ip`'s description of an interface.
 fn link(host: &Namespace, name: &str) -> Value {
     let mut command = host.command();
     command.args(["ip", "-json", "link", "show", name]);
@@ -27,7 +27,7 @@ fn nic(node: &Node, name: &str) -> Value {
         .unwrap_or_default()
 }
 
-/// Waits until a NIC's problem says this, or until there is none.
+/// Waits until a NIC's problem contains `wanted`, or until there is none.
 fn problem(node: &Node, name: &str, wanted: Option<&str>) {
     let told = || {
         let nic = nic(node, name);
@@ -60,7 +60,7 @@ fn an_uplink_that_is_made_again_is_used_again() -> io::Result<()> {
     ip(host, "link add br7 up type bridge")?;
     problem(a, "one", None);
     assert_eq!(link(host, &tap)["master"], "br7");
-    // The tap that the node made itself, too.
+    // The node's own tap, too.
     ip(host, &format!("link del {tap}"))?;
     let again = || (link(host, &tap)["master"] == "br7").then_some(());
     wait_for(PATIENCE, again).expect("the node makes its tap again");
@@ -94,7 +94,7 @@ fn a_move_waits_until_the_destinations_bridge_lets_packets_pass() -> io::Result<
     ip(&lan.hosts()[1], "link set br7 down")?;
     let refused = a.refusal(&["migrate", "vm/one", "--to", "b"]);
     assert!(refused.contains("bridge br7 is down"), "{refused}");
-    // It listens and learns for two seconds each.
+    // The bridge listens and learns for two seconds each.
     ip(
         &lan.hosts()[1],
         "link set br7 up type bridge forward_delay 200 stp_state 1",
@@ -131,7 +131,7 @@ fn a_tap_without_a_bridge_at_the_destination_is_told() -> io::Result<()> {
     Ok(())
 }
 
-/// The VLANs of a port of a bridge, each with whether it is without a tag.
+/// Returns the VLANs of a port of a bridge, each with true for untagged packets.
 fn vlans(host: &Namespace, port: &str) -> io::Result<Vec<(u64, bool)>> {
     let mut command = host.command();
     command.args(["bridge", "-json", "vlan", "show", "dev", port]);

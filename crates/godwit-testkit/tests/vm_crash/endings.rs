@@ -1,5 +1,5 @@
-//! Guests that reboot, panic or power off while their machine moves: the boot after it finds every write that was
-//! acknowledged before, wherever the machine is.
+//! Guests that reboot, panic or power off during a move: the next boot finds every acknowledged write, wherever the
+//! machine is.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use super::{AT_ONCE, COMPLETING, COPYING_DISKS, Moment};
 
 /// An emulated processor of a busy host boots in a third of this.
 const BOOTS: Duration = Duration::from_secs(120);
-/// How long a move takes that nothing delays, roughly.
+/// Approximate duration of an undisturbed move.
 const MOVE: Duration = Duration::from_secs(5);
 
-/// Slow enough for the guest to end its boot meanwhile, and fast enough for one that boots to be overtaken.
+/// Slow enough for the guest to end the boot meanwhile, and fast enough to overtake a booting guest.
 const MEMORY: Moment = super::MEMORY.with(&["--max-bandwidth", "64MiB"]);
-/// The guest runs at the destination and pulls its memory and its disks.
+/// The guest runs at the destination and pulls memory and disks.
 const PULLING: Moment = Moment {
     phase: "pulling",
     ..COMPLETING.with(&[
@@ -42,7 +42,7 @@ fn site(seed: u64) -> Site {
 }
 
 impl Site {
-    /// Begins a move and waits until it has come to this moment.
+    /// Begins a move and waits until this moment.
     fn moves_up_to(&mut self, moment: &Moment) {
         let (side, point, action) = moment.hold;
         let held = self.place(side);
@@ -52,7 +52,7 @@ impl Site {
         self.reached(held, seen, point);
     }
 
-    /// The guest ends its boot in this way and boots again, and nothing is missing.
+    /// Ends the guest's boot in this way, waits for the next boot, and checks for missing writes.
     fn reboots(&mut self, how: &str) {
         let boots = self.guest.console.end_boot(how, PATIENCE).unwrap();
         self.guest.console.booted_again(boots, BOOTS).unwrap();
@@ -87,8 +87,8 @@ fn a_guest_that_reboots_or_panics_in_a_step_of_its_move_misses_no_write() {
     site.finish();
 }
 
-/// A request that is under way when a device is reset is answered by nobody, as on hardware: what counts is that the
-/// disk has the writes that were answered.
+/// A request in flight at the reset of a device gets no answer, as on hardware. The disk must have the acknowledged
+/// writes.
 #[test]
 #[ignore = "takes minutes: make test-nics"]
 fn a_guest_that_reboots_at_any_moment_of_its_move_misses_no_write() {

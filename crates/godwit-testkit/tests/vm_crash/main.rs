@@ -1,10 +1,9 @@
-//! Deaths while a virtual machine moves, and while it does not: whatever dies, the guest runs at most
-//! once, it runs on wherever a QEMU with its memory and its disks is left, and its disks hold every
-//! write that it was told of.
+//! Deaths while a virtual machine moves, and while it does not. The guest runs at most once. The guest runs on wherever
+//! a QEMU with the memory and the disks is left, and the disks hold every acknowledged write.
 //!
-//! A fail point holds a node in a phase of the move; then something is killed or the link is cut. The
-//! guest that survives one blow takes the next, from wherever it is: that each move reaches its phase
-//! shows that the one before left nothing in its way.
+//! A fail point holds a node in a phase of the move; then a process is killed or the link is cut. The guest that
+//! survives one blow takes the next, from its current node. Each move that reaches its phase thus shows that the blow
+//! before left no obstacle.
 
 mod endings;
 mod nics;
@@ -23,27 +22,27 @@ use site::{Side, Site};
 
 /// Guests, nodes and the test wait for each other most of the time.
 const AT_ONCE: usize = 2;
-/// Long enough to strike, short enough for everybody to wait and to go on.
+/// Long enough to strike, short enough for all others to wait and to go on.
 const HOLD: &str = "sleep(2000)";
 /// Only marks the moment in the log.
 const PASS: &str = "sleep(1)";
-/// What a node needs to be surely in its phase.
+/// Time after which a node is surely inside the phase.
 const SETTLE: Duration = Duration::from_millis(300);
-/// How long a link is cut.
+/// Duration of a cut of the link.
 const CUT: Duration = Duration::from_secs(2);
-/// How long a node is away.
+/// Time for which a node is away.
 const AWAY: Duration = Duration::from_millis(500);
 
 /// A moment of a move.
 struct Moment {
     phase: &'static str,
-    /// Whom the fail point holds, which one, and how.
+    /// The held side, the fail point, and the action.
     hold: (Side, &'static str, &'static str),
     options: &'static [&'static str],
 }
 
 impl Moment {
-    /// The same of a move with other options.
+    /// Returns the same moment of a move with other options.
     const fn with(self, options: &'static [&'static str]) -> Self {
         Self { options, ..self }
     }
@@ -54,7 +53,7 @@ const COPYING_DISKS: Moment = Moment {
     hold: (Side::Source, "vm::copying-disks", HOLD),
     options: &[],
 };
-/// So slow that the guest's memory changes faster.
+/// A rate below the changes of the guest's memory.
 const MEMORY: Moment = Moment {
     phase: "copying memory",
     hold: (Side::Source, "vm::copying-memory", PASS),
@@ -71,13 +70,13 @@ const LOADED: Moment = Moment {
     hold: (Side::Source, "vm::loaded", HOLD),
     options: &[],
 };
-/// The destination has the memory and has not accepted its disks.
+/// The destination has the memory and has not accepted the disks.
 const ACCEPTING: Moment = Moment {
     phase: "accepting",
     hold: (Side::Destination, "persist::before::accepted", HOLD),
     options: &[],
 };
-/// The disks are accepted, and the source is about to store that it gave them away.
+/// The disks are accepted, and the source is about to record their handover.
 const GIVING: Moment = Moment {
     phase: "giving",
     hold: (Side::Source, "persist::before::group", HOLD),
@@ -88,7 +87,7 @@ const GIVEN: Moment = Moment {
     hold: (Side::Source, "persist::after::group", HOLD),
     options: &[],
 };
-/// The disks are the destination's, and its QEMU is about to be told to run.
+/// The disks are the destination's, and the QEMU there is about to get the command to run.
 const BEFORE_RUN: Moment = Moment {
     phase: "before it runs",
     hold: (Side::Destination, "vm::before::run", HOLD),
@@ -100,7 +99,7 @@ const COMPLETING: Moment = Moment {
     options: &[],
 };
 
-/// What is struck.
+/// The target of a blow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Victim {
     Node(Side),
@@ -108,14 +107,14 @@ enum Victim {
     Link,
 }
 
-/// What must become of the guest.
+/// The required outcome for the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Stays,
     Moves,
-    /// It runs at either node.
+    /// The guest runs at either node.
     Survives,
-    /// Its QEMU was killed: its disks are at this node, and it can start anew.
+    /// The guest's QEMU was killed: the disks are at this node, and the guest can start anew.
     Crashes(Side),
 }
 
@@ -124,7 +123,7 @@ const DESTINATION: Victim = Victim::Node(Side::Destination);
 const SOURCE_QEMU: Victim = Victim::Qemu(Side::Source);
 const DESTINATION_QEMU: Victim = Victim::Qemu(Side::Destination);
 
-/// A moment, what is struck in it, and what must become of the guest.
+/// A moment, the target of the blow, and the required outcome for the guest.
 type Blow = (&'static Moment, Victim, Outcome);
 
 /// The source is killed.
@@ -145,7 +144,7 @@ const DESTINATION_DIES: &[Blow] = &[
     (&MEMORY, DESTINATION, Outcome::Stays),
     (&STOPPED, DESTINATION, Outcome::Stays),
     (&ACCEPTING, DESTINATION, Outcome::Stays),
-    // Nothing takes back what the source is about to store.
+    // Nothing takes back the record that the source is about to store.
     (&GIVING, DESTINATION, Outcome::Moves),
     (&BEFORE_RUN, DESTINATION, Outcome::Moves),
     (&COMPLETING, DESTINATION, Outcome::Moves),
@@ -192,7 +191,7 @@ const DESTINATIONS_QEMU_DIES: &[Blow] = &[
 ];
 
 impl Site {
-    /// Kills, and lets come back what can.
+    /// Strikes the target, and brings it back if possible.
     fn strike(&mut self, victim: Victim) {
         match victim {
             Victim::Node(side) => {
@@ -210,7 +209,7 @@ impl Site {
         }
     }
 
-    /// One move that is struck, and what comes of it.
+    /// Makes one move, strikes, and checks the outcome.
     fn blow(&mut self, moment: &Moment, victim: Victim, outcome: Outcome) {
         let (from, to) = (self.place(Side::Source), self.place(Side::Destination));
         println!("{victim:?} in phase '{}', from {from}", moment.phase);
@@ -275,7 +274,7 @@ fn the_destinations_qemu_dies() {
     blows("the_destinations_qemu_dies", DESTINATIONS_QEMU_DIES);
 }
 
-/// QEMU connects again to the node's next process and hands over the requests that were under way.
+/// QEMU connects again to the node's next process and hands over the requests in flight.
 #[test]
 fn a_node_dies_again_and_again_under_its_guest() {
     let turn = Scenario::among(
@@ -310,7 +309,7 @@ fn a_disk_that_cannot_move_keeps_all_here() {
         "a_disk_that_cannot_move_keeps_all_here",
     );
     let mut site = Site::new(turn.seed, 2);
-    // The first disk that makes itself durable at the destination fails, the other does not.
+    // The first disk to sync at the destination fails, the other does not.
     for (point, action) in [
         ("disk::barrier::sync", "1*return(5)->off"),
         (
@@ -326,7 +325,7 @@ fn a_disk_that_cannot_move_keeps_all_here() {
             let failure = failure.expect_err("a disk failed");
             assert!(failure.text.contains("disk"), "{failure}");
         } else {
-            // One is accepted, the other is held: its migration is cancelled.
+            // A disk is accepted, the other is held: the held disk's migration is cancelled.
             site.start_move(&[]);
             let held = || (site.log_since("b", seen).matches(point).count() == 2).then_some(());
             wait_for(PATIENCE, held).expect("both disks come to be accepted");

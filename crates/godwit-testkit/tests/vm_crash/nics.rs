@@ -1,5 +1,5 @@
-//! The same deaths under a machine with a NIC: a client's TCP conversation, of which every byte is checked, goes on
-//! through all of them as long as the guest does; and while the nodes live, no ping is lost or answered twice.
+//! The same deaths under a machine with a NIC. A client's TCP conversation, of which every byte is checked, goes on
+//! through all of them as long as the guest does. While the nodes live, no ping is lost or answered twice.
 //!
 //! Both nodes live in one network namespace, where a bridge joins their taps and the client.
 
@@ -22,17 +22,17 @@ use super::{
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 80, 0, 10);
 const ECHO: u16 = 7000;
-/// What is said to the guest each second: little enough for an emulated processor of a busy host.
+/// Rate of the conversation with the guest: little enough for an emulated processor of a busy host.
 const BYTES_PER_SECOND: u64 = 256 << 10;
 const PING_EVERY: Duration = Duration::from_millis(5);
-/// How long a move takes at most until it is over here, on a host that is not busy.
+/// Longest duration of a move on an idle host.
 const MOVE: Duration = Duration::from_secs(6);
-/// How long QEMU's main loop does not look when a node dies: longer than its migration waits between two writes.
+/// Time for which QEMU's main loop is held when a node dies: longer than the migration waits between two writes.
 const UNSEEN: Duration = Duration::from_millis(500);
 /// After an outage TCP itself tries again late.
 const TALKS_AGAIN: Duration = Duration::from_secs(90);
 
-/// The site, and the client that talks to its guest.
+/// The site, and the client that talks to the guest.
 struct Served {
     site: Site,
     talk: Talk,
@@ -40,7 +40,7 @@ struct Served {
 }
 
 impl Served {
-    /// Nothing without root, which says so.
+    /// Starts the site; without root prints a note and returns `None`.
     fn new(seed: u64) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: network namespaces need root");
@@ -70,7 +70,7 @@ impl Served {
         Some(served)
     }
 
-    /// The conversation goes on.
+    /// Expects the conversation to go on.
     fn talks(&self) {
         let before = self.talk.bytes();
         let goes_on = || (self.talk.bytes() > before).then_some(());
@@ -84,13 +84,13 @@ impl Served {
     fn blow(&mut self, (moment, victim, outcome): Blow) {
         self.site.blow(moment, victim, outcome);
         if matches!(outcome, Outcome::Crashes(_)) {
-            // The guest that knew of the conversation is gone.
+            // The guest of the old conversation is gone.
             self.talk = talk(&self.lan);
         }
         self.talks();
     }
 
-    /// The node dies under its guest, and comes back.
+    /// Kills the node under the guest, and starts the node again.
     fn node_dies(&mut self, away: Duration) {
         let at = self.site.place(Side::Source);
         self.site.cluster.node_mut(at).kill();
@@ -103,8 +103,8 @@ impl Served {
         assert!(nic["attached"] == true && nic["broken"] == false, "{nic}");
     }
 
-    /// The node dies while the memory moves and QEMU's main loop does not look: its migration has failed before it sees
-    /// that the NIC's back end is gone. False where nobody may hold a thread.
+    /// Kills the node while the memory moves and QEMU's main loop is held: the migration has failed before the main
+    /// loop sees the loss of the NIC's back end. Returns false if holding a thread is not permitted.
     fn node_dies_unseen(&mut self) -> bool {
         let at = self.site.place(Side::Source);
         let (_, point, action) = MEMORY.hold;
@@ -114,7 +114,7 @@ impl Served {
         self.site.reached(at, seen, point);
         std::thread::sleep(SETTLE);
         let qemu = self.site.pid(at);
-        // A process has its main thread's number.
+        // The main thread has the process id of the whole process.
         let main_loop = nix::unistd::Pid::from_raw(qemu.as_raw_pid());
         if let Err(error) = ptrace::seize(main_loop, ptrace::Options::empty()) {
             eprintln!("skipped: cannot hold a thread of QEMU: {error}");
@@ -133,8 +133,8 @@ impl Served {
         true
     }
 
-    /// Begins a move, cancels it after a while, and proves that no ping was lost, whether it was too late or not. False
-    /// when it was.
+    /// Begins a move, cancels it after a while, and checks that no ping was lost in either case. Returns false if the
+    /// cancel came too late.
     fn cancel_after(&mut self, wait: Duration) -> bool {
         let pinger = Pinger::start(self.lan.switch(), GUEST, PING_EVERY).unwrap();
         let from = self.site.place(Side::Source);
@@ -285,7 +285,7 @@ fn a_conversation_outlives_a_node_that_dies_while_qemu_sends_memory_and_looks_aw
     served.finish();
 }
 
-/// A few of all of the above, others with each seed.
+/// A few of all blows above, others with each seed.
 #[test]
 fn a_conversation_goes_on_whatever_dies_but_the_guest() {
     let test = "a_conversation_goes_on_whatever_dies_but_the_guest";

@@ -1,13 +1,12 @@
-//! Deaths while a guest changes hands that pulls its memory: until its disks are given away it goes
-//! on at the source, afterwards at the destination, although the source's QEMU has said farewell to
-//! it in between.
+//! Deaths during the switchover of a guest with post-copy. Until the disks are given away the guest goes on at the
+//! source, afterwards at the destination, although the source's QEMU has sent the devices away in between.
 
 use godwit_testkit::scenario::Scenario;
 
 use super::site::{Side, Site};
 use super::{AT_ONCE, DESTINATION, DESTINATION_QEMU, Moment, Outcome, SOURCE, SOURCE_QEMU, Victim};
 
-/// So slow that the rest of the memory is under way for some seconds.
+/// A rate at which the rest of the memory takes some seconds.
 const OPTIONS: &[&str] = &["--memory", "post-copy", "--max-bandwidth", "32MiB"];
 
 /// QEMU has not sent the devices.
@@ -19,7 +18,7 @@ const BEFORE_RUN: Moment = super::BEFORE_RUN.with(OPTIONS);
 const LOADED: Moment = super::LOADED.with(OPTIONS);
 
 impl Site {
-    /// Starts a guest anew whose QEMU had said farewell to it, and moves no other.
+    /// Starts a guest anew whose QEMU had sent the devices away and cannot move the guest again.
     fn unbind(&mut self, after: After) {
         let to = self.place(Side::Destination);
         let from = self.cluster.node(self.place(Side::Source));
@@ -36,12 +35,12 @@ impl Site {
     }
 }
 
-/// Whether the QEMU of a guest that stays can move it again.
+/// The ability of QEMU to move a guest that stayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum After {
     Free,
     Bound,
-    /// That depends on whether QEMU had sent anything before it noticed.
+    /// Depends on whether QEMU had sent anything before it noticed.
     Either,
 }
 use After::{Bound, Either, Free};
@@ -82,7 +81,7 @@ fn a_guest_whose_devices_are_sent_survives_the_sources_node() {
     blows(
         "a_guest_whose_devices_are_sent_survives_the_sources_node",
         &[
-            // QEMU notices that the connection is gone before it has sent anything.
+            // QEMU notices the lost connection before sending anything.
             (&STOPPED, SOURCE, Outcome::Stays, Free),
             (&LOADED, SOURCE, Outcome::Stays, Bound),
             (&GIVING, SOURCE, Outcome::Stays, Bound),
@@ -101,7 +100,7 @@ fn a_guest_whose_devices_are_sent_survives_the_destinations_node() {
             (&STOPPED, DESTINATION, Outcome::Stays, Either),
             (&LOADED, DESTINATION, Outcome::Stays, Bound),
             (&ACCEPTING, DESTINATION, Outcome::Stays, Bound),
-            // Nothing takes back what the source is about to store.
+            // Nothing takes back the record that the source is about to store.
             (&GIVING, DESTINATION, Outcome::Moves, Free),
             (&BEFORE_RUN, DESTINATION, Outcome::Moves, Free),
         ],
@@ -117,7 +116,7 @@ fn a_guest_whose_devices_are_sent_survives_the_destinations_qemu() {
             (&STOPPED, DESTINATION_QEMU, Outcome::Stays, Either),
             (&LOADED, DESTINATION_QEMU, Outcome::Stays, Bound),
             (&ACCEPTING, DESTINATION_QEMU, Outcome::Stays, Bound),
-            // This one is its only home.
+            // This QEMU is the guest's only home.
             (&LOADED, SOURCE_QEMU, crashes, Free),
         ],
     );

@@ -1,5 +1,5 @@
-//! Deaths while the guest runs at the destination and the rest of its memory is at the source: both
-//! QEMUs live on, and so does the guest.
+//! Deaths while the guest runs at the destination and the rest of the memory is at the source: both QEMUs live on, and
+//! so does the guest.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,11 +12,11 @@ use serde_json::Value;
 use super::site::{Side, Site};
 use super::{AT_ONCE, AWAY, HOLD, PASS, Victim};
 
-/// So slow that the rest of the memory takes some seconds.
+/// A rate at which the rest of the memory takes some seconds.
 const OPTIONS: &[&str] = &["--memory", "post-copy", "--max-bandwidth", "8MiB"];
-/// The guest has been told to run.
+/// Moment after the command to run the guest.
 const RUNS: (Side, &str, &str) = (Side::Source, "vm::before::quit", PASS);
-/// It has not.
+/// Moment before the command to run the guest.
 const ABOUT_TO_RUN: (Side, &str, &str) = (Side::Destination, "vm::before::run", HOLD);
 /// Longer than either node waits for a sign of life.
 const SILENCE: Duration = Duration::from_secs(12);
@@ -24,7 +24,7 @@ const SILENCE: Duration = Duration::from_secs(12);
 const SETTLE: Duration = Duration::from_millis(500);
 
 impl Site {
-    /// Begins a move and waits until the guest runs and its memory follows. Gives the move's id.
+    /// Begins a move and waits until the guest runs and the memory follows. Returns the move's id.
     fn pull(&mut self, (side, point, action): (Side, &'static str, &'static str)) -> String {
         let name = self.place(side);
         self.set_point(name, (point, action));
@@ -40,7 +40,7 @@ impl Site {
         found["id"].as_str().unwrap().to_owned()
     }
 
-    /// The moves that the source knows, as its API shows them.
+    /// Returns the moves known to the source, in the format of the API.
     fn known_moves(&self) -> std::io::Result<Vec<Value>> {
         let node = self.cluster.node(self.place(Side::Source));
         let mut api = UnixStream::connect(node.spec().dir.join("godwit.sock"))?;
@@ -52,7 +52,7 @@ impl Site {
         Ok(serde_json::from_str(body)?)
     }
 
-    /// The guest has to be at the destination with all of its memory, and to go on there.
+    /// Waits until the guest is at the destination with all of the memory, and goes on there.
     fn has_pulled(&mut self, id: &str) -> Value {
         let ended = || {
             let mut moves = self.known_moves().ok()?.into_iter();
@@ -72,7 +72,7 @@ fn survives(test: &str, hold: (Side, &'static str, &'static str), strike: impl F
     site.finish();
 }
 
-/// The guest is at the source again then.
+/// Runs a scenario after which the guest is at the source again.
 fn survives_at(
     test: &str,
     hold: (Side, &'static str, &'static str),
@@ -88,7 +88,7 @@ fn survives_at(
         warnings.contains("the memory's connection broke"),
         "{shown}"
     );
-    // Nothing of it is in the way of another.
+    // Nothing of this move is in the way of another.
     site.moves();
     (turn, site)
 }
@@ -98,7 +98,7 @@ fn a_cut_link_delays_the_rest_of_the_memory() {
     let test = "a_cut_link_delays_the_rest_of_the_memory";
     survives(test, RUNS, |site| {
         site.strike(Victim::Link);
-        // Once more, while both agree on what is missing or just after it.
+        // Once more, while both agree on the missing pages or just after.
         std::thread::sleep(SETTLE);
         site.strike(Victim::Link);
     });
@@ -146,7 +146,7 @@ fn a_destination_that_dies_before_it_lets_the_guest_run_pulls_its_memory() {
     site.finish();
 }
 
-/// The node that was started again must not read the guest's memory before all of it is there.
+/// Expects a restarted node to read the guest's memory only after all of it has arrived.
 fn waits_for_memory(log: &str) {
     let whole = log.find("all of the VM's memory is here");
     let attached = log.find("virtual machine attached");

@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 const DISK_MIB: u64 = 64;
-/// How long a state must last to be believed.
+/// Time for which a state must last to count.
 const QUIET: Duration = Duration::from_millis(300);
 
 /// An end of a move.
@@ -31,9 +31,9 @@ pub(crate) struct Site {
     links: Vec<Proxy>,
     load: GuestLoad,
     machine: NodeMachine,
-    /// What its memory is in; it goes after the nodes.
+    /// The pool of the guest's memory; dropped after the nodes.
     pub(crate) pool: Option<MemoryPool>,
-    /// Where the guest runs.
+    /// The guest's node.
     at: &'static str,
     /// The fail points with which the nodes run.
     points: HashMap<&'static str, (&'static str, &'static str)>,
@@ -44,7 +44,7 @@ impl Site {
         Self::with_load(seed, disks, GuestLoad::default().rate)
     }
 
-    /// A guest that writes so many blocks a second; with 0 as many as it can.
+    /// Starts a guest with `rate` block writes a second; 0 for no limit.
     pub(crate) fn with_load(seed: u64, disks: usize, rate: u64) -> Self {
         let load = GuestLoad {
             rate,
@@ -55,12 +55,12 @@ impl Site {
         Self::with_guest(seed, disks, load)
     }
 
-    /// A guest with this load.
+    /// Starts a guest with this load.
     pub(crate) fn with_guest(seed: u64, disks: usize, load: GuestLoad) -> Self {
         Self::with(GuestLoad { seed, ..load }, disks, None)
     }
 
-    /// A guest whose memory is in a pool that both nodes map, and is worked on in every way.
+    /// Starts a guest with its memory in a pool mapped by both nodes, and with all loads on memory.
     pub(crate) fn pooled(seed: u64) -> Self {
         let load = GuestLoad {
             file_mb: 16,
@@ -106,7 +106,7 @@ impl Site {
         }
     }
 
-    /// The node that is this end of the next move.
+    /// Returns the node at this end of the next move.
     pub(crate) fn place(&self, side: Side) -> &'static str {
         match (side, self.at) {
             (Side::Source, at) => at,
@@ -129,7 +129,7 @@ impl Site {
         }
     }
 
-    /// Starts a node that was killed.
+    /// Starts a killed node.
     pub(crate) fn start_node(&mut self, name: &'static str) {
         self.cluster.node_mut(name).start(&[]).unwrap();
         self.points.remove(name);
@@ -154,7 +154,7 @@ impl Site {
         );
     }
 
-    /// Begins a move; gives its id.
+    /// Begins a move; returns the id.
     pub(crate) fn start_move(&self, options: &[&str]) -> String {
         let options = [&["--detach"], options].concat();
         let (from, to) = (self.place(Side::Source), self.place(Side::Destination));
@@ -165,7 +165,7 @@ impl Site {
         moving["id"].as_str().expect("an id").to_owned()
     }
 
-    /// A move that nothing happens to.
+    /// Makes a move without a disturbance.
     pub(crate) fn moves(&mut self) {
         let to = self.place(Side::Destination);
         let from = self.cluster.node(self.at);
@@ -174,7 +174,7 @@ impl Site {
         assert_eq!(self.survived(), to);
     }
 
-    /// The guest and the file systems on its disks find nothing wrong.
+    /// Ends the guest, and expects no errors there and on the file systems.
     pub(crate) fn finish(self) {
         let finished = self.guest.finish(self.cluster.node(self.at)).unwrap();
         println!("{finished:?}");
@@ -191,7 +191,7 @@ impl Site {
         }
     }
 
-    /// Nothing passes any more, and nobody is told.
+    /// Stops all traffic without notice to either side.
     pub(crate) fn fall_silent(&self) {
         for link in &self.links {
             link.set(Conditions {
@@ -210,11 +210,11 @@ impl Site {
         shown.unwrap_or(Value::Null)
     }
 
-    /// The process of the node's QEMU.
+    /// Returns the process of the node's QEMU.
     pub(crate) fn pid(&self, node: &str) -> Pid {
         let directory = &self.cluster.node(node).spec().dir;
         let only = || <[Pid; 1]>::try_from(machines_in(directory)).ok();
-        // The destination's is being started while the disks are copied.
+        // The destination's QEMU starts while the disks are copied.
         let [pid] = wait_for(PATIENCE, only).unwrap_or_else(|| {
             panic!("not one QEMU at {node}, which shows {}", self.shown(node));
         });
@@ -225,7 +225,7 @@ impl Site {
         send(self.pid(node), Signal::KILL);
     }
 
-    /// What both nodes show, destination first: a machine that moves is never seen to run twice.
+    /// Returns the state at both nodes, destination first: a moving machine is never seen to run twice.
     fn states(&self) -> [(&'static str, Value); 2] {
         [Side::Destination, Side::Source].map(|side| {
             let name = self.place(side);
@@ -233,8 +233,7 @@ impl Site {
         })
     }
 
-    /// Waits until the guest runs at one node, works, and nothing of it is left at the other; gives
-    /// the node.
+    /// Waits until the guest runs at one node, works, and has left nothing at the other; returns the node.
     pub(crate) fn survived(&mut self) -> &'static str {
         let started = Instant::now();
         let settled = || {
@@ -263,7 +262,7 @@ impl Site {
         at
     }
 
-    /// Waits for signs of life; without them, shows what could be in the guest's way.
+    /// Waits for signs of life; without them, prints possible obstacles of the guest.
     fn lives(&self, at: &str) {
         let Err(error) = self.guest.alive() else {
             return;
@@ -280,8 +279,7 @@ impl Site {
         panic!("{error}; CPU seconds of its QEMU, then and a second later: {used:?}");
     }
 
-    /// Waits until the guest runs nowhere; its disks are this node's, and whole but for what a crash
-    /// leaves for the journal.
+    /// Waits until the guest runs nowhere and the disks are this node's, whole but for repairs by the journal.
     pub(crate) fn crashed(&mut self, owner: &'static str) {
         let other = if owner == "a" { "b" } else { "a" };
         let settled = || {
@@ -304,7 +302,7 @@ impl Site {
         self.at = owner;
     }
 
-    /// Starts the guest anew where its disks are.
+    /// Starts the guest anew at the node of the disks.
     pub(crate) fn boot_again(&mut self, owner: &'static str) {
         let node = self.cluster.node(owner);
         node.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
@@ -315,17 +313,17 @@ impl Site {
     }
 }
 
-/// Whether a node that shows this of the machine has no part in it any more.
+/// Returns true if a node with this description of the machine has no part in the machine any more.
 fn nothing_left(shown: &Value) -> bool {
     shown.is_null() || (shown["state"] == "departed" && shown["migration"].is_null())
 }
 
 pub(crate) fn send(process: Pid, signal: Signal) {
-    // It may have ended by itself.
+    // The process may have ended by itself.
     let _ = kill_process(process, signal);
 }
 
-/// What the next boot would do, on a copy: replays the journal, and then finds nothing wrong.
+/// Does the work of the next boot on a copy: replays the journal, and then finds nothing wrong.
 fn replay(image: &Path) {
     let copy = image.with_extension("copy");
     run(Command::new("cp")
@@ -333,7 +331,7 @@ fn replay(image: &Path) {
         .arg(image)
         .arg(&copy))
     .unwrap();
-    // It says 1 for a replayed journal, and 4 and more for what it could not put right.
+    // e2fsck returns 1 for a replayed journal, and 4 and more for errors left uncorrected.
     let mut e2fsck = Command::new("/usr/sbin/e2fsck");
     let output = e2fsck.arg("-p").arg(&copy).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

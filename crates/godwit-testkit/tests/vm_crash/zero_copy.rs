@@ -1,5 +1,5 @@
-//! Deaths while a guest changes hands whose memory stays where it is, and while its memory follows: two QEMUs map the
-//! same memory, and still it runs once, and its memory is whole wherever it survives.
+//! Deaths during the switchover of a guest whose memory stays in place, and while the memory follows. Two QEMUs map the
+//! same memory, and still the guest runs once, and the memory is whole wherever the guest survives.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -27,9 +27,9 @@ const OFFERED: Moment = Moment {
 const LOADED: Moment = super::LOADED.with(OPTIONS);
 const ACCEPTING: Moment = super::ACCEPTING.with(OPTIONS);
 const GIVING: Moment = super::GIVING.with(OPTIONS);
-/// It is stored that the guest is given away, and its memory does not say so yet.
+/// The record says that the guest is given away; the memory does not yet.
 const GIVEN: Moment = super::GIVEN.with(OPTIONS);
-/// Its memory says so as well.
+/// The memory says so as well.
 const MEMORY_GIVEN: Moment = Moment {
     phase: "memory given",
     hold: (Side::Source, "vm::memory-given", HOLD),
@@ -49,7 +49,7 @@ const BLOWS: &[Blow] = &[
     (&OFFERED, DESTINATION_QEMU, Outcome::Stays),
     (&LOADED, SOURCE, Outcome::Stays),
     (&LOADED, DESTINATION, Outcome::Stays),
-    // The destination has all that it needs.
+    // The destination has everything to run the guest.
     (&LOADED, SOURCE_QEMU, Outcome::Moves),
     (&LOADED, DESTINATION_QEMU, Outcome::Stays),
     (&LOADED, Victim::Link, Outcome::Stays),
@@ -76,15 +76,15 @@ const BLOWS: &[Blow] = &[
     (&COMPLETING, DESTINATION_QEMU, LOST),
 ];
 
-/// Who dies while the guest's memory leaves its pool, or has left it.
+/// The victim while the guest's memory leaves the pool, or afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mover {
-    /// The node that moves it, between two runs of chunks.
+    /// The node that moves the memory, between two runs of chunks.
     Node,
-    /// The same while its QEMU is in the middle of a chunk.
+    /// The same node while QEMU is in the middle of a chunk.
     NodeMidChunk,
     Qemu,
-    /// The node that the guest came from.
+    /// The node from which the guest came.
     Other,
     /// The node, when all has moved.
     NodeAfterwards,
@@ -100,11 +100,11 @@ const MOVERS: [Mover; 6] = [
     Mover::QemuAfterwards,
 ];
 
-/// The guest has 24 runs of memory, and is struck after more than half of them.
+/// The guest has 24 runs of memory, and the blow comes after more than half of them.
 const HELD_HALFWAY: &str = "13*sleep(1)->1*sleep(2000)->off";
 
 impl Site {
-    /// Whose memory the pool says that the guest's is.
+    /// Returns the owner of the guest's memory, as the pool shows it.
     fn owner_of_memory(&self, node: &str) -> String {
         let shown = self.cluster.node(node);
         let shown = shown.godwit(&["memory-pool", "show", MemoryPool::NAME]);
@@ -120,7 +120,7 @@ impl Site {
         }
     }
 
-    /// Lets the guest's memory go one way; gives whether all of it has gone.
+    /// Lets the guest's memory go one way; returns true if all of it has gone.
     fn memory_goes(&self, to: &str) -> bool {
         let node = self.cluster.node(self.place(Side::Source));
         node.godwit(&["vm", "memory", VM, "--to", to])
@@ -128,7 +128,7 @@ impl Site {
             .is_ok()
     }
 
-    /// How many bytes of the guest's memory are in the pool, and how many there are.
+    /// Returns the bytes of the guest's memory in the pool, and of the whole memory.
     fn in_pool(&self) -> (u64, u64) {
         let node = self.cluster.node(self.place(Side::Source));
         let memory = self.guest.memory(node).unwrap();
@@ -136,7 +136,7 @@ impl Site {
         (number("bytes_in_pool"), number("bytes"))
     }
 
-    /// Waits until most of the guest's memory is local. The start of it alone would prove little: its disks seldom read or
+    /// Waits until most of the guest's memory is local. The start alone would prove little: the disks seldom read or
     /// write there.
     fn most_is_local(&self) {
         let most = || {
@@ -152,14 +152,14 @@ impl Site {
             let moving = scope.spawn(|| self.memory_goes("local"));
             self.most_is_local();
             let node = self.cluster.node(self.place(Side::Source));
-            // Too late is no harm.
+            // A late cancel is harmless.
             let _ = node.godwit(&["vm", "memory", VM, "--cancel"]).json();
             moving.join().unwrap();
         });
     }
 
-    /// Kills the node that moves memory while its QEMU stands still somewhere within a run; gives whether the memory is
-    /// here and there afterwards.
+    /// Kills the node that moves memory while QEMU is stopped somewhere within a run. Returns true if the memory is in
+    /// both places afterwards.
     fn mid_chunk(&mut self, delay: Duration) -> bool {
         let at = self.place(Side::Source);
         let qemu = self.pid(at);
@@ -168,7 +168,7 @@ impl Site {
             let moving = scope.spawn(|| self.memory_goes("local"));
             std::thread::sleep(delay);
             send(qemu, Signal::STOP);
-            // What the node has asked for is under way, and does not end.
+            // The node's request is under way, and does not end.
             std::thread::sleep(Duration::from_millis(100));
             let node = self.cluster.node(at).pid().unwrap();
             send(
@@ -189,7 +189,7 @@ impl Site {
         halfway
     }
 
-    /// Strikes a move of memory that is held between two runs of chunks.
+    /// Strikes a memory move held between two runs of chunks.
     fn between_runs(&mut self, strike: impl FnOnce(&mut Self)) {
         let at = self.place(Side::Source);
         self.set_point(at, ("vm::moving-memory", HELD_HALFWAY));
@@ -200,7 +200,7 @@ impl Site {
         let mut moving = moving.spawn().unwrap();
         self.most_is_local();
         strike(self);
-        // It has moved by then, or its node or its QEMU is gone.
+        // The move has ended by then, or the node or QEMU is gone.
         moving.wait().unwrap();
     }
 
@@ -241,7 +241,7 @@ impl Site {
             self.guest.alive().unwrap();
         }
         self.owns_its_memory();
-        // And all of it can be given away again.
+        // And all of the memory can be given away again.
         let from = self.cluster.node(at);
         let moved = self.guest.try_migrate(from, other, OPTIONS).unwrap();
         assert_eq!(moved["phase"], "completed", "{moved}");
@@ -249,7 +249,7 @@ impl Site {
     }
 }
 
-/// Plays what is picked, with the seed.
+/// Plays the blows selected by `pick` with the seed.
 fn play(test: &str, pick: impl FnOnce(usize) -> (Vec<Blow>, Vec<Mover>)) {
     let turn = Scenario::among(AT_ONCE, "vm_crash", test);
     let (blows, movers) = pick(usize::try_from(turn.seed).unwrap());
@@ -270,8 +270,8 @@ fn play(test: &str, pick: impl FnOnce(usize) -> (Vec<Blow>, Vec<Mover>)) {
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
-/// One blow to a move and one while memory follows, which the seed picks: each seed below 180 another pair. Without one
-/// it is always the same pair, so that a change is not refused for what it has not touched.
+/// A blow to a move and one while memory follows, picked by the seed: each seed below 180 gives another pair. The
+/// default seed always gives the same pair, so that a change is not refused for an unrelated failure.
 #[test]
 fn a_guest_whose_memory_stays_survives_a_few_deaths() {
     play("a_guest_whose_memory_stays_survives_a_few", |seed| {

@@ -1,5 +1,5 @@
-//! Pools that are one device of which each machine's memory is a part. A file stands for the device: the same code path,
-//! but that memory on tmpfs can also follow a machine out of it.
+//! Pools on one device, of which each machine's memory is a part. A file stands for the device: the code path is the
+//! same, except that memory on tmpfs can also follow a machine out of the pool.
 
 use std::os::unix::fs::FileExt;
 
@@ -12,14 +12,14 @@ const TABLE_MIB: u64 = 2;
 const SMALL_MIB: u64 = 64;
 const GUEST_MIB: u64 = 192;
 
-/// A machine of 64 MiB without disks, as the node is told to start it.
+/// Returns the command to start a machine of 64 MiB without disks.
 fn small<'a>(name: &'a str, memory: &'a str) -> Vec<&'a str> {
     let mut command = vec!["vm", "run", name, "--memory", memory, "--accel", "tcg"];
     command.extend(["--memory-pool", MemoryPool::NAME, "--", "-nodefaults"]);
     command
 }
 
-/// A machine's memory as the pool shows it at this node.
+/// Returns the segment of a machine's memory, in this node's view of the pool.
 fn segment(node: &Node, vm: &str) -> Value {
     let shown = node.godwit(&["memory-pool", "show", MemoryPool::NAME]);
     let shown = shown.json().unwrap();
@@ -30,14 +30,14 @@ fn segment(node: &Node, vm: &str) -> Value {
         .clone()
 }
 
-/// What is in a part of the pool that no machine has now.
+/// Overwrites a free part of the pool.
 fn fill(pool: &MemoryPool, offset: u64, bytes: u64) {
     let file = std::fs::File::options().write(true).open(pool.path());
     let secret = vec![0x5a; bytes as usize];
     file.unwrap().write_all_at(&secret, offset).unwrap();
 }
 
-/// Beside another machine's memory: there and back with its memory staying and following, while its nodes die.
+/// Beside another machine's memory: there and back, with the memory staying and following, while nodes die.
 #[test]
 fn a_guest_in_a_part_of_a_device_moves_there_and_back() {
     let turn = Scenario::begin("zero_copy", "a_guest_in_a_part_of_a_device_moves");
@@ -51,7 +51,7 @@ fn a_guest_in_a_part_of_a_device_moves_there_and_back() {
     cluster.node("b").godwit(&format).json().unwrap();
     let refused = a.refusal(&format);
     assert!(refused.contains("is a pool already"), "{refused}");
-    // What an earlier guest left is not this one's: it expects zeroes.
+    // The remains of an earlier guest must not show: a new guest expects zeroes.
     fill(&pool, TABLE_MIB << 20, (room - TABLE_MIB) << 20);
     a.godwit(&small("web", "64M")).json().unwrap();
     let guest = pooled_guest(&cluster, turn.seed, 1);
@@ -82,7 +82,7 @@ fn a_guest_in_a_part_of_a_device_moves_there_and_back() {
     let memory = guest.memory_moved(a).unwrap();
     assert_eq!(memory["moving"]["problem"], Value::Null, "{memory}");
     assert_eq!(memory["bytes_in_pool"], 0, "{memory}");
-    // Its room stays its own, and whatever is there meanwhile is overwritten when the memory goes back.
+    // The memory's room stays reserved, and anything there is overwritten when the memory goes back.
     fill(&pool, at, GUEST_MIB << 20);
 
     cluster.node_mut("a").kill();
@@ -117,7 +117,7 @@ fn a_guest_in_a_part_of_a_device_moves_there_and_back() {
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
-/// Somebody else started its QEMU, with its memory in a part of the pool that no machine has: the next one gets it.
+/// A third party started QEMU with its memory in an unreserved part of the pool, which the next machine gets.
 #[test]
 fn a_guest_in_a_part_of_a_device_that_nobody_reserved_is_not_adopted() {
     let _turn = Scenario::begin("zero_copy", "a_guest_in_a_part_of_a_device_that_nobody");
@@ -143,7 +143,7 @@ fn a_guest_in_a_part_of_a_device_that_nobody_reserved_is_not_adopted() {
     assert!(pool.is_empty().unwrap(), "nothing is reserved");
 }
 
-/// A program that says that it is a QEMU which frees the wrong pages.
+/// A program that claims to be a QEMU which frees the wrong pages.
 #[test]
 fn an_old_qemu_gets_no_part_of_a_device() {
     let _turn = Scenario::begin("zero_copy", "an_old_qemu_gets_no_part_of_a_device");

@@ -1,5 +1,5 @@
-//! A virtual machine whose memory is in a memory pool that both nodes map: it moves without its memory, with a guest
-//! that checks its disks and its memory.
+//! A virtual machine with its memory in a memory pool mapped by both nodes: the machine moves without the memory, with
+//! a guest that checks its disks and its memory.
 
 mod device;
 
@@ -19,7 +19,7 @@ const DISK_MIB: u64 = 96;
 /// More than the state of the devices, and far less than the memory.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// Two nodes that map a memory pool.
+/// Starts two nodes with a common memory pool.
 fn cluster(pool: &MemoryPool) -> Cluster {
     pool.cluster(&["a", "b"], ClusterOptions::secure().unwrap())
         .unwrap()
@@ -32,7 +32,7 @@ fn pooled() -> NodeMachine {
     }
 }
 
-/// A machine of so many processors at node "a", with its memory in the pool and the usual load.
+/// Starts a machine with `cpus` disks at node "a", with the memory in the pool and the default load.
 fn pooled_guest(cluster: &Cluster, seed: u64, cpus: usize) -> NodeGuest {
     let load = GuestLoad {
         seed,
@@ -52,7 +52,7 @@ fn a_guest_moves_and_its_memory_stays() {
         let options = ["--memory", "zero-copy", "--stay-in-pool"];
         let before = mapped(from);
         let (moved, gaps) = guest.migrate(from, to, &options).unwrap();
-        // What the guest does not touch again is there as well.
+        // Memory not touched again by the guest is there as well.
         let all = || (mapped(cluster.node(to)) >= before).then_some(());
         let filled = wait_for(Duration::from_secs(5), all);
         let now = mapped(cluster.node(to));
@@ -73,11 +73,11 @@ fn a_guest_moves_and_its_memory_stays() {
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
-/// Its memory stays there: only ordinary pages move under a guest.
+/// The memory stays there: only ordinary pages move under a guest.
 #[test]
 fn a_guest_on_huge_pages_moves_and_its_memory_stays() {
     let turn = Scenario::begin("zero_copy", "a_guest_on_huge_pages_moves");
-    // The memory, a page for its header, and one for what the nodes prove to each other.
+    // The memory, a page for its header, and one for the nodes' proof of a common pool.
     let Some(pool) = MemoryPool::huge(192 / 2 + 2).unwrap() else {
         return;
     };
@@ -110,15 +110,15 @@ fn a_guest_on_huge_pages_moves_and_its_memory_stays() {
     }
     println!("{:?}", guest.finish(a).unwrap());
     a.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
-    // libvirt, where it runs, has a folder of its own in each such file system.
+    // libvirt, where it runs, has a separate folder in each such file system.
     for kind in ["memory", "segment"] {
         let file = pool.path().join(format!("{VM}.{kind}"));
         assert!(!file.exists(), "the pool is free again");
     }
 }
 
-/// Somebody else started its QEMU, with its memory in a file of the pool: it moves without its memory, which follows at the
-/// destination. The source's node is killed and started again first.
+/// A third party started QEMU, with the memory in a file of the pool: the guest moves without the memory, which follows
+/// at the destination. The source's node is killed and started again first.
 #[test]
 fn an_adopted_guest_moves_and_its_memory_follows() {
     let turn = Scenario::begin("zero_copy", "an_adopted_guest_moves_and_its_memory");
@@ -142,7 +142,7 @@ fn an_adopted_guest_moves_and_its_memory_follows() {
     assert_eq!(memory["pool"], MemoryPool::NAME, "{memory}");
     assert_eq!(memory["bytes_in_pool"], memory["bytes"], "{memory}");
     assert_eq!(allocated(&file), memory["bytes"], "its room is reserved");
-    // Nothing in that QEMU moves it.
+    // Nothing in this QEMU moves the memory.
     let refused = a.refusal(&["vm", "memory", VM, "--to", "local"]);
     assert!(
         refused.contains("move the machine to another node"),
@@ -159,7 +159,7 @@ fn an_adopted_guest_moves_and_its_memory_follows() {
     goes(&guest, b, "pool");
     let stays = ["--memory", "zero-copy", "--stay-in-pool"];
     guest.migrate(b, "a", &stays).unwrap();
-    // And with memory that is sent, into memory of its own.
+    // And with memory sent into private memory.
     guest.migrate(a, "b", &[]).unwrap();
     assert_eq!(memory_of(b), Value::Null);
     println!("{:?}", guest.finish(b).unwrap());
@@ -167,8 +167,9 @@ fn an_adopted_guest_moves_and_its_memory_follows() {
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
-/// Two processors, and disks that are written and read as fast as they take it: their requests read and write the memory
-/// that moves. It moves so often with its memory following, and then goes out of the pool and back so often.
+/// Moves the memory of a guest with two processors and disks under unlimited load, whose requests read and write the
+/// moving memory. The guest moves `moves` times with the memory following, and then the memory goes out of the pool and
+/// back `round_trips` times.
 fn memory_moves_under_load(name: &str, moves: usize, round_trips: usize) {
     let turn = Scenario::begin("zero_copy", name);
     let pool = MemoryPool::new().unwrap();
@@ -199,7 +200,7 @@ fn memory_moves_under_load(name: &str, moves: usize, round_trips: usize) {
         assert_eq!(memory["moving"]["problem"], Value::Null, "{memory}");
         assert_eq!(memory["bytes_in_pool"], 0, "{memory}");
         guest.alive().unwrap();
-        // What is local cannot be given to the other node as it is, and that is said before anything moves.
+        // Local memory cannot be given to the other node in place, and the refusal comes before anything moves.
         let refused = guest.try_migrate(at, here, &["--memory", "zero-copy"]);
         let refused = refused.unwrap_err().to_string();
         assert!(refused.contains("vm memory guest --to pool"), "{refused}");
@@ -218,7 +219,8 @@ fn memory_moves_under_load(name: &str, moves: usize, round_trips: usize) {
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
-/// Lets all of the guest's memory go to the pool, or out of it, and the guest goes on. Gives how that went.
+/// Lets all of the guest's memory go to the pool, or out of it, while the guest goes on. Returns the node's description
+/// of the memory move.
 fn goes(guest: &NodeGuest, at: &Node, to: &str) -> Value {
     let moved = at.godwit(&["vm", "memory", VM, "--to", to]).json().unwrap();
     let memory = &moved["memory"];
@@ -237,15 +239,15 @@ fn the_memory_of_a_guest_under_load_follows_and_goes_back() {
     memory_moves_under_load("the_memory_of_a_guest_under_load_follows", 1, 1);
 }
 
-/// Each move is a full one: the guest goes to the other node, and all of its memory follows.
+/// Each move is a full one: the guest goes to the other node, and all of the memory follows.
 #[test]
 #[ignore = "takes minutes on a busy machine: make test-memory"]
 fn three_full_moves_and_ten_round_trips_of_memory_under_load() {
     memory_moves_under_load("three_full_moves_and_ten_round_trips", 3, 10);
 }
 
-/// The node dies while memory moves, before it has given back what the last batch left, and the next one finds where the
-/// memory is: its disks go on in the right pages, and what was left is given back.
+/// The node dies while memory moves, before giving back the former places of the last batch. The next node process
+/// finds the memory: the disks go on in the right pages, and the places are given back.
 #[test]
 fn a_node_that_dies_while_memory_moves_finds_it_again() {
     let turn = Scenario::begin("zero_copy", "a_node_that_dies_while_memory_moves_finds_it");
@@ -258,7 +260,7 @@ fn a_node_that_dies_while_memory_moves_finds_it_again() {
         let a = cluster.node("a");
         let begin = memory_of(a)["bytes_in_pool"].clone();
         std::thread::scope(|scope| {
-            // It ends with the node.
+            // The command ends with the node.
             scope.spawn(|| {
                 let moves = a.godwit(&["vm", "memory", VM, "--to", to]);
                 moves.json().unwrap_err()
@@ -280,7 +282,7 @@ fn a_node_that_dies_while_memory_moves_finds_it_again() {
         let held: u64 = files.iter().map(|file| allocated(file)).sum();
         assert_eq!(held, local, "bytes of local memory");
         guest.alive().unwrap();
-        // What the node no longer remembers stands in the way of a move all the same.
+        // Local memory that the node no longer remembers stands in the way of a move all the same.
         let refused = guest.try_migrate(a, "b", &["--memory", "zero-copy"]);
         let refused = refused.unwrap_err().to_string();
         assert!(refused.contains("is not in memory pool cxl"), "{refused}");
@@ -293,15 +295,15 @@ fn a_node_that_dies_while_memory_moves_finds_it_again() {
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
-/// Holds the node between the fifth batch of memory and what that left.
+/// Holds the node between the fifth batch of memory and giving back the former places of the batch.
 const BEFORE_GIVING_BACK: &[(&str, &str)] = &[("vm::moving-memory", "4*off->1*sleep(60000)")];
 
-/// Bytes that a file takes.
+/// Returns the bytes allocated to a file.
 fn allocated(file: &Path) -> u64 {
     std::fs::metadata(file).unwrap().blocks() * 512
 }
 
-/// The files of local memory that a QEMU has open, each once.
+/// Returns the open files of local memory of a QEMU, each once.
 fn local_files(qemu: u64) -> Vec<PathBuf> {
     let all = std::fs::read_dir(format!("/proc/{qemu}/fd")).unwrap();
     let mut files: Vec<PathBuf> = all.map(|entry| entry.unwrap().path()).collect();
@@ -314,8 +316,8 @@ fn local_files(qemu: u64) -> Vec<PathBuf> {
     files
 }
 
-/// QEMU stands still for longer than its agent may take. What it was asked it does late, so that nobody has heard where
-/// that chunk is: its mappings tell, and the disks go on.
+/// QEMU is stopped for longer than its agent may take, and handles a request late. The node has not heard the place of
+/// the chunk: QEMU's mappings tell, and the disks go on.
 #[test]
 #[ignore = "waits for longer than the agent may take: make test-memory"]
 fn memory_that_a_qemu_moves_too_late_is_found() {
@@ -350,8 +352,8 @@ fn memory_that_a_qemu_moves_too_late_is_found() {
     println!("{:?}", guest.finish(a).unwrap());
 }
 
-/// The same, and the move is cancelled before its QEMU answers: then the machine can be stopped, and when QEMU does what it
-/// was asked after all, its disks go on where the memory is.
+/// The same, and the move is cancelled before QEMU answers. Then the machine can be stopped, and when QEMU handles the
+/// request after all, the disks go on at the memory's place.
 #[test]
 #[ignore = "waits for longer than the agent may take, twice: make test-memory"]
 fn memory_that_a_cancelled_move_lost_is_found() {
@@ -365,7 +367,7 @@ fn memory_that_a_cancelled_move_lost_is_found() {
         scope.spawn(|| a.godwit(SLOWLY).json().unwrap_err());
         memory_moves(a, "local");
         send(qemu, Signal::STOP);
-        // Its next request is under way by then.
+        // The next request is under way by then.
         std::thread::sleep(Duration::from_secs(1));
         a.godwit(&["vm", "memory", VM, "--cancel"]).json().unwrap();
     });
@@ -392,7 +394,7 @@ const SLOWLY: &[&str] = &[
     "64M",
 ];
 
-/// Bytes of the guest's memory that the page tables of its QEMU have.
+/// Returns the bytes of the guest's memory in the page tables of QEMU.
 fn mapped(node: &Node) -> u64 {
     let all = std::fs::read_to_string(format!("/proc/{}/smaps", qemu_of(node))).unwrap();
     let file = format!("/{VM}.memory");

@@ -1,5 +1,5 @@
-//! Guest memory in a part of a DAX device. Mappings of one begin and end at multiples of its alignment, which are larger
-//! than pages, and a region of guest memory need not: so the least part that has the region is mapped.
+//! Guest memory in a part of a DAX device. Mappings of a DAX device begin and end at multiples of its alignment, which
+//! are larger than pages. A region of guest memory need not, so the smallest enclosing part is mapped.
 
 use std::fs::File;
 
@@ -8,7 +8,8 @@ use godwit_memory::mapping::SharedMapping;
 
 use crate::memory::MemoryError;
 
-/// Maps `length` bytes from `offset` on, if the file is a DAX device; gives what is mapped, and where in it they begin.
+/// Maps `length` bytes from `offset` if the file is a DAX device. Returns the mapping, and the offset of the bytes in
+/// the mapping.
 pub(super) fn map(
     file: &File,
     offset: u64,
@@ -51,7 +52,7 @@ mod tests {
 
     use super::*;
 
-    /// A file stands for the device: its mappings may be finer, and are not.
+    /// A file stands for the device: mappings of a file may be finer, but are not here.
     #[test]
     fn a_region_is_mapped_that_begins_and_ends_inside_of_what_can_be_mapped() {
         const MIB: u64 = 1 << 20;
@@ -85,7 +86,7 @@ mod tests {
         assert!(map(&file, 0, 4096).expect("is looked at").is_none());
     }
 
-    /// A real one, which the environment names: `make test-dax` boots a machine that has one.
+    /// A real device, named by the environment: `make test-dax` boots a machine with a DAX device.
     #[test]
     #[ignore = "needs a DAX device: make test-dax"]
     fn a_region_of_a_dax_device_is_mapped() {

@@ -1,4 +1,4 @@
-//! The log of pages that the device writes, which the front end reads while the guest migrates.
+//! The dirty bitmap: the pages written by the device, for the front end to read while the guest migrates.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -7,15 +7,15 @@ use godwit_memory::mapping::SharedMapping;
 
 use crate::memory::{MemoryError, Segment, map_file};
 
-/// Bytes of guest memory that one bit stands for.
+/// Bytes of guest memory for each bit.
 const PAGE: u64 = 4096;
 
-/// A page that the device wrote lies past the end of the log.
+/// A page written by the device lies past the end of the log.
 #[derive(Debug, thiserror::Error)]
 #[error("the log of written pages ends before address {0:#x}")]
 pub struct OutsideLog(u64);
 
-/// One bit per page, shared with the front end, which clears what it has read.
+/// A bit per page, shared with the front end. The front end clears the bits it has read.
 pub struct DirtyLog {
     bits: SharedMapping,
 }
@@ -28,13 +28,13 @@ impl DirtyLog {
         })
     }
 
-    /// True if its file does not back all of it any more.
+    /// Returns true if the file does not back all of the log any more.
     pub fn has_lost_pages(&self) -> bool {
         self.bits.has_lost_pages()
     }
 
-    /// Marks the pages of `length` bytes from `address`. To be called after they were written: a
-    /// bit that the front end sees says that the page as it is now must be sent.
+    /// Marks the pages of `length` bytes from `address`. Must be called after the write: a bit tells the front end to
+    /// send the page as it is now.
     pub fn mark(&self, address: u64, length: u64) -> Result<(), OutsideLog> {
         if length == 0 {
             return Ok(());
@@ -49,8 +49,8 @@ impl DirtyLog {
             let byte = page / 8;
             let end = last.min(byte * 8 + 7);
             let mask = (0xff_u8 << (page % 8)) & (0xff >> (7 - end % 8));
-            // SAFETY: the byte lies within the mapping, as was checked above, and is only ever
-            // reached atomically, here and by the front end.
+            // SAFETY: the byte lies within the mapping, as was checked above, and is only ever reached atomically, here
+            // and by the front end.
             let bits = unsafe { AtomicU8::from_ptr(self.bits.as_ptr().add(byte as usize)) };
             bits.fetch_or(mask, Ordering::AcqRel);
             page = end + 1;
@@ -79,7 +79,7 @@ mod tests {
 
     fn pages(log: &DirtyLog) -> Vec<u64> {
         let bytes = log.bits.bytes();
-        // SAFETY: the mapping has that many bytes, and nobody changes them meanwhile.
+        // SAFETY: the mapping has `bytes` bytes, and no thread changes them meanwhile.
         let bits = unsafe { std::slice::from_raw_parts(log.bits.as_ptr(), bytes) };
         (0..bytes as u64 * 8)
             .filter(|page| bits[(page / 8) as usize] & (1 << (page % 8)) != 0)

@@ -1,11 +1,11 @@
-//! Which parts of which files the devices of this process map as guest memory, until nothing of them can be written there.
+//! The parts of files that this process's devices map as guest memory, until no device can write there.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use crate::memory::relocated::Home;
 
-/// The mappings that live, by a number of each.
+/// The live mappings, by number.
 #[derive(Debug, Default)]
 struct Live {
     last: u64,
@@ -19,12 +19,12 @@ fn all<R>(work: impl FnOnce(&mut Live) -> R) -> R {
     work(live.get_or_insert_default())
 }
 
-/// Says that guest memory is mapped, for as long as it lives. It is made before the memory is mapped, and ends after it.
+/// A record of mapped guest memory. Created before the memory is mapped, dropped after the memory is unmapped.
 #[derive(Debug)]
 pub(super) struct LiveMapping(u64);
 
 impl LiveMapping {
-    /// Says so of these parts.
+    /// Records these parts as mapped.
     pub(super) fn of(mapped: Vec<Home>) -> Self {
         Self(all(|live| {
             live.last += 1;
@@ -40,8 +40,8 @@ impl Drop for LiveMapping {
     }
 }
 
-/// Whether a device of this process maps a part of this memory. What a device has begun keeps it mapped until that has
-/// ended, however long that takes: a request to a disk that does not answer still writes there.
+/// Returns true if a device of this process maps a part of this memory. Requests under way keep the memory mapped until
+/// they end, however long they take: a request to a stuck disk still writes there.
 pub fn is_mapped(home: Home) -> bool {
     all(|live| {
         let mut regions = live.mapped.values().flatten();

@@ -1,8 +1,8 @@
 //! The guest's memory, as the front end shares it.
 //!
-//! Whoever holds the file of a region can make it shorter afterwards. A file that can be sealed against that (a memfd) is
-//! sealed when it is mapped. Pages that others lose read as zeroes from then on ([`GuestRam::has_lost_pages`]); nothing that
-//! is found in such memory is acted on, and its front end is disconnected.
+//! The holder of a region's file can shorten the file after mapping. A file that can be sealed against this (a memfd)
+//! is sealed when mapped. Lost pages of other files read as zeroes from then on ([`GuestRam::has_lost_pages`]).
+//! Contents of such memory are never acted on, and its front end is disconnected.
 
 mod device;
 pub mod dirty_log;
@@ -30,13 +30,13 @@ use crate::memory::live::LiveMapping;
 use crate::memory::post_copy::Arrival;
 use crate::memory::relocated::{FileId, Home, Mapped, Part};
 
-/// Why the guest's memory cannot be used.
+/// The reason for refusing the guest's memory.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// The file's size or type could not be found out.
+    /// The file's size or type could not be read.
     #[error("cannot inspect a file of guest memory")]
     Inspect(#[source] io::Error),
-    /// Not something that has a size.
+    /// The file has no size.
     #[error("guest memory must be a regular file, such as a memfd, or a DAX device")]
     Kind,
     /// The file ends before the region does.
@@ -44,26 +44,26 @@ pub enum MemoryError {
     Short {
         /// Bytes in the file.
         size: u64,
-        /// Where the region ends in it.
+        /// End of the region in the file.
         end: u64,
     },
-    /// It can be sealed, and is not.
+    /// The file supports seals, but could not be sealed.
     #[error("cannot seal a file of guest memory so that it keeps its size")]
     Seal(#[source] io::Error),
-    /// Parts of it that are in another file.
+    /// Relocated parts of the memory cannot be mapped.
     #[error("cannot map guest memory that has moved")]
     Moved(#[source] io::Error),
-    /// The kernel refused, or regions overlap.
+    /// The kernel refused the mapping, or regions overlap.
     #[error("cannot map guest memory: {0}")]
     Map(String),
-    /// Only shared memory's pages can be waited for.
+    /// Pages can be waited for in shared memory only.
     #[error(
         "cannot wait for pages of guest memory, which must come from a memfd, tmpfs or hugetlbfs"
     )]
     Faults(#[source] io::Error),
 }
 
-/// Why a front end was disconnected whose memory [has lost pages](GuestRam::has_lost_pages).
+/// The reason for disconnecting a front end whose memory [has lost pages](GuestRam::has_lost_pages).
 pub const LOST_PAGES: &str = "memory that it shares is lost: a file of it was made shorter, its file system is full, or \
      the hardware reports an error in it";
 
@@ -72,15 +72,15 @@ pub const LOST_PAGES: &str = "memory that it shares is lost: a file of it was ma
 pub struct Segment {
     /// Guest-physical address of the first byte.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
 }
 
-/// Where a region lies in the front end's address space.
+/// A region's place in the front end's address space.
 struct Translation {
     user: u64,
     guest: u64,
-    /// Where it is in this process.
+    /// Address in this process.
     here: u64,
     length: u64,
 }
@@ -90,17 +90,17 @@ pub struct GuestRam {
     memory: GuestMemoryMmap,
     /// In the front end's order.
     translations: Vec<Translation>,
-    /// Which part of which file each region is.
+    /// File and part of each region.
     mapped: Vec<Mapped>,
     arrival: Arc<Arrival>,
-    /// What the regions lie in: unmapped after the memory.
+    /// Mappings of the regions: unmapped after `memory`.
     mappings: Vec<SharedMapping>,
-    /// Ends when nothing of it is mapped any more.
+    /// Ends once all of the memory is unmapped.
     _live: LiveMapping,
 }
 
 impl GuestRam {
-    /// Maps the regions, each from its file, and touches nothing.
+    /// Maps the regions, each from its file, without touching a page.
     pub fn new(
         regions: &[VhostUserMemoryRegion],
         files: Vec<File>,
@@ -161,55 +161,55 @@ impl GuestRam {
         })
     }
 
-    /// Whether it has a part of this memory.
+    /// Returns true if this memory includes a part of `home`.
     fn maps(&self, home: Home) -> bool {
         self.mapped.iter().any(|region| region.is_of(home))
     }
 
-    /// Maps a part of this memory from another file, or from where in it the memory begins. Whoever touches it must stand
-    /// still.
+    /// Maps a part of `home` from another file. `target` is the file and the beginning of the memory in the file. Users
+    /// of the memory must stand still.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error of the kernel.
     fn remap(&self, home: Home, part: Part, target: (&File, u64)) -> io::Result<()> {
         let mut regions = self.mapped.iter();
         regions.try_for_each(|region| region.remap(home, part, target))
     }
 
-    /// How much of it is there.
+    /// Returns the state of the memory's arrival.
     pub fn arrival(&self) -> &Arrival {
         &self.arrival
     }
 
-    /// True if what was found in it before this was asked need not be what the guest put there: pages have not arrived and
-    /// will not, or are lost.
+    /// Returns true if earlier reads may differ from the guest's writes: pages have not arrived and never will, or are
+    /// lost.
     pub fn is_lost(&self) -> bool {
         self.arrival.is_lost() || self.has_lost_pages()
     }
 
-    /// True if its files do not back all of it any more.
+    /// Returns true if the files do not back all of the memory any more.
     pub fn has_lost_pages(&self) -> bool {
         self.mappings.iter().any(SharedMapping::has_lost_pages)
     }
 
-    /// The kernel could not use it on this process's behalf (`EFAULT`), which raises no signal.
+    /// Records that the kernel could not use the memory for this process (`EFAULT`), which raises no signal.
     pub fn lose_pages(&self) {
         self.mappings.iter().for_each(SharedMapping::lose_pages);
     }
 
-    /// Address in this process and bytes of each region, in the front end's order.
+    /// Returns address in this process and length of each region, in the front end's order.
     pub(crate) fn places(&self) -> impl Iterator<Item = (u64, u64)> {
         self.translations
             .iter()
             .map(|region| (region.here, region.length))
     }
 
-    /// The memory itself.
+    /// Returns the mapped regions.
     pub const fn memory(&self) -> &GuestMemoryMmap {
         &self.memory
     }
 
-    /// The guest-physical address of an address of the front end's.
+    /// Translates an address of the front end to a guest-physical address.
     pub fn guest_address(&self, user: u64) -> Option<GuestAddress> {
         self.translations.iter().find_map(|region| {
             let offset = user.checked_sub(region.user)?;
@@ -217,8 +217,7 @@ impl GuestRam {
         })
     }
 
-    /// Where the segments are in this process, appended to `places`. False when a part of them is
-    /// not memory.
+    /// Appends the segments' places in this process to `places`. Returns false if a part is not memory.
     pub fn locate(&self, segments: &[Segment], places: &mut Vec<libc::iovec>) -> bool {
         for segment in segments {
             let slices = self.memory.get_slices(
@@ -238,7 +237,7 @@ impl GuestRam {
         true
     }
 
-    /// Copies the segments' bytes to `into`, as many as fit. False when a part is not memory.
+    /// Copies the segments' bytes to `into`, as many as fit. Returns false if a part is not memory.
     pub fn gather(&self, segments: &[Segment], mut into: &mut [u8]) -> bool {
         for segment in segments {
             let length = (segment.length as usize).min(into.len());
@@ -255,7 +254,7 @@ impl GuestRam {
         true
     }
 
-    /// Copies `from` to the segments. False when a part is not memory.
+    /// Copies `from` to the segments. Returns false if a part is not memory.
     pub fn scatter(&self, mut from: &[u8], segments: &[Segment]) -> bool {
         for segment in segments {
             let length = (segment.length as usize).min(from.len());
@@ -273,14 +272,14 @@ impl GuestRam {
     }
 }
 
-/// Maps `length` bytes of a file from `offset`, shared, after checking that it is that long and sealing it, if that is
-/// possible, so that it stays so.
+/// Maps `length` bytes of a file from `offset`, shared. Checks the length first, and seals the file against shrinking
+/// where possible.
 pub(crate) fn map_file(
     file: &File,
     offset: u64,
     length: u64,
 ) -> Result<SharedMapping, MemoryError> {
-    // Files other than memfds have no seals, or one against more of them.
+    // Files other than memfds have no seals, or a seal against further seals.
     if let Ok(seals) = rustix::fs::fcntl_get_seals(file)
         && !seals.intersects(SealFlags::SEAL | SealFlags::SHRINK)
     {
@@ -302,7 +301,7 @@ pub(crate) fn map_file(
     SharedMapping::map(file, offset, length).map_err(|error| MemoryError::Map(error.to_string()))
 }
 
-/// `length` bytes of a mapping, which the caller keeps for as long as the region is used.
+/// Returns `length` bytes of a mapping as a region. The caller keeps the mapping while the region is used.
 fn region_of(
     mapping: &SharedMapping,
     skipped: usize,
@@ -315,7 +314,8 @@ fn region_of(
     let builder = MmapRegionBuilder::new(length)
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
         .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE);
-    // SAFETY: the region lies in the mapping, as was checked above, which the caller keeps for as long as it uses the region.
+    // SAFETY: the region lies in the mapping, as was checked above, and the caller keeps the mapping while the region
+    // is used.
     let region = unsafe { builder.with_raw_mmap_pointer(mapping.as_ptr().add(skipped)) };
     region.build().map_err(|error| refused(&error))
 }
@@ -332,7 +332,7 @@ mod tests {
     const PAGE: u64 = 4096;
     const BASE: u64 = 0x10_0000;
 
-    /// Two pages of memory in a file of this kind.
+    /// Returns two pages of memory in a file with these flags.
     fn shared(flags: MemfdFlags) -> (File, GuestRam) {
         let file = File::from(memfd_create(c"guest", flags).expect("a file"));
         file.set_len(2 * PAGE).expect("grows");

@@ -1,14 +1,14 @@
-//! What the kernel tells of a front end's memory that the front end itself does not.
+//! Facts of a front end's memory that only the kernel tells.
 
 use std::fs::{File, read_dir, read_link};
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 
-/// Whether pages of the front end's memory at one of these of its addresses have yet to arrive.
+/// Returns true if pages of the front end's memory are still arriving at any of these addresses of the front end.
 ///
-/// A QEMU that connects again while its memory arrives does not say so, and would have it filled
-/// with zeroes here. But what arrives is memory whose missing pages QEMU waits for itself, and that
-/// can be seen. When it cannot, because the front end belongs to another user, the answer is no.
+/// A QEMU that reconnects while its memory arrives does not tell, and would have the missing pages filled with zeroes
+/// here. But QEMU itself waits for the missing pages, and the kernel shows these waits. Returns false if the kernel
+/// hides them: the front end belongs to another user.
 pub(crate) fn is_arriving(socket: &UnixStream, addresses: &[u64]) -> bool {
     let Ok(peer) = rustix::net::sockopt::socket_peercred(socket) else {
         return false;
@@ -17,7 +17,7 @@ pub(crate) fn is_arriving(socket: &UnixStream, addresses: &[u64]) -> bool {
     waits_for_pages(&process) && has_missing_pages(&process, addresses)
 }
 
-/// Whether the process waits for any pages. This is quick to find out.
+/// Returns true if the process waits for any pages. A quick check.
 fn waits_for_pages(process: &str) -> bool {
     let Ok(descriptors) = read_dir(format!("{process}/fd")) else {
         return false;
@@ -28,7 +28,7 @@ fn waits_for_pages(process: &str) -> bool {
     })
 }
 
-/// Whether it does so at one of these addresses.
+/// Returns true if the process waits for pages at any of these addresses.
 fn has_missing_pages(process: &str, addresses: &[u64]) -> bool {
     let Ok(maps) = File::open(format!("{process}/smaps")) else {
         return false;
@@ -46,7 +46,7 @@ fn has_missing_pages(process: &str, addresses: &[u64]) -> bool {
     false
 }
 
-/// The addresses of a mapping whose description begins with this line.
+/// Returns the address range in the first line of a mapping's description.
 fn range(line: &str) -> Option<(u64, u64)> {
     let (start, end) = line.split_once(' ')?.0.split_once('-')?;
     let address = |digits| u64::from_str_radix(digits, 16).ok();

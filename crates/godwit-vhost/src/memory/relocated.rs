@@ -1,10 +1,10 @@
-//! Guest memory of which parts are in another file than the front end's: memory that is moved while the guest runs
-//! (the zero-copy migration paper, section 4.2).
+//! Guest memory with parts in another file than the front end's: memory that is moved while the guest runs (the
+//! zero-copy migration paper, section 4.2).
 //!
-//! The front end shares one file for all of a guest's memory, and goes on sharing it when chunks of the memory have
-//! been remapped to another. So each mapping of that file here has the same chunks remapped, both those that exist
-//! when a chunk moves and those that are made later, after a restart of either side. While chunks move nobody maps guest memory and no
-//! device touches it: see [`Relocation`].
+//! The front end shares a single file for all of a guest's memory, and goes on sharing the file after chunks of the
+//! memory have been remapped to another. So each mapping of the file here has the same chunks remapped: mappings that
+//! exist when a chunk moves, and later ones, after a restart of either side. While chunks move, no guest memory is
+//! mapped and no device touches it: see [`Relocation`].
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::memory::GuestRam;
 
-/// A file, whoever opened it: its device and its number there.
+/// The identity of a file, by whatever name opened: device and number on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId {
     device: u64,
@@ -23,14 +23,14 @@ pub struct FileId {
 }
 
 impl FileId {
-    /// Which file this is.
+    /// Returns the identity of a file.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the system.
     pub fn of(file: &File) -> io::Result<Self> {
         let metadata = file.metadata()?;
         Ok(match metadata.file_type().is_char_device() {
-            // It may have several names, each with a number of its own.
+            // A device may have several names, each with an inode of its own.
             true => Self {
                 device: u64::MAX,
                 inode: metadata.rdev(),
@@ -43,12 +43,12 @@ impl FileId {
     }
 }
 
-/// A part of a file, or of a guest's memory: its first byte and its length, in whole pages.
+/// A part of a file, or of a guest's memory: offset and length, in whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Part {
-    /// Of the first byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
@@ -57,7 +57,7 @@ impl Part {
         self.offset.saturating_add(self.bytes)
     }
 
-    /// What both have.
+    /// Returns the intersection.
     fn common(self, other: Self) -> Option<Self> {
         let offset = self.offset.max(other.offset);
         let end = self.end().min(other.end());
@@ -68,7 +68,8 @@ impl Part {
     }
 }
 
-/// Where a guest's memory is that the front end shares: a file, or a part of one in which other guests' memory is as well.
+/// The home of a guest's memory that the front end shares: a file, or a part of a file with other guests' memory
+/// beside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Home {
     file: FileId,
@@ -76,21 +77,21 @@ pub struct Home {
 }
 
 impl Home {
-    /// A part of this file.
+    /// Returns a part of this file as a home.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the system.
     pub fn of(file: &File, part: Part) -> io::Result<Self> {
         let file = FileId::of(file)?;
         Ok(Self { file, part })
     }
 
-    /// Whether they share a part of a file.
+    /// Returns true if both share a part of a file.
     pub(crate) fn overlaps(self, other: Self) -> bool {
         self.file == other.file && self.common(other.part).is_some()
     }
 
-    /// What of it a part of its file is, as a part of the memory.
+    /// Returns the intersection with a part of the file, as a part of the memory.
     fn common(self, part: Part) -> Option<Part> {
         let common = self.part.common(part)?;
         Some(Part {
@@ -100,7 +101,7 @@ impl Home {
     }
 }
 
-/// Adds a part to parts that do not touch each other, in order.
+/// Adds a part to separate parts, in order.
 fn add(parts: &mut Vec<Part>, mut part: Part) {
     parts.retain(|other| {
         let apart = other.end() < part.offset || part.end() < other.offset;
@@ -118,7 +119,7 @@ fn add(parts: &mut Vec<Part>, mut part: Part) {
     parts.insert(at, part);
 }
 
-/// Takes a part away from them.
+/// Removes a part from the parts.
 fn remove(parts: &mut Vec<Part>, part: Part) {
     *parts = parts
         .iter()
@@ -138,12 +139,12 @@ fn remove(parts: &mut Vec<Part>, part: Part) {
         .collect();
 }
 
-/// The parts of a guest's memory that are elsewhere: at the same place of another file.
+/// The parts of a guest's memory that are away: at the same offset of another file.
 #[derive(Debug)]
 struct Away {
     file: File,
     parts: Vec<Part>,
-    /// Nobody knows which parts those are.
+    /// True if `parts` is not known to be right.
     is_lost: bool,
 }
 
@@ -153,15 +154,15 @@ struct Relocated {
     mapped: Vec<Weak<GuestRam>>,
 }
 
-/// What is relocated concerns all devices of the process: several disks map one guest's memory.
+/// Relocations concern all devices of the process: several disks map a guest's memory.
 static RELOCATED: Mutex<Option<Relocated>> = Mutex::new(None);
 
-/// Nobody else maps guest memory while this lives, and nothing else is relocated.
+/// The exclusive right to map guest memory and to relocate it.
 #[derive(Debug)]
 pub struct Relocation(MutexGuard<'static, Option<Relocated>>);
 
 impl Relocation {
-    /// Waits until it is the only one.
+    /// Waits for the exclusive right.
     pub fn begin() -> Self {
         Self(RELOCATED.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -170,7 +171,7 @@ impl Relocation {
         self.0.get_or_insert_default()
     }
 
-    /// From now on `away` is where parts of `home` can be; none is yet, or those that were are in `away` as well.
+    /// Sets `away` as the file for relocated parts of `home`. No part may be away yet, unless `away` holds it as well.
     pub fn set(&mut self, home: Home, away: File) {
         let away = Away {
             file: away,
@@ -180,21 +181,21 @@ impl Relocation {
         self.all().guests.insert(home, away);
     }
 
-    /// Nobody knows any more what of `home` is elsewhere: it cannot be mapped until [`Self::found`] says so.
+    /// Marks the relocated parts of `home` as unknown: `home` cannot be mapped until [`Self::found`].
     pub fn lose(&mut self, home: Home) {
         if let Some(away) = self.all().guests.get_mut(&home) {
             away.is_lost = true;
         }
     }
 
-    /// Whether that is so; nothing when no part of `home` was ever said to be elsewhere.
+    /// Returns true if the relocated parts of `home` are unknown; `None` without a [`Self::set`] for `home`.
     pub fn is_lost(&self, home: Home) -> Option<bool> {
         let all = self.0.as_ref();
         all.and_then(|all| all.guests.get(&home))
             .map(|away| away.is_lost)
     }
 
-    /// The first `away` bytes of `home`, which is in `file`, are elsewhere, and nothing else of it is.
+    /// Records that the first `away` bytes of `home` (in `file`) are away, and no other part.
     ///
     /// # Errors
     /// As [`Self::moved`].
@@ -218,16 +219,16 @@ impl Relocation {
         Ok(())
     }
 
-    /// Nothing of `home` is elsewhere any more, nor of what other memory had a part of it before.
+    /// Forgets the relocations of `home`, and of all homes that overlap `home`.
     pub fn forget(&mut self, home: Home) {
         self.all().guests.retain(|other, _| !other.overlaps(home));
     }
 
-    /// A part of `home`'s memory has moved away, or back into `file`. The devices that map it must stand still, because each
-    /// mapping changes at once and not together with what they do.
+    /// Moves a part of `home`'s memory away, or back into `file`. Devices that map `home` must stand still: each
+    /// mapping changes at once, and not together with the devices' accesses.
     ///
     /// # Errors
-    /// The kernel's; a mapping may be as it was then, and its device must go on standing still.
+    /// The error of the kernel. A mapping may be unchanged, and its device must go on standing still.
     pub fn moved(&mut self, home: Home, file: &File, part: Part, is_away: bool) -> io::Result<()> {
         let Relocated { guests, mapped } = self.all();
         let away = guests
@@ -248,7 +249,7 @@ impl Relocation {
         Ok(())
     }
 
-    /// Puts the parts that are elsewhere into memory that was mapped just now, which follows what moves from now on.
+    /// Remaps the relocated parts of newly mapped memory. The memory follows all later moves.
     pub(crate) fn follow(&mut self, ram: &std::sync::Arc<GuestRam>) -> io::Result<()> {
         let all = self.all();
         for (home, away) in &all.guests {
@@ -265,26 +266,26 @@ impl Relocation {
     }
 }
 
-/// Where a region's file is mapped.
+/// The mapping of a region's file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mapped {
     pub(crate) file: FileId,
-    /// What of the file is mapped.
+    /// Part of the file that is mapped.
     pub(crate) part: Part,
-    /// The address of its first byte in this process.
+    /// Address of the part's first byte in this process.
     pub(crate) here: u64,
 }
 
 impl Mapped {
-    /// Whether it has a part of this memory.
+    /// Returns true if the mapping has a part of this memory.
     pub(crate) fn is_of(&self, home: Home) -> bool {
         self.file == home.file && home.common(self.part).is_some()
     }
 
-    /// Maps a part of this memory from `target` instead, a file and where in it the memory begins.
+    /// Maps a part of this memory from `target` instead: a file, and the beginning of the memory in the file.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error of the kernel.
     pub(crate) fn remap(
         &self,
         home: Home,
@@ -297,7 +298,7 @@ impl Mapped {
         };
         let at = self.here + (home.part.offset + common.offset - self.part.offset);
         // SAFETY: the range lies in a mapping of the memory's owner, which stays mapped: its bytes are guest memory,
-        // to which no references exist, and which others change at any time.
+        // without references in this process, and change at any time.
         let mapped = unsafe {
             libc::mmap(
                 at as *mut libc::c_void,
@@ -350,7 +351,6 @@ mod tests {
         assert_eq!(parts, []);
     }
 
-    /// All of a file.
     fn whole(file: &File) -> Home {
         Home::of(file, part(0, 8)).expect("a file")
     }
@@ -369,7 +369,7 @@ mod tests {
         Arc::new(ram)
     }
 
-    /// Waited for by whoever gives a part of a device to another guest.
+    /// The reassignment of a part of a device to another guest waits for this.
     #[test]
     fn memory_is_mapped_until_the_last_device_has_let_go_of_it() {
         let home = file(1);
@@ -394,7 +394,7 @@ mod tests {
     fn what_had_a_part_of_forgotten_memory_is_forgotten_with_it() {
         let (home, away) = (file(1), file(2));
         let mut relocation = Relocation::begin();
-        // An earlier guest had other pages, of which some are the next one's.
+        // An earlier guest had other pages, some of which belong to the next guest.
         let [earlier, beside] =
             [part(2, 4), part(6, 2)].map(|of| Home::of(&home, of).expect("one"));
         for of in [earlier, beside] {
@@ -418,7 +418,7 @@ mod tests {
         ram
     }
 
-    /// The first byte of each page of the region, which begins at the file's third page.
+    /// Returns the first byte of each page of the region, which begins at the file's third page.
     fn seen(ram: &GuestRam) -> Vec<u8> {
         let byte = |page: u64| {
             let mut byte = [0];
@@ -474,7 +474,7 @@ mod tests {
         assert_eq!(seen(&map(&home)), [1; 6]);
     }
 
-    /// Two guests have memory in one file: the first four of its pages, and the rest.
+    /// Two guests have memory in a single file: the first four of its pages, and the rest.
     #[test]
     fn memory_in_a_part_of_a_file_moves_without_its_neighbour_s() {
         let (home, away) = (file(1), file(2));

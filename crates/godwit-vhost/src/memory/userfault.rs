@@ -1,7 +1,7 @@
-//! Page faults of this process that somebody else serves: Linux's userfaultfd.
+//! Page faults of this process that another process serves: Linux's userfaultfd.
 //!
-//! A page of shared memory that is missing in the file holds up whoever touches it, the kernel on
-//! this process's behalf included, until the page is put into the file and the waiting are woken.
+//! An access to a page missing in a shared file waits until the page is put into the file and the waiters are woken.
+//! Accesses by the kernel for this process wait, too.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -11,9 +11,9 @@ use rustix::mm::UserfaultfdFlags;
 
 /// The interface's version.
 const API: u64 = 0xaa;
-/// Pages that are missing in shared memory can be waited for.
+/// Missing pages of shared memory can be waited for.
 const MISSING_SHARED: u64 = 1 << 5;
-/// Wait for pages that are missing.
+/// Wait for missing pages.
 const MISSING: u64 = 1;
 
 /// `_IO(0xaa, 0)`
@@ -47,19 +47,19 @@ struct Registration {
     operations: u64,
 }
 
-/// Where this process's page faults are reported and served.
+/// The descriptor that reports this process's page faults.
 #[derive(Debug)]
 pub(crate) struct Userfault(OwnedFd);
 
 impl Userfault {
-    /// A new one that reports faults in the kernel, too: guest memory is mostly touched there.
+    /// Opens a descriptor that reports faults in the kernel, too: guest memory is mostly touched there.
     ///
     /// # Errors
-    /// When this process may not have one (it needs `CAP_SYS_PTRACE`, access to
-    /// `/dev/userfaultfd`, or `vm.unprivileged_userfaultfd`), or the kernel is too old.
+    /// This process may not have one (needs `CAP_SYS_PTRACE`, access to `/dev/userfaultfd`, or
+    /// `vm.unprivileged_userfaultfd`), or the kernel is too old.
     pub(crate) fn new() -> io::Result<Self> {
         let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
-        // SAFETY: nobody sees or changes this process's memory through it before it is registered.
+        // SAFETY: the descriptor gives no access to this process's memory before a registration.
         let made = unsafe { rustix::mm::userfaultfd(flags) };
         let fd = made.or_else(|error| match error {
             rustix::io::Errno::PERM | rustix::io::Errno::NOSYS => Self::from_device(),
@@ -70,7 +70,7 @@ impl Userfault {
             features: MISSING_SHARED,
             operations: 0,
         };
-        // SAFETY: the structure is the one that the operation reads and writes.
+        // SAFETY: the operation reads and writes this structure.
         unsafe { control(&fd, AGREE, &mut agreement)? };
         Ok(Self(fd))
     }
@@ -80,7 +80,7 @@ impl Userfault {
             .read(true)
             .write(true)
             .open("/dev/userfaultfd")?;
-        // SAFETY: the operation takes flags and gives a new descriptor.
+        // SAFETY: the operation takes flags and returns a new descriptor.
         unsafe {
             let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
             match libc::ioctl(device.as_raw_fd(), NEW as _, flags) {
@@ -90,48 +90,48 @@ impl Userfault {
         }
     }
 
-    /// The same one for somebody else.
+    /// Returns a second descriptor, for another process.
     ///
     /// # Errors
-    /// When this process may not have another descriptor.
+    /// This process may not have another descriptor.
     pub(crate) fn share(&self) -> io::Result<File> {
         Ok(self.0.try_clone()?.into())
     }
 
-    /// Whoever touches a page that is missing in this mapping waits from now on.
+    /// Makes accesses to missing pages of this mapping wait from now on.
     ///
     /// # Errors
-    /// When the mapping is not one of shared memory, or not of whole pages.
+    /// The mapping is not of shared memory, or not of whole pages.
     pub(crate) fn register(&self, start: u64, length: u64) -> io::Result<()> {
         let mut registration = Registration {
             range: Range { start, length },
             mode: MISSING,
             operations: 0,
         };
-        // SAFETY: the structure is the one that the operation reads and writes. It changes when
-        // accesses return, not what they find.
+        // SAFETY: the operation reads and writes this structure. The registration changes when accesses return, not
+        // their results.
         unsafe { control(&self.0, REGISTER, &mut registration) }
     }
 
-    /// Nobody waits in this mapping any more. Pages that are missing then are zeroes.
+    /// Ends all waits in this mapping. Pages still missing are zeroes from then on.
     ///
     /// # Errors
-    /// When it is not a mapping that was registered.
+    /// The mapping was not registered.
     pub(crate) fn unregister(&self, start: u64, length: u64) -> io::Result<()> {
         let mut range = Range { start, length };
-        // SAFETY: the structure is the one that the operations read.
+        // SAFETY: the operations read this structure.
         unsafe {
             control(&self.0, UNREGISTER, &mut range)?;
-            // A page that was lost is not registered any more, and the step before wakes nobody there.
+            // A lost page is no longer registered, and the step before wakes no access to it.
             control(&self.0, WAKE, &mut range)
         }
     }
 }
 
 /// # Safety
-/// `argument` must be what the operation takes.
+/// `argument` must have the type that the operation takes.
 unsafe fn control<T>(fd: &OwnedFd, operation: libc::c_ulong, argument: &mut T) -> io::Result<()> {
-    // SAFETY: the caller's.
+    // SAFETY: as the caller promises.
     match unsafe { libc::ioctl(fd.as_raw_fd(), operation as _, std::ptr::from_mut(argument)) } {
         0.. => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -1,41 +1,40 @@
-//! What the protocol asks of a device.
+//! The protocol's requirements of a device.
 
 use crate::features::MOST_RINGS;
 use crate::protocol::session::{FrontEndCommand, FrontEndError};
 
-/// Gets the result of a step of the protocol: a ring's index when the step was to stop it, otherwise
-/// nothing of interest.
+/// Gets the result of a step of the protocol: a ring's index if the step was to stop the ring, otherwise a number
+/// without meaning.
 pub type FrontEndReply = Box<dyn FnOnce(Result<u16, FrontEndError>) + Send>;
 
-/// A device whose rings somebody serves: a disk, a NIC. The protocol's thread calls it; the rings are
-/// served elsewhere.
+/// A device with rings: a disk, a NIC. The protocol's thread calls the device; another thread serves the rings.
 pub trait Device: Clone + Send + 'static {
-    /// What logs and threads call it.
+    /// Returns the name for logs and threads.
     fn name(&self) -> &str;
 
-    /// What it offers beside [`TRANSPORT`](super::features::TRANSPORT).
+    /// Returns the features offered beside [`TRANSPORT`](super::features::TRANSPORT).
     fn features(&self) -> u64;
 
-    /// How many queues it says it has: rings of a disk, pairs of rings of a NIC.
+    /// Returns the number of queues offered: rings of a disk, ring pairs of a NIC.
     fn queues(&self) -> u64 {
         u64::from(MOST_RINGS)
     }
 
-    /// Whether it tells the network where its machine is when a front end asks for that
+    /// Returns true if the device announces the machine to the network when a front end asks
     /// ([`FrontEndCommand::Announce`]).
     fn announces(&self) -> bool {
         false
     }
 
-    /// Whether it has a configuration that the front end asks for.
+    /// Returns true if the device has a configuration for the front end to read.
     fn has_configuration(&self) -> bool {
         true
     }
 
-    /// The `size` bytes from `offset` of its configuration; `None` when they end past the longest there
-    /// can be.
+    /// Returns `size` bytes of the configuration, from `offset`; `None` if the range ends past the longest possible
+    /// configuration.
     fn configuration(&self, offset: u32, size: u32) -> Option<Vec<u8>>;
 
-    /// Carries out a step of the protocol, and answers it when it has taken effect. Must not block.
+    /// Carries out a step of the protocol, and replies once the step has taken effect. Must not block.
     fn front_end(&self, command: FrontEndCommand, reply: FrontEndReply);
 }

@@ -1,4 +1,4 @@
-//! The messages of a front end, on the thread that serves its socket.
+//! The messages of a front end, on the thread of its socket.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,16 +27,16 @@ use crate::protocol::session::{FrontEndCommand, FrontEndError, RingSetup};
 use crate::rings::inflight::InflightArea;
 use crate::rings::split::RingLayout;
 
-/// How long the device may take for a step that waits for nothing.
+/// Time limit of the device for a step that waits for nothing.
 const PROMPT: Duration = Duration::from_secs(10);
 
-/// How long the requests of a ring that stops may take. The front end stands still meanwhile.
+/// Time limit for the requests of a stopping ring. The front end stands still meanwhile.
 const DRAIN: Duration = Duration::from_secs(30);
 
-/// How often to look whether a front end that waits for the device is still there.
+/// Interval between two checks for a front end that has left while the device is asked.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A ring as far as the front end has described it.
+/// A ring, as far as the front end has described it.
 #[derive(Default)]
 struct RingState {
     size: u16,
@@ -50,20 +50,19 @@ struct RingState {
     error: Option<OwnedFd>,
 }
 
-/// One front end's side of the protocol.
+/// The server side of a front end's connection.
 pub(crate) struct Handler<D> {
     device: D,
-    /// The front end's socket.
     socket: UnixStream,
-    /// The guest's memory may arrive while it is used.
+    /// True if the guest's memory may arrive by post-copy.
     may_post_copy: bool,
-    /// It does, or is about to.
+    /// State of post-copy, while memory arrives or is about to.
     post_copy: Option<PostCopy>,
     ram: Option<Arc<GuestRam>>,
     inflight: Option<Arc<InflightArea>>,
     features: u64,
     rings: [RingState; MOST_RINGS as usize],
-    /// Why the last message failed.
+    /// Cause of the last message's failure.
     problem: Option<FrontEndError>,
 }
 
@@ -82,12 +81,13 @@ impl<D: Device> Handler<D> {
         }
     }
 
-    /// Why the last message failed, when the crate's error does not say.
+    /// Takes the cause of the last message's failure, for cases where the crate's error does not tell.
     pub(crate) fn take_problem(&mut self) -> Option<FrontEndError> {
         self.problem.take()
     }
 
-    /// Which messages the crate does not take now: that a ring is enabled, until the front end has said that it does so itself.
+    /// Returns the messages to take before the crate sees them. The enabling of rings is among them until the front end
+    /// has acknowledged protocol features.
     pub(crate) fn takes(&self) -> Takes {
         Takes {
             enable: self.features & PROTOCOL == 0,
@@ -95,7 +95,7 @@ impl<D: Device> Handler<D> {
         }
     }
 
-    /// Tells the network that a machine with this address is here.
+    /// Announces a machine with this MAC address to the network.
     pub(crate) fn announce(&mut self, mac: [u8; 6]) -> Result<()> {
         self.ask(FrontEndCommand::Announce { mac }, PROMPT)?;
         Ok(())
@@ -112,9 +112,8 @@ impl<D: Device> Handler<D> {
         Error::InvalidParam
     }
 
-    /// Asks the device and waits for its answer, as long as the front end lives: the device may wait
-    /// for a page, or for the guest to take a signal. Where no page can be missing, the wait has a
-    /// limit.
+    /// Asks the device and waits for the answer while the front end lives: the device may wait for a page, or for the
+    /// guest to take a signal. The wait has a limit unless pages may be missing.
     fn ask(&mut self, command: FrontEndCommand, within: Duration) -> Result<u16> {
         let begun = Instant::now();
         let answer = send(&self.device, command);
@@ -138,21 +137,20 @@ impl<D: Device> Handler<D> {
         }
     }
 
-    /// Until when the front end has to stay for its guest's memory to count as complete, when that
-    /// is what is waited for.
+    /// Returns the end of the front end's grace period, while the protocol waits for the memory to count as complete.
     pub(crate) fn memory_ends(&self) -> Option<Instant> {
         self.post_copy.as_ref().and_then(PostCopy::ends)
     }
 
-    /// All of the guest's memory is there.
+    /// Marks the guest's memory as complete.
     pub(crate) fn complete_memory(&mut self) {
         if let Some(post_copy) = self.post_copy.take() {
             post_copy.complete();
         }
     }
 
-    /// Maps memory that arrives, and tells where it is here. The device gets it when the front end
-    /// knows that, too: then it can serve what is missing.
+    /// Maps arriving memory and returns its addresses in this process. The device gets the memory after the front end
+    /// has acknowledged the addresses: from then on missing pages can be served.
     fn prepare_memory(
         &mut self,
         regions: &[VhostUserMemoryRegion],
@@ -164,7 +162,7 @@ impl<D: Device> Handler<D> {
         let ram = GuestRam::new(regions, files, post_copy.arrival())
             .map_err(|error| self.refuse(error))?;
         if self.rings.iter().any(|ring| ring.running) {
-            // From its answer on the front end does not recognize addresses of the memory before.
+            // After this answer the front end no longer recognizes addresses of the old memory.
             self.ask(FrontEndCommand::Still, DRAIN)?;
         }
         let bases = ram.places().map(|(start, _)| start).collect();
@@ -176,8 +174,7 @@ impl<D: Device> Handler<D> {
         Ok(bases)
     }
 
-    /// The descriptor, when it is an eventfd: reading and writing anything else could block the
-    /// device.
+    /// Returns the descriptor if it is an eventfd: reads and writes of anything else could block the device.
     fn eventfd(&mut self, file: Option<File>) -> Result<Option<OwnedFd>> {
         match file {
             Some(file) if is_eventfd(&file) => Ok(Some(file.into())),
@@ -207,7 +204,7 @@ impl<D: Device> Handler<D> {
     }
 }
 
-/// Asks the device and waits for its answer, until the device ends.
+/// Asks the device and waits for the answer, until the device ends.
 pub(crate) fn ask(
     device: &impl Device,
     command: FrontEndCommand,
@@ -216,7 +213,6 @@ pub(crate) fn ask(
     answer.recv().unwrap_or(Err(FrontEndError::Ended))
 }
 
-/// Asks the device.
 fn send(
     device: &impl Device,
     command: FrontEndCommand,
@@ -243,7 +239,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
     }
 
     fn reset_owner(&mut self) -> Result<()> {
-        // Deprecated; the specification lets a back end ignore it.
+        // Deprecated; the specification lets a back end ignore this message.
         Ok(())
     }
 
@@ -260,7 +256,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
             return Err(Error::FeatureMismatch);
         }
         if features & PROTOCOL == 0 {
-            // Nobody will enable them.
+            // Without protocol features, no message will enable the rings.
             self.rings.iter_mut().for_each(|ring| ring.enabled = true);
         }
         self.features = features;
@@ -281,7 +277,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
         if self.post_copy.is_none() && peer_memory::is_arriving(&self.socket, &addresses) {
             return Err(self.refuse(FrontEndError::StillArriving));
         }
-        // Nothing moves between the mapping and its use.
+        // Nothing is relocated between the mapping and its use.
         let mut relocation = Relocation::begin();
         let ram = GuestRam::new(regions, files, Arc::new(Arrival::default()))
             .map_err(|error| self.refuse(error))?;

@@ -1,4 +1,4 @@
-//! The messages of a front end, and what they ask of a device.
+//! The messages of a front end, and the commands for the device.
 
 pub mod device;
 mod handler;

@@ -1,9 +1,9 @@
-//! Messages that the `vhost` crate does not take, and would end the connection for. They are recognized before the crate
-//! sees them, and carried out here.
+//! Messages that the `vhost` crate would reject, and end the connection for. They are recognized before the crate sees
+//! them, and carried out here.
 //!
-//! - A ring is enabled before the front end has said which features it takes, as QEMU does with NICs: the crate takes that
+//! - A ring is enabled before the front end has acknowledged its features, as QEMU does with NICs: the crate takes this
 //!   message only after `SET_FEATURES` with protocol features.
-//! - A machine is to be announced (`SEND_RARP`): the crate does not know that message.
+//! - A machine is announced (`SEND_RARP`): the crate does not know this message.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,28 +11,29 @@ use std::os::unix::net::UnixStream;
 use rustix::net::RecvFlags;
 use vhost::vhost_user::message::FrontendReq;
 
-/// Bytes of a message's header: what is asked, flags, and bytes that follow, each a u32 of this machine's order.
+/// Bytes of a message's header: request, flags, and length of the body, each a u32 in this machine's byte order.
 const HEADER: usize = 12;
-/// Bytes that follow, of both messages: a ring's index and whether it is enabled, each a u32; a MAC address and two more.
+/// Length of the body, of both messages: a ring's index and a flag to enable the ring, each a u32; or a MAC address and
+/// two more bytes.
 const BODY: usize = 8;
 /// The sender waits for an answer.
 const NEEDS_REPLY: u32 = 1 << 3;
-/// The version of the protocol, and that this is an answer.
+/// The version of the protocol, and the flag of an answer.
 const IS_REPLY: u32 = 1 | 1 << 2;
 
-/// Which of the messages are taken.
+/// The messages to take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Takes {
     pub(crate) enable: bool,
     pub(crate) announce: bool,
 }
 
-/// What a message asks for.
+/// The request of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
-    /// A ring is to be enabled, or not.
+    /// Enable or disable a ring.
     Enable { ring: u32, enabled: bool },
-    /// The network is to be told that a machine with this MAC address is here.
+    /// Tell the network that a machine with this MAC address is here.
     Announce { mac: [u8; 6] },
 }
 
@@ -44,7 +45,7 @@ pub(crate) struct Message {
     needs_reply: bool,
 }
 
-/// Takes the next message if it is one of those, and leaves any other.
+/// Takes the next message if `takes` names its kind, and leaves any other in the socket.
 pub(crate) fn take(socket: &mut UnixStream, takes: Takes) -> io::Result<Option<Message>> {
     const ENABLE: u32 = FrontendReq::SET_VRING_ENABLE as u32;
     const ANNOUNCE: u32 = FrontendReq::SEND_RARP as u32;
@@ -61,7 +62,7 @@ pub(crate) fn take(socket: &mut UnixStream, takes: Takes) -> io::Result<Option<M
         _ => return Ok(None),
     };
     if seen < HEADER || length as usize != BODY {
-        // The crate says what is wrong with it, if anything is.
+        // The crate reports any error in the message.
         return Ok(None);
     }
     let mut message = [0; HEADER + BODY];
@@ -81,7 +82,7 @@ pub(crate) fn take(socket: &mut UnixStream, takes: Takes) -> io::Result<Option<M
     }))
 }
 
-/// Answers a message, if an answer is waited for.
+/// Answers a message if the sender waits for an answer.
 pub(crate) fn answer(socket: &mut UnixStream, message: Message, done: bool) -> io::Result<()> {
     if !message.needs_reply {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The thread that accepts front ends of a device, one after the other.
+//! The thread that accepts the front ends of a device, one after the other.
 
 use std::io;
 use std::net::Shutdown;
@@ -15,11 +15,11 @@ use crate::protocol::handler::{Handler, ask};
 use crate::protocol::own::{self, Asked};
 use crate::protocol::session::{FrontEndCommand, FrontEndError};
 
-/// How long to wait after a connection could not be accepted.
+/// Pause after a failure to accept a connection.
 const BREATHER: Duration = Duration::from_millis(100);
 
-/// Serves a device's socket until it is dropped. Then the socket takes no more connections, the front
-/// end that is attached is disconnected, and the thread ends when the front end's requests have.
+/// A server of a device's socket, until dropped. After the drop the socket takes no more connections and the attached
+/// front end is disconnected. The thread ends once the front end's requests have ended.
 #[derive(Debug)]
 pub struct VhostUserServer {
     shared: Arc<Shared>,
@@ -55,11 +55,11 @@ impl Drop for VhostUserServer {
     }
 }
 
-/// Serves `device` to the front ends that connect to `listener`, one at a time; the next waits until
-/// all requests of the one before have ended.
+/// Serves `device` to the front ends that connect to `listener`, one at a time. The next front end waits until all
+/// requests of the front end before have ended.
 ///
 /// # Errors
-/// When the kernel refuses a thread.
+/// The kernel refuses a thread.
 pub fn serve(listener: UnixListener, device: impl Device) -> io::Result<VhostUserServer> {
     listener.set_nonblocking(false)?;
     let shared = Arc::new(Shared {
@@ -112,7 +112,7 @@ fn accept_all(shared: &Shared, device: &impl Device) {
                 matches!(problem, Problem::Refused(FrontEndError::Ended))
             }
         };
-        // Nothing of this front end may still be under way when the next one comes.
+        // Requests of this front end must end before the next front end comes.
         let _ = ask(device, FrontEndCommand::Detach);
         let mut state = shared.state();
         state.current = None;
@@ -122,16 +122,16 @@ fn accept_all(shared: &Shared, device: &impl Device) {
     }
 }
 
-/// Why a front end was disconnected.
+/// The reason for disconnecting a front end.
 #[derive(Debug, thiserror::Error)]
 enum Problem {
-    /// Something that the device or the front end's memory did not allow.
+    /// A step that the device or the front end's memory did not allow.
     #[error(transparent)]
     Refused(#[from] FrontEndError),
-    /// A message that makes no sense, or one that cannot be received.
+    /// A message that makes no sense, or that cannot be received.
     #[error("{0}")]
     Protocol(Error),
-    /// The socket.
+    /// The socket failed.
     #[error("cannot use its socket")]
     Socket(#[from] io::Error),
 }

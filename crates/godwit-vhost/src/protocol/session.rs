@@ -1,4 +1,4 @@
-//! What the protocol's thread asks of the device, which serves the rings.
+//! The protocol thread's commands for the device, which serves the rings.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -9,13 +9,13 @@ use crate::memory::{GuestRam, LOST_PAGES, MemoryError};
 use crate::rings::inflight::{InflightArea, InflightError, InflightRing};
 use crate::rings::split::{RingError, RingLayout, SplitRing};
 
-/// Why the front end cannot have what it asked for.
+/// The reason for refusing a front end's request.
 #[derive(Debug, thiserror::Error)]
 pub enum FrontEndError {
     /// The device has ended, or is ending.
     #[error("the device is not served any more")]
     Ended,
-    /// Another front end is attached, and another waits.
+    /// Another front end is attached, and one more waits.
     #[error("another virtual machine is attached, and one more waits for its turn")]
     Taken,
     /// No front end is attached.
@@ -27,22 +27,22 @@ pub enum FrontEndError {
     /// The ring needs memory first.
     #[error("the ring was started before the guest's memory was shared")]
     NoMemory,
-    /// No memory was announced.
+    /// No memory was prepared.
     #[error("guest memory is acknowledged that nobody has shared")]
     NothingPrepared,
-    /// Its pages cannot be waited for any more.
+    /// Pages of memory that was already shared cannot be waited for.
     #[error("post-copy begins after the guest's memory was shared")]
     MemoryFirst,
-    /// It was told of by a connection that is lost.
+    /// A lost connection announced the memory.
     #[error(
         "memory of the virtual machine was still arriving (post-copy) when its connection was lost, \
          and cannot be waited for any more: stop the virtual machine and start it anew"
     )]
     StillArriving,
-    /// A kick or call descriptor is something else.
+    /// A kick, call or error descriptor is something else.
     #[error("a ring's kick, call or error descriptor is not an eventfd")]
     NotEventfd,
-    /// Pages of the memory that it shares are lost.
+    /// Pages of the front end's shared memory are lost.
     #[error("{LOST_PAGES}")]
     LostPages,
     /// The device did not answer in time.
@@ -51,46 +51,46 @@ pub enum FrontEndError {
          end may reconnect"
     )]
     Slow,
-    /// The ring itself.
+    /// The ring is invalid.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// Its requests in flight.
+    /// The record of the ring's requests in flight is unusable.
     #[error(transparent)]
     Inflight(#[from] InflightError),
-    /// Memory that was shared.
+    /// The shared memory is unusable.
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }
 
-/// Everything that a ring is started with.
+/// The parameters of a ring's start.
 pub struct RingSetup {
-    /// Where it is.
+    /// Addresses and size of the ring.
     pub layout: RingLayout,
     /// Requests taken before, modulo 65536.
     pub base: u16,
-    /// Events are suppressed by index.
+    /// True if events are suppressed by index.
     pub event_index: bool,
-    /// Requests are taken from the start.
+    /// True if requests are taken from the start.
     pub enabled: bool,
-    /// Guest-physical address that the used ring has in the log, when its pages are logged.
+    /// Guest-physical address of the used ring in the log, if its pages are logged.
     pub log: Option<u64>,
-    /// Where requests in flight are recorded.
+    /// Record of requests in flight.
     pub inflight: Option<Arc<InflightArea>>,
-    /// The guest signals new requests here.
+    /// Event counter by which the guest signals new requests.
     pub kick: OwnedFd,
-    /// The guest is signalled here.
+    /// Event counter that signals the guest.
     pub call: Option<OwnedFd>,
-    /// The front end is told here that the ring is broken.
+    /// Event counter that tells the front end of a broken ring.
     pub error: Option<OwnedFd>,
 }
 
 /// A ring that can be served.
 pub struct OpenedRing {
-    /// Where requests come from and answers go.
+    /// Source of requests and destination of answers.
     pub split: SplitRing,
-    /// Where requests being worked on are recorded.
+    /// Record of requests in progress.
     pub inflight: Option<InflightRing>,
-    /// Requests that whoever served the ring before took and did not answer, in the order in which it took them.
+    /// Requests taken and not answered by the ring's last server, in the order of taking.
     pub again: Vec<u16>,
 }
 
@@ -98,7 +98,7 @@ impl RingSetup {
     /// Opens ring `index` in the guest's memory.
     ///
     /// # Errors
-    /// When it is not in memory, or what is recorded of its requests makes no sense.
+    /// The ring is not in memory, or the record of its requests makes no sense.
     pub fn open(&self, ram: &GuestRam, index: u16) -> Result<OpenedRing, FrontEndError> {
         let mut split = SplitRing::new(
             ram.memory(),
@@ -113,8 +113,8 @@ impl RingSetup {
                 let area = Arc::clone(area);
                 let (inflight, again) =
                     InflightRing::open(area, index, self.layout.size, split.used())?;
-                // Those taken are the answered ones and the unanswered ones, whatever the front
-                // end knew of it when the last server of the ring ended.
+                // Taken requests are the answered and the unanswered ones. The front end's base may be older than the
+                // end of the ring's last server.
                 split.set_base(split.used().wrapping_add(again.len() as u16));
                 (Some(inflight), again)
             }
@@ -130,82 +130,81 @@ impl RingSetup {
     }
 }
 
-/// A step of the protocol that concerns the device. It is answered when it has taken effect.
+/// A step of the protocol for the device. The reply comes once the step has taken effect.
 pub enum FrontEndCommand {
-    /// A front end is here. It waits until the one before it has left. The device shuts the socket
-    /// down when it ends.
+    /// A front end is here, and waits until the front end before has left. The device shuts the socket down when the
+    /// device ends.
     Attach {
-        /// Its connection.
+        /// The front end's connection.
         socket: UnixStream,
     },
-    /// It left: nothing of its memory is touched any more except by transfers under way, and the
-    /// answer comes when those have ended.
+    /// The front end has left. Only transfers under way still touch its memory, and the reply comes once those have
+    /// ended.
     Detach,
-    /// Take nothing from any ring until the memory changes. The answer comes when nothing that was
-    /// taken is left.
+    /// Takes no request from any ring until the memory changes. The reply comes once all taken requests have ended.
     Still,
-    /// Go on after [`FrontEndCommand::Still`]: the memory is where it was for the device.
+    /// Resumes after [`FrontEndCommand::Still`]: the device's memory is unchanged.
     GoOn,
-    /// The guest's memory is this from now on.
+    /// Replaces the guest's memory.
     Memory {
-        /// All of it.
+        /// All of the memory.
         ram: Arc<GuestRam>,
     },
-    /// The log is this from now on.
+    /// Replaces the log.
     Log {
-        /// Where pages that the device writes are marked.
+        /// Bitmap for the pages written by the device.
         log: Arc<DirtyLog>,
     },
-    /// The features are these from now on.
+    /// Sets the features.
     Features {
-        /// What was offered and taken, one bit each.
+        /// Acknowledged features, a bit each.
         features: u64,
     },
-    /// Serve a ring.
+    /// Serves a ring.
     Start {
-        /// Its index.
+        /// Index of the ring.
         ring: u16,
-        /// What it is started with.
+        /// Parameters of the start.
         setup: Box<RingSetup>,
     },
-    /// Take no more requests of a ring. The answer comes when all that were taken are answered, and
-    /// is the index of the next.
+    /// Takes no more requests of a ring. The reply comes once all taken requests are answered, and is the index of the
+    /// next request.
     Stop {
-        /// Its index.
+        /// Index of the ring.
         ring: u16,
     },
-    /// Take requests, or take none for now.
+    /// Takes requests, or takes none for now.
     Enable {
-        /// Its index.
+        /// Index of the ring.
         ring: u16,
-        /// Requests are taken.
+        /// True if requests are taken.
         enabled: bool,
     },
-    /// Signal the guest here.
+    /// Replaces the event counter that signals the guest.
     Call {
-        /// Its index.
+        /// Index of the ring.
         ring: u16,
         /// An event counter, or nothing.
         call: Option<OwnedFd>,
     },
-    /// Signal errors here.
+    /// Replaces the event counter for errors.
     Error {
-        /// Its index.
+        /// Index of the ring.
         ring: u16,
         /// An event counter, or nothing.
         error: Option<OwnedFd>,
     },
-    /// Tell the network that a machine with this MAC address is here: the front end has moved it, and its guest does not do
-    /// so itself.
+    /// Tells the network that a machine with this MAC address is here: the front end has moved the machine, and the
+    /// guest does not announce itself.
     Announce {
-        /// The address.
+        /// MAC address of the machine.
         mac: [u8; 6],
     },
-    /// The used ring's address in the log.
+    /// Sets the used ring's address in the log.
     RingLog {
-        /// Its index.
+        /// Index of the ring.
         ring: u16,
-        /// Guest-physical; nothing when its pages are not logged.
+        /// Guest-physical; nothing if the ring's pages are not logged.
         log: Option<u64>,
     },
 }

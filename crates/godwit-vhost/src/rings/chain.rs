@@ -1,49 +1,48 @@
 //! A request as the guest lays it out: a chain of descriptors.
 //!
-//! Everything in a chain is the guest's to get wrong. A chain whose end cannot be found stops its ring.
+//! Anything in a chain may be wrong. A chain without a reachable end stops its ring.
 
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestAddress, GuestMemory};
 
 use crate::memory::{DESCRIPTOR, Segment};
 
-/// Descriptors followed in one chain, and so pieces of data in a request.
+/// Descriptors followed in a chain, and so pieces of data in a request.
 pub const MOST_SEGMENTS: usize = 256;
 
-/// Why a ring cannot be served any further.
+/// The reason for the end of a ring's service.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainError {
-    /// A descriptor names one that does not exist, or lies outside of memory.
+    /// The next descriptor does not exist, or lies outside of memory.
     #[error("descriptor {0} of a chain does not exist")]
     Missing(u16),
     /// More descriptors than a request can have, or a loop.
     #[error("a chain has more than {MOST_SEGMENTS} descriptors, or is a loop")]
     Endless,
-    /// A table within a table, or one whose length is wrong.
+    /// A table within a table, or a table of a wrong length.
     #[error("a chain has an invalid table of descriptors")]
     Table,
-    /// There is no byte to answer in.
+    /// The request has no byte for the status.
     #[error("a request has no place for its status")]
     NoStatus,
 }
 
-/// The descriptors of a chain, to be used again for the next.
+/// The descriptors of a chain. The memory is reused for the next chain.
 #[derive(Debug, Default)]
 pub struct Chain {
-    /// What the device may read.
+    /// Segments that the device may read.
     pub readable: Vec<Segment>,
-    /// What the device may write.
+    /// Segments that the device may write.
     pub writable: Vec<Segment>,
-    /// An empty descriptor, or one in the wrong order: the request must fail.
+    /// True if a descriptor is empty or out of order: the request must fail.
     pub malformed: bool,
 }
 
 impl Chain {
-    /// Follows the chain that starts at `head` of the table at `table`, which has `size`
-    /// descriptors.
+    /// Follows the chain that starts at `head` of the table at `table`, which has `size` descriptors.
     ///
     /// # Errors
-    /// When its end cannot be found.
+    /// The chain has no reachable end.
     pub fn follow(
         &mut self,
         memory: &impl GuestMemory,
@@ -70,7 +69,7 @@ impl Chain {
             if descriptor.refers_to_indirect_table() {
                 let length = u64::from(descriptor.len());
                 let entries = length / DESCRIPTOR;
-                // The last of a chain, and the only table in it.
+                // The last descriptor of a chain, and the only table in the chain.
                 let fits = length.is_multiple_of(DESCRIPTOR)
                     && (1..=u64::from(u16::MAX)).contains(&entries);
                 if indirect || descriptor.has_next() || !fits {
@@ -99,7 +98,7 @@ impl Chain {
         Err(ChainError::Endless)
     }
 
-    /// Takes the first `length` bytes off the readable part. False when there are fewer.
+    /// Drops the first `length` bytes of the readable part. Returns false if there are fewer.
     pub fn skip(&mut self, mut length: u32) -> bool {
         let mut used = 0;
         for segment in &mut self.readable {
@@ -117,8 +116,8 @@ impl Chain {
     }
 }
 
-/// The first `N` bytes of the segments, each read once: the guest may change them at any time. `None`
-/// when there are fewer, or some are not memory.
+/// Returns the first `N` bytes of the segments, each read once: the guest may change them at any time. `None` if there
+/// are fewer, or some are not memory.
 pub fn copy<const N: usize>(memory: &impl GuestMemory, segments: &[Segment]) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     let mut filled = 0;
@@ -135,14 +134,14 @@ pub fn copy<const N: usize>(memory: &impl GuestMemory, segments: &[Segment]) -> 
     (filled == N).then_some(bytes)
 }
 
-/// Whether all of the segments lie in the guest's memory.
+/// Returns true if all segments lie in the guest's memory.
 pub fn are_memory(memory: &impl GuestMemory, segments: &[Segment]) -> bool {
     segments
         .iter()
         .all(|segment| is_memory(memory, segment.address, segment.length))
 }
 
-/// Whether the range lies in the guest's memory.
+/// Returns true if the range lies in the guest's memory.
 pub fn is_memory(memory: &impl GuestMemory, address: u64, length: u32) -> bool {
     let access = vm_memory::Permissions::ReadWrite;
     memory.check_range(GuestAddress(address), length as usize, access)

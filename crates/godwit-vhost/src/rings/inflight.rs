@@ -1,9 +1,8 @@
-//! Which requests of a ring are being worked on, in memory that outlives this process.
+//! A ring's requests in flight, recorded in memory that outlives this process.
 //!
-//! The front end keeps the memory and hands it to whoever serves the disk next. A request that was
-//! taken from its ring and not answered is found there and done again; that is harmless, because
-//! nobody was told that it was done. The layout is the vhost-user specification's for split rings:
-//! for each ring a header, then one entry for each descriptor.
+//! The front end keeps the memory and hands it to the next server of the disk. The next server finds requests taken and
+//! not answered there and repeats them. A repetition is harmless, because no answer was given. The layout is the
+//! vhost-user specification's for split rings: for each ring a header, then an entry for each descriptor.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -19,24 +18,24 @@ const HEADER: usize = 16;
 const ENTRY: usize = 16;
 const ALIGNMENT: usize = 64;
 
-/// Bytes that a ring of `size` descriptors takes.
+/// Returns the bytes for a ring of `size` descriptors.
 const fn stride(size: u16) -> usize {
     (HEADER + ENTRY * size as usize).next_multiple_of(ALIGNMENT)
 }
 
-/// Why the memory cannot be used.
+/// The reason for refusing the memory.
 #[derive(Debug, thiserror::Error)]
 pub enum InflightError {
-    /// It is shorter than the rings need.
+    /// The memory is shorter than the rings need.
     #[error("the memory for requests in flight has {0} bytes, too few for its rings")]
     Short(u64),
-    /// It was made for rings of another size.
+    /// The memory was made for rings of another size.
     #[error("the memory for requests in flight says that the ring has {0} descriptors")]
     Size(u16),
-    /// Its content makes no sense.
+    /// The content makes no sense.
     #[error("the memory for requests in flight is damaged")]
     Damaged,
-    /// It cannot be mapped.
+    /// The memory cannot be mapped.
     #[error(transparent)]
     Map(#[from] MemoryError),
 }
@@ -49,8 +48,8 @@ pub struct InflightArea {
 }
 
 impl InflightArea {
-    /// A new file for `rings` rings of `size` descriptors each, and its length in bytes. It cannot
-    /// be made shorter.
+    /// Returns a new file for `rings` rings of `size` descriptors each, and its length in bytes. The file is sealed
+    /// against a change of length.
     pub fn create(rings: u16, size: u16) -> std::io::Result<(File, u64)> {
         let length = (stride(size) * usize::from(rings)) as u64;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -61,7 +60,7 @@ impl InflightArea {
         Ok((file, length))
     }
 
-    /// Maps what the front end kept.
+    /// Maps the memory that the front end kept.
     pub fn open(
         file: File,
         offset: u64,
@@ -80,7 +79,7 @@ impl InflightArea {
     }
 }
 
-/// One ring's part of the memory.
+/// The memory of a single ring.
 pub struct InflightRing {
     area: Arc<InflightArea>,
     start: usize,
@@ -89,8 +88,8 @@ pub struct InflightRing {
 }
 
 impl InflightRing {
-    /// The part of ring `index`, which has `size` descriptors and has answered `used` requests; and
-    /// the requests that are not answered, in the order in which they were taken.
+    /// Opens the part of ring `index`, which has `size` descriptors and `used` answered requests. Also returns the
+    /// unanswered requests, in the order of taking.
     pub fn open(
         area: Arc<InflightArea>,
         index: u16,
@@ -129,12 +128,12 @@ impl InflightRing {
         Ok((ring, found.into_iter().map(|(_, head)| head).collect()))
     }
 
-    /// True if its file does not back all of it any more.
+    /// Returns true if the file does not back all of the memory any more.
     pub fn has_lost_pages(&self) -> bool {
         self.area.memory.has_lost_pages()
     }
 
-    /// Finishes what an end between two steps of [`Self::link`] and [`Self::answered`] left.
+    /// Completes the steps [`Self::link`] and [`Self::answered`] if the last server ended in between.
     fn forget_answered(&self, used: u16) -> Result<(), InflightError> {
         let behind = used.wrapping_sub(self.used().load(Ordering::Acquire));
         if behind > self.size {
@@ -158,21 +157,21 @@ impl InflightRing {
         Ok(())
     }
 
-    /// The request at `head` was taken from the ring.
+    /// Records the request at `head` as taken from the ring.
     pub fn taken(&mut self, head: u16) {
         self.order(head).store(self.counter, Ordering::Relaxed);
         self.counter = self.counter.wrapping_add(1);
         self.flag(head).store(1, Ordering::Release);
     }
 
-    /// The request at `head` will be answered with the next update of the used index.
+    /// Records that the next update of the used index answers the request at `head`.
     pub fn link(&self, head: u16) {
         let last = self.last().load(Ordering::Relaxed);
         self.next(head).store(last, Ordering::Relaxed);
         self.last().store(head, Ordering::Release);
     }
 
-    /// The used index is `used` now, and the requests were answered.
+    /// Records the requests as answered, with `used` as the used index.
     pub fn answered(&self, heads: impl Iterator<Item = u16>, used: u16) {
         for head in heads {
             self.flag(head).store(0, Ordering::Release);
@@ -188,8 +187,8 @@ impl InflightRing {
     }
 
     fn short(&self, offset: usize) -> &AtomicU16 {
-        // SAFETY: within the mapping, which lives as long as `self`; rings start at multiples of
-        // 64 and fields at multiples of their size; all access is atomic.
+        // SAFETY: within the mapping, which lives as long as `self`; rings start at multiples of 64 and fields at
+        // multiples of their size; all access is atomic.
         unsafe { AtomicU16::from_ptr(self.at(offset).cast()) }
     }
 

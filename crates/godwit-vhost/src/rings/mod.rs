@@ -1,4 +1,4 @@
-//! A guest's rings: which requests are available, what they are made of, and which are in flight.
+//! A guest's rings: available requests, their parts, and the requests in flight.
 
 pub mod chain;
 pub mod inflight;

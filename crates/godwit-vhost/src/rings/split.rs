@@ -1,4 +1,4 @@
-//! A split ring: which requests are available, and how answers are made visible.
+//! A split ring: available requests, and the publication of answers.
 
 use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
@@ -11,19 +11,19 @@ use crate::features::LARGEST_RING;
 use crate::memory::dirty_log::{DirtyLog, OutsideLog};
 use crate::rings::inflight::InflightRing;
 
-/// Why a ring cannot be served any further.
+/// The reason for the end of a ring's service.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
     /// A part of the ring is not memory.
     #[error("a part of the ring is not guest memory")]
     Memory(#[from] GuestMemoryError),
-    /// Its size, alignment or place is wrong.
+    /// The ring's size, alignment or address is wrong.
     #[error("the ring's size, alignment or address is invalid")]
     Layout,
-    /// The guest says that more requests are available than the ring holds.
+    /// The guest claims more available requests than the ring holds.
     #[error("the ring says that {0} requests are available, more than it has descriptors")]
     Available(u16),
-    /// What the ring's memory says of pages written cannot be recorded.
+    /// Writes to the ring's memory cannot be logged.
     #[error(transparent)]
     Log(#[from] OutsideLog),
     /// The queue's own checks failed.
@@ -31,16 +31,16 @@ pub enum RingError {
     Queue(virtio_queue::Error),
 }
 
-/// Where a ring is.
+/// The addresses and size of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLayout {
     /// Descriptors: a power of two.
     pub size: u16,
     /// Guest-physical address of the descriptors.
     pub descriptors: GuestAddress,
-    /// Guest-physical address of what the guest makes available.
+    /// Guest-physical address of the guest's available ring.
     pub available: GuestAddress,
-    /// Guest-physical address of what the device has used.
+    /// Guest-physical address of the device's used ring.
     pub used: GuestAddress,
 }
 
@@ -48,25 +48,25 @@ pub struct RingLayout {
 pub struct SplitRing {
     queue: Queue,
     layout: RingLayout,
-    /// The used index as the guest sees it.
+    /// Used index as the guest sees it.
     used: Wrapping<u16>,
-    /// Answers that the guest does not see yet: head and bytes written.
+    /// Unpublished answers: head and bytes written.
     answers: Vec<(u16, u32)>,
-    /// Descriptors at which requests start whose answers the guest does not see yet.
+    /// Bit for each descriptor at the head of a request without a published answer.
     taken: [u64; LARGEST_RING as usize / 64],
     event_index: bool,
-    /// The guest tells of new requests.
+    /// True while the guest signals new requests.
     listens: bool,
-    /// Guest-physical address that the used ring has in the log, when its pages are logged.
+    /// Guest-physical address of the used ring in the log, if its pages are logged.
     pub log: Option<u64>,
 }
 
-/// Bytes of a used ring before its elements, and of each.
+/// Bytes of a used ring before the elements, and of each element.
 const USED_HEADER: u64 = 4;
 const USED_ELEMENT: u64 = 8;
 
 impl SplitRing {
-    /// The ring at `layout`, of which requests up to `base` have been taken.
+    /// Opens the ring at `layout`. Requests up to `base` have been taken.
     pub fn new(
         memory: &impl GuestMemory,
         layout: RingLayout,
@@ -101,7 +101,7 @@ impl SplitRing {
         Ok(ring)
     }
 
-    /// Whether the ring lies in memory, all of it.
+    /// Returns an error unless all of the ring lies in memory.
     pub fn check(&self, memory: &impl GuestMemory) -> Result<(), RingError> {
         if self.queue.is_valid(memory) {
             Ok(())
@@ -110,33 +110,33 @@ impl SplitRing {
         }
     }
 
-    /// Where it is.
+    /// Returns the ring's addresses and size.
     pub const fn layout(&self) -> RingLayout {
         self.layout
     }
 
-    /// Requests that have been answered, modulo 65536.
+    /// Returns the number of answered requests, modulo 65536.
     pub const fn used(&self) -> u16 {
         self.used.0
     }
 
-    /// Requests that have been taken, modulo 65536.
+    /// Returns the number of taken requests, modulo 65536.
     pub fn base(&self) -> u16 {
         self.queue.next_avail()
     }
 
-    /// Goes on behind this many requests, modulo 65536.
+    /// Sets the number of taken requests, modulo 65536.
     pub fn set_base(&mut self, base: u16) {
         self.queue.set_next_avail(base);
     }
 
-    /// Requests that the guest says it has made available, modulo 65536.
+    /// Returns the number of requests that the guest has made available, modulo 65536.
     pub fn available(&self, memory: &impl GuestMemory) -> Result<u16, RingError> {
         let index = self.queue.avail_idx(memory, Ordering::Acquire);
         index.map(|index| index.0).map_err(RingError::Queue)
     }
 
-    /// The descriptor at which the next request starts, which stays available.
+    /// Returns the head of the next request, which stays available.
     pub fn peek(&self, memory: &impl GuestMemory) -> Result<Option<u16>, RingError> {
         let next = Wrapping(self.queue.next_avail());
         match (Wrapping(self.available(memory)?) - next).0 {
@@ -144,36 +144,36 @@ impl SplitRing {
             waiting if waiting > self.layout.size => return Err(RingError::Available(waiting)),
             _ => {}
         }
-        // The ring's memory was checked, so that this cannot overflow.
+        // The ring's memory was checked: the addition cannot overflow.
         let offset = 4 + 2 * u64::from(next.0 % self.layout.size);
         let address = GuestAddress(self.layout.available.0 + offset);
         let head: u16 = memory.load(address, Ordering::Acquire)?;
         Ok(Some(u16::from_le(head)))
     }
 
-    /// Whether a request may start at `head`: it is a descriptor, and no request that was taken
-    /// before and is not answered starts there.
+    /// Returns true if a request may start at `head`: a descriptor of the ring, and not the head of a taken, unanswered
+    /// request.
     pub const fn may_start_at(&self, head: u16) -> bool {
         head < self.layout.size && self.taken[head as usize / 64] & (1 << (head % 64)) == 0
     }
 
-    /// The request that starts at `head` is being worked on.
+    /// Marks the request at `head` as in progress.
     pub const fn begin(&mut self, head: u16) {
         self.taken[head as usize / 64] |= 1 << (head % 64);
     }
 
-    /// The request at `head` is not being worked on any more, and not answered either.
+    /// Drops the request at `head` without an answer.
     pub const fn put_back(&mut self, head: u16) {
         self.taken[head as usize / 64] &= !(1 << (head % 64));
     }
 
-    /// Counts the request that [`Self::peek`] found as taken.
+    /// Counts the request found by [`Self::peek`] as taken.
     pub fn take(&mut self) {
         let next = Wrapping(self.queue.next_avail()) + Wrapping(1);
         self.queue.set_next_avail(next.0);
     }
 
-    /// Asks the guest to tell of new requests. True when some came meanwhile.
+    /// Asks the guest to signal new requests. Returns true if some came meanwhile.
     pub fn listen(
         &mut self,
         memory: &impl GuestMemory,
@@ -193,7 +193,7 @@ impl SplitRing {
         Ok(more)
     }
 
-    /// Asks the guest not to tell of new requests for now.
+    /// Asks the guest not to signal new requests for now.
     pub fn ignore(
         &mut self,
         memory: &impl GuestMemory,
@@ -209,18 +209,18 @@ impl SplitRing {
         self.mark(log, 0, 2)
     }
 
-    /// The request at `head` was answered, with `written` bytes in its memory. The guest sees it
-    /// after the next [`Self::publish`].
+    /// Queues the answer to the request at `head`, with `written` bytes in its memory. The next [`Self::publish`] shows
+    /// the answer to the guest.
     pub fn answer(&mut self, head: u16, written: u32) {
         self.answers.push((head, written));
     }
 
-    /// Whether answers wait to be seen.
+    /// Returns true if answers wait to be published.
     pub const fn has_answers(&self) -> bool {
         !self.answers.is_empty()
     }
 
-    /// Shows the guest all answers at once. True when it wants to be told.
+    /// Shows the guest all answers at once. Returns true if the guest wants a signal.
     pub fn publish(
         &mut self,
         memory: &impl GuestMemory,
@@ -254,21 +254,21 @@ impl SplitRing {
         fence(Ordering::SeqCst);
         if self.event_index {
             let wanted = self.used_event(memory)?;
-            // Whether the index that the guest waits for is among those just passed.
+            // True if the index awaited by the guest is among the indices just passed.
             return Ok(self.used - wanted - Wrapping(1) < self.used - old);
         }
         let flags: u16 = memory.load(self.layout.available, Ordering::Relaxed)?;
         Ok(u32::from(u16::from_le(flags)) & VRING_AVAIL_F_NO_INTERRUPT == 0)
     }
 
-    /// Whether the guest was shown all answers and says that it has come to them, and waits for the next: it can say so
-    /// only in a ring with an event index.
+    /// Returns true if the guest has handled all answers and waits for the next. Always false without an event index:
+    /// only then can the guest tell.
     pub fn is_all_seen(&self, memory: &impl GuestMemory) -> Result<bool, RingError> {
         let can_tell = self.event_index && self.answers.is_empty();
         Ok(can_tell && self.used_event(memory)? == self.used)
     }
 
-    /// How many answers there are, modulo 65536, before the one of which the guest is to be told.
+    /// Returns the used index, modulo 65536, after which the guest wants a signal.
     fn used_event(&self, memory: &impl GuestMemory) -> Result<Wrapping<u16>, RingError> {
         let offset = 4 + 2 * u64::from(self.layout.size);
         let address = GuestAddress(self.layout.available.0 + offset);
@@ -276,7 +276,7 @@ impl SplitRing {
         Ok(Wrapping(u16::from_le(wanted)))
     }
 
-    /// Records that bytes of the used ring were written.
+    /// Marks bytes of the used ring as written.
     fn mark(&self, log: Option<&DirtyLog>, offset: u64, length: u64) -> Result<(), RingError> {
         if let (Some(log), Some(start)) = (log, self.log) {
             let address = start.checked_add(offset).ok_or(RingError::Layout)?;

@@ -10,10 +10,10 @@ use crate::run::Run;
 use crate::summary::Summary;
 use godwit_bench::spread::Spread;
 
-/// Draws all of them and gives their files' names. Figures 5 and 6 are of the first round at the first rate of writing.
+/// Draws all figures and returns their file names. Figures 5 and 6 show the first round at the first write rate.
 ///
 /// # Errors
-/// Those of the files.
+/// I/O errors of the files.
 pub(crate) fn draw(runs: &[Run], dirty_mib: u64, dir: &Path) -> io::Result<Vec<&'static str>> {
     let over_time = |pick: fn(&Run) -> &Vec<(f64, f64)>| {
         let first = |run: &&Run| run.round == 0 && run.dirty_mib == dirty_mib;

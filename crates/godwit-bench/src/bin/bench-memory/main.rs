@@ -1,6 +1,6 @@
-//! What a guest's memory costs it while its machine moves: one guest and one load, moved with zero-copy memory, with
-//! memory that stays in its pool, and in the three ways that send the memory, in turns. Draws what figures 5, 6 and 7 of the
-//! zero-copy migration paper show.
+//! Measures the cost of a machine's move to the memory of its guest. One guest under one load moves with zero-copy
+//! memory, with memory left in its pool, and in three ways that send the memory, in turns. Draws the counterparts of
+//! figures 5, 6 and 7 of the zero-copy migration paper.
 
 mod figures;
 mod method;
@@ -20,26 +20,26 @@ use method::Method;
 use report::Report;
 use run::Scene;
 
-/// Least memory of a guest in MiB that has room for its kernel beside its loads.
+/// Smallest guest memory in MiB with room for the kernel beside the loads.
 const SMALLEST_GUEST_MIB: u64 = 256;
 
 /// A guest under memory load that moves in each way, in turns
 #[derive(Clone, Debug, Parser)]
 pub(crate) struct Arguments {
-    /// A small guest, each way once, one rate of writing: less than four minutes
+    /// A small guest, each way once, one write rate: less than four minutes
     #[arg(long)]
     quick: bool,
     /// MiB of memory of the guest, at least 256: its loads take nearly all of it; 1024, or 512 with --quick
     #[arg(long, value_parser = clap::value_parser!(u64).range(SMALLEST_GUEST_MIB..))]
     guest_mib: Option<u64>,
-    /// How often each way takes its turn; 3, or 1 with --quick
+    /// Rounds, each with one turn of every way; 3, or 1 with --quick
     #[arg(long)]
     rounds: Option<usize>,
-    /// MiB of pages that the guest's writer is to write each second. All figures but those over the rate are of the first
-    /// one, and the others take one turn only; 128,32,512, or 128 with --quick
+    /// MiB of pages for the guest's writer to write each second. All figures but the one over the rate use the first
+    /// rate; the others take one turn only; 128,32,512, or 128 with --quick
     #[arg(long, value_delimiter = ',')]
     dirty_mib: Vec<u64>,
-    /// Bytes a second that memory which is sent may take, such as 1250M; as fast as loopback goes without it
+    /// Bytes a second for memory that is sent, such as 1250M; unlimited when left out
     #[arg(long)]
     max_bandwidth: Option<String>,
     /// Only this way, such as zero-copy; again for more. Targets that compare it with others are not judged then
@@ -47,15 +47,15 @@ pub(crate) struct Arguments {
     only: Vec<Method>,
 }
 
-/// Turns of all ways.
+/// The turns of all ways.
 struct Plan {
     guest_mib: u64,
     rounds: usize,
     dirty_mib: Vec<u64>,
     methods: Vec<Method>,
-    /// For how long the guest is watched before the move, and after it.
+    /// Time to watch the guest before and after the move.
     watch_seconds: f64,
-    /// A move that has not ended by then is cancelled: pre-copy may never end.
+    /// Time after which a move is cancelled: pre-copy may never end.
     longest_seconds: f64,
 }
 
@@ -99,7 +99,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether all guests verified.
+/// Returns true if every guest verified its data.
 fn bench(arguments: &Arguments) -> io::Result<bool> {
     interrupt::catch()?;
     let plan = Plan::of(arguments);
@@ -111,7 +111,7 @@ fn bench(arguments: &Arguments) -> io::Result<bool> {
     );
     println!("{}", run::HEADINGS);
     for (place, &dirty_mib) in plan.dirty_mib.iter().enumerate() {
-        // The first rate is the one that is judged; the others only make lines of a figure.
+        // Only the first rate is judged; the others are lines of a figure.
         let rounds = if place == 0 { plan.rounds } else { 1 };
         for round in 0..rounds {
             for turn in 0..plan.methods.len() {
@@ -131,7 +131,7 @@ fn bench(arguments: &Arguments) -> io::Result<bool> {
                 })?;
                 println!("{done}");
                 report.add(done);
-                // What was measured is not lost when a later turn fails.
+                // Saves now, so that a later failure does not lose this run.
                 report.save()?;
             }
         }

@@ -3,19 +3,19 @@
 use clap::ValueEnum;
 use serde::Serialize;
 
-/// One of them.
+/// A way to move the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Method {
     /// Only processors and devices move; the memory follows while the guest runs.
     ZeroCopy,
-    /// The same, and the memory stays where it is.
+    /// As [`Self::ZeroCopy`], but the memory stays in its pool.
     StayInPool,
-    /// All memory is sent before, and what was written meanwhile again.
+    /// All memory is sent before the switchover, and dirty pages again.
     PreCopy,
-    /// All memory is sent afterwards.
+    /// All memory is sent after the switchover.
     PostCopy,
-    /// One pass before, the rest afterwards.
+    /// One pass before the switchover, the rest after.
     Hybrid,
 }
 
@@ -38,7 +38,7 @@ impl Method {
         }
     }
 
-    /// What `godwit migrate` is given.
+    /// Returns the options of `godwit migrate`.
     pub(crate) const fn options(self) -> &'static [&'static str] {
         match self {
             Self::ZeroCopy => &["--memory", "zero-copy"],
@@ -49,7 +49,7 @@ impl Method {
         }
     }
 
-    /// Whether both nodes map the guest's memory. The others' guests have local memory, as they would without a pool.
+    /// Returns true if both nodes map the guest's memory. Other guests have local memory, as without a pool.
     pub(crate) const fn uses_pool(self) -> bool {
         matches!(self, Self::ZeroCopy | Self::StayInPool)
     }

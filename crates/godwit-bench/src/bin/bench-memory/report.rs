@@ -1,4 +1,4 @@
-//! What the benchmark leaves behind: `target/bench-memory/report.json` and its figures.
+//! The output of the benchmark: `target/bench-memory/report.json` and its figures.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,16 +14,16 @@ use crate::targets::{self, Target};
 
 const NAME: &str = "bench-memory";
 
-/// All runs and what they say.
+/// All runs and their results.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    /// With another guest and fewer turns than the figures in documents have.
+    /// True for a smaller guest and fewer turns than the documents' figures have.
     quick: bool,
     guest_mib: u64,
     rounds: usize,
-    /// MiB of pages that the writer is to write each second; the first is the one that is judged.
+    /// MiB of pages for the writer to write each second; only the first rate is judged.
     dirty_mib: Vec<u64>,
-    /// Whether every guest found all that it ever wrote.
+    /// True if every guest read back all of its writes.
     verified: bool,
     targets: Vec<Target>,
     methods: Vec<Summary>,
@@ -52,7 +52,7 @@ impl Report {
         self.methods = Summary::all(&self.runs);
     }
 
-    /// The rate of writing that is judged.
+    /// Returns the judged write rate.
     fn judged_mib(&self) -> u64 {
         self.dirty_mib.first().copied().unwrap_or(0)
     }
@@ -63,7 +63,7 @@ impl Report {
         Ok(())
     }
 
-    /// Holds it against what it must show, and says so on the screen.
+    /// Judges the runs at the judged rate and prints the targets.
     pub(crate) fn judge(&mut self) {
         let judged_mib = self.judged_mib();
         let judged = self.runs.iter().filter(|run| run.dirty_mib == judged_mib);
@@ -87,7 +87,7 @@ impl Report {
         write_report(NAME, self)
     }
 
-    /// Whether no guest lost anything.
+    /// Returns true if no guest lost data.
     pub(crate) fn is_good(&self) -> bool {
         self.verified
     }

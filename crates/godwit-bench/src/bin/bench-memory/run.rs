@@ -15,75 +15,76 @@ use serde_json::Value;
 use crate::method::Method;
 use crate::timeline::{BIN, Span, Timeline, seconds};
 
-/// The disk: little, so that next to nothing of a move is its copy.
+/// Disk size: small, so that its copy is a negligible part of a move.
 const DISK_MIB: u64 = 32;
-/// Milliseconds between two beats of the guest: a blackout is known as exactly as this.
+/// Milliseconds between two beats of the guest, and so the precision of a blackout.
 const BEAT_MS: u64 = 2;
-/// How often it is looked how far memory is that follows. More would take processors from who is measured.
+/// Time between two looks at the progress of following memory. More looks would take processors from the guest.
 const LOOK: Duration = Duration::from_millis(250);
-/// Longest that memory may take to follow.
+/// Longest time for memory to follow.
 const FOLLOWS: Duration = Duration::from_secs(120);
-/// How long the guest's loads work before they are watched: their first pass meets memory that is not there yet.
+/// Warm-up of the guest's loads before the watch: their first pass touches memory that is not mapped yet.
 const SETTLES: Duration = Duration::from_secs(3);
 /// Seconds before and after a move that figures show.
 const SHOWN_SECONDS: f64 = 2.0;
 
-/// What is measured.
+/// A case to measure.
 pub(crate) struct Scene<'a> {
     pub(crate) method: Method,
     pub(crate) round: usize,
     pub(crate) guest_mib: u64,
-    /// What the writer is to write each second, in MiB of pages.
+    /// MiB of pages for the writer to write each second.
     pub(crate) dirty_mib: u64,
     pub(crate) watch_seconds: f64,
     pub(crate) longest_seconds: f64,
     pub(crate) max_bandwidth: Option<&'a str>,
 }
 
-/// What came out.
+/// The result of a case.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Run {
     pub(crate) method: Method,
     pub(crate) round: usize,
     pub(crate) dirty_mib: u64,
-    /// Whether the move ended by itself.
+    /// True if the move ended without being cancelled.
     pub(crate) ended: bool,
-    /// From the memory's beginning until the source has nothing of it any more, or all has followed.
+    /// Seconds from the start of the memory's move until the source holds none of it, or all of it has followed.
     pub(crate) total_seconds: f64,
     /// Largest time between two beats of the guest, by the host's clock.
     pub(crate) blackout_ms: f64,
-    /// Of the memory and the devices.
+    /// Bytes of memory and devices.
     pub(crate) bytes_over_network: u64,
     pub(crate) bytes_by_mover: u64,
     pub(crate) mover_seconds: f64,
-    /// The longest time for which the mover held a page.
+    /// Longest time for which the mover held a page.
     pub(crate) longest_hold_us: u64,
-    /// Nanoseconds of an access of the pointer chase: before the move, in it, and in its worst window.
+    /// Nanoseconds of an access of the pointer chase: before the move, during the move, and in the worst window of the
+    /// move.
     pub(crate) latency_before_ns: Option<f64>,
     pub(crate) latency_moving_ns: Option<f64>,
     pub(crate) latency_worst_window_ns: Option<f64>,
     pub(crate) slowest_16_accesses_ns: Option<f64>,
-    /// MiB of pages a second of the writer: before the move, in it, and while memory followed.
+    /// MiB of pages a second of the writer: before the move, during the move, and while memory followed.
     pub(crate) rate_before_mib: Option<f64>,
     pub(crate) rate_moving_mib: Option<f64>,
     pub(crate) rate_following_mib: Option<f64>,
     /// The writer's rate in each 100 ms while memory followed.
     pub(crate) rates_following_mib: Vec<f64>,
     pub(crate) verified: bool,
-    /// Seconds since the memory began to move, and nanoseconds.
+    /// Seconds since the memory began to move, and nanoseconds of an access.
     pub(crate) latencies_ns: Vec<(f64, f64)>,
     /// Seconds since the memory began to move, and MiB of pages a second.
     pub(crate) rates_mib: Vec<(f64, f64)>,
 }
 
-/// How a move went, by the host's clock.
+/// The course of a move, by the host's clock.
 struct Moved {
-    /// When its memory, or what takes its place, began to move.
+    /// Start of the move of the memory, or of its counterpart.
     begun: Instant,
-    /// When the guest ran at the destination while memory was still to follow.
+    /// First moment with the guest at the destination and memory still to follow.
     follows: Option<Instant>,
     ended: Instant,
-    /// Whether it ended by itself.
+    /// True if the move ended without being cancelled.
     by_itself: bool,
     bytes_over_network: u64,
     mover: Mover,
@@ -96,12 +97,12 @@ struct Mover {
     longest_hold_us: u64,
 }
 
-/// Above the lines of runs.
+/// Column headings of the printed runs.
 pub(crate) const HEADINGS: &str = "way           MiB/s written  total s  blackout ms   MB sent  ns before  worst ns  \
                                    MiB/s before  moving  following";
 
 impl Scene<'_> {
-    /// Starts the guest, moves it once, and lets it check everything.
+    /// Starts the guest, moves it once and lets it verify all of its data.
     pub(crate) fn play(&self) -> io::Result<Run> {
         let options = ClusterOptions {
             godwit: release_binary()?,
@@ -143,8 +144,8 @@ impl Scene<'_> {
         })
     }
 
-    /// A guest that uses most of its memory: a quarter is chased through, an eighth is written, and three eighths are
-    /// written once.
+    /// Starts a guest that uses most of its memory: a quarter for the pointer chase, an eighth for the page writer, and
+    /// three eighths written once.
     fn start(&self, cluster: &Cluster) -> io::Result<NodeGuest> {
         let load = GuestLoad {
             rate: 50,
@@ -232,7 +233,7 @@ impl Scene<'_> {
 
     fn run(&self, timeline: &Timeline, before: Span, moved: &Moved) -> Run {
         let to = seconds(moved.ended, moved.begun);
-        // A move of a few milliseconds is within one window.
+        // A move of a few milliseconds lies within one window.
         let moving = Span {
             from: 0.0,
             to: to.max(BIN),
@@ -276,7 +277,7 @@ impl Scene<'_> {
     }
 }
 
-/// Waits until all of the memory has followed.
+/// Waits until all memory has followed.
 fn follow(guest: &NodeGuest, to: &Node) -> io::Result<Mover> {
     let deadline = Instant::now() + FOLLOWS;
     loop {

@@ -1,4 +1,4 @@
-//! Medians and spread of the runs of one way.
+//! Medians and spread of the runs of each way.
 
 use godwit_bench::spread::Spread;
 use serde::Serialize;
@@ -6,13 +6,13 @@ use serde::Serialize;
 use crate::method::Method;
 use crate::run::Run;
 
-/// One way at one rate of writing.
+/// The runs of one way at one write rate.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Summary {
     pub(crate) method: Method,
     pub(crate) dirty_mib: u64,
     pub(crate) runs: usize,
-    /// How many of them ended by themselves.
+    /// Runs that ended without being cancelled.
     pub(crate) ended: usize,
     pub(crate) total_seconds: Option<Spread>,
     pub(crate) blackout_ms: Option<Spread>,
@@ -21,12 +21,12 @@ pub(crate) struct Summary {
     pub(crate) latency_worst_window_ns: Option<Spread>,
     pub(crate) rate_before_mib: Option<Spread>,
     pub(crate) rate_following_mib: Option<Spread>,
-    /// Of the mover, in bytes a second.
+    /// Bytes a second of the mover.
     pub(crate) mover_bytes_per_second: Option<Spread>,
 }
 
 impl Summary {
-    /// Of all ways and rates that ran.
+    /// Returns one summary for each way and rate that ran.
     pub(crate) fn all(runs: &[Run]) -> Vec<Self> {
         let mut keys: Vec<_> = runs.iter().map(|run| (run.dirty_mib, run.method)).collect();
         keys.sort_unstable();

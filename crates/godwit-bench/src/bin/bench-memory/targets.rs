@@ -1,4 +1,4 @@
-//! What zero-copy memory must show.
+//! The targets of zero-copy memory.
 
 use serde::Serialize;
 
@@ -6,15 +6,15 @@ use crate::method::Method;
 use crate::run::Run;
 use godwit_bench::spread::Spread;
 
-/// One figure and what it is held against.
+/// A figure and its goal.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Target {
-    /// What it is, and whether it must be at least or at most the goal.
+    /// Name of the figure, with the direction of the goal.
     pub(crate) name: &'static str,
     pub(crate) goal: f64,
-    /// Nothing when it was not measured.
+    /// `None` if the figure was not measured.
     pub(crate) measured: Option<f64>,
-    /// Whether it was measured and is as it must be.
+    /// True if the figure was measured and reaches the goal.
     pub(crate) holds: bool,
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn of(runs: &[&Run]) -> Vec<Target> {
     let against = worst(Method::PostCopy).zip(worst(Method::ZeroCopy));
     let mover = ours().filter(|run| run.mover_seconds > 0.0);
     let mover = mover.map(|run| run.bytes_by_mover as f64 / run.mover_seconds / 1e9);
-    // Every move counts, not the median one.
+    // Every move counts, not the median.
     let sent = ours().chain(of(Method::StayInPool));
     let sent = sent.map(|run| run.bytes_over_network as f64 / f64::from(1 << 20));
     let post_copies: Vec<&Run> = of(Method::PostCopy).collect();
@@ -76,9 +76,9 @@ pub(crate) fn of(runs: &[&Run]) -> Vec<Target> {
     ]
 }
 
-/// The least that ours is of theirs in any window that both have.
+/// Returns the smallest ratio of ours to theirs over the windows that both have.
 fn least_ratio(ours: &[f64], theirs: &[f64]) -> Option<f64> {
-    // Of nothing anything is as much as one likes; a number says so in JSON.
+    // Bounds the ratio when theirs is 0: JSON has no infinity.
     let ratio = |(ours, theirs): (&f64, &f64)| (ours / theirs.max(1e-3)).min(1e6);
     ours.iter().zip(theirs).map(ratio).min_by(f64::total_cmp)
 }

@@ -1,12 +1,12 @@
-//! What a guest said of its memory, over time. All moments are seconds since the memory began to move.
+//! A guest's memory measurements over time. All moments are seconds since the memory began to move.
 
 use std::time::Instant;
 
 use godwit_testkit::vm::Windows;
 
-/// Seconds of a bin: the windows of the guest's loads have about as much.
+/// Seconds of a bin, about the length of a window of the guest's loads.
 pub(crate) const BIN: f64 = 0.1;
-/// MiB of a page.
+/// Size of a page in MiB.
 const PAGE_MIB: f64 = 4096.0 / (1 << 20) as f64;
 
 /// A stretch of time.
@@ -79,28 +79,28 @@ impl Timeline {
         self.chased.iter().filter(within)
     }
 
-    /// How long an access took on average, in nanoseconds.
+    /// Returns the mean time of an access in nanoseconds.
     pub(crate) fn mean_ns(&self, span: Span) -> Option<f64> {
         let all: f64 = self.chased_in(span).map(|window| window.accesses).sum();
         let took = self.chased_in(span).map(|w| w.accesses * w.mean_ns);
         (all > 0.0).then(|| took.sum::<f64>() / all)
     }
 
-    /// The same in the window in which it took longest.
+    /// Returns the largest mean time of an access of any window, in nanoseconds.
     pub(crate) fn worst_window_ns(&self, span: Span) -> Option<f64> {
         let means = self.chased_in(span).map(|window| window.mean_ns);
         means.max_by(f64::total_cmp)
     }
 
-    /// How long the slowest run of accesses took, in nanoseconds.
+    /// Returns the time of the slowest run of accesses in nanoseconds.
     pub(crate) fn slowest_run_ns(&self, span: Span) -> Option<f64> {
         let runs = self.chased_in(span).map(|window| window.slowest_run_ns);
         runs.max_by(f64::total_cmp)
     }
 
-    /// MiB of pages a second that the writer reached; nothing of no time.
+    /// Returns the writer's MiB of pages a second; `None` for an empty span.
     pub(crate) fn rate_mib(&self, span: Span) -> Option<f64> {
-        // A window that is only partly within counts for as much of it.
+        // A window that is partly within the span counts for its overlap.
         let pages = self.written.iter().map(|window| {
             let part = window.span.common(span) / window.span.seconds().max(1e-6);
             window.pages * part
@@ -108,22 +108,22 @@ impl Timeline {
         (span.seconds() > 0.0).then(|| pages.sum::<f64>() * PAGE_MIB / span.seconds())
     }
 
-    /// The writer's rates in each whole bin of a span.
+    /// Returns the writer's rate in each whole bin of a span.
     pub(crate) fn rates_mib(&self, span: Span) -> Vec<(f64, f64)> {
         let rate = |bin: Span| Some((rounded(bin.from), rounded(self.rate_mib(bin)?)));
         bins(span).filter_map(rate).collect()
     }
 
-    /// The pointer chase's mean latencies, one a window, in nanoseconds.
+    /// Returns the pointer chase's mean latency in each window, in nanoseconds.
     pub(crate) fn latencies_ns(&self, span: Span) -> Vec<(f64, f64)> {
         let point = |window: &Chased| (rounded(window.span.from), rounded(window.mean_ns));
         self.chased_in(span).map(point).collect()
     }
 }
 
-/// The whole bins of a span.
+/// Returns the whole bins of a span.
 fn bins(span: Span) -> impl Iterator<Item = Span> {
-    // A rounding error is not a bin less.
+    // A rounding error must not cost a bin.
     let count = (span.seconds() / BIN + 1e-9).floor() as usize;
     (0..count).map(move |index| {
         let from = span.from + index as f64 * BIN;
@@ -134,12 +134,12 @@ fn bins(span: Span) -> impl Iterator<Item = Span> {
     })
 }
 
-/// What a reader of the report wants to see of it.
+/// Rounds a value for the report.
 fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-/// Seconds from `zero` to `at`, less than none before it.
+/// Returns the seconds from `zero` to `at`, negative if `at` is earlier.
 pub(crate) fn seconds(at: Instant, zero: Instant) -> f64 {
     let after = at.saturating_duration_since(zero).as_secs_f64();
     after - zero.saturating_duration_since(at).as_secs_f64()

@@ -1,4 +1,4 @@
-//! The machine whose card is measured.
+//! The machine with the card under test.
 
 use std::io;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use crate::peers::Peer;
 use crate::site::{GUEST, HOSTS, Site};
 use crate::testpmd::Testpmd;
 
-/// Its name on its node.
+/// Name of the machine on its node.
 const VM: &str = "guest";
-/// How long an emulated guest may take to start.
+/// Longest time for an emulated guest to start.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How often the guest is asked for its cards: rarely enough that it does not cost it much.
+/// Time between two queries of the guest's cards, long enough to cost the guest little.
 const LOOK: Duration = Duration::from_millis(250);
-/// Its memory: what the guest's file system and its programs need, and little more, because a move copies it.
+/// Memory for the guest's file system and programs, and little more, because a move copies all of it.
 const MEMORY: &str = "192MiB";
 
 /// A machine on one of the nodes, with one peer's card.
@@ -24,22 +24,22 @@ const MEMORY: &str = "192MiB";
 pub(crate) struct Machine {
     at: usize,
     peer: Peer,
-    /// Who serves its card, if that is neither QEMU nor the node.
+    /// The back end of the card, if neither QEMU nor the node serves it.
     _testpmd: Option<Testpmd>,
 }
 
 impl Machine {
-    /// Starts it on the first node and waits until its guest serves.
+    /// Starts the machine on the first node and waits until the guest serves.
     ///
     /// # Errors
-    /// When it does not, with what its guest said.
+    /// The output of a guest that does not serve.
     pub(crate) fn start(site: &Site, peer: Peer) -> io::Result<Self> {
         let testpmd = match peer {
             Peer::Testpmd => Some(Testpmd::start(site)?),
             _ => None,
         };
         let console = site.directory().join("console.log");
-        // That of the machine before.
+        // Removes the previous machine's log.
         let _ = std::fs::remove_file(&console);
         let mut words: Vec<String> = [
             "vm", "run", VM, "--memory", MEMORY, "--cpus", "1", "--accel", "tcg",
@@ -80,10 +80,10 @@ impl Machine {
         })
     }
 
-    /// Waits until the guest has all of its cards: one that was unplugged for a move comes back after it.
+    /// Waits until the guest has all of its cards. A card that was unplugged for a move comes back after the move.
     ///
     /// # Errors
-    /// When one does not come.
+    /// A card that does not come back.
     pub(crate) fn is_whole(&self, site: &Site) -> io::Result<()> {
         let expected = self.peer.cards_in_guest();
         if expected == 1 {
@@ -101,15 +101,15 @@ impl Machine {
         })
     }
 
-    /// Where it is.
+    /// Returns the name of the machine's host.
     pub(crate) const fn host(&self) -> &'static str {
         HOSTS[self.at]
     }
 
-    /// Moves it to the other node, and gives the migration as the source shows it.
+    /// Moves the machine to the other node and returns the migration as shown by the source.
     ///
     /// # Errors
-    /// When it does not move.
+    /// The error of `godwit migrate`.
     pub(crate) fn migrate(&mut self, site: &Site) -> io::Result<Value> {
         let source = site.cluster.node(self.host());
         let vm = format!("vm/{VM}");
@@ -121,14 +121,14 @@ impl Machine {
         Ok(shown)
     }
 
-    /// Ends it at once.
+    /// Stops the machine at once.
     ///
     /// # Errors
-    /// When its node does not.
+    /// The error of `godwit vm stop`.
     pub(crate) fn stop(self, site: &Site) -> io::Result<()> {
         let node = site.cluster.node(self.host());
         node.godwit(&["vm", "stop", VM, "--force"]).text()?;
-        // Where it was before, it stands as moved, if it was.
+        // The previous node still lists a moved machine.
         let other = site.cluster.node(HOSTS[1 - self.at]);
         let _ = other.godwit(&["vm", "forget", VM]).text();
         Ok(())

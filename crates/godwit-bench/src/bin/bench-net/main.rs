@@ -1,6 +1,7 @@
-//! A machine's network card under load and while the machine moves: QEMU's e1000 and virtio-net on a tap, virtio-net
-//! with a second card that is unplugged for the move, DPDK's testpmd behind vhost-user, and the NIC that a Godwit node
-//! serves, in turns in one run. Real programs load it: iperf3, nginx and wrk. docs/lab/network.md tells the method.
+//! A machine's network card under load and during the machine's move. Compares QEMU's e1000 and virtio-net on a tap,
+//! virtio-net with a second card that is unplugged for the move, DPDK's testpmd behind vhost-user, and the NIC of a
+//! Godwit node, in turns in one run. The load comes from real programs: iperf3, nginx and wrk. docs/lab/network.md
+//! describes the method.
 
 mod loads;
 mod machine;
@@ -65,7 +66,7 @@ fn bench(options: &Options) -> io::Result<()> {
     report::conclude(options, &peers, left_out)
 }
 
-/// One machine with the peer's card: under steady load first, and then it moves under each load.
+/// Measures one machine with the peer's card: under steady load first, then one move under each load.
 fn take_turn(site: &Site, options: &Options, runs: &mut PeerRuns) -> io::Result<()> {
     let peer = runs.peer;
     let mut machine = Machine::start(site, peer)?;

@@ -1,4 +1,4 @@
-//! The network cards that are compared. One is the whole of what differs between two machines.
+//! The network cards under comparison. The machines differ in nothing but the card.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::site::{MAC, SECOND_TAP, TAP};
 use crate::testpmd;
 
-/// A network card and who serves it.
+/// A network card and its back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Peer {
@@ -25,7 +25,6 @@ pub(crate) enum Peer {
 }
 
 impl Peer {
-    /// All of them.
     pub(crate) const ALL: [Self; 5] = [
         Self::E1000,
         Self::VirtioNet,
@@ -34,7 +33,7 @@ impl Peer {
         Self::Failover,
     ];
 
-    /// Its name in the report and for `--only`.
+    /// Returns the name in the report and for `--only`.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::E1000 => "e1000",
@@ -45,18 +44,18 @@ impl Peer {
         }
     }
 
-    /// Whether its machine moves. Of testpmd only the steady state is compared.
+    /// Returns true if the peer's machine moves. testpmd is compared in the steady state only.
     pub(crate) const fn moves(self) -> bool {
         !matches!(self, Self::Testpmd)
     }
 
-    /// Whether it is compared under steady load. What stands for a passed-through card in `failover` is emulated, which
-    /// says nothing of a real one.
+    /// Returns true if the peer is compared under steady load. `failover` has an emulated card in place of a
+    /// passed-through one, which tells nothing about a real card.
     pub(crate) const fn is_measured_steadily(self) -> bool {
         !matches!(self, Self::Failover)
     }
 
-    /// How many network interfaces its guest has: of two cards with one address the driver makes a third.
+    /// Returns the number of network interfaces in the guest: the driver adds a third for two cards with one address.
     pub(crate) const fn cards_in_guest(self) -> usize {
         match self {
             Self::Failover => 3,
@@ -64,7 +63,7 @@ impl Peer {
         }
     }
 
-    /// Why it cannot take part, if it cannot.
+    /// Returns the reason for leaving the peer out, if there is one.
     pub(crate) fn missing(self) -> Option<String> {
         (self == Self::Testpmd && testpmd::program().is_none()).then(|| {
             "dpdk-testpmd is not installed: run scripts/install-net-peers as root; where this Debian has no \
@@ -73,12 +72,12 @@ impl Peer {
         })
     }
 
-    /// What `godwit vm run` gets for the card, if a node serves it.
+    /// Returns the `--nic` of `godwit vm run`, if a node serves the card.
     pub(crate) fn nic(self) -> Option<String> {
         (self == Self::Godwit).then(|| format!("tap={TAP},mac={MAC}"))
     }
 
-    /// What QEMU gets for the card, if it serves it or knows who does. testpmd's socket is in `directory`.
+    /// Returns QEMU's arguments for the card, empty if the node passes them. testpmd's socket is in `directory`.
     pub(crate) fn qemu_arguments(self, directory: &Path) -> Vec<String> {
         let tap = |id: &str, name: &str| {
             format!("tap,id={id},ifname={name},script=no,downscript=no,vhost=off")

@@ -1,4 +1,4 @@
-//! Two hosts on one switch with a node each, and clients at the switch.
+//! Two hosts with a node each on one switch, and clients at the switch.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -12,27 +12,27 @@ use godwit_testkit::cluster::{ClusterOptions, release_binary};
 use godwit_testkit::network::{Lan, Namespace};
 use godwit_testkit::process::{run, target_dir};
 
-/// The guest's address, always.
+/// Fixed address of the guest.
 pub(crate) const GUEST: Ipv4Addr = Ipv4Addr::new(10, 80, 0, 10);
-/// Its card's.
+/// MAC address of the guest's card.
 pub(crate) const MAC: &str = "52:54:00:80:00:10";
-/// The taps of its cards on each host.
+/// Taps of the guest's cards on each host.
 pub(crate) const TAP: &str = Lan::TAP;
 pub(crate) const SECOND_TAP: &str = "tap1";
-/// Where the guest's servers listen.
+/// Addresses of the guest's servers.
 pub(crate) const WEB: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(GUEST), 80);
 const COUNTERS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(GUEST), 8080);
-/// The nodes.
+/// Names of the nodes.
 pub(crate) const HOSTS: [&str; 2] = ["a", "b"];
 
-/// Packets that the guest's card has received and sent, by the guest's own count.
+/// Packets received and sent by the guest's card, as counted by the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Counters {
     pub(crate) received: u64,
     pub(crate) sent: u64,
 }
 
-/// Everything but the machine.
+/// The cluster, its network and the guest's image, without the machine.
 #[derive(Debug)]
 pub(crate) struct Site {
     pub(crate) cluster: Cluster,
@@ -40,10 +40,10 @@ pub(crate) struct Site {
     guest: PathBuf,
 }
 
-/// Says what is missing before anything is started.
+/// Checks the prerequisites before anything is started.
 ///
 /// # Errors
-/// With what to do.
+/// A missing prerequisite, with the remedy.
 pub(crate) fn check() -> io::Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Err(io::Error::other(
@@ -65,7 +65,7 @@ pub(crate) fn check() -> io::Result<()> {
     Ok(())
 }
 
-/// Where a program is that is in the path.
+/// Returns the path of a program found through `PATH`.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)
@@ -74,10 +74,10 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
 }
 
 impl Site {
-    /// Sets it up.
+    /// Sets up the site.
     ///
     /// # Errors
-    /// When the guest cannot be built, or a node does not come up.
+    /// A guest image that cannot be built, or a node that does not come up.
     pub(crate) fn new() -> io::Result<Self> {
         let guest = guest_image()?;
         let lan = Lan::new(2)?;
@@ -99,50 +99,50 @@ impl Site {
         })
     }
 
-    /// The hosts: QEMU, the nodes and testpmd run there and nothing else does.
+    /// Returns the hosts. Nothing but QEMU, the nodes and testpmd runs there.
     pub(crate) fn hosts(&self) -> Vec<&Namespace> {
         self.lan.hosts().iter().collect()
     }
 
-    /// Where clients are.
+    /// Returns the namespace of the clients.
     pub(crate) const fn clients(&self) -> &Namespace {
         self.lan.switch()
     }
 
-    /// Files of the run.
+    /// Returns the directory of the run's files.
     pub(crate) fn directory(&self) -> &Path {
         self.cluster.dir()
     }
 
-    /// The guest's kernel.
+    /// Returns the path of the guest's kernel.
     pub(crate) fn kernel(&self) -> PathBuf {
         self.guest.join("vmlinux")
     }
 
-    /// The guest's only file system.
+    /// Returns the path of the guest's only file system.
     pub(crate) fn initramfs(&self) -> PathBuf {
         self.guest.join("initramfs")
     }
 
-    /// What the guest's first card has counted.
+    /// Returns the counters of the guest's first card.
     ///
     /// # Errors
-    /// When the guest does not answer.
+    /// A guest that does not answer.
     pub(crate) fn counters(&self) -> io::Result<Counters> {
         let table = self.cards()?;
         counted(&table)
             .ok_or_else(|| io::Error::other(format!("the guest has no counters: {table}")))
     }
 
-    /// How many cards the guest has.
+    /// Returns the number of cards of the guest.
     ///
     /// # Errors
-    /// When the guest does not answer.
+    /// A guest that does not answer.
     pub(crate) fn count_cards(&self) -> io::Result<usize> {
         Ok(cards(&self.cards()?).count())
     }
 
-    /// What the guest's kernel says of its cards.
+    /// Returns the card table of the guest's kernel.
     fn cards(&self) -> io::Result<String> {
         let clients = self.clients();
         std::thread::scope(|scope| {
@@ -168,7 +168,7 @@ impl Drop for Site {
     }
 }
 
-/// The counters of each card in what Linux says of its cards.
+/// Returns the counters of each card in Linux's table of devices.
 fn cards(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| {
         let (name, counters) = line.trim().split_once(':')?;
@@ -176,7 +176,7 @@ fn cards(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The counters of the first card.
+/// Returns the counters of the first card.
 fn counted(text: &str) -> Option<Counters> {
     let line = cards(text).next()?;
     let numbers: Vec<u64> = line

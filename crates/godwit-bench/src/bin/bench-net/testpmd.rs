@@ -1,5 +1,5 @@
-//! DPDK's testpmd as the back end of a machine's card: it forwards between vhost-user and a tap of its own, and polls
-//! both without a rest.
+//! DPDK's testpmd as the back end of a machine's card. It forwards between vhost-user and its own tap, and polls both
+//! without pause.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,42 +10,42 @@ use godwit_testkit::process::{Process, wait_for};
 
 use crate::site::{Site, find};
 
-/// The tap that it makes, on the first host.
+/// Name of testpmd's tap on the first host.
 const TAP: &str = "dpdk0";
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A testpmd that forwards.
 #[derive(Debug)]
 pub(crate) struct Testpmd {
-    /// It ends when its input does.
+    /// Ends when its standard input closes.
     _process: Process,
 }
 
-/// Where it is, if it is installed.
+/// Returns the path of testpmd, if it is installed.
 pub(crate) fn program() -> Option<PathBuf> {
     find("dpdk-testpmd")
 }
 
-/// Where QEMU finds it.
+/// Returns the path of the socket for QEMU.
 pub(crate) fn socket(directory: &Path) -> PathBuf {
     directory.join("testpmd.sock")
 }
 
 impl Testpmd {
-    /// Starts it on the first host and plugs its tap into the bridge.
+    /// Starts testpmd on the first host and plugs its tap into the bridge.
     ///
     /// # Errors
-    /// When it does not come up, with what it said.
+    /// The output of a testpmd that does not come up.
     pub(crate) fn start(site: &Site) -> io::Result<Self> {
         let program = program().ok_or_else(|| io::Error::other("dpdk-testpmd is not installed"))?;
         let socket = socket(site.directory());
         let log = site.directory().join("testpmd.log");
-        // That of the round before.
+        // Removes the previous round's socket.
         let _ = std::fs::remove_file(&socket);
         let output = std::fs::File::create(&log)?;
         let mut command = site.lan.hosts()[0].command();
         command.arg(program);
-        // Ordinary pages, since huge ones have to be set aside first; the guest's memory is QEMU's anyway.
+        // Ordinary pages: huge pages have to be set aside first, and the guest's memory is QEMU's anyway.
         command.args([
             "--no-huge",
             "-m",

@@ -1,7 +1,7 @@
-//! What each policy costs and brings, measured: how long a move takes, how long its source is needed, what crosses the
-//! link, and what the guest has meanwhile.
+//! Measures cost and benefit of each policy: duration of a move, time for which the source is needed, bytes over the
+//! link, and the guest's throughput meanwhile.
 //!
-//! See bench/README.md for what each scene shows and how to read it.
+//! See bench/README.md for the meaning of each scene and its figures.
 
 mod load;
 mod measure;
@@ -23,7 +23,7 @@ use self::scenes::{choice, many, table, thin};
 use self::site::Site;
 use self::sizes::Sizes;
 
-/// Moves disks under load by every policy, in turns, and proves each of them right.
+/// Moves disks under load by every policy, in turns, and verifies each of them.
 #[derive(Debug, Parser)]
 struct Arguments {
     #[command(flatten)]
@@ -41,7 +41,7 @@ enum Scene {
     Many,
     /// A disk of 100 GiB with little in it
     Thin,
-    /// What the node chooses beside every policy
+    /// The node's own choice beside every policy
     Choice,
 }
 
@@ -77,6 +77,6 @@ fn run(arguments: &Arguments) -> io::Result<bool> {
     }
     let hold = targets.iter().all(targets::Target::holds);
     report.conclude(targets)?;
-    // A quick run shows that everything works; its figures are no claim.
+    // A quick run only proves that everything works; the figures are no claim.
     Ok(hold || sizes.quick)
 }

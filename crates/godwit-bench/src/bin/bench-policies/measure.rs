@@ -1,4 +1,4 @@
-//! One measurement: some machines' disks under load, moved at once by one policy, and proved right at the end.
+//! One measurement: disks under load, moved at once by one policy, and verified at the end.
 
 use std::io;
 use std::sync::Arc;
@@ -17,58 +17,58 @@ use crate::policy::Policy;
 use crate::relay;
 use crate::site::{Made, PATIENCE, Site, settle};
 
-/// How often it is looked how far the moves are.
+/// Time between two looks at the progress of the moves.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What is measured.
+/// A case to measure.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) policy: Policy,
     pub(crate) plan: Plan,
     /// Bytes of each disk.
     pub(crate) disk: u64,
-    /// Bytes of it that its base image has; without them it has none.
+    /// Bytes of each disk from its base image; 0 for no base image.
     pub(crate) base: u64,
-    /// How many machines move at once.
+    /// Number of machines that move at once.
     pub(crate) machines: usize,
-    /// A move that has not ended by then is given up.
+    /// Time after which an unfinished move is given up.
     pub(crate) limit: Duration,
-    /// So long the load of a disk that does not move is watched.
+    /// Time to watch the load of a disk that does not move.
     pub(crate) watched: Duration,
 }
 
-/// What was measured. Times are seconds, from the command that asks for the move.
+/// The result of a case. Times are seconds since the command that requests the move.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Measured {
     pub(crate) policy: &'static str,
     pub(crate) load: Kind,
     pub(crate) machines: usize,
-    /// Whether every disk changed hands and was whole in time.
+    /// True if every disk was handed over and complete in time.
     pub(crate) converged: bool,
-    /// Until the last disk was handed over.
+    /// Time until the last disk was handed over.
     pub(crate) handed_over_seconds: Option<f64>,
-    /// From then on until no disk needed the source any more.
+    /// Time from the last handover until no disk needed the source any more.
     pub(crate) source_needed_seconds: Option<f64>,
-    /// Both together; what it took until it was given up, where it did not converge.
+    /// Sum of both times; without convergence, the time until the move was given up.
     pub(crate) seconds: f64,
-    /// Bytes over the link in both directions meanwhile, headers included.
+    /// Bytes over the link in both directions during the move, headers included.
     pub(crate) wire_bytes: u64,
-    /// Bytes a second that the loads wrote while they wrote, before and meanwhile.
+    /// Bytes a second of the loads' writes while they wrote, before and during the move.
     pub(crate) write_before: Option<f64>,
     pub(crate) write: Option<f64>,
     pub(crate) read_before: Option<f64>,
     pub(crate) read: Option<f64>,
-    /// Seconds of the loads' work that were lost meanwhile.
+    /// Seconds of the loads' work lost during the move.
     pub(crate) lost_seconds: f64,
-    /// Why the node chose what it did, where it was to choose.
+    /// The node's reason for its choice, if it chose.
     pub(crate) reason: Option<String>,
-    /// Bytes of disks that were read at the end and found right: all of them.
+    /// Bytes read and verified at the end: whole disks.
     pub(crate) verified_bytes: u64,
 }
 
 impl Measured {
-    /// What the move costs who waits for it: the seconds until the source may go, those of the guest's work that were
-    /// lost, and once more those in which the guest depended on two nodes.
+    /// Returns the cost of the move: the seconds until the source may go, the lost seconds of the guest's work, and
+    /// once more the seconds with the guest dependent on two nodes.
     pub(crate) fn cost(&self) -> f64 {
         self.seconds + self.lost_seconds + self.source_needed_seconds.unwrap_or(0.0)
     }
@@ -77,7 +77,7 @@ impl Measured {
 /// Measures the case once.
 ///
 /// # Errors
-/// When something fails, a move is refused, or a disk does not hold what it must in the end.
+/// A failure, a refused move, or a disk with wrong content at the end.
 pub(crate) fn measure(site: &Site, case: &Case) -> io::Result<Measured> {
     let at = match case.policy.words {
         Some(_) => site.a(),
@@ -180,21 +180,20 @@ impl Guest {
     }
 }
 
-/// What the loads had while nothing moved.
+/// The loads' progress before the move.
 struct Before {
     had: Had,
     lasted: Duration,
 }
 
 impl Before {
-    /// Bytes a second.
+    /// Returns the bytes a second.
     fn pace(&self) -> Option<f64> {
         rate(self.had.bytes(), self.lasted)
     }
 }
 
-/// Waits until each load has been through everything once, which makes its part of the disk, and has had time to show
-/// how fast it is.
+/// Waits until each load has completed its first pass, which fills its region, and has shown its speed.
 fn warm_up(guests: &[Guest], case: &Case) -> io::Result<Before> {
     let through = |passes: u64| {
         wait_for(case.limit + PATIENCE, || {
@@ -207,7 +206,7 @@ fn warm_up(guests: &[Guest], case: &Case) -> io::Result<Before> {
         return Err(io::Error::other("the load fails before anything has moved"));
     }
     let (begun, had) = (Instant::now(), had(guests));
-    // The pace of one that writes and then reads shows only over a whole turn.
+    // The pace of a load that writes and then reads shows only over a whole turn.
     if case.plan.kind == Kind::Ior {
         through(2);
     } else {
@@ -236,7 +235,7 @@ fn rate(bytes: u64, time: Duration) -> Option<f64> {
     (bytes > 0 && !time.is_zero()).then(|| bytes as f64 / time.as_secs_f64())
 }
 
-/// How moves ended.
+/// The end of the moves.
 #[derive(Debug, Default)]
 struct End {
     ids: Vec<String>,
@@ -311,10 +310,10 @@ fn moved(
     }
 }
 
-/// Cancels those that can be cancelled, and waits for the others.
+/// Cancels the moves that can be cancelled and waits for the others.
 fn give_up(site: &Site, ids: &[String]) -> io::Result<()> {
     for id in ids {
-        // One that has given its disk away cannot be cancelled any more.
+        // A move that has handed its disk over cannot be cancelled.
         let _ = site.a().godwit(&["migration", "cancel", id]).text();
     }
     let over = || {
@@ -334,7 +333,7 @@ fn owner_of<'a>(site: &'a Site, disk: &str) -> io::Result<&'a Node> {
     owner.ok_or_else(|| io::Error::other(format!("nobody serves {disk}")))
 }
 
-/// The last thing that the node thought of its choice.
+/// Returns the node's last reason for its choice.
 fn reason(node: &Node, end: &End) -> Option<String> {
     let shown = migration(node, end.ids.first()?);
     shown["options"]["policy_reason"]
@@ -342,7 +341,6 @@ fn reason(node: &Node, end: &End) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// All disks of a node.
 fn disks(node: &Node) -> io::Result<Value> {
     Ok(node.godwit(&["disk", "list"]).json()?)
 }

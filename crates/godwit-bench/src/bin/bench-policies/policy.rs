@@ -1,11 +1,11 @@
-//! The ways in which a disk comes to be used at the other node.
+//! The ways to use a disk at the other node.
 
-/// How a disk is moved, or that it is not.
+/// The way to move a disk, or to use it without a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Policy {
-    /// How the report calls it.
+    /// Name in the report.
     pub(crate) name: &'static str,
-    /// What `godwit migrate` is given; nothing for a disk that is at the other node from the start.
+    /// Options of `godwit migrate`; `None` for a disk that is at the other node from the start.
     pub(crate) words: Option<&'static [&'static str]>,
 }
 
@@ -19,22 +19,22 @@ const fn moved(name: &'static str, words: &'static [&'static str]) -> Policy {
 pub(crate) const PUSH_PULL: Policy = moved("push-pull", &["--policy", "push-pull"]);
 pub(crate) const MIRROR: Policy = moved("mirror", &["--policy", "mirror"]);
 pub(crate) const POST_COPY: Policy = moved("post-copy", &["--policy", "post-copy"]);
-/// Rounds without an end, as everybody's pre-copy makes them: Godwit's own would send writes to both nodes after eight.
+/// Pre-copy with unlimited rounds, like other implementations: Godwit's own switches to double writes after eight.
 pub(crate) const PRE_COPY: Policy = moved(
     "pre-copy",
     &["--policy", "pre-copy", "--max-rounds", "1000000"],
 );
-/// Godwit's pre-copy as it is without options.
+/// Godwit's pre-copy with default options.
 pub(crate) const ROUNDS: Policy = moved("pre-copy", &["--policy", "pre-copy"]);
 pub(crate) const DOUBLE_WRITE: Policy = moved("double-write", &["--policy", "double-write"]);
 pub(crate) const AUTO: Policy = moved("auto", &[]);
-/// The disk is at the other node, and all I/O crosses the link: what a shared file system would be.
+/// The disk is at the other node and all I/O crosses the link, as with a shared file system.
 pub(crate) const REMOTE: Policy = Policy {
     name: "remote",
     words: None,
 };
 
-/// Those of the table, each of which has a turn in a round.
+/// Policies of the table, each with a turn in every round.
 pub(crate) const ALL: [Policy; 7] = [
     PUSH_PULL,
     MIRROR,
@@ -45,9 +45,9 @@ pub(crate) const ALL: [Policy; 7] = [
     AUTO,
 ];
 
-/// Those with which many machines move at once.
+/// Policies of the scene with many machines.
 pub(crate) const OF_MANY: [Policy; 4] = [PUSH_PULL, MIRROR, POST_COPY, PRE_COPY];
 
-/// What a node has to choose from, and its choice.
+/// Policies that a node chooses from, and its own choice.
 pub(crate) const OF_CHOICE: [Policy; 6] =
     [PUSH_PULL, MIRROR, POST_COPY, ROUNDS, DOUBLE_WRITE, AUTO];

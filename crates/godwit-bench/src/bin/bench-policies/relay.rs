@@ -1,4 +1,4 @@
-//! A disk of the right end's node, reached over the link: what a client of a shared file system does.
+//! Access over the link to a disk of the right end's node, like a client of a shared file system.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use godwit_testkit::network::Link;
 
-/// What is passed on at once.
+/// Bytes passed on at once.
 const PIECE: usize = 256 << 10;
 
-/// Takes one connection from the left end of the link and joins it with a unix socket of the right one. A node itself
-/// takes no client over a network without TLS. Gives where it listens.
+/// Accepts one connection at the left end of the link and joins it with a Unix socket of the right end. A node itself
+/// accepts no client over a network without TLS. Returns the listening address.
 ///
 /// # Errors
-/// When nobody can listen there.
+/// The listener cannot be set up.
 pub(crate) fn start(link: &Arc<Link>, socket: PathBuf) -> io::Result<SocketAddr> {
     let link = Arc::clone(link);
     let (sender, listens) = std::sync::mpsc::channel();
@@ -29,7 +29,7 @@ pub(crate) fn start(link: &Arc<Link>, socket: PathBuf) -> io::Result<SocketAddr>
             Ok(address) => address,
             Err(error) => Err(io::Error::other(error.to_string())),
         };
-        // Who waits for it may be gone.
+        // The receiver may be gone.
         let _ = sender.send(address);
         listener.and_then(|listener| join(&listener, socket))
     });
@@ -51,7 +51,7 @@ fn join(listener: &TcpListener, socket: PathBuf) -> io::Result<()> {
     to.shutdown(Shutdown::Write)
 }
 
-/// Passes on until the end.
+/// Copies until the end of the stream.
 fn pass_on(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
     let mut piece = vec![0; PIECE];
     loop {

@@ -1,4 +1,4 @@
-//! What a run leaves behind, and what it says on the screen.
+//! The output of a run: the report file and the text on the screen.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use crate::scenes::thin::Moved;
 use crate::sizes::Sizes;
 use crate::targets::Target;
 
-/// Which part of the run a measurement belongs to.
+/// The part of the run that a measurement belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Cell {
@@ -18,7 +18,7 @@ pub(crate) enum Cell {
     Table,
     /// Many machines at once.
     Many,
-    /// What the node chooses.
+    /// The node's own choice.
     Choice,
 }
 
@@ -26,17 +26,17 @@ pub(crate) enum Cell {
 struct Entry {
     cell: Cell,
     round: usize,
-    /// By [`Measured::cost`].
+    /// Result of [`Measured::cost`].
     cost: f64,
     #[serde(flatten)]
     measured: Measured,
 }
 
-/// Everything that was measured.
+/// All measurements.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     sizes: Sizes,
-    /// Whether all that was asked for was measured.
+    /// True if every requested measurement was taken.
     complete: bool,
     targets: Vec<Target>,
     medians: Vec<Medians>,
@@ -44,7 +44,7 @@ pub(crate) struct Report {
     thin: Vec<Moved>,
 }
 
-/// Medians over the rounds of what was measured alike, with the least and the most of the time.
+/// Medians over the rounds of equal measurements, with the least and the most of the time.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Medians {
     cell: Cell,
@@ -76,10 +76,10 @@ impl Report {
         }
     }
 
-    /// Adds a measurement; the report on the disk has it from then on.
+    /// Adds a measurement and saves the report.
     ///
     /// # Errors
-    /// Those of the file.
+    /// I/O errors of the file.
     pub(crate) fn add(&mut self, cell: Cell, round: usize, measured: Measured) -> io::Result<()> {
         println!("{}", line(&measured));
         self.entries.push(Entry {
@@ -91,10 +91,10 @@ impl Report {
         write_report("bench-policies", self).map(drop)
     }
 
-    /// The same for a thin disk or the full one beside it.
+    /// Adds a move of a thin disk, or of the full one beside it.
     ///
     /// # Errors
-    /// Those of the file.
+    /// I/O errors of the file.
     pub(crate) fn add_thin(&mut self, moved: Moved) -> io::Result<()> {
         println!(
             "{:<22} {:>8.2} s  {:>8.1} MB sent, {:>7.1} MB there of {:>7.1} MB",
@@ -108,7 +108,7 @@ impl Report {
         write_report("bench-policies", self).map(drop)
     }
 
-    /// The measurements of a part.
+    /// Returns the measurements of a part.
     pub(crate) fn measured(&self, cell: Cell) -> impl Iterator<Item = &Measured> {
         let of = self.entries.iter().filter(move |entry| entry.cell == cell);
         of.map(|entry| &entry.measured)
@@ -118,10 +118,10 @@ impl Report {
         &self.thin
     }
 
-    /// Ends the run: medians, and the figures beside their goals.
+    /// Ends the run: adds medians and targets, prints both and saves the report.
     ///
     /// # Errors
-    /// Those of the file.
+    /// I/O errors of the file.
     pub(crate) fn conclude(&mut self, targets: Vec<Target>) -> io::Result<()> {
         self.complete = true;
         self.medians = medians(&self.entries);

@@ -1,4 +1,4 @@
-//! Two nodes, each in a network of its own, a link between them, and a repository with a base image.
+//! Two nodes in separate networks, the link between them, and a repository with a base image.
 
 use std::fs::File;
 use std::io;
@@ -15,12 +15,12 @@ use godwit_testkit::process::wait_for;
 
 use crate::load::content::{BLOCK, Content, Model, boxed};
 
-/// How long anything may take that is not measured.
+/// Longest time for any step that is not measured.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 const IMAGE: &str = "base";
 
-/// Where it happens.
+/// The nodes and everything that they share.
 pub(crate) struct Site {
     cluster: Cluster,
     pub(crate) link: Arc<Link>,
@@ -29,18 +29,18 @@ pub(crate) struct Site {
     made: AtomicU32,
 }
 
-/// A disk that was made for one measurement, and what it must hold.
+/// A disk made for one measurement, and its expected content.
 pub(crate) struct Made {
     pub(crate) name: String,
     pub(crate) model: Model,
 }
 
 impl Site {
-    /// Starts it, with this much room for each node's disks, in memory: a machine has one disk, and what two nodes do
-    /// to that says little of what they do to two.
+    /// Starts both nodes, with b's disks in memory of size `room`, and a's on request: on the machine's single physical
+    /// disk, two nodes would slow each other.
     ///
     /// # Errors
-    /// Without root, or when a node does not start.
+    /// Missing root rights, or a node that does not start.
     pub(crate) fn open(link_mbit: u64, room: u64, source_in_memory: bool) -> io::Result<Self> {
         let link = Arc::new(Link::both_ways(link_mbit * 1_000_000)?);
         let options = ClusterOptions {
@@ -78,15 +78,15 @@ impl Site {
         self.cluster.node("b")
     }
 
-    /// A path for a file of this measurement's own.
+    /// Returns a path for a file of a measurement.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.cluster.dir().join(name)
     }
 
-    /// Gives the repository a base image of `bytes` bytes, of which the first `full` are not zero.
+    /// Pushes a base image of `bytes` bytes to the repository, of which the first `full` are not zero.
     ///
     /// # Errors
-    /// When it cannot be written or pushed.
+    /// An image that cannot be written or pushed.
     pub(crate) fn push_image(&self, bytes: u64, full: u64) -> io::Result<()> {
         let path = self.path("image");
         let file = File::create(&path)?;
@@ -113,10 +113,10 @@ impl Site {
         std::fs::remove_file(path)
     }
 
-    /// Makes a disk at the node: from the base image, of which all is fetched, if it has a part that is full.
+    /// Creates a disk at the node. With `full` bytes the disk comes from the base image, which is fetched completely.
     ///
     /// # Errors
-    /// When that fails.
+    /// A failure of a step.
     pub(crate) fn make(&self, node: &Node, bytes: u64, full: u64) -> io::Result<Made> {
         let number = self.made.fetch_add(1, Ordering::Relaxed);
         let name = format!("d{number}");
@@ -144,7 +144,7 @@ impl Site {
     /// Removes a disk from both nodes.
     ///
     /// # Errors
-    /// When one refuses.
+    /// A node that refuses.
     pub(crate) fn remove(&self, disk: &str) -> io::Result<()> {
         for node in [self.b(), self.a()] {
             if node.disk(disk).is_ok() {
@@ -155,17 +155,17 @@ impl Site {
     }
 }
 
-/// Bytes that a file takes.
+/// Returns the allocated bytes of a file.
 ///
 /// # Errors
-/// Those of the file.
+/// I/O errors of the file.
 pub(crate) fn allocated(path: &Path) -> io::Result<u64> {
     use std::os::unix::fs::MetadataExt;
     Ok(path.metadata()?.blocks() * 512)
 }
 
-/// Makes all that was written durable, so that no measurement pays for the one before it.
+/// Makes all writes durable, so that no measurement pays for the previous one.
 pub(crate) fn settle() {
-    // Whether that works is not what is measured.
+    // A failed sync is not the subject of the measurement.
     let _ = Command::new("sync").status();
 }

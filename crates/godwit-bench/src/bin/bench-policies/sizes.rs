@@ -1,4 +1,4 @@
-//! How large everything is.
+//! Sizes of disks, loads and rounds.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use crate::load::{Kind, Plan};
 
 const MIB: u64 = 1 << 20;
 
-/// The sizes that can be chosen; a quick run has smaller ones of its own.
+/// The selectable sizes; a quick run has smaller defaults.
 #[derive(Clone, Debug, Args, Serialize)]
 pub(crate) struct Sizes {
     /// Small disks, one round, few machines: shows in three minutes that everything works, and measures little
     #[arg(long)]
     pub(crate) quick: bool,
-    /// How often each is measured; medians are reported [default: 3; quick: 1]
+    /// Repetitions of each measurement; medians are reported [default: 3; quick: 1]
     #[arg(long)]
     rounds: Option<usize>,
     /// Bandwidth of the link in either direction, in Mbit/s [default: 1000]
@@ -24,7 +24,7 @@ pub(crate) struct Sizes {
     /// Size of a disk in MiB [default: 4096; quick: 512]
     #[arg(long)]
     disk_mib: Option<u64>,
-    /// MiB of it that are in its base image [default: 256; quick: 32]
+    /// MiB of the disk from its base image [default: 256; quick: 32]
     #[arg(long)]
     base_mib: Option<u64>,
     /// MiB that the loads work on [default: 1024; quick: 96]
@@ -33,16 +33,16 @@ pub(crate) struct Sizes {
     /// Seconds after which a move that has not ended is given up [default: 120; quick: 10]
     #[arg(long)]
     limit: Option<u64>,
-    /// How many machines move at once [default: 1,10,20,30; quick: 1,8]
+    /// Numbers of machines that move at once [default: 1,10,20,30; quick: 1,8]
     #[arg(long, value_delimiter = ',')]
     machines: Option<Vec<usize>>,
-    /// MiB that each of these works on [default: 32; quick: 12]
+    /// MiB that each of these machines works on [default: 32; quick: 12]
     #[arg(long)]
     machine_mib: Option<u64>,
-    /// MiB of the loads with which the node's choice is compared with every policy [default: 128; quick: 32]
+    /// MiB of the loads that compare the node's choice with every policy [default: 128; quick: 32]
     #[arg(long)]
     choice_mib: Option<u64>,
-    /// MiB that the thin disk of 100 GiB has, and the full one [default: 1024; quick: 96]
+    /// MiB of data on the thin disk of 100 GiB, and on the full disk [default: 1024; quick: 96]
     #[arg(long)]
     thin_mib: Option<u64>,
     /// The source's disks are in memory, too: for a machine whose disk is too slow or stalls
@@ -107,7 +107,7 @@ impl Sizes {
         self.chosen(self.thin_mib, 1024, 96) * MIB
     }
 
-    /// Bytes of memory for the disks of a node: as much as any measurement puts there.
+    /// Returns the bytes of memory for a node's disks: the maximum over all measurements.
     pub(crate) fn room(&self) -> u64 {
         let many = self.machines().last().copied().unwrap_or(0) as u64 * self.machine();
         [
@@ -122,17 +122,17 @@ impl Sizes {
             + (256 << 20)
     }
 
-    /// Bytes per second that the link carries.
+    /// Returns the bytes per second that the link carries.
     pub(crate) fn link_bytes(&self) -> f64 {
         self.link_mbit() as f64 * 125_000.0
     }
 
-    /// Writes 1 GiB in blocks of 256 KiB, reads it, and begins again.
+    /// Writes the region in blocks of 256 KiB, reads the region, and begins again.
     pub(crate) fn ior(&self) -> Plan {
         self.plan(Kind::Ior, self.load(), None)
     }
 
-    /// Writes 1 MiB at a time, 6 MB a second.
+    /// Writes blocks of 256 KiB at 6 MB a second.
     pub(crate) fn async_wr(&self) -> Plan {
         self.plan(Kind::AsyncWr, self.load(), Some(6_000_000))
     }

@@ -1,4 +1,4 @@
-//! The figures beside what they are to be.
+//! The figures and their goals.
 
 use std::fmt;
 
@@ -14,13 +14,13 @@ use crate::scenes::choice::LOADS;
 use crate::scenes::table;
 use crate::sizes::Sizes;
 
-/// One figure and its goal.
+/// A figure and its goal.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Target {
-    /// What it is, and whether it is to be at most or at least the goal.
+    /// Name of the figure, with the direction of the goal.
     name: String,
     goal: f64,
-    /// Null where it was not measured, which meets no goal.
+    /// Null if the figure was not measured, which meets no goal.
     measured: Option<f64>,
     holds: bool,
 }
@@ -71,7 +71,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// Those of a scene that has run.
+/// Returns the targets of a scene that has run.
 pub(crate) fn of(scene: Scene, report: &Report, sizes: &Sizes) -> Vec<Target> {
     match scene {
         Scene::Table => of_the_table(report),
@@ -81,7 +81,7 @@ pub(crate) fn of(scene: Scene, report: &Report, sizes: &Sizes) -> Vec<Target> {
     }
 }
 
-/// The median of a figure; nothing where it was never measured, or not each time.
+/// Returns the median of a figure; `None` if any measurement lacks the figure, or there are no measurements.
 fn of_all<'a>(
     measured: impl Iterator<Item = &'a Measured>,
     value: impl Fn(&Measured) -> Option<f64>,
@@ -143,7 +143,7 @@ fn of_the_table(report: &Report) -> Vec<Target> {
     ]
 }
 
-/// How long many take that leave at once, in what the link needs for as many times the bytes of one.
+/// Relates the time of many simultaneous moves to the link's time for as many times the bytes of one move.
 fn of_many(report: &Report, sizes: &Sizes) -> Vec<Target> {
     let machines = sizes.machines();
     let (Some(&fewest), Some(&most)) = (machines.first(), machines.last()) else {
@@ -188,7 +188,7 @@ fn of_thin(report: &Report) -> Vec<Target> {
     ]
 }
 
-/// What the node's choice costs in what the best policy does.
+/// Relates the cost of the node's choice to the cost of the best policy.
 fn of_the_choice(report: &Report) -> Vec<Target> {
     let of = |load: Kind| {
         let cost = |policy: &'static str| {

@@ -1,4 +1,4 @@
-//! Figure 3: where the time of a blackout goes, against queue pairs, with pre-setup and without.
+//! Figure 3: the parts of a blackout over the number of queue pairs, with pre-setup and without.
 
 use std::io;
 
@@ -19,12 +19,12 @@ pub(crate) struct Run {
     pub(crate) qps: u32,
     pub(crate) pre_setup: bool,
     pub(crate) round: u32,
-    /// Absent if the process did not move.
+    /// `None` if the process did not move.
     pub(crate) moved: Option<Moved>,
     pub(crate) error: Option<String>,
 }
 
-/// Parts of a blackout, in the order in which they come. What is not one of them is in `rest`: waiting for the nodes.
+/// Parts of a blackout, in chronological order. `rest` is the remainder: waiting for the nodes.
 pub(crate) const PARTS: [&str; 8] = [
     "wait_before_stop",
     "dump_rdma",
@@ -36,7 +36,7 @@ pub(crate) const PARTS: [&str; 8] = [
     "rest",
 ];
 
-/// The parts of a move's blackout, in milliseconds.
+/// Returns the parts of a move's blackout in milliseconds.
 pub(crate) fn parts(moved: &Moved) -> [f64; 8] {
     let all = &moved.breakdown_ms;
     let known = [
@@ -62,9 +62,9 @@ pub(crate) struct Summary {
     pub(crate) runs: usize,
     pub(crate) failed: usize,
     pub(crate) blackout_ms: Option<Spread>,
-    /// Names and milliseconds, in the order in which they come.
+    /// Names and milliseconds, in chronological order.
     pub(crate) parts_ms: Vec<(&'static str, Option<Spread>)>,
-    /// While the process ran.
+    /// Time of the pre-setup, while the process runs.
     pub(crate) pre_setup_ms: Option<Spread>,
 }
 
@@ -100,7 +100,7 @@ impl Summary {
         kinds.into_iter().map(of).collect()
     }
 
-    /// The median of one of its parts.
+    /// Returns the median of a part.
     pub(crate) fn part(&self, name: &str) -> Option<f64> {
         let found = self.parts_ms.iter().find(|(part, _)| *part == name)?;
         found.1.map(|spread| spread.median)
@@ -144,7 +144,7 @@ pub(crate) fn turn(bed: &Bed, plan: &Plan, round: u32, report: &mut Report) -> i
     Ok(())
 }
 
-/// A line for people.
+/// Describes a move for the screen.
 pub(crate) fn said(moved: Option<&Moved>, error: Option<&str>) -> String {
     match (moved, error) {
         (_, Some(error)) => format!("FAILED: {error}"),
@@ -156,7 +156,7 @@ pub(crate) fn said(moved: Option<&Moved>, error: Option<&str>) -> String {
     }
 }
 
-/// Moves one side of the program while it works, and waits for both to end with success.
+/// Moves one side of the program while it works, and waits until both sides end with success.
 pub(crate) fn one(
     bed: &Bed,
     program: &Program,

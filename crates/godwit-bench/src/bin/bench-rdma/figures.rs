@@ -22,10 +22,10 @@ fn chart(title: &str, x: &str, y: &str, lines: Vec<Line>) -> Chart {
     }
 }
 
-/// Draws what was measured and gives the files' names.
+/// Draws the measurements and returns the names of the files.
 ///
 /// # Errors
-/// Those of the files.
+/// I/O errors of the files.
 pub(crate) fn draw(
     summaries: &[Summary],
     waiting: &[waiting::Run],
@@ -71,7 +71,7 @@ pub(crate) fn draw(
     Ok(names)
 }
 
-/// Each line is the sum of a part and those before it, so the last one is the blackout.
+/// Draws a breakdown. Each line is the sum of a part and the parts before it, so the last line is the blackout.
 fn breakdown(side: &str, how: &str, summaries: &[&Summary]) -> Chart {
     let upto = |last: usize| Line {
         name: format!("up to {}", PARTS[last]),

@@ -1,4 +1,4 @@
-//! What the library costs Debian's programs when nothing moves: their throughput with it and without it, in turns.
+//! The cost of the library to Debian's programs when nothing moves: throughput with and without the library, in turns.
 
 use std::io;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use serde::Serialize;
 use crate::Plan;
 use crate::report::Report;
 
-/// Where the library is in the guests.
+/// Command prefix that loads the library in a guest.
 const WITH: &str = "env LD_PRELOAD=/opt/godwit/libgodwit_verbs.so ";
-/// How long the server may take to end once its client has.
+/// Longest time for the server to end after its client.
 const SERVER_END: Duration = Duration::from_secs(30);
 
-/// What is run, without the partner's address. Small messages have the library called most often; each run takes a few
+/// Commands to run, without the partner's address. Small messages call the library most often. Each run takes a few
 /// seconds on emulated processors.
 pub(crate) const PROGRAMS: [&str; 4] = [
     "ib_write_bw -d rxe0 -F -x 1 -s 4096 -n 15000",
@@ -32,7 +32,7 @@ pub(crate) struct Run {
     pub(crate) program: &'static str,
     pub(crate) library: bool,
     pub(crate) round: u32,
-    /// What the client says: 2^20 bytes a second, on average.
+    /// Average rate that the client reports, in units of 2^20 bytes a second.
     pub(crate) mib_per_second: Option<f64>,
     pub(crate) error: Option<String>,
 }
@@ -46,7 +46,7 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    /// Of programs that ran both ways.
+    /// Returns the summaries of the programs that ran both ways.
     pub(crate) fn all(runs: &[Run]) -> Vec<Self> {
         let of = |program| {
             let spread = |library| {
@@ -66,7 +66,7 @@ impl Summary {
         PROGRAMS.into_iter().filter_map(of).collect()
     }
 
-    /// Part of the throughput that is missing with the library, of the medians. Less than nothing if there is more with it.
+    /// Returns the share of throughput lost with the library, by the medians. Negative if the library gains.
     pub(crate) fn missing(&self) -> f64 {
         1.0 - self.with.median / self.without.median
     }
@@ -75,7 +75,7 @@ impl Summary {
 pub(crate) fn turn(bed: &Bed, plan: &Plan, round: u32, report: &mut Report) -> io::Result<()> {
     for turn in 0..plan.library_turns {
         for program in PROGRAMS {
-            // Whoever comes first meets other caches.
+            // The first run meets other caches than the second.
             for library in [turn.is_multiple_of(2), !turn.is_multiple_of(2)] {
                 interrupt::check()?;
                 let found = one(bed, program, library);
@@ -102,7 +102,7 @@ pub(crate) fn turn(bed: &Bed, plan: &Plan, round: u32, report: &mut Report) -> i
     Ok(())
 }
 
-/// Runs the program at guests 1 and 3 to its end, and gives its throughput.
+/// Runs the program at guests 1 and 3 to its end and returns its throughput.
 fn one(bed: &Bed, program: &str, library: bool) -> io::Result<f64> {
     let (client, server) = (bed.guest(1), bed.guest(3));
     let command = format!("{}{program}", if library { WITH } else { "" });
@@ -119,7 +119,7 @@ fn has_ended(guest: &RdmaGuest, process: u32) -> Option<()> {
     (guest.run(&gone).ok()?.status == 0).then_some(())
 }
 
-/// The average of perftest's table: bytes, iterations, the peak, the average, the rate of messages.
+/// Parses the average from perftest's table: bytes, iterations, peak, average, message rate.
 fn average(said: &str) -> Option<f64> {
     let mut lines = said.lines().skip_while(|line| !line.contains("#bytes"));
     let figures = lines.nth(1)?.split_whitespace();
@@ -158,7 +158,7 @@ mod tests {
         ]
         .map(|(library, rate)| run(PROGRAMS[1], library, Some(rate)))
         .into();
-        // Without the library it has not run.
+        // The program has not run without the library.
         runs.push(run(PROGRAMS[0], true, Some(1.0)));
         runs.push(run(PROGRAMS[0], false, None));
         let all = Summary::all(&runs);

@@ -1,5 +1,5 @@
-//! What a move costs RDMA programs: three virtual machines with soft-RoCE, Debian's own programs, and the questions of
-//! figures 3, 4 and 5 and table 4 of the RDMA live-migration paper.
+//! The cost of a move to RDMA programs: three virtual machines with soft-RoCE, Debian's own programs, and the
+//! measurements of figures 3, 4 and 5 and table 4 of the RDMA live-migration paper.
 
 mod breakdown;
 mod figures;
@@ -20,16 +20,16 @@ use godwit_testkit::rdma::{Bed, Side, payload};
 
 use report::{NAME, Report};
 
-/// RDMA programs move, with what a move needs made ahead and without, in turns
+/// RDMA programs move, with pre-setup and without, in turns
 #[derive(Debug, Parser)]
 struct Arguments {
     /// Few and small programs, only senders move, each once
     #[arg(long)]
     quick: bool,
-    /// How often each takes its turn; 3, or 1 with --quick
+    /// Number of rounds; 3, or 1 with --quick
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// Queue pairs of the programs whose blackout is taken apart; 1,16,64,256, or 64 with --quick
+    /// Queue pairs of the programs in the breakdown; 1,16,64,256, or 64 with --quick
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=4096))]
     qps: Vec<u32>,
     /// Only these of breakdown, waiting, partners, throughput and library; again for more
@@ -37,7 +37,7 @@ struct Arguments {
     only: Vec<Part>,
 }
 
-/// What can be measured on its own.
+/// A part that can be measured alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
     Breakdown,
@@ -47,19 +47,19 @@ enum Part {
     Library,
 }
 
-/// What is run.
+/// The extent of a run.
 struct Plan {
     rounds: u32,
-    /// Those that move: a client sends, and a server receives.
+    /// Sides that move: a client sends, and a server receives.
     sides: &'static [Side],
     qps: Vec<u32>,
-    /// Of the programs whose wait-before-stop is measured: queue pairs with messages of [`waiting::MESSAGE`] bytes.
+    /// Queue pairs of the wait-before-stop measurement, with messages of [`waiting::MESSAGE`] bytes.
     waiting_qps: &'static [u32],
-    /// Bytes of messages, on [`waiting::PAIRS`] queue pairs.
+    /// Message sizes in bytes, on [`waiting::PAIRS`] queue pairs.
     message_bytes: &'static [u32],
     partners: &'static [u32],
     throughput_qps: u32,
-    /// How often each program runs in a round with the library, and without it.
+    /// Runs of each program in a round with the library, and as many without.
     library_turns: u32,
 }
 
@@ -89,7 +89,7 @@ impl Plan {
     }
 }
 
-/// What a side that moves does in `ib_write_bw`.
+/// Returns the role of a moving side in `ib_write_bw`.
 fn role(side: Side) -> &'static str {
     match side {
         Side::Client => "sender",
@@ -113,7 +113,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether all programs ended with success.
+/// Returns true if all programs ended with success.
 fn bench(arguments: &Arguments) -> io::Result<bool> {
     interrupt::catch()?;
     let plan = Plan::of(arguments);

@@ -1,5 +1,5 @@
-//! Figure 4 (c): how long wait-before-stop takes against the number of partners. Each is a process of its own, with one
-//! queue pair; all are in one virtual machine, since there are three.
+//! Figure 4 (c): duration of wait-before-stop over the number of partners. Each partner is a separate process with one
+//! queue pair. All partners share one virtual machine, since there are three machines.
 
 use std::io;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::breakdown::said;
 use crate::report::Report;
 use crate::waiting::Run;
 
-/// Bytes of a message of `godwit-verbs-client`, and requests that each of its queue pairs has in flight.
+/// Bytes of a message of `godwit-verbs-client`, and requests in flight on each of its queue pairs.
 const MESSAGE: u32 = 1024;
 const DEPTH: u32 = 8;
-/// How long all work before the move.
+/// Time for which all processes work before the move.
 const WORK: Duration = Duration::from_millis(500);
 
 pub(crate) fn turn(bed: &Bed, plan: &Plan, round: u32, report: &mut Report) -> io::Result<()> {
@@ -47,7 +47,7 @@ pub(crate) fn turn(bed: &Bed, plan: &Plan, round: u32, report: &mut Report) -> i
     Ok(())
 }
 
-/// Moves a process that so many others talk with; all of them check everything.
+/// Moves a process with `partners` partners; all of them verify their data.
 fn one(bed: &Bed, partners: u32, moved: &mut Option<Moved>) -> io::Result<()> {
     let (source, there, fixed) = (bed.guest(1), bed.guest(2), bed.guest(3));
     let alias = ALIAS.split('/').next().unwrap_or(ALIAS);

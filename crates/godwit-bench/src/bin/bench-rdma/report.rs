@@ -1,4 +1,4 @@
-//! What the benchmark leaves behind: `target/bench-rdma/report.json` and its figures.
+//! The output of the benchmark: `target/bench-rdma/report.json` and its figures.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,13 +13,13 @@ use crate::{figures, library, throughput, waiting};
 
 pub(crate) const NAME: &str = "bench-rdma";
 
-/// All runs and what they say.
+/// All runs and their results.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    /// With fewer and smaller programs than the figures in documents have.
+    /// True for fewer and smaller programs than the documents' figures have.
     quick: bool,
     rounds: u32,
-    /// Emulated processors: figures say which steps there are and how they grow, not how long they take on hardware.
+    /// True on emulated processors: figures show the steps and their growth, but not the times on hardware.
     emulated: bool,
     targets: Vec<Target>,
     /// Figure 3.
@@ -27,11 +27,11 @@ pub(crate) struct Report {
     breakdown_summary: Vec<Summary>,
     /// Figure 4.
     pub(crate) waiting: Vec<waiting::Run>,
-    /// Table 4, as `make bench-verbs` left it behind; nothing if it did not run.
+    /// Table 4 from `make bench-verbs`; `None` if that did not run.
     overhead: Option<serde_json::Value>,
     /// Figure 5.
     pub(crate) throughput: Vec<throughput::Run>,
-    /// Nothing moves.
+    /// Runs in which nothing moves.
     pub(crate) library: Vec<library::Run>,
     library_summary: Vec<library::Summary>,
     figures: Vec<String>,
@@ -78,7 +78,7 @@ impl Report {
         Ok(())
     }
 
-    /// Holds it against what it must show, and says so on the screen.
+    /// Judges the results and prints the targets.
     pub(crate) fn judge(&mut self) {
         self.targets = targets::of(
             &self.breakdown_summary,
@@ -104,7 +104,7 @@ impl Report {
         write_report(NAME, self)
     }
 
-    /// Whether no program failed.
+    /// Returns true if no program failed.
     pub(crate) fn is_good(&self) -> bool {
         let errors = self.breakdown.iter().map(|run| &run.error);
         errors

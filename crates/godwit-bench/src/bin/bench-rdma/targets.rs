@@ -1,16 +1,16 @@
-//! What the figures have to show.
+//! The goals of the figures.
 
 use serde::Serialize;
 
 use crate::breakdown::Summary;
 use crate::{library, throughput};
 
-/// A figure beside its goal.
+/// A figure and its goal.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct Target {
     pub(crate) name: String,
     pub(crate) goal: &'static str,
-    /// Nothing if it was not measured.
+    /// `None` if the figure was not measured.
     pub(crate) measured: Option<f64>,
     pub(crate) holds: bool,
 }
@@ -24,7 +24,7 @@ fn target(name: String, goal: &'static str, measured: Option<f64>, limit: f64) -
     }
 }
 
-/// All of them.
+/// Returns all targets.
 pub(crate) fn of(
     summaries: &[Summary],
     throughput: &[throughput::Run],
@@ -38,7 +38,7 @@ pub(crate) fn of(
             .map(|one| one.qps)
             .max();
         let Some(most) = most else {
-            // Of --quick: receivers do not move.
+            // Receivers do not move with --quick.
             continue;
         };
         let part = |pre_setup: bool| {
@@ -106,7 +106,7 @@ mod tests {
         let targets = of(&Summary::all(&runs), &[], &[]);
         assert_eq!(targets[0].measured, Some(0.09));
         assert!(targets[0].holds && targets[0].name.contains("64 queue pairs"));
-        // What was not measured does not hold.
+        // A figure that was not measured does not hold.
         assert_eq!(targets.len(), 3);
         for missing in &targets[1..] {
             assert!(missing.measured.is_none() && !missing.holds);

@@ -1,5 +1,5 @@
-//! Figure 5: what the partner sends or receives while its peer moves. The bytes of its network device are read every
-//! 20 ms, in its virtual machine, by a shell that starts no other program for that.
+//! Figure 5: throughput of the partner while its peer moves. A shell in the partner's virtual machine reads the byte
+//! counters of the network device every 20 ms without starting other programs.
 
 use std::io;
 use std::time::Duration;
@@ -15,9 +15,9 @@ use crate::breakdown::said;
 use crate::report::Report;
 use crate::{Plan, role};
 
-/// The width of a point of the figure, in seconds.
+/// Width of a point of the figure, in seconds.
 const BIN: f64 = 0.1;
-/// For how long the program is watched before the move and after it.
+/// Time to watch the program before the move and after.
 const WATCH: Duration = Duration::from_secs(4);
 /// Bytes of a message.
 const MESSAGE: u32 = 65_536;
@@ -25,28 +25,28 @@ const MESSAGE: u32 = 65_536;
 /// One move.
 #[derive(Debug, Serialize)]
 pub(crate) struct Run {
-    /// Which side moved.
+    /// The side that moved.
     pub(crate) side: &'static str,
     pub(crate) qps: u32,
     pub(crate) pre_setup: bool,
     pub(crate) round: u32,
-    /// From when the move was asked for until it had ended, in seconds since the first point.
+    /// Start and end of the move, in seconds since the first point.
     pub(crate) move_seconds: Option<(f64, f64)>,
-    /// Before it was asked for, in bytes a second.
+    /// Bytes a second before the move.
     pub(crate) before: Option<f64>,
-    /// After it had ended.
+    /// Bytes a second after the move.
     pub(crate) after: Option<f64>,
-    /// The longest time in which the partner neither sent nor received anything, in milliseconds.
+    /// Longest time without traffic of the partner in either direction, in milliseconds.
     pub(crate) longest_gap_ms: Option<f64>,
     /// Seconds and bytes a second.
     pub(crate) points: Vec<(f64, f64)>,
     pub(crate) error: Option<String>,
 }
 
-/// A reading of the partner's clock and of its bytes, in both directions.
+/// A reading of the partner's clock and of its bytes in both directions.
 type Sample = (f64, f64);
 
-/// Begins to read; ends when /run/samples-end is there.
+/// Shell script that reads the counters until /run/samples-end exists.
 const SAMPLER: &str = r#"exec 9<><(:); while [ ! -e /run/samples-end ]; do
 read -r r </sys/class/net/eth0/statistics/rx_bytes; read -r t </sys/class/net/eth0/statistics/tx_bytes;
 echo "$EPOCHREALTIME $((r + t))"; read -r -t 0.02 -u 9 _; done"#;
@@ -84,7 +84,7 @@ pub(crate) fn turn(bed: &Bed, plan: &Plan, round: u32, report: &mut Report) -> i
     Ok(())
 }
 
-/// One that works longer than it is watched; it is ended then.
+/// Returns a program that outlasts the watch and is ended then.
 fn program(qps: u32) -> Program {
     write_bw(qps, 4, MESSAGE, 1_000_000)
 }
@@ -110,7 +110,7 @@ fn watch(bed: &Bed, side: Side, run: &mut Run, moved: &mut Option<Moved>) -> io:
     run.before = rate(&run.points, 0.0..began - first);
     run.after = rate(&run.points, ended - first..f64::MAX);
     run.longest_gap_ms = Some(longest_gap(&samples) * 1e3);
-    // Whoever has it still works: nothing of it failed.
+    // The moved program still works: no request failed.
     at_work.works(there)?;
     if run.after.is_none_or(|after| after == 0.0) {
         return Err(io::Error::other("nothing was sent after the move"));
@@ -136,7 +136,7 @@ fn samples(text: &str) -> io::Result<Vec<Sample>> {
     Ok(found)
 }
 
-/// Bytes a second in each tenth of a second. A reading that comes late is spread over the time since the one before it.
+/// Returns the bytes a second in each tenth of a second. A late reading is spread over the time since the previous one.
 fn points(samples: &[Sample]) -> Vec<(f64, f64)> {
     let (first, last) = (samples[0].0, samples[samples.len() - 1].0);
     let count = ((last - first) / BIN).floor() as usize;
@@ -163,10 +163,10 @@ fn rate(points: &[(f64, f64)], within: std::ops::Range<f64>) -> Option<f64> {
     (!values.is_empty()).then(|| median(&values))
 }
 
-/// A second has some packets of others, such as those of nodes; this many bytes a second are nothing.
+/// Bytes a second that count as no traffic: nodes and others send some packets, too.
 const NOTHING: f64 = 200_000.0;
 
-/// The longest time in which there was nothing, in seconds.
+/// Returns the longest time without traffic, in seconds.
 fn longest_gap(samples: &[Sample]) -> f64 {
     let (mut longest, mut began) = (0.0_f64, None);
     for pair in samples.windows(2) {
@@ -185,7 +185,7 @@ fn longest_gap(samples: &[Sample]) -> f64 {
 mod tests {
     use super::*;
 
-    /// 10 MB/s for a second, nothing for half of one, and 5 MB/s.
+    /// 10 MB/s for a second, nothing for half a second, then 5 MB/s.
     fn readings() -> Vec<Sample> {
         let at = |time: f64| match time {
             t if t < 1.0 => 1e7 * t,

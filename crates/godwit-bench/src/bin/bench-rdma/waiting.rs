@@ -1,4 +1,4 @@
-//! Figure 4, (a) and (b): how long wait-before-stop takes, against queue pairs and against the size of messages.
+//! Figure 4, (a) and (b): duration of wait-before-stop over the number of queue pairs and over the message size.
 
 use std::io;
 
@@ -10,26 +10,27 @@ use crate::Plan;
 use crate::breakdown::{one, said};
 use crate::report::Report;
 
-/// Requests that each queue pair has in flight, as in the paper.
+/// Requests in flight on each queue pair, as in the paper.
 pub(crate) const DEPTH: u32 = 64;
-/// Bytes of a message while the number of queue pairs changes, as in the paper.
+/// Bytes of a message while the number of queue pairs varies, as in the paper.
 const MESSAGE: u32 = 4096;
-/// Queue pairs while the size of messages changes.
+/// Queue pairs while the message size varies.
 const PAIRS: u32 = 4;
-/// Messages and bytes of a run, whichever are fewer, so that it works still when it is moved.
+/// Upper limits of messages and bytes of a run; the smaller one applies. The run must still be at work when the process
+/// moves.
 const MESSAGES: u32 = 24_000;
 const BYTES: u32 = 256 << 20;
 
 /// One move of a sender.
 #[derive(Debug, Serialize)]
 pub(crate) struct Run {
-    /// What is changed: queue_pairs, message_bytes or partners.
+    /// Name of the varied quantity: queue_pairs, message_bytes or partners.
     pub(crate) over: &'static str,
     pub(crate) queue_pairs: u32,
     pub(crate) message_bytes: u32,
     pub(crate) partners: u32,
     pub(crate) round: u32,
-    /// All that may be in flight when the process is told to stop.
+    /// Most bytes in flight when the process is told to stop.
     pub(crate) bytes_in_flight: u64,
     pub(crate) wbs_ms: Option<f64>,
     pub(crate) blackout_ms: Option<f64>,
@@ -37,7 +38,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// What was changed, as a number.
+    /// Returns the value of the varied quantity.
     pub(crate) fn at(&self) -> u32 {
         match self.over {
             "queue_pairs" => self.queue_pairs,

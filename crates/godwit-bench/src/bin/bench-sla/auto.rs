@@ -1,4 +1,4 @@
-//! The promise that nobody had to think about: the load of the demo, `--sla auto`.
+//! The default promise: the load of the demo, `--sla auto`.
 
 use std::io;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use serde_json::Value;
 
 use crate::stage::{Moved, Neighbour, Run, Stage};
 
-/// Long enough that the window before is as long as the one during.
+/// Quiet time, long enough for a window as long as the migration.
 const QUIET: Duration = Duration::from_secs(15);
 
-/// How often the node judges its promise.
+/// Milliseconds of a sampling period of the node's promise.
 const PERIOD_MS: u64 = 10;
 
 #[derive(Debug, Serialize)]
 struct Report {
-    /// Whether the source's images were in memory.
+    /// True if the source's images were in memory.
     in_memory: bool,
     runs: Vec<Measured>,
     throughput_ratio: f64,
@@ -26,12 +26,12 @@ struct Report {
     breach_fraction: f64,
     breach_fraction_before: f64,
     lm_seconds: f64,
-    /// The same guest while its own disk stays and a neighbour's moves as fast.
+    /// The same guest with its disk at rest while a neighbour's disk moves as fast.
     #[serde(skip_serializing_if = "Option::is_none")]
     control: Option<Control>,
 }
 
-/// What the machine makes of any transfer beside the guest, whoever's it is.
+/// Effect of any transfer on the machine beside the guest.
 #[derive(Debug, Serialize)]
 struct Control {
     runs: Vec<Measured>,
@@ -46,9 +46,9 @@ struct Measured {
     throughput_ratio: f64,
     /// p99.99 during / before.
     p9999_ratio: f64,
-    /// Of the sampling periods with requests, those in which one took longer than promised.
+    /// Fraction of the sampling periods with requests in which a request took longer than promised.
     breach_fraction: f64,
-    /// The same before the disk moved, by what the guest saw: what the machine does by itself.
+    /// The same fraction before the disk moved, by the guest's latencies: the baseline of the machine.
     breach_fraction_before: f64,
     lm_seconds: f64,
     pauses: u64,
@@ -57,7 +57,7 @@ struct Measured {
     during: Window,
 }
 
-/// Runs it and reports medians.
+/// Runs the scene and reports medians.
 pub(crate) fn run(rounds: usize, bytes: u64, in_memory: bool, control: bool) -> io::Result<()> {
     let load = FioLoad {
         requests: Requests::CheckedWrites,
@@ -87,7 +87,7 @@ pub(crate) fn run(rounds: usize, bytes: u64, in_memory: bool, control: bool) -> 
         let run = Measured::new(&stage.run(&disk, &["--sla", "auto"])?, None);
         run.print(&number.to_string());
         if let Some(neighbour) = &neighbour {
-            // As fast as this run on the whole, and in turn with it.
+            // At the average speed of this run, right after the run.
             let rate = (bytes as f64 / run.lm_seconds) as u64;
             let moved = Moved::Neighbours(neighbour, rate);
             let limit = Duration::from_micros(run.promise["limit_us"].as_u64().unwrap_or(0));
@@ -143,8 +143,8 @@ pub(crate) fn run(rounds: usize, bytes: u64, in_memory: bool, control: bool) -> 
 }
 
 impl Measured {
-    /// With the promise that the node kept or, if it kept none, held to this `limit` by what the guest
-    /// saw.
+    /// Judges the promise as reported by the node. With `limit`, judges the guest's latencies against the limit
+    /// instead.
     fn new(run: &Run, limit: Option<Duration>) -> Self {
         let during = run.during();
         let length = run.lm.end - run.lm.start;

@@ -1,4 +1,4 @@
-//! The three ways to hold a migration back, side by side.
+//! The three ways to throttle a migration, side by side.
 
 use std::io;
 
@@ -12,10 +12,9 @@ use crate::scene::SceneOptions;
 use crate::stage::{Run, Stage};
 
 const NAME: &str = "bench-sla";
-/// The unit of the series, in ms.
+/// Unit of the series, in ms.
 const STEP: u64 = 1000;
-/// A machine whose quiet p99.99 is more than this part of what the window alone makes of it is too
-/// noisy for its ratios to mean much.
+/// Noise threshold: a quiet p99.99 above this fraction of the window-only p99.99 makes the ratios meaningless.
 const NOISY: f64 = 0.5;
 
 #[derive(Debug, Serialize)]
@@ -28,7 +27,7 @@ struct Report {
 
 #[derive(Debug, Default, Serialize)]
 struct Variants<T> {
-    /// Alg. 1: nothing but the locking window.
+    /// Alg. 1: only the locking window.
     window_only: T,
     /// Alg. 1 and 2: copies pause.
     backpressure: T,
@@ -36,7 +35,7 @@ struct Variants<T> {
     full: T,
 }
 
-/// Medians of a variant's rounds, over the time in which the disk moved.
+/// Medians of a variant's rounds, over the time of the move.
 #[derive(Debug, Serialize)]
 struct Variant {
     p9999_us: f64,
@@ -46,7 +45,7 @@ struct Variant {
     p50_us: f64,
     p99_us: f64,
     max_us: f64,
-    /// The series of the round whose p99.99 is the median; of two, the lower.
+    /// Series of the round with the median p99.99; of two, the lower.
     series: Vec<Point>,
     rounds: Vec<Round>,
 }
@@ -56,7 +55,7 @@ struct Round {
     lm_seconds: f64,
     pauses: u64,
     promise: Value,
-    /// MB/s that the other traffic got while the link was crowded.
+    /// MB/s of the other traffic while the link was crowded.
     crowded_traffic: Option<f64>,
     before: Window,
     during: Window,
@@ -65,10 +64,10 @@ struct Round {
     series: Vec<Point>,
 }
 
-/// A second.
+/// One second of a series.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Point {
-    /// Seconds since the link became crowded; since the migration began when it never did.
+    /// Seconds since the link became crowded; since the start of the migration without crowding.
     seconds: f64,
     p9999_us: u64,
     iops: f64,
@@ -76,21 +75,21 @@ struct Point {
 
 #[derive(Debug, Serialize)]
 struct Ratios {
-    /// How many times longer the tail is with the window alone.
+    /// Tail latency with the window alone, relative to the full design.
     p9999_window_over_full: f64,
-    /// How many times longer the migration takes in full.
+    /// Migration time of the full design, relative to the window alone.
     lm_time_full_over_window: f64,
 }
 
 #[derive(Debug, Serialize)]
 struct Noise {
-    /// The worst p99.99 of any run's quiet time before the migration.
+    /// Worst p99.99 of any run's quiet time before the migration.
     worst_quiet_p9999_us: u64,
-    /// Whether that is more than half of what the window alone makes of it during the migration.
+    /// True if the worst quiet p99.99 is more than half of the window-only p99.99 during the migration.
     noisy: bool,
 }
 
-/// Runs every variant `rounds` times, in turn, and reports.
+/// Runs every variant `rounds` times, in turns, and writes the report.
 pub(crate) fn run(scene: &SceneOptions, rounds: usize) -> io::Result<()> {
     let stage = Stage::crowded(scene)?;
     let keep = ["--sla", &scene.sla];
@@ -138,7 +137,7 @@ impl Round {
     fn new(run: &Run) -> Self {
         let crowding = run.crowding.as_ref();
         let zero = crowding.map_or(run.lm.start, |crowding| crowding.span.start);
-        // Whole seconds from there, so that none is half crowded.
+        // Steps back in whole seconds, so that no point is half crowded.
         let first = zero - (zero - run.quiet.start) / STEP * STEP;
         let series = run.guest.windows(first, run.end, STEP);
         let series = series.iter().zip((first..).step_by(STEP as usize));
@@ -283,7 +282,7 @@ impl Report {
     }
 }
 
-/// Seconds without an answer have no percentile.
+/// Returns the points of a line. Seconds without an answer have no percentile.
 fn points(series: &[Point]) -> Vec<(f64, f64)> {
     let answered = series.iter().filter(|point| point.iops > 0.0);
     answered

@@ -1,6 +1,6 @@
-//! What a promise to the guest costs and brings: the congestion control of the migration, measured.
+//! Cost and benefit of a promise to the guest: measures the congestion control of the migration.
 //!
-//! See bench/README.md for what each scene shows and how to read it.
+//! See bench/README.md for the meaning of each scene and its figures.
 
 mod auto;
 mod compare;
@@ -29,7 +29,7 @@ enum Scene {
     Compare {
         #[command(flatten)]
         scene: SceneOptions,
-        /// How often each variant runs; medians are reported.
+        /// Runs of each variant; medians are reported.
         #[arg(long, default_value_t = 1)]
         rounds: usize,
     },
@@ -43,7 +43,7 @@ enum Scene {
     },
     /// The promise that the node chooses itself, under the load of the demo.
     Auto {
-        /// How often it runs.
+        /// Number of runs.
         #[arg(long, default_value_t = 5)]
         rounds: usize,
         /// Size of the disk in MiB.
@@ -52,8 +52,8 @@ enum Scene {
         /// The source's images are in memory, too: for a machine whose disk stalls by itself.
         #[arg(long)]
         in_memory: bool,
-        /// After each run another one in which the guest's disk stays, and a neighbour's moves as
-        /// fast: what the machine makes of any transfer beside the guest.
+        /// After each run another one in which the guest's disk stays, and a neighbour's moves as fast: shows the
+        /// effect of any transfer beside the guest.
         #[arg(long)]
         control: bool,
     },
@@ -62,7 +62,7 @@ enum Scene {
         /// The `godwit` program to compare with.
         #[arg(long)]
         baseline: PathBuf,
-        /// How often each runs each load.
+        /// Runs of each load by each build.
         #[arg(long, default_value_t = 10)]
         rounds: usize,
         /// Seconds of every run.

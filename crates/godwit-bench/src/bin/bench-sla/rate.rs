@@ -1,4 +1,4 @@
-//! How fast delayed writes may be flushed before the guest notices.
+//! The fastest flush rate of delayed writes that the guest does not notice.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! The scene of a crowded link: how wide it is, who uses it, and what the guest does.
+//! The scene of a crowded link: its bandwidth, its other traffic, and the guest's load.
 
 use std::time::Duration;
 
@@ -6,20 +6,20 @@ use clap::Args;
 use godwit_testkit::fio::{FioLoad, Requests};
 use serde::Serialize;
 
-/// What the scene is made of. The defaults belong together: while the other traffic takes 45 % of
-/// the link, what the guest writes to both sides fits beside it; at 90 % it does not.
+/// The parameters of the scene. The defaults belong together: the guest's double writes fit beside other traffic of 45
+/// % of the link, but not beside 90 %.
 #[derive(Clone, Debug, Args, Serialize)]
 pub(crate) struct SceneOptions {
-    /// Bandwidth that leaves the source's host, in Mbit/s.
+    /// Bandwidth out of the source's host, in Mbit/s.
     #[arg(long, default_value_t = 1000)]
     pub(crate) link_mbit: u64,
-    /// Per cent of it that the other traffic takes as a rule.
+    /// Per cent of the bandwidth that the other traffic usually takes.
     #[arg(long, default_value_t = 45)]
     pub(crate) usual_percent: u64,
-    /// Per cent of it that the other traffic takes for a while.
+    /// Per cent of the bandwidth that the other traffic takes while the link is crowded.
     #[arg(long, default_value_t = 90)]
     pub(crate) crowded_percent: u64,
-    /// Seconds of that, from when half of the disk was copied.
+    /// Seconds of crowding, from when half of the disk was copied.
     #[arg(long, default_value_t = 5)]
     pub(crate) crowded_seconds: u64,
     /// KiB of each message of the other traffic.
@@ -28,7 +28,7 @@ pub(crate) struct SceneOptions {
     /// Size of the disk in MiB.
     #[arg(long, default_value_t = 1024)]
     pub(crate) image_mib: u64,
-    /// KB that the guest asks for per second.
+    /// KB that the guest requests per second.
     #[arg(long, default_value_t = 40_000)]
     pub(crate) guest_kb: u64,
     /// Per cent of the guest's requests that write.
@@ -51,7 +51,7 @@ impl SceneOptions {
         self.link_mbit * 1_000_000
     }
 
-    /// Bytes per second of the other traffic at this share of the link.
+    /// Returns the other traffic's bytes per second at a share of the link.
     pub(crate) const fn traffic(&self, percent: u64) -> u64 {
         self.link_bits() / 8 * percent / 100
     }
@@ -60,7 +60,7 @@ impl SceneOptions {
         Duration::from_secs(self.crowded_seconds)
     }
 
-    /// The guest: random requests all over the disk.
+    /// Returns the guest's load: random requests all over the disk.
     pub(crate) const fn load(&self) -> FioLoad {
         FioLoad {
             requests: Requests::Mixed(self.writes_percent),

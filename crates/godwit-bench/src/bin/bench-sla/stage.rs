@@ -19,14 +19,14 @@ use crate::scene::SceneOptions;
 
 const WARM_UP: Duration = Duration::from_secs(2);
 const AFTER: Duration = Duration::from_secs(3);
-/// How often the migration is looked at.
+/// Time between two looks at the migration.
 const LOOK: Duration = Duration::from_millis(100);
-/// What a migration may take at most.
+/// Longest time for a migration.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// What was answered this long before the end was seen may have been written at one side only.
+/// Milliseconds before the observed end from which an answered write may exist at one side only.
 const MOVED_BEFORE: u64 = 1000;
 
-/// A link that others use too.
+/// A link with other traffic.
 #[derive(Debug)]
 struct Crowd {
     traffic: Traffic,
@@ -35,13 +35,13 @@ struct Crowd {
     lasts: Duration,
 }
 
-/// A time in which the others take more of the link.
+/// A time with more of the other traffic.
 #[derive(Clone, Debug)]
 pub(crate) struct Crowding {
-    /// When, in ms since 1970.
+    /// Start and end, in ms since 1970.
     pub(crate) span: Range<u64>,
     sent_before: u64,
-    /// Bytes per second that the others got, once it is over.
+    /// Bytes per second of the other traffic, known at the end.
     pub(crate) rate: Option<f64>,
 }
 
@@ -56,7 +56,7 @@ impl Crowd {
         }
     }
 
-    /// Ends it when it is over.
+    /// Ends the crowding when its time is over.
     fn look(&self, crowding: &mut Crowding) {
         let now = now_ms();
         if crowding.rate.is_none() && now >= crowding.span.end {
@@ -68,7 +68,7 @@ impl Crowd {
     }
 }
 
-/// Where migrations are measured.
+/// The environment of the measured migrations.
 #[derive(Debug)]
 pub(crate) struct Stage {
     cluster: Cluster,
@@ -76,7 +76,7 @@ pub(crate) struct Stage {
     load: FioLoad,
     quiet: Duration,
     crowd: Option<Crowd>,
-    /// After the nodes in it are gone the network goes.
+    /// Dropped after the nodes, which live in its namespaces.
     _link: Option<Link>,
 }
 
@@ -87,34 +87,34 @@ pub(crate) struct Neighbour {
     image: PathBuf,
 }
 
-/// What moves while the guest works.
+/// The disk that moves while the guest works.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Moved<'a> {
-    /// Its own disk, with these options.
+    /// The guest's disk, with these options.
     Own(&'a [&'a str]),
-    /// A neighbour's disk, at this many bytes per second; its own stays.
+    /// A neighbour's disk, at this many bytes per second; the guest's disk stays.
     Neighbours(&'a Neighbour, u64),
 }
 
-/// One migration and what the guest saw of it.
+/// One migration and the guest's measurements.
 #[derive(Debug)]
 pub(crate) struct Run {
-    /// The migration as the source shows it at the end.
+    /// The migration as shown by the source at the end.
     pub(crate) migration: Value,
-    /// When it ran, in ms since 1970.
+    /// Start and end of the migration, in ms since 1970.
     pub(crate) lm: Range<u64>,
-    /// When the link was crowded.
+    /// Crowding of the link during the migration.
     pub(crate) crowding: Option<Crowding>,
-    /// The quiet time before.
+    /// Quiet time before the migration.
     pub(crate) quiet: Range<u64>,
-    /// When the measurement ended.
+    /// End of the measurement.
     pub(crate) end: u64,
-    /// What fio saw.
+    /// Report of fio.
     pub(crate) guest: FioReport,
 }
 
 impl Stage {
-    /// Two nodes at both ends of a narrow link with other traffic.
+    /// Starts two nodes at both ends of a narrow link with other traffic.
     pub(crate) fn crowded(scene: &SceneOptions) -> io::Result<Self> {
         let link = Link::new(Some(scene.link_bits()))?;
         let mut cluster = Cluster::prepare_on(
@@ -140,8 +140,8 @@ impl Stage {
         })
     }
 
-    /// Two nodes on loopback, the destination's images in memory and the source's on request; the
-    /// load's region carries its checksums.
+    /// Starts two nodes on loopback. The destination's images are in memory, the source's on request. The load's region
+    /// carries its checksums.
     pub(crate) fn loopback(
         bytes: u64,
         load: FioLoad,
@@ -169,12 +169,12 @@ impl Stage {
     /// Moves a new disk from a to b with these options while the guest writes.
     ///
     /// # Errors
-    /// When the migration does not complete, the guest sees an error, or the images differ.
+    /// A migration that does not complete, an error in the guest, or images that differ.
     pub(crate) fn run(&self, disk: &str, options: &[&str]) -> io::Result<Run> {
         self.run_while(disk, Moved::Own(options))
     }
 
-    /// Moves this while the guest writes to a new disk.
+    /// Moves the given disk while the guest writes to a new disk.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -232,7 +232,7 @@ impl Stage {
         })
     }
 
-    /// Watches the migration to its end and crowds the link when half of the disk was copied.
+    /// Watches the migration to its end and crowds the link once half of the disk was copied.
     fn follow(
         &self,
         fio: &mut RunningFio,
@@ -267,7 +267,7 @@ impl Stage {
 }
 
 impl Neighbour {
-    /// Nodes c and d on loopback, the destination's images in memory, as those of the guest's nodes.
+    /// Starts nodes c and d on loopback. The destination's images are in memory, like those of the guest's nodes.
     pub(crate) fn new(bytes: u64) -> io::Result<Self> {
         let mut cluster = Cluster::prepare(&["c", "d"], nodes()?)?;
         cluster.put_in_memory("d", bytes)?;
@@ -296,27 +296,27 @@ impl Neighbour {
 }
 
 impl Run {
-    /// What the guest saw while the disk moved.
+    /// Returns the guest's measurements during the migration.
     pub(crate) fn during(&self) -> Window {
         self.guest.window(self.lm.start, self.lm.end)
     }
 
-    /// What it saw in the quiet time before.
+    /// Returns the guest's measurements of the quiet time before.
     pub(crate) fn before(&self) -> Window {
         self.guest.window(self.quiet.start, self.quiet.end)
     }
 
-    /// Seconds from the accepted offer to the destination serving.
+    /// Returns the seconds from the accepted offer until the destination serves.
     pub(crate) fn lm_seconds(&self) -> f64 {
         self.migration["lm_seconds"].as_f64().unwrap_or(0.0)
     }
 
-    /// How the promise was kept, as the source shows it.
+    /// Returns the source's account of the promise.
     pub(crate) fn promise(&self) -> &Value {
         &self.migration["promise"]
     }
 
-    /// Pauses of all kinds.
+    /// Returns the number of pauses of all kinds.
     pub(crate) fn pauses(&self) -> u64 {
         let kinds = ["guest_latency", "link_queue", "interface_budget"];
         let pauses = &self.promise()["pauses"];
@@ -340,13 +340,13 @@ fn random_image(dir: &Path, bytes: u64) -> io::Result<PathBuf> {
     Ok(image)
 }
 
-/// Nothing that was written before disturbs the measurement.
+/// Flushes earlier writes, so that they do not disturb the measurement.
 fn settle() {
     rustix::fs::sync();
     std::thread::sleep(Duration::from_secs(1));
 }
 
-/// Lets the load run, and notices when it does not.
+/// Lets the load run; fails if the load has ended.
 fn stay(fio: &mut RunningFio, how_long: Duration) -> io::Result<()> {
     std::thread::sleep(how_long);
     alive(fio)

@@ -1,4 +1,4 @@
-//! What the controller costs a disk that does not move: this build and another one, in turn.
+//! Cost of the controller to a disk that does not move: this build and another one, in turns.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,9 @@ use serde::Serialize;
 
 const DISK: &str = "steady";
 const SIZE: u64 = 512 << 20;
-/// What the guest needs to get going.
+/// Start-up time of the guest's load.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// One request at a time shows the latency, many the throughput.
+/// Depth 1 shows the latency, depth 16 the throughput.
 const DEPTHS: [u32; 2] = [1, 16];
 
 #[derive(Debug, Serialize)]
@@ -33,7 +33,7 @@ struct Load {
     iops_ratio: f64,
     /// Medians, current / baseline: below 1 is faster.
     p50_ratio: f64,
-    /// Whether the medians differ by less than the runs of one build among each other.
+    /// True if the medians differ by less than the spread of either build's runs.
     within_spread: bool,
 }
 
@@ -51,7 +51,7 @@ struct Build {
 /// Alternates both builds under each load and reports medians.
 pub(crate) fn run(baseline: &Path, rounds: usize, seconds: u64) -> io::Result<()> {
     let builds = [start(baseline.into())?, start(release_binary()?)?];
-    // One image for both: where a file lies on the disk makes more of a difference than the builds.
+    // Both builds share an image: the place of a file on the disk matters more than the build.
     let image = builds[0].dir().join("steady.img");
     write_random(&image, SIZE, 7)?;
     println!(
@@ -71,7 +71,7 @@ pub(crate) fn run(baseline: &Path, rounds: usize, seconds: u64) -> io::Result<()
         let mut windows = [Vec::new(), Vec::new()];
         for round in 0..rounds {
             for turn in 0..2 {
-                // Who goes first changes, too.
+                // The first build of a round alternates, too.
                 let which = (round + turn) % 2;
                 windows[which].push(measure(&builds[which], &image, &load, seconds)?);
             }
@@ -96,7 +96,7 @@ fn start(godwit: PathBuf) -> io::Result<Cluster> {
     Cluster::start_with(&["a"], ClusterOptions { godwit, tls: true })
 }
 
-/// Serves the image with this build for as long as it is measured.
+/// Serves the image with one build for the duration of a measurement.
 fn measure(cluster: &Cluster, image: &Path, load: &FioLoad, seconds: u64) -> io::Result<Window> {
     let node = cluster.node("a");
     let path = image.to_string_lossy();

@@ -1,6 +1,5 @@
-//! A disk over vhost-user-blk without a virtual machine: one client, `godwit` and
-//! `qemu-storage-daemon` in turn, the same image, in one run. Compares requests per second of the
-//! server's CPU, and latency.
+//! A disk over vhost-user-blk without a virtual machine: one client, `godwit` and `qemu-storage-daemon` in turns, the
+//! same image, in one run. Compares requests per second of the server's CPU, and latency.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,7 +15,7 @@ use serde::Serialize;
 /// A disk over vhost-user-blk, served by godwit and by qemu-storage-daemon in turn
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// How often each server takes its turn
+    /// Number of turns of each server
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Size of the image in MiB

@@ -1,5 +1,4 @@
-//! Godwit beside its peers, on one machine, in one run: see bench/README.md for the scenes and how
-//! to read the report.
+//! Godwit beside its peers, on one machine, in one run. See bench/README.md for the scenes and the report.
 
 mod noise;
 mod options;
@@ -22,7 +21,7 @@ use self::options::{Arguments, Command, Extent, Options, Scene};
 use self::report::Report;
 use self::suite::Suite;
 
-/// What takes part beside `godwit`.
+/// Programs that take part beside `godwit`.
 const PROGRAMS: [&str; 6] = [
     "qemu-system-x86_64",
     "qemu-storage-daemon",
@@ -47,7 +46,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the scenes and judges; what keeps the numbers from counting is in the report, too.
+/// Runs the scenes and judges the run. A refused run is reported with its reason.
 fn bench(extent: Extent, options: &Options) -> io::Result<()> {
     interrupt::catch()?;
     std::fs::create_dir_all(&options.out)?;

@@ -1,4 +1,4 @@
-//! Whether the machine was quiet enough for its numbers to mean something.
+//! Decides if the machine was quiet enough for meaningful numbers.
 
 use std::io;
 use std::time::Duration;
@@ -8,33 +8,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::report::Report;
 
-/// Of all CPU time, the part that a hypervisor may have given to others.
+/// Largest fraction of the CPU time that a hypervisor may give to others.
 const MOST_STOLEN: f64 = 0.05;
-/// Of the CPU time before a measurement, the part that anybody may use while the suite waits.
+/// Largest fraction of the CPU time in use before a measurement, while the suite waits.
 const MOST_BUSY: f64 = 0.25;
-/// Of the measured cells, the part whose own repetitions may disagree.
+/// Largest fraction of the measured cells with repetitions that disagree.
 const MOST_NOISY: f64 = 0.25;
-/// Repetitions may differ by this factor where nothing moves under a guest's load.
+/// Largest factor between repetitions when nothing moves under a guest's load.
 pub(crate) const AGREE: f64 = 1.5;
-/// How long a measurement waits for a quiet machine.
+/// Number of looks for a quiet machine before a measurement.
 const WAITS: u32 = 240;
-/// How long the machine is watched each time.
+/// Duration of a look.
 const WATCH: Duration = Duration::from_millis(500);
 
-/// What the machine did besides.
+/// The noise of a run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Noise {
-    /// Of all CPU time in the run, what a hypervisor gave to others.
+    /// Fraction of the run's CPU time that a hypervisor gave to others.
     pub(crate) stolen: f64,
-    /// Cells whose repetitions disagree.
+    /// Cells with repetitions that disagree.
     pub(crate) noisy_cells: usize,
     /// All cells.
     pub(crate) cells: usize,
-    /// When the run counts.
+    /// Conditions under which the run counts.
     pub(crate) criterion: String,
 }
 
-/// The times of `/proc/stat` when a run began.
+/// The times of `/proc/stat` at the start of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Beginning(Times);
 
@@ -49,15 +49,15 @@ impl Noise {
     /// Starts to watch.
     ///
     /// # Errors
-    /// When `/proc/stat` cannot be read.
+    /// `/proc/stat` cannot be read.
     pub(crate) fn begin() -> io::Result<Beginning> {
         Times::now().map(Beginning)
     }
 
-    /// Whether the run counts.
+    /// Checks that the run counts.
     ///
     /// # Errors
-    /// When it does not, with the reason.
+    /// The reason for which the run does not count.
     pub(crate) fn judge(&self) -> io::Result<()> {
         if self.stolen > MOST_STOLEN {
             return Err(io::Error::other(format!(
@@ -77,10 +77,10 @@ impl Noise {
 }
 
 impl Beginning {
-    /// What happened since.
+    /// Returns the noise since the start.
     ///
     /// # Errors
-    /// When `/proc/stat` cannot be read.
+    /// `/proc/stat` cannot be read.
     pub(crate) fn end(&self, report: &Report) -> io::Result<Noise> {
         let (cells, noisy_cells) = report.cells();
         Ok(Noise {
@@ -100,10 +100,10 @@ impl Beginning {
     }
 }
 
-/// Waits until nobody uses the machine.
+/// Waits until the machine is quiet.
 ///
 /// # Errors
-/// When somebody goes on using it.
+/// The machine stays busy.
 pub(crate) fn await_quiet() -> io::Result<()> {
     let mut busy = 0.0;
     for _ in 0..WAITS {
@@ -123,13 +123,13 @@ pub(crate) fn await_quiet() -> io::Result<()> {
     )))
 }
 
-/// Of so many repetitions, how many may be far off without moving their median far.
+/// Returns the number of repetitions that may be outliers without moving the median far.
 pub(crate) const fn outliers(repetitions: usize) -> usize {
     repetitions / 5
 }
 
-/// Whether repetitions of one thing disagree: the largest is more than `factor` of the smallest,
-/// whichever of the [`outliers`] are left out.
+/// Returns true if repetitions disagree: the largest is more than `factor` of the smallest, no matter which
+/// [`outliers`] are left out.
 pub(crate) fn disagree(values: &[f64], factor: f64) -> bool {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -145,7 +145,7 @@ impl Times {
             .ok_or_else(|| io::Error::other("/proc/stat has no line about all CPUs"))
     }
 
-    /// user nice system idle iowait irq softirq steal; what follows is part of user and nice.
+    /// Parses the fields user nice system idle iowait irq softirq steal. Later fields are part of user and nice.
     fn parse(stat: &str) -> Option<Self> {
         let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
         let times: Vec<u64> = line
@@ -160,7 +160,7 @@ impl Times {
         })
     }
 
-    /// The parts that were used and stolen.
+    /// Returns the used and the stolen fraction.
     fn since(self, before: Self) -> (f64, f64) {
         let all = self.all.saturating_sub(before.all).max(1) as f64;
         let used = all - self.idle.saturating_sub(before.idle) as f64;

@@ -15,7 +15,7 @@ pub(crate) struct Arguments {
     pub(crate) command: Command,
 }
 
-/// What to do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// A selection that takes about ten minutes
@@ -27,13 +27,13 @@ pub(crate) enum Command {
         /// A report; more of them when the machine was measured in parts
         #[arg(long = "report", default_value = "target/bench/report.json")]
         reports: Vec<PathBuf>,
-        /// Where benchmarks.md goes, and its plots into benchmarks/ beside it
+        /// Directory of benchmarks.md; its plots go into benchmarks/ beside it
         #[arg(long, default_value = "docs")]
         out: PathBuf,
     },
 }
 
-/// How much is measured.
+/// The extent of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Extent {
@@ -50,7 +50,7 @@ pub(crate) enum Scene {
     Migrate,
     /// A disk is served and does not move
     Steady,
-    /// A disk moves that nobody uses
+    /// A disk that nobody uses moves
     IdleCopy,
     /// A disk is copied beside a guest, without a mover; not part of a quick run unless it is asked for
     DiskLimit,
@@ -59,35 +59,35 @@ pub(crate) enum Scene {
 }
 
 impl Scene {
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     pub(crate) fn name(self) -> String {
         let value = self.to_possible_value();
         value.map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 
-/// What is measured.
+/// The options of a run.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Scenes to run; all when left out, in a quick run all but disk-limit and vm
     #[arg(long = "scene", value_name = "SCENE")]
     pub(crate) scenes: Vec<Scene>,
-    /// How often everything is repeated; medians are reported
+    /// Repetitions of everything; medians are reported
     #[arg(long)]
     pub(crate) rounds: Option<usize>,
-    /// Longest wait before a move for a disk at rest: 0, or 9 and more; 0 in a quick run, 60 in a full
-    /// one when left out
+    /// Longest wait before a move for a disk at rest: 0, or 9 and more; 0 in a quick run, 60 in a full one when left
+    /// out
     #[arg(long, value_name = "SECONDS", value_parser = settle_seconds)]
     pub(crate) settle: Option<u64>,
     #[command(flatten)]
     pub(crate) migrate: crate::scenes::migrate::Selection,
-    /// Where report.json goes
+    /// Directory of report.json
     #[arg(long, default_value = "target/bench")]
     pub(crate) out: PathBuf,
 }
 
 impl Options {
-    /// How long a move waits at most for a disk at rest.
+    /// Returns the longest wait of a move for a disk at rest.
     pub(crate) fn settle(&self, extent: Extent) -> Duration {
         Duration::from_secs(self.settle.unwrap_or(match extent {
             Extent::Quick => 0,
@@ -95,8 +95,8 @@ impl Options {
         }))
     }
 
-    /// Whether the scene is part of the run: those that were asked for, or else all; but there is no
-    /// time for every one in a quick run.
+    /// Returns true if the scene is part of the run: if selected, or without a selection all scenes, except for the
+    /// longest ones in a quick run.
     pub(crate) fn wants(&self, scene: Scene, extent: Extent) -> bool {
         if self.scenes.is_empty() {
             extent == Extent::Full || !matches!(scene, Scene::DiskLimit | Scene::Vm)

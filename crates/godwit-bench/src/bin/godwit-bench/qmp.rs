@@ -9,23 +9,23 @@ use std::time::Duration;
 use godwit_testkit::process::wait_for;
 use serde_json::{Value, json};
 
-/// How long QEMU may take to listen, and to answer.
+/// Longest time for QEMU to listen, and to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A session.
+/// A monitor session.
 #[derive(Debug)]
 pub(crate) struct Qmp {
     stream: BufReader<UnixStream>,
-    /// A line of which only the beginning has come.
+    /// Received part of an incomplete line.
     line: String,
     events: VecDeque<Value>,
 }
 
 impl Qmp {
-    /// Connects and leaves the negotiation behind.
+    /// Connects and negotiates capabilities.
     ///
     /// # Errors
-    /// When nobody listens in time, or the other side is no QEMU.
+    /// No listener in time, or a peer other than QEMU.
     pub(crate) fn connect(socket: &Path) -> io::Result<Self> {
         let stream = wait_for(PATIENCE, || UnixStream::connect(socket).ok())
             .ok_or_else(|| io::Error::other(format!("nobody listens at {}", socket.display())))?;
@@ -42,10 +42,10 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Sends a command and waits for its answer; events that come before it are kept.
+    /// Sends a command and waits for its answer. Earlier events are kept.
     ///
     /// # Errors
-    /// When QEMU refuses the command, or does not answer.
+    /// QEMU refuses the command, or does not answer.
     pub(crate) fn call(&mut self, command: &str, arguments: &Value) -> io::Result<Value> {
         let request = json!({"execute": command, "arguments": arguments});
         self.stream
@@ -67,10 +67,10 @@ impl Qmp {
         }
     }
 
-    /// The next event, when one comes in time.
+    /// Returns the next event; `None` after `timeout`.
     ///
     /// # Errors
-    /// When QEMU is gone.
+    /// QEMU has closed the connection.
     pub(crate) fn event(&mut self, timeout: Duration) -> io::Result<Option<Value>> {
         match self.events.pop_front() {
             Some(event) => Ok(Some(event)),
@@ -78,7 +78,7 @@ impl Qmp {
         }
     }
 
-    /// The next line, when a whole one comes in time.
+    /// Returns the next complete line; `None` after `timeout`.
     fn receive(&mut self, timeout: Duration) -> io::Result<Option<Value>> {
         self.stream.get_ref().set_read_timeout(Some(timeout))?;
         match self.stream.read_line(&mut self.line) {

@@ -1,5 +1,5 @@
-//! Whether the disk is at rest. What one mover wrote can keep a disk busy for half a minute, and the next
-//! one would pay for it.
+//! Detects a disk at rest. Writes of one mover can keep a disk busy for half a minute, at the expense of the next
+//! mover.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,11 +10,11 @@ use godwit_bench::interrupt;
 use godwit_testkit::process::run;
 use serde_json::Value;
 
-/// A disk at rest answers 99.99 % of the writes of a probe within this.
+/// Limit of the 99.99th percentile of a probe's writes to a disk at rest.
 const AT_REST: Duration = Duration::from_millis(5);
-/// Probes on end that find it at rest.
+/// Consecutive probes that must find the disk at rest.
 const PROBES: u32 = 2;
-/// How long a probe takes.
+/// Duration of a probe.
 const PROBE: Duration = Duration::from_secs(3);
 
 /// Watches the disk of a directory.
@@ -24,10 +24,10 @@ pub(crate) struct Rest {
     longest: Duration,
 }
 
-/// Seconds to wait at most: none, or enough for the probes.
+/// Parses the longest wait in seconds: 0, or enough for the probes.
 ///
 /// # Errors
-/// What is wrong with the text.
+/// A message about the invalid text.
 pub(crate) fn settle_seconds(text: &str) -> Result<u64, String> {
     let least = (PROBE * (PROBES + 1)).as_secs();
     let seconds = text.parse().ok().filter(|&it| it == 0 || it >= least);
@@ -35,7 +35,7 @@ pub(crate) fn settle_seconds(text: &str) -> Result<u64, String> {
 }
 
 impl Rest {
-    /// Waits this long at most for the disk of `dir`.
+    /// Returns a watch of the disk of `dir`, with a longest wait.
     pub(crate) fn new(dir: &Path, longest: Duration) -> Self {
         Self {
             probe: dir.join("probe.img"),
@@ -43,10 +43,10 @@ impl Rest {
         }
     }
 
-    /// Waits until the disk is at rest. Whether it is; `None` when nobody wants to wait.
+    /// Waits until the disk is at rest. Returns true if it is, and `None` if no wait was requested.
     ///
     /// # Errors
-    /// When it cannot be written to, or the run was interrupted.
+    /// The disk cannot be written to, or the run was interrupted.
     pub(crate) fn wait(&self) -> io::Result<Option<bool>> {
         if self.longest.is_zero() {
             return Ok(None);
@@ -55,7 +55,7 @@ impl Rest {
         let mut calm = 0;
         while calm < PROBES && began.elapsed() + PROBE <= self.longest {
             let slowest = self.slowest();
-            // Ctrl-C ends a probe, too, which is no fault of the disk.
+            // Ctrl-C ends a probe, too, without a fault of the disk.
             interrupt::check()?;
             let at_rest = slowest? <= AT_REST;
             calm = if at_rest { calm + 1 } else { 0 };
@@ -63,7 +63,7 @@ impl Rest {
         Ok(Some(calm == PROBES))
     }
 
-    /// The 99.99th percentile of a guest's writes to a file of its own.
+    /// Returns the 99.99th percentile of a guest's writes to a probe file.
     fn slowest(&self) -> io::Result<Duration> {
         let output = run(Command::new("fio")
             .args(["--name=probe", "--rw=randwrite", "--bs=4k", "--direct=1"])
@@ -75,7 +75,7 @@ impl Rest {
     }
 }
 
-/// The 99.99th percentile in fio's report.
+/// Parses the 99.99th percentile from fio's report.
 fn slowest(report: &[u8]) -> io::Result<Duration> {
     let report: Value = serde_json::from_slice(report)?;
     let latency = &report["jobs"][0]["write"]["clat_ns"]["percentile"]["99.990000"];

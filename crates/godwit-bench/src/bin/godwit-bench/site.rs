@@ -1,4 +1,4 @@
-//! Two hosts with a link between them, and the image that moves.
+//! Two hosts with a link between them, and the image to move.
 
 use std::fs::File;
 use std::io;
@@ -16,19 +16,19 @@ use tempfile::TempDir;
 
 use crate::rest::Rest;
 
-/// Where the image goes.
+/// The destination of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Destination {
-    /// The disk that it comes from, which the guest then shares with both
+    /// The source's disk, which the guest then shares with both
     SameDisk,
-    /// A disk in memory: what one machine has in place of a second disk
+    /// A disk in memory, in place of a second disk of the machine
     Memory,
 }
 
-/// What is in the image, and what the guest writes to it.
+/// The content of the image, and of the guest's writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Data {
-    /// Random data: nothing makes it shorter
+    /// Incompressible random data
     Random,
     /// The files of this system, and writes that compress to half
     Files,
@@ -37,7 +37,7 @@ pub(crate) enum Data {
 /// Two network namespaces, a directory on the real file system, and a full image in it.
 #[derive(Debug)]
 pub(crate) struct Site {
-    /// From the source to the destination.
+    /// Link from the source to the destination.
     pub(crate) link: Link,
     /// Bytes of the image.
     pub(crate) bytes: u64,
@@ -47,10 +47,11 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// A site whose link is capped and whose disk gets as long as `settle` to come to rest before a move.
+    /// Creates a site with a link of `gigabits`, and with `settle` as the longest wait for the disk to be at rest
+    /// before a move.
     ///
     /// # Errors
-    /// When the link or the image cannot be made.
+    /// The link or the image cannot be made.
     pub(crate) fn new(
         gigabits: Option<f64>,
         bytes: u64,
@@ -73,11 +74,10 @@ impl Site {
         Ok(site)
     }
 
-    /// Two nodes of the program that users get, one at each end of the link, with mutual TLS and whatever
-    /// else `adapt` gives them.
+    /// Starts two nodes of the release build, one at each end of the link, with mutual TLS and the options of `adapt`.
     ///
     /// # Errors
-    /// When one does not come up.
+    /// A node that does not come up.
     pub(crate) fn nodes(
         &self,
         [from, to]: [&str; 2],
@@ -102,21 +102,20 @@ impl Site {
         Ok(cluster)
     }
 
-    /// The directory.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// The image at the source. Every run begins with what the last one left of it, which is
-    /// data of the same sort.
+    /// Returns the path of the image at the source. Every run starts from the last run's result, which is data of the
+    /// same kind.
     pub(crate) fn image(&self) -> PathBuf {
         self.dir().join("source.img")
     }
 
-    /// The disk in memory of a destination that has one.
+    /// Returns the destination's disk in memory, if it has one.
     ///
     /// # Errors
-    /// Without root, loop devices, or the memory.
+    /// No root rights, loop devices, or memory.
     pub(crate) fn memory_disk(&self) -> io::Result<Option<MemoryDisk>> {
         match self.destination {
             Destination::SameDisk => Ok(None),
@@ -124,11 +123,11 @@ impl Site {
         }
     }
 
-    /// Nothing is dirty, and the image is not in memory. Whether the disk is at rest, if that was to
-    /// be seen.
+    /// Flushes dirty data and drops the image from the page cache. Returns true if the disk is at rest, `None` if that
+    /// was not checked.
     ///
     /// # Errors
-    /// Those of the file, or when the run was interrupted.
+    /// I/O errors of the file, or an interrupted run.
     pub(crate) fn settle(&self) -> io::Result<Option<bool>> {
         rustix::fs::sync();
         let at_rest = self.rest.wait()?;

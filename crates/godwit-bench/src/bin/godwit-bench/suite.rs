@@ -1,5 +1,4 @@
-//! The report while the suite runs: written after every measured cell, so that an interrupted run
-//! keeps what it has.
+//! The report while the suite runs: saved after every measured cell, so that an interrupted run keeps its results.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,13 +9,13 @@ use crate::report::{Report, State};
 /// A run of the suite.
 #[derive(Debug)]
 pub(crate) struct Suite {
-    /// What was measured so far.
+    /// Measurements so far.
     pub(crate) report: Report,
     path: PathBuf,
 }
 
 impl Suite {
-    /// A run whose report goes there.
+    /// Returns a run with its report at `path`.
     pub(crate) fn new(report: Report, path: &Path) -> Self {
         Self {
             report,
@@ -24,17 +23,17 @@ impl Suite {
         }
     }
 
-    /// Where the report is.
+    /// Returns the path of the report.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes what was measured so far.
+    /// Saves the measurements so far.
     ///
     /// # Errors
-    /// Those of the file.
+    /// I/O errors of the file.
     pub(crate) fn save(&self) -> io::Result<()> {
-        // In one step, so that a reader never sees half of it.
+        // Renames the complete file, so that a reader never sees half of a report.
         let unfinished = self.path.with_extension("json.new");
         std::fs::write(
             &unfinished,
@@ -43,20 +42,20 @@ impl Suite {
         std::fs::rename(unfinished, &self.path)
     }
 
-    /// Compares with the targets and writes the report as one that counts.
+    /// Judges the targets and saves the report as complete.
     ///
     /// # Errors
-    /// Those of the file.
+    /// I/O errors of the file.
     pub(crate) fn finish(&mut self) -> io::Result<()> {
         self.report.targets = targets::all(&self.report);
         self.report.state = State::Complete;
         self.save()
     }
 
-    /// Writes the report as one that does not count: without a word about targets.
+    /// Saves the report as one that does not count, without targets.
     ///
     /// # Errors
-    /// Those of the file.
+    /// I/O errors of the file.
     pub(crate) fn refuse(&mut self, why: &io::Error) -> io::Result<()> {
         self.report.targets.clear();
         self.report.refused = Some(why.to_string());

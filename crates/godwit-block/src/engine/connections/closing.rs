@@ -1,4 +1,4 @@
-//! How connections end.
+//! The end of connections.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::engine::run::Engine;
 use godwit_io::ring::Token;
 use godwit_io::stream::StreamError;
 
-/// How long a request may be half received, or, while others wait for its memory, an answer half
-/// sent.
+/// Longest time without movement for a half received request, or, while others wait for its memory, for a half sent
+/// answer.
 const STALL: Duration = Duration::from_secs(30);
 
 impl Engine {
-    /// Ends a leaving connection that has nothing left to send.
+    /// Ends a leaving connection with nothing left to send.
     pub(super) fn say_goodbye(&mut self, key: ConnectionKey) {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
@@ -47,7 +47,7 @@ impl Engine {
         }
     }
 
-    /// Lets a connection finish what it has, then closes it.
+    /// Lets a connection finish its work, then closes the connection.
     pub(in crate::engine) fn leave(&mut self, key: ConnectionKey, within: Duration) {
         let deadline = self.now.after(within);
         let Some(connection) = self.connections.get_mut(key) else {
@@ -66,7 +66,7 @@ impl Engine {
         }
     }
 
-    /// The connection is of no use any more: closes it and tells whoever relied on it.
+    /// Closes a failed connection, and informs its users.
     pub(in crate::engine) fn lost(&mut self, key: ConnectionKey, why: &Lost) {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
@@ -80,7 +80,7 @@ impl Engine {
                 Lost::Stream(StreamError::Closed) => {
                     tracing::info!(disk, client = address, "client left");
                 }
-                // It has said so, and need not wait for its last answers.
+                // The client has announced its departure, and need not wait for the last answers.
                 Lost::Stream(_) if connection.life != Life::Open => {
                     tracing::info!(disk, client = address, "client left");
                 }
@@ -94,7 +94,7 @@ impl Engine {
         self.depart(key);
     }
 
-    /// Closes a connection and tells whoever relied on it.
+    /// Closes a connection and informs its users.
     fn depart(&mut self, key: ConnectionKey) {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
@@ -114,8 +114,7 @@ impl Engine {
         }
     }
 
-    /// Closes a connection: nothing of it is handled from now on. Its memory goes when the kernel
-    /// has let go of it.
+    /// Closes a connection: nothing of it is handled from now on. Its memory is freed once the kernel has let go.
     pub(in crate::engine) fn close(&mut self, key: ConnectionKey) {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
@@ -131,7 +130,7 @@ impl Engine {
         self.reap(key);
     }
 
-    /// Frees a closed connection as soon as the kernel uses nothing of it.
+    /// Frees a closed connection once the kernel uses nothing of it.
     pub(in crate::engine) fn reap(&mut self, key: ConnectionKey) {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
@@ -160,7 +159,7 @@ impl Engine {
         self.slots.close_account(account);
     }
 
-    /// Drops connections that take too long. True while one must be watched.
+    /// Drops connections that take too long. Returns true while any must be watched.
     pub(in crate::engine) fn drop_stalled(&mut self) -> bool {
         let now = self.now;
         let mut watch = false;

@@ -1,4 +1,4 @@
-//! What each connection has for itself, beside what all share: one request at a time.
+//! The lane of each connection, beside the common tags and memory: one request at a time.
 
 use std::io;
 
@@ -7,23 +7,24 @@ use godwit_core::request::RequestTag;
 use crate::engine::connections::shares::{Account, Shares};
 use godwit_io::page_buffers::{LARGEST, Mapping};
 
-/// The longest data in a lane, in bytes. A client's longer requests are carried out in pieces of that.
+/// Longest data in a lane, in bytes. A client's longer requests are carried out in pieces of this length.
 pub(in crate::engine) const LANE: usize = 1 << 20;
 
-/// The lanes of one class: tags, each with memory of its own. An account uses one of them at most, so that
-/// there is one for every account while there are as many as accounts.
+/// The lanes of one class: tags, each with memory of its own. An account uses at most one lane, so every account gets
+/// one while there are as many lanes as accounts.
 pub(in crate::engine) struct Lanes {
-    /// Address space, committed as it is used.
+    /// Address space, committed on use.
     memory: Mapping,
-    /// The lane of the guest's rings, whose requests may be as long as any.
+    /// Lane of the guest's rings, whose requests may have any length.
     for_rings: Option<RequestTag>,
     free: Vec<RequestTag>,
-    /// The tags of all lanes.
+    /// Tags of all lanes.
     tags: std::ops::Range<u32>,
 }
 
 impl Lanes {
-    /// Lanes with these tags, which follow one another downwards; the last is the rings' if they have one.
+    /// Returns lanes with these tags, which must be consecutive and descending. The last tag is the rings' lane if
+    /// `for_rings` is true.
     pub(in crate::engine) fn new(mut tags: Vec<RequestTag>, for_rings: bool) -> io::Result<Self> {
         let first = tags.last().map_or(0, |tag| tag.0);
         let count = tags.len();
@@ -36,8 +37,8 @@ impl Lanes {
         })
     }
 
-    /// The lane of the account for a request with so much data, unless it is in use. What has no account is
-    /// a migration's, which may use all of them.
+    /// Takes the account's lane for a request with `length` bytes, unless in use. Requests without an account are a
+    /// migration's, which may use all lanes.
     pub(in crate::engine) fn take(
         &mut self,
         length: u32,
@@ -59,12 +60,12 @@ impl Lanes {
         Some(tag)
     }
 
-    /// Whether the account's lane is too short for so much data.
+    /// Returns true if the account's lane is too short for `length` bytes.
     pub(in crate::engine) fn never_take(length: u32, account: Account) -> bool {
         length as usize > LANE && account != Account::RINGS
     }
 
-    /// A slot is free again. False when it is none of these.
+    /// Frees a lane. Returns false if the tag is not a lane.
     pub(in crate::engine) fn free(
         &mut self,
         tag: RequestTag,
@@ -83,7 +84,7 @@ impl Lanes {
         true
     }
 
-    /// Address and length of the lane's memory; `None` when it is none of these.
+    /// Returns address and length of the lane's memory; `None` if the tag is not a lane.
     pub(in crate::engine) fn buffer(&self, tag: RequestTag) -> Option<(*mut u8, usize)> {
         let number = self
             .tags

@@ -1,4 +1,4 @@
-//! The engine's connections, and what each is in the middle of receiving.
+//! The engine's connections, and the state of reception on each.
 
 pub(super) mod closing;
 pub(super) mod lanes;
@@ -20,23 +20,23 @@ use crate::engine::slots::{Class, Rest};
 use crate::nbd::RequestHeader;
 use godwit_io::stream::{SentBy, Stream, Unpacker};
 
-/// Names a connection for good: an index that is used again has another generation.
+/// The permanent identity of a connection: a reused index has another generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConnectionKey {
     pub(super) index: u32,
     generation: u32,
 }
 
-/// What is being received.
+/// The state of reception.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Parse {
     /// A header.
     Header,
-    /// What follows a peer's header and belongs to the frame itself.
+    /// The bytes after a peer's header that belong to the frame itself.
     Body(Header),
     /// The header is here; a tag or memory for its request is not.
     Waiting(Head),
-    /// What the connection asked for before has to be answered first; then this, if it is something.
+    /// Earlier requests of the connection must be answered first; then the head, if any, is next.
     Alone(Option<Head>),
     /// Data for a slot's buffer.
     Payload {
@@ -45,8 +45,8 @@ pub(super) enum Parse {
         length: u32,
         received: u32,
     },
-    /// The same, which travels compressed: `missing` bytes of that are still to come, and `done` of the
-    /// data are in the buffer.
+    /// Compressed data for a slot's buffer: `missing` compressed bytes are still to come, and `done` bytes of data are
+    /// in the buffer.
     Packed {
         head: Head,
         tag: RequestTag,
@@ -54,28 +54,28 @@ pub(super) enum Parse {
         missing: u32,
         done: u32,
     },
-    /// Data that nobody needs.
+    /// Data to drop.
     Discard { remaining: u32 },
 }
 
 /// A decoded header whose request has not been handed to the controller.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Head {
-    /// An NBD request, or a piece of one, and what it asks.
+    /// An NBD request, or a piece of one, and its operation.
     Client {
         request: RequestHeader,
         operation: Operation,
         rest: Option<Rest>,
         part: Part,
     },
-    /// A peer's frame, and the length of its data if that is compressed.
+    /// A peer's frame, and the length of its data if compressed.
     Peer {
         message: Message,
         packed: Option<u32>,
     },
 }
 
-/// What a peer's connection may carry. One connection can do several of these.
+/// The roles of a peer's connection. A connection can have several.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Uses {
     /// Frames of the migration under way.
@@ -86,16 +86,16 @@ pub(super) struct Uses {
     pub(super) served: bool,
 }
 
-/// Who is at the other end.
+/// The party at the other end.
 #[derive(Debug)]
 pub(super) enum Party {
     /// An NBD client.
     Client {
         address: String,
         structured: bool,
-        /// It may ask which ranges are allocated.
+        /// True if the client may ask for allocated ranges.
         allocation: bool,
-        /// What its owner lent it until it is gone.
+        /// Client place, held until the client is gone.
         _place: Option<Box<dyn Any + Send>>,
     },
     /// Another node.
@@ -103,9 +103,9 @@ pub(super) enum Party {
 }
 
 impl Party {
-    /// Who sends what is queued for it. While a guest works a worker of the kernel's sends what is
-    /// copied, so that the thread is there for the guest; it costs both nodes some more processor time,
-    /// which an idle guest need not.
+    /// Returns the sender of the connection's queue. While a guest works, a kernel worker sends copies, so that the
+    /// thread is free for the guest. A worker costs both nodes some more processor time, which an idle guest does not
+    /// justify.
     pub(super) fn sent_by(&self, guest_is_idle: bool) -> SentBy {
         match self {
             Self::Peer {
@@ -117,43 +117,42 @@ impl Party {
     }
 }
 
-/// How much of a connection's life is over.
+/// The phase of a connection's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
     /// In use.
     Open,
-    /// It closes when everything that came by it is answered and everything queued has left, or at
-    /// this time. A client's is not read any more; what still comes on a peer's is dropped, until
-    /// the peer closes it too, because closing it before could destroy what was sent last.
+    /// Closes once all requests are answered and everything queued has left, or at the deadline. A client's connection
+    /// is not read any more. Frames of a peer are dropped until the peer closes, too: an earlier close could destroy
+    /// the last data sent.
     Leaving { deadline: Time, said_goodbye: bool },
-    /// It waits for the kernel to let go of its memory.
+    /// Waits for the kernel to let go of the connection's memory.
     Closing,
 }
 
-/// One connection.
 pub(super) struct Connection {
     pub(super) key: ConnectionKey,
     pub(super) stream: Stream,
     pub(super) party: Party,
-    /// Who is charged for what it asks for.
+    /// Account charged for the connection's requests.
     pub(super) account: Account,
     pub(super) parse: Parse,
     pub(super) life: Life,
-    /// Not read from for now: something older must finish first.
+    /// True while older work must finish before the next read.
     pub(super) paused: bool,
-    /// Not read from for now: too many answers wait to be sent.
+    /// True while too many answers wait to be sent for another read.
     pub(super) throttled: bool,
-    /// The last frame carried long data, so the next will too: read no further than its header.
+    /// True if the last frame carried long data, so the next probably will, too: read no further than its header.
     pub(super) bulk: bool,
-    /// Requests that came by it and are not answered.
+    /// Requests of the connection without an answer.
     pub(super) unanswered: u32,
-    /// When bytes last moved while a request was half received or an answer half sent.
+    /// Time of the last movement of bytes, for a half received request or a half sent answer.
     pub(super) moved: Time,
-    /// It is on the list of connections to look at before the next wait.
+    /// True if the connection is on the list for the end of the turn.
     pub(super) marked: bool,
-    /// Decompresses what comes by it; made when the first does.
+    /// Decompressor of received frames; created for the first compressed frame.
     pub(super) unpacker: Option<Box<Unpacker>>,
-    /// What waits to be sent may gather until then; `None`: it is sent at once.
+    /// Time until which queued frames may gather; `None` to send at once.
     pub(super) gathers_until: Option<Time>,
 }
 
@@ -162,7 +161,7 @@ impl Connection {
         matches!(self.party, Party::Client { .. })
     }
 
-    /// The class of what it asks for.
+    /// Returns the class of the connection's requests.
     pub(super) const fn asks_of(&self) -> Class {
         match self.party {
             Party::Client { .. } => Class::Client,
@@ -237,7 +236,7 @@ impl Connections {
         key
     }
 
-    /// The connection, unless it is gone.
+    /// Returns the connection, unless gone.
     pub(super) fn get_mut(&mut self, key: ConnectionKey) -> Option<&mut Connection> {
         self.at(key.index)
             .filter(|connection| connection.key == key)
@@ -248,12 +247,12 @@ impl Connections {
         (connection.key == key).then_some(connection)
     }
 
-    /// The connection that holds the index now.
+    /// Returns the connection that holds the index now.
     pub(super) fn at(&mut self, index: u32) -> Option<&mut Connection> {
         self.entries.get_mut(index as usize)?.as_deref_mut()
     }
 
-    /// Takes a connection out. Its stream must be idle.
+    /// Removes a connection. Its stream must be idle.
     pub(super) fn remove(&mut self, key: ConnectionKey) -> Option<Box<Connection>> {
         let entry = self.entries.get_mut(key.index as usize)?;
         entry.take_if(|connection| connection.key == key)
@@ -266,7 +265,7 @@ impl Connections {
             .map(|connection| &**connection)
     }
 
-    /// Puts the connection on the list of those to look at before the next wait.
+    /// Puts the connection on the list for the end of the turn.
     pub(super) fn mark(&mut self, key: ConnectionKey) {
         if let Some(connection) = self.get_mut(key)
             && !std::mem::replace(&mut connection.marked, true)
@@ -275,7 +274,7 @@ impl Connections {
         }
     }
 
-    /// Takes one off that list.
+    /// Takes a connection off the list for the end of the turn.
     pub(super) fn next_marked(&mut self) -> Option<ConnectionKey> {
         let key = self.marked.pop()?;
         if let Some(connection) = self.get_mut(key) {
@@ -285,7 +284,7 @@ impl Connections {
     }
 }
 
-/// A TCP socket as the owned descriptor that streams are made of.
+/// Converts a TCP socket to an owned descriptor.
 pub(super) fn descriptor(socket: TcpStream) -> std::os::fd::OwnedFd {
     socket.into()
 }

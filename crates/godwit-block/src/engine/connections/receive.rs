@@ -11,17 +11,17 @@ use crate::nbd::{InvalidRequest, REQUEST_HEADER_SIZE};
 use godwit_io::ring::Token;
 use godwit_io::stream::{StreamError, Unpacker};
 
-/// The longest data that is read together with the requests around it and then copied to its place:
-/// that takes less time than a receive operation for each.
+/// Longest data that is read together with the requests around it and then copied into place: faster than a receive
+/// operation for each.
 const COPIED: u32 = 16 << 10;
 
-/// Answers that may wait to be sent before a client is not read from any more.
+/// Most unsent answers of a client before reading stops.
 const MOST_ANSWERS: usize = 256;
 
-/// Why a connection is of no use any more.
+/// The reason for the end of a connection.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::engine) enum Lost {
-    /// It ended, or the other side reads nothing.
+    /// The connection ended, or the other side reads nothing.
     #[error(transparent)]
     Stream(#[from] StreamError),
     /// The client does not speak NBD.
@@ -33,10 +33,10 @@ pub(in crate::engine) enum Lost {
     /// The peer's bytes are not frames.
     #[error(transparent)]
     Frame(#[from] DecodeError),
-    /// The frame has no business on this connection or at this time.
+    /// The frame does not belong on this connection or at this time.
     #[error("the other node sent a frame that does not belong here: {0:?}")]
     Unexpected(Message),
-    /// The rest of what it was promised cannot be read.
+    /// The rest of a promised answer cannot be read.
     #[error("the disk failed in the middle of a long answer")]
     Unreadable,
     /// Nothing moved for too long.
@@ -45,7 +45,7 @@ pub(in crate::engine) enum Lost {
 }
 
 impl Engine {
-    /// A receive operation ended.
+    /// Ends a receive operation.
     pub(in crate::engine) fn received(&mut self, index: u32, result: i32) {
         let now = self.now;
         let Some(connection) = self.connections.at(index) else {
@@ -186,7 +186,7 @@ impl Engine {
         }
     }
 
-    /// Starts the connection's next receive operation, unless it must not be read from now.
+    /// Starts the connection's next receive operation, unless reading is suspended.
     fn ask_for_more(&mut self, key: ConnectionKey) {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
@@ -226,9 +226,9 @@ impl Engine {
             }
             _ => (None, usize::MAX),
         };
-        // SAFETY: the slot's buffer stays in place while the connection receives into it: a new
-        // request's slot is busy and an answered one's is held, both until the payload is complete
-        // or `reap` finds the stream idle. Nothing else uses the buffer meanwhile.
+        // SAFETY: the slot's buffer stays in place while the connection receives into it: a new request's slot is busy
+        // and an answered one's is held, both until the payload is complete or `reap` finds the stream idle. Nothing
+        // else uses the buffer meanwhile.
         unsafe {
             connection
                 .stream
@@ -236,7 +236,7 @@ impl Engine {
         };
     }
 
-    /// Everything that a request needs has been received.
+    /// Handles a request that has been received in full.
     fn payload_complete(&mut self, key: ConnectionKey, head: Head, tag: RequestTag) {
         match head {
             Head::Client { .. } => self.part_received(key, head, tag),
@@ -244,7 +244,7 @@ impl Engine {
         }
     }
 
-    /// Tries again for those that waited for a tag or memory, in order.
+    /// Retries the waiters for a tag or memory, in order.
     pub(in crate::engine) fn retry_waiting(&mut self) {
         for class in [Class::Sync, Class::Client, Class::Copy] {
             for _ in 0..self.slots.waiting(class) {
@@ -262,7 +262,7 @@ impl Engine {
         }
     }
 
-    /// Goes on with a connection that waited. False when there is still no slot for its request.
+    /// Resumes a connection that waited. Returns false if there is still no slot for its request.
     fn admit_waiting_connection(&mut self, key: ConnectionKey) -> bool {
         let Some(connection) = self.connections.get_mut(key) else {
             return true;
@@ -284,7 +284,7 @@ impl Engine {
         admitted
     }
 
-    /// Gives a request its slot and goes on to receive its data, or lets the connection wait.
+    /// Gives a request its slot and receives its data, or lets the connection wait.
     pub(in crate::engine) fn admit(
         &mut self,
         key: ConnectionKey,
@@ -300,7 +300,7 @@ impl Engine {
             } => self.client_needs(key, request, operation, rest, part),
             Head::Peer { message, .. } => self.peer_needs(key, message),
         };
-        // A migration's frames are one connection's, which nobody else needs anything beside.
+        // A migration's frames come by one connection, beside which nothing else needs the class.
         let account = match owner {
             Owner::Replica => None,
             _ => self.connections.get(key).map(|c| c.account),

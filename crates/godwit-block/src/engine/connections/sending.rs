@@ -1,4 +1,4 @@
-//! How connections send what they have.
+//! The sending side of connections.
 
 use godwit_core::action::SourceSlot;
 use godwit_core::wire::TrafficClass;
@@ -10,7 +10,7 @@ use crate::engine::run::Engine;
 use crate::engine::slots::Slots;
 use crate::engine::slots::chunks::Chunks;
 
-/// Ends the use of a payload that has been sent.
+/// Returns a function that ends the use of a sent payload.
 pub(in crate::engine) fn release<'a>(
     slots: &'a mut Slots,
     chunks: &'a mut Chunks,
@@ -22,13 +22,13 @@ pub(in crate::engine) fn release<'a>(
             SourceSlot::Pull(_) => owed.release(slot, &memory),
             SourceSlot::Chunk(_) | SourceSlot::Delayed(_) => chunks.release(slot, &memory),
         },
-        // The outbox keeps it.
+        // The outbox keeps the buffer.
         Keep::Packed(_) => {}
     }
 }
 
 impl Engine {
-    /// A send operation ended.
+    /// Ends a send operation.
     pub(in crate::engine) fn sent(&mut self, index: u32, result: i32) {
         let now = self.now;
         let Some(connection) = self.connections.at(index) else {
@@ -51,8 +51,7 @@ impl Engine {
         }
     }
 
-    /// Drops the frames of the migration under way that wait on this class's connections and of
-    /// which no byte has left.
+    /// Drops the frames of the migration under way that wait on this class's connections and of which no byte has left.
     pub(in crate::engine) fn discard_unsent(&mut self, class: TrafficClass) {
         let Some(links) = self.links.as_ref().filter(|links| links.active) else {
             return;
@@ -66,8 +65,7 @@ impl Engine {
             let Some(connection) = self.connections.get_mut(key) else {
                 continue;
             };
-            // Answers to forwarded requests and requests of this node's clients are not the
-            // migration's to drop.
+            // Answers to forwarded requests and requests of this node's clients do not belong to the migration.
             let uses = connection.uses();
             if uses.migration && !uses.forwarding && !uses.served {
                 connection.stream.discard_unsent(&mut release(
@@ -79,7 +77,7 @@ impl Engine {
         }
     }
 
-    /// Sends what the turn has queued, and closes what has nothing left to do.
+    /// Sends the frames queued in this turn, and closes connections with nothing left to do.
     pub(in crate::engine) fn flush_marked(&mut self) {
         let guest_is_idle = self.core.guest_is_idle();
         while let Some(key) = self.connections.next_marked() {

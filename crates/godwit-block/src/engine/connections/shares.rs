@@ -1,29 +1,30 @@
-//! How much each connection holds of what all share, so that none holds what others need.
+//! The share of each connection in the common tags and memory, limited so that no connection holds the part that others
+//! need.
 
-/// Whose requests are counted together: a connection's, or all rings'.
+/// The unit of accounting: a connection, or all rings together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) struct Account(u32);
 
 impl Account {
-    /// That of the guest's rings.
+    /// Account of the guest's rings.
     pub(in crate::engine) const RINGS: Self = Self(0);
 }
 
-/// What one account holds.
+/// The holdings of one account.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
     requests: usize,
     bytes: usize,
-    /// A request of it is in a lane.
+    /// True while a request of the account is in a lane.
     lane: bool,
-    /// Its connection is gone.
+    /// True once the account's connection is gone.
     closed: bool,
 }
 
-/// What each account holds of its class's common tags and memory.
+/// The holdings of each account in its class's common tags and memory.
 ///
-/// A connection whose client stalls keeps what it holds. It gets no more than it leaves to all others, so
-/// that a few of them do not have everything; for when many stall, each connection has a lane of its own.
+/// A connection with a stalled client keeps its holdings. A connection gets no more than it leaves to all others, so a
+/// few connections cannot hold everything. If many stall, each connection still has a lane of its own.
 #[derive(Debug)]
 pub(in crate::engine) struct Shares {
     held: Vec<Held>,
@@ -38,7 +39,7 @@ impl Shares {
         }
     }
 
-    /// A new account.
+    /// Opens an account.
     pub(in crate::engine) fn open(&mut self) -> Account {
         match self.free.pop() {
             Some(index) => {
@@ -52,18 +53,19 @@ impl Shares {
         }
     }
 
-    /// The connection is gone; what it holds stays counted until it is given back.
+    /// Closes the account of a connection that is gone. Its holdings stay counted until given back.
     pub(in crate::engine) fn close(&mut self, account: Account) {
         self.of(account).closed = true;
         self.forget_if_empty(account);
     }
 
-    /// Whether the account holds nothing of what is common.
+    /// Returns true if the account holds nothing of the common part.
     pub(in crate::engine) fn is_empty(&self, account: Account) -> bool {
         self.held[account.0 as usize].requests == 0
     }
 
-    /// Whether the account may take a request of so many bytes, when as much as this is left after that.
+    /// Returns true if the account may take a request of `bytes` bytes, with the rest given by the third argument left
+    /// for others.
     pub(in crate::engine) fn allows(
         &self,
         account: Account,
@@ -74,14 +76,14 @@ impl Shares {
         held.requests == 0 || (held.requests < requests_left && held.bytes + bytes <= bytes_left)
     }
 
-    /// Counts a request with so many bytes.
+    /// Counts a request with `bytes` bytes.
     pub(in crate::engine) fn take(&mut self, account: Account, bytes: usize) {
         let held = self.of(account);
         held.requests += 1;
         held.bytes += bytes;
     }
 
-    /// Such a request is done.
+    /// Ends a request with `bytes` bytes.
     pub(in crate::engine) fn give_back(&mut self, account: Account, bytes: usize) {
         let held = self.of(account);
         held.requests -= 1;
@@ -89,12 +91,12 @@ impl Shares {
         self.forget_if_empty(account);
     }
 
-    /// Whether the account's lane is free.
+    /// Returns true if the account's lane is free.
     pub(in crate::engine) fn lane_is_free(&self, account: Account) -> bool {
         !self.held[account.0 as usize].lane
     }
 
-    /// The account's lane is in use now, or no more.
+    /// Marks the account's lane as used or free.
     pub(in crate::engine) fn use_lane(&mut self, account: Account, used: bool) {
         self.of(account).lane = used;
         if !used {
@@ -118,7 +120,7 @@ impl Shares {
 mod tests {
     use super::*;
 
-    /// Lets the account take requests of a byte each until it may have no more; how many it has then.
+    /// Lets the account take requests of a byte each up to its limit. Returns the number taken.
     fn fill(shares: &mut Shares, account: Account, left: &mut usize) -> usize {
         let mut taken = 0;
         while *left > 0 && shares.allows(account, 1, (*left - 1, *left - 1)) {

@@ -1,11 +1,11 @@
-//! Disks that return errors, when a test says so: the fail points `disk::WHO::OPERATION`, where
-//! WHO is `request`, `chunk`, `replica`, `barrier`, `owed`, `pulled` or `checkpoint` and OPERATION is `read`, `write`, `zero` or
-//! `sync`. `return(28)` makes the disk report error number 28, `return` an I/O error. Without the
-//! feature `failpoints` they are nothing.
+//! Disk errors on behalf of tests: the fail points `disk::WHO::OPERATION`, where WHO is `request`, `chunk`, `replica`,
+//! `barrier`, `layout`, `owed`, `pulled`, `checkpoint` or `base`, and OPERATION is `read`, `write`, `zero` or `sync`.
+//! `return(28)` makes the disk report error number 28, `return` an I/O error. Without the feature `failpoints` there
+//! are no fail points.
 
 use godwit_core::action::DiskTag;
 
-/// What the kernel's result of an operation is taken for.
+/// Returns the result that replaces the kernel's result of an operation.
 #[cfg(feature = "failpoints")]
 pub(in crate::engine) fn result(tag: DiskTag, operation: &str, result: i32) -> i32 {
     let who = match tag {
@@ -25,7 +25,7 @@ pub(in crate::engine) fn result(tag: DiskTag, operation: &str, result: i32) -> i
     result
 }
 
-/// The result itself: the feature `failpoints` is off.
+/// Returns the result unchanged: the feature `failpoints` is off.
 #[cfg(not(feature = "failpoints"))]
 pub(in crate::engine) const fn result(_tag: DiskTag, _operation: &str, result: i32) -> i32 {
     result

@@ -1,4 +1,4 @@
-//! Where the image has long holes.
+//! The long holes of the image.
 
 use godwit_core::action::LONG_HOLE_SECTORS;
 use godwit_core::units::{Lba, SECTOR_SIZE};
@@ -6,11 +6,12 @@ use godwit_core::units::{Lba, SECTOR_SIZE};
 use crate::engine::disk::Disk;
 use crate::image::extents::extent_at;
 
-/// Parts of a file that are looked at in one search.
+/// Parts of a file that one search inspects.
 const LOOKS: u32 = 32;
 
 impl Disk {
-    /// The first long hole at or behind a place; an empty one where the search has come to, or at the disk's end.
+    /// Returns the first long hole at or behind a place. Returns an empty one at the end of the search, or at the
+    /// disk's end.
     pub(in crate::engine) fn long_hole(&self, from: Lba) -> (Lba, Lba) {
         let end = self.capacity().bytes().0;
         let sector = |at: u64| Lba(at / SECTOR_SIZE);

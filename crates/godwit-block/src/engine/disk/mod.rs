@@ -30,14 +30,14 @@ use godwit_io::ring::{Ring, Token};
 use godwit_io::zeroes::{BLOCK, is_zero};
 use godwit_vhost::memory::GuestRam;
 
-/// Longest write of zeroes where the file system cannot make them itself.
+/// Longest write of zeroes, for file systems that cannot zero a range themselves.
 const ZERO_PIECE: u64 = 1 << 20;
 
-/// Operations, but for reads, that are carried out in place after the kernel could start no thread for one.
-/// Until it says so some 50 ms pass.
+/// Operations, reads excepted, carried out in place after the kernel could start no thread for one. Each failure of the
+/// kernel takes some 50 ms.
 const IN_PLACE: u32 = 64;
 
-/// How a range is made to read as zeroes.
+/// A way to make a range read as zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ZeroWay {
     /// Release the space.
@@ -46,7 +46,7 @@ enum ZeroWay {
     Range,
     /// Write zeroes.
     Write,
-    /// It reads as zeroes.
+    /// Nothing to do: the range reads as zeroes.
     Nothing,
 }
 
@@ -59,7 +59,7 @@ enum Work {
 }
 
 impl Work {
-    /// As fail points call it.
+    /// Returns the name in fail points.
     const fn name(self) -> &'static str {
         match self {
             Self::Read(_) => "read",
@@ -70,7 +70,7 @@ impl Work {
     }
 }
 
-/// What an operation's memory belongs to, when that can go away before the operation has ended.
+/// The owner of an operation's memory, if the owner could otherwise go away before the operation ends.
 pub(super) enum Keep {
     /// The buffers of a migration's chunks.
     Chunks(#[expect(dead_code, reason = "held for its end")] Rc<Mapping>),
@@ -78,32 +78,30 @@ pub(super) enum Keep {
     Guest(Arc<GuestRam>),
 }
 
-/// One operation.
 struct Entry {
     tag: DiskTag,
     work: Work,
-    /// Make it durable before it is done.
+    /// True if the data must be durable before the operation is done.
     fua: bool,
     offset: u64,
     length: u64,
     done: u64,
     memory: *mut u8,
-    /// The memory instead, when it is in pieces: what is left of it.
+    /// Rest of the memory, if in pieces; replaces `memory`.
     pieces: Vec<libc::iovec>,
     keep: Option<Keep>,
-    /// No other operation may run meanwhile.
+    /// True if no other operation may run meanwhile.
     exclusive: bool,
-    /// The ring only says when it is its turn.
+    /// True if the ring only schedules the step.
     in_place: bool,
-    /// Blocks of zeroes are left out where the file has a hole.
+    /// True if blocks of zeroes over holes of the file are left out.
     sparse: bool,
-    /// Where the next write ends, from the start of the data.
+    /// End of the next write, from the start of the data.
     until: u64,
-    /// It has ended; what is left of it is room for another.
+    /// True once the operation has ended; the entry can be reused.
     over: bool,
 }
 
-/// An operation that is done.
 pub(super) struct Finished {
     pub(super) tag: DiskTag,
     pub(super) result: Result<Content, RequestError>,
@@ -117,18 +115,18 @@ pub(super) struct Disk {
     free: Vec<u32>,
     zeroes: Mapping,
     zeroing: Zeroing,
-    /// Operations that are carried out in place before the ring is asked again.
+    /// Operations to carry out in place before the ring is asked again.
     in_place: u32,
-    /// The kernel could not start a thread for an operation, and the log says so.
+    /// True if the kernel could not start a thread for an operation, and the log has said so.
     without_workers: bool,
     running: u32,
     exclusive_running: bool,
-    /// Operations that wait for an exclusive one, or for its turn.
+    /// Operations that wait for an exclusive one, or for their turn.
     queue: VecDeque<u32>,
 }
 
 impl Disk {
-    /// The operations of an image; at most `operations` are in flight at once as a rule.
+    /// Prepares an image; `operations` is the usual maximum in flight at once.
     pub(super) fn new(image: Image, name: String, operations: usize) -> io::Result<Self> {
         for file in [Some(&image.file), image.buffered.as_ref()]
             .into_iter()
@@ -167,14 +165,14 @@ impl Disk {
         self.image.fingerprint()
     }
 
-    /// How many sectors from the extent's start on are a hole.
+    /// Returns the number of sectors from the extent's start that are a hole.
     pub(super) fn hole(&self, extent: Extent) -> u32 {
         let (start, end) = (extent.start().byte_offset(), extent.end().byte_offset());
         let hole = hole_end(self.file(), start, end) - start;
         (hole / SECTOR_SIZE) as u32
     }
 
-    /// Whether a write or the like to a part of the range, in bytes, is not done.
+    /// Returns true if a write, or an operation like it, to a part of the byte range is pending.
     pub(super) fn is_changing(&self, start: u64, end: u64) -> bool {
         self.in_flight() > 0
             && self.entries.iter().any(|entry| {
@@ -184,19 +182,17 @@ impl Disk {
             })
     }
 
-    /// Whether any range is made to read as zeroes without writing them. Of a block device nobody can tell
-    /// before it is tried.
+    /// Returns true if any range is made to read as zeroes without writing them. A block device has to be tried first.
     pub(super) fn zeroes_fast(&mut self) -> bool {
         self.zeroing.is_fast(&self.image)
     }
 
-    /// Operations that are not done.
+    /// Returns the number of pending operations.
     pub(super) fn in_flight(&self) -> usize {
         self.running as usize + self.queue.len()
     }
 
-    /// Whether these pieces of memory, together as long as the extent, can be transferred to or from
-    /// it as they are.
+    /// Returns true if these pieces of memory, together as long as the extent, can be transferred without a copy.
     pub(super) fn can_transfer(&self, extent: Extent, pieces: &[libc::iovec]) -> bool {
         let most = libc::UIO_MAXIOV as usize;
         if pieces.len() > most || !self.is_aligned(extent.start().byte_offset(), extent.bytes()) {
@@ -210,12 +206,12 @@ impl Disk {
             })
     }
 
-    /// Starts an operation. Reads and writes use `memory`, which must be as long as the extent; or
-    /// `pieces`, if there are any, which must be so together, and is left empty.
+    /// Starts an operation. Reads and writes use `memory`, which must be as long as the extent; or `pieces`, if any,
+    /// which must be as long together, and are left empty.
     ///
     /// # Safety
-    /// The memory stays valid, and is used by nobody in a way that conflicts, until
-    /// [`Disk::completed`] returns the operation, or as long as `keep` lives.
+    /// The memory stays valid, and is not used in a conflicting way, until [`Disk::completed`] returns the operation,
+    /// or as long as `keep` lives.
     pub(super) unsafe fn start(
         &mut self,
         ring: &mut Ring,
@@ -245,12 +241,12 @@ impl Disk {
                 return;
             }
         };
-        // Two requests to the same block in flight, one of them through the page cache, could undo
-        // each other: see `Image::buffered`.
+        // Two requests to the same block in flight, one of them through the page cache, could undo each other: see
+        // `Image::buffered`.
         let writes = matches!(work, Work::Write | Work::Zero { .. });
         let exclusive = writes && !self.is_aligned(offset, length);
         let index = self.free.pop().unwrap_or(self.entries.len() as u32);
-        // Space for pieces is used again.
+        // The room for pieces is reused.
         let mut room = match self.entries.get_mut(index as usize) {
             Some(last) => std::mem::take(&mut last.pieces),
             None => Vec::new(),
@@ -277,8 +273,8 @@ impl Disk {
             Some(last) => *last = entry,
             None => self.entries.push(entry),
         }
-        // What the guest here writes is written: it may want the space. A hole that is younger than the
-        // last flush may be none after a power failure, so that nothing which must be durable relies on it.
+        // Writes of the local guest are written in full: the guest may want the space. A hole younger than the last
+        // flush may be gone after a power failure, so durable writes do not rely on holes.
         if matches!(tag, DiskTag::Replica(_) | DiskTag::Pulled(_))
             && work == Work::Write
             && !fua
@@ -293,7 +289,7 @@ impl Disk {
         }
     }
 
-    /// The kernel finished a step. `None` when the operation goes on.
+    /// Handles a step that the kernel finished. Returns `None` if the operation goes on.
     pub(super) fn completed(
         &mut self,
         ring: &mut Ring,
@@ -303,7 +299,7 @@ impl Disk {
         let entry = &self.entries[index as usize];
         let result = match faults::result(entry.tag, entry.work.name(), result) {
             _ if entry.in_place => self.carry_out(index),
-            // Nobody cancels an operation on the image.
+            // No code cancels operations on the image.
             result if result == -libc::ECANCELED => {
                 self.in_place = IN_PLACE;
                 self.carry_out(index)
@@ -336,13 +332,13 @@ impl Disk {
         Some(finished)
     }
 
-    /// Looks for what of a write need not be written because it is zeroes, and is there already.
+    /// Leaves out the part of a write that is zeroes and already reads as zeroes.
     fn leave_out_zeroes(&mut self, index: u32) {
         let entry = &mut self.entries[index as usize];
         if !entry.pieces.is_empty() || entry.length < 2 * BLOCK as u64 {
             return;
         }
-        // SAFETY: `start`'s caller keeps the memory in place until the operation is reported.
+        // SAFETY: the caller of `start` keeps the memory in place until the operation is reported.
         let data = unsafe { std::slice::from_raw_parts(entry.memory, entry.length as usize) };
         let (file, zeroing) = (self.image.file.as_fd(), &self.zeroing);
         let is_zeroes = |part: Range<u64>| {
@@ -367,7 +363,7 @@ impl Disk {
         self.submit(ring, index);
     }
 
-    /// What a step's result means: `None` to go on with what is left.
+    /// Interprets a step's result: `None` to go on with the rest.
     fn step(&mut self, index: u32, result: i32) -> Option<Result<Content, RequestError>> {
         let entry = &mut self.entries[index as usize];
         if result < 0 {
@@ -417,8 +413,8 @@ impl Disk {
         match entry.work {
             Work::Read(Inspect::Nothing) => Some(Ok(Content::Data)),
             Work::Read(inspect) => {
-                // SAFETY: the read filled `length` bytes at `memory`, which `start`'s caller keeps
-                // in place until this operation is reported.
+                // SAFETY: the read filled `length` bytes at `memory`, which the caller of `start` keeps in place until
+                // this operation is reported.
                 let data =
                     unsafe { std::slice::from_raw_parts(entry.memory, entry.length as usize) };
                 Some(Ok(match inspect {
@@ -485,12 +481,12 @@ impl Disk {
         } else {
             self.next_step(index).entry()
         };
-        // SAFETY: the entry uses the image's descriptors, which live as long as the ring is used;
-        // the static zeroes, which nobody writes; or memory that `start`'s caller answers for.
+        // SAFETY: the entry uses the image's descriptors, which live as long as the ring is used; the static zeroes,
+        // which are never written; or memory that the caller of `start` answers for.
         unsafe { ring.push(entry, Token::Disk(index)) };
     }
 
-    /// Does on this thread what the ring was to do.
+    /// Carries out the ring's step on this thread.
     fn carry_out(&mut self, index: u32) -> i32 {
         if !std::mem::replace(&mut self.without_workers, true) {
             tracing::warn!(
@@ -499,11 +495,11 @@ impl Disk {
                  one after another: let this process have more threads (pids.max, TasksMax)"
             );
         }
-        // SAFETY: as in `submit`; the ring has reported the step, so it uses nothing of it any more.
+        // SAFETY: as in `submit`; the ring has reported the step, so the ring uses nothing of it any more.
         unsafe { self.next_step(index).carry_out() }
     }
 
-    /// What the kernel is asked for next.
+    /// Returns the next system call.
     fn next_step(&self, index: u32) -> Step {
         let entry = &self.entries[index as usize];
         let offset = entry.offset + entry.done;

@@ -1,21 +1,20 @@
-//! Writes that leave out blocks of zeroes where the file has a hole, so that a thin disk is as thin at its
-//! destination.
+//! Writes that leave out blocks of zeroes over holes of the file, so that a thin disk is as thin at its destination.
 
 use std::ops::Range;
 
 use godwit_io::zeroes::{BLOCK, is_zero};
 
-/// What of a write comes next.
+/// The next part of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) struct Run {
-    /// Bytes that are zeroes there already.
+    /// Bytes that are already zeroes in the file.
     pub(in crate::engine) skipped: u64,
-    /// Where what has to be written after them ends, from the start of the data.
+    /// End of the part to write, from the start of the data.
     pub(in crate::engine) until: u64,
 }
 
-/// The next run of `data`, which is to be at `offset` of the file, after its first `done` bytes. `is_zeroes` says of a part of
-/// the file, in bytes, whether it reads as zeroes.
+/// Returns the next run of `data`, destined for `offset` of the file, after its first `done` bytes. `is_zeroes` returns
+/// true if a range of the file, in bytes, reads as zeroes.
 pub(in crate::engine) fn next_run(
     is_zeroes: impl Fn(Range<u64>) -> bool,
     offset: u64,
@@ -43,7 +42,7 @@ pub(in crate::engine) fn next_run(
     }
 }
 
-/// Bytes of whole blocks of zeroes that begin at `at`.
+/// Returns the bytes of whole zero blocks from `at` on.
 fn zeroes_at(offset: u64, data: &[u8], at: usize) -> usize {
     if !(offset + at as u64).is_multiple_of(BLOCK as u64) {
         return 0;
@@ -53,7 +52,7 @@ fn zeroes_at(offset: u64, data: &[u8], at: usize) -> usize {
     zeroes.count() * BLOCK
 }
 
-/// Where the next block of the file begins in the data, after `at`.
+/// Returns the position in the data of the file's next block after `at`.
 fn next_block(offset: u64, at: usize) -> usize {
     let within = (offset + at as u64) % BLOCK as u64;
     at + BLOCK - within as usize
@@ -68,7 +67,7 @@ mod tests {
     use super::*;
     use crate::image::extents::hole_end;
 
-    /// Blocks, each full of one byte.
+    /// Returns blocks, each full of one byte.
     fn blocks(bytes: &[u8]) -> Vec<u8> {
         bytes.iter().flat_map(|&byte| [byte; BLOCK]).collect()
     }
@@ -95,7 +94,7 @@ mod tests {
         let at = |block: usize| block * BLOCK;
         let thin = [(at(1), at(3)), (at(5), at(6))];
         assert_eq!(runs(&file, 8192, &data), thin);
-        // What was written before must become zeroes.
+        // Data written before must become zeroes.
         file.write_all_at(&[7; BLOCK], 8192 + at(3) as u64)
             .expect("a write");
         assert_eq!(runs(&file, 8192, &data), [(at(1), at(6))]);
@@ -104,7 +103,7 @@ mod tests {
             [(0, data.len())],
             "behind the end"
         );
-        // Blocks are the file's.
+        // Blocks are aligned to the file.
         let within = runs(&file, 65536 + 512, &data);
         assert_eq!(within[0].0, 0, "{within:?}");
         assert_eq!(runs(&file, 65536, &blocks(&[1; 4])), [(0, at(4))]);

@@ -1,22 +1,21 @@
-//! What the kernel is asked for by an operation on the image: through the ring, or in place.
+//! The system calls of an operation on the image: through the ring, or in place.
 //!
-//! What cannot be done without waiting, such as a flush, the ring leaves to a thread that the kernel starts
-//! for it. Where the process may have no more threads (`pids.max` of its control group, `TasksMax` of its
-//! unit) it ends with ECANCELED instead, although nobody cancelled it. To the guest that would be a
-//! broken disk, so the engine's thread does it then itself: everything of this disk waits meanwhile.
+//! The ring leaves calls that must wait, such as a flush, to a kernel thread. If the process may have no more threads
+//! (`pids.max` of its control group, `TasksMax` of its unit), the call ends with ECANCELED instead, although nothing
+//! cancelled it. The guest would see a broken disk, so the engine's thread makes the call itself, and everything of
+//! this disk waits meanwhile.
 
 use std::os::fd::RawFd;
 
 use io_uring::{opcode, squeue, types};
 
-/// One step of an operation: what one call of the kernel's could do.
+/// A step of an operation: a single system call.
 pub(in crate::engine) struct Step {
     pub(in crate::engine) file: RawFd,
     pub(in crate::engine) offset: u64,
     pub(in crate::engine) call: Call,
 }
 
-/// The call.
 pub(in crate::engine) enum Call {
     Read(Target),
     /// With flags of `pwritev2`.
@@ -44,7 +43,7 @@ pub(in crate::engine) enum Target {
 }
 
 impl Target {
-    /// As a list of pieces, which `whole` becomes if it is none.
+    /// Returns the memory as a list of pieces; `whole` is the list if there is none.
     const fn list(self, whole: &mut libc::iovec) -> (*const libc::iovec, libc::c_int) {
         match self {
             Self::Pieces { first, count } => (first, count as libc::c_int),
@@ -60,7 +59,7 @@ impl Target {
 }
 
 impl Step {
-    /// The ring's operation for it.
+    /// Returns the ring's operation for the step.
     pub(in crate::engine) fn entry(&self) -> squeue::Entry {
         let file = types::Fd(self.file);
         let offset = self.offset;
@@ -94,11 +93,11 @@ impl Step {
         }
     }
 
-    /// Does it on this thread. Returns what the ring would: a count of bytes, or a negated error number.
+    /// Carries out the step on this thread. Returns the ring's result: a count of bytes, or a negated error number.
     ///
     /// # Safety
-    /// As for the ring's operation: the file is open, and the memory, and the list of its pieces, is valid
-    /// and used by nobody in a way that conflicts.
+    /// As for the ring's operation: the file is open, and the memory, and the list of its pieces, is valid and not used
+    /// in a conflicting way.
     pub(in crate::engine) unsafe fn carry_out(&self) -> i32 {
         let Ok(offset) = libc::off_t::try_from(self.offset) else {
             return -libc::EINVAL;

@@ -6,7 +6,8 @@ use godwit_core::units::{Bytes, Lba};
 use super::*;
 use godwit_io::ring::Completion;
 
-/// Hands the completion of the one operation to the disk: the ring's result, and whether it succeeded.
+/// Hands the completion of the only operation to the disk. Returns the ring's result, and true if the operation
+/// succeeded.
 fn wait(disk: &mut Disk, ring: &mut Ring) -> (i32, bool) {
     let Completion { token, result, .. } = ring.next_completion().expect("a wait");
     let Token::Disk(index) = token else {
@@ -25,7 +26,7 @@ fn where_the_kernel_can_start_no_thread_the_disk_works_all_the_same() {
     let mut disk = Disk::new(image, String::from("full"), 4).expect("a disk");
     let mut ring = Ring::new().expect("a ring");
     let memory = Mapping::new(4096).expect("memory");
-    // SAFETY: the mapping is as long, and nobody else uses it.
+    // SAFETY: the mapping is as long, and nothing else uses it.
     unsafe { memory.at(0).write_bytes(7, 4096) };
     let extent = Extent::new(Lba(8), 8).expect("an extent");
     let write = DiskOperation::Write { extent, fua: true };
@@ -41,7 +42,7 @@ fn where_the_kernel_can_start_no_thread_the_disk_works_all_the_same() {
         file.read_exact_at(&mut found, 4096).expect("a read");
         found == [byte; 4096]
     };
-    // As the ring reports it: this one never gets to do it.
+    // As the ring reports it: this ring never carries out the operation.
     start(&mut disk, &mut ring);
     let finished = disk.completed(&mut ring, 0, -libc::ECANCELED);
     drop(ring);
@@ -67,11 +68,11 @@ fn zeroes_are_not_written_into_a_new_image_without_holes() {
     let image = Image::create(&folder.path().join("disk"), Bytes(4 << 20)).expect("an image");
     let file = std::fs::File::open(&image.path).expect("the image");
     let mut disk = Disk::new(image, String::from("nfs"), 4).expect("a disk");
-    // As over NFS 3, where nothing is punched and no hole told.
+    // As over NFS 3, which punches no holes and reports none.
     disk.zeroing = Zeroing::by_writing(disk.capacity());
     let mut ring = Ring::new().expect("a ring");
     let memory = Mapping::new(8192).expect("memory");
-    // SAFETY: the mapping is as long, and nobody else uses it.
+    // SAFETY: the mapping is as long, and nothing else uses it.
     unsafe { memory.at(0).write_bytes(7, 4096) };
     let mut does = |operation| {
         let tag = DiskTag::Replica(RequestTag(0));
@@ -98,7 +99,7 @@ fn zeroes_are_not_written_into_a_new_image_without_holes() {
     does(zeroes(extent(0, 8192), false));
     does(zeroes(extent(2048, 2048), true));
     assert_eq!(allocated(), 0);
-    // A block of data and one of zeroes.
+    // A block of data and a block of zeroes.
     let write = DiskOperation::Write {
         extent: extent(4096, 16),
         fua: false,
@@ -106,7 +107,7 @@ fn zeroes_are_not_written_into_a_new_image_without_holes() {
     does(write);
     let one = allocated();
     assert!((8..=128).contains(&one), "{one} sectors");
-    // What was written is written over.
+    // Written data is overwritten.
     let mut found = [1; 4096];
     does(zeroes(extent(4096, 8), false));
     file.read_exact_at(&mut found, 4096 * 512).expect("a read");

@@ -1,5 +1,5 @@
-//! What was never written of an image that was made new, where the file system knows no holes: it reads as zeroes, and to
-//! write these would only take space.
+//! The unwritten blocks of a new image on a file system without holes: they read as zeroes, and writing zeroes would
+//! only take space.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -12,20 +12,20 @@ use crate::image::{Image, ImageKind};
 
 /// Words of a part: 128 MiB of the image.
 const WORDS: usize = 512;
-/// Blocks of one.
+/// Blocks of a part.
 const PART: u64 = WORDS as u64 * 64;
 
-/// The blocks of 4 KiB that were written; of a part in which none was, nothing is kept.
+/// The written blocks of 4 KiB. A part without written blocks takes no memory.
 #[derive(Debug)]
 pub(super) struct Untouched {
     parts: Vec<Option<Box<[u64; WORDS]>>>,
 }
 
 impl Untouched {
-    /// That of an image, if it was made new, has no storage yet, and its file system does not tell holes.
+    /// Returns the map of an image that is new, has no storage yet, and whose file system does not report holes.
     pub(super) fn of(image: &Image) -> Option<Self> {
         let size = image.capacity.bytes().0;
-        // Whoever made it may have written to it.
+        // The creator of the image may have written to it.
         let is_empty = || rustix::fs::fstat(&image.file).is_ok_and(|found| found.st_blocks == 0);
         let tells_holes = || hole_end(image.file.as_fd(), 0, size) == size;
         let is_new = image.made_new && image.kind == ImageKind::File;
@@ -41,7 +41,7 @@ impl Untouched {
         }
     }
 
-    /// These bytes are about to be written.
+    /// Records that these bytes are about to be written.
     pub(super) fn touch(&mut self, bytes: Range<u64>) {
         for block in blocks(bytes) {
             let (part, word, bit) = place(block);
@@ -51,7 +51,7 @@ impl Untouched {
         }
     }
 
-    /// Whether none of these bytes was ever written.
+    /// Returns true if none of these bytes was ever written.
     pub(super) fn is_untouched(&self, bytes: Range<u64>) -> bool {
         blocks(bytes).all(|block| {
             let (part, word, bit) = place(block);
@@ -105,7 +105,7 @@ mod tests {
         let path = folder.path().join("disk");
         let image = Image::create(&path, Bytes(1 << 20)).expect("an image");
         assert!(image.made_new && Untouched::of(&image).is_none());
-        // Nor where somebody has written, so that no hole is as long as the image.
+        // Nor after a write, which leaves no hole as long as the image.
         std::fs::write(&path, [7; 4096]).expect("written");
         assert!(Untouched::of(&image).is_none());
         drop(image);

@@ -11,14 +11,14 @@ use crate::engine::disk::ZeroWay;
 use crate::engine::disk::untouched::Untouched;
 use crate::image::{Image, ImageKind};
 
-/// What is known of them.
+/// The image's known abilities.
 #[derive(Debug)]
 pub(super) struct Zeroing {
     can_punch: bool,
     can_zero_range: bool,
-    /// The file system punches holes; nothing before that was tried.
+    /// True if the file system punches holes; `None` before the first try.
     punches: Option<bool>,
-    /// Blocks that read as zeroes although the file system tells no holes.
+    /// Blocks that read as zeroes, if the file system does not report holes.
     untouched: Option<Untouched>,
 }
 
@@ -32,7 +32,7 @@ impl Zeroing {
         }
     }
 
-    /// An image that can neither punch holes nor zero ranges, and of which no block was written.
+    /// Returns the state of an image that can neither punch holes nor zero ranges, and of which no block was written.
     #[cfg(test)]
     pub(super) fn by_writing(capacity: Sectors) -> Self {
         Self {
@@ -46,7 +46,7 @@ impl Zeroing {
     /// Returns true if any range is made to read as zeroes without writing them. A block device has to be tried first.
     pub(super) fn is_fast(&mut self, image: &Image) -> bool {
         let tried = self.punches.get_or_insert_with(|| {
-            // Behind the end there is nothing to lose, and the file keeps its size.
+            // Behind the end there is no data to lose, and the file keeps its size.
             let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             image.kind == ImageKind::File
                 && rustix::fs::seek(&image.file, SeekFrom::End(0))
@@ -59,7 +59,7 @@ impl Zeroing {
         *tried && self.can_punch
     }
 
-    /// The image does not support this way.
+    /// Records that the image does not support this way.
     pub(super) const fn refused(&mut self, way: ZeroWay) {
         if matches!(way, ZeroWay::Punch) {
             self.can_punch = false;
@@ -68,7 +68,7 @@ impl Zeroing {
         }
     }
 
-    /// The best way for these bytes that the image supports, beginning with `way`.
+    /// Returns the best supported way for these bytes, beginning with `way`.
     pub(super) fn best(&self, first: ZeroWay, way: ZeroWay, bytes: Range<u64>) -> ZeroWay {
         match (first, way) {
             (ZeroWay::Punch, _) if self.is_untouched(bytes) => ZeroWay::Nothing,
@@ -80,13 +80,13 @@ impl Zeroing {
         }
     }
 
-    /// Returns true if none of these bytes was ever written, where the file system tells no holes.
+    /// Returns true if none of these bytes was ever written and the file system does not report holes.
     pub(super) fn is_untouched(&self, bytes: Range<u64>) -> bool {
         let untouched = self.untouched.as_ref();
         untouched.is_some_and(|map| map.is_untouched(bytes))
     }
 
-    /// These bytes are about to be written.
+    /// Records that these bytes are about to be written.
     pub(super) fn touch(&mut self, bytes: Range<u64>) {
         if let Some(untouched) = &mut self.untouched {
             untouched.touch(bytes);

@@ -1,9 +1,9 @@
-//! Clients that come, and clients that are gone.
+//! The arrival and departure of clients.
 //!
-//! Who leaves with requests unanswered may go on at another node, or by another connection. So before a
-//! new client is served, or what this node forwarded is sent again, those that have hung up are looked
-//! for: their last words lie in the kernel, behind others that this thread reads first, perhaps, or it
-//! stood still since they were spoken.
+//! A client that leaves with unanswered requests may go on at another node, or by another connection. So the engine
+//! looks for hung-up clients before serving a new client, and before sending forwarded requests again. Their last
+//! requests may still lie in the kernel, behind others that this thread reads first, or may have arrived while this
+//! thread stood still.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -17,15 +17,15 @@ use crate::engine::slots::Owner;
 use godwit_io::stream::StreamError;
 
 impl Engine {
-    /// A client attaches to this node.
+    /// Handles a client that attaches to this node.
     pub(in crate::engine) fn client_attaches(&mut self) {
         self.look_for_hang_ups();
         self.core.handle_client_attached(self.now);
         self.drain();
     }
 
-    /// Closes the connections of clients that have hung up, with what they sent and was not read, and
-    /// gives up the requests of a virtual machine whose QEMU has.
+    /// Closes the connections of hung-up clients, with their unread requests, and gives up the requests of a virtual
+    /// machine whose QEMU has hung up.
     pub(in crate::engine) fn look_for_hang_ups(&mut self) {
         let clients = self
             .connections
@@ -43,7 +43,7 @@ impl Engine {
         }
     }
 
-    /// A client's connection is gone.
+    /// Handles the loss of a client's connection.
     pub(in crate::engine) fn client_left(&mut self, key: ConnectionKey) {
         let is_its =
             |owner: Owner| matches!(owner, Owner::Client { connection, .. } if connection == key);
@@ -52,7 +52,7 @@ impl Engine {
         self.drain();
     }
 
-    /// The virtual machine's QEMU is gone. Who serves the machine next does its requests again.
+    /// Handles the loss of the virtual machine's QEMU. The next server of the machine repeats its requests.
     pub(in crate::engine) fn front_end_left(&mut self) {
         let tags = self
             .slots
@@ -68,7 +68,7 @@ impl Engine {
     }
 }
 
-/// Those whose other ends are closed. In doubt none is.
+/// Returns the keys of sockets whose other ends are closed. In doubt returns none.
 fn hung_up<'a, K: Copy>(sockets: impl Iterator<Item = (K, BorrowedFd<'a>)>) -> Vec<K> {
     let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
     let (keys, mut polled): (Vec<_>, Vec<_>) = sockets

@@ -1,4 +1,4 @@
-//! Who uses the disk: NBD clients and the guests of virtual machines.
+//! The users of the disk: NBD clients and the guests of virtual machines.
 
 pub(super) mod hang_ups;
 pub(super) mod nbd;

@@ -1,6 +1,6 @@
-//! Compresses data where the link is what a migration waits for.
+//! Compresses data if the migration waits for the link.
 //!
-//! The engine's thread does it, block by block: in between it looks after the guest.
+//! The engine's thread compresses block by block, and looks after the guest in between.
 
 use std::time::Duration;
 
@@ -13,36 +13,36 @@ use crate::engine::run::Engine;
 use crate::engine::stats::thread_cpu_time;
 use godwit_io::stream::{Packed, Packer, PackingEnd, What};
 
-/// To compress a byte takes at most this part of the time that the link takes for it: the thread has
-/// more to do, and what the link gains must not be lost before it.
+/// Most time for compressing a byte, as a part of the link's time for a byte: the thread has more to do, and must not
+/// lose the link's gain.
 const SHARE: f64 = 0.75;
 
-/// Bytes that have to be sent between two looks at the link: fewer say little about it.
+/// Fewest bytes sent between two measurements of the link: fewer say little.
 const LEAST_SENT: u64 = 64 << 10;
 
-/// Frames that are sent as they are, at most, before another one is tried, where none became shorter.
+/// Most frames sent uncompressed between two attempts that fail to shorten a frame.
 const MOST_SKIPPED: u32 = 64;
 
-/// Data that is compressed before other things have their turn. A block may exceed it.
+/// Data that is compressed before other work gets its turn. A block may exceed this.
 const TURN: usize = 64 << 10;
 
-/// Nanoseconds that to compress a byte takes at least: a link that takes less gives nothing to see.
+/// Least time for compressing a byte, in nanoseconds: on a faster link an attempt is pointless.
 const LEAST_WORK: f64 = 1.0;
 
-/// Where it does not pay one frame of so many is compressed all the same, to see whether it would by now.
+/// Frames sent uncompressed for each one that is compressed to measure, while compression does not pay.
 const TRIED: u32 = 32;
 
-/// Nanoseconds per byte, lately.
+/// Recent nanoseconds per byte.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     nanos: f64,
     bytes: f64,
-    /// What the next measurement leaves of the sum of those before it.
+    /// Part of the earlier sums that remains after the next measurement.
     memory: f64,
 }
 
 impl Pace {
-    /// A guess, which the first measurement takes the place of.
+    /// Returns a guess, to be replaced by the first measurement.
     const fn guess(per_byte: f64, memory: f64) -> Self {
         Self {
             nanos: per_byte,
@@ -61,34 +61,34 @@ impl Pace {
     }
 }
 
-/// What is known of a migration's link and data.
+/// The measurements of a migration's link and data.
 pub(in crate::engine) struct Compression {
     packer: Packer,
-    /// Of the link. At first none that anything is compressed for.
+    /// Pace of the link. At first so fast that compression never pays.
     link: Pace,
-    /// Of compressing.
+    /// Pace of compression.
     work: Pace,
-    /// Copies since one was compressed although that does not pay.
+    /// Copies sent since the last one compressed to measure.
     untried: u32,
-    /// When the link was looked at, and what had been sent then.
+    /// Time of the last measurement of the link, and the totals at the time.
     looked_at: (Time, Sent),
-    /// Of what is at rest on the disk.
+    /// Attempts with data at rest on the disk.
     copies: Attempts,
-    /// Of what the guest writes.
+    /// Attempts with the guest's writes.
     writes: Attempts,
 }
 
-/// Which frames of a sort are tried.
+/// The choice of frames to try, of one kind of data.
 #[derive(Clone, Copy, Debug, Default)]
 struct Attempts {
-    /// Frames to send as they are.
+    /// Frames still to send uncompressed.
     skip: u32,
-    /// How many those were the last time.
+    /// Length of the last run of uncompressed frames.
     skipped: u32,
 }
 
 impl Attempts {
-    /// Whether the next one is tried.
+    /// Returns true if the next frame is tried.
     fn wants(&mut self) -> bool {
         let wants = self.skip == 0;
         self.skip = self.skip.saturating_sub(1);
@@ -120,7 +120,7 @@ impl Compression {
         }
     }
 
-    /// Whether the frame of this message is to be compressed.
+    /// Returns true if the frame of this message is to be compressed.
     pub(in crate::engine) fn wants(&mut self, message: &Message) -> bool {
         let attempts = match message {
             Message::Copy { zeroes: false, .. } => &mut self.copies,
@@ -132,7 +132,7 @@ impl Compression {
         if pays(self.work.per_byte()) {
             return attempts.wants();
         }
-        // Copies show how long it takes.
+        // Copies measure the time.
         let shows = matches!(message, Message::Copy { .. });
         self.untried += u32::from(shows);
         if !shows || self.untried < TRIED || !pays(LEAST_WORK) {
@@ -142,23 +142,23 @@ impl Compression {
         attempts.wants()
     }
 
-    /// So much has been sent by now, by all connections together.
+    /// Takes the totals sent so far by all connections together.
     fn look_at_link(&mut self, now: Time, all: Sent) {
         let (then, before) = self.looked_at;
         let bytes = all.bytes.saturating_sub(before.bytes);
         if bytes < LEAST_SENT {
             return;
         }
-        // Those that send at the same time share the link.
+        // Connections that send at the same time share the link.
         let time = all.time.saturating_sub(before.time).min(now.since(then));
         self.link.took(bytes, time);
         self.looked_at = (now, all);
     }
 
-    /// So much was compressed, of copies or of what the guest wrote, in that time if it was measured.
+    /// Records a compression step, and its time if measured.
     fn compressed(&mut self, class: TrafficClass, packed: Packed, time: Option<Duration>) {
         if packed.what == What::Zeroes {
-            // That says nothing about other data.
+            // Says nothing about other data.
             return;
         }
         if let Some(time) = time {
@@ -174,7 +174,7 @@ impl Compression {
 }
 
 impl Engine {
-    /// What compresses the data of a migration, if the other node takes it so.
+    /// Returns the compressor of a migration's data, if the other node accepts compression.
     pub(in crate::engine) fn new_compression(&self, taken: bool) -> Option<Compression> {
         if !taken {
             return None;
@@ -189,9 +189,9 @@ impl Engine {
         }
     }
 
-    /// Looks at how fast the link takes copies. Congestion control that sends no faster than the receiver
-    /// takes it, like bbr's, makes a slow receiver look like a slow link: there the data is compressed
-    /// too, which spares the link and costs processor time.
+    /// Measures the pace at which the link takes copies. Congestion control that adapts to the receiver's pace, like
+    /// bbr's, makes a slow receiver look like a slow link: then data is compressed too, which spares the link and costs
+    /// processor time.
     pub(in crate::engine) fn watch_copies(&mut self) {
         let (Some(compression), Some(links)) = (&mut self.compression, &self.links) else {
             return;
@@ -208,7 +208,7 @@ impl Engine {
         compression.look_at_link(self.now, all);
     }
 
-    /// Compresses a little of what waits for that. True when there was something.
+    /// Compresses a little of the waiting data. Returns true if there was any.
     pub(in crate::engine) fn compress_waiting(&mut self) -> bool {
         let (Some(compression), Some(links)) = (&mut self.compression, &self.links) else {
             return false;
@@ -217,7 +217,7 @@ impl Engine {
         let copies = links.copies.iter().map(|&key| (TrafficClass::Copy, key));
         let mut done = 0;
         for (class, key) in writes.into_iter().chain(copies) {
-            // Of the processor: that others had it meanwhile says nothing.
+            // Processor time: the use of the processor by others does not count.
             let time = || (class == TrafficClass::Copy).then(thread_cpu_time);
             while done < TURN
                 && let Some(connection) = self.connections.get_mut(key)
@@ -277,7 +277,8 @@ mod tests {
         }
     }
 
-    /// One whose link sends so many bytes in each of ten milliseconds, for the part of them.
+    /// Returns the state after a link has sent `bytes` bytes in each of twenty periods of 10 ms, busy for `part` of the
+    /// time.
     fn after_sending(bytes: u64, part: f64) -> Compression {
         let mut compression = Compression::new(Packer::new().expect("a packer"), Time(0));
         let mut all = Sent::default();
@@ -289,7 +290,7 @@ mod tests {
         compression
     }
 
-    /// A block of a copy was compressed in so many microseconds, which ended its frame so, or did not.
+    /// Records a block of a copy that took `micros` microseconds, and the end of its frame, if any.
     fn block_took(compression: &mut Compression, micros: u64, end: Option<PackingEnd>) {
         let data = 64 << 10;
         let time = Some(Duration::from_micros(micros));
@@ -313,7 +314,7 @@ mod tests {
         assert!(!wants(1200, 1.0), "10 Gb/s");
         // Two connections at once share the link.
         assert!(!wants(600, 2.0));
-        // What takes no more is not the link: the time is that without waiting for the receiver.
+        // A slow receiver is not the link: its time does not count.
         assert!(!wants(120, 0.05));
         assert!(
             !after_sending(100, 1.0).wants(&copy(false)),
@@ -371,7 +372,7 @@ mod tests {
         }
         assert!((2..20).contains(&tried), "{tried} frames");
         assert!((0..100).all(|_| compression.wants(&copy(false))));
-        // A fast link gives no reason to.
+        // A fast link gives no reason to try.
         let mut compression = after_sending(12_000_000, 1.0);
         assert!((0..TRIED * 4).all(|_| !compression.wants(&copy(false))));
     }

@@ -1,7 +1,7 @@
 //! Double writes gather for a moment before they are sent.
 //!
-//! Nobody waits for one that the guest was answered without. One send operation, one record and one
-//! wake-up of the other node then serve several, and so does what comes back.
+//! No guest waits for a double write that was answered early. One send operation, one record and one wake-up of the
+//! other node then serve several double writes, and so do the replies.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use crate::engine::connections::{Connection, ConnectionKey, Life};
 use crate::engine::run::Engine;
 use godwit_io::stream::Frame;
 
-/// How long the first waits for others: far less than what a migration's end may take, and time for
-/// five writes of a guest that makes 10,000 a second.
+/// Wait of the first double write for others: far less than a migration's end may take, and time for five writes of a
+/// guest that makes 10,000 a second.
 const MOMENT: Duration = Duration::from_micros(500);
 
 /// Bytes that are sent at once.
 const ENOUGH: usize = 64 << 10;
 
 impl Connection {
-    /// Queues the frame of a message, which a double write's may gather with others like it.
+    /// Queues the frame of a message. Frames of double writes may gather.
     pub(in crate::engine) fn queue(&mut self, message: &Message, frame: Frame, now: Time) {
         if !matches!(message, Message::DoubleWrite { .. }) {
             self.gathers_until = None;
@@ -30,7 +30,7 @@ impl Connection {
         self.stream.queue(frame);
     }
 
-    /// Until when nothing need be sent.
+    /// Returns the time until which nothing needs to be sent.
     pub(in crate::engine) fn gathers_until(&self) -> Option<Time> {
         let outbox = self.stream.outbox();
         let gathers = self.life == Life::Open && !outbox.is_empty() && outbox.bytes() < ENOUGH;
@@ -39,7 +39,7 @@ impl Connection {
 }
 
 impl Engine {
-    /// The connection on which double writes gather, and until when.
+    /// Returns the connection on which double writes gather, and the end of the wait.
     pub(in crate::engine) fn gathering(&self) -> Option<(ConnectionKey, Time)> {
         let sync = self.links.as_ref()?.sync?;
         let connection = self.connections.get(sync)?;
@@ -48,7 +48,7 @@ impl Engine {
         Some((sync, until))
     }
 
-    /// Sends what has gathered, once it is time.
+    /// Sends the gathered frames once the wait is over.
     pub(in crate::engine) fn send_gathered(&mut self) {
         if let Some((key, until)) = self.gathering()
             && until <= self.now

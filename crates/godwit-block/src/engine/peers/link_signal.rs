@@ -1,4 +1,4 @@
-//! What the engine sees of the way to the destination while a migration leaves.
+//! Link measurements on the way to the destination while a migration leaves.
 
 use std::fs::File;
 use std::io;
@@ -14,12 +14,12 @@ use crate::engine::run::Engine;
 use godwit_io::stream::Stream;
 
 impl Engine {
-    /// Tells the controller how the sync connection does.
+    /// Reports the state of the sync connection to the controller.
     pub(in crate::engine) fn sample_link(&mut self) {
         let sync = self.links.as_ref().and_then(|links| links.sync);
         let connection = sync.and_then(|key| self.connections.get(key));
         let (Some(watch), Some(connection)) = (&mut self.link_watch, connection) else {
-            // Without the connection there is nothing to look at.
+            // Without the connection there is nothing to measure.
             self.link_watch = None;
             return;
         };
@@ -30,14 +30,14 @@ impl Engine {
     }
 }
 
-/// Counts the bytes that leave by a network interface.
+/// A counter of the bytes sent by a network interface.
 #[derive(Debug)]
 pub struct InterfaceCounter {
     file: File,
 }
 
 impl InterfaceCounter {
-    /// The counter of the interface with this name.
+    /// Opens the counter of the interface with this name.
     ///
     /// # Errors
     /// There is no such interface.
@@ -49,7 +49,7 @@ impl InterfaceCounter {
         File::open(interfaces.join(interface).join("statistics/tx_bytes")).map(Self::from)
     }
 
-    /// The bytes so far; `None` when the interface is gone.
+    /// Returns the bytes so far; `None` if the interface is gone.
     fn read(&self) -> Option<u64> {
         let mut text = [0; 32];
         let length = self.file.read_at(&mut text, 0).ok()?;
@@ -62,16 +62,16 @@ impl InterfaceCounter {
 }
 
 impl From<File> for InterfaceCounter {
-    /// A file that holds the number of bytes as decimal digits.
+    /// Uses a file that holds the number of bytes as decimal digits.
     fn from(file: File) -> Self {
         Self { file }
     }
 }
 
-/// Looks at the connection that double writes take, every [`Controller::LINK_SAMPLING`].
+/// Measures the sync connection, which carries double writes, every [`Controller::LINK_SAMPLING`].
 pub(in crate::engine) struct LinkWatch {
     next: Time,
-    /// Bytes that the other node had acknowledged at the last look.
+    /// Bytes acknowledged by the other node at the last measurement.
     acknowledged: Option<u64>,
     interface: Option<InterfaceRate>,
 }
@@ -91,7 +91,7 @@ impl LinkWatch {
         }
     }
 
-    /// When to look again.
+    /// Returns the time of the next measurement.
     pub(in crate::engine) const fn next(&self) -> Time {
         self.next
     }
@@ -101,8 +101,8 @@ impl LinkWatch {
         let socket = stream.socket();
         let info = tcp_info(socket).unwrap_or_default();
         let before = self.acknowledged.replace(info.bytes_acked);
-        // The kernel keeps a rate until it measures another: without progress it is old, and one
-        // that only what was sent has limited says nothing about the link.
+        // The kernel keeps a rate until the next measurement: without progress the rate is old. A rate limited by the
+        // sender says nothing about the link.
         let moves = before.is_none_or(|before| before < info.bytes_acked);
         let limited_by_us = info.limits & DELIVERY_RATE_APP_LIMITED != 0;
         LinkSignal {
@@ -121,20 +121,20 @@ impl LinkWatch {
     }
 }
 
-/// Bytes per second that leave by an interface.
+/// The bytes per second sent by an interface.
 struct InterfaceRate {
     counter: InterfaceCounter,
-    /// When the counter changed last, and to what.
+    /// Time and value of the counter's last change.
     last: Option<(Time, u64)>,
-    /// How much it grew then.
+    /// Growth at the last change.
     moved: u64,
-    /// The rate up to then.
+    /// Rate up to the last change.
     rate: u64,
 }
 
 impl InterfaceRate {
-    /// The rate by now. Some drivers count only every now and then: while the counter stands still
-    /// the rate falls no faster than if as much had left since as at its last change.
+    /// Returns the rate by now. Some drivers update the counter only every now and then: while the counter stands
+    /// still, the rate falls no faster than if as much had been sent since as at the last change.
     fn rate(&mut self, now: Time) -> Option<u64> {
         let bytes = self.counter.read()?;
         let Some((then, before)) = self.last else {
@@ -157,10 +157,10 @@ fn per_second(bytes: u64, elapsed: Duration) -> u64 {
     u64::try_from(rate).unwrap_or(u64::MAX)
 }
 
-/// Bytes in the socket that the other side has not acknowledged.
+/// Returns the bytes in the socket that the other side has not acknowledged.
 fn unacknowledged(socket: BorrowedFd<'_>) -> u64 {
     let mut count: libc::c_int = 0;
-    // SAFETY: the socket is open, and the request stores one integer where the pointer leads.
+    // SAFETY: the socket is open, and the request stores one integer at the pointer.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut count) };
     if result == 0 {
         u64::try_from(count).unwrap_or(0)
@@ -169,11 +169,11 @@ fn unacknowledged(socket: BorrowedFd<'_>) -> u64 {
     }
 }
 
-/// `delivery_rate` is what the sender asked for, not what the link could do.
+/// Flag: `delivery_rate` is limited by the sender, not by the link.
 const DELIVERY_RATE_APP_LIMITED: u8 = 1;
 
-/// The start of the kernel's `struct tcp_info`, as far as it is used here. The kernel cuts its own
-/// to the length it is asked for.
+/// The start of the kernel's `struct tcp_info`, as far as used here. The kernel cuts its own structure to the requested
+/// length.
 #[repr(C)]
 #[derive(Default)]
 struct TcpInfo {
@@ -189,21 +189,21 @@ struct TcpInfo {
     segs_out_to_data_segs_out: [u32; 6],
     /// Bytes per second.
     delivery_rate: u64,
-    /// Microseconds with data to send, and of these the ones in which the receiver took no more.
+    /// Microseconds with data to send, and the part of them in which the receiver took no more.
     busy_time: u64,
     rwnd_limited: u64,
 }
 
-/// What has been sent on a connection so far.
+/// The totals sent on a connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::engine) struct Sent {
-    /// Bytes that the other side has acknowledged.
+    /// Bytes acknowledged by the other side.
     pub(in crate::engine) bytes: u64,
-    /// How long there was something to send, but for the time in which the other side took no more.
+    /// Time with data to send, without the time in which the other side took no more.
     pub(in crate::engine) time: Duration,
 }
 
-/// What has been sent on this connection; `None`: it is not a TCP connection.
+/// Returns the totals sent on this connection; `None` if not TCP.
 pub(in crate::engine) fn sent(socket: BorrowedFd<'_>) -> Option<Sent> {
     let info = tcp_info(socket)?;
     Some(Sent {
@@ -215,8 +215,8 @@ pub(in crate::engine) fn sent(socket: BorrowedFd<'_>) -> Option<Sent> {
 fn tcp_info(socket: BorrowedFd<'_>) -> Option<TcpInfo> {
     let mut info = TcpInfo::default();
     let mut length = size_of::<TcpInfo>() as libc::socklen_t;
-    // SAFETY: the socket is open; the kernel fills at most `length` bytes at `info`, for whose
-    // integers every pattern of bits is a value.
+    // SAFETY: the socket is open; the kernel fills at most `length` bytes at `info`, for whose integers every pattern
+    // of bits is a value.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -300,7 +300,7 @@ mod tests {
             assert!(std::time::Instant::now() < patience, "never acknowledged");
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Nothing moved since the last look: no rate is known.
+        // Nothing moved since the last measurement: no rate is known.
         assert_eq!(watch.look(Time(40 * MS), &stream).delivery_rate, 0);
     }
 
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(interface.rate(Time(0)), Some(0));
         write((1 << 30) + 1_000_000);
         assert_eq!(interface.rate(Time(10 * MS)), Some(100_000_000));
-        // It stands still: the rate falls as time passes.
+        // The counter stands still: the rate falls as time passes.
         assert_eq!(interface.rate(Time(20 * MS)), Some(100_000_000));
         assert_eq!(interface.rate(Time(60 * MS)), Some(20_000_000));
         // A driver that counts every 100 ms.

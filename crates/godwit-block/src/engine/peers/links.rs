@@ -1,4 +1,4 @@
-//! Which connection to which node does what.
+//! The roles of the connections to other nodes.
 
 use std::time::Duration;
 
@@ -14,20 +14,20 @@ use crate::engine::connections::{ConnectionKey, Party, Uses, descriptor};
 use crate::engine::run::Engine;
 use godwit_io::stream::Stream;
 
-/// How long the connections of a migration stay open after its end, so that both sides hear it.
+/// Time from a migration's end to the close of its connections: both sides must hear of the end.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How long the other side may take to close a connection that this one has said goodbye on.
+/// Time limit for the other side to close a connection after this side's goodbye.
 pub(in crate::engine) const FAREWELL: Duration = Duration::from_secs(5);
 
-/// Control connections of undecided migrations kept at once.
+/// Most control connections of undecided migrations.
 const MOST_RESOLVING: usize = 4;
 
-/// Forwarding nodes served at once.
+/// Most forwarding nodes served at once.
 pub(in crate::engine) const MOST_SERVED: usize = 64;
 
-/// Bytes that the kernel takes from a migration's connection ahead of what the link carries: a
-/// millisecond's worth at 1 Gbit/s, so that it stays full and a double write waits for little.
+/// Bytes that the kernel takes from a migration's connection ahead of transmission: a millisecond's worth at 1 Gbit/s,
+/// so that the link stays full and a double write waits for little.
 const MOST_UNSENT: u32 = 128 << 10;
 
 /// The connections of the current or last migration.
@@ -37,14 +37,14 @@ pub(in crate::engine) struct Links {
     pub(in crate::engine) control: Option<ConnectionKey>,
     pub(in crate::engine) sync: Option<ConnectionKey>,
     pub(in crate::engine) copies: Vec<ConnectionKey>,
-    /// The migration has not ended.
+    /// True until the migration ends.
     pub(in crate::engine) active: bool,
-    /// When to close the connections of a migration that has ended.
+    /// Time to close the connections of an ended migration.
     retire_at: Option<Time>,
 }
 
 impl Engine {
-    /// Takes over a peer's connection; `None` when its socket is of no use.
+    /// Takes over a peer's connection; `None` if its socket is unusable.
     pub(in crate::engine) fn adopt(
         &mut self,
         stream: PeerStream,
@@ -107,7 +107,7 @@ impl Engine {
         self.copies_saved = 0;
     }
 
-    /// Starts to read from the migration's connections, after the controller knows of it.
+    /// Starts to read from the migration's connections, once the controller knows the migration.
     pub(in crate::engine) fn open_links(&mut self) {
         let Some(links) = &self.links else { return };
         let complete = links.control.is_some() && links.sync.is_some() && !links.copies.is_empty();
@@ -127,7 +127,7 @@ impl Engine {
         }
     }
 
-    /// Closes the connections of a migration that has ended, except one that found other uses.
+    /// Closes the connections of an ended migration, except a sync connection with other uses.
     pub(in crate::engine) fn retire(&mut self) {
         let Some(links) = self.links.take() else {
             return;
@@ -149,7 +149,7 @@ impl Engine {
         }
     }
 
-    /// A control connection for a migration that a crash or a lost connection left undecided.
+    /// Takes a control connection for a migration that a crash or a lost connection left undecided.
     pub(in crate::engine) fn control_up(&mut self, migration: MigrationId, control: PeerStream) {
         let uses = Uses {
             migration: true,
@@ -178,7 +178,7 @@ impl Engine {
         self.advance(key);
     }
 
-    /// This node's clients are forwarded on this connection from now on.
+    /// Forwards this node's clients on this connection from now on.
     pub(in crate::engine) fn forward(&mut self, sync: PeerStream) {
         self.forward_asked = false;
         let uses = Uses {
@@ -196,7 +196,7 @@ impl Engine {
         self.attach_waiting();
     }
 
-    /// Gives up the connection on which this node forwards: nothing more is read from it.
+    /// Drops the forwarding connection: nothing more is read from it.
     pub(in crate::engine) fn stop_forwarding(&mut self) {
         if let Some(old) = self.forwarding.take() {
             self.close(old);
@@ -205,7 +205,7 @@ impl Engine {
         }
     }
 
-    /// Serves what `peer` forwards on this connection, after all that it forwarded before.
+    /// Serves the requests of `peer` on this connection, after all earlier ones.
     pub(in crate::engine) fn serve_forwarded(&mut self, peer: String, sync: PeerStream) {
         let uses = Uses {
             served: true,
@@ -221,7 +221,7 @@ impl Engine {
         self.resume_served();
     }
 
-    /// What `peer` forwards comes by this connection from now on. Its name for the controller.
+    /// Makes this connection the one for the requests of `peer`. Returns the controller's name of `peer`.
     fn replace_served(&mut self, peer: &str, key: ConnectionKey) -> Forwarder {
         let known = self.forwarders.iter().position(|name| name == peer);
         let index = known.unwrap_or_else(|| {
@@ -245,13 +245,13 @@ impl Engine {
         forwarder
     }
 
-    /// The node that forwards by this connection.
+    /// Returns the node that forwards by this connection.
     pub(in crate::engine) fn forwarder(&self, key: ConnectionKey) -> Option<Forwarder> {
         let served = self.served.iter().find(|served| served.1 == key)?;
         Some(served.0)
     }
 
-    /// Nothing that is forwarded comes by this connection any more.
+    /// Ends the role of this connection for forwarded requests.
     fn forget_served(&mut self, key: ConnectionKey) {
         if let Some(at) = self.served.iter().position(|served| served.1 == key) {
             let (forwarder, _) = self.served.remove(at);
@@ -259,7 +259,7 @@ impl Engine {
         }
     }
 
-    /// Reads from served connections again once what came by their predecessors is done.
+    /// Reads from served connections again once the requests of their predecessors are done.
     pub(in crate::engine) fn resume_served(&mut self) {
         let paused = |(_, key): &(Forwarder, ConnectionKey)| {
             self.connections
@@ -283,12 +283,13 @@ impl Engine {
         }
     }
 
-    /// Asks the owner of this engine for a connection to the disk's owner, if one is needed.
+    /// Asks the engine's owner for a connection to the disk's owner, if one is needed.
     pub(in crate::engine) fn ask_forward(&mut self) {
         let clients = self.clients > 0 || !self.waiting_clients.is_empty();
         let needed = match self.core.record().ownership {
             Ownership::Departed { .. } => clients || self.core.requests_in_flight() > 0,
-            // It was on its way back, which was called off: who stayed here is still elsewhere.
+            // A move of the disk back to this node was called off: clients that stayed here still need the disk
+            // elsewhere.
             Ownership::Vacant => clients,
             Ownership::Serving | Ownership::Accepted { .. } | Ownership::Relinquished { .. } => {
                 false
@@ -307,10 +308,10 @@ impl Engine {
         }
     }
 
-    /// What an event of the controller means for the connections.
+    /// Adapts the connections to an event of the controller.
     pub(in crate::engine) fn relink(&mut self, event: &Event) {
         match *event {
-            // What was given away is the destination's to serve: it hears of requests at once.
+            // The destination serves the disk once it is given away, and hears of requests at once.
             Event::PhaseEntered {
                 phase: Phase::Committing,
                 ..
@@ -338,7 +339,7 @@ impl Engine {
             }
             Event::OwnerMoved => self.close_forwarding = true,
             Event::AuthorityChanged { record } => {
-                // A source that was told so may forward from now on.
+                // A source that has heard of this may forward from now on.
                 if let Ownership::Accepted { migration } = record.ownership {
                     self.serve_on_links(migration);
                 }
@@ -349,7 +350,7 @@ impl Engine {
         }
     }
 
-    /// The migration's sync connection, if it is still there, carries what this node forwards.
+    /// Uses the migration's sync connection, if still there, for forwarding.
     fn forward_on_links(&mut self) {
         let sync = self.links.as_ref().and_then(|links| links.sync);
         let old = std::mem::replace(&mut self.forwarding, sync);
@@ -362,7 +363,7 @@ impl Engine {
         }
     }
 
-    /// The migration's sync connection may bring what the source forwards.
+    /// Lets the migration's sync connection carry the source's forwarded requests.
     fn serve_on_links(&mut self, migration: MigrationId) {
         let linked = self
             .links
@@ -378,7 +379,7 @@ impl Engine {
         }
     }
 
-    /// The source did not give the disk away: it has nothing to forward.
+    /// Ends forwarding from a source that did not give the disk away.
     fn stop_serving_on_links(&mut self, migration: MigrationId) {
         let sync = self
             .links
@@ -393,8 +394,8 @@ impl Engine {
         }
     }
 
-    /// The migration is over: what its copy and sync connections still bring is dropped, and all
-    /// of them close soon.
+    /// Ends the migration's connections: later frames on its copy and sync connections are dropped, and all of its
+    /// connections close soon.
     fn end_links(&mut self, migration: MigrationId) {
         let at = self.now.after(GRACE);
         if let Some(links) = &mut self.links
@@ -416,8 +417,7 @@ impl Engine {
         self.resolving.retain(|(id, _)| *id != migration);
     }
 
-    /// Closes what a migration's end left open, and gives its memory back. True while something is
-    /// left.
+    /// Closes the connections left by a migration's end, and returns its memory. Returns true while some are left.
     pub(in crate::engine) fn retire_old(&mut self) -> bool {
         let now = self.now;
         if self
@@ -440,7 +440,7 @@ impl Engine {
                 .is_some_and(|links| links.retire_at.is_some())
     }
 
-    /// A peer's connection is gone: tells the controller, once for each thing that it did.
+    /// Handles the loss of a peer's connection: tells the controller, once for each role.
     pub(in crate::engine) fn unlink(
         &mut self,
         key: ConnectionKey,
@@ -459,7 +459,7 @@ impl Engine {
         }
         if let Some(at) = self.resolving.iter().position(|(_, k)| *k == key) {
             self.resolving.remove(at);
-            // With a migration under way the controller would take it for that migration's.
+            // With a migration under way, the controller would attribute the loss to that migration.
             report = !self.links.as_ref().is_some_and(|links| links.active);
         }
         self.decided.retain(|(_, _, k)| *k != key);

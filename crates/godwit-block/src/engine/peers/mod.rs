@@ -19,7 +19,7 @@ use crate::engine::slots::{Class, Owner};
 use godwit_io::stream::Frame;
 
 impl Engine {
-    /// A peer's frame starts; `payload` bytes for a buffer follow it, as they are or compressed.
+    /// Handles the start of a peer's frame; `payload` bytes for a buffer follow, uncompressed or compressed.
     pub(super) fn peer_frame(
         &mut self,
         key: ConnectionKey,
@@ -61,7 +61,7 @@ impl Engine {
             if forwarded && connection.life == Life::Open {
                 return Err(Lost::Unexpected(message));
             }
-            // The migration has ended; what was under way when it did is dropped.
+            // The migration has ended; frames still under way are dropped.
             if payload > 0 {
                 connection.parse = Parse::Discard { remaining: payload };
             }
@@ -93,8 +93,8 @@ impl Engine {
                     if !self.core.serves() {
                         return Err(Lost::Unexpected(message));
                     }
-                    // The owner before this node answered as it gave the disk away. What nobody waited for was given
-                    // up here meanwhile.
+                    // The owner before this node answered while giving the disk away. Requests without a waiter were
+                    // given up here meanwhile.
                     if payload > 0 {
                         connection.parse = Parse::Discard { remaining: payload };
                     }
@@ -144,7 +144,7 @@ impl Engine {
         Ok(())
     }
 
-    /// What a peer's frame needs: its class, owner, buffer, and data to receive.
+    /// Returns the needs of a peer's frame: class, owner, buffer length, and bytes to receive.
     pub(super) fn peer_needs(
         &self,
         connection: ConnectionKey,
@@ -200,7 +200,7 @@ impl Engine {
         }
     }
 
-    /// A frame of a peer is here, with its payload in the slot's buffer.
+    /// Handles a peer's frame that is complete, with its payload in the slot's buffer.
     pub(super) fn peer_payload(&mut self, key: ConnectionKey, message: Message, tag: RequestTag) {
         let party = self.connections.get_mut(key).map(|connection| {
             let served = connection.uses().served;
@@ -233,7 +233,7 @@ impl Engine {
             }
             Message::Pulled { .. } => return self.pulled(key, message, tag),
             Message::ForwardReply { tag, number, .. } => {
-                // It may have been given up while its data was on the way.
+                // The request may have been given up while its data was on the way.
                 if uses.forwarding && self.core.forward_reply_length(tag, number).is_some() {
                     self.core
                         .handle_message(self.now, TrafficClass::Sync, message, None);
@@ -256,7 +256,7 @@ impl Engine {
         self.drain();
     }
 
-    /// Whether a forwarded request must not be done: it was sent before a fence, or breaks the protocol,
+    /// Returns true if a forwarded request must not be carried out: sent before a fence, or a breach of the protocol,
     /// which ends the connection.
     fn is_void(&mut self, key: ConnectionKey, number: u32, message: Message) -> bool {
         let admission = self
@@ -272,7 +272,7 @@ impl Engine {
         }
     }
 
-    /// Gives up a frame that was (partly) received.
+    /// Gives up a frame that was received in part or in full.
     pub(super) fn drop_frame(&mut self, message: Message, tag: RequestTag) {
         if matches!(message, Message::ForwardReply { .. }) {
             self.slots.release(tag);
@@ -281,7 +281,7 @@ impl Engine {
         }
     }
 
-    /// Answers forwarded I/O on the connection that it came by.
+    /// Answers forwarded I/O on the connection that the request came by.
     pub(super) fn answer_peer(
         &mut self,
         tag: RequestTag,

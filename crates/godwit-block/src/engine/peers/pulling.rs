@@ -1,4 +1,5 @@
-//! The connection on which an owner pulls what its disk lacks from the node that gave it the disk: either end.
+//! The connection by which an owner pulls the missing parts of its disk from the node that gave the disk away: both
+//! ends.
 
 use godwit_core::action::PullSlot;
 use godwit_core::request::RequestTag;
@@ -13,12 +14,12 @@ use crate::engine::slots::chunks::Chunks;
 use crate::image::missing::MissingNotes;
 
 impl Engine {
-    /// The connection is up, in place of an older one.
+    /// Takes a new connection for pulls, in place of an older one.
     pub(in crate::engine) fn pull_up(&mut self, stream: PeerStream, dialled: bool) {
         let owes = self.core.record().owes().is_some();
         if dialled != owes {
-            // What the other end has said before it was dialled, or has dialled for, is not so any more. In the place of
-            // the connection to the owner it would speak of another migration.
+            // The other end dialled, or was dialled, for a state that has passed. In place of the connection to the
+            // owner, this connection would concern another migration.
             let disk = &self.config.disk;
             tracing::debug!(disk, dialled, owes, "a connection to pull on came too late");
             return;
@@ -45,7 +46,8 @@ impl Engine {
         self.advance(key);
     }
 
-    /// The connection to the disk's image is up, beside that on which another node owes some, in place of an older one.
+    /// Takes a new connection to the disk's image, in place of an older one, beside the connection to a node that owes
+    /// parts.
     pub(in crate::engine) fn fetch_up(&mut self, stream: PeerStream) {
         let Some(key) = self.adopt(stream, TrafficClass::Image, Uses::default()) else {
             return;
@@ -59,7 +61,7 @@ impl Engine {
         self.advance(key);
     }
 
-    /// The connection is lost, if it was this one.
+    /// Handles the loss of a connection, if the connection was used for pulls.
     pub(in crate::engine) fn lose_pull(&mut self, key: ConnectionKey) {
         if self.pulling.take_if(|pulling| *pulling == key).is_some() {
             self.core.handle_pull_lost(self.now);
@@ -74,7 +76,7 @@ impl Engine {
         }
     }
 
-    /// All of the disk is at its owner: nothing more is pulled.
+    /// Ends pulling: all of the disk is at its owner.
     pub(in crate::engine) fn end_pulling(&mut self) {
         self.notes = None;
         self.owed.let_go();
@@ -93,7 +95,7 @@ impl Engine {
         }
     }
 
-    /// What is pulled on this connection is pulled as this; nothing on any other.
+    /// Returns the class of the pulls on this connection; `None` without pulls.
     pub(in crate::engine) fn pulls_on(&self, key: ConnectionKey) -> Option<TrafficClass> {
         match Some(key) {
             it if it == self.pulling => Some(TrafficClass::Pull),
@@ -102,7 +104,7 @@ impl Engine {
         }
     }
 
-    /// What was pulled is here, in this tag's buffer.
+    /// Handles a pulled piece that is complete, in the buffer of `tag`.
     pub(in crate::engine) fn pulled(
         &mut self,
         key: ConnectionKey,
@@ -117,7 +119,7 @@ impl Engine {
             _ => None,
         };
         let Some((slot, class)) = expected else {
-            // It was asked for when its frame began, and the connection is lost since.
+            // The request was pending when the frame began, and the connection has been lost since.
             return self.slots.finish(tag);
         };
         self.pulled[usize::from(slot.0)] = Some(tag);
@@ -125,7 +127,7 @@ impl Engine {
         self.drain();
     }
 
-    /// Where what was pulled for this slot lies.
+    /// Returns the tag of the buffer with the piece pulled for this slot.
     pub(in crate::engine) fn pulled_tag(&self, slot: PullSlot) -> Option<RequestTag> {
         self.pulled.get(usize::from(slot.0)).copied().flatten()
     }
@@ -166,14 +168,14 @@ impl Engine {
         }));
     }
 
-    /// It is durable. The first time it comes with what notes what has come since.
+    /// Confirms that the missing state is durable. The first call brings the notes for later arrivals.
     pub(in crate::engine) fn missing_stored(&mut self, notes: Option<MissingNotes>) {
-        // The disk may not come after all: then the next to come has notes of its own.
+        // If the disk does not arrive after all, the next arrival has notes of its own.
         if let Some(notes) = notes.filter(|_| self.core.lacks().is_some()) {
             self.notes = Some(notes);
         }
         self.core.handle_missing_stored(self.now);
-        // Before another node is told that it is needed no more.
+        // Published before another node hears of the end of its role.
         self.publish();
         self.drain();
     }

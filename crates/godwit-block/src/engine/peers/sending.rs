@@ -1,4 +1,4 @@
-//! Frames to other nodes, and the connection that each goes by.
+//! Frames to other nodes, and the connection for each frame.
 
 use godwit_core::action::Forwarder;
 use godwit_core::wire::{Message, PayloadBuffer, TrafficClass};
@@ -10,7 +10,7 @@ use crate::engine::run::Engine;
 use crate::engine::slots::Owner;
 
 impl Engine {
-    /// Queues what the controller says to a node that forwards here.
+    /// Queues a message of the controller for a forwarding node.
     pub(in crate::engine) fn send_forwarder(&mut self, forwarder: Forwarder, message: Message) {
         let key = self.served.iter().find(|served| served.0 == forwarder);
         let Some(key) = key.map(|served| served.1) else {
@@ -25,8 +25,8 @@ impl Engine {
         }
     }
 
-    /// Queues a frame of the controller. Without a connection for it, it is dropped: the controller
-    /// has been told, or will be, that the connection is lost.
+    /// Queues a frame of the controller. Without a connection the frame is dropped: the controller has been told, or
+    /// will be, that the connection is lost.
     pub(in crate::engine) fn send(&mut self, class: TrafficClass, message: Message) {
         let Some(key) = self.route(class, &message) else {
             return;
@@ -69,7 +69,7 @@ impl Engine {
         self.connections.mark(key);
     }
 
-    /// The connection that a frame of the controller goes by.
+    /// Returns the connection for a frame of the controller.
     fn route(&self, class: TrafficClass, message: &Message) -> Option<ConnectionKey> {
         let links = self.links.as_ref();
         match class {

@@ -1,27 +1,27 @@
-//! The memory that requests of one class keep their data in.
+//! The memory for the data of one class's requests.
 
 use std::collections::VecDeque;
 use std::io;
 
 use godwit_io::page_buffers::{Arena, Block, SMALLEST};
 
-/// Blocks of an arena. One that was freed rests before it is used again: what a disk has just read of it
-/// may still lie in the caches of the processor that did so, often a hypervisor's, and to overwrite it
-/// then takes several times as long.
+/// The blocks of an arena. A freed block rests before its next use: data that a disk has just read from the block may
+/// still lie in the caches of another processor, often a hypervisor's, and overwriting the block then takes several
+/// times as long.
 pub(in crate::engine) struct Buffers {
     arena: Arena,
-    /// Freed blocks, the one that has rested longest first.
+    /// Freed blocks, the longest resting first.
     resting: VecDeque<Block>,
-    /// Bytes of those.
+    /// Bytes of the resting blocks.
     bytes: usize,
-    /// Bytes that rest at most.
+    /// Most bytes that rest.
     most: usize,
-    /// Bytes of blocks that are not in use, resting or not.
+    /// Bytes of unused blocks, resting or not.
     unused: usize,
 }
 
 impl Buffers {
-    /// As much memory as [`Arena::new`] makes of `length`, of which up to `rest` bytes rest.
+    /// Maps as much memory as [`Arena::new`] for `length`, of which up to `rest` bytes rest.
     pub(in crate::engine) fn new(length: usize, rest: usize) -> io::Result<Self> {
         let arena = Arena::new(length)?;
         Ok(Self {
@@ -33,7 +33,7 @@ impl Buffers {
         })
     }
 
-    /// A block of at least `length` bytes; `None` when there is none.
+    /// Allocates a block of at least `length` bytes; `None` if there is none.
     pub(in crate::engine) fn allocate(&mut self, length: usize) -> Option<Block> {
         loop {
             if let Some(block) = self.arena.allocate(length) {
@@ -44,7 +44,6 @@ impl Buffers {
         }
     }
 
-    /// Gives a block back.
     pub(in crate::engine) fn free(&mut self, block: Block) {
         self.unused += block.length();
         if block.length() > self.most {
@@ -55,12 +54,12 @@ impl Buffers {
         self.resting.push_back(block);
     }
 
-    /// Bytes that are not in use. They need not lie together.
+    /// Returns the unused bytes, which need not be contiguous.
     pub(in crate::engine) const fn unused(&self) -> usize {
         self.unused
     }
 
-    /// Lets the block that has rested longest be used again; `None` when none rests.
+    /// Returns the longest resting block to the arena; `None` if none rests.
     fn wake(&mut self) -> Option<()> {
         let block = self.resting.pop_front()?;
         self.bytes -= block.length();
@@ -68,17 +67,16 @@ impl Buffers {
         Some(())
     }
 
-    /// The block's address.
     pub(in crate::engine) fn address(&self, block: &Block) -> *mut u8 {
         self.arena.address(block)
     }
 
-    /// Commits the `length` bytes that blocks are taken from first, on a thread of their own.
+    /// Commits on a new thread the `length` bytes that are allocated first.
     pub(in crate::engine) fn commit_in_background(&mut self, length: usize) {
         self.arena.commit_in_background(length);
     }
 
-    /// Gives the memory back to the system if no block is in use; it is committed anew as it is used.
+    /// Returns the memory to the system if no block is in use. The memory is committed anew on use.
     pub(in crate::engine) fn decommit(&mut self) {
         while self.wake().is_some() {}
         self.arena.decommit();

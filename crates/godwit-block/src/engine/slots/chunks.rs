@@ -12,7 +12,7 @@ use godwit_core::{Limits, MigrationOptions};
 use godwit_io::page_buffers::Mapping;
 use godwit_io::stream::{Keep, Payload};
 
-/// What the first chunks need is committed before a migration starts, up to so much.
+/// Bytes of the first chunks that are committed before a migration starts, at most.
 const COMMITTED_FIRST: usize = 4 << 20;
 
 /// Longest delayed write: longer ones are sent in pieces.
@@ -29,11 +29,10 @@ pub struct ChunkMemory {
 }
 
 impl ChunkMemory {
-    /// Maps what a migration with these options needs, and commits it: 2 MiB of it can take
-    /// milliseconds, which the guest's requests would wait for if the engine's thread did that. What the
-    /// first chunks and delayed writes need is committed when this returns. The rest follows in
-    /// [`Chunks::new`], on a thread of its own: now the connections would wait for it, and then fewer
-    /// chunks are in flight than may be.
+    /// Maps the memory for a migration with these options and commits the part for the first chunks and the delayed
+    /// writes. On the engine's thread, the guest's requests would wait: 2 MiB can take milliseconds. [`Chunks::new`]
+    /// commits the rest on a new thread. Here the connections would wait for the rest, although few chunks need it at
+    /// first.
     pub(in crate::engine) fn new(limits: &Limits, options: &MigrationOptions) -> io::Result<Self> {
         let window = usize::from(options.window_chunks);
         let chunk_bytes = (options.chunk_sectors as usize * 512).next_multiple_of(4096);
@@ -49,26 +48,26 @@ impl ChunkMemory {
         })
     }
 
-    /// Whether it is enough for a migration with these options.
+    /// Returns true if the memory is enough for a migration with these options.
     pub(in crate::engine) fn suffices(&self, options: &MigrationOptions) -> bool {
         self.window >= usize::from(options.window_chunks)
             && self.chunk_bytes / 512 >= options.chunk_sectors as usize
     }
 }
 
-/// One buffer per slot, in one mapping per migration: those of the locking window, then those of
-/// delayed writes; or, in a mapping of their own, those of what an owner pulls. Operations and frames that use it hold a reference, so the next migration can
-/// have a new one at any time.
+/// A buffer per slot, in a mapping per migration: first the locking window, then the delayed writes. The pieces that an
+/// owner pulls have a mapping of their own. Operations and frames hold a reference to the mapping they use, so the next
+/// migration can have a new mapping at any time.
 ///
-/// A pause may hand a slot out again while a frame of it waits to be sent. Frames take holds on
-/// their slot, and a read into a slot with holds waits until they have ended.
+/// A pause may hand a slot out again while a frame of the slot waits to be sent. Frames take holds on their slot, and a
+/// read into a slot with holds waits until the holds have ended.
 #[derive(Default)]
 pub(in crate::engine) struct Chunks {
     memory: Option<Rc<Mapping>>,
     /// Slots of the locking window that this migration uses.
     window: usize,
     chunk_bytes: usize,
-    /// The first slot of a delayed write.
+    /// First slot of a delayed write.
     first_delayed: usize,
     slots: Box<[Slot]>,
     /// Slots whose deferred read may start.
@@ -81,13 +80,12 @@ pub(in crate::engine) struct Chunks {
 struct Slot {
     /// Frames that have not left the buffer.
     holds: u32,
-    /// The read that waits for them.
+    /// Read that waits for the frames.
     deferred: Option<DiskOperation>,
 }
 
 impl Chunks {
-    /// Buffers in this memory for a disk of `capacity` bytes. What of it is not committed yet is from now
-    /// on.
+    /// Divides this memory into buffers for a disk of `capacity` bytes, and commits the rest in the background.
     pub(in crate::engine) fn new(limits: &Limits, memory: ChunkMemory, capacity: Bytes) -> Self {
         let ChunkMemory {
             mut memory,
@@ -110,7 +108,7 @@ impl Chunks {
         }
     }
 
-    /// Buffers for what an owner pulls of a disk that was given away.
+    /// Maps buffers for the pieces that an owner pulls of a disk given away.
     pub(in crate::engine) fn for_pulls() -> io::Result<Self> {
         let window = usize::from(PULL_SLOTS);
         let chunk_bytes = PULL_SECTORS as usize * 512;
@@ -125,20 +123,19 @@ impl Chunks {
         })
     }
 
-    /// Whether there is memory.
+    /// Returns true if there is memory.
     pub(in crate::engine) const fn has_memory(&self) -> bool {
         self.memory.is_some()
     }
 
-    /// Lets go of the memory, unless something is still being read into it. What frames still send of
-    /// it goes when they do.
+    /// Drops the memory, unless reads into it are pending. Memory of queued frames goes with the frames.
     pub(in crate::engine) fn let_go(&mut self) {
         if !self.is_reading() {
             *self = Self::default();
         }
     }
 
-    /// Where what is known of a slot stands: those of the locking window come first.
+    /// Returns the slot's index in `slots`: the locking window comes first.
     fn index(&self, slot: SourceSlot) -> usize {
         match slot {
             SourceSlot::Chunk(ChunkSlot(slot)) | SourceSlot::Pull(PullSlot(slot)) => slot.into(),
@@ -146,7 +143,7 @@ impl Chunks {
         }
     }
 
-    /// The address of a slot's buffer and what keeps it mapped; `None` when there is none of at
+    /// Returns the address of a slot's buffer and the mapping that holds it; `None` if the slot has no buffer of at
     /// least `length` bytes.
     pub(in crate::engine) fn buffer(
         &self,
@@ -169,7 +166,7 @@ impl Chunks {
         (length <= room).then(|| (memory.at(start), Rc::clone(memory)))
     }
 
-    /// The first `length` bytes of a slot's buffer as the payload of a frame; takes a hold.
+    /// Takes a hold. Returns the first `length` bytes of a slot's buffer as the payload of a frame.
     pub(in crate::engine) fn payload(
         &mut self,
         slot: SourceSlot,
@@ -178,9 +175,8 @@ impl Chunks {
         let (pointer, memory) = self.buffer(slot, length)?;
         let index = self.index(slot);
         self.slots.get_mut(index)?.holds += 1;
-        // SAFETY: the reference keeps the memory mapped until the payload is released, and it was
-        // read from the disk before the controller had it sent. The hold keeps later reads of the
-        // slot away meanwhile.
+        // SAFETY: the reference keeps the memory mapped until the payload is released. The memory was read from the
+        // disk before the controller had it sent. The hold keeps later reads of the slot away meanwhile.
         Some(unsafe { Payload::new(pointer, length, Keep::Chunk { slot, memory }) })
     }
 
@@ -201,7 +197,7 @@ impl Chunks {
         }
     }
 
-    /// Keeps a read for later if frames of the slot wait to be sent. False when it may start now.
+    /// Defers a read if frames of the slot wait to be sent. Returns false if the read may start now.
     pub(in crate::engine) fn defer(&mut self, slot: SourceSlot, read: DiskOperation) -> bool {
         let index = self.index(slot);
         match self.slots.get_mut(index) {
@@ -213,7 +209,7 @@ impl Chunks {
         }
     }
 
-    /// A deferred read that may start.
+    /// Returns a deferred read that may start.
     pub(in crate::engine) fn next_ready(&mut self) -> Option<(SourceSlot, DiskOperation)> {
         while let Some(slot) = self.ready.pop() {
             let index = self.index(slot);
@@ -224,7 +220,7 @@ impl Chunks {
         None
     }
 
-    /// Takes back a read that waits.
+    /// Cancels a deferred read.
     pub(in crate::engine) fn cancel_deferred(&mut self) -> Option<SourceSlot> {
         let at = self.slots.iter().position(|slot| slot.deferred.is_some())?;
         self.slots[at].deferred = None;
@@ -235,17 +231,17 @@ impl Chunks {
         })
     }
 
-    /// A read was asked for.
+    /// Counts a read as requested.
     pub(in crate::engine) const fn begin(&mut self) {
         self.reading += 1;
     }
 
-    /// A read is over.
+    /// Counts a read as ended.
     pub(in crate::engine) const fn end(&mut self) {
         self.reading -= 1;
     }
 
-    /// Whether a read that was asked for is not over.
+    /// Returns true if a requested read has not ended.
     pub(in crate::engine) const fn is_reading(&self) -> bool {
         self.reading > 0
     }
@@ -268,7 +264,7 @@ mod tests {
         hot_places: 16,
     };
 
-    /// The buffers of three chunks of so many sectors.
+    /// Returns the buffers of three chunks of `sectors` sectors.
     fn chunks(sectors: u32) -> Chunks {
         let options = MigrationOptions {
             window_chunks: 3,
@@ -329,7 +325,7 @@ mod tests {
         let options = MigrationOptions::new(MigrationId([1; 16]));
         let ready = ChunkMemory::new(&LIMITS, &options).expect("memory");
         let first = COMMITTED_FIRST + 2 * DELAYED_BYTES;
-        // Where pages are huge it is a little more.
+        // Slightly more with huge pages.
         let committed = ready.memory.committed();
         assert!((first..2 * first).contains(&committed), "{committed}");
         let chunks = Chunks::new(&LIMITS, ready, Bytes(16 << 20));

@@ -1,4 +1,4 @@
-//! Request slots: what each tag of the controller stands for, and the buffer of its data.
+//! Request slots: the request behind each tag of the controller, and the buffer of its data.
 
 pub(super) mod buffers;
 pub(super) mod chunks;
@@ -18,7 +18,7 @@ use crate::nbd::{Extents, RequestHeader};
 use godwit_io::page_buffers::{Block, LARGEST};
 use godwit_io::stream::{Keep, Payload};
 
-/// Kinds of requests that must not starve each other: each has tags and memory of its own.
+/// A kind of requests with tags and memory of its own, so that no kind starves another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     /// Requests of this node's clients.
@@ -31,39 +31,39 @@ pub(super) enum Class {
 
 const CLASSES: usize = 3;
 
-/// What double writes use of their memory, unless they are very long or many.
+/// Memory of double writes in use, unless they are very long or many.
 const DOUBLE_WRITES: usize = 2 << 20;
 
-/// How much of each class's memory rests between two uses.
+/// Bytes of each class's memory that rest between two uses.
 const CLIENTS_REST: usize = 1 << 20;
 const DOUBLE_WRITES_REST: usize = 1 << 20;
 const COPIES_REST: usize = 8 << 20;
 
-/// Who gets the answer.
+/// The receiver of a request's answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Owner {
-    /// Nobody: the slot is free, or its request was abandoned.
+    /// No receiver: the slot is free, or its request was abandoned.
     None,
     /// An NBD client.
     Client {
         connection: ConnectionKey,
         request: RequestHeader,
         operation: Operation,
-        /// What is left of a range longer than one request.
+        /// Rest of a range longer than one request.
         rest: Option<Rest>,
-        /// Which part of what the client asked for it is.
+        /// Part of the client's range that this request covers.
         part: Part,
     },
-    /// A ring of the guest; the rest of what is known is in the engine's table of such requests.
+    /// A ring of the guest; the engine's table of such requests has the rest.
     Ring { operation: Operation },
-    /// A frame of a migration: the controller answers it.
+    /// A frame of a migration, which the controller answers.
     Replica,
     /// A request that a peer forwarded.
     Forwarded {
         connection: ConnectionKey,
         /// The peer's own tag.
         tag: RequestTag,
-        /// Its number among those that the peer forwarded.
+        /// Number of the request among the peer's.
         number: u32,
         operation: Operation,
     },
@@ -77,7 +77,7 @@ pub(super) struct Rest {
     pub(super) unmap: bool,
 }
 
-/// Who waits for a slot.
+/// A party that waits for a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waiter {
     /// A connection that has received a request.
@@ -89,9 +89,9 @@ pub(super) enum Waiter {
 struct Slot {
     class: Class,
     block: Option<Block>,
-    /// Who is charged for it; nobody for a migration's.
+    /// Account charged for the slot; none for a migration's.
     account: Option<Account>,
-    /// The controller, or the connection that receives into it, still uses the slot.
+    /// True while the controller, or the connection that receives into the slot, uses the slot.
     busy: bool,
     /// Operations of the kernel and queued frames that use the buffer.
     holds: u32,
@@ -102,15 +102,14 @@ struct Slot {
 struct Pool {
     buffers: Buffers,
     free: Vec<RequestTag>,
-    /// Tags and memory beside those for all, of which each account may have one.
+    /// Tags and memory reserved for accounts, one for each, beside the common ones.
     lanes: Lanes,
-    /// Those who wait for a tag or memory, in order.
+    /// Waiters for a tag or memory, in order.
     waiting: VecDeque<Waiter>,
-    /// One of them needs so much that others must leave it what becomes free.
+    /// True if a waiter needs so much that others must leave it whatever becomes free.
     reserved: bool,
 }
 
-/// All slots and their memory.
 pub(super) struct Slots {
     slots: Box<[Slot]>,
     pools: [Pool; CLASSES],
@@ -119,10 +118,9 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// `requests` slots (at least 64) and `memory` bytes (at least 96 MiB) for all, shared out between the
-    /// classes: half of the slots to clients, a quarter to each of the others; of the memory a fifth, and
-    /// at least 32 MiB, to each of the others, and the rest to clients. Beside it the lanes of `clients`
-    /// clients and of `peers` nodes.
+    /// Maps `requests` slots (at least 64) and `memory` bytes (at least 96 MiB), shared out between the classes.
+    /// Clients get half of the slots, each other class a quarter. Each other class gets a fifth of the memory, and at
+    /// least 32 MiB; clients get the rest. The lanes of `clients` clients and of `peers` nodes are additional.
     pub(super) fn new(
         requests: u32,
         memory: usize,
@@ -179,18 +177,17 @@ impl Slots {
         })
     }
 
-    /// An account for a new connection.
+    /// Opens an account for a new connection.
     pub(super) fn open_account(&mut self) -> Account {
         self.shares.open()
     }
 
-    /// The account's connection is gone.
+    /// Closes the account of a connection that is gone.
     pub(super) fn close_account(&mut self, account: Account) {
         self.shares.close(account);
     }
 
-    /// Commits, in the background, what copies of a disk of `capacity` bytes arrive in, and double
-    /// writes.
+    /// Commits, in the background, the memory for double writes and for copies of a disk of `capacity` bytes.
     pub(super) fn commit_for_replicas(&mut self, capacity: Bytes) {
         let copies = usize::try_from(capacity.0).unwrap_or(usize::MAX);
         for (class, most) in [(Class::Sync, DOUBLE_WRITES), (Class::Copy, copies)] {
@@ -200,16 +197,15 @@ impl Slots {
         }
     }
 
-    /// Gives back what copies and double writes arrived in, unless some are still being written.
+    /// Returns the memory of copies and double writes to the system, unless some are still being written.
     pub(super) fn decommit_replicas(&mut self) {
         for class in [Class::Sync, Class::Copy] {
             self.pools[class as usize].buffers.decommit();
         }
     }
 
-    /// A slot with a buffer of `length` bytes (none when zero), busy from now on. `None` when the
-    /// account (without one: the class) has no tag or memory left, or others wait for it already and
-    /// `waited` is false.
+    /// Takes a slot with a buffer of `length` bytes (none if zero), busy from now on. Returns `None` if the account
+    /// (without one: the class) has no tag or memory left, or if others wait already and `waited` is false.
     pub(super) fn take(
         &mut self,
         class: Class,
@@ -236,7 +232,7 @@ impl Slots {
             }
         };
         let Some((tag, block)) = taken else {
-            // What fits no lane would never have its turn if others took all that becomes free.
+            // A request too long for a lane would never get a turn if others took everything freed.
             let needs_more = account.is_none_or(|account| {
                 Lanes::never_take(length, account) && self.shares.is_empty(account)
             });
@@ -253,31 +249,30 @@ impl Slots {
         Some(tag)
     }
 
-    /// Lets somebody wait until the class has something free again.
+    /// Queues a waiter until the class has something free again.
     pub(super) fn wait(&mut self, class: Class, waiter: Waiter) {
         self.pools[class as usize].waiting.push_back(waiter);
     }
 
-    /// How many wait for the class. Each is to be tried once: see [`Slots::next_waiting`].
+    /// Returns the number of waiters for the class. Each is to be tried once: see [`Slots::next_waiting`].
     pub(super) fn waiting(&mut self, class: Class) -> usize {
         let pool = &mut self.pools[class as usize];
         pool.reserved = false;
         pool.waiting.len()
     }
 
-    /// Who waits longest for the class. It does so no more: unless it gets what it needs, it has to
-    /// [wait](Slots::wait) again.
+    /// Removes and returns the first waiter for the class. Without success the waiter has to [wait](Slots::wait) again.
     pub(super) fn next_waiting(&mut self, class: Class) -> Option<Waiter> {
         self.pools[class as usize].waiting.pop_front()
     }
 
-    /// Whether somebody else than this connection waits for the class.
+    /// Returns true if a waiter other than this connection waits for the class.
     pub(super) fn is_short_for_others(&self, class: Class, connection: ConnectionKey) -> bool {
         let others = |waiter: &Waiter| *waiter != Waiter::Connection(connection);
         self.pools[class as usize].waiting.iter().any(others)
     }
 
-    /// The controller is done with the slot; it is free once no hold is left.
+    /// Ends the controller's use of the slot. The slot is free once no hold is left.
     pub(super) fn finish(&mut self, tag: RequestTag) {
         let slot = &mut self.slots[tag.0 as usize];
         debug_assert!(slot.busy, "{tag:?} is finished twice");
@@ -318,12 +313,11 @@ impl Slots {
         pool.free.push(tag);
     }
 
-    /// Slots in use.
     pub(super) const fn used(&self) -> u32 {
         self.used
     }
 
-    /// The requests with such owners.
+    /// Returns the requests whose owners satisfy `is_its`.
     pub(super) fn owned_by(&self, is_its: impl Fn(Owner) -> bool) -> Vec<RequestTag> {
         (0u32..)
             .zip(&self.slots)
@@ -332,7 +326,7 @@ impl Slots {
             .collect()
     }
 
-    /// Whether a forwarded request is unanswered that came by a connection not among these.
+    /// Returns true if a forwarded request is unanswered and came by a connection not in `current`.
     pub(super) fn serves_others_than(&self, current: &[ConnectionKey]) -> bool {
         self.slots.iter().any(|slot| {
             matches!(slot.owner, Owner::Forwarded { connection, .. }
@@ -340,7 +334,7 @@ impl Slots {
         })
     }
 
-    /// Whether a frame of a migration is being applied.
+    /// Returns true if a frame of a migration is being applied.
     pub(super) fn applies(&self) -> bool {
         self.slots
             .iter()
@@ -363,8 +357,8 @@ impl Slots {
         self.slots[tag.0 as usize].arrived = now;
     }
 
-    /// The address of the byte at `offset` of the slot's buffer, and the bytes from there to its
-    /// end; `None` when it has none.
+    /// Returns the address of the byte at `offset` of the slot's buffer, and the bytes from there to the end; `None` if
+    /// the slot has no buffer or the buffer is shorter.
     pub(super) fn address(&self, tag: RequestTag, offset: usize) -> Option<(*mut u8, usize)> {
         let slot = self.slots.get(tag.0 as usize)?;
         let pool = &self.pools[slot.class as usize];
@@ -377,7 +371,7 @@ impl Slots {
         Some((unsafe { base.add(offset) }, length))
     }
 
-    /// Part of the slot's buffer, for this thread to fill while no operation of the kernel uses it.
+    /// Returns a part of the slot's buffer, for this thread to fill while no operation of the kernel uses the buffer.
     pub(super) fn bytes_mut(
         &mut self,
         tag: RequestTag,
@@ -386,28 +380,28 @@ impl Slots {
         match self.address(tag, range.start) {
             Some((pointer, length)) => {
                 let wanted = range.end.saturating_sub(range.start).min(length);
-                // SAFETY: the block holds `length` initialised bytes from `pointer`; `&mut self`
-                // keeps other slices away. The engine receives into a slot before it starts other
-                // operations on its buffer, so the kernel does not use the bytes.
+                // SAFETY: the block holds `length` initialised bytes from `pointer`; `&mut self` keeps other slices
+                // away. The engine receives into a slot before other operations on the buffer start, so the kernel does
+                // not use the bytes.
                 unsafe { std::slice::from_raw_parts_mut(pointer, wanted) }
             }
             None => &mut [],
         }
     }
 
-    /// The first `length` bytes of the slot's buffer as the payload of a frame; takes a hold.
+    /// Takes a hold. Returns the first `length` bytes of the slot's buffer as the payload of a frame.
     pub(super) fn payload(&mut self, tag: RequestTag, length: usize) -> Option<Payload> {
         let (pointer, available) = self.address(tag, 0)?;
         let length = length.min(available);
         self.hold(tag);
-        // SAFETY: the hold keeps the block allocated until the payload is released. The controller
-        // changes nothing in a buffer that it has told the engine to send.
+        // SAFETY: the hold keeps the block allocated until the payload is released. The controller changes nothing in a
+        // buffer after the action to send it.
         Some(unsafe { Payload::new(pointer, length, Keep::Slot(tag)) })
     }
 }
 
 impl Pool {
-    /// A tag and memory of those for all.
+    /// Takes a common tag and common memory.
     fn take(
         &mut self,
         length: u32,

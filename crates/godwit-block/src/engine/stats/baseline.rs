@@ -1,34 +1,31 @@
-//! How long clients waited before a migration, and whether that decides how much they ask for.
+//! The latency of clients before a migration, and the kind of their load.
 
 use std::time::Duration;
 
 use godwit_core::{Arrivals, GuestLoad};
 use hdrhistogram::Histogram;
 
-/// Fewer seconds than this do not tell how much they differ: of three, two are alike by chance too
-/// often.
+/// Fewest seconds to compare with each other: of three, two are alike by chance too often.
 const FEWEST_TO_COMPARE: usize = 4;
 
-/// Fewer than this tell nothing.
+/// Fewest seconds that tell anything.
 const FEWEST_SECONDS: usize = 2;
 
-/// A closed loop has this part of the most requests that it had under way at a time under way on
-/// average, and more: the rest is with the guest. An open loop has as many only while its disk does
-/// not keep up.
+/// A closed loop has on average at least this part of its most requests under way: the rest is with the guest. An open
+/// loop has as many only while its disk does not keep up.
 const FULL: f64 = 0.6;
 
-/// As many tell a closed loop where they also vary less than the requests in a second.
+/// Part that tells a closed loop if the requests under way also vary less than the requests in a second.
 const HALF_FULL: f64 = 0.4;
 
-/// An open loop makes as many requests in each second, but for this part of them and for chance.
+/// An open loop makes the same number of requests in each second, but for this part and for chance.
 const STEADY: f64 = 0.005;
 
-/// Where requests come by chance, half of the seconds have as many as the mean, give or take this many
-/// times its square root.
+/// If requests come by chance, half of the seconds have the mean number, give or take this many times the square root
+/// of the mean.
 const CHANCE: f64 = 0.674;
 
-/// Latencies of clients' requests over the last ten seconds in which there were any, none of them
-/// longer than a minute ago.
+/// Latencies of clients' requests over the last ten seconds with requests, none of them more than a minute ago.
 #[derive(Clone, Debug)]
 pub struct LatencyBaseline {
     /// In microseconds.
@@ -36,23 +33,22 @@ pub struct LatencyBaseline {
     load: Option<GuestLoad>,
 }
 
-/// What clients did in a second that is over.
+/// The clients' activity in a second that is over.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct Second {
-    /// Requests that were answered.
+    /// Answered requests.
     pub(in crate::engine) requests: f64,
-    /// Seconds that they waited, all together: as many as there were requests under way at a time, on
-    /// average.
+    /// Total wait of all requests in seconds: the average number of requests under way.
     pub(in crate::engine) under_way: f64,
-    /// The most requests that were under way at a time.
+    /// Most requests under way at a time.
     pub(in crate::engine) most_under_way: f64,
 }
 
-/// What is typical of some values, and how far they are from it.
+/// The median of some values, and the deviation from the median.
 #[derive(Clone, Copy, Debug)]
 struct Spread {
     median: f64,
-    /// Median of their distances from it, as a part of it.
+    /// Median distance from the median, as a part of the median.
     deviation: f64,
 }
 
@@ -67,7 +63,7 @@ impl Spread {
     }
 }
 
-/// The median; the lower one of an even number, so that at least as many are as great as smaller.
+/// Returns the median; the lower one of an even number, so that at least as many values are as great as smaller.
 fn middle(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -75,11 +71,10 @@ fn middle(values: impl Iterator<Item = f64>) -> f64 {
     values.get(lower).copied().unwrap_or_default()
 }
 
-/// What clients asked for in these seconds; `None` when there is none.
+/// Returns the load of clients in these seconds; `None` without seconds.
 ///
-/// A closed loop always has as many requests under way, and how many it makes depends on how fast its
-/// disk is at the time; an open loop makes as many in each second, and how many are under way depends
-/// on it.
+/// A closed loop always has the same number of requests under way, and its rate depends on the speed of the disk. An
+/// open loop makes the same number in each second, and the number under way depends on the disk.
 fn load(seconds: &[Second]) -> Option<GuestLoad> {
     if seconds.is_empty() {
         return None;
@@ -113,23 +108,22 @@ impl LatencyBaseline {
         }
     }
 
-    /// What clients asked for in the median of the seconds that are over. `None` when there is none.
+    /// Returns the load of clients in the median of the past seconds; `None` without past seconds.
     pub const fn load(&self) -> Option<GuestLoad> {
         self.load
     }
 
-    /// Requests it goes by.
+    /// Returns the number of requests in the baseline.
     pub fn requests(&self) -> u64 {
         self.latencies.len()
     }
 
-    /// The latency that this fraction of the requests did not exceed, within 1 %; zero without
-    /// requests.
+    /// Returns the latency that this fraction of the requests did not exceed, within 1 %; zero without requests.
     pub fn at_quantile(&self, quantile: f64) -> Duration {
         Duration::from_micros(self.latencies.value_at_quantile(quantile))
     }
 
-    /// The longest latency, within 1 %; zero without requests.
+    /// Returns the longest latency, within 1 %; zero without requests.
     pub fn longest(&self) -> Duration {
         Duration::from_micros(self.latencies.max())
     }
@@ -139,8 +133,8 @@ impl LatencyBaseline {
 mod tests {
     use super::*;
 
-    /// Of seconds with so many requests of which each waited so many microseconds on average, and at
-    /// most 16 at a time.
+    /// Returns the arrivals for seconds given as (requests, average wait in microseconds), with at most 16 under way at
+    /// a time.
     fn arrivals_of(seconds: &[(f64, f64)]) -> Option<Arrivals> {
         let seconds: Vec<Second> = seconds
             .iter()
@@ -164,7 +158,7 @@ mod tests {
             (9_999.0, 105.0),
         ];
         assert_eq!(arrivals_of(&paced), Some(Arrivals::OpenLoop));
-        // As many as come by chance: 100 a second, give or take 10.
+        // A number given by chance: 100 a second, give or take 10.
         let chance = [
             (100.0, 200.0),
             (106.0, 150.0),
@@ -179,7 +173,7 @@ mod tests {
         );
     }
 
-    /// Seconds with so many requests that `depth` were under way at a time on average.
+    /// Returns seconds with these numbers of requests and `depth` requests under way on average.
     fn under_way<const N: usize>(depth: f64, rates: [f64; N]) -> [(f64, f64); N] {
         rates.map(|rate| (rate, depth * 1e6 / rate))
     }

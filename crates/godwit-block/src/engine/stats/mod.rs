@@ -1,4 +1,4 @@
-//! What the engine counts.
+//! The counters of an engine.
 
 pub(super) mod baseline;
 pub(super) mod snapshot;
@@ -12,29 +12,29 @@ use hdrhistogram::Histogram;
 use crate::engine::stats::baseline::{LatencyBaseline, Second};
 use crate::engine::stats::snapshot::{Counters, LATENCY_BOUNDS_US, Latencies, LatencySummary};
 
-/// Latencies above this, in microseconds, are counted as this.
+/// Longest latency in microseconds; longer ones are counted as this.
 const LONGEST_US: u64 = 120_000_000;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Seconds with requests that a baseline goes by.
+/// Seconds with requests in a baseline.
 const BASELINE_SECONDS: usize = 10;
 
-/// A second longer ago than this says nothing about the guest now.
+/// Age of a second beyond which it says nothing about the guest now.
 const BASELINE_AGE: Duration = Duration::from_secs(60);
 
-/// Counts of one engine. Recording takes no memory.
+/// The counts of one engine. Recording takes no memory.
 pub(super) struct Stats {
     pub(super) counters: Counters,
     pub(super) latencies: Latencies,
     summary: LatencySummary,
-    /// Latencies of the second under way, and the most requests that were under way in it at a time.
+    /// Latencies of the current second; `most_under_way` is the peak of requests under way in the same second.
     current: Histogram<u32>,
     most_under_way: u32,
     second_started: Time,
-    /// The last seconds in which there were requests.
+    /// Last seconds with requests.
     past: [Past; BASELINE_SECONDS],
-    /// The oldest of them.
+    /// Index of the oldest in `past`.
     oldest: usize,
 }
 
@@ -77,12 +77,12 @@ impl Stats {
         })
     }
 
-    /// So many requests are under way now.
+    /// Records the number of requests under way now.
     pub(super) fn under_way(&mut self, requests: u32) {
         self.most_under_way = self.most_under_way.max(requests);
     }
 
-    /// A client's request was answered.
+    /// Counts a client's answered request.
     pub(super) fn answered(&mut self, operation: &Operation, ok: bool, arrived: Time, now: Time) {
         let counters = &mut self.counters;
         let bytes = operation.extent().map_or(0, |extent| extent.bytes());
@@ -106,14 +106,14 @@ impl Stats {
         self.latencies.sum_us += latency;
     }
 
-    /// A request was answered that a client of another node made: it is counted there, but the wait
-    /// here is part of what a migration from here must not worsen.
+    /// Counts an answered request of another node's client: that node counts the request, too, but the wait here is a
+    /// part that a migration from here must not worsen.
     pub(super) fn answered_peer(&mut self, arrived: Time, now: Time) {
         self.current
             .saturating_record(now.since(arrived).as_micros() as u64);
     }
 
-    /// The summary of the last full second.
+    /// Returns the summary of the last full second.
     pub(super) fn summary(&mut self, now: Time) -> LatencySummary {
         let elapsed = now.0.saturating_sub(self.second_started.0);
         if elapsed >= SECOND {
@@ -139,7 +139,7 @@ impl Stats {
         self.summary
     }
 
-    /// The latencies of the last seconds in which there were requests, the one under way included.
+    /// Returns the latencies of the last seconds with requests, the current second included.
     pub(super) fn baseline(&self, now: Time) -> LatencyBaseline {
         let mut latencies = self.current.clone();
         let mut seconds = Vec::with_capacity(BASELINE_SECONDS);
@@ -152,13 +152,13 @@ impl Stats {
         LatencyBaseline::new(latencies, &seconds)
     }
 
-    /// Whether the summary will change as time passes.
+    /// Returns true if the summary will change as time passes.
     pub(super) fn is_moving(&self) -> bool {
         !self.current.is_empty() || self.summary.iops > 0.0
     }
 }
 
-/// Processor time of the calling thread.
+/// Returns the processor time of the calling thread.
 pub(super) fn thread_cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -186,7 +186,7 @@ mod tests {
             stats.summary(Time((second + 1) * SECOND));
         }
         flush(&mut stats, Time(15 * SECOND), Duration::from_millis(3));
-        // Seconds without requests take nobody's place.
+        // Seconds without requests do not displace others.
         let mut now = Time(15 * SECOND);
         for second in 16..30 {
             now = Time(second * SECOND);

@@ -1,51 +1,50 @@
-//! The state of an engine as others see it.
+//! The published state of an engine.
 
 use godwit_core::Progress;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::request::RequestError;
 use godwit_core::units::Bytes;
 
-/// Upper bounds, in microseconds, of the buckets of [`Latencies::counts`]; the last bucket has no
-/// upper bound.
+/// Upper bounds, in microseconds, of the buckets of [`Latencies::counts`]; the last bucket has no upper bound.
 pub const LATENCY_BOUNDS_US: [u64; 16] = [
     50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
     1_000_000, 5_000_000, 30_000_000,
 ];
 
-/// What an engine last published: at most 100 ms old while it is busy, exact while it is idle.
+/// The last published state of an engine: at most 100 ms old while the engine is busy, exact while idle.
 #[derive(Clone, Copy, Debug)]
 pub struct Snapshot {
-    /// What is durably known about who owns the disk.
+    /// Durable record of the disk's owner.
     pub record: AuthorityRecord,
-    /// Whether guest I/O is served from this node's disk.
+    /// True if this node's disk serves guest I/O.
     pub serves: bool,
-    /// How far the outgoing migration is, or how the last one ended.
+    /// Progress of the outgoing migration, or the end of the last one.
     pub progress: Option<Progress>,
-    /// By how many bytes the outgoing migration's copies were shorter on their way than what they copied.
+    /// Bytes saved by compression in the copies of the outgoing migration.
     pub copies_saved: u64,
-    /// Clients attached: those of NBD, and the front end.
+    /// Attached clients: NBD clients and the front end.
     pub clients: u32,
     /// The virtual machine's side of the disk.
     pub front_end: FrontEndState,
-    /// Whether requests of the virtual machine wait because the image has no room for them.
+    /// True if requests of the virtual machine wait for room in the image.
     pub lacks_room: bool,
-    /// True if the virtual machine was disconnected because [memory that it shared was lost](godwit_vhost::memory::LOST_PAGES),
-    /// and none has shared any since.
+    /// True if the virtual machine was disconnected because [its shared memory was
+    /// lost](godwit_vhost::memory::LOST_PAGES), and no memory has been shared since.
     pub lost_pages: bool,
-    /// Whether a request waits for a part of the disk that is not here, for as long as is worth that its virtual machine
-    /// is stopped; or would, if it were not.
+    /// True if a request has waited for a missing part of the disk long enough to justify stopping its virtual machine,
+    /// or would have if the machine still ran.
     pub waits_long: bool,
-    /// How much of the disk is still at the node that gave it away, while this one serves it without.
+    /// Bytes of the disk that are not here while this node serves the disk.
     pub missing: Option<Bytes>,
-    /// How much of that is at the node that gave it away, where the rest is in the disk's image.
+    /// Missing bytes at the node that gave the disk away, if the rest is in the disk's image.
     pub missing_at_source: Option<Bytes>,
-    /// Whether that node is needed beside the image: until what only it has is here, durably.
+    /// True if that node is needed beside the image: until its own part is here, durably.
     pub needs_source: bool,
-    /// Whether whoever has what is missing is there to be asked for it.
+    /// True if the holder of the missing parts is connected.
     pub missing_is_owed: bool,
-    /// Whether the owner of a disk of which this node owes a part is connected and shows that it lives.
+    /// True if this node owes a part of the disk, and the owner is connected and shows signs of life.
     pub owner_is_there: bool,
-    /// Why what came last of what is missing could not be written here, or not be read there. It is tried again.
+    /// Error of the last missing piece, written here or read there. Retried.
     pub missing_trouble: Option<RequestError>,
     /// Requests that have entered and not been answered.
     pub requests_in_flight: u32,
@@ -59,16 +58,16 @@ pub struct Snapshot {
     pub cpu_seconds: f64,
 }
 
-/// A virtual machine that uses the disk by vhost-user.
+/// The state of a virtual machine that uses the disk by vhost-user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FrontEndState {
-    /// None is attached.
+    /// No virtual machine is attached.
     #[default]
     Absent,
-    /// One is attached.
+    /// A virtual machine is attached.
     Attached,
-    /// One is attached and has a ring that cannot be served, because of what the guest put there.
-    /// Other rings go on. The guest has to reset the device.
+    /// A virtual machine is attached, and a ring cannot be served because of its contents. Other rings go on. The guest
+    /// has to reset the device.
     Broken,
 }
 
@@ -91,9 +90,9 @@ pub struct Counters {
     pub errors: u64,
     /// Requests that another node forwarded here.
     pub forwarded: u64,
-    /// Bytes of migrations' data that were compressed before they left.
+    /// Bytes of migrations' data before compression.
     pub compressed_from: u64,
-    /// Bytes that those became.
+    /// Bytes of the same data after compression.
     pub compressed_to: u64,
 }
 
@@ -115,8 +114,8 @@ pub struct LatencySummary {
 /// A histogram with fixed buckets, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Latencies {
-    /// Requests per bucket, not cumulative: bucket `i` holds those of at most
-    /// [`LATENCY_BOUNDS_US`]`[i]` microseconds that are in no bucket before it.
+    /// Requests per bucket, not cumulative: bucket `i` holds requests of at most [`LATENCY_BOUNDS_US`]`[i]`
+    /// microseconds that are in no bucket before.
     pub counts: [u64; LATENCY_BOUNDS_US.len() + 1],
     /// Sum of all latencies in microseconds.
     pub sum_us: u64,

@@ -18,10 +18,10 @@ use super::constants::{
     REP_ACK, REP_ERR_INVALID, REP_ERR_POLICY, REP_ERR_TLS_REQD, REP_ERR_TOO_BIG, REP_ERR_UNSUP,
 };
 
-/// One client's handshake.
+/// The handshake of a client.
 ///
-/// Order of calls: [`Handshake::poll`] until it says [`HandshakeStep::Receive`], each step carried
-/// out before the next poll; then [`Handshake::receive`], and again.
+/// Order of calls: [`Handshake::poll`] until [`HandshakeStep::Receive`], each step carried out before the next poll;
+/// then [`Handshake::receive`], and again.
 ///
 /// ```
 /// # use godwit_block::nbd::*;
@@ -62,36 +62,35 @@ pub struct Handshake {
     fixed: bool,
     no_zeroes: bool,
     structured_replies: bool,
-    /// The export for which the client selected `base:allocation`.
+    /// Export for which the client selected `base:allocation`.
     allocation_of: Option<String>,
 }
 
-/// What comes next, once the output is sent.
+/// The next step, once the output is sent.
 #[derive(Debug)]
 enum State {
-    /// The client's flags.
+    /// Receive the client's flags.
     Flags,
-    /// An option.
+    /// Receive an option.
     Options,
-    /// The caller is to be asked for an export, or was; `allocation`: an option about contexts asks for
-    /// `base:allocation`.
+    /// Ask the caller for an export. `allocation`: an option about contexts asks for `base:allocation`.
     Export {
         option: u32,
         name: String,
         allocation: bool,
     },
-    /// The caller is to be asked for the names of the exports, or was.
+    /// Ask the caller for the names of the exports.
     List,
-    /// The caller is to start TLS, or does.
+    /// Wait for the caller to start TLS.
     Tls,
-    /// The end, not told yet.
+    /// The end, not reported yet.
     Ending(HandshakeStep),
-    /// The end, told.
+    /// The end, reported.
     Over,
 }
 
 impl Handshake {
-    /// A handshake with a client that has just connected: the server speaks first.
+    /// Returns the handshake with a client that has just connected: the server speaks first.
     pub fn new(config: HandshakeConfig) -> Self {
         Self {
             config,
@@ -107,16 +106,15 @@ impl Handshake {
         }
     }
 
-    /// Takes bytes that came from the client. They are kept until they are understood: to bound
-    /// that memory, call it only when [`HandshakeStep::Receive`] asks for it, with at most a few
-    /// KiB.
+    /// Takes bytes from the client. Bytes are kept until they can be parsed: to bound the memory, call this only when
+    /// [`HandshakeStep::Receive`] asks, with at most a few KiB.
     pub fn receive(&mut self, bytes: &[u8]) {
         if !matches!(self.state, State::Over) {
             self.input.extend_from_slice(bytes);
         }
     }
 
-    /// What to do next.
+    /// Returns the next step.
     pub fn poll(&mut self) -> HandshakeStep {
         loop {
             if !self.output.is_empty() {
@@ -146,7 +144,7 @@ impl Handshake {
         }
     }
 
-    /// Answers [`HandshakeStep::NeedExport`]; without the question it does nothing.
+    /// Answers [`HandshakeStep::NeedExport`]; does nothing without the question.
     pub fn export(&mut self, answer: Result<ExportInfo, ExportRefusal>) {
         let (option, name, allocation) = match mem::replace(&mut self.state, State::Options) {
             State::Export {
@@ -183,7 +181,7 @@ impl Handshake {
         }
     }
 
-    /// Answers an option about contexts of an export that there is.
+    /// Answers an option about contexts of an existing export.
     fn contexts(&mut self, option: u32, export: String, allocation: bool) {
         let listed = option == OPT_LIST_META_CONTEXT;
         if allocation {
@@ -195,8 +193,8 @@ impl Handshake {
         self.acknowledge(option);
     }
 
-    /// Answers [`HandshakeStep::List`]; without the question it does nothing. Names longer than the
-    /// protocol's 4096 bytes are left out.
+    /// Answers [`HandshakeStep::List`]; does nothing without the question. Names longer than the protocol's 4096 bytes
+    /// are left out.
     pub fn list<N: AsRef<str>>(&mut self, names: impl IntoIterator<Item = N>) {
         if !matches!(self.state, State::List) {
             return;
@@ -211,8 +209,8 @@ impl Handshake {
         self.acknowledge(OPT_LIST);
     }
 
-    /// TLS is up, as [`HandshakeStep::StartTls`] asked: what is received from now on came through
-    /// it. Without the question it does nothing.
+    /// Reports that TLS is up, as [`HandshakeStep::StartTls`] asked: bytes received from now on came through TLS. Does
+    /// nothing without the question.
     pub fn tls_done(&mut self) {
         if matches!(self.state, State::Tls) {
             self.tls = true;
@@ -220,7 +218,7 @@ impl Handshake {
         }
     }
 
-    /// Reads the client's flags; false when they are not all there.
+    /// Reads the client's flags. Returns false if they are incomplete.
     fn take_flags(&mut self) -> Result<bool, HandshakeError> {
         let Some(flags) = self.input.first_chunk().copied().map(u32::from_be_bytes) else {
             return Ok(false);
@@ -235,7 +233,7 @@ impl Handshake {
         Ok(true)
     }
 
-    /// Reads an option and acts on it; false when it is not all there.
+    /// Reads an option and acts on it. Returns false if the option is incomplete.
     fn take_option(&mut self) -> Result<bool, HandshakeError> {
         let option = match ClientOption::take(&mut self.input, self.config.max_option_length) {
             Ok(Some(option)) => option,
@@ -346,7 +344,7 @@ impl Handshake {
         Ok(())
     }
 
-    /// Begins to answer an option about contexts. What was selected before is no more, whatever becomes of it.
+    /// Begins to answer an option about contexts. An earlier selection ends, regardless of the outcome.
     fn ask_for_contexts(&mut self, option: &ClientOption) {
         let number = option.number;
         if number == OPT_SET_META_CONTEXT {
@@ -386,7 +384,7 @@ impl Handshake {
     }
 }
 
-/// Whether the transmission phase follows the option's success.
+/// Returns true if the transmission phase follows the option's success.
 const fn enters(option: u32) -> bool {
     matches!(option, OPT_GO | OPT_EXPORT_NAME)
 }

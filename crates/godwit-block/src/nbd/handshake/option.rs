@@ -1,4 +1,4 @@
-//! Options: what the client sends during a handshake.
+//! Options: the client's part of a handshake.
 
 use super::HandshakeError;
 use crate::nbd::constants::{BASE_ALLOCATION, IHAVEOPT, MAX_STRING, OPT_LIST_META_CONTEXT};
@@ -6,7 +6,6 @@ use crate::nbd::constants::{BASE_ALLOCATION, IHAVEOPT, MAX_STRING, OPT_LIST_META
 /// Bytes of an option before its data.
 const OPTION_HEADER_SIZE: usize = 16;
 
-/// One option with its data.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ClientOption {
     pub(super) number: u32,
@@ -14,8 +13,8 @@ pub(super) struct ClientOption {
 }
 
 impl ClientOption {
-    /// Takes the first option off `input`; `None` when it is not all there. Wrong or too long ones
-    /// are refused as soon as their header is there, before their data is waited for.
+    /// Takes the first option off `input`; `None` if the option is incomplete. Wrong or too long options are refused
+    /// once their header is there, without a wait for their data.
     pub(super) fn take(input: &mut Vec<u8>, limit: u32) -> Result<Option<Self>, HandshakeError> {
         let Some(header) = input.first_chunk::<OPTION_HEADER_SIZE>() else {
             return Ok(None);
@@ -59,9 +58,9 @@ impl ClientOption {
         Ok(Some(Self { number, data }))
     }
 
-    /// The export that `NBD_OPT_INFO` and `NBD_OPT_GO` name, when their data is well formed: a name
-    /// with its length, then a count and that many 16-bit numbers. Which information is asked for
-    /// does not matter: all there is fits one reply, and the protocol lets a server send it.
+    /// Returns the export named by `NBD_OPT_INFO` and `NBD_OPT_GO`, if their data is well formed: a name with its
+    /// length, then a count and as many 16-bit numbers. The requested kinds of information do not matter: all
+    /// information fits one reply, and the protocol allows the server to send all.
     pub(super) fn requested_export(&self) -> Option<String> {
         let (length, rest) = self.data.split_first_chunk()?;
         let length = usize::try_from(u32::from_be_bytes(*length)).ok()?;
@@ -74,18 +73,18 @@ impl ClientOption {
     }
 }
 
-/// What `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT` ask for.
+/// The request of `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ContextRequest {
     pub(super) export: String,
-    /// Whether `base:allocation` is among the contexts asked for.
+    /// True if `base:allocation` is among the requested contexts.
     pub(super) allocation: bool,
 }
 
 impl ClientOption {
-    /// What is asked for, when the option's data is well formed: the export's name with its length, then a
-    /// count and that many queries with their lengths. To list, no query asks for every context and `base:`
-    /// for all of its namespace; to set, only a context's whole name selects it.
+    /// Returns the request, if the option's data is well formed: the export's name with its length, then a count and as
+    /// many queries with their lengths. A list request without queries asks for every context, and `base:` asks for all
+    /// of its namespace. A set request selects a context only by its whole name.
     pub(super) fn requested_contexts(&self) -> Option<ContextRequest> {
         let (export, rest) = counted_string(&self.data)?;
         let export = export_name(export)?;
@@ -93,7 +92,7 @@ impl ClientOption {
         let count = u32::from_be_bytes(*count);
         let lists = self.number == OPT_LIST_META_CONTEXT;
         let mut allocation = lists && count == 0;
-        // Every query takes 4 bytes at least, so that the option's length bounds the loop.
+        // Every query takes 4 bytes at least, so the option's length bounds the loop.
         for _ in 0..count {
             let (query, next) = counted_string(rest)?;
             if query.len() > MAX_STRING {
@@ -107,13 +106,13 @@ impl ClientOption {
     }
 }
 
-/// A string that its length precedes, and what follows it.
+/// Returns a string with a length prefix, and the rest.
 fn counted_string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = bytes.split_first_chunk()?;
     rest.split_at_checked(usize::try_from(u32::from_be_bytes(*length)).ok()?)
 }
 
-/// The export's name in these bytes, when it is one the protocol allows.
+/// Returns the export's name in these bytes, if the protocol allows the name.
 pub(super) fn export_name(bytes: &[u8]) -> Option<String> {
     if bytes.len() > MAX_STRING || bytes.contains(&0) {
         return None;

@@ -1,4 +1,4 @@
-//! What the server sends during a handshake.
+//! The server's part of a handshake.
 
 use godwit_core::units::SECTOR_SIZE;
 
@@ -12,10 +12,10 @@ use crate::nbd::constants::{
     TRANSMIT_SEND_WRITE_ZEROES,
 };
 
-/// Zeroes that end the reply to `NBD_OPT_EXPORT_NAME` unless the client declined them.
+/// Zeroes at the end of the reply to `NBD_OPT_EXPORT_NAME`, unless the client declined them.
 const EXPORT_NAME_PADDING: usize = 124;
 
-/// The server's first words.
+/// Returns the server's first bytes.
 pub(super) fn greeting() -> Vec<u8> {
     let mut bytes = Vec::with_capacity(18);
     bytes.extend_from_slice(&NBDMAGIC.to_be_bytes());
@@ -24,8 +24,8 @@ pub(super) fn greeting() -> Vec<u8> {
     bytes
 }
 
-/// What every export can do. Several connections see one order of writes and flushes, because all
-/// of them enter one engine.
+/// Returns the abilities of every export. Several connections see one order of writes and flushes, because all of them
+/// enter one engine.
 fn transmission_flags(structured: bool) -> u16 {
     TRANSMIT_HAS_FLAGS
         | TRANSMIT_SEND_FLUSH
@@ -48,7 +48,7 @@ pub(super) fn push(out: &mut Vec<u8>, option: u32, kind: u32, data: &[&[u8]]) {
     data.iter().for_each(|part| out.extend_from_slice(part));
 }
 
-/// Appends an error with the text that the client's program shows.
+/// Appends an error with a text for the client's user.
 pub(super) fn push_error(out: &mut Vec<u8>, option: u32, kind: u32, text: &str) {
     push(out, option, kind, &[clipped(text).as_bytes()]);
 }
@@ -63,7 +63,7 @@ pub(super) fn push_info(out: &mut Vec<u8>, option: u32, info: ExportInfo, struct
         REP_INFO,
         &[&INFO_EXPORT.to_be_bytes(), &size, &flags],
     );
-    // Sent whether or not the client asked: one that did not would otherwise find out by errors.
+    // Sent even unasked: other clients would find out by errors.
     push(
         out,
         option,
@@ -97,8 +97,8 @@ pub(super) fn push_server(out: &mut Vec<u8>, option: u32, name: &str) {
     );
 }
 
-/// Appends the context `base:allocation` to the answer to an option about contexts. Where it is only listed
-/// its number means nothing.
+/// Appends the context `base:allocation` to the answer to an option about contexts. The number of a context that is
+/// only listed means nothing.
 pub(super) fn push_allocation_context(out: &mut Vec<u8>, option: u32, listed: bool) {
     let id = if listed { 0 } else { BASE_ALLOCATION_ID };
     push(
@@ -110,7 +110,7 @@ pub(super) fn push_allocation_context(out: &mut Vec<u8>, option: u32, listed: bo
 }
 
 impl ExportRefusal {
-    /// The protocol's number for it.
+    /// Returns the protocol's number for the refusal.
     pub(super) const fn kind(&self) -> u32 {
         match self {
             Self::Unknown(_) => REP_ERR_UNKNOWN,
@@ -119,7 +119,7 @@ impl ExportRefusal {
         }
     }
 
-    /// The text for the client.
+    /// Returns the text for the client.
     pub(super) fn text(&self) -> &str {
         match self {
             Self::Unknown(text) | Self::Policy(text) | Self::Shutdown(text) => text,
@@ -127,7 +127,7 @@ impl ExportRefusal {
     }
 }
 
-/// As much of the text as a string of the protocol may hold.
+/// Returns as much of the text as a string of the protocol may hold.
 fn clipped(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_STRING)]
 }

@@ -34,14 +34,14 @@ fn client(flags: u32, options: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// What a handshake did with a client's bytes.
+/// The outcome of a handshake with a client's bytes.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     sent: Vec<u8>,
     end: HandshakeStep,
 }
 
-/// Feeds the bytes in pieces of `step` to a server that has one disk, named "disk".
+/// Feeds the bytes in pieces of `step` to a server with one disk, named "disk".
 fn converse(config: HandshakeConfig, bytes: &[u8], step: usize) -> Outcome {
     let mut handshake = Handshake::new(config);
     let mut pieces = bytes.chunks(step);
@@ -65,7 +65,7 @@ fn converse(config: HandshakeConfig, bytes: &[u8], step: usize) -> Outcome {
             HandshakeStep::List => handshake.list(["disk", "other"]),
             HandshakeStep::StartTls => handshake.tls_done(),
             HandshakeStep::Done(mut negotiated) => {
-                // How much came with the last option depends on the pieces.
+                // The bytes that came with the last option depend on the pieces.
                 pieces.for_each(|piece| negotiated.leftover.extend(piece));
                 return Outcome {
                     sent,
@@ -83,7 +83,7 @@ fn plain(bytes: &[u8]) -> Outcome {
     converse(HandshakeConfig::new(TlsPolicy::Off), bytes, usize::MAX)
 }
 
-/// The option replies after the greeting, as (option, kind, data).
+/// Returns the option replies after the greeting, as (option, kind, data).
 fn replies(sent: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
     let word = |at: &[u8]| u32::from_be_bytes(*at.first_chunk().expect("a whole reply"));
     let mut rest = &sent[18..];
@@ -410,7 +410,7 @@ fn contexts(export: &[u8], queries: &[&[u8]]) -> Vec<u8> {
     data
 }
 
-/// Whether the client may ask for allocation in the end, and what the server answered before `NBD_OPT_GO`.
+/// Returns true if the client may ask for allocation in the end, and the server's answers before `NBD_OPT_GO`.
 fn selects(options: &[Vec<u8>]) -> (bool, Vec<(u32, u32)>) {
     let mut all = options.to_vec();
     all.push(option(OPT_GO, &go_data(b"disk", &[])));

@@ -1,12 +1,12 @@
-//! Long ranges, cut to what one request of the controller can name.
+//! Long ranges, cut to the limit of a controller request.
 
 use core::iter::FusedIterator;
 
 use godwit_core::request::RequestError;
 use godwit_core::units::{Extent, Lba, MAX_EXTENT_SECTORS, SECTOR_SIZE, Sectors};
 
-/// A non-empty run of sectors of any length, as an iterator over the extents that make it up: in
-/// order, without gaps, each at most 32 MiB.
+/// A non-empty run of sectors of any length, as an iterator over its extents: in order, without gaps, each at most 32
+/// MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extents {
     next: u64,
@@ -14,17 +14,17 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// The extents that cover `length` bytes from `offset` on a disk of `capacity` sectors.
+    /// Returns the extents that cover `length` bytes from `offset` on a disk of `capacity` sectors.
     ///
     /// # Errors
-    /// [`RequestError::Misaligned`] when either is not a multiple of 512 or the length is zero;
-    /// [`RequestError::OutOfRange`] when the range ends past the disk or no [`Extent`] can name it.
+    /// [`RequestError::Misaligned`] if either is not a multiple of 512 or the length is zero;
+    /// [`RequestError::OutOfRange`] if the range ends past the disk or no [`Extent`] can name it.
     pub const fn new(offset: u64, length: u64, capacity: Sectors) -> Result<Self, RequestError> {
         if length == 0 || !offset.is_multiple_of(SECTOR_SIZE) || !length.is_multiple_of(SECTOR_SIZE)
         {
             return Err(RequestError::Misaligned);
         }
-        // Both are below 2^55, so their sum cannot overflow.
+        // Both are below 2^55, so the sum cannot overflow.
         let next = offset / SECTOR_SIZE;
         let end = next + length / SECTOR_SIZE;
         if end > capacity.0 || end > (1 << 54) {
@@ -33,7 +33,7 @@ impl Extents {
         Ok(Self { next, end })
     }
 
-    /// Sectors that are still to come.
+    /// Returns the number of sectors still to come.
     pub const fn sectors(&self) -> Sectors {
         Sectors(self.end - self.next)
     }

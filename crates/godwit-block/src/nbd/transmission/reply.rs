@@ -1,4 +1,4 @@
-//! Replies: up to 28 bytes, and after a read's the data.
+//! Replies: up to 28 bytes, followed by the data of a read.
 
 use super::RequestHeader;
 use crate::nbd::Errno;
@@ -18,10 +18,9 @@ impl ReplyHeader {
     /// Longest reply without data, in bytes.
     pub const MAX_SIZE: usize = 28;
 
-    /// The reply to `request`. A client that negotiated structured replies gets one for its reads,
-    /// in one piece whether or not it asked for that, and for what fails of its questions for block status,
-    /// which [`block_status`](super::block_status) answers otherwise; and simple replies for everything
-    /// else, as the protocol wants it.
+    /// Returns the reply to `request`. With structured replies negotiated, reads get one in a single piece, even
+    /// unasked, and so do failed queries for block status, which [`block_status`](super::block_status) answers on
+    /// success. Everything else gets a simple reply, as the protocol requires.
     pub fn new(request: &RequestHeader, structured: bool, result: Result<(), Errno>) -> Self {
         let chunked = request.is_read() || request.is_block_status() && result.is_err();
         match (chunked && structured, result) {
@@ -31,8 +30,8 @@ impl ReplyHeader {
         }
     }
 
-    /// A part of the data of a read, of so many bytes from `offset` on, for a client that
-    /// [takes chunks](RequestHeader::takes_chunks); `last`: nothing else follows.
+    /// Returns the header for a part of a read's data, `length` bytes from `offset`, for a client that [takes
+    /// chunks](RequestHeader::takes_chunks). `last` is true if nothing else follows.
     pub fn chunk(request: &RequestHeader, offset: u64, length: u32, last: bool) -> Self {
         let part = RequestHeader {
             offset,
@@ -45,7 +44,7 @@ impl ReplyHeader {
         reply
     }
 
-    /// The bytes to send.
+    /// Returns the bytes to send.
     pub fn as_bytes(&self) -> &[u8] {
         // `length` is 16, 26 or 28 by construction.
         &self.bytes[..usize::from(self.length)]

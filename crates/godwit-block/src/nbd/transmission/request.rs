@@ -1,4 +1,4 @@
-//! Requests: 28 bytes that say what the client wants, and what they mean for a disk.
+//! Requests: 28 bytes from the client, and the operations they mean for a disk.
 
 use godwit_core::request::{Operation, RequestError, checked_extent};
 use godwit_core::units::Sectors;
@@ -14,12 +14,12 @@ use crate::nbd::constants::{
 /// Bytes of a request without its data.
 pub const REQUEST_HEADER_SIZE: usize = 28;
 
-/// A request as it came, not yet held against a disk.
+/// A request as received, not yet checked against a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHeader {
     /// Command flags, known or not.
     pub flags: u16,
-    /// The command's number, known or not.
+    /// Number of the command, known or not.
     pub kind: u16,
     /// The client's name for the request, repeated in its reply.
     pub cookie: u64,
@@ -29,51 +29,50 @@ pub struct RequestHeader {
     pub length: u32,
 }
 
-/// Why a connection cannot go on: where its next request starts is not known.
+/// The reason for the end of a connection: the start of the next request is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidRequest {
-    /// The first bytes are not those of a request.
+    /// The first bytes do not start a request.
     #[error("the client sent {0:#010x} where an NBD request must start with 0x25609513")]
     Magic(u32),
 }
 
-/// What a valid request asks for.
+/// The operation of a valid request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// One operation of the controller: a read, a write or a flush.
+    /// An operation of the controller: a read, a write or a flush.
     Operation(Operation),
-    /// Make a range read as zeroes: one [`Operation::WriteZeroes`] per extent, answered once when
-    /// all of them are done. A trim is this with `unmap`.
+    /// Make a range read as zeroes: one [`Operation::WriteZeroes`] per extent, answered once all are done. A trim has
+    /// `unmap` set.
     WriteZeroes {
-        /// Where.
+        /// Range to zero.
         extents: Extents,
-        /// Durable before the reply.
+        /// True if the zeroes must be durable before the reply.
         fua: bool,
-        /// The space behind it may be released.
+        /// True if the space may be released.
         unmap: bool,
-        /// To be refused with [`Errno::NotSupported`] if it took as long as to write the zeroes.
+        /// True if a way that is no faster than writing zeroes must be refused with [`Errno::NotSupported`].
         fast: bool,
     },
-    /// Which parts of a range are allocated, answered by [`block_status`](super::block_status). Only for a
-    /// client that selected `base:allocation`; for others it is [`Errno::Invalid`].
+    /// Report the allocated parts of a range, by [`block_status`](super::block_status). Only for a client that selected
+    /// `base:allocation`; for others the answer is [`Errno::Invalid`].
     BlockStatus {
         /// First byte.
         offset: u64,
-        /// Bytes, not zero.
+        /// Length in bytes, not zero.
         length: u32,
-        /// One range is wanted, not more.
+        /// True if only one range is wanted.
         one: bool,
     },
-    /// The client leaves once its other requests are answered. There is no reply.
+    /// Leave once the client's other requests are answered. There is no reply.
     Disconnect,
 }
 
 impl RequestHeader {
-    /// Reads a request.
+    /// Decodes a request.
     ///
     /// # Errors
-    /// When the bytes are not a request: the connection must be closed, because nobody can tell
-    /// where the next one starts.
+    /// The bytes are not a request: the connection must be closed, because the start of the next request is unknown.
     pub fn decode(bytes: &[u8; REQUEST_HEADER_SIZE]) -> Result<Self, InvalidRequest> {
         let [m0, m1, m2, m3, f0, f1, k0, k1, rest @ ..] = *bytes;
         let magic = u32::from_be_bytes([m0, m1, m2, m3]);
@@ -111,7 +110,7 @@ impl RequestHeader {
         })
     }
 
-    /// The bytes that [`RequestHeader::decode`] reads.
+    /// Returns the bytes for [`RequestHeader::decode`].
     pub fn encode(&self) -> [u8; REQUEST_HEADER_SIZE] {
         let mut bytes = [0; REQUEST_HEADER_SIZE];
         bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
@@ -123,7 +122,7 @@ impl RequestHeader {
         bytes
     }
 
-    /// Bytes of data that follow the header, whether or not the request is valid: a write's length.
+    /// Returns the bytes of data after the header, even of an invalid request: a write's length.
     pub const fn payload_length(&self) -> u32 {
         if self.kind == CMD_WRITE {
             self.length
@@ -132,34 +131,34 @@ impl RequestHeader {
         }
     }
 
-    /// Whether the request's data is longer than any server need take. Such a request is answered
-    /// with its error and the connection closed, because reading past up to 4 GiB only to find the
-    /// next request would let a client waste the server's time.
+    /// Returns true if the request's data is longer than any server need take. Such a request is answered with its
+    /// error and the connection closed: skipping up to 4 GiB only to find the next request would let a client waste the
+    /// server's time.
     pub const fn payload_is_absurd(&self) -> bool {
         self.payload_length() > MAX_PAYLOAD
     }
 
-    /// Whether it is a read, whose successful reply is followed by `length` bytes of data.
+    /// Returns true for a read, whose successful reply is followed by `length` bytes of data.
     pub const fn is_read(&self) -> bool {
         self.kind == CMD_READ
     }
 
-    /// Whether it asks which ranges are allocated.
+    /// Returns true for a query of allocated ranges.
     pub const fn is_block_status(&self) -> bool {
         self.kind == CMD_BLOCK_STATUS
     }
 
-    /// Whether its client takes what is read in several parts, in any order.
+    /// Returns true if the client accepts the data of a read in several parts, in any order.
     pub const fn takes_chunks(&self, structured: bool) -> bool {
         structured && self.flags & CMD_FLAG_DF == 0
     }
 
-    /// What the request asks of a disk of `capacity` sectors. `structured` tells whether the
-    /// client negotiated structured replies, without which it must not set `NBD_CMD_FLAG_DF`.
+    /// Returns the operation of the request on a disk of `capacity` sectors. `structured` is true if the client
+    /// negotiated structured replies, without which `NBD_CMD_FLAG_DF` is not allowed.
     ///
     /// # Errors
-    /// The error to reply with. The data of a refused write still follows: read past
-    /// [`RequestHeader::payload_length`] bytes, unless [`RequestHeader::payload_is_absurd`].
+    /// The error to reply with. The data of a refused write still follows: skip [`RequestHeader::payload_length`]
+    /// bytes, unless [`RequestHeader::payload_is_absurd`].
     pub fn command(&self, capacity: Sectors, structured: bool) -> Result<Command, Errno> {
         let allowed = match self.kind {
             CMD_READ if structured => CMD_FLAG_FUA | CMD_FLAG_DF,
@@ -212,7 +211,7 @@ impl RequestHeader {
         }
     }
 
-    /// How to tell this request's client of a failure.
+    /// Returns the protocol's error for a failure of this request.
     pub const fn errno(&self, error: RequestError) -> Errno {
         Errno::from_request(error, matches!(self.kind, CMD_WRITE | CMD_WRITE_ZEROES))
     }

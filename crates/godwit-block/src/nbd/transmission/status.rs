@@ -1,4 +1,4 @@
-//! Block status: which ranges are allocated.
+//! Block status: the allocated ranges.
 
 use super::RequestHeader;
 use crate::nbd::constants::{
@@ -6,17 +6,17 @@ use crate::nbd::constants::{
     STRUCTURED_REPLY_MAGIC,
 };
 
-/// What is known of a range of a disk.
+/// The allocation of a range of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// Bytes it is long: not zero.
+    /// Length in bytes: not zero.
     pub length: u32,
-    /// It takes no space and reads as zeroes. Otherwise it may hold anything.
+    /// True if the range takes no space and reads as zeroes. Other ranges may hold anything.
     pub hole: bool,
 }
 
-/// The reply to [`Command::BlockStatus`](super::Command::BlockStatus), whole: what is known of the ranges that
-/// follow one another from the request's offset on. There must be at least one.
+/// Returns the whole reply to [`Command::BlockStatus`](super::Command::BlockStatus): consecutive ranges from the
+/// request's offset. There must be at least one.
 pub fn block_status(request: &RequestHeader, ranges: &[Allocation]) -> Vec<u8> {
     // The caller keeps the ranges few.
     let length = 4 + 8 * ranges.len() as u32;

@@ -1,4 +1,4 @@
-//! Reads of a part of the disk that is not here, given back to a machine that is about to stand still.
+//! Reads of a missing part of the disk, given back to a machine that is about to stand still.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -21,7 +21,7 @@ use crate::support::{PATIENCE, TestEngine, plain, tcp_pair};
 
 const MIGRATION: MigrationId = MigrationId([3; 16]);
 
-/// A disk of which all is at another node, and a machine that waits for the first 4 KiB.
+/// A disk that is entirely at another node, and a machine that waits for the first 4 KiB.
 struct Waiting {
     served: Served,
     client: Client,
@@ -78,7 +78,7 @@ impl Waiting {
         }
     }
 
-    /// The other node comes, and is asked for what the machine waits for.
+    /// Connects the other node, and receives the pull of the part that the machine waits for.
     fn source(&self) -> (TcpStream, PullSlot, Extent) {
         let (mut socket, theirs) = tcp_pair();
         let patience = Some(Duration::from_secs(10));

@@ -1,4 +1,4 @@
-//! What a guest or front end does that wants to do harm.
+//! Malicious guests and front ends.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{MOMENT, Served};
 use crate::support::PATIENCE;
 
-/// Whether the queue is given up, and the disk goes on for others.
+/// Checks that the queue is given up, and that the disk goes on for others.
 fn breaks(served: &Served, what: &str, put: impl FnOnce(&mut Client)) {
     let mut client = served.connect(Options {
         queues: 2,
@@ -34,7 +34,7 @@ fn breaks(served: &Served, what: &str, put: impl FnOnce(&mut Client)) {
     );
 }
 
-/// A front end whose first queue's call counter takes no signal, and has one to take.
+/// Returns a front end whose first queue's call counter takes no signal, with a signal due.
 fn deaf(served: &Served) -> (Client, EventFd) {
     let mut client = served.connect(Options {
         queues: 2,
@@ -52,10 +52,10 @@ fn deaf(served: &Served) -> (Client, EventFd) {
     (client, call)
 }
 
-/// How long the next front end of a disk may wait after one that left without a word.
+/// Longest wait of a disk's next front end after one that left without a word.
 const SOON: Duration = Duration::from_secs(10);
 
-/// Whether the next front end is served soon, and can stop its queue.
+/// Checks that the next front end is served soon, and can stop its queue.
 fn goes_on(served: &Served) {
     let begun = std::time::Instant::now();
     let mut next = served.connect(Options::default());
@@ -78,7 +78,7 @@ fn a_guest_that_takes_no_signal_holds_up_nobody_else() {
 fn a_front_end_that_leaves_while_its_queue_stops_is_not_waited_for() {
     let served = Served::new("impatient");
     let (client, _call) = deaf(&served);
-    // GET_VRING_BASE of the first queue, whose answer nobody stays for.
+    // GET_VRING_BASE of the first queue, without a wait for the answer.
     let message = [11_u32, 1, 8, 0, 0].map(u32::to_le_bytes).concat();
     // SAFETY: the front end keeps its socket open until it is dropped.
     let socket = unsafe { BorrowedFd::borrow_raw(client.frontend.as_raw_fd()) };
@@ -237,7 +237,7 @@ fn memory_that_is_not_there_is_refused() {
     assert_eq!(client.write(0, 0, &[7; 512]), Status::OK);
 }
 
-/// What a front end does after its memory shrank to so many bytes, at a sector where the disk has sevens.
+/// A request of a front end after its memory shrank to so many bytes, at a sector where the disk has sevens.
 type Asks = fn(&mut Client, u64) -> u16;
 
 #[test]
@@ -247,7 +247,7 @@ fn memory_that_shrinks_ends_its_front_end_alone() {
     let mut beside = other.connect(Options::default());
     let read: Asks = |client, data| client.submit_read(0, SECTOR, data, 4096);
     let write: Asks = |client, data| client.submit_write(0, SECTOR, data, 4096);
-    // Without its data alone the kernel is the first to find out, without its queues the engine is.
+    // Without the data alone, the kernel finds out first; without the queues, the engine does.
     for (with_queues, asks) in [(true, read), (true, write), (false, read)] {
         let mut client = served.connect(Options {
             shrinks: true,

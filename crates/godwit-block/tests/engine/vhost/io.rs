@@ -1,4 +1,4 @@
-//! What a well-behaved guest does.
+//! The requests of a well-behaved guest.
 
 use std::collections::HashMap;
 
@@ -198,7 +198,7 @@ fn a_guest_that_is_told_late_by_its_own_wish_is_told_once() {
     let data = client.data();
     assert!(readable(&client.queues[0].call, PATIENCE), "of its start");
     client.queues[0].call.read().expect("a count");
-    // Wants to be told of the eighth answer.
+    // Wants a signal at the eighth answer.
     let place = client.queues[0].places()[1] + 4 + 2 * u64::from(client.queues[0].size());
     client.memory.store(place, 7);
     for block in 0..8 {

@@ -136,8 +136,7 @@ fn requests_that_a_dead_server_had_are_done_again_in_order() {
     let served = Served::new("resume");
     let mut client = Client::connect(&served.path, tracked(128)).expect("a front end");
     let data = client.data();
-    // Two writes of the same sector, of which the one taken later must win, and a third request
-    // that nobody has taken.
+    // Two writes of the same sector, of which the one taken later must win, and a third, untaken request.
     client.memory.write(data, &[1; 512]);
     client.memory.write(data + 512, &[2; 512]);
     let second = client.submit_write(0, 0, data + 512, 512);

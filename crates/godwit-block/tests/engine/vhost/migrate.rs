@@ -37,7 +37,7 @@ fn a_guest_writes_through_a_migration_and_both_images_agree() {
         guest.memory.write(data, &bytes);
         let head = guest.submit_write(0, sector, data, length as u32);
         guest.queues[0].notify();
-        // A guest may do this. What it wrote is then one or the other, the same on both sides.
+        // A guest may do this. Its data is then one or the other, the same on both sides.
         if round % 8 == 0 {
             guest.memory.write(data, &vec![0xaa; length as usize]);
         }
@@ -87,7 +87,7 @@ fn a_disk_follows_the_machine_that_its_hypervisor_moves() {
     next.config().expect("the disk's size");
     std::thread::sleep(MOMENT);
     assert!(source.engine.handle.snapshot().serves, "nothing has moved");
-    // The hypervisor stops it here and starts it there.
+    // The hypervisor stops the machine here and starts it there.
     guest.stop_queue(0).expect("the ring stops");
     next.start().expect("queues");
     assert_eq!(next.read(0, 0, 4096), Ok(vec![0x11; 4096]));

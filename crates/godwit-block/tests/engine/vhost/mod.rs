@@ -1,4 +1,4 @@
-//! A virtual machine's side of the disk, driven without one.
+//! A virtual machine's side of the disk, driven without a machine.
 
 mod given_back;
 mod hostile;
@@ -47,7 +47,7 @@ impl Served {
         served
     }
 
-    /// Starts the server, again.
+    /// Starts or restarts the server.
     fn serve(&mut self) {
         self.server = None;
         let _ = std::fs::remove_file(&self.path);
@@ -57,7 +57,7 @@ impl Served {
         self.server = Some(server.expect("a server"));
     }
 
-    /// A front end with its queues started.
+    /// Connects a front end and starts its queues.
     fn connect(&self, options: Options) -> Client {
         let mut client = Client::connect(&self.path, options).expect("a front end");
         client.start().expect("queues");

@@ -8,10 +8,10 @@ use godwit_testkit::vhost_client::{Client, Options, Status};
 use super::{MOMENT, SIZE, Served};
 use crate::support::{PATIENCE, TestEngine};
 
-/// Part of the disk that there is room for.
+/// Part of the disk for which there is room.
 const ROOM: u64 = SIZE / 2;
 
-/// A disk whose guest has written something before its file system became full.
+/// A disk with data that its guest wrote before the file system became full.
 struct Full {
     served: Served,
     client: Client,
@@ -48,7 +48,7 @@ fn tracked() -> Options {
     }
 }
 
-/// Submits writes for which there is no room. Gives how many.
+/// Submits writes for which there is no room. Returns their number.
 fn run_out(Full { served, client, .. }: &mut Full) -> usize {
     let data = client.data();
     let mut waiting = 0;

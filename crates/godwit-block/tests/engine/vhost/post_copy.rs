@@ -23,8 +23,8 @@ fn options() -> Options {
     }
 }
 
-/// A disk with two blocks of 7s, and a front end whose data pages are missing. `None` where no
-/// process may wait for pages.
+/// Returns a disk with two blocks of 7s, and a front end whose data pages are missing. `None` if processes may not wait
+/// for pages.
 fn arriving(name: &str) -> Option<(Served, Client, Faults)> {
     if !may_wait_for_pages() {
         println!("not tested: it takes CAP_SYS_PTRACE or vm.unprivileged_userfaultfd");
@@ -39,13 +39,13 @@ fn arriving(name: &str) -> Option<(Served, Client, Faults)> {
     Some((served, client, faults.expect("a descriptor")))
 }
 
-/// Whatever a new front end finds there.
+/// Returns the blocks that a new front end reads.
 fn found(served: &Served) -> Vec<u8> {
     let mut client = served.connect(Options::default());
     client.read(0, 0, 2 * PAGE).expect("a read")
 }
 
-/// The front end's socket, for somebody who closes it while it is in use.
+/// Returns the front end's socket, for a close while it is in use.
 fn socket(client: &Client) -> UnixStream {
     let fd = std::os::fd::AsRawFd::as_raw_fd(&client.frontend);
     // SAFETY: the front end keeps its socket open during this.
@@ -66,7 +66,7 @@ fn requests_wait_for_the_pages_that_they_need() {
     faults.deliver(data, 9).expect("to deliver");
     assert_eq!(client.wait_for(0, write), Status::OK);
 
-    // A read of part of a page leaves the rest of it as it arrives.
+    // A read into part of a page leaves the rest as it arrives.
     let into = data + PAGE as u64;
     let read = client.submit_read(0, 0, into + 512, 512);
     client.queues[0].notify();
@@ -80,7 +80,7 @@ fn requests_wait_for_the_pages_that_they_need() {
     assert_eq!(page[512..1024], [9; 512]);
     assert_eq!(page[1024..], [5; PAGE - 1024]);
 
-    // When everything is said to be there, nobody waits any more.
+    // Once everything is reported to be there, accesses no longer wait.
     client.end_post_copy().expect("to end");
     drop(faults);
     let late = client.submit_write(0, 8, data + 2 * PAGE as u64, PAGE as u32);
@@ -96,14 +96,14 @@ fn a_front_end_that_is_gone_lets_the_engine_go_and_writes_nothing() {
         return;
     };
     let data = client.data();
-    // One page is there, and one will never be.
+    // The first page is there, and the second never will be.
     faults.deliver(data, 9).expect("to deliver");
     client.submit_write(0, 0, data, 2 * PAGE as u32);
     client.queues[0].notify();
     let missing = data + PAGE as u64;
     assert_eq!(faults.next(PATIENCE).expect("a fault"), Some(missing));
     drop(client);
-    // The descriptor is still open here, as it may be in a QEMU that hangs while it exits.
+    // The descriptor is still open here, as in a QEMU hanging at its exit.
     assert!(found(&served) == [7; 2 * PAGE], "nothing that nobody wrote");
     drop(faults);
 }
@@ -149,8 +149,7 @@ fn a_queue_whose_own_pages_are_missing_starts_when_they_arrive() {
     let read = client.submit_read(0, 0, client.data(), 512);
     let data = client.data();
     client.memory.write(data, &[1; 512]);
-    // The page with the answers' index goes missing here as QEMU discards pages: all mappings
-    // lose it.
+    // The page with the answers' index goes missing here as QEMU discards pages: all mappings lose it.
     let used = client.queues[0].places()[2];
     let page = used / PAGE as u64 * PAGE as u64;
     let mode = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
@@ -208,7 +207,7 @@ fn a_front_end_that_fails_at_the_end_leaves_no_trace_either() {
     client.submit_write(0, 0, client.data(), PAGE as u32);
     client.queues[0].notify();
     assert!(faults.next(PATIENCE).expect("a fault").is_some());
-    // QEMU says so before it exits because the source is gone.
+    // QEMU reports this before it exits because the source is gone.
     client.end_post_copy().expect("to end");
     std::thread::sleep(Duration::from_millis(100));
     drop(client);

@@ -1,4 +1,4 @@
-//! Goes on without what a disk lacks: an operator says that the node which has it is lost for good.
+//! Lets a disk go on without its missing parts, after an operator has declared the node with these parts lost for good.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use crate::node::Node;
 use crate::store::DiskEntry;
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// From now on, over restarts too, whoever needs what the disk lacks gets an I/O error instead of waiting. If the other
-/// node comes back after all, the rest is pulled as before.
+/// Makes requests for the disk's missing parts fail with an I/O error instead of waiting, across restarts too. If the
+/// other node comes back after all, pulling goes on as before.
 ///
 /// # Errors
-/// The disk lacks nothing that only another node has, that node is connected, or `lost` is false.
+/// The other node is connected, the disk lacks nothing but parts of its base image, or `lost` is false.
 pub(crate) async fn abandon(
     node: &Arc<Node>,
     name: &str,
@@ -61,7 +61,7 @@ pub(crate) async fn abandon(
         %left,
         "an operator goes on without what the disk lacks: reads of that fail"
     );
-    // The rest may come, and be stored, meanwhile.
+    // Pulled parts may be stored meanwhile, so only this field is changed.
     let give_up = |entry: &mut DiskEntry| entry.abandoned = true;
     if let Err(error) = node.store.change_disk(name, give_up).await {
         return Err(create::stored_badly(&disk, &error));

@@ -1,4 +1,4 @@
-//! Lets an operator decide who owns a disk when the other node cannot be asked.
+//! Lets an operator decide the owner of a disk when the other node cannot be asked.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::disks::lifecycle::run;
 use crate::node::Node;
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// Makes this node the owner of a disk that is in doubt.
+/// Makes this node the owner of a disk in doubt or of an outdated disk.
 ///
 /// # Errors
-/// The disk is not in doubt or being worked with, or `force` is missing.
+/// The disk is neither in doubt nor outdated, has another activity, or `force` is missing.
 pub(crate) async fn claim(
     node: &Arc<Node>,
     name: &str,
@@ -76,7 +76,7 @@ pub(crate) async fn claim(
         let inner = disk.lock();
         (inner.entry.clone(), inner.record)
     };
-    // The engine may have heard the answer while it was ending.
+    // The engine may have learned the answer while ending.
     if record.ownership != Ownership::Serving || entry.surpassed.is_some() {
         let epoch = match &entry.surpassed {
             Some(surpassed) => Epoch(surpassed.next(record.epoch.0)),
@@ -85,7 +85,7 @@ pub(crate) async fn claim(
         let record = AuthorityRecord {
             epoch,
             ownership: Ownership::Serving,
-            // What this node has accepted without it lacks all the same.
+            // Parts that were missing when this node accepted the disk are still missing.
             remainder: record.remainder.filter(|_| {
                 matches!(
                     record.ownership,

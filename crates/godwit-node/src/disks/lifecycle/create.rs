@@ -1,4 +1,4 @@
-//! New disks: empty ones, and images that exist already.
+//! New disks: empty ones, and existing images.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -79,10 +79,10 @@ async fn create_managed(
     Ok(disk)
 }
 
-/// The number of sectors of a disk of this size.
+/// Returns the number of sectors of a disk of this size.
 ///
 /// # Errors
-/// [`ErrorCode::Invalid`] unless it is a positive multiple of 512.
+/// [`ErrorCode::Invalid`] unless the size is a positive multiple of 512.
 pub(crate) fn checked_sectors(name: &str, size: u64) -> Result<Sectors, ErrorBody> {
     match Bytes(size).sectors() {
         Some(sectors) if sectors > 0 => Ok(Sectors(sectors)),
@@ -100,8 +100,7 @@ pub(crate) fn checked_sectors(name: &str, size: u64) -> Result<Sectors, ErrorBod
     }
 }
 
-/// Takes the name and stores that the disk is being created: a crash from now on leaves nothing
-/// behind.
+/// Takes the name and stores the mark of an unfinished creation. From now on a crash leaves nothing behind.
 pub(crate) async fn reserve(
     node: &Arc<Node>,
     name: String,
@@ -126,8 +125,8 @@ pub(crate) async fn reserve(
     let record = AuthorityRecord::created();
     let disk = Disk::new(name, entry.clone(), record, Activity::Creating);
     node.disks.insert(&disk)?;
-    // A file that no disk of this node owns is not ours to replace, and the mark would make a
-    // restart delete it.
+    // A file not owned by a disk of this node must not be replaced. Once the mark is stored, a restart would delete the
+    // file.
     let stored = if entry.path.exists() {
         Err(ErrorBody::new(
             ErrorCode::Exists,
@@ -151,7 +150,7 @@ pub(crate) async fn reserve(
     Ok(disk)
 }
 
-/// The image is complete: serves the disk.
+/// Serves the disk, whose image is complete.
 pub(crate) async fn finish(
     node: &Arc<Node>,
     disk: &Arc<Disk>,
@@ -160,7 +159,7 @@ pub(crate) async fn finish(
     finish_as(node, disk, made, AuthorityRecord::created()).await
 }
 
-/// The same with this record, which says whether the image is complete.
+/// Serves the disk with this record, which tells whether the image is complete.
 pub(crate) async fn finish_as(
     node: &Arc<Node>,
     disk: &Arc<Disk>,
@@ -186,10 +185,10 @@ pub(crate) async fn finish_as(
     started
 }
 
-/// Removes what an unfinished creation left, and returns why it did not finish.
+/// Removes the leftovers of an unfinished creation, and returns its error.
 pub(crate) async fn undo(node: &Arc<Node>, disk: &Arc<Disk>, error: ErrorBody) -> ErrorBody {
     let path = disk.lock().entry.path.clone();
-    // A file that was there when the image was to be made is somebody else's.
+    // A file from before the creation is not the node's to delete.
     let ours = error.code != ErrorCode::Exists;
     let deleted = blocking(move || if ours { image::delete(&path) } else { Ok(()) }).await;
     if let Err(error) = node.store.remove_disk(&disk.name).await {
@@ -277,7 +276,7 @@ async fn attach(
     Ok(disk)
 }
 
-/// The disk that uses this image.
+/// Returns the disk with this image.
 pub(in crate::disks) fn user_of(node: &Arc<Node>, path: &Path) -> Option<String> {
     let identity = |path: &Path| {
         use std::os::unix::fs::MetadataExt;
@@ -293,7 +292,7 @@ pub(in crate::disks) fn user_of(node: &Arc<Node>, path: &Path) -> Option<String>
         .map(|disk| disk.name.clone())
 }
 
-/// A store's failure about a disk, for the API.
+/// Converts a failure to store a disk for the API.
 pub(crate) fn stored_badly(disk: &Disk, error: &crate::store::StoreError) -> ErrorBody {
     ErrorBody::new(
         ErrorCode::Internal,

@@ -1,5 +1,5 @@
-//! What a disk lacks that changed hands before all of it had come: stored beside the node's other state, and found
-//! again when the disk is started.
+//! The missing parts of a disk that changed hands before its whole content had arrived. The record of these parts is
+//! stored beside the node's other state, and loaded when the disk is started.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use crate::disks::disk::Disk;
 use crate::node::{Node, blocking};
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// How long to wait before what failed is tried again.
+/// Time between two attempts to store.
 const STORE_RETRY: Duration = Duration::from_secs(1);
 
-/// Where it is stored for a disk of this name.
+/// Returns the file for a disk of this name.
 fn file(config: &NodeConfig, disk: &str) -> PathBuf {
     config.data_dir.join("missing").join(disk)
 }
 
-/// Where it will be stored for a new disk; the folder is there. Blocks.
+/// Returns the file for a new disk, after making its folder. Blocks.
 ///
 /// # Errors
 /// The folder cannot be made.
@@ -36,7 +36,7 @@ pub(crate) fn prepare(config: &NodeConfig, disk: &str) -> std::io::Result<PathBu
     Ok(path)
 }
 
-/// Stores it, and tells the engine. Tries until it works, or the node ends.
+/// Stores the missing parts and tells the engine. Retries until success or the node's end.
 pub(crate) async fn store(
     node: Arc<Node>,
     disk: Arc<Disk>,
@@ -75,10 +75,10 @@ pub(crate) async fn store(
     }
 }
 
-/// What was stored of the disk with this record, if that says that it lacks something.
+/// Loads the missing parts of a disk, if the authority record has a remainder.
 ///
 /// # Errors
-/// It serves the disk, and what is stored cannot be read.
+/// This node serves the disk, and the file cannot be read.
 pub(crate) fn load(
     config: &NodeConfig,
     disk: &str,
@@ -93,7 +93,7 @@ pub(crate) fn load(
     let path = file(config, disk);
     let why = match missing::load(&path, capacity, migration) {
         Ok(Some(found)) => return Ok(Some(found)),
-        // The source has not been told that the disk was accepted, and serves on.
+        // The source has not been told of the acceptance, and goes on serving.
         Ok(None) if accepted => return Ok(None),
         Ok(None) => String::from("there is nothing of this migration"),
         Err(error) => error.to_string(),
@@ -106,7 +106,7 @@ pub(crate) fn load(
         .hint("bring that file back as it was, and start the node again"))
 }
 
-/// The disk lacks nothing, or did not come after all.
+/// Removes the file of a disk that is whole, or did not come after all.
 pub(crate) async fn forget(node: &Node, disk: &Disk) {
     let path = file(&node.config, &disk.name);
     let shown = path.display().to_string();

@@ -1,4 +1,4 @@
-//! A disk on this node: made or claimed, made larger, served, retired when it has left, removed.
+//! The life of a disk on this node: created or claimed, resized, served, retired after a move, removed.
 
 pub(crate) mod abandon;
 pub(crate) mod claim;

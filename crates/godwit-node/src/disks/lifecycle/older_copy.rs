@@ -1,9 +1,10 @@
-//! What is kept so that a disk that moves need not be sent whole: where it left, that its image still is what the
-//! disk was then; where it is, what was written since, and what differs from the image that it was created from.
+//! State that saves a moving disk from being sent whole. The node that the disk left knows whether its image is still
+//! the disk as it left. The node with the disk knows the blocks written since, and the blocks that differ from the base
+//! image.
 //!
-//! Both are to be certain, or not to be relied on. An image counts only while its fingerprint is the one that it had
-//! when the disk had left, and is forgotten, durably, before anybody may write to it. What was written is in the
-//! engine's memory, and on disk only between an orderly end and the next start: see [`godwit_block::image::written`].
+//! Uncertain state is not used. An image counts only while its fingerprint is the same as when the disk left. The
+//! fingerprint is forgotten, durably, before any write to the image. The set of written blocks is in the engine's
+//! memory, and on disk only between an orderly end and the next start: see [`godwit_block::image::written`].
 
 use std::path::PathBuf;
 
@@ -17,18 +18,18 @@ use crate::disks::disk::{Activity, Disk};
 use crate::node::{Node, blocking};
 use crate::store::{DiskEntry, KeptImage, Store, StoreError};
 
-/// Folders of the data directory, for sets of blocks of each disk.
+/// The sets of blocks of a disk, each with a folder in the data directory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Blocks {
-    /// Those that were written since the disk came.
+    /// Blocks written since the disk came.
     Written,
-    /// Those that differ from the disk's image.
+    /// Blocks that differ from the disk's base image.
     Different,
-    /// Those that are as the image has them, and no holes there.
+    /// Blocks that equal the base image and are not holes there.
     Same,
 }
 
-/// Where the set of a disk of this name is stored.
+/// Returns the file of a disk's set.
 fn file(config: &NodeConfig, blocks: Blocks, disk: &str) -> PathBuf {
     let folder = match blocks {
         Blocks::Written => "written",
@@ -38,7 +39,7 @@ fn file(config: &NodeConfig, blocks: Blocks, disk: &str) -> PathBuf {
     config.data_dir.join(folder).join(disk)
 }
 
-/// Where an engine is to store such a set at its end; nothing when there can be no such file. Blocks.
+/// Returns the file in which an engine stores a set at its end, or nothing if the folder cannot be made. Blocks.
 pub(crate) fn prepare(config: &NodeConfig, blocks: Blocks, disk: &str) -> Option<PathBuf> {
     let path = file(config, blocks, disk);
     let folder = path.parent()?;
@@ -51,7 +52,7 @@ pub(crate) fn prepare(config: &NodeConfig, blocks: Blocks, disk: &str) -> Option
     }
 }
 
-/// Takes the set that an engine before this one stored. Blocks.
+/// Takes the set stored by the engine before this one. Blocks.
 pub(crate) fn take(
     config: &NodeConfig,
     blocks: Blocks,
@@ -69,16 +70,16 @@ pub(crate) fn take(
     }
 }
 
-/// The disk is removed.
+/// Removes the sets of a removed disk.
 pub(crate) async fn forget(node: &Node, disk: &Disk) {
     let sets = [Blocks::Written, Blocks::Different, Blocks::Same];
     let paths = sets.map(|blocks| file(&node.config, blocks, &disk.name));
-    // One that stays is of another image than the next disk's.
+    // A remaining file belongs to another image than the next disk's.
     let _ = blocking(move || paths.map(std::fs::remove_file)).await;
 }
 
-/// Remembers that the image is what the disk was when it left by this migration, as long as it has this fingerprint.
-/// Without that a move back costs more.
+/// Records that the image equals the disk as it left by this migration, while the image has this fingerprint. Without
+/// the record, a move back costs more.
 pub(crate) async fn keep(
     node: &Node,
     disk: &Disk,
@@ -102,7 +103,7 @@ pub(crate) async fn keep(
     }
 }
 
-/// What this node, which no longer has the disk, holds of it. Blocks.
+/// Returns the older copy of the disk at this node, which no longer owns the disk. Blocks.
 pub(crate) fn held(entry: &DiskEntry, record: &AuthorityRecord) -> OlderCopy {
     let Ownership::Departed { migration } = record.ownership else {
         return OlderCopy::Unknown;
@@ -117,10 +118,10 @@ pub(crate) fn held(entry: &DiskEntry, record: &AuthorityRecord) -> OlderCopy {
     }
 }
 
-/// The image is about to be written to.
+/// Forgets the fingerprint of an image before a write.
 ///
 /// # Errors
-/// That cannot be stored, so nobody may write there.
+/// The change cannot be stored, so writes must not begin.
 pub(crate) async fn spoil(store: &Store, disk: &Disk) -> Result<(), StoreError> {
     let (entry, record) = {
         let inner = disk.lock();
@@ -134,7 +135,7 @@ pub(crate) async fn spoil(store: &Store, disk: &Disk) -> Result<(), StoreError> 
         (entry, inner.record)
     };
     store.put_disk(&disk.name, &entry, record).await?;
-    // Not before: who asks again after a failure has to store it again.
+    // Not earlier: a retry after a failure must store the change again.
     disk.lock().entry.kept = None;
     Ok(())
 }
@@ -155,7 +156,7 @@ mod tests {
         }
     }
 
-    /// What is stored of a disk that has left, whose image is this file.
+    /// Returns the entry of a departed disk with this image.
     fn entry(image: PathBuf) -> DiskEntry {
         let fingerprint = Fingerprint::of_file(&image).expect("a file");
         DiskEntry {
@@ -192,9 +193,9 @@ mod tests {
         assert_eq!(held(&entry, &departed(LEFT)), OlderCopy::Since(LEFT));
         let another = departed(MigrationId([5; 16]));
         assert_eq!(held(&entry, &another), OlderCopy::Unknown);
-        // It had accepted the disk, which stayed where it was.
+        // This node had accepted the disk, but the disk stayed at the source.
         assert_eq!(held(&entry, &record(Ownership::Vacant)), OlderCopy::Unknown);
-        // A clock that stands between two ticks must not hide this.
+        // The modification time must differ even with a coarse clock.
         std::thread::sleep(std::time::Duration::from_millis(20));
         std::fs::write(&entry.path, [1; 4096]).expect("written");
         assert_eq!(held(&entry, &departed(LEFT)), OlderCopy::Unknown);
@@ -213,7 +214,7 @@ mod tests {
             .await
             .expect("it is stored");
         store.close();
-        // However often somebody asks.
+        // Every attempt fails.
         for _ in 0..2 {
             spoil(&store, &disk).await.expect_err("nothing is stored");
         }

@@ -10,15 +10,16 @@ use crate::node::{Node, blocking};
 use crate::store::Mark;
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// Removes a disk: of its own images the node deletes the file, others it leaves alone.
+/// Removes a disk. The node deletes the file of a managed image and leaves other images alone.
 ///
 /// # Errors
-/// The disk is being worked with, has clients or is in doubt; `force` overrides the last two.
+/// The disk is used by a VM, has another activity, has clients, is needed by its owner or is in doubt; `force`
+/// overrides the last three.
 pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<(), ErrorBody> {
     let disk = node.disks.get(name)?;
     no_machine_has(node, name)?;
     let guard = disk.begin(Activity::Removing, |inner| allowed(&disk, inner, force))?;
-    // Whoever starts a machine with it from now on finds it being removed.
+    // From now on the start of a machine with this disk finds the disk being removed.
     no_machine_has(node, name)?;
     run::stop(&disk).await;
     if let Err(error) = finish(node, &disk).await {
@@ -85,8 +86,8 @@ fn allowed(disk: &Disk, inner: &Inner, force: bool) -> Result<(), ErrorBody> {
     Ok(())
 }
 
-/// Removes entry and image of a disk whose engine has ended. A crash meanwhile leaves the mark,
-/// and the next start goes on.
+/// Removes the entry and the image of a disk whose engine has ended. After a crash meanwhile, the mark makes the next
+/// start go on.
 pub(crate) async fn finish(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), ErrorBody> {
     let (mut entry, record) = {
         let inner = disk.lock();
@@ -94,8 +95,8 @@ pub(crate) async fn finish(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), Err
     };
     let stored = |error| create::stored_badly(disk, &error);
     if entry.managed {
-        // A disk that is not whole is removed by a restart as it is: on a full file system nothing
-        // could be stored before the image is gone.
+        // A restart removes an unfinished disk without this mark. On a full file system nothing could be stored before
+        // the image is deleted.
         let unfinished = matches!(
             entry.mark,
             Some(Mark::Creating | Mark::Receiving { new: true, .. })
@@ -122,7 +123,7 @@ pub(crate) async fn finish(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), Err
                 .hint("remove the disk again once that is fixed")
             })?;
     }
-    // The next disk of this name replaces one that stays.
+    // The next disk of this name replaces a remaining socket.
     let _ = crate::disks::vhost::remove(&node.config.vhost_socket(&disk.name));
     node.store.remove_disk(&disk.name).await.map_err(stored)?;
     lacking::forget(node, disk).await;

@@ -1,8 +1,8 @@
 //! Makes disks larger.
 //!
-//! The new size is stored as under way, then the image gets it, then the disk: after a restart the image says how far
-//! that came. The disk's engine is started anew, which its virtual machine takes for a restart of the node: requests
-//! wait, and none is lost.
+//! The new size is stored as under way. Then the image is enlarged, then the disk's entry. After a restart, the size of
+//! the image tells how far the change came. The engine is started anew. The virtual machine takes this for a restart of
+//! the node: requests wait, and none is lost.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::node::{Node, blocking};
 use crate::store::{DiskEntry, Mark};
 use godwit_api::{ErrorBody, ErrorCode, ResizeDisk};
 
-/// Makes a disk larger: as large as is asked for, or as its image is by now.
+/// Makes a disk as large as requested, or as large as its image is by now.
 ///
 /// # Errors
-/// It would become smaller, is not here as a whole, or is used in a way that forbids it; the image cannot be larger. The
+/// The disk would become smaller, is not whole, or is in use in a forbidden way, or the image cannot be larger. The
 /// disk is then served as before.
 pub(crate) async fn resize(
     node: &Arc<Node>,
@@ -62,7 +62,7 @@ pub(crate) async fn resize(
     Ok(disk)
 }
 
-/// Whether a disk of this size may become as large as is asked for.
+/// Checks the requested size of a disk.
 fn allowed(name: &str, now: Bytes, wanted: Option<u64>) -> Result<(), ErrorBody> {
     let refused = |text: String, hint: String| {
         Err(ErrorBody::new(ErrorCode::Invalid, format!("disk {name} {text}")).hint(hint))
@@ -89,7 +89,7 @@ fn allowed(name: &str, now: Bytes, wanted: Option<u64>) -> Result<(), ErrorBody>
     }
 }
 
-/// Makes image and entry larger. Nothing serves the disk meanwhile.
+/// Makes the image and the entry larger. The disk is not served meanwhile.
 async fn grow(node: &Arc<Node>, disk: &Arc<Disk>, wanted: Option<u64>) -> Result<(), ErrorBody> {
     let (name, path) = (disk.name.clone(), disk.lock().entry.path.clone());
     let opened = open(name.clone(), path.clone()).await?;
@@ -130,7 +130,7 @@ async fn grow(node: &Arc<Node>, disk: &Arc<Disk>, wanted: Option<u64>) -> Result
     store(node, disk, None, Some(sectors)).await
 }
 
-/// Finishes what a restart interrupted, if anything: the image tells whether it was made larger.
+/// Finishes an interrupted change after a restart. The size of the image tells whether the image was enlarged.
 pub(super) async fn finish(
     node: &Arc<Node>,
     disk: &Arc<Disk>,
@@ -153,7 +153,7 @@ async fn open(name: String, path: PathBuf) -> Result<Image, ErrorBody> {
     blocking(move || image::open(&name, &path)).await.flatten()
 }
 
-/// Stores what is under way with the disk, and its size if that is another.
+/// Stores the mark of the disk, and its size if given.
 async fn store(
     node: &Arc<Node>,
     disk: &Arc<Disk>,

@@ -1,5 +1,4 @@
-//! Ends the engines of disks that have left and that nobody uses here any more: their threads, memory and
-//! connections are for those that are served.
+//! Ends the engines of departed disks without users here: threads, memory and connections are for served disks.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,18 +12,18 @@ use crate::disks::lifecycle::run;
 use crate::disks::vhost;
 use crate::node::Node;
 
-/// How often disks are looked at.
+/// Time between two looks at the disks.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long a disk is left as it is after its last user: what the other node is still told of the migration
-/// has arrived by then.
+/// Time from a disk's last use to the end of its engine. The last messages about the migration reach the other node
+/// within this time.
 const AFTER_USE: Duration = Duration::from_secs(4);
 
-/// How long after the node's start the disks that it found are left as they are: a QEMU that used one when the
-/// node ended connects again.
+/// Shortest time from the node's start to the retirement of a disk found at the start. A QEMU that used the disk before
+/// the restart connects again within this time.
 const AFTER_START: Duration = Duration::from_secs(30);
 
-/// Ends engines that nobody needs until the node is about to end.
+/// Ends unused engines until the node closes.
 pub(crate) async fn watch(node: Arc<Node>) {
     let later = Instant::now() + (AFTER_START - AFTER_USE);
     let found = node.disks.all();
@@ -54,10 +53,10 @@ pub(crate) async fn watch(node: Arc<Node>) {
     }
 }
 
-/// Whether the disk's engine serves nobody and is not about to.
+/// Returns true if the disk's engine serves no user and is not about to.
 fn is_unused(node: &Node, disk: &Disk) -> bool {
     let idle = is_idle(disk, &disk.lock());
-    // Not under the disk's lock, which whoever has that of the machines may wait for.
+    // Not under the disk's lock: a holder of the machines' lock may wait for the disk's.
     idle && node.vms.user_of(&disk.name, None).is_none()
 }
 
@@ -86,7 +85,7 @@ fn is_idle(disk: &Disk, inner: &Inner) -> bool {
         && snapshot.requests_in_flight == 0
 }
 
-/// Ends the disk's engine, unless somebody needs it after all. The disk's return starts it again.
+/// Ends the disk's engine unless the disk is no longer idle. The disk's return starts an engine again.
 async fn retire(node: &Node, disk: &Arc<Disk>) {
     let _ending = disk.ending.lock().await;
     let engine = {
@@ -94,7 +93,7 @@ async fn retire(node: &Node, disk: &Arc<Disk>) {
         if !is_idle(disk, &inner) {
             return;
         }
-        // While nobody can have opened another in its place. That it is gone already is fine.
+        // Under the lock, before another engine can open a socket in the same place. A missing socket is fine.
         let _ = vhost::remove(&node.config.vhost_socket(&disk.name));
         inner.engine.take()
     };

@@ -1,4 +1,4 @@
-//! Starts and stops a disk's engine, and carries out what it asks for.
+//! Starts and stops a disk's engine, and carries out its requests.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,13 +21,13 @@ use crate::failpoint;
 use crate::node::{Node, blocking};
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// How long to wait before a failed store is tried again.
+/// Time between two attempts to store.
 const STORE_RETRY: Duration = Duration::from_secs(1);
 
-/// Starts the disk's engine on its image, with the record that is stored.
+/// Starts the disk's engine on its image, with the stored record.
 ///
 /// # Errors
-/// The image has another size than the disk, but for a device that is larger; or the engine cannot start.
+/// The image's size differs from the disk's (a larger device is fine), or the engine cannot start.
 pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, mut image: Image) -> Result<(), ErrorBody> {
     let (record, sectors, shared, on_demand_only, on_image, surpassed, owed_bandwidth) = {
         let inner = disk.lock();
@@ -84,7 +84,7 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, mut image: Image) -> Res
         if let EngineEvent::Clients(count) = event {
             clients.store(count, Ordering::Relaxed);
         } else {
-            // Nobody listens any more only when the node has ended.
+            // The receiver is gone only when the node has ended.
             let _ = sender.send(event);
         }
     };
@@ -117,8 +117,8 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, mut image: Image) -> Res
     Ok(())
 }
 
-/// Ends the disk's engine and waits for it and its events. Not to be called by the task that
-/// handles these.
+/// Ends the disk's engine and waits for the engine and its events. Must not be called by the task that handles the
+/// events.
 pub(crate) async fn stop(disk: &Arc<Disk>) {
     let _ending = disk.ending.lock().await;
     let engine = {
@@ -133,7 +133,7 @@ pub(crate) async fn stop(disk: &Arc<Disk>) {
     }
 }
 
-/// Ends an engine that the disk has no more.
+/// Ends an engine taken out of the disk.
 pub(in crate::disks) async fn end(disk: &Disk, engine: Engine) {
     // Virtual machines connect again when the disk is served again.
     drop(engine.vhost);
@@ -152,20 +152,20 @@ pub(in crate::disks) async fn end(disk: &Disk, engine: Engine) {
             tracing::error!(disk = disk.name, %error, "the disk's thread did not end in order")
         }
     }
-    // Its events end with the engine.
+    // The events end with the engine.
     let _ = engine.events.await;
     disk.clients.store(0, Ordering::Relaxed);
 }
 
-/// Leaves the disk's engine as it is until this process ends, which is what a crash does. For disks
-/// whose machine's memory is on its way: the engine may wait for a page, and to let it go would put
-/// a page of zeroes in the place of the one that the guest needs.
+/// Leaves the disk's engine as it is until this process ends, as a crash would. For disks whose machine's memory is
+/// still on its way: the engine may wait for a page. An orderly end would put a page of zeroes in the place of the
+/// missing one.
 pub(crate) fn abandon(disk: &Arc<Disk>) {
     let engine = disk.lock().engine.take();
     std::mem::forget(engine);
 }
 
-/// Tells those who use disks, and waits until they have done what they do about it.
+/// Tells the users of disks, and waits until they have reacted.
 async fn tell(node: &Arc<Node>, disk: &Arc<Disk>, said: Said) {
     (node.disk_users)(Arc::clone(node), Arc::clone(disk), said).await;
 }
@@ -209,21 +209,21 @@ async fn run_events(
             EngineEvent::OutOfSpace(false) => {
                 tracing::info!(disk = disk.name, "there is room for the disk again");
             }
-            // Counted where it is reported.
+            // Counted by `report`.
             EngineEvent::Clients(_) => {}
             EngineEvent::Failed(problem) => failed(&node, &disk, problem).await,
         }
     }
 }
 
-/// The engine has ended by itself: what it was doing ends with it, except what only another node
-/// can decide.
+/// Cleans up after an engine that ended by itself. The engine's migration ends too, unless only another node can decide
+/// the migration.
 async fn failed(node: &Arc<Node>, disk: &Arc<Disk>, problem: String) {
     tracing::error!(disk = disk.name, problem, "the disk is not served any more");
     let migration = {
         let mut inner = disk.lock();
         inner.problem = Some(problem.clone());
-        // The handle is of no use any more; the thread has ended or is about to.
+        // The handle is useless: the thread has ended or is about to.
         inner.engine = None;
         let undecided = inner.in_doubt();
         inner
@@ -237,9 +237,8 @@ async fn failed(node: &Arc<Node>, disk: &Arc<Disk>, problem: String) {
     }
 }
 
-/// Makes it durable whether more than one party may have written to the disk. At its owner at once: the
-/// engine holds I/O meanwhile. Where the disk has just arrived it is stored with the next record. False
-/// when the node ended before it worked.
+/// Stores whether more than one party may have written to the disk. At the owner at once: the engine holds I/O
+/// meanwhile. At a destination, the flag is stored with the next record. Returns false if the node ended first.
 async fn keep_sharing(node: &Arc<Node>, disk: &Arc<Disk>, shared: bool) -> bool {
     let (serves, record) = {
         let mut inner = disk.lock();
@@ -250,9 +249,8 @@ async fn keep_sharing(node: &Arc<Node>, disk: &Arc<Disk>, shared: bool) -> bool 
     !serves || store(node, disk, record, "who writes to the disk").await
 }
 
-/// Makes a record durable, together with what must change with it. Tries until it works: the
-/// engine holds the guest's I/O meanwhile, and going on without would risk two owners. False when
-/// the node ended before it worked.
+/// Makes a record durable, together with its consequences for the entry. Retries until success: the engine holds the
+/// guest's I/O meanwhile, and going on without the record would risk two owners. Returns false if the node ended first.
 async fn persist(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord) -> bool {
     let step = match record.ownership {
         Ownership::Vacant => "vacant",
@@ -276,8 +274,8 @@ async fn persist(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord) ->
     true
 }
 
-/// Stores the disk's entry with this record; `what` the engine waits for is named when it fails. Tries
-/// until it works; false when the node ended before.
+/// Stores the disk's entry with this record. `what` names the awaited state in messages about a failure. Retries until
+/// success; returns false if the node ended first.
 async fn store(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord, what: &str) -> bool {
     let mut entry = disk.lock().entry.clone();
     entry.adopt(&record);
@@ -296,7 +294,7 @@ async fn store(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord, what
     true
 }
 
-/// Opens the disk's image and starts its engine; trouble is kept as the disk's problem.
+/// Opens the disk's image and starts its engine. An error is kept as the disk's problem.
 pub(crate) async fn open_and_start(node: &Arc<Node>, disk: &Arc<Disk>) {
     let path = disk.lock().entry.path.clone();
     let name = disk.name.clone();
@@ -316,7 +314,7 @@ pub(crate) async fn open_and_start(node: &Arc<Node>, disk: &Arc<Disk>) {
     }
 }
 
-/// An error with all its causes.
+/// Formats an error with all its causes.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,4 +1,4 @@
-//! Images of disks, with errors that a client of the API understands.
+//! Images of disks, with errors for clients of the API.
 
 use std::path::{Path, PathBuf};
 
@@ -7,15 +7,15 @@ use godwit_core::units::Bytes;
 
 use godwit_api::{ErrorBody, ErrorCode, ImageFormat};
 
-/// Space that is left free on the file system of the images, in bytes.
+/// Space left free on the file system of the images, in bytes.
 const SPACE_MARGIN: u64 = 8 << 20;
 
-/// Where the node keeps the image of a disk of its own.
+/// Returns the path of a managed disk's image.
 pub(crate) fn managed_path(disks_dir: &Path, name: &str) -> PathBuf {
     disks_dir.join(format!("{name}.raw"))
 }
 
-/// An image's error about a disk, for the API. The image's text says what to do itself.
+/// Converts an image's error for the API. The text of the error contains the remedy.
 pub(crate) fn error(disk: &str, error: &ImageError) -> ErrorBody {
     let code = match error {
         ImageError::Size { .. }
@@ -70,7 +70,7 @@ pub(crate) fn check_space(
     .hint("free space there, or use another node"))
 }
 
-/// Refuses an image in a format that is not raw, unless it is to be taken for raw. Blocks.
+/// Refuses an image in a format other than raw, unless the caller declares the image raw. Blocks.
 pub(crate) fn check_format(
     disk: &str,
     path: &Path,
@@ -87,10 +87,10 @@ pub(crate) fn create(disk: &str, path: &Path, size: Bytes) -> Result<Image, Erro
     Image::create(path, size).map_err(|problem| error(disk, &problem))
 }
 
-/// Makes an image in a file as large as this; what is added reads as zeroes. Blocks.
+/// Enlarges an image file to this size. The added part reads as zeroes. Blocks.
 ///
 /// # Errors
-/// What the file system says.
+/// The file system's error.
 pub(crate) fn grow(disk: &str, image: &Image, size: Bytes) -> Result<(), ErrorBody> {
     if size <= image.capacity.bytes() {
         return Ok(());
@@ -104,10 +104,10 @@ pub(crate) fn grow(disk: &str, image: &Image, size: Bytes) -> Result<(), ErrorBo
     })
 }
 
-/// Creates an image at node `node` that has all of its storage. Blocks.
+/// Creates an image at node `node` with all of its storage allocated. Blocks.
 ///
 /// # Errors
-/// Those of [`create`], and [`ErrorCode::NoSpace`] when there is not that much.
+/// The errors of [`create`], and [`ErrorCode::NoSpace`] if the space is not free.
 pub(crate) fn create_full(
     node: &str,
     disk: &str,
@@ -117,7 +117,7 @@ pub(crate) fn create_full(
     let folder = path.parent().unwrap_or(path);
     check_space(node, disk, folder, size.0)?;
     let image = Image::create_with_storage(path, size).map_err(|problem| error(disk, &problem))?;
-    // The space may be another's since it was looked at, or the file system unable to reserve any.
+    // Another writer may have taken the space since the check, or the file system may be unable to reserve any.
     if allocated(path).is_none_or(|allocated| allocated < size.0) {
         let text = format!(
             "disk {disk}: the file system of {} does not give {size} in advance",
@@ -129,9 +129,9 @@ pub(crate) fn create_full(
     Ok(image)
 }
 
-/// Creates an image at node `node` for a copy of one that takes `allocated` bytes. Of a source that is
-/// nearly full the copy gets all of its storage here, if there is enough: so chunks need not wait for
-/// it, nor find none left. The holes of others shall stay holes. Blocks.
+/// Creates an image at node `node` for a copy of an image with `allocated` bytes. The copy of a nearly full source gets
+/// all of its storage at once, if enough is free. Chunks then need not wait for storage, and cannot run out of space.
+/// The holes of other sources stay holes. Blocks.
 pub(crate) fn create_copy(
     node: &str,
     disk: &str,
@@ -153,7 +153,7 @@ pub(crate) fn open(disk: &str, path: &Path) -> Result<Image, ErrorBody> {
     Image::open(path).map_err(|problem| error(disk, &problem))
 }
 
-/// Deletes an image durably; that it is gone already is fine. Blocks.
+/// Deletes an image durably. A missing file is fine. Blocks.
 pub(crate) fn delete(path: &Path) -> std::io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
@@ -165,7 +165,7 @@ pub(crate) fn delete(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Bytes that the image at `path` occupies, when that can be told.
+/// Returns the bytes occupied by the image at `path`, if known.
 pub(crate) fn allocated(path: &Path) -> Option<u64> {
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
     let metadata = std::fs::metadata(path).ok()?;

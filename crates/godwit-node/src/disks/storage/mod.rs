@@ -1,4 +1,4 @@
-//! What disks are kept in: their images, where those are put, and what they may come to need.
+//! The storage of disks: images, their placement, and the space that images may still need.
 
 pub(crate) mod image;
 pub(crate) mod placement;

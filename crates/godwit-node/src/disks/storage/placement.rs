@@ -1,6 +1,6 @@
-//! Where disks that arrive are put: in the data directory, in a pool, or at a path in one.
+//! The placement of arriving disks: in the data directory, in a pool, or at a path within a pool.
 //!
-//! Another node asks for the place, so it is one that this node's configuration allows.
+//! Another node asks for the place, so this node's configuration must allow the place.
 
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use crate::disks::storage::image;
 use crate::node::Node;
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// The path of the image of a disk that is to be put at `place`. Blocks.
+/// Returns the path of the image of a disk at `place`. Blocks.
 ///
 /// # Errors
-/// There is no such pool, or the path is in none.
+/// The pool does not exist, or the path is in no pool.
 pub(crate) fn path(
     config: &NodeConfig,
     disk: &str,
@@ -42,7 +42,7 @@ pub(crate) fn path(
     }
 }
 
-/// The path with its folder's links followed, if that is a pool's or below it.
+/// Returns the path with its folder's links followed, if the folder is a pool's or below.
 fn within_a_pool(config: &NodeConfig, path: &Path) -> Result<PathBuf, ErrorBody> {
     let refused = |why: &dyn std::fmt::Display| {
         let text = format!(
@@ -65,14 +65,14 @@ fn within_a_pool(config: &NodeConfig, path: &Path) -> Result<PathBuf, ErrorBody>
     if !roots.any(|root| folder.starts_with(root)) {
         return refused(&format_args!("it is in none of its pools{}", known(config)));
     }
-    // The names there are those of this node's disks.
+    // The file names there belong to this node's disks.
     if std::fs::canonicalize(&config.data_dir).is_ok_and(|own| folder.starts_with(own)) {
         return refused(&"it is in the node's data directory");
     }
     Ok(folder.join(file))
 }
 
-/// The pools that there are, for the end of a sentence.
+/// Lists the pools, for the end of a sentence.
 fn known(config: &NodeConfig) -> String {
     if config.pools.is_empty() {
         return String::from(": it was started without --pool NAME=FOLDER");
@@ -84,11 +84,11 @@ fn known(config: &NodeConfig) -> String {
     format!("; it has {}", named.join(", "))
 }
 
-/// Whether a new disk's image may be put at this path, and whether that is a block device. A file that
-/// is to be made must not exist and have room for `needed` bytes. Blocks.
+/// Checks the path of a new disk's image. Returns true for a block device, and false for a file still to be made, which
+/// needs room for `needed` bytes. Blocks.
 ///
 /// # Errors
-/// Something else is there, another disk uses it, or there is no room.
+/// Something else is there, another disk uses the path, or there is no room.
 pub(crate) fn admit(
     node: &Arc<Node>,
     disk: &str,
@@ -103,7 +103,7 @@ pub(crate) fn admit(
                 return Err(ErrorBody::new(ErrorCode::Exists, text));
             }
             let folder = path.parent().unwrap_or(path);
-            // A file there would be in memory, and is not what was meant.
+            // A file there would be in memory. The request meant a device.
             if folder.starts_with("/dev") && !folder.starts_with("/dev/shm") {
                 let text = format!("node '{here}' has no device {}", path.display());
                 return Err(ErrorBody::new(ErrorCode::Invalid, text));
@@ -131,7 +131,7 @@ pub(crate) fn admit(
     }
 }
 
-/// The other disk that has its image at the path of this one, or is about to make it there.
+/// Returns another disk with an image, or a planned image, at the path of this one.
 pub(crate) fn rival(node: &Arc<Node>, disk: &Arc<Disk>) -> Option<String> {
     let path = disk.lock().entry.path.clone();
     let same = |other: &Arc<Disk>| !Arc::ptr_eq(other, disk) && other.lock().entry.path == path;

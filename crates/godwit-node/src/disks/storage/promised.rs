@@ -1,4 +1,4 @@
-//! What thin disks may come to need, beside what their file system has.
+//! The space that thin disks may still need, compared with the free space of their file system.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -10,15 +10,15 @@ use godwit_core::units::{Bytes, Sectors};
 use crate::disks::disk::Disk;
 use crate::node::{Node, blocking};
 
-/// An image file: where it is, the disk's size, and what it occupies.
+/// An image file: its device number, the disk's size, and the allocated bytes.
 struct Thin {
     device: u64,
     size: u64,
     allocated: u64,
 }
 
-/// What to say of a new disk whose file system has less room than its disks may come to need. Nothing
-/// of a disk that is no file.
+/// Returns a warning if the file system of a new disk has less room than its disks may still need. Returns nothing for
+/// a disk on a device.
 pub(crate) async fn warning(node: &Arc<Node>, disk: &Arc<Disk>) -> Option<String> {
     let image = |disk: &Arc<Disk>| {
         let inner = disk.lock();
@@ -52,7 +52,7 @@ fn thin(path: &PathBuf, size: u64) -> Option<Thin> {
     })
 }
 
-/// Bytes that the images of a file system do not occupy yet.
+/// Returns the bytes not yet occupied by the images of a file system.
 fn promised(device: u64, images: impl Iterator<Item = Thin>) -> u64 {
     images
         .filter(|image| image.device == device)

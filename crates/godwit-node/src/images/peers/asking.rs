@@ -1,4 +1,4 @@
-//! Which other nodes are asked, over which connections, and which of them rest.
+//! The choice of other nodes, the connections to them, and the nodes at rest.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,17 +17,17 @@ use crate::node::Node;
 use crate::peers::dial::Agreed;
 use crate::peers::{PeerConnection, greeting};
 
-/// Other nodes that are asked for one part.
+/// Most nodes asked for one part.
 const ASKED: usize = 4;
-/// How long a node may take for an answer when there is no hurry.
+/// Time limit for an answer when the caller is not in a hurry.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// For how long a node rests that did not do well.
+/// The reason why a node rests, with the duration of the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rest {
-    /// It is slow, or cannot be reached now.
+    /// The node is slow, or cannot be reached now.
     Slow,
-    /// It is older and gives no chunks, or gave something else than it was asked for.
+    /// The node is older and gives no chunks, or gave a wrong chunk.
     Useless,
 }
 
@@ -40,13 +40,13 @@ impl Rest {
     }
 }
 
-/// How long a node is not asked again that has nothing of an image.
+/// Time before a node without any part of an image is asked for the image again.
 const HAS_NOTHING: Duration = Duration::from_secs(10);
 
-/// What is known of one other node.
+/// Facts about one other node.
 #[derive(Debug, Default)]
 struct Peer {
-    /// That it gives chunks, which it said when it was asked for something else.
+    /// True if the node gives chunks, according to a connection for another purpose.
     gives: bool,
     rests: Option<(Rest, Instant)>,
     has_nothing_of: HashMap<ManifestId, Instant>,
@@ -54,7 +54,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// Whether it may be asked; somebody with patience asks slow ones, too.
+    /// Returns true if the node may be asked. Patient callers ask slow nodes too.
     fn may_be_asked(&self, about: Option<ManifestId>, patient: bool, now: Instant) -> bool {
         let rests = self.rests.is_some_and(|(why, since)| {
             now.duration_since(since) < why.lasts() && !(patient && why == Rest::Slow)
@@ -83,7 +83,7 @@ impl Peer {
     }
 }
 
-/// What is known of the other nodes that were asked.
+/// Facts about all other nodes asked so far.
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
     peers: Mutex<HashMap<String, Peer>>,
@@ -99,7 +99,7 @@ impl Asked {
     }
 }
 
-/// Nodes that let somebody wait in vain, who has much to ask and asks them no more.
+/// Nodes that did not answer a caller with many questions, and are asked no more by this caller.
 #[derive(Debug, Default)]
 pub(in crate::images) struct Silent(Mutex<HashSet<String>>);
 
@@ -109,14 +109,14 @@ impl Silent {
     }
 }
 
-/// Which nodes are asked, and for how long each.
+/// The choice of nodes, and the time limit for each.
 #[derive(Clone, Copy)]
 enum How<'a> {
-    /// Some that do not rest, for as long as somebody can wait.
+    /// Up to [`ASKED`] nodes not at rest, for as long as a guest can wait.
     Quick,
-    /// Some, slow ones too.
+    /// Up to [`ASKED`] nodes, slow ones too.
     Patient,
-    /// All, but for those that did not answer before.
+    /// All nodes but the ones already silent.
     All(&'a Silent),
 }
 
@@ -146,7 +146,7 @@ impl How<'_> {
     }
 }
 
-/// Asks nodes that do not rest. Whoever lets somebody wait for longer than all have together rests from then on.
+/// Asks nodes not at rest. A node that exceeds the limit rests from then on.
 pub(super) async fn quick<T>(
     node: &Arc<Node>,
     question: Question,
@@ -155,7 +155,7 @@ pub(super) async fn quick<T>(
     ask_all(node, question, right, How::Quick).await
 }
 
-/// Asks nodes that may have it, and gives each the time that it needs.
+/// Asks nodes that may have the part, and gives each the time needed.
 pub(super) async fn patient<T>(
     node: &Arc<Node>,
     question: Question,
@@ -164,7 +164,7 @@ pub(super) async fn patient<T>(
     ask_all(node, question, right, How::Patient).await
 }
 
-/// Asks every node that may have it, but for those that did not answer whoever has asked with this before.
+/// Asks every node that may have the part, except nodes in `silent`, which left an earlier question unanswered.
 pub(super) async fn every<T>(
     node: &Arc<Node>,
     question: Question,
@@ -183,7 +183,7 @@ async fn ask_all<T>(
     let asked = &node.images.asked;
     for peer in chosen(&node.config.peers, question, asked, how) {
         if how.passes_over(&peer.name) {
-            // It was asked for something else meanwhile.
+            // The node did not answer another question meanwhile.
             continue;
         }
         let rests = Resting {
@@ -228,7 +228,7 @@ async fn ask_all<T>(
     None
 }
 
-/// Lets the node rest when it is dropped: whoever waits for an answer may stop to.
+/// Lets the node rest on drop, because a caller may stop waiting at any time.
 struct Resting<'a> {
     asked: &'a Asked,
     peer: &'a str,
@@ -254,7 +254,7 @@ impl Drop for Resting<'_> {
     }
 }
 
-/// The nodes to be asked, in turns so that all of them have the same to do.
+/// Returns the nodes to ask, in turns for an equal load.
 fn chosen(
     peers: &[PeerConfig],
     question: Question,
@@ -296,7 +296,7 @@ pub(super) async fn ask(
                 idle.keep(connection);
                 return Ok(answer);
             }
-            // The node may have been started again since.
+            // The node may have restarted since.
             Err(_) if !is_new => {}
             Err(error) => {
                 tracing::debug!(peer = peer.name, %error, "cannot ask for a part of an image");
@@ -323,8 +323,8 @@ async fn connect(node: &Arc<Node>, peer: &PeerConfig) -> Result<PeerConnection, 
     Ok(connection)
 }
 
-/// Whether the node that runs there now gives parts of images, and knows this beside. An older node does not know the purpose
-/// for which it is asked, and says so in its answer to another.
+/// Returns true if the node's current version gives parts of images and knows the features `beside`. An older node does
+/// not know [`Purpose::Image`], and tells its features in the answer to another purpose.
 pub(super) async fn knows(
     node: &Arc<Node>,
     peer: &PeerConfig,
@@ -410,7 +410,7 @@ mod tests {
             peer,
             why: Some(Rest::Slow),
         };
-        // Whoever waited for it has stopped to.
+        // The caller stopped waiting.
         drop(waited("a"));
         waited("b").because(Rest::Useless);
         waited("c").does_well();

@@ -1,8 +1,8 @@
-//! Gives other nodes what this one has of images: chunks that its disks fetched and no guest has changed since, and those
-//! that were fetched last.
+//! Gives other nodes this node's parts of images: chunks fetched by its disks and not changed by a guest since, and the
+//! chunks fetched last.
 //!
-//! No more is kept for that. A disk's file is read where the chunk is, and given if its hash is right: a file of a disk that
-//! has left does as well, until it is overwritten.
+//! Nothing more is kept for this. The file of a disk is read at the chunk's place, and the chunk is given if its hash
+//! is right. The file of a departed disk serves as well, until overwritten.
 
 use std::fs::File;
 use std::io;
@@ -27,27 +27,27 @@ use crate::peers::PeerConnection;
 
 /// Connections on which other nodes ask.
 const CONNECTIONS: usize = 64;
-/// Chunks that are read at once: this node's own guests use the same storage.
+/// Chunks read at the same time: this node's own guests use the same storage.
 const READS: usize = 4;
-/// The same for this node's own disks, whose guests wait.
+/// Chunks read at the same time for this node's own disks, whose guests wait.
 const OWN_READS: usize = 16;
-/// How long a connection may be without a question.
+/// Longest time without a question on a connection.
 pub(super) const IDLE: Duration = Duration::from_secs(60);
-/// How long an answer may take to be taken.
+/// Time limit for the other node to take an answer.
 const TAKEN: Duration = Duration::from_secs(10);
-/// Files that are looked into for one chunk.
+/// Files searched for one chunk.
 const FILES: usize = 16;
 
-/// What keeps other nodes from taking too much of this one.
+/// Limits on the use of this node by others.
 #[derive(Debug)]
 pub(crate) struct Giving {
     connections: Arc<Semaphore>,
     reads: Semaphore,
-    /// Chunks that are read at once for disks of this node: a file that does not answer holds no more threads than that.
+    /// Reads for disks of this node. The limit bounds the threads held by a file that does not answer.
     own_reads: Arc<Semaphore>,
-    /// Where a chunk was found last.
+    /// The file in which a chunk was found last.
     last: Mutex<Option<PathBuf>>,
-    /// The manifest that was asked about last: no question is to read all of it again.
+    /// The manifest of the last question, kept to avoid a full read for each question.
     manifest: Mutex<Option<(ManifestId, Arc<Manifest>)>>,
 }
 
@@ -63,10 +63,10 @@ impl Default for Giving {
     }
 }
 
-/// A place for a connection on which another node asks.
+/// Returns a place for a connection on which another node asks.
 ///
 /// # Errors
-/// There is none left.
+/// All places are taken.
 pub(crate) fn admit(node: &Node) -> Result<OwnedSemaphorePermit, Refusal> {
     let connections = Arc::clone(&node.images.giving.connections);
     connections.try_acquire_owned().map_err(|_| Refusal {
@@ -78,7 +78,7 @@ pub(crate) fn admit(node: &Node) -> Result<OwnedSemaphorePermit, Refusal> {
     })
 }
 
-/// Answers what the other node asks, as long as it asks.
+/// Answers the other node's questions until the connection ends.
 pub(crate) async fn serve(
     node: Arc<Node>,
     mut connection: PeerConnection,
@@ -94,7 +94,7 @@ pub(crate) async fn serve(
             let Some(question) = asked? else {
                 return Ok(());
             };
-            // Held until it is written: what waits to be taken is bounded, too.
+            // The permit is held until the answer is written, which bounds the waiting answers.
             let (answer, _one) = answer(&node, question).await;
             tokio::time::timeout(TAKEN, answer.write(&mut connection)).await??;
         }
@@ -110,7 +110,7 @@ pub(crate) async fn serve(
     drop(place);
 }
 
-/// The answer; for a manifest, which may be long, with the permit of which there are few.
+/// Returns the answer. The answer with a manifest, which may be long, comes with the read permit.
 async fn answer(node: &Arc<Node>, question: Question) -> (Answer, Option<SemaphorePermit<'_>>) {
     let id = match question {
         Question::Chunk { manifest, .. } | Question::Manifest(manifest) => manifest,
@@ -140,7 +140,7 @@ async fn answer(node: &Arc<Node>, question: Question) -> (Answer, Option<Semapho
     (answer, one.filter(|_| is_long))
 }
 
-/// A chunk that this node has whole and that no guest has changed. Blocks.
+/// Returns a whole chunk of this node, not changed by a guest. Blocks.
 pub(in crate::images) fn own_chunk(
     node: &Node,
     id: ManifestId,
@@ -150,7 +150,7 @@ pub(in crate::images) fn own_chunk(
     find(node, manifest, number, files(node, id))
 }
 
-/// The same for a disk of this node that lacks it, if another has it and its file answers soon.
+/// Returns a chunk that a disk of this node lacks, if another disk has the chunk and reading its file is quick.
 pub(super) async fn of_another_disk(node: &Arc<Node>, part: Part) -> Option<Bytes> {
     let paths = files(node, part.manifest);
     if paths.len() < 2 {
@@ -170,16 +170,16 @@ pub(super) async fn of_another_disk(node: &Arc<Node>, part: Part) -> Option<Byte
     tokio::time::timeout(HEAD_START, found).await.ok()?
 }
 
-/// The chunk, from memory or one of these files. Blocks.
+/// Returns the chunk from memory or from one of these files. Blocks.
 fn find(node: &Node, manifest: &Manifest, number: u64, paths: Vec<PathBuf>) -> Option<Bytes> {
     let id = manifest.chunk(number)?;
     let length = manifest.length(number);
-    // Its disk may have asked for a part of it only.
+    // The disk may have only a part of the chunk.
     if let Some(bytes) = node.images.chunks.find(id) {
         return Some(bytes);
     }
     for path in paths {
-        // A file that cannot be read is as one that has something else there.
+        // An unreadable file counts as one without the chunk.
         if let Ok(Some(bytes)) = chunk_in(&path, number, length, id) {
             *lock(&node.images.giving.last) = Some(path);
             return Some(bytes);
@@ -188,7 +188,7 @@ fn find(node: &Node, manifest: &Manifest, number: u64, paths: Vec<PathBuf>) -> O
     None
 }
 
-/// A manifest that was kept. Blocks.
+/// Returns a kept manifest. Blocks.
 fn manifest(node: &Node, id: ManifestId) -> Option<Arc<Manifest>> {
     let mut last = lock(&node.images.giving.manifest);
     if let Some((_, manifest)) = last.as_ref().filter(|(of, _)| *of == id) {
@@ -203,7 +203,7 @@ fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The files of disks that were created from this; that in which something was found last, first.
+/// Returns the files of disks created from this manifest, beginning with the file of the last hit.
 fn files(node: &Node, manifest: ManifestId) -> Vec<PathBuf> {
     let of_it = |disk: Arc<crate::disks::disk::Disk>| {
         let inner = disk.lock();
@@ -219,15 +219,15 @@ fn files(node: &Node, manifest: ManifestId) -> Vec<PathBuf> {
     paths
 }
 
-/// The chunk, if the file has it at its place.
+/// Returns the chunk if the file has the chunk at its place.
 fn chunk_in(path: &Path, number: u64, length: u64, id: ChunkId) -> io::Result<Option<Bytes>> {
     let file = File::open(path)?;
     let start = number * CHUNK_BYTES;
-    // What was not fetched is a hole, which need not be read.
+    // A part not fetched is a hole, which need not be read.
     match seek(&file, SeekFrom::Data(start)) {
         Ok(data) if data >= start + length => return Ok(None),
         Err(rustix::io::Errno::NXIO) => return Ok(None),
-        // Where holes are not told, what is there says what it is.
+        // On a file system without hole reports, the hash decides.
         Ok(_) | Err(_) => {}
     }
     let mut bytes = vec![0; length as usize];

@@ -1,7 +1,8 @@
-//! Connections to another node that are kept while nothing is asked.
+//! Idle connections to another node.
 //!
-//! The other side closes a connection on which nothing was asked for a while. One that nobody closes here then would stay
-//! half open for as long as the node runs, so each is closed here before that, whether or not anybody asks again.
+//! The other side closes a connection after some time without a question. Left open here, the connection would stay
+//! half open for as long as the node runs. Each connection is therefore closed here first, even without another
+//! question.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -9,12 +10,12 @@ use std::time::{Duration, Instant};
 use super::giving;
 use crate::peers::PeerConnection;
 
-/// Connections to a node that are kept.
+/// Idle connections kept to one node.
 const KEPT: usize = 4;
-/// How long one is: half of what the other side waits.
+/// Time to keep an idle connection: half of the other side's limit.
 const LASTS: Duration = giving::IDLE.checked_div(2).expect("a divisor");
 
-/// The kept connections to one node.
+/// The idle connections to one node.
 #[derive(Debug)]
 pub(super) struct Idle {
     lasts: Duration,
@@ -23,9 +24,9 @@ pub(super) struct Idle {
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// The one that was used last, last.
+    /// The connections, the most recently used last.
     connections: Vec<(PeerConnection, Instant)>,
-    /// A task closes them in time.
+    /// True while a task closes the connections in time.
     is_watched: bool,
 }
 
@@ -43,7 +44,7 @@ impl Idle {
         }
     }
 
-    /// One that the other side has not closed, as far as that is known.
+    /// Takes a connection not closed by the other side, as far as known.
     pub(super) fn take(&self) -> Option<PeerConnection> {
         let mut kept = lock(&self.kept);
         let now = Instant::now();
@@ -51,7 +52,7 @@ impl Idle {
         kept.connections.pop().map(|(connection, _)| connection)
     }
 
-    /// Keeps one, unless there are enough. Only on a runtime.
+    /// Keeps a connection, unless there are enough. Must be called on a runtime.
     pub(super) fn keep(&self, connection: PeerConnection) {
         let mut kept = lock(&self.kept);
         if kept.connections.len() >= KEPT {
@@ -65,14 +66,14 @@ impl Idle {
 }
 
 impl Kept {
-    /// Closes those that were kept for so long.
+    /// Closes the connections idle for `lasts`.
     fn close(&mut self, lasts: Duration, now: Instant) {
         self.connections
             .retain(|(_, since)| now.duration_since(*since) < lasts);
     }
 }
 
-/// Closes what is kept for so long, until nothing is kept.
+/// Closes connections idle for `lasts`, until none is left.
 async fn watch(kept: Weak<Mutex<Kept>>, lasts: Duration) {
     loop {
         let next = {
@@ -112,7 +113,7 @@ mod tests {
         (Transport::Plain(ours), theirs)
     }
 
-    /// Whether this end is told within a moment that the other has closed the connection.
+    /// Returns true if this end learns within a moment that the other has closed the connection.
     async fn is_closed(theirs: &mut TcpStream) -> bool {
         let mut byte = [0];
         let read = theirs.read(&mut byte);
@@ -130,7 +131,7 @@ mod tests {
             idle.keep(ours);
             assert!(is_closed(&mut theirs).await, "nobody closed it");
             assert!(idle.take().is_none());
-            // The second time another task must do it.
+            // The second time, another task must close the connection.
             tokio::time::sleep(SHORT).await;
         }
     }

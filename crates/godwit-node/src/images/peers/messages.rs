@@ -1,20 +1,20 @@
-//! What is said on a connection on which a node asks another for parts of images.
+//! The messages of a connection for questions about parts of images.
 //!
 //! ```text
-//! question   what: 1 a chunk, 2 the manifest itself,    1 byte
-//!            3 what an image's name stands for
+//! question   kind: 1 a chunk, 2 the manifest itself,    1 byte
+//!            3 the meaning of an image's name
 //!            the manifest's name, or the hash of the   32 bytes
-//!            image's
-//!            the chunk's number in it, or 0             8 bytes
+//!            image's name
+//!            the chunk's number, or 0                   8 bytes
 //! answer     1 here it is, 2 not that chunk,            1 byte
 //!            3 nothing of that manifest or name
-//!            how many bytes follow; 0 but for 1         4 bytes
+//!            number of bytes that follow; 0 but for 1   4 bytes
 //! ```
 //!
-//! What a name stands for is a manifest's name, and 20 bytes that say when that was pushed, like `2025-01-31T12:00:00Z`.
+//! The meaning of a name is the name of a manifest, and the time of its push in 20 bytes, like `2025-01-31T12:00:00Z`.
 //!
-//! Numbers are little-endian. Whoever opened the connection asks, one question after the other. What comes is not believed:
-//! who asked knows its hash. Only what a name stands for is; see [`super::names`].
+//! Numbers are little-endian. The opener of the connection asks, one question after the other. Answers are checked by
+//! their hash. Only the meaning of a name cannot be checked; see [`super::names`].
 
 use std::io;
 
@@ -25,14 +25,14 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 /// Bytes of a question.
 const QUESTION: usize = 41;
 
-/// What a node asks another for.
+/// A question to another node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Question {
-    /// The chunk of this number in that manifest.
+    /// The chunk of this number in the manifest.
     Chunk { manifest: ManifestId, number: u64 },
-    /// What an image consists of.
+    /// The manifest of an image.
     Manifest(ManifestId),
-    /// What the name with this hash stands for. Only for nodes with
+    /// The meaning of the name with this hash. Only for nodes with
     /// [`Features::IMAGE_NAMES`](godwit_core::wire::Features::IMAGE_NAMES).
     Name(NameHash),
 }
@@ -47,11 +47,11 @@ impl NameHash {
     }
 }
 
-/// What an image's name stands for, as the repository told a node.
+/// The meaning of an image's name, as the repository told a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Meaning {
     pub(super) manifest: ManifestId,
-    /// When it was pushed: of two that the name has stood for, the later one counts.
+    /// The time of the push: of two manifests pushed under the name, the later one counts.
     pub(super) pushed: PushTime,
 }
 
@@ -74,19 +74,19 @@ impl Meaning {
     }
 }
 
-/// What the other node says.
+/// The other node's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// This, if it is true.
+    /// The requested bytes, not yet checked.
     Here(Bytes),
-    /// It has parts of that image, and not this one.
+    /// The node has parts of the image, but not this chunk.
     NotThatChunk,
-    /// It has nothing of it.
+    /// The node has nothing of the image or name.
     Nothing,
 }
 
 impl Question {
-    /// The manifest that it is about; nothing when that is asked.
+    /// Returns the manifest of the question; none for a question about a name.
     pub(super) const fn manifest(self) -> Option<ManifestId> {
         match self {
             Self::Chunk { manifest, .. } | Self::Manifest(manifest) => Some(manifest),
@@ -94,7 +94,7 @@ impl Question {
         }
     }
 
-    /// The longest answer that makes sense.
+    /// Returns the length of the longest valid answer.
     const fn longest(self) -> u64 {
         match self {
             Self::Chunk { .. } => CHUNK_BYTES,
@@ -131,10 +131,10 @@ impl Question {
         }
     }
 
-    /// The next question; nothing when the other side ends in order.
+    /// Returns the next question, or nothing when the other side ends in order.
     ///
     /// # Errors
-    /// The connection failed, or what came is no question.
+    /// The connection failed, or the bytes are no question.
     pub(super) async fn read(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Self>> {
         let mut bytes = [0; QUESTION];
         match from.read_exact(&mut bytes).await {
@@ -150,7 +150,7 @@ impl Question {
     /// Asks, and waits for the answer.
     ///
     /// # Errors
-    /// The connection failed, or what came is no answer to this.
+    /// The connection failed, or the bytes are no answer to this question.
     pub(super) async fn ask(
         self,
         connection: &mut (impl AsyncRead + AsyncWrite + Unpin),
@@ -176,7 +176,7 @@ impl Question {
 }
 
 impl Answer {
-    /// Says it.
+    /// Sends the answer.
     ///
     /// # Errors
     /// The connection failed.
@@ -268,7 +268,7 @@ mod tests {
             there.write_all(answer).await.expect("written");
             there.shutdown().await.expect("ended");
             let asked = tokio::spawn(async move { CHUNK.ask(&mut here).await });
-            // Whoever answers must not be gone before it is asked.
+            // The answering end must not close before the question arrives.
             let _ = Question::read(&mut there).await;
             assert!(asked.await.expect("done").is_err(), "{answer:?}");
         }

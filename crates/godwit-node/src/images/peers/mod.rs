@@ -1,5 +1,5 @@
-//! Parts of images from other nodes: a node that needs a chunk, or a manifest, asks those that may have it, and then the
-//! repository. What comes is checked by its hash, so that nobody has to be believed.
+//! Parts of images from other nodes. A node in need of a chunk, or a manifest, asks other nodes, and then the
+//! repository. Every part is checked by its hash, so no node has to be trusted.
 
 mod asking;
 pub(crate) mod giving;
@@ -22,7 +22,7 @@ pub(super) use self::names::named;
 use crate::images::body;
 use crate::node::Node;
 
-/// Where a chunk is in an image, and what it is.
+/// The place of a chunk in an image, and its hash.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::images) struct Part {
     pub(in crate::images) manifest: ManifestId,
@@ -33,14 +33,14 @@ pub(in crate::images) struct Part {
 }
 
 impl Part {
-    /// These bytes, if they are the chunk.
+    /// Returns the bytes if they are the chunk.
     pub(in crate::images) fn right(&self, bytes: Bytes) -> Option<Bytes> {
         let right = bytes.len() as u64 == self.length && ChunkId::of(&bytes) == self.id;
         right.then_some(bytes)
     }
 }
 
-/// How many bytes of chunks came from where since the node started.
+/// Bytes of chunks by their source, since the node started.
 #[derive(Debug, Default)]
 pub(crate) struct Fetched {
     from_disks: AtomicU64,
@@ -49,7 +49,7 @@ pub(crate) struct Fetched {
 }
 
 impl Fetched {
-    /// The places, and the bytes that came from there.
+    /// Returns the sources and their bytes.
     pub(crate) fn all(&self) -> [(&'static str, u64); 3] {
         [
             ("disks", self.from_disks.load(Ordering::Relaxed)),
@@ -59,10 +59,10 @@ impl Fetched {
     }
 }
 
-/// A chunk's bytes, which are checked: from another disk of this node, another node, or the repository.
+/// Returns a chunk's checked bytes: from another disk of this node, another node, or the repository.
 ///
 /// # Errors
-/// It cannot be had now; why, the repository says.
+/// The repository's reason why the chunk cannot be had now.
 pub(super) async fn chunk(node: &Arc<Node>, part: Part) -> Result<Bytes, ErrorBody> {
     let fetched = &node.images.fetched;
     let count = |counter: &AtomicU64, bytes: &Bytes| {
@@ -96,7 +96,7 @@ pub(super) async fn chunk(node: &Arc<Node>, part: Part) -> Result<Bytes, ErrorBo
     Ok(bytes)
 }
 
-/// A chunk's bytes, which are checked, from another node alone: from any that has it, and was not silent before.
+/// Returns a chunk's checked bytes from any other node with the chunk, except nodes in `silent`.
 pub(super) async fn chunk_of_others(
     node: &Arc<Node>,
     part: Part,
@@ -109,10 +109,10 @@ pub(super) async fn chunk_of_others(
     asking::every(node, question, |bytes| part.right(bytes), silent).await
 }
 
-/// What an image consists of, from another node or from the repository.
+/// Returns an image's manifest from another node or from the repository.
 ///
 /// # Errors
-/// It cannot be had now; why, the repository says.
+/// The repository's reason why the manifest cannot be had now.
 pub(super) async fn manifest(node: &Arc<Node>, id: ManifestId) -> Result<Manifest, ErrorBody> {
     let question = Question::Manifest(id);
     let right = |bytes: Bytes| Manifest::decode(id, &bytes).ok();

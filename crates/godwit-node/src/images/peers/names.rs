@@ -1,8 +1,8 @@
-//! What the name of an image stands for, from other nodes, while the repository is away that would tell.
+//! The meaning of an image's name, from other nodes, while the repository is away.
 //!
-//! Content is checked by its hash, whoever it comes from; what a name stands for cannot be. So a node tells only what the
-//! repository itself has said to it, with the time at which that content was pushed under the name. Of several answers the
-//! one that was pushed last counts, and who asks for a disk is told which node it came from.
+//! Content is checked by its hash, whatever its source. The meaning of a name cannot be checked. A node therefore tells
+//! only meanings given by the repository itself, with the time at which the content was pushed under the name. Of
+//! several answers, the latest push counts. The creator of a disk learns the answering node.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -19,32 +19,32 @@ use crate::images::creation::manifest_of;
 use crate::images::uses::told;
 use crate::node::{Node, blocking};
 
-/// Nodes that are asked at once.
+/// Nodes asked at the same time.
 const AT_ONCE: usize = 16;
-/// How long a node may take to send what an image consists of, which may be long.
+/// Time limit for a node to send a manifest, which may be long.
 const MANIFEST: Duration = Duration::from_secs(30);
 
-/// How far the clock of whoever pushed may be ahead of this node's.
+/// The most by which the pusher's clock may be ahead of this node's.
 const AHEAD: Duration = Duration::from_secs(5 * 60);
 
-/// What a name stands for.
+/// The meaning of a name, with the manifest.
 #[derive(Debug)]
 pub(in crate::images) struct Named {
     pub(in crate::images) id: ManifestId,
     pub(in crate::images) manifest: Manifest,
-    /// When it was pushed.
+    /// The time of the push.
     pub(in crate::images) pushed: PushTime,
-    /// The node that knows.
+    /// The answering node.
     pub(in crate::images) by: String,
 }
 
-/// A node, and what it knows.
+/// A node and its answer.
 type Said = (String, Meaning);
 
-/// What the image is, as other nodes or this one know it from the repository.
+/// Returns the image as known to other nodes or this one from the repository.
 ///
 /// # Errors
-/// Nobody knows, two know different things of the same second, or what it consists of cannot be had.
+/// No node knows the name, two nodes know different pushes of the same second, or the manifest cannot be had.
 pub(in crate::images) async fn named(
     node: &Arc<Node>,
     image: &ImageName,
@@ -59,7 +59,7 @@ pub(in crate::images) async fn named(
         }
         said.extend(asked.join_all().await.into_iter().flatten());
     }
-    // This node last: others that say the same also have the image's chunks.
+    // This node last: others with the same answer also have the image's chunks.
     said.extend(known(node, name).map(|meaning| (node.config.name.clone(), meaning)));
     let said = believed(said, PushTime::at(SystemTime::now() + AHEAD));
     let give = |by: String, id| {
@@ -94,7 +94,7 @@ pub(in crate::images) async fn named(
     }
 }
 
-/// What was not pushed later than this: a time that is yet to come would win over all others.
+/// Drops pushes later than `until`: a time in the future would win over all others.
 fn believed(mut said: Vec<Said>, until: Option<PushTime>) -> Vec<Said> {
     said.retain(|(by, it)| {
         let believed = until.is_none_or(|until| it.pushed <= until);
@@ -106,10 +106,10 @@ fn believed(mut said: Vec<Said>, until: Option<PushTime>) -> Vec<Said> {
     said
 }
 
-/// The latest of what was said of which somebody who said it gives what it consists of: who says it, and that.
+/// Returns the latest answer with an obtainable manifest: the node, its answer and the manifest.
 ///
 /// # Errors
-/// Two nodes say different things of the same second.
+/// Two nodes tell different pushes of the same second.
 async fn latest_to_be_had<T, F>(
     said: &[Said],
     give: impl Fn(String, ManifestId) -> F,
@@ -150,10 +150,10 @@ async fn ask(node: &Arc<Node>, peer: &PeerConfig, name: NameHash) -> Option<Mean
     tokio::time::timeout(PATIENCE, asked).await.ok().flatten()
 }
 
-/// What was pushed last of what was said.
+/// Returns the answer with the latest push.
 ///
 /// # Errors
-/// Two nodes that say different things of the same second.
+/// Two nodes with different pushes of the same second.
 fn latest(said: &[Said]) -> Result<Option<Meaning>, (&str, &str)> {
     let Some((by, latest)) = said.iter().max_by_key(|(_, it)| it.pushed) else {
         return Ok(None);
@@ -165,7 +165,7 @@ fn latest(said: &[Said]) -> Result<Option<Meaning>, (&str, &str)> {
     }
 }
 
-/// The manifest, as this node has it.
+/// Returns the manifest from the node `by`, which may be this node.
 async fn manifest(node: &Arc<Node>, by: &str, id: ManifestId) -> Option<Manifest> {
     let Ok(peer) = node.peer(by) else {
         let own = Arc::clone(node);
@@ -184,7 +184,7 @@ async fn manifest(node: &Arc<Node>, by: &str, id: ManifestId) -> Option<Manifest
     manifest.ok()
 }
 
-/// What the repository has said to this node of a name, as far as disks are here that were created from it.
+/// Returns the repository's meaning of a name, as far as known from disks of this node with an image of this name.
 pub(super) fn known(node: &Node, name: NameHash) -> Option<Meaning> {
     let of_it = |disk: Arc<crate::disks::disk::Disk>| {
         let inner = disk.lock();
@@ -195,7 +195,7 @@ pub(super) fn known(node: &Node, name: NameHash) -> Option<Meaning> {
         let told = node.images.told.of(&disk.name, &base.fetch);
         let pushed = match told {
             None => base.pushed.clone()?,
-            // What another node said is not said on before the repository agrees.
+            // Another node's answer is not passed on before the repository agrees.
             Some(told) if told.repository == told::Repository::Agrees => told.pushed,
             Some(_) => return None,
         };

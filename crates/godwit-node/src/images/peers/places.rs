@@ -1,15 +1,15 @@
-//! In which order the places are asked that may have a part of an image, and for how long each keeps a guest waiting.
+//! The order in which the sources of a part of an image are asked, and how long each keeps a guest waiting.
 //!
-//! Other nodes come first, as they are near and there are many of them; but only for a moment, so that a slow one costs no
-//! more than that. Then the repository. If that fails or is slow, other nodes get all the time that they need.
+//! Other nodes come first, as they are near and numerous, but only for a moment, to bound the cost of a slow node. The
+//! repository comes second. If the repository fails or is slow, other nodes get all the time they need.
 
 use std::pin::pin;
 use std::time::Duration;
 
-/// How long other nodes have before the repository is asked.
+/// Time for other nodes before the repository is asked.
 pub(super) const HEAD_START: Duration = Duration::from_millis(250);
 
-/// How long each place is waited for before the next is asked.
+/// Time to wait for each source before the next is asked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waits {
     /// For other nodes.
@@ -23,17 +23,17 @@ pub(super) const WAITS: Waits = Waits {
     repository: Duration::from_secs(1),
 };
 
-/// From where something came.
+/// The source of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum From {
     Peers,
     Repository,
 }
 
-/// Asks one place after the other: `quick` are other nodes that answer soon, `patient` those and all others.
+/// Asks one source after the other. `quick` asks other nodes for a fast answer, `patient` asks all other nodes.
 ///
 /// # Errors
-/// The repository's, when nobody has it.
+/// The repository's error, when no source has the part.
 pub(super) async fn first<T, E>(
     waits: Waits,
     quick: impl Future<Output = Option<T>>,
@@ -86,7 +86,7 @@ mod tests {
 
     type Found = Result<(u8, From), &'static str>;
 
-    /// What is found and that it took at least so long.
+    /// Checks the result, and the least duration in milliseconds.
     async fn finds(found: impl Future<Output = Found>, expected: Found, at_least: u64) {
         let begun = Instant::now();
         assert_eq!(found.await, expected);
@@ -112,7 +112,7 @@ mod tests {
         finds(asked, repository, 50).await;
         let asked = first(SHORT, ready(None), after(1, Ok(2)), pending());
         finds(asked, repository, 0).await;
-        // It is slow, too, and nobody else is quicker.
+        // The repository is slow too, and no other source is quicker.
         let asked = first(SHORT, ready(None), after(200, Ok(2)), ready(None));
         finds(asked, repository, 200).await;
         let asked = first(SHORT, ready(None), after(200, Ok(2)), pending());

@@ -1,5 +1,5 @@
-//! Tells the repository of disks that were created from an image while it was away: from then on what they need stays
-//! there.
+//! Tells the repository of disks created from an image while the repository was away. From then on the repository keeps
+//! the chunks of these disks.
 
 use std::sync::Arc;
 
@@ -15,10 +15,11 @@ use crate::node::{Node, blocking};
 use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// Tells of all of them. What was removed before that is put back by somebody else, who tells then.
+/// Tells the repository of all such disks. If a manifest was removed before, [`put_back`] restores the manifest and
+/// tells of the disk.
 ///
 /// # Errors
-/// One could not be told of now: that is to be tried again soon.
+/// The repository could not be told of a disk now; to be tried again soon.
 pub(super) async fn note(node: &Arc<Node>) -> Result<(), ErrorBody> {
     let mut all = Ok(());
     for disk in node.disks.all() {
@@ -34,7 +35,8 @@ pub(super) async fn note(node: &Arc<Node>) -> Result<(), ErrorBody> {
     all
 }
 
-/// What the disk fetches from, if the repository does not know that, or has lost some of it.
+/// Returns the base image of a disk still fetching, if the repository does not know of the disk, or has lost chunks of
+/// the image.
 pub(super) fn late(node: &Node, disk: &Disk) -> Option<(BaseImage, Told)> {
     let inner = disk.lock();
     let base = inner.entry.fetches(&inner.record)?;
@@ -53,7 +55,7 @@ async fn note_one(
     };
     let repository = node.images.repository()?;
     let user = uses::user(node, &disk.name).await?;
-    // What is noted of a disk that is removed meanwhile is removed when this has ended.
+    // If the disk is removed meanwhile, `release` removes its note afterwards.
     let pushed = match repository.begin_use_of(id, &image, &user).await {
         Ok(used) => used.pushed,
         Err(RepositoryError::NoManifest { .. } | RepositoryError::DamagedManifest { .. }) => {
@@ -65,11 +67,11 @@ async fn note_one(
     keep(node, disk, base, told, pushed, 0).await
 }
 
-/// Keeps that the repository knows what the disk needs: when that was pushed under its name if this stands for it, and how many
-/// chunks of it are lost.
+/// Keeps the result of telling the repository. `pushed` is the time of the push if the name stands for this manifest,
+/// and `lost` is the number of lost chunks.
 ///
 /// # Errors
-/// It cannot be stored.
+/// The note cannot be stored.
 pub(super) async fn keep(
     node: &Arc<Node>,
     disk: &Disk,
@@ -101,7 +103,7 @@ pub(super) async fn keep(
     }
     let _keeping = node.images.keeping.lock().await;
     if node.images.told(&disk.name, base).is_none() {
-        // It was removed, and another has its name.
+        // The disk was removed, and another disk has its name.
         return Ok(());
     }
     let (keeper, name) = (Arc::clone(node), disk.name.clone());

@@ -1,4 +1,4 @@
-//! Tells the repository which disks of this node still fetch, so that what they need stays there.
+//! Tells the repository which disks of this node still fetch. The repository then keeps the chunks of these disks.
 
 mod late;
 pub(in crate::images) mod put_back;
@@ -16,15 +16,15 @@ use crate::images::creation::manifest_of;
 use crate::node::{Node, blocking};
 use godwit_api::{DiskState, ErrorBody, ErrorCode};
 
-/// How long to wait before what failed is tried again.
+/// Time between two attempts.
 const RETRY: Duration = Duration::from_secs(60);
-/// The same while a disk needs an image that nothing in the repository keeps for it.
+/// Time between two attempts while the repository does not yet keep an image for a disk.
 const LATE_RETRY: Duration = Duration::from_secs(2);
 
-/// A disk of this node as the repository knows it.
+/// Returns a disk of this node as the repository knows the disk.
 ///
 /// # Errors
-/// What tells this node apart cannot be stored.
+/// This node's id cannot be stored.
 pub(super) async fn user(node: &Arc<Node>, disk: &str) -> Result<User, ErrorBody> {
     let path = node.images.folder.join("id");
     let read = blocking(move || -> std::io::Result<String> {
@@ -39,7 +39,7 @@ pub(super) async fn user(node: &Arc<Node>, disk: &str) -> Result<User, ErrorBody
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)?;
         }
-        // A crash leaves all of it or nothing, so that the node stays the one whose notes the repository has.
+        // A crash leaves the whole id or nothing, so the node keeps the id of its notes in the repository.
         let fresh = path.with_extension("new");
         std::fs::write(&fresh, &text)?;
         std::fs::File::open(&fresh)?.sync_all()?;
@@ -61,8 +61,8 @@ pub(super) async fn user(node: &Arc<Node>, disk: &str) -> Result<User, ErrorBody
     })
 }
 
-/// Tells the repository about disks that fetch no more, until the node ends: at its start, and whenever one has
-/// become whole or was removed; and about those that fetch without its knowing, as soon as it answers.
+/// Tells the repository about disks that fetch no more, until the node ends: at the node's start, and whenever a disk
+/// has become whole or was removed. Also tells of disks unknown to the repository, as soon as the repository answers.
 pub(crate) async fn watch(node: Arc<Node>) {
     if node.images.config.repository.is_none() {
         return;
@@ -107,7 +107,7 @@ pub(crate) async fn watch(node: Arc<Node>) {
 }
 
 async fn release(node: &Arc<Node>) -> Result<(), ErrorBody> {
-    // A disk that is created meanwhile waits: what it notes may be what is removed here.
+    // A disk created meanwhile waits: its note may equal one removed here.
     let _noting = node.images.noting.lock().await;
     let own = user(node, "").await?;
     let repository = node.images.repository()?;
@@ -131,7 +131,7 @@ async fn release(node: &Arc<Node>) -> Result<(), ErrorBody> {
     blocking(move || {
         let known: HashSet<_> = disks_bases(&node).collect();
         node.images.manifests.retain(|id| known.contains(&id));
-        // Before what was told is locked: who has a disk locked looks at what was told of it.
+        // Collected before the answers are locked: a holder of a disk's lock looks at the disk's answer.
         let disks = node.disks.all().into_iter().filter_map(|disk| {
             let fetch = disk.lock().entry.base.as_ref()?.fetch.clone();
             Some((disk.name.clone(), fetch))
@@ -142,14 +142,14 @@ async fn release(node: &Arc<Node>) -> Result<(), ErrorBody> {
     .await
 }
 
-/// The disks that fetch, and from what. Those that are being created may have noted anything.
+/// Returns the fetching disks with their manifests. A disk under creation may have noted any manifest.
 fn needed(node: &Node) -> HashSet<(Option<ManifestId>, String)> {
     let disks = node.disks.all().into_iter().filter_map(|disk| {
         let inner = disk.lock();
         if inner.activity == Activity::Creating || inner.state() == DiskState::Importing {
             return Some((None, disk.name.clone()));
         }
-        // One that comes has noted what it will need.
+        // An incoming disk has noted its future need.
         let comes = matches!(inner.activity, Activity::Incoming(_))
             || matches!(inner.record.ownership, Ownership::Accepted { .. });
         let base = match comes {

@@ -1,5 +1,5 @@
-//! Puts back into the repository what it has lost of an image that a disk needs, from this node's disks and from other nodes:
-//! again and again, until it has all of it or the disk needs it no more.
+//! Puts back into the repository the lost parts of a disk's image, from this node's disks and from other nodes. Repeats
+//! until the repository has all parts or the disk needs the image no more.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,17 +17,17 @@ use crate::node::{Node, blocking};
 use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// How long to wait before what nobody had is looked for again.
+/// Time before chunks not found at any node are looked for again.
 const LOST_RETRY: Duration = Duration::from_secs(60);
-/// The same when nothing in the repository keeps yet what the disk needs.
+/// Time between two attempts while the repository does not keep the image for the disk.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// What is being put back.
+/// The images being put back.
 #[derive(Debug, Default)]
 pub(in crate::images) struct PuttingBack {
-    /// For which disks: what their entries have for their fetching.
+    /// The disks concerned, by the `fetch` id of their entries.
     fetches: Mutex<HashSet<String>>,
-    /// One at a time: guests use the same links.
+    /// Held for each attempt, to allow one at a time: guests use the same links.
     turn: tokio::sync::Mutex<()>,
 }
 
@@ -37,7 +37,7 @@ impl PuttingBack {
     }
 }
 
-/// Somebody sees to it for this disk, until this is dropped.
+/// A running task for this disk; removed from the set on drop.
 struct Seen {
     node: Arc<Node>,
     fetch: String,
@@ -46,12 +46,12 @@ struct Seen {
 impl Drop for Seen {
     fn drop(&mut self) {
         self.node.images.putting_back.lock().remove(&self.fetch);
-        // What was noted of a disk that is gone is removed, and what is to be told still is told.
+        // Removes the note of a removed disk, and tells the repository of the rest.
         self.node.images.release();
     }
 }
 
-/// Begins, if nobody has for this disk. Returns at once.
+/// Begins a task unless this disk has one. Returns at once.
 pub(in crate::images) fn begin(node: &Arc<Node>, disk: &Arc<Disk>, base: &BaseImage) {
     let fetch = base.fetch.clone();
     if !node.images.putting_back.lock().insert(fetch.clone()) {
@@ -94,7 +94,7 @@ async fn until_all_is_there(seen: &Seen, disk: &Disk) {
     }
 }
 
-/// How many chunks nobody has; none also when the disk needs the image no more.
+/// Returns the number of chunks not found at any node; 0 also if the disk needs the image no more.
 async fn once(node: &Arc<Node>, disk: &Disk, fetch: &str) -> Result<u64, ErrorBody> {
     let _turn = node.images.putting_back.turn.lock().await;
     let Some((base, told)) = late::late(node, disk).filter(|(it, _)| it.fetch == fetch) else {
@@ -106,7 +106,7 @@ async fn once(node: &Arc<Node>, disk: &Disk, fetch: &str) -> Result<u64, ErrorBo
     Ok(done.lost)
 }
 
-/// Puts back what the repository has not of the image any more, and notes that the disk needs it.
+/// Puts back the parts lost by the repository, and notes the disk's need of the image.
 async fn put_back(node: &Arc<Node>, base: &BaseImage, user: &User) -> Result<PutBack, ErrorBody> {
     let (Some(id), Ok(image)) = (manifest_of(base), base.image.parse::<ImageName>()) else {
         let text = format!("disk {}: its entry names no image", user.disk);

@@ -1,8 +1,8 @@
-//! What another node told of an image when a disk was created from it, because the repository was away; and whether the
-//! repository has been told of the disk since.
+//! The answer of another node about an image, kept when a disk was created from the image while the repository was
+//! away. Also records whether the repository has been told of the disk since.
 //!
-//! This is kept beside the store, a file for each such disk: what the store has of a disk changes with the disk's owner, at
-//! any time, and this must not bring back what that was.
+//! The answers are kept beside the store, in a file for each such disk. The store's entry of a disk changes with the
+//! disk's owner, at any time, and a change of the answer must not bring back an old entry.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -12,41 +12,41 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-/// What is known of a disk's image from another node.
+/// The answer of another node about a disk's image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Told {
-    /// Which disk of that name: what its entry has for its fetching.
+    /// The disk's `fetch` id, which distinguishes disks of the same name.
     pub(crate) fetch: String,
-    /// The node that told.
+    /// The answering node.
     pub(crate) by: String,
-    /// When the content was pushed under the image's name, as that node knows.
+    /// The time of the push of the content under the image's name, according to the answering node.
     pub(crate) pushed: String,
-    /// What the repository has to do with it.
+    /// The repository's answer since.
     pub(crate) repository: Repository,
-    /// Chunks that the repository has lost, and that nobody had when they were to be put back.
+    /// Chunks lost by the repository, and not found at any node by the last attempt to put them back.
     #[serde(default)]
     pub(crate) lost: u64,
 }
 
-/// What the repository has said since.
+/// The answer of the repository since the disk's creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Repository {
-    /// Nothing: it does not know that the disk needs the image.
+    /// No answer: the repository does not know the disk's need.
     Away,
-    /// It knows, and the name stood for this.
+    /// The repository knows the disk, and the name stood for this manifest.
     Agrees,
-    /// It knows, and the name stood for something else by then, or for nothing.
+    /// The repository knows the disk, but the name stood for another manifest by then, or for none.
     Disagrees,
 }
 
 impl Told {
-    /// Whether the repository knows that the disk needs the image.
+    /// Returns true if the repository knows the disk's need of the image.
     pub(crate) fn is_noted(&self) -> bool {
         self.repository != Repository::Away
     }
 
-    /// What is taken for told where what was kept of it cannot be read.
+    /// Returns the substitute for an unreadable answer.
     fn damaged() -> Self {
         Self {
             fetch: String::new(),
@@ -57,12 +57,12 @@ impl Told {
         }
     }
 
-    /// Whether it is not known which disk of the name this is of: it counts for any.
+    /// Returns true for the substitute of an unreadable answer, which counts for any disk of the name.
     fn is_damaged(&self) -> bool {
         self.fetch.is_empty()
     }
 
-    /// What whoever looks after the disk should know of it, if anything.
+    /// Returns a warning for the disk's operator, if there is one.
     pub(crate) fn warning(&self, image: &str, fetching: bool) -> Option<String> {
         let lost = (fetching && self.lost > 0).then(|| {
             format!(
@@ -103,7 +103,7 @@ impl Told {
     }
 }
 
-/// What other nodes told, by the disks' names.
+/// The answers of other nodes, by the disks' names.
 #[derive(Debug)]
 pub(in crate::images) struct AllTold {
     folder: PathBuf,
@@ -111,7 +111,7 @@ pub(in crate::images) struct AllTold {
 }
 
 impl AllTold {
-    /// What is kept in a folder. Blocks.
+    /// Loads the answers kept in a folder. Blocks.
     pub(in crate::images) fn load(folder: PathBuf) -> Self {
         let mut by_disk = HashMap::new();
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
@@ -137,7 +137,7 @@ impl AllTold {
         self.by_disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was told of this disk.
+    /// Returns the answer about this disk.
     pub(in crate::images) fn of(&self, disk: &str, fetch: &str) -> Option<Told> {
         let told = self.lock();
         let told = told.get(disk)?;
@@ -147,10 +147,10 @@ impl AllTold {
         })
     }
 
-    /// Keeps it durably. Blocks.
+    /// Keeps an answer durably. Blocks.
     pub(in crate::images) fn keep(&self, disk: &str, told: Told) -> io::Result<()> {
         fs::create_dir_all(&self.folder)?;
-        // No disk's name begins like this.
+        // A disk's name never begins with a dot.
         let fresh = self.folder.join(format!(".{disk}"));
         let mut file = File::create(&fresh)?;
         file.write_all(&serde_json::to_vec(&told)?)?;
@@ -161,8 +161,8 @@ impl AllTold {
         Ok(())
     }
 
-    /// Forgets what was told of all disks but these: their names, and what their entries have for their fetching. Nothing
-    /// may be kept meanwhile. Blocks.
+    /// Forgets the answers about all disks but these, given by name and `fetch` id. Must not run beside [`Self::keep`].
+    /// Blocks.
     pub(in crate::images) fn retain(&self, disks: &HashMap<String, String>) {
         let mut gone = Vec::new();
         self.lock().retain(|disk, told| {
@@ -173,9 +173,10 @@ impl AllTold {
             }
             stays
         });
-        // Whoever shows a disk holds it locked and waits for what was told of it: not for a file system, too.
+        // A view of a disk holds the disk's lock and waits for this one, so the lock is not held during file
+        // operations.
         for disk in gone {
-            // A file that stays is of another disk than any that will be.
+            // A remaining file belongs to another disk than any later one.
             let _ = fs::remove_file(self.folder.join(disk));
         }
     }

@@ -1,4 +1,4 @@
-//! Keeps clients that stayed connected to the disk they lost: finds its owner and forwards to it.
+//! Keeps clients still connected to a departed disk: finds the owner and forwards to the owner.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +13,14 @@ use crate::disks::disk::Disk;
 use crate::node::Node;
 use crate::peers::{PeerConnection, into_stream, open_for};
 
-/// How long the owner may be out of reach before clients see errors.
+/// Time for which the owner may be out of reach before clients see errors.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
-/// First wait between two attempts; it doubles up to [`MAX_BACKOFF`].
+/// First wait between two attempts, doubled each time up to [`MAX_BACKOFF`].
 const MIN_BACKOFF: Duration = Duration::from_millis(100);
 /// Longest wait between two attempts.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
-/// Looks for the disk's owner, unless that is being done.
+/// Looks for the disk's owner, unless a task does already.
 pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
     {
         let mut inner = disk.lock();
@@ -54,7 +54,7 @@ async fn connect(node: Arc<Node>, disk: Arc<Disk>) {
                         "forwarding to the owner"
                     );
                     let engine = disk.engine();
-                    // Before the engine has it: it may be lost and reported at once.
+                    // Cleared before the engine has the connection: a loss may be reported at once.
                     disk.lock().forwarding = false;
                     if let Some(engine) = engine {
                         engine.forward(sync);
@@ -84,7 +84,7 @@ async fn connect(node: Arc<Node>, disk: Arc<Disk>) {
     }
 }
 
-/// The peers to ask: the node that took the disk first, then the others, because it may have moved
+/// Returns the peers to ask. The node that took the disk comes first, then all others, because the disk may have moved
 /// on.
 fn candidates<'a>(node: &'a Node, disk: &Disk) -> Vec<&'a PeerConfig> {
     let first = {
@@ -100,10 +100,10 @@ fn candidates<'a>(node: &'a Node, disk: &Disk) -> Vec<&'a PeerConfig> {
     peers
 }
 
-/// The disk that another node may forward to here.
+/// Returns the disk to which another node may forward here.
 ///
 /// # Errors
-/// [`RefusalCode::Unknown`] when this node neither serves it nor is about to.
+/// [`RefusalCode::Unknown`] if this node neither serves the disk nor is about to.
 pub(crate) fn admit(node: &Arc<Node>, hello: &Hello) -> Result<Arc<Disk>, Refusal> {
     let refuse = |text| Refusal {
         code: RefusalCode::Unknown,
@@ -130,7 +130,7 @@ pub(crate) fn admit(node: &Arc<Node>, hello: &Hello) -> Result<Arc<Disk>, Refusa
     }
 }
 
-/// Serves what the other node forwards on this connection, whose hello was welcomed.
+/// Serves requests forwarded by the other node on this connection, whose hello was welcomed.
 pub(crate) async fn serve(disk: Arc<Disk>, sync: PeerConnection, peer: String) {
     let Some(engine) = disk.engine() else { return };
     match into_stream(sync).await {

@@ -1,4 +1,4 @@
-//! What is left to do once a disk has changed hands, or nobody is sure whose it is.
+//! The work left after a disk has changed hands, or while its owner is in doubt.
 
 pub(crate) mod forward;
 pub(crate) mod pulling;

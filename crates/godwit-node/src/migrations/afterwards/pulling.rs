@@ -1,4 +1,4 @@
-//! Keeps a connection up on which a disk's owner pulls what this node owes: the disk has moved, and not all of it.
+//! Keeps up a connection on which a disk's owner pulls the parts still owed by this node after a move.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,23 +13,23 @@ use crate::failpoint;
 use crate::node::Node;
 use crate::peers::{PeerConnection, into_stream, open_for};
 
-/// What the connection is for.
+/// The traffic class and purpose of the connection.
 const PULLED: (TrafficClass, Purpose) = (TrafficClass::Pull, Purpose::Pull);
-/// How long a connection that was lost stays lost, so that one which always is costs little.
+/// Time before a lost connection is opened again, to bound the cost of a connection that always fails.
 const AFTER_LOSS: Duration = Duration::from_millis(250);
-/// First wait between two attempts; it doubles up to [`MAX_BACKOFF`].
+/// First wait between two attempts, doubled each time up to [`MAX_BACKOFF`].
 const MIN_BACKOFF: Duration = Duration::from_millis(50);
 /// Longest wait between two attempts.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
-/// How long a node that is needed no more may take to store that, before its connection is closed.
+/// Time for a source that is no longer needed to store this, before its connection is closed.
 const STORES_WITHIN: Duration = Duration::from_secs(2);
 
-/// Connects to the disk's owner, unless that is being done: the disk has just moved.
+/// Connects to the owner of a disk just moved, unless a task does already.
 pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
     begin(node, disk, Duration::ZERO);
 }
 
-/// The same when a connection was lost, or the node has started.
+/// The same after a connection was lost, or the node has started.
 pub(crate) fn start_again(node: &Arc<Node>, disk: &Arc<Disk>) {
     begin(node, disk, AFTER_LOSS);
 }
@@ -71,7 +71,7 @@ async fn connect(node: Arc<Node>, disk: Arc<Disk>, wait: Duration) {
             Ok(stream) => {
                 tracing::info!(disk = disk.name, owner, "the owner pulls what it lacks");
                 let engine = disk.engine();
-                // Before the engine has it: it may be lost and reported at once.
+                // Cleared before the engine has the connection: a loss may be reported at once.
                 disk.lock().connecting_owner = false;
                 if let Some(engine) = engine {
                     engine.owe(stream);
@@ -96,10 +96,10 @@ async fn connect(node: Arc<Node>, disk: Arc<Disk>, wait: Duration) {
     }
 }
 
-/// The disk that another node owes a part of here, as far as it knows.
+/// Returns the disk of which the other node still owes a part to this node, according to the hello.
 ///
 /// # Errors
-/// This node has no such disk, cannot use it now, or lacks a part that another node has: what comes on the
+/// This node has no such disk, cannot use the disk now, or lacks a part that another node has: the data on the
 /// connection becomes the disk's content.
 pub(crate) fn admit(node: &Arc<Node>, hello: &Hello) -> Result<Arc<Disk>, Refusal> {
     let (name, disk) = (&node.config.name, &hello.disk);
@@ -133,13 +133,13 @@ pub(crate) fn admit(node: &Arc<Node>, hello: &Hello) -> Result<Arc<Disk>, Refusa
     Ok(found)
 }
 
-/// Whether this node lacks nothing of that migration, because it has given the disk away since, and owes a part of it to the
-/// next owner. Its engine then has another connection, to that.
+/// Returns true if this node lacks nothing of the migration, because the disk has left since and this node owes a part
+/// to the next owner. The engine's connection is then the one to the next owner.
 fn has_passed_on(record: &AuthorityRecord, migration: MigrationId) -> bool {
     record.owes().is_some_and(|owed| owed != migration)
 }
 
-/// Tells the node at the other end that it owes nothing, and waits until it has heard that and hung up.
+/// Tells the node at the other end that nothing is owed any more, and waits until the other end hangs up.
 async fn release(mut connection: PeerConnection, migration: MigrationId) -> std::io::Result<()> {
     let (header, inline, length) = Message::Whole { migration }.encode();
     let mut frame = header.encode().to_vec();
@@ -148,11 +148,11 @@ async fn release(mut connection: PeerConnection, migration: MigrationId) -> std:
     connection.flush().await?;
     let mut said = [0; 256];
     let hangs_up = async {
-        // It says that it owes until it has stored that it does not.
+        // The other node repeats its offer of the owed part until the new state is stored.
         while connection.read(&mut said).await? > 0 {}
         Ok(())
     };
-    // If it has not stored that by then, it connects again and is told again.
+    // A source too slow to store this connects again and is told again.
     (tokio::time::timeout(STORES_WITHIN, hangs_up).await).unwrap_or(Ok(()))
 }
 

@@ -1,5 +1,4 @@
-//! Finds out who owns a disk after a crash or a lost connection: asks the other node, and answers
-//! when it asks.
+//! Finds the owner of a disk after a crash or a lost connection: asks the other node, and answers its questions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,18 +14,18 @@ use crate::disks::disk::Disk;
 use crate::node::Node;
 use crate::peers::{PeerConnection, greeting, into_stream, open_for};
 
-/// What the connection is for.
+/// The traffic class and purpose of the connection.
 const QUESTION: (TrafficClass, Purpose) = (TrafficClass::Control, Purpose::Resolve);
-/// First wait between two attempts; it doubles up to [`MAX_BACKOFF`].
+/// First wait between two attempts, doubled each time up to [`MAX_BACKOFF`].
 const MIN_BACKOFF: Duration = Duration::from_millis(200);
 /// Longest wait between two attempts.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
-/// How long an answered connection may stay silent.
+/// Longest silence on an answered connection.
 const ANSWER_IDLE: Duration = Duration::from_secs(10);
 /// Longest body of a frame of the authority protocol, in bytes.
 const MAX_BODY: u32 = 64;
 
-/// Looks for the other node of an undecided migration, unless that is being done.
+/// Looks for the other node of an undecided migration, unless a task does already.
 pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, migration: MigrationId) {
     let mut inner = disk.lock();
     if inner
@@ -42,8 +41,8 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, migration: MigrationId) 
 
 async fn resolve(node: Arc<Node>, disk: Arc<Disk>, migration: MigrationId) {
     let mut backoff = MIN_BACKOFF;
-    // Both nodes may look for each other at once, and each connection replaces the one before:
-    // waiting differently long keeps them from undoing each other's work.
+    // Both nodes may look for each other at once, and each connection replaces the one before. Different waits keep the
+    // two from undoing each other's work.
     tokio::time::sleep(jitter(&node.config.name)).await;
     let mut told = false;
     loop {
@@ -96,26 +95,25 @@ async fn resolve(node: Arc<Node>, disk: Arc<Disk>, migration: MigrationId) {
     }
 }
 
-/// A wait of up to a quarter second that differs between nodes and from one time to the next.
+/// Returns a wait of up to a quarter second, different for each node and each call.
 fn jitter(name: &str) -> Duration {
     use std::hash::{BuildHasher, RandomState};
     Duration::from_millis(RandomState::new().hash_one(name) % 256)
 }
 
-/// What is to be done with another node's question.
+/// The answerer of another node's question.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// The disk's engine has a part in that migration: it talks.
+    /// The disk's engine takes part in the migration and answers.
     Engine(Arc<Disk>),
-    /// It is history here: the stored record answers.
+    /// The migration is history here: the stored record answers.
     Record(Arc<Disk>),
 }
 
 /// Decides who answers a question.
 ///
 /// # Errors
-/// [`RefusalCode::Unknown`] when there is no such disk; [`RefusalCode::Identity`] when the
-/// migration is another node's.
+/// [`RefusalCode::Unknown`] if the disk does not exist; [`RefusalCode::Identity`] if the migration is another node's.
 pub(crate) fn decide(node: &Arc<Node>, hello: &Hello) -> Result<Answer, Refusal> {
     let disk = node.disks.find(&hello.disk).ok_or_else(|| Refusal {
         code: RefusalCode::Unknown,
@@ -146,7 +144,7 @@ pub(crate) fn decide(node: &Arc<Node>, hello: &Hello) -> Result<Answer, Refusal>
     Ok(Answer::Engine(disk))
 }
 
-/// Takes a connection on which another node asks; `answer` was decided by its hello.
+/// Takes a connection on which another node asks; `answer` was decided from the hello.
 pub(crate) async fn take_question(
     node: Arc<Node>,
     mut control: PeerConnection,
@@ -180,8 +178,8 @@ pub(crate) async fn take_question(
     }
 }
 
-/// Answers from the stored record until the other node has heard enough. The machine that decides
-/// the answers is the engine's; here it can do nothing but answer.
+/// Answers from the stored record until the other node asks no more. The state machine of the answers is the engine's;
+/// here only its replies are used.
 async fn answer_from_record(
     disk: &Disk,
     control: &mut PeerConnection,

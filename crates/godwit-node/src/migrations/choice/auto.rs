@@ -1,6 +1,6 @@
-//! Chooses a migration's policy where nobody did, and another one when that comes to no end.
+//! Chooses a migration's policy if the user did not, and another policy if the migration does not end.
 //!
-//! The decision is [`godwit_core::auto`]'s; here is what it is made from, and what people are told of it.
+//! [`godwit_core::auto`] makes the decision. This module collects the facts and words the reasons for people.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::node::Node;
 use godwit_api::text::format_seconds;
 use godwit_api::{Migration, MigrationPhase, Policy, SwitchMigration};
 
-/// Why a migration begins with double writes, whose image takes so many bytes.
+/// Returns the reason to begin with double writes, for an image of `taken` allocated bytes.
 pub(in crate::migrations) fn first_reason(taken: u64, source: &str) -> String {
     format!(
         "{}: its {} go in one pass, and node '{source}' is not needed after it",
@@ -24,7 +24,7 @@ pub(in crate::migrations) fn first_reason(taken: u64, source: &str) -> String {
     )
 }
 
-/// As many whole MiB as there are, for people.
+/// Rounds down to whole MiB, for people.
 const fn about(bytes: u64) -> Bytes {
     const MIB: u64 = 1 << 20;
     Bytes(if bytes < MIB {
@@ -34,13 +34,13 @@ const fn about(bytes: u64) -> Bytes {
     })
 }
 
-/// Says how little goes to a node that has an older copy of the disk, once that is known.
+/// Updates the reason once the small delta to a node with an older copy of the disk is known.
 pub(in crate::migrations) fn tell_of_delta(view: &mut Migration) {
     let (Some(delta), Some(options)) = (view.progress.delta, &mut view.options) else {
         return;
     };
-    // Double writes have one pass, so that its bytes stay the same to the end; a short move has ended when it is looked at
-    // for the first time.
+    // Double writes have one pass, so the bytes of the pass stay the same to the end. A short move may have ended
+    // before this first look.
     let chosen = options.policy == Policy::DoubleWrite && options.policy_reason.is_some();
     if !chosen || delta.comparing {
         return;
@@ -54,7 +54,7 @@ pub(in crate::migrations) fn tell_of_delta(view: &mut Migration) {
     ));
 }
 
-/// Why a migration leaves with what is there, of which so many bytes are left.
+/// Returns the reason to hand over with `left` bytes still to pull.
 fn told(why: Why, left: u64) -> String {
     let why = match why {
         Why::Deadline => format!("its deadline has come with {} left", about(left)),
@@ -77,7 +77,7 @@ fn told(why: Why, left: u64) -> String {
     format!("{}: {why}", Policy::PushPull.name())
 }
 
-/// Thinks over the policies that nobody chose.
+/// Reconsiders the policies chosen by the node.
 pub(in crate::migrations) async fn reconsider_all(node: &Arc<Node>) {
     for chosen in node.migrations.chosen_by_node() {
         if let Some(leave) = facts(&chosen).as_ref().and_then(reconsider) {
@@ -86,7 +86,7 @@ pub(in crate::migrations) async fn reconsider_all(node: &Arc<Node>) {
     }
 }
 
-/// What is known of a migration that could still change; nothing of one that could not, or must not.
+/// Returns the facts of a migration whose policy may still change.
 fn facts(
     Chosen {
         view,
@@ -103,12 +103,12 @@ fn facts(
         elapsed: Duration::from_secs_f64(view.lm_seconds?.max(0.0)),
         deadline: options.deadline_seconds.map(Duration::from_secs),
         obstacle: *obstacle,
-        // Rounds say by themselves when they come to no end.
+        // Rounds report a lack of convergence by themselves.
         pace: pace.filter(|_| doubles),
     })
 }
 
-/// Bytes that are left to be sent.
+/// Returns the bytes left to send.
 fn left(chosen: &Chosen) -> u64 {
     let progress = &chosen.view.progress;
     let in_pass = progress.bytes_total.saturating_sub(progress.bytes_done);
@@ -124,7 +124,7 @@ async fn take_up(node: &Arc<Node>, chosen: &Chosen, leave: Leave) {
     };
     match change::change_because(node, &chosen.view.id, &request, why).await {
         Ok(_) => {}
-        // It may have ended, or the other node pulls nothing: it goes on as it is.
+        // The migration may have ended, or the other node cannot pull: the policy stays.
         Err(error) => tracing::debug!(migration = chosen.view.id, %error, "the policy stays"),
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a disk moves without the image that it was created from.
+//! Decides whether a disk moves without its base image.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use crate::peers::greeting;
 use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings, Policy};
 
-/// The image without which the disk moves, if it does.
+/// Returns the base image without which the disk moves, if any.
 ///
 /// # Errors
-/// A part of the disk is in its image only, and it is to be moved in a way that needs all of it, or to a node that has
-/// no repository.
+/// A part of the disk is only in its base image, and the move needs the whole disk, or the destination has no
+/// repository.
 pub(in crate::migrations) async fn choose(
     node: &Arc<Node>,
     disk: &Arc<Disk>,
@@ -94,11 +94,11 @@ pub(in crate::migrations) async fn choose(
     Ok(Some(base))
 }
 
-/// Why an offer led to nothing.
+/// The reason why an offer failed.
 pub(in crate::migrations) enum Refused {
-    /// The destination does not get at the image that the disk would not bring along.
+    /// The destination cannot reach the base image that the disk would leave behind.
     Image(ErrorBody),
-    /// Anything else.
+    /// Any other reason.
     Otherwise(ErrorBody),
 }
 
@@ -108,8 +108,8 @@ impl From<ErrorBody> for Refused {
     }
 }
 
-/// What such a move is asked for. A write can go to both nodes only where both have all of the block. `named` says whether
-/// the policy is somebody's wish.
+/// Adapts the settings to a move without the base image. A double write needs all of its block at both nodes. `named`
+/// is true if the user chose the policy.
 pub(in crate::migrations) fn adapt(
     settings: &mut MigrationSettings,
     base: &BaseImage,
@@ -136,7 +136,7 @@ pub(in crate::migrations) fn adapt(
     settings.policy_reason = Some(reason);
 }
 
-/// Such a move is one of the whole disk after all.
+/// Adapts the settings to a move of the whole disk after all.
 pub(in crate::migrations) fn goes_as_a_whole(
     settings: &mut MigrationSettings,
     base: &BaseImage,
@@ -149,7 +149,7 @@ pub(in crate::migrations) fn goes_as_a_whole(
     ));
 }
 
-/// The policy for the engine: in blocks as short as those of which a disk lacks some.
+/// Returns the engine's policy, with blocks as short as the blocks in which missing parts are counted.
 pub(in crate::migrations) fn in_blocks(policy: PolicyOptions) -> PolicyOptions {
     let rounds = match policy {
         PolicyOptions::PreCopy(rounds) => rounds,

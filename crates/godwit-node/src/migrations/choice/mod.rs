@@ -1,4 +1,4 @@
-//! What a migration chooses for itself: its policy, and whether the disk leaves its image behind.
+//! Choices that a migration makes by itself: its policy, and a move without the base image.
 
 pub(super) mod auto;
 pub(super) mod base;

@@ -1,22 +1,22 @@
-//! What a migration and its guest sent lately, for whoever thinks its policy over.
+//! The recent rates of a migration and its guest, for a review of the policy.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use godwit_core::auto::Pace;
 
-/// How far back it looks.
+/// Length of the window.
 const PERIOD: Duration = Duration::from_secs(10);
 
 /// Totals at one time.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::migrations) struct Sent {
     pub(in crate::migrations) at: Instant,
-    /// Bytes that were copied, as long as they are on the disk.
+    /// Bytes copied, as far as they are on the disk.
     pub(in crate::migrations) copies: u64,
     /// Bytes of double writes.
     pub(in crate::migrations) doubled: u64,
-    /// Bytes that the guest wrote, wherever they went.
+    /// Bytes written by the guest, wherever they went.
     pub(in crate::migrations) written: u64,
 }
 
@@ -33,8 +33,8 @@ impl LatelySent {
         }
     }
 
-    /// How it went, of a migration that has so much data to copy in all, and so much of its pass left: data that is all
-    /// zeroes is passed and not copied.
+    /// Returns the pace of a migration with `data` bytes to copy in total and `in_pass` bytes left of its pass.
+    /// All-zero data is passed and not copied.
     pub(in crate::migrations) fn pace(&self, data: u64, in_pass: u64) -> Option<Pace> {
         let (first, last) = (self.0.front()?, self.0.back()?);
         let measured = last.at - first.at;

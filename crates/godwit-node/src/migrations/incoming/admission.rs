@@ -1,4 +1,4 @@
-//! How much one peer may bring at a time.
+//! Limits on the disks received from one peer at a time.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use godwit_core::wire::{Refusal, RefusalCode};
 
 use crate::config::IncomingLimits;
 
-/// The disks that are being received.
+/// The disks being received.
 #[derive(Debug, Default)]
 pub(crate) struct Arrivals {
     by_migration: Mutex<HashMap<MigrationId, Arrival>>,
@@ -18,11 +18,11 @@ pub(crate) struct Arrivals {
 struct Arrival {
     peer: String,
     bytes: u64,
-    /// It is in the table of migrations, which knows when it ends.
+    /// True once the table of migrations has the migration and knows its end.
     listed: bool,
 }
 
-/// The place of an offer that is not in the table of migrations yet.
+/// The place of an offer not yet in the table of migrations.
 #[derive(Debug)]
 pub(crate) struct Place<'a> {
     arrivals: &'a Arrivals,
@@ -36,10 +36,10 @@ impl Arrivals {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place for a disk of so many bytes. `under_way` are the migrations that have not ended.
+    /// Takes a place for a disk of `bytes` bytes. `under_way` returns the migrations that have not ended.
     ///
     /// # Errors
-    /// [`RefusalCode::Busy`] when the peer brings as much as it may already.
+    /// [`RefusalCode::Busy`] if the peer is at its limit.
     pub(crate) fn admit(
         &self,
         (own, limits): (&str, IncomingLimits),
@@ -53,7 +53,7 @@ impl Arrivals {
             })
         };
         let mut arrivals = self.lock();
-        // Whatever is listed has begun, so that what is not under way now has ended.
+        // A listed migration has begun: unless under way now, it has ended.
         let under_way = under_way();
         arrivals.retain(|id, arrival| !arrival.listed || under_way.contains(id));
         let from_peer = || arrivals.values().filter(|arrival| arrival.peer == peer);
@@ -92,7 +92,7 @@ impl Arrivals {
 }
 
 impl Place<'_> {
-    /// Keeps the place until the migration has ended: it is in the table of migrations.
+    /// Keeps the place until the end of the migration, which is in the table of migrations.
     pub(crate) fn keep(self) {
         if let Some(arrival) = self.arrivals.lock().get_mut(&self.migration) {
             arrival.listed = true;
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(refusal.code, RefusalCode::Busy);
         assert!(refusal.text.contains("--max-incoming allows"), "{refusal}");
         admit("c", 4, &[id(1)]).unwrap().keep();
-        // One that was refused later on, and one that has ended, leave their places.
+        // A migration refused later on, and an ended one, leave their places.
         drop(second);
         admit("a", 5, &[id(1), id(4)]).unwrap().keep();
         assert!(admit("a", 6, &[id(1), id(4), id(5)]).is_err());

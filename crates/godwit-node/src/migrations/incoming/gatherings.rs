@@ -1,4 +1,4 @@
-//! Incoming migrations that wait for their connections.
+//! Incoming migrations without all of their connections.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,10 +30,10 @@ impl Gatherings {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where a connection of this migration goes, if `hello` is from the node that made the offer.
+    /// Returns the receiver of a migration's connections, if `hello` is from the source of the offer.
     ///
     /// # Errors
-    /// [`RefusalCode::Unknown`] when no such offer was accepted.
+    /// [`RefusalCode::Unknown`] if no such offer was accepted.
     pub(crate) fn join(
         &self,
         hello: &Hello,
@@ -49,7 +49,7 @@ impl Gatherings {
     }
 }
 
-/// Takes the gathering out of the table when it is over.
+/// Takes the gathering out of the table on drop.
 pub(in crate::migrations) struct Listed<'a> {
     pub(in crate::migrations) node: &'a Arc<Node>,
     pub(in crate::migrations) migration: MigrationId,

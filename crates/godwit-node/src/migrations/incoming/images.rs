@@ -1,4 +1,4 @@
-//! What a disk that comes is written to.
+//! The images of arriving disks.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ pub(super) async fn replace_image(
     open_new_image(node, disk, offer.allocated).await
 }
 
-/// Makes the image of a disk for a copy of one that takes `allocated` bytes, and starts the disk.
+/// Makes the image for a copy of a disk whose image occupies `allocated` bytes, and starts the disk.
 pub(super) async fn open_new_image(
     node: &Arc<Node>,
     disk: &Arc<Disk>,
@@ -56,7 +56,7 @@ pub(super) async fn open_new_image(
         .map_err(refusal)
 }
 
-/// Takes the device of a disk, which must be as large at least, and starts the disk.
+/// Takes the device of a disk, which must be at least as large, and starts the disk.
 pub(super) async fn open_device(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), Refusal> {
     let (path, size) = {
         let inner = disk.lock();
@@ -65,7 +65,7 @@ pub(super) async fn open_device(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<()
     let name = disk.name.clone();
     let opened = blocking(move || image::open(&name, &path)).await.flatten();
     let opened = opened.map_err(refusal)?;
-    // Volumes come in whole extents: what is too much is left alone.
+    // Volumes come in whole extents: the excess is left alone.
     if opened.capacity < size {
         return Err(Refusal {
             code: RefusalCode::Invalid,

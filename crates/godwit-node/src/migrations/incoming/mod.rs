@@ -1,4 +1,4 @@
-//! Takes disks in.
+//! Receives disks.
 
 pub(crate) mod admission;
 pub(crate) mod gatherings;
@@ -33,17 +33,16 @@ use crate::peers::{PeerConnection, greeting, into_stream};
 use crate::store::{BaseImage, DiskEntry, Mark};
 use godwit_api::{Direction, ErrorBody, ErrorCode, MigrationPhase};
 
-/// Longest wait for the connections that follow an accepted offer.
+/// Longest wait for the connections after an accepted offer.
 const GATHER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long an offer waits for what is under way with the disk here: the end of an earlier
-/// migration, or of its clearing away.
+/// Longest wait of an offer for the disk's current activity here: the end of an earlier migration, or its cleanup.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Incoming migrations whose connections are not complete.
+/// Most incoming migrations whose connections are not complete.
 const MAX_GATHERINGS: usize = 16;
 
-/// Copy connections of one migration.
+/// Most copy connections of one migration.
 const MAX_COPY_CONNECTIONS: u8 = 16;
 
 /// Takes a control connection whose hello was welcomed: an offer follows.
@@ -156,13 +155,13 @@ async fn receive(
         control,
         sync,
         copies,
-        // What comes tells whether it is compressed.
+        // The frames themselves tell whether they are compressed.
         compression: false,
     };
     let engine = disk
         .engine()
         .ok_or_else(|| failed(&"the disk is not served any more"))?;
-    // Until now nothing was written to what may be of use for another migration.
+    // Until now nothing was written to the image, which may serve another migration.
     older_copy::spoil(&node.store, disk)
         .await
         .map_err(|error| failed(&error))?;
@@ -189,7 +188,7 @@ async fn gather(
             Some(sync) if copies.len() == wanted => return Ok((sync, copies)),
             kept => sync = kept,
         }
-        // The table keeps a sender as long as this waits.
+        // The table keeps a sender during this wait.
         let Some((class, connection)) = arrivals.recv().await else {
             return Err(std::io::ErrorKind::ConnectionAborted.into());
         };
@@ -198,21 +197,20 @@ async fn gather(
             TrafficClass::Copy if copies.len() < wanted => {
                 copies.push(into_stream(connection).await?);
             }
-            // One too many: closed.
+            // An extra connection is closed.
             _ => {}
         }
     }
 }
 
-/// Makes the image ready to receive, or says why not. What is under way with the disk here gets a
-/// moment to end.
+/// Makes the image ready to receive. The disk's current activity here gets a moment to end.
 async fn prepare(
     node: &Arc<Node>,
     hello: &Hello,
     offer: &Offer,
 ) -> Result<(Arc<Disk>, OlderCopy), Refusal> {
     check(node, hello, offer)?;
-    // Until the disk is known, so that what was noted of its image is not taken for an earlier disk's.
+    // Held until the disk is known, to protect the note about its image from removal as an earlier disk's.
     let noted = match &offer.image {
         Some(offered) => {
             let noted = arrival::note(node, hello, offer, offered).await;
@@ -249,7 +247,7 @@ fn check(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<(), Refusal> 
     if let Err(error) = names::check("disk", &hello.disk) {
         return refuse(RefusalCode::Invalid, error.message);
     }
-    // The longest that both a file's offset and the core can express.
+    // The longest capacity that a file's offset and the core can both express.
     if offer.capacity.0 == 0 || offer.capacity.0 > (1 << 54) {
         return refuse(
             RefusalCode::Invalid,
@@ -277,7 +275,7 @@ fn check(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<(), Refusal> 
     Ok(())
 }
 
-/// For a disk that this node has never had.
+/// Prepares a disk new to this node.
 async fn prepare_new(
     node: &Arc<Node>,
     hello: &Hello,
@@ -312,7 +310,7 @@ async fn prepare_new(
         id: Some(id),
         path: wanted,
         sectors: offer.capacity.0,
-        // What is on a device is nobody's file to delete.
+        // A device is not the node's to delete.
         managed: !is_device,
         counterpart: Some(hello.node.clone()),
         moved_to: None,
@@ -330,12 +328,12 @@ async fn prepare_new(
     let record = AuthorityRecord::vacant();
     let activity = Activity::Incoming(hello.migration);
     let disk = Disk::new(hello.disk.clone(), entry.clone(), record, activity);
-    // Somebody else was faster: look again.
+    // Another offer was faster: try again.
     node.disks.insert(&disk).map_err(|error| Refusal {
         code: RefusalCode::Busy,
         text: error.message,
     })?;
-    // Two that come at once may want one place. Of this one nothing is there yet.
+    // Two offers at once may want one place. Nothing of this disk is there yet.
     if let Some(rival) = placement::rival(node, &disk) {
         node.disks.remove(&disk.name);
         return Err(Refusal {
@@ -355,14 +353,14 @@ async fn prepare_new(
         failpoint::reach(String::from("offer::admitted")).await;
         match is_device {
             true => open_device(node, &disk).await,
-            // What is in the image comes later, and its holes stay holes.
+            // The image's content is fetched later, and its holes stay holes.
             false if base.is_some() => open_new_image(node, &disk, 0).await,
             false => open_new_image(node, &disk, offer.allocated).await,
         }
     };
     if let Err(refusal) = ready.await {
         if refusal.code == RefusalCode::DiskExists {
-            // Somebody else made a file there meanwhile: it is not ours to delete.
+            // Another program made a file there meanwhile, which must not be deleted.
             disk.lock().entry.managed = false;
         }
         discard(Arc::clone(node), Arc::clone(&disk), hello.migration).await;
@@ -371,7 +369,7 @@ async fn prepare_new(
     Ok(disk)
 }
 
-/// The path at which the offer wants the disk's image.
+/// Returns the path at which the offer wants the disk's image.
 async fn wanted(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<PathBuf, Refusal> {
     let (node, disk, place) = (Arc::clone(node), hello.disk.clone(), offer.place.clone());
     blocking(move || placement::path(&node.config, &disk, place.as_ref()))
@@ -380,7 +378,7 @@ async fn wanted(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<PathBu
         .map_err(refusal)
 }
 
-/// For a disk that was here before: its stale image is filled again.
+/// Prepares a disk known from before: its stale image is filled again.
 async fn prepare_known(
     node: &Arc<Node>,
     disk: &Arc<Disk>,
@@ -442,7 +440,7 @@ async fn prepare_known(
             code,
             text: error.message,
         })?;
-    // Where nobody used the disk since it left, its engine has ended.
+    // The engine of an unused disk has ended since the disk left.
     let (same, ended) = {
         let inner = disk.lock();
         let ended = inner.engine.is_none() && inner.problem.is_none();
@@ -488,7 +486,7 @@ async fn prepare_known(
         inner.entry.base = base.cloned();
         (inner.entry.clone(), inner.record)
     };
-    // What a disk on an image does not bring is a hole here, and no older copy.
+    // Blocks not brought by a disk on an image are holes here, not an older copy.
     if base.is_some() {
         arrival::empty(node, disk).await.map_err(refusal)?;
         guard.keep();
@@ -500,7 +498,7 @@ async fn prepare_known(
             .map_err(refusal)?,
         false => new_image(disk),
     };
-    // Of what is there push and pull makes no use. Zeroes it need not ask for.
+    // Push and pull does not use an older copy. Zeroes need not be pulled.
     let is_empty = hello.features.contain(Features::ZEROES)
         && offer.policy == TransferPolicy::PushPull
         && older_copy == OlderCopy::Unknown
@@ -513,7 +511,7 @@ async fn prepare_known(
     Ok((Arc::clone(disk), older_copy))
 }
 
-/// What an image that was made for a disk holds: nothing, unless it is a device.
+/// Returns the content of an image made for a disk: zeroes, unless the image is a device.
 fn new_image(disk: &Disk) -> OlderCopy {
     let entry = &disk.lock().entry;
     match entry.managed && entry.base.is_none() {
@@ -522,8 +520,8 @@ fn new_image(disk: &Disk) -> OlderCopy {
     }
 }
 
-/// Puts away what an incoming migration left that did not make this node the owner: of a disk that
-/// was unknown here before, everything.
+/// Removes the leftovers of an incoming migration that did not make this node the owner. For a disk unknown here
+/// before, this is everything.
 pub(crate) async fn discard(node: Arc<Node>, disk: Arc<Disk>, migration: MigrationId) {
     {
         let mut inner = disk.lock();
@@ -531,7 +529,7 @@ pub(crate) async fn discard(node: Arc<Node>, disk: Arc<Disk>, migration: Migrati
             return;
         }
         if inner.entry.base.is_some() {
-            // What was noted of its image is not needed, once this is done.
+            // The note about the disk's image is not needed once this is done.
             node.images.release();
         }
         if !matches!(inner.entry.mark, Some(Mark::Receiving { new: true, .. })) {

@@ -1,10 +1,10 @@
-//! How much of a disk may be on its way at once.
+//! Limits on the data of a disk in flight.
 
 use godwit_core::units::SECTOR_SIZE;
 
 use godwit_api::MigrationSettings;
 
-/// How much may be in flight, as the controller counts it.
+/// The limits, in the controller's units.
 pub(crate) struct InFlight {
     /// Longest chunk.
     pub(crate) chunk_sectors: u32,
@@ -19,7 +19,7 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// What valid settings come to.
+    /// Converts valid settings.
     pub(crate) const fn of(settings: &MigrationSettings) -> Self {
         Self {
             chunk_sectors: (settings.chunk_bytes / SECTOR_SIZE) as u32,

@@ -1,4 +1,4 @@
-//! Which options a migration may run with.
+//! The options of a migration.
 
 mod in_flight;
 mod policy;
@@ -24,27 +24,27 @@ use crate::names;
 use godwit_api::text::format_seconds;
 use godwit_api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings};
 
-/// Bytes per copy when nothing else is asked for.
+/// Bytes per chunk unless requested.
 const DEFAULT_CHUNK: u64 = 1 << 20;
-/// Bytes per copy while the guest does I/O, or with a window that is asked for.
+/// Bytes per chunk while the guest does I/O, or with a requested window.
 const BUSY_CHUNK: u64 = 256 << 10;
-/// Bytes in flight while the guest is idle, unless a window is asked for; more, up to the longest
-/// window, while chunks are quick.
+/// Bytes in flight while the guest is idle, unless a window is requested. While chunks are quick, the window grows up
+/// to the longest window.
 const IDLE_WINDOW: u64 = 8 << 20;
-/// Bytes in flight while the guest does I/O, unless a window is asked for: a double write queues
-/// behind what is in flight.
+/// Bytes in flight while the guest does I/O, unless a window is requested: a double write queues behind the data in
+/// flight.
 const BUSY_WINDOW: u64 = 1 << 20;
-/// Most chunks in flight: what an engine has slots for.
+/// Most chunks in flight: the number of an engine's slots.
 const MAX_WINDOW_CHUNKS: u64 = 64;
 /// Longest chunk in bytes.
 const MAX_CHUNK: u64 = 16 << 20;
-/// Most bytes in flight: what an engine has memory for.
+/// Most bytes in flight: the size of an engine's chunk memory.
 const MAX_WINDOW: u64 = 32 << 20;
 
-/// Where the destination is to put the disk.
+/// Returns the requested place of the disk at the destination.
 ///
 /// # Errors
-/// [`ErrorCode::Invalid`] when the request says two things, or what cannot be.
+/// [`ErrorCode::Invalid`] if the request names two places, or an impossible one.
 pub(crate) fn place(request: &MigrateRequest) -> Result<Option<Place>, ErrorBody> {
     let invalid = |text: String, hint: &str| {
         Err(ErrorBody::new(ErrorCode::Invalid, format!("disk {}: {text}", request.disk)).hint(hint))
@@ -72,7 +72,7 @@ pub(crate) fn place(request: &MigrateRequest) -> Result<Option<Place>, ErrorBody
     }
 }
 
-/// The options of a request, with what it leaves open filled in. The promise to the guest is settled
+/// Returns the settings of a request, with defaults for everything left open. The promise to the guest is settled
 /// later, by [`promise`](super::promise).
 ///
 /// # Errors
@@ -87,7 +87,7 @@ pub(crate) fn settings(
     let chunk_bytes = request
         .chunk_bytes
         .unwrap_or_else(|| match request.window_bytes {
-            // As many chunks as there are slots for.
+            // As many chunks as there are slots.
             Some(window) => window
                 .div_ceil(MAX_WINDOW_CHUNKS)
                 .next_multiple_of(4096)
@@ -189,10 +189,10 @@ pub(crate) fn settings(
     })
 }
 
-/// Sees whether a disk of this size can be moved, and both copies compared if that is asked for.
+/// Checks that a disk of this size can be moved, and verified if requested.
 ///
 /// # Errors
-/// [`ErrorCode::Invalid`] when it is too large.
+/// [`ErrorCode::Invalid`] if the disk is too large.
 pub(crate) fn check_size(
     disk: &str,
     settings: &MigrationSettings,
@@ -229,10 +229,10 @@ pub(crate) fn check_size(
     Err(ErrorBody::new(ErrorCode::Invalid, text).hint("move it without --verify"))
 }
 
-/// Sees whether the disk can be moved in time, whose image takes so many bytes.
+/// Checks that a disk can be moved in time if its image occupies `taken` bytes.
 ///
 /// # Errors
-/// [`ErrorCode::Invalid`] when the bandwidth is too little for the deadline.
+/// [`ErrorCode::Invalid`] if the bandwidth is too low for the deadline.
 pub(crate) fn check_deadline(
     disk: &str,
     settings: &MigrationSettings,
@@ -259,10 +259,10 @@ pub(crate) fn check_deadline(
     .hint(format!("allow {}/s or more, or more time", Bytes(needed))))
 }
 
-/// Opens the counter of the interface whose budget is to be kept.
+/// Opens the counter of the interface with the budget.
 ///
 /// # Errors
-/// [`ErrorCode::Invalid`] when there is no such interface.
+/// [`ErrorCode::Invalid`] if the interface does not exist.
 pub(crate) fn open_interface(
     disk: &str,
     settings: &MigrationSettings,
@@ -285,7 +285,7 @@ pub(crate) fn open_interface(
     })
 }
 
-/// A migration id that nobody has used.
+/// Returns an unused migration id.
 ///
 /// # Errors
 /// The system has no randomness.
@@ -293,7 +293,7 @@ pub(crate) fn new_id() -> Result<MigrationId, ErrorBody> {
     random_id().map(MigrationId)
 }
 
-/// What no other migration, disk or machine is called.
+/// Returns an id unique among migrations, disks and machines.
 ///
 /// # Errors
 /// The system has no random bytes.

@@ -6,7 +6,7 @@ use godwit_core::{PolicyOptions, RoundOptions};
 
 use super::{push_options, round_options};
 
-/// The policy's name on the wire.
+/// Returns the policy's name on the wire.
 pub(in crate::migrations) const fn transfer(policy: Policy) -> TransferPolicy {
     match policy {
         Policy::DoubleWrite => TransferPolicy::DoubleWrite,
@@ -16,7 +16,7 @@ pub(in crate::migrations) const fn transfer(policy: Policy) -> TransferPolicy {
     }
 }
 
-/// The policy that the engine follows.
+/// Returns the engine's policy.
 pub(in crate::migrations) fn policy(settings: &MigrationSettings) -> PolicyOptions {
     match (settings.policy, settings.rounds) {
         (Policy::DoubleWrite, _) => PolicyOptions::DoubleWrite,

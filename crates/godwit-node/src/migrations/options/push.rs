@@ -6,10 +6,11 @@ use godwit_core::PushOptions;
 
 use godwit_api::{ErrorBody, ErrorCode, MigrateRequest, Policy, PushSettings};
 
-/// What is to be pushed before the disk changes hands; nothing with a policy that pulls nothing.
+/// Returns the push settings of a request, or none if the policy does not pull.
 ///
 /// # Errors
-/// [`ErrorCode::Invalid`] for what is asked for with another policy, and a comparison of what is pulled.
+/// [`ErrorCode::Invalid`] for push settings with a policy without a push, and for verification with a policy that
+/// pulls.
 pub(super) fn push(request: &MigrateRequest) -> Result<Option<PushSettings>, ErrorBody> {
     let invalid = |text: String, hint: &str| {
         Err(ErrorBody::new(ErrorCode::Invalid, format!("disk {}: {text}", request.disk)).hint(hint))
@@ -52,7 +53,7 @@ pub(super) fn push(request: &MigrateRequest) -> Result<Option<PushSettings>, Err
     Ok(Some(settings))
 }
 
-/// The same as the engine takes it.
+/// Converts push settings for the engine.
 pub(crate) fn push_options(push: Option<&PushSettings>) -> PushOptions {
     push.map_or_else(PushOptions::default, |push| PushOptions {
         threshold: push.threshold,

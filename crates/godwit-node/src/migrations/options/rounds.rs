@@ -5,13 +5,13 @@ use godwit_core::units::{Bytes, SECTOR_SIZE};
 
 use godwit_api::{ErrorBody, ErrorCode, MigrateRequest, Policy, RoundSettings};
 
-/// Longest block of which pre-copy remembers whether it was written.
+/// Longest block of pre-copy's dirty bitmap.
 const MAX_ROUND_BLOCK: u64 = 1 << 30;
 
-/// How pre-copy is to go over the disk; nothing with another policy.
+/// Returns the round settings of a request, or none with another policy.
 ///
 /// # Errors
-/// [`ErrorCode::Invalid`] for what is out of range, or is asked for with another policy.
+/// [`ErrorCode::Invalid`] for a value out of range, or for round settings with another policy.
 pub(super) fn rounds(request: &MigrateRequest) -> Result<Option<RoundSettings>, ErrorBody> {
     let invalid = |text: String, hint: &str| {
         Err(ErrorBody::new(ErrorCode::Invalid, format!("disk {}: {text}", request.disk)).hint(hint))
@@ -53,7 +53,7 @@ pub(super) fn rounds(request: &MigrateRequest) -> Result<Option<RoundSettings>, 
     Ok(Some(rounds))
 }
 
-/// Rounds as the engine takes them.
+/// Converts round settings for the engine.
 pub(crate) fn round_options(rounds: &RoundSettings) -> RoundOptions {
     RoundOptions {
         // At most 1 GiB.

@@ -1,4 +1,4 @@
-//! An IP address of a process's own: it moves with the process, so that its TCP connections live on.
+//! An IP address of a process's own, which moves with the process and keeps its TCP connections alive.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -8,21 +8,21 @@ use serde::{Deserialize, Serialize};
 
 use super::criu::{must, run};
 
-/// How long a command about addresses may take.
+/// Longest run of a command about addresses.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// An address with the interface that it is on.
+/// An address with the interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OwnAddress {
     pub(crate) address: IpAddr,
-    /// Bits of its network.
+    /// Length of the network prefix in bits.
     pub(crate) prefix: u8,
-    /// The interface's name, the same at both hosts.
+    /// The interface's name, the same on both hosts.
     pub(crate) interface: String,
 }
 
 impl OwnAddress {
-    /// Whether it can be one: what comes from another node is given to commands.
+    /// Returns true if the address is plausible: a value from another node becomes a command's argument.
     pub(crate) fn is_sound(&self) -> bool {
         let longest = if self.address.is_ipv4() { 32 } else { 128 };
         let name = &self.interface;
@@ -37,7 +37,7 @@ impl OwnAddress {
                 .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
     }
 
-    /// The address as it is on this host; nothing if it is not.
+    /// Returns the address as configured on this host, or `None` if absent.
     ///
     /// # Errors
     /// One sentence if the host cannot be asked.
@@ -64,7 +64,7 @@ impl OwnAddress {
         Ok(found.filter(Self::is_sound))
     }
 
-    /// What keeps it from coming to this host.
+    /// Returns the obstacles to a move of the address to this host.
     pub(crate) async fn reasons(&self) -> Vec<String> {
         let Self {
             address, interface, ..
@@ -86,7 +86,7 @@ impl OwnAddress {
             )),
             Err(error) => found.push(format!("addresses of the destination: {error}")),
         }
-        // Whether it could be, by the very rule.
+        // `nft` checks the very rule without a change.
         let rule = self.rule("godwit-check", Direction::In);
         if let Err(error) = must("nft", &["-c", &rule], LIMIT).await {
             found.push(format!(
@@ -96,7 +96,7 @@ impl OwnAddress {
         found
     }
 
-    /// Puts it on its interface; that it is there already does not matter.
+    /// Adds the address to the interface, if absent.
     pub(crate) async fn add(&self) -> Result<(), String> {
         let text = format!("{}/{}", self.address, self.prefix);
         must(
@@ -108,10 +108,10 @@ impl OwnAddress {
         .map(drop)
     }
 
-    /// Takes it off its interface; that it is gone already does not matter.
+    /// Removes the address from the interface, if present.
     ///
     /// # Errors
-    /// One sentence: it is there still, or that cannot be seen.
+    /// One sentence: the address is still there, or its state is unreadable.
     pub(crate) async fn remove(&self) -> Result<(), String> {
         let text = format!("{}/{}", self.address, self.prefix);
         let removed = run(
@@ -127,7 +127,7 @@ impl OwnAddress {
         Err(format!("the address {text} cannot be removed: {why}"))
     }
 
-    /// Tells the network that it is here now. Who does not hear it asks when what he knows is too old.
+    /// Announces the address to the network. A host without the announcement asks again once the old entry expires.
     pub(crate) fn announce(&self) {
         let Self {
             address, interface, ..
@@ -141,7 +141,7 @@ impl OwnAddress {
         });
     }
 
-    /// Drops what comes for the address, or leaves from it, until [`Self::unguard`].
+    /// Drops packets to the address, or from the address, until [`Self::unguard`].
     pub(crate) async fn guard(&self, table: &str, direction: Direction) -> Result<(), String> {
         let rule = self.rule(table, direction);
         must("nft", &[&rule], LIMIT).await.map(drop)
@@ -159,7 +159,6 @@ impl OwnAddress {
         )
     }
 
-    /// Ends a guard.
     pub(crate) async fn unguard(table: &str) {
         let removed = run("nft", &["delete", "table", "inet", table], LIMIT).await;
         if let Ok((false, said)) = removed {
@@ -168,7 +167,7 @@ impl OwnAddress {
     }
 }
 
-/// Which way packets go that a guard drops.
+/// The direction of the packets that a guard drops.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Direction {
     In,

@@ -1,4 +1,4 @@
-//! CRIU, and what tells a process from another of its number.
+//! CRIU, and the layout that distinguishes a process from another of its number.
 
 use std::io;
 use std::path::Path;
@@ -12,19 +12,19 @@ use super::address::{Direction, OwnAddress};
 use super::family::{descendants, family};
 use super::subject::Subject;
 
-/// How long CRIU may take: it copies the process's memory to or from files.
+/// Longest run of CRIU, which copies the process's memory to or from files.
 pub(super) const LIMIT: Duration = Duration::from_secs(600);
-/// How long what a failed restore left may take to end.
+/// Longest wait for the end of the rest of a failed restore.
 const END: Duration = Duration::from_secs(5);
-/// How often it is looked for what descends from a CRIU that takes too long.
+/// Most searches for descendants of an overdue CRIU.
 const ROUNDS: usize = 20;
-/// Most of what a command said that is told.
+/// Longest part of a command's output in a message, in characters.
 const TOLD: usize = 400;
 
-/// Runs a command to its end. Whether it succeeded, and what it said.
+/// Runs a command to its end. Returns its success and its output.
 ///
 /// # Errors
-/// One sentence if it cannot be run or does not end.
+/// One sentence if the command cannot be run or does not end.
 pub(crate) async fn run(
     program: &str,
     arguments: &[&str],
@@ -52,10 +52,10 @@ pub(crate) async fn run(
     ))
 }
 
-/// Runs a command that has to succeed; gives what it printed.
+/// Runs a command that has to succeed, and returns its output.
 ///
 /// # Errors
-/// One sentence with what it said.
+/// One sentence with the command's output.
 pub(crate) async fn must(
     program: &str,
     arguments: &[&str],
@@ -73,11 +73,11 @@ pub(crate) async fn must(
     }
 }
 
-/// Makes files of a process, which then runs no more. Its TCP connections are cut off without a word to their peers. `since`:
-/// the folder of [`copy_memory`], seen from this one, if memory that has not changed since is to be left out.
+/// Dumps a process into image files and ends the process. Its TCP connections are cut off without a word to their
+/// peers. `since` is the folder of a [`copy_memory`] relative to this one, to leave out memory unchanged since then.
 ///
 /// # Errors
-/// What CRIU says.
+/// CRIU's message.
 pub(super) async fn dump(pid: u32, image: &Path, since: Option<&str>) -> Result<(), String> {
     let pid = pid.to_string();
     let mut action = vec!["dump", "-t", &pid, "--network-lock", "nftables"];
@@ -87,10 +87,11 @@ pub(super) async fn dump(pid: u32, image: &Path, since: Option<&str>) -> Result<
     criu(&action, image, "dump.log").await
 }
 
-/// Makes files of a process's memory, which runs on but for a moment. From then on the kernel notes what changes.
+/// Copies a process's memory into image files; the process pauses only briefly. From then on the kernel tracks changed
+/// memory.
 ///
 /// # Errors
-/// What CRIU says.
+/// CRIU's message.
 pub(super) async fn copy_memory(pid: u32, image: &Path, since: Option<&str>) -> Result<(), String> {
     let pid = pid.to_string();
     let mut action = vec!["pre-dump", "-t", &pid, "--track-mem"];
@@ -100,7 +101,7 @@ pub(super) async fn copy_memory(pid: u32, image: &Path, since: Option<&str>) -> 
     criu(&action, image, "dump.log").await
 }
 
-/// Why the kernel cannot note which memory of a process changes, in one sentence; nothing if it can.
+/// Returns the reason if the kernel cannot track changed memory, in one sentence.
 pub(crate) async fn notes_no_changes() -> Option<String> {
     let arguments = ["check", "--feature", "mem_dirty_track"];
     let checked = run("criu", &arguments, Duration::from_secs(20)).await;
@@ -114,12 +115,12 @@ pub(crate) async fn notes_no_changes() -> Option<String> {
     }
 }
 
-/// The first Linux that leaves pages where a device has them when it begins to note changes, and marks pages as changed when it is
-/// asked to (MADV_POPULATE_WRITE).
+/// The first Linux that leaves a device's pages in place when change tracking begins, and marks pages as changed on
+/// request (MADV_POPULATE_WRITE).
 const LEAVES_PINNED_PAGES: (u32, u32) = (5, 14);
 
-/// Why memory that a device has must not be watched on this kernel, in one sentence; nothing if it may: an older one
-/// would give the process other pages than the device has.
+/// Returns the reason if this kernel must not track memory that a device uses, in one sentence: an older kernel would
+/// give the process other pages than the device has.
 pub(crate) fn moves_pinned_pages() -> Option<String> {
     let release = rustix::system::uname()
         .release()
@@ -132,14 +133,14 @@ pub(crate) fn moves_pinned_pages() -> Option<String> {
     })
 }
 
-/// The first two numbers of a kernel's name.
+/// Returns the first two numbers of a kernel's release name.
 fn version_of(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());
     let mut next = || numbers.next()?.parse().ok();
     Some((next()?, next()?))
 }
 
-/// Bytes of memory of their own, or shared with each other, that a process and those that descend from it have.
+/// Returns the bytes of anonymous and shared memory of a process and its descendants.
 pub(crate) fn resident(pid: u32) -> u64 {
     let all = family(pid).into_iter();
     all.map(|pid| {
@@ -148,7 +149,7 @@ pub(crate) fn resident(pid: u32) -> u64 {
     .sum()
 }
 
-/// The fields RssAnon and RssShmem of proc_pid_status(5).
+/// Sums the fields RssAnon and RssShmem of proc_pid_status(5).
 fn resident_in(status: &str) -> u64 {
     let fields = status.lines().filter_map(|line| {
         let (name, value) = line.split_once(':')?;
@@ -158,27 +159,27 @@ fn resident_in(status: &str) -> u64 {
     fields.sum()
 }
 
-/// Why there is no process that was to be made of its files.
+/// The reason for a failed restore.
 #[derive(Debug)]
 pub(crate) enum NotRestored {
-    /// Nothing of it is here.
+    /// No part of the process is here.
     Nothing(String),
-    /// Something of it may be here.
+    /// A part of the process may be here.
     Left(String),
 }
 
-/// Makes the process of its files, by itself.
+/// Restores a process from an image, without a container.
 ///
 /// # Errors
-/// What CRIU says.
+/// CRIU's message.
 pub(super) async fn make(image: &Path) -> Result<(), String> {
     criu(&["restore", "-d"], image, "restore.log").await
 }
 
-/// Makes the process of its files, with its address. Gives its number.
+/// Restores a process from an image, with the process's address. Returns the process's number.
 ///
 /// # Errors
-/// What CRIU says. What the process came to is ended then, if it can be, and nobody hears of its end.
+/// CRIU's message. Any restored part is then ended if possible, and no peer hears of the end.
 pub(crate) async fn restore(
     image: &Path,
     subject: &Subject,
@@ -186,7 +187,7 @@ pub(crate) async fn restore(
     table: &str,
 ) -> Result<u32, NotRestored> {
     if let Some(container) = &subject.container {
-        // Another one of this name would be ended if this does not come.
+        // An existing container of this name would be ended if this restore failed.
         match super::runc::named(&container.id).await {
             Ok(None) => {}
             Ok(Some(_)) => {
@@ -198,7 +199,7 @@ pub(crate) async fn restore(
     }
     let restored = async {
         if let Some(own) = address {
-            // Whatever comes for a connection that is not there yet would be answered with a reset.
+            // A packet for a connection that is not restored yet would be answered with a reset.
             own.guard(table, Direction::In).await?;
             own.add().await?;
         }
@@ -220,10 +221,10 @@ pub(crate) async fn restore(
     Ok(pid)
 }
 
-/// Ends what a restore left of a process, so that it runs here no more. Nobody hears of its end.
+/// Ends the rest of a restored process, so the process runs here no more. No peer hears of the end.
 ///
 /// # Errors
-/// It does not end, or its address stays.
+/// The process does not end, or the address stays.
 pub(crate) async fn clear(
     subject: &Subject,
     address: Option<&OwnAddress>,
@@ -265,10 +266,10 @@ async fn end(pid: u32, layout: &str) -> Result<(), String> {
         }
         if let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw)
             && let Ok(process) = pidfd_open(number, PidfdFlags::empty())
-            // The number may have got to another process before this was opened, and not after.
+            // The number may have passed to another process before the descriptor was opened, but not after.
             && lives(pid, layout).unwrap_or(false)
         {
-            // It may have ended just now.
+            // The process may have ended just now.
             let _ = pidfd_send_signal(&process, Signal::KILL);
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -278,7 +279,7 @@ async fn end(pid: u32, layout: &str) -> Result<(), String> {
 async fn criu(action: &[&str], image: &Path, log: &str) -> Result<(), String> {
     let folder = image.display().to_string();
     let arguments = [action, &["-D", &folder, "-o", log, "--tcp-established"]].concat();
-    // Not its output: what it restores must not keep anybody waiting for the end of that.
+    // The output is not captured: the restored process would keep the pipe open.
     let running = tokio::process::Command::new("criu")
         .args(&arguments)
         .stdin(Stdio::null())
@@ -293,7 +294,7 @@ async fn criu(action: &[&str], image: &Path, log: &str) -> Result<(), String> {
     Err(format!("criu {} failed: {why}", action[0]))
 }
 
-/// The first error in a log of CRIU's, but for what it finds out about the kernel.
+/// Returns the first error in a log of CRIU, except for probes of the kernel.
 pub(super) fn first_error(log: &Path) -> Option<String> {
     let written = std::fs::read(log).unwrap_or_default();
     let written = String::from_utf8_lossy(&written).into_owned();
@@ -303,10 +304,10 @@ pub(super) fn first_error(log: &Path) -> Option<String> {
     Some(why.trim().chars().take(TOLD).collect())
 }
 
-/// The version of CRIU here, such as `3.17.1`.
+/// Returns CRIU's version, such as `3.17.1`.
 ///
 /// # Errors
-/// One sentence: there is none, or it does not say.
+/// One sentence: CRIU is missing, or names no version.
 pub(crate) async fn version() -> Result<String, String> {
     let said = must("criu", &["--version"], Duration::from_secs(20)).await?;
     let found = said.lines().find_map(|line| line.strip_prefix("Version: "));
@@ -314,10 +315,10 @@ pub(crate) async fn version() -> Result<String, String> {
     Ok(found.trim().to_owned())
 }
 
-/// Waits for the end of a command, which is brought about after `limit`. What it has done is settled after this.
+/// Waits for the end of a command and kills the command after `limit`. The command's effects are final on return.
 ///
 /// # Errors
-/// One sentence if it did not end of itself.
+/// One sentence if the command was killed.
 pub(super) async fn see_through(
     program: &str,
     mut running: Child,
@@ -327,8 +328,8 @@ pub(super) async fn see_through(
         return ended.map_err(|error| format!("{program} cannot be waited for: {error}"));
     }
     if let Some(pid) = running.id() {
-        // What it is making of an image would go on without it. All of it stops before any of it is ended, so that
-        // nothing new is made meanwhile, and nothing loses the parent by which it is found.
+        // A process under restore would go on without the command. All descendants stop before any is killed, so no new
+        // process starts, and no descendant loses the parent that the search needs.
         signal(pid, Signal::STOP);
         let mut made = Vec::new();
         for _ in 0..ROUNDS {
@@ -342,9 +343,9 @@ pub(super) async fn see_through(
         }
         made.into_iter().for_each(|one| signal(one, Signal::KILL));
     }
-    // Nothing is said of what it did before it is gone.
+    // The result is final only once the command is gone.
     loop {
-        // It may have ended just now.
+        // The command may have ended just now.
         let _ = running.start_kill();
         match running.wait().await {
             Ok(_) => break,
@@ -362,17 +363,17 @@ pub(super) async fn see_through(
 
 fn signal(pid: u32, signal: Signal) {
     if let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        // It may have ended just now, and its number is no other's: its parent has stopped, and reaps nobody.
+        // The process may have ended just now. The number is not reused: the stopped parent reaps no child.
         let _ = rustix::process::kill_process(number, signal);
     }
 }
 
-/// Waits until no CRIU, and no runc, works with an image in this folder: one that a node has started outlives the node. Whether none
+/// Waits until no CRIU or runc works with an image in this folder: a command outlives its node. Returns true if none
 /// does.
 pub(crate) async fn wait_for_others(folder: &Path) -> bool {
     let began = std::time::Instant::now();
     let wanted = folder.as_os_str().as_encoded_bytes().to_vec();
-    // What cannot be looked at may be one.
+    // An unreadable process may be such a command.
     while works_with(&wanted).unwrap_or(true) {
         if began.elapsed() > LIMIT {
             return false;
@@ -402,7 +403,7 @@ fn works_with(folder: &[u8]) -> io::Result<bool> {
     Ok(false)
 }
 
-/// What was read of a process; nothing if it has ended. That it cannot be read is another thing.
+/// Turns the error of an ended process into `None`. Other read errors stay errors.
 pub(super) fn of_process<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     match read {
         Ok(read) => Ok(Some(read)),
@@ -416,22 +417,23 @@ pub(super) fn of_process<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Ends the rules with which CRIU has cut off the connections of a process that it dumped.
+/// Removes the rules with which CRIU has cut off the connections of a dumped process.
 pub(crate) async fn unlock_network(pid: u32) {
     OwnAddress::unguard(&format!("CRIU-{pid}")).await;
 }
 
-/// Where a process's heap, arguments and environment lie. That was drawn when the program began, and CRIU restores it; a
-/// process that only has the number lies elsewhere, and one that has ended nowhere.
+/// Returns the layout of a process: the places of its heap, arguments and environment. The kernel chooses the layout
+/// when the program starts, and CRIU restores the layout. Another process of the number has another layout; an ended
+/// process has none.
 ///
 /// # Errors
-/// It cannot be read, which says nothing of the process.
+/// The layout is unreadable, which says nothing about the process.
 pub(crate) fn layout(pid: u32) -> io::Result<Option<String>> {
     let stat = of_process(std::fs::read(format!("/proc/{pid}/stat")))?;
     Ok(stat.and_then(|stat| layout_of(&String::from_utf8_lossy(&stat))))
 }
 
-/// The fields arg_start to env_end and start_brk of proc_pid_stat(5); one that has ended has zeros.
+/// Parses the fields arg_start to env_end and start_brk of proc_pid_stat(5). An ended process has zeros.
 fn layout_of(stat: &str) -> Option<String> {
     let (_, fields) = stat.rsplit_once(") ")?;
     let fields: Vec<&str> = fields.split_whitespace().skip(44).take(5).collect();
@@ -439,7 +441,7 @@ fn layout_of(stat: &str) -> Option<String> {
     (fields.len() == 5 && fields.iter().all(real)).then(|| fields.join(" "))
 }
 
-/// Whether a layout can be one.
+/// Returns true if the text is a plausible layout.
 pub(crate) fn is_layout(text: &str) -> bool {
     text.len() < 128
         && text.split(' ').count() == 5
@@ -448,10 +450,10 @@ pub(crate) fn is_layout(text: &str) -> bool {
             .all(|field| field.parse::<u64>().is_ok_and(|number| number > 0))
 }
 
-/// Whether the process runs here, and not another of its number.
+/// Returns true if this very process runs here, and not another of its number.
 ///
 /// # Errors
-/// Those of [`layout`].
+/// The errors of [`layout`].
 pub(crate) fn lives(pid: u32, known: &str) -> io::Result<bool> {
     Ok(layout(pid)?.is_some_and(|found| found == known))
 }
@@ -486,7 +488,7 @@ mod tests {
         assert!(is_layout(&layout) && lives(own, &layout).expect("reads"));
         assert!(!lives(own, "1 2 3 4 5").expect("reads"));
         assert!(!lives(own, "").expect("reads"));
-        // A number that no process can have.
+        // No process can have this number.
         assert!(!lives(0x7fff_ff00, &layout).expect("reads"));
         let mut ended: Vec<String> = (1..=52).map(|field| field.to_string()).collect();
         ended[46] = "0".to_owned();

@@ -1,4 +1,4 @@
-//! A process and those that descend from it, which come along when it moves.
+//! A process and its descendants, which move with the process.
 
 use std::io;
 
@@ -6,15 +6,15 @@ use godwit_verbs::control;
 
 use super::criu::of_process;
 
-/// What the names of files begin with by which processes use RDMA devices.
+/// Prefix of the device files through which processes use RDMA.
 pub(super) const DEVICES: &str = "/dev/infiniband/uverbs";
 
-/// The processes that descend from one, as far as they can be read.
+/// Returns the readable descendants of a process.
 pub(super) fn descendants(pid: u32) -> Vec<u32> {
     family(pid).split_off(1)
 }
 
-/// The process, and those that descend from it, as far as they can be read.
+/// Returns a process and its readable descendants.
 pub(crate) fn family(pid: u32) -> Vec<u32> {
     let mut found = vec![pid];
     let mut next = 0;
@@ -37,10 +37,10 @@ pub(crate) fn family(pid: u32) -> Vec<u32> {
     found
 }
 
-/// Those of these processes that have a file open whose name begins so.
+/// Returns the processes among `pids` that have a file open whose name begins with `prefix`.
 ///
 /// # Errors
-/// What one of them has open cannot be read. One that has ended meanwhile has nothing open.
+/// The open files of a process cannot be read. A process ended meanwhile has none.
 pub(super) fn with_open(pids: &[u32], prefix: &str) -> io::Result<Vec<u32>> {
     let mut found = Vec::new();
     for pid in pids {
@@ -62,17 +62,17 @@ pub(super) fn with_open(pids: &[u32], prefix: &str) -> io::Result<Vec<u32>> {
     Ok(found)
 }
 
-/// Which processes of a family use RDMA.
+/// The processes of a family that use RDMA.
 #[derive(Debug)]
 pub(crate) struct Users {
-    /// With the library.
+    /// Users with the library.
     with_library: Vec<u32>,
-    /// Without it.
+    /// Users without the library.
     without: Vec<u32>,
 }
 
 impl Users {
-    /// Those of this process's family.
+    /// Finds the users of RDMA in the family of a process.
     ///
     /// # Errors
     /// The kernel's lists cannot be read.
@@ -88,13 +88,12 @@ impl Users {
         })
     }
 
-    /// Whether there are none.
     pub(crate) fn is_empty(&self) -> bool {
         self.with_library.is_empty() && self.without.is_empty()
     }
 
-    /// Why what descends from the process cannot come along with it, one sentence each: what it has in a device is given back
-    /// by nobody.
+    /// Returns the reasons that keep a descendant from moving with the process, one sentence each: no step of the move
+    /// releases a descendant's device objects.
     pub(crate) fn reasons(&self, pid: u32) -> Vec<String> {
         let others = |of: &[u32]| -> Vec<u32> {
             let others = of.iter().filter(|other| **other != pid);
@@ -116,11 +115,11 @@ impl Users {
     }
 }
 
-/// None of these processes has a file open whose name begins with `prefix`, which those of devices do: CRIU would make an image
-/// of it all the same, and its connections would be gone. `of`: what they are called together.
+/// Checks that no process has a file open whose name begins with `prefix`, the prefix of devices. CRIU would dump such
+/// a process all the same, and its connections would be lost. `of` is the processes' common name in the error.
 ///
 /// # Errors
-/// One sentence: one has, or it cannot be read.
+/// One sentence: a process has such a file open, or its files are unreadable.
 pub(super) fn have_none_open(
     pids: io::Result<Vec<u32>>,
     prefix: &str,
@@ -144,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    /// A shell with a child that has this file open.
+    /// Starts a shell with a child that has this file open.
     fn parent_of_holder(file: &std::path::Path) -> Child {
         let script = format!(
             "sleep 100 3<'{}' </dev/null & echo started; wait",

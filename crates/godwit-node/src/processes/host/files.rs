@@ -1,5 +1,5 @@
-//! Files that a process brings along, at the destination: only below folders that the operator has named, through no
-//! symbolic link.
+//! Files that a process brings along, at the destination. Such files go only below folders named by the operator, and
+//! through no symbolic link.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use rustix::process::{Gid, Uid};
 use super::unmovable::MOST_FILES;
 use crate::processes::images::ImageFile;
 
-/// Why a file may not be put where it says; nothing if it may.
+/// Returns the reason if a file must not be put at the given path.
 pub(crate) fn refusal(roots: &[std::path::PathBuf], path: &str) -> Option<String> {
     let shown: String = path.chars().take(256).collect();
     match within(roots, path) {
@@ -38,7 +38,7 @@ pub(crate) fn refusal(roots: &[std::path::PathBuf], path: &str) -> Option<String
     }
 }
 
-/// The files of these that the destination lacks, in one sentence; a process has them open.
+/// Names the files among `needs` that the destination lacks and the process has open, in one sentence.
 pub(crate) fn absent(needs: &[String]) -> Option<String> {
     let needs = needs.iter().take(MOST_FILES);
     let absent: Vec<_> = needs.filter(|path| !Path::new(path).exists()).collect();
@@ -53,7 +53,7 @@ pub(crate) fn absent(needs: &[String]) -> Option<String> {
     ))
 }
 
-/// The folder that a path is below, and the rest of it.
+/// Splits a path into the root that contains the path and the rest.
 fn within<'a>(roots: &'a [std::path::PathBuf], path: &'a str) -> Option<(&'a Path, &'a Path)> {
     let path = Path::new(path);
     let plain = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::RootDir);
@@ -87,10 +87,10 @@ fn folder(root: &Path, below: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// Puts a copy of `from` where the file says, in place of what is there.
+/// Puts a copy of `from` at the file's path, in place of any present file.
 ///
 /// # Errors
-/// One sentence; what was there is there still.
+/// One sentence; a present file then stays.
 pub(crate) fn place(
     roots: &[std::path::PathBuf],
     file: &ImageFile,
@@ -107,7 +107,7 @@ pub(crate) fn place(
         let folder = folder(root, below)?;
         let name = below.file_name().ok_or(io::ErrorKind::InvalidInput)?;
         let aside = format!(".godwit-{id}");
-        // One that an attempt before left.
+        // Removes the leftover of an earlier attempt.
         let _ = unlinkat(&folder, aside.as_str(), AtFlags::empty());
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -120,7 +120,7 @@ pub(crate) fn place(
                     Some(Uid::from_raw(file.uid)),
                     Some(Gid::from_raw(file.gid)),
                 )?;
-                // No file gets another user's rights by a move.
+                // The set-user-ID and set-group-ID bits are dropped: a move must not give a file another user's rights.
                 fchmod(&to, Mode::from_raw_mode(file.mode & 0o777))?;
                 to.sync_all()?;
                 Ok(renameat(&folder, aside.as_str(), &folder, name)?)
@@ -174,7 +174,7 @@ mod tests {
                 .mode();
             assert_eq!(mode & 0o7777, 0o640);
         }
-        // A link at the very place is replaced, not followed.
+        // A link at the target path is replaced, not followed.
         place(&roots, &file(&base.join("in/x")), &from, "7").expect("is placed");
         assert!(!base.join("out/x").exists());
         for bad in [

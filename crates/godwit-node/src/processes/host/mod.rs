@@ -1,4 +1,4 @@
-//! What is done to the host for a process that moves.
+//! Changes to the host for a moving process.
 
 pub(crate) mod address;
 pub(crate) mod criu;

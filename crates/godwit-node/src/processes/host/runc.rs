@@ -1,4 +1,4 @@
-//! Containers under runc: what there is, CRIU's work on them by runc, and what keeps one from moving.
+//! Containers under runc: their list, their dump and restore by runc, and their obstacles to a move.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,40 +11,40 @@ use serde::{Deserialize, Serialize};
 use super::criu;
 use super::family::{DEVICES, have_none_open, with_open};
 
-/// How long runc may take to say something.
+/// Longest wait for an answer of runc.
 const ANSWER: Duration = Duration::from_secs(60);
-/// How long it may take to end a container.
+/// Longest wait for the end of a container.
 const END: Duration = Duration::from_secs(60);
-/// The oldest runc that is known to carry this.
+/// The oldest runc known to support these moves.
 const OLDEST: (u32, u32) = (1, 1);
 
-/// A container as it moves.
+/// A moving container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Container {
-    /// Its name at both hosts.
+    /// The container's name, the same on both hosts.
     pub(crate) id: String,
-    /// The folder with its `config.json`, the same at both hosts.
+    /// The folder with its `config.json`, the same on both hosts.
     pub(crate) bundle: String,
     /// The first process's number at the source.
     pub(crate) init: u32,
-    /// The CRIU that makes its image.
+    /// The version of the CRIU that makes the image.
     pub(crate) criu: String,
-    /// The number that its process has in it, which stays the same at all hosts.
+    /// The process's number inside the container, which stays the same on all hosts.
     #[serde(default)]
     pub(crate) number: Option<u32>,
 }
 
-/// A container, as runc lists it.
+/// A container in runc's list.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct Listed {
     pub(crate) id: String,
-    /// Its first process; 0 if none runs.
+    /// The first process; 0 if none runs.
     pub(crate) pid: u32,
     pub(crate) status: String,
     pub(crate) bundle: String,
 }
 
-/// All containers of this host.
+/// Lists all containers of this host.
 ///
 /// # Errors
 /// One sentence: runc is missing or fails.
@@ -52,22 +52,22 @@ pub(crate) async fn list() -> Result<Vec<Listed>, String> {
     let said = criu::must("runc", &["list", "--format", "json"], ANSWER).await?;
     let listed: Option<Vec<Listed>> = serde_json::from_str(&said)
         .map_err(|error| format!("`runc list` printed no list: {error}"))?;
-    // Without any it prints null.
+    // An empty list is printed as null.
     Ok(listed.unwrap_or_default())
 }
 
-/// The container of this name; nothing if there is none.
+/// Returns the container of this name, if present.
 ///
 /// # Errors
-/// Those of [`list`].
+/// The errors of [`list`].
 pub(crate) async fn named(id: &str) -> Result<Option<Listed>, String> {
     Ok(list().await?.into_iter().find(|one| one.id == id))
 }
 
-/// The processes in the PID namespace of this one, itself among them.
+/// Returns the processes in the PID namespace of `init`, including `init`.
 ///
 /// # Errors
-/// It has ended, or /proc cannot be read.
+/// `init` has ended, or /proc cannot be read.
 pub(crate) fn members(init: u32) -> io::Result<Vec<u32>> {
     let namespace = |pid: u32| std::fs::read_link(format!("/proc/{pid}/ns/pid"));
     let own = namespace(init)?;
@@ -76,7 +76,7 @@ pub(crate) fn members(init: u32) -> io::Result<Vec<u32>> {
         let Ok(pid) = entry?.file_name().to_string_lossy().parse() else {
             continue;
         };
-        // One may have ended meanwhile.
+        // The process may have ended meanwhile.
         if namespace(pid).is_ok_and(|other| other == own) {
             found.push(pid);
         }
@@ -85,16 +85,16 @@ pub(crate) fn members(init: u32) -> io::Result<Vec<u32>> {
     Ok(found)
 }
 
-/// The number that a process has in its own PID namespace; nothing if it has ended.
+/// Returns a process's number in the process's own PID namespace, or `None` if the process has ended.
 ///
 /// # Errors
-/// It cannot be read, which says nothing of the process.
+/// The number is unreadable, which says nothing about the process.
 pub(crate) fn number_inside(pid: u32) -> io::Result<Option<u32>> {
     let status = criu::of_process(std::fs::read_to_string(format!("/proc/{pid}/status")))?;
     Ok(status.as_deref().and_then(innermost))
 }
 
-/// The last number in the field NSpid of proc_pid_status(5).
+/// Parses the last number in the field NSpid of proc_pid_status(5).
 fn innermost(status: &str) -> Option<u32> {
     let numbers = status
         .lines()
@@ -102,8 +102,8 @@ fn innermost(status: &str) -> Option<u32> {
     numbers.split_whitespace().last()?.parse().ok()
 }
 
-/// The processes of a container that have an RDMA device open without the library, one sentence each: their connections
-/// would be lost. `users`: those that use the library.
+/// Names the processes of a container that have an RDMA device open without the library, one sentence each: their
+/// connections would be lost. `users` are the processes with the library.
 pub(crate) fn without_library(id: &str, init: u32, users: &[u32]) -> Vec<String> {
     let holders = match members(init).and_then(|all| with_open(&all, DEVICES)) {
         Ok(holders) => holders,
@@ -123,13 +123,13 @@ pub(crate) fn without_library(id: &str, init: u32, users: &[u32]) -> Vec<String>
     named.collect()
 }
 
-/// What tells runc of an earlier image.
+/// Returns runc's arguments for an earlier image.
 fn parent(since: Option<&str>) -> Vec<&str> {
     since.map_or(Vec::new(), |since| vec!["--parent-path", since])
 }
 
 impl Container {
-    /// Whether it can be one: what comes from another node is given to commands.
+    /// Returns true if the container is plausible: values from another node become a command's arguments.
     pub(crate) fn is_sound(&self) -> bool {
         let bundle = &self.bundle;
         (1..=128).contains(&self.id.len())
@@ -147,10 +147,10 @@ impl Container {
             && version(&self.criu).is_some()
     }
 
-    /// The process of this layout that runs in the container here; nothing if none does.
+    /// Returns the process of this layout that runs in the container here.
     ///
     /// # Errors
-    /// It cannot be read, which says nothing of the process.
+    /// The state is unreadable, which says nothing about the process.
     pub(crate) async fn process(&self, layout: &str) -> io::Result<Option<u32>> {
         let Some(listed) = named(&self.id).await.map_err(io::Error::other)? else {
             return Ok(None);
@@ -160,12 +160,12 @@ impl Container {
         }
         let members = match members(listed.pid) {
             Ok(members) => members,
-            // It has ended since it was listed.
+            // The process has ended since the listing.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
         for pid in members {
-            // What it has forked has its layout too.
+            // A forked process has the same layout.
             let is_it =
                 || Ok::<_, io::Error>(self.number.is_none() || number_inside(pid)? == self.number);
             if criu::lives(pid, layout)? && is_it()? {
@@ -175,20 +175,21 @@ impl Container {
         Ok(None)
     }
 
-    /// Makes files of all that runs in the container, which is no more then. Nothing in it may have an RDMA device open.
+    /// Dumps all processes of the container into image files and ends the container. No process in the container may
+    /// have an RDMA device open.
     ///
     /// # Errors
-    /// What runc or CRIU says, or which process has one open.
+    /// The message of runc or CRIU, or the process with an open device.
     pub(super) async fn dump(&self, image: &Path, since: Option<&str>) -> Result<(), String> {
         self.has_no_device_open(DEVICES)?;
         self.runc(&["checkpoint"], &parent(since), image, "dump.log")
             .await
     }
 
-    /// Makes files of the container's memory, which runs on but for a moment.
+    /// Copies the container's memory into image files; the container pauses only briefly.
     ///
     /// # Errors
-    /// What runc or CRIU says.
+    /// The message of runc or CRIU.
     pub(super) async fn copy_memory(
         &self,
         image: &Path,
@@ -198,16 +199,16 @@ impl Container {
         self.runc(&action, &parent(since), image, "dump.log").await
     }
 
-    /// Makes the container of its files.
+    /// Restores the container from an image.
     ///
     /// # Errors
-    /// What runc or CRIU says.
+    /// The message of runc or CRIU.
     pub(crate) async fn restore(&self, image: &Path) -> Result<(), String> {
         let more = ["--detach", "--bundle", &self.bundle];
         self.runc(&["restore"], &more, image, "restore.log").await
     }
 
-    /// CRIU would make an image of it all the same, and its connections would be gone.
+    /// Refuses an open device: CRIU would dump the process all the same, and its connections would be lost.
     fn has_no_device_open(&self, prefix: &str) -> Result<(), String> {
         let of = format!("container {}", self.id);
         have_none_open(members(self.init), prefix, &of)
@@ -228,7 +229,7 @@ impl Container {
             }
             _ => {}
         }
-        // CRIU reads it as runc cannot say so: iptables, which it takes otherwise, may not be there.
+        // CRIU reads this file, since runc has no option for the network lock. The default, iptables, may be missing.
         let settings = work.join("criu.conf");
         std::fs::write(&settings, "network-lock nftables\n").map_err(cannot)?;
         let said = work.join("runc.log");
@@ -260,10 +261,11 @@ impl Container {
         Err(format!("runc {} failed: {why}", action[0]))
     }
 
-    /// That no container has this name here.
+    /// Checks that no container has this name here.
     ///
     /// # Errors
-    /// One sentence: one has, or that cannot be seen. It may be what a restore has left, or another one.
+    /// One sentence: a container has the name, or the list is unreadable. The container may be the rest of a restore,
+    /// or a foreign one.
     pub(crate) async fn is_absent(&self) -> Result<(), String> {
         let Self { id, .. } = self;
         match named(id).await? {
@@ -275,10 +277,10 @@ impl Container {
         }
     }
 
-    /// Ends what a restore has left of the container. None of its name may have been there before.
+    /// Ends the rest of a restored container. No other container of this name may have existed before.
     ///
     /// # Errors
-    /// What runc says.
+    /// runc's message.
     pub(super) async fn end(&self) -> Result<(), String> {
         if named(&self.id).await?.is_none() {
             return Ok(());
@@ -288,7 +290,7 @@ impl Container {
             .map(drop)
     }
 
-    /// What keeps it from coming to this host, one sentence each.
+    /// Returns the obstacles to a move of the container to this host, one sentence each.
     pub(crate) async fn reasons_here(&self) -> Vec<String> {
         if !self.is_sound() {
             return vec!["the container's name or bundle makes no sense".to_owned()];
@@ -322,14 +324,14 @@ impl Container {
     }
 }
 
-/// The last that runc said, in its log of JSON.
+/// Returns the last message in runc's JSON log.
 fn last_message(log: &Path) -> Option<String> {
     let written = std::fs::read_to_string(log).ok()?;
     let said: serde_json::Value = serde_json::from_str(written.trim().lines().last()?).ok()?;
     Some(said["msg"].as_str()?.trim().chars().take(400).collect())
 }
 
-/// The first two numbers of a version such as `3.17.1`.
+/// Returns the first two numbers of a version such as `3.17.1`.
 fn version(text: &str) -> Option<(u32, u32)> {
     if text.len() > 32 {
         return None;
@@ -361,7 +363,7 @@ async fn too_old() -> Option<String> {
     })
 }
 
-/// What of the container itself keeps it from moving, one sentence each. `init`: its first process.
+/// Returns the obstacles in the container itself, one sentence each.
 pub(crate) async fn reasons(listed: &Listed) -> Vec<String> {
     let mut found = Vec::new();
     let (id, init) = (&listed.id, listed.pid);
@@ -417,7 +419,8 @@ fn terminal(id: &str, settings: &serde_json::Value) -> Option<String> {
         .then(|| format!("container {id} has a terminal, which cannot move: start it without one"))
 }
 
-/// What the container's processes have open that lies on no mount of the container, or leads to a process outside.
+/// Returns the open files of the container's processes that lie on no mount of the container, or lead to a process
+/// outside.
 fn outside(init: u32) -> io::Result<BTreeSet<String>> {
     let mounts = std::fs::read_to_string(format!("/proc/{init}/mountinfo"))?;
     let mounts: BTreeSet<&str> = mounts
@@ -545,7 +548,7 @@ mod tests {
         let why = one.has_no_device_open(&device).expect_err("it is open");
         let own = format!("process {} of container job", std::process::id());
         assert!(why.contains(&own), "{why}");
-        // What cannot be looked at is not dumped either.
+        // A container whose members are unreadable is not dumped either.
         one.init = 0x7fff_ff00;
         let why = one
             .dump(folder.path(), None)
@@ -556,7 +559,7 @@ mod tests {
 
     #[test]
     fn a_file_on_a_mount_of_its_own_is_not_outside() {
-        // This process stands for the first one of a container whose mounts are the host's.
+        // This process stands for the first process of a container with the host's mounts.
         let file = tempfile::NamedTempFile::new().expect("a file");
         let found = outside(std::process::id()).expect("reads");
         let path = file.path().display().to_string();

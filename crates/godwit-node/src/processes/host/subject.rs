@@ -1,4 +1,4 @@
-//! What becomes an image and is made of it again: a process, or a container with all that runs in it.
+//! The subject of a dump and restore: a process, or a container with all of its processes.
 
 use std::io;
 use std::path::Path;
@@ -7,25 +7,25 @@ use std::time::Duration;
 use super::runc::Container;
 use super::{criu, family};
 
-/// Between two attempts to find out whether it runs.
+/// Time between two attempts to find the process.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// A process that moves, by itself or with its container.
+/// A moving process, alone or with a container.
 #[derive(Clone, Debug)]
 pub(crate) struct Subject {
-    /// Its number at the source. By itself it keeps that; in a container it has another one at each host.
+    /// The process's number at the source. The number stays without a container, and differs on each host with one.
     pub(crate) pid: u32,
-    /// What tells it from others.
+    /// The layout that distinguishes the process from others.
     pub(crate) layout: String,
-    /// The container that it runs in.
+    /// The container of the process.
     pub(crate) container: Option<Container>,
 }
 
 impl Subject {
-    /// The number under which it runs here; nothing if it does not.
+    /// Returns the process's number here, or `None` if the process does not run here.
     ///
     /// # Errors
-    /// It cannot be read, which says nothing of the process.
+    /// The state is unreadable, which says nothing about the process.
     pub(crate) async fn found(&self) -> io::Result<Option<u32>> {
         match &self.container {
             None => Ok(criu::lives(self.pid, &self.layout)?.then_some(self.pid)),
@@ -33,7 +33,7 @@ impl Subject {
         }
     }
 
-    /// The number under which it runs here, asked until it is known; nothing if it does not.
+    /// Returns the process's number here, or `None` if the process does not run here. Retries read errors without end.
     pub(crate) async fn surely_found(&self) -> Option<u32> {
         loop {
             match self.found().await {
@@ -46,12 +46,14 @@ impl Subject {
         }
     }
 
-    /// Makes files of it; it runs no more then. Its TCP connections are cut off without a word to their peers.
+    /// Dumps the subject into image files and ends the subject. Its TCP connections are cut off without a word to their
+    /// peers.
     ///
-    /// `since`: the folder of [`Subject::copy_memory`], seen from this one, if memory that has not changed since is to be left out.
+    /// `since` is the folder of a [`Subject::copy_memory`] relative to this one, to leave out memory unchanged since
+    /// then.
     ///
     /// # Errors
-    /// What CRIU says.
+    /// CRIU's message.
     pub(crate) async fn dump(&self, image: &Path, since: Option<&str>) -> Result<(), String> {
         match &self.container {
             None => {
@@ -63,10 +65,10 @@ impl Subject {
         }
     }
 
-    /// Makes files of its memory, or of what of it has changed `since` the last time; it runs on but for a moment.
+    /// Copies the subject's memory, or its changes after `since`, into image files; the subject pauses only briefly.
     ///
     /// # Errors
-    /// What CRIU says.
+    /// CRIU's message.
     pub(crate) async fn copy_memory(
         &self,
         image: &Path,
@@ -78,27 +80,27 @@ impl Subject {
         }
     }
 
-    /// Bytes of memory of its own.
+    /// Returns the bytes of the subject's own memory.
     pub(crate) fn resident(&self) -> u64 {
         criu::resident(self.container.as_ref().map_or(self.pid, |one| one.init))
     }
 
-    /// Makes it of its files.
+    /// Restores the subject from an image and returns the process's number.
     ///
     /// # Errors
-    /// What CRIU says, or that it is not the same afterwards.
+    /// CRIU's message, or a container that runs without the process.
     pub(super) async fn make(&self, image: &Path) -> Result<u32, String> {
         let Some(container) = &self.container else {
             criu::make(image).await?;
             return Ok(self.pid);
         };
         container.restore(image).await?;
-        // What runs is not ended because it cannot be seen for a while.
+        // A temporarily unreadable state is no reason to end a running process.
         let found = self.surely_found().await;
         found.ok_or_else(|| format!("container {} runs without its process", container.id))
     }
 
-    /// Ends the rules with which CRIU has cut off its connections at the source.
+    /// Removes the rules with which CRIU has cut off the subject's connections at the source.
     pub(crate) async fn unlock_network(&self) {
         let pid = self.container.as_ref().map_or(self.pid, |one| one.init);
         criu::unlock_network(pid).await;
@@ -113,14 +115,14 @@ mod tests {
 
     use super::*;
 
-    /// A runc that restores what runs already, and whose list fails once.
+    /// A runc that restores a process that runs already, and whose list fails once.
     const RUNC: &str = "#!/bin/sh
 case \"$*\" in
   *list*) if [ -e \"$STATE/listed\" ]; then cat \"$STATE/list\"; else touch \"$STATE/listed\"; exit 1; fi ;;
 esac
 ";
 
-    /// A process that has forked another one of its layout, and the number of that.
+    /// Starts a process that forks a second of the same layout; returns the first process and the number of the second.
     fn forked() -> (Child, u32) {
         let script =
             "exec 3<&0; (exec 1>&-; read line <&3; :) & echo $!; exec 1>&-; read line; wait";
@@ -159,7 +161,7 @@ esac
                 number,
             }),
         };
-        // Of two of one layout it is the one that has its number inside.
+        // Of two processes of one layout, the number inside the container decides.
         for pid in [first.id(), second] {
             let number = crate::processes::host::runc::number_inside(pid).expect("reads");
             let made = subject(number).make(Path::new(&state)).await;

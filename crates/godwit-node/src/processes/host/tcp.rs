@@ -1,17 +1,17 @@
-//! TCP connections of a process, of which those alone live on whose address moves along.
+//! TCP connections of a process. Only connections whose address moves along survive a move.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The state of proc_net_tcp(5) in which a connection works.
+/// The state of a working connection in proc_net_tcp(5).
 const ESTABLISHED: &str = "01";
 
-/// What of its TCP connections keeps a process from moving with this address, or without any.
+/// Returns the TCP connections that keep a process from moving with this address, or without an address.
 pub(crate) fn reasons(pid: u32, address: Option<IpAddr>) -> Vec<String> {
     let connections = match connections(pid) {
         Ok(connections) => connections,
-        // One that has ended has none, and that is said elsewhere.
+        // An ended process has no connections; another check reports the end.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
         Err(error) => {
             return vec![format!(
@@ -31,7 +31,7 @@ pub(crate) fn reasons(pid: u32, address: Option<IpAddr>) -> Vec<String> {
         .collect()
 }
 
-/// Addresses of connections that would not live on. One with both ends in the process does.
+/// Returns the addresses of connections that would break. A connection with both ends in the process survives.
 fn staying(
     connections: &BTreeSet<(SocketAddr, SocketAddr)>,
     address: Option<IpAddr>,
@@ -43,7 +43,7 @@ fn staying(
     found.map(|(here, _)| here.ip()).collect()
 }
 
-/// The process's connections, each by its own end and the other.
+/// Returns the process's connections as pairs of local and remote end.
 fn connections(pid: u32) -> io::Result<BTreeSet<(SocketAddr, SocketAddr)>> {
     let mut own = BTreeSet::new();
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
@@ -68,7 +68,7 @@ fn connections(pid: u32) -> io::Result<BTreeSet<(SocketAddr, SocketAddr)>> {
     Ok(found.into_values().collect())
 }
 
-/// The inode and both ends of a line, if its connection works.
+/// Parses the inode and both ends of a line, if the connection works.
 fn established(line: &str) -> Option<(u64, (SocketAddr, SocketAddr))> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [_, here, there, ESTABLISHED, _, _, _, _, _, inode, ..] = words[..] else {
@@ -77,7 +77,7 @@ fn established(line: &str) -> Option<(u64, (SocketAddr, SocketAddr))> {
     Some((inode.parse().ok()?, (end(here)?, end(there)?)))
 }
 
-/// An address as the kernel prints it: words in the machine's order, each in hexadecimal.
+/// Parses an address as printed by the kernel: words in the machine's byte order, each in hexadecimal.
 fn end(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -93,7 +93,7 @@ fn end(text: &str) -> Option<SocketAddr> {
         16 => IpAddr::from(<[u8; 16]>::try_from(bytes).map(Ipv6Addr::from).ok()?),
         _ => return None,
     };
-    // A socket of IPv6 may have a connection of IPv4.
+    // An IPv6 socket may have an IPv4 connection.
     Some(SocketAddr::new(address.to_canonical(), port))
 }
 

@@ -1,12 +1,12 @@
-//! Numbers of threads. CRIU gives each thread the number that it had, so none of another process may have it.
+//! Thread numbers. CRIU restores each thread with the old number, so no other process may have the number.
 
-/// More threads than this of one process are not told of.
+/// Most threads in the list of a process.
 pub(crate) const MOST_THREADS: usize = 1 << 15;
 
-/// The threads of a process of this host.
+/// Returns the threads of a process of this host.
 ///
 /// # Errors
-/// One sentence: it has ended, or has too many.
+/// One sentence: the process has ended, or has too many threads.
 pub(crate) fn threads_of(pid: u32) -> Result<Vec<u32>, String> {
     let cannot = |error| format!("the threads of process {pid} cannot be listed: {error}");
     let entries = std::fs::read_dir(format!("/proc/{pid}/task")).map_err(cannot)?;
@@ -21,7 +21,7 @@ pub(crate) fn threads_of(pid: u32) -> Result<Vec<u32>, String> {
     Ok(numbers.collect())
 }
 
-/// The thread that a file of an image is of: CRIU has one for each.
+/// Returns the thread of an image file: CRIU writes one file for each thread.
 pub(crate) fn thread_in_image(file: &str) -> Option<u32> {
     file.strip_prefix("core-")?
         .strip_suffix(".img")?
@@ -51,7 +51,7 @@ mod tests {
             assert!(told.contains(&own) && told.contains(&number), "{told:?}");
             assert_ne!(own, number);
         });
-        // A number that no process can have.
+        // No process can have this number.
         assert!(threads_of(0x7fff_ff00).is_err());
     }
 

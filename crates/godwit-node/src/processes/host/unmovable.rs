@@ -1,4 +1,4 @@
-//! Things of a process that CRIU does not take, or not as they are, found by reading proc(5) before anything is stopped.
+//! Resources of a process that CRIU does not move, or not unchanged, found in proc(5) before any process stops.
 
 use std::collections::BTreeSet;
 use std::fs::{Metadata, read_link};
@@ -7,23 +7,23 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use super::watched::{Watched, watched};
 
-/// Larger files without a name are not put into an image by CRIU (its `--ghost-limit`), in bytes of storage.
+/// Largest deleted file that CRIU puts into an image (its `--ghost-limit`), in bytes of storage.
 const MOST_WITHOUT_NAME: u64 = 1 << 20;
-/// Files that are asked after at the destination.
+/// Most files checked at the destination.
 pub(crate) const MOST_FILES: usize = 4096;
 
 /// Findings about some processes.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
-    /// Set if one of them is stopped, and says nothing.
+    /// True if a process is stopped, and so cannot answer.
     pub(crate) stopped: bool,
-    /// Why they cannot move, one sentence each.
+    /// The obstacles, one sentence each.
     pub(crate) reasons: Vec<String>,
-    /// Files and folders that have to be at the destination under the same name.
+    /// Files and folders that the destination must have under the same name.
     pub(crate) files: BTreeSet<String>,
 }
 
-/// Looks at these processes. One that ends meanwhile has nothing.
+/// Inspects these processes. A process ended meanwhile has no findings.
 pub(crate) fn look(pids: &[u32]) -> Found {
     let mut found = Found::default();
     for pid in pids {
@@ -52,7 +52,7 @@ fn of_process(pid: u32, found: &mut Found) -> io::Result<()> {
     }
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
         let path = entry?.path();
-        // Closed meanwhile.
+        // The descriptor was closed meanwhile.
         let (Ok(target), Ok(kind)) = (read_link(&path), std::fs::metadata(&path)) else {
             continue;
         };
@@ -82,7 +82,7 @@ fn of_process(pid: u32, found: &mut Found) -> io::Result<()> {
     Ok(())
 }
 
-/// The range and the file of a line of `maps`, if it is of a file.
+/// Returns the range and the file of a line of `maps`, if the line names a file.
 fn mapped(line: &str) -> Option<(&str, &str)> {
     let (range, _) = line.split_once(' ')?;
     let file = &line[line.find('/')?..];
@@ -90,7 +90,7 @@ fn mapped(line: &str) -> Option<(&str, &str)> {
     (inode != "0").then_some((range, file))
 }
 
-/// A file that is open or mapped.
+/// Inspects an open or mapped file.
 fn of_file(pid: u32, target: &str, kind: &Metadata, found: &mut Found) {
     let device = kind.file_type().is_char_device() || kind.file_type().is_block_device();
     if device {
@@ -104,7 +104,7 @@ fn of_file(pid: u32, target: &str, kind: &Metadata, found: &mut Found) {
         found.files.insert(target.to_owned());
         return;
     };
-    // These are made anew with the process: memory without a file, and rings for I/O.
+    // Resources without a real file, such as anonymous memory and I/O rings, are made anew with the process.
     if ["/memfd:", "/dev/zero", "/[aio]", "/SYSV"]
         .iter()
         .any(|own| name.starts_with(own))
@@ -124,12 +124,13 @@ fn of_file(pid: u32, target: &str, kind: &Metadata, found: &mut Found) {
     }
 }
 
-/// Devices of which CRIU restores the descriptor: memory (`/dev/null` and others), terminals, and network interfaces.
+/// Names a device whose descriptor CRIU does not restore. CRIU restores memory devices (`/dev/null` and others),
+/// terminals, and network interfaces.
 fn device_reason(pid: u32, target: &str, kind: &Metadata) -> Option<String> {
     const MEMORY: u32 = 1;
     const TERMINALS: [u32; 2] = [4, 5];
     const PSEUDO_TERMINALS: std::ops::RangeInclusive<u32> = 136..=143;
-    // With the library these are given back before the image is made, and it is said elsewhere where they are not.
+    // The library releases these devices before the dump. Another check reports devices without the library.
     if target.starts_with(super::family::DEVICES) {
         return None;
     }
@@ -154,9 +155,9 @@ fn device_reason(pid: u32, target: &str, kind: &Metadata) -> Option<String> {
     })
 }
 
-/// A descriptor, beside its file.
+/// Inspects a descriptor apart from the file.
 fn of_descriptor(pid: u32, target: &str, about: &str, found: &mut Found) {
-    // Rings for I/O, and others that only one kernel knows.
+    // I/O rings, and other objects with state in the kernel.
     const NOT_TAKEN: [&str; 6] = [
         "[io_uring]",
         "[userfaultfd]",
@@ -186,7 +187,7 @@ fn of_descriptor(pid: u32, target: &str, about: &str, found: &mut Found) {
 }
 
 impl Found {
-    /// A file or folder that is watched: it has to have a name, here and at the destination.
+    /// Records a watched file or folder, which must have a name here and at the destination.
     fn watched(&mut self, pid: u32, line: &str) {
         let field = |name: &str| {
             let found = line
@@ -217,7 +218,7 @@ mod tests {
 
     use super::*;
 
-    /// The reasons against this process, which has whatever its tests have.
+    /// Returns the reasons against this process, which has the open files of all tests.
     fn against_this() -> String {
         look(&[std::process::id()]).reasons.join("\n")
     }
@@ -229,7 +230,7 @@ mod tests {
             .stdin(Stdio::null())
             .spawn()
             .expect("runs");
-        // Until it is that program.
+        // Waits until the child runs the program.
         while !look(&[child.id()])
             .files
             .iter()
@@ -284,7 +285,7 @@ mod tests {
     #[test]
     fn a_watched_folder_that_is_gone_is_named() {
         if !rustix::process::geteuid().is_root() {
-            // Nodes that move processes are root's; the kernel tells nobody else what a handle is of.
+            // A node that moves processes runs as root. The kernel resolves a handle for root only.
             return;
         }
         let folder = tempfile::tempdir().expect("a folder");
@@ -299,7 +300,7 @@ mod tests {
             );
             watch
         };
-        // The kernel ends the watch with the folder, unless somebody has it open.
+        // The kernel ends the watch with the folder, unless a descriptor keeps the folder.
         let held = File::open(&path).expect("opens");
         std::fs::remove_dir(&path).expect("removed");
         let said = against_this();

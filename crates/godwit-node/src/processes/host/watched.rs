@@ -1,4 +1,4 @@
-//! The file that a process watches (inotify(7)): the kernel tells its handle, and not its name.
+//! The file that a process watches (inotify(7)). The kernel shows the file's handle, but not its name.
 
 use std::ffi::c_int;
 use std::fs::{File, metadata, read_link};
@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 /// Longest handle of a file (`MAX_HANDLE_SZ`).
 const MOST_HANDLE: usize = 128;
 
-/// `struct file_handle` with room for any.
+/// `struct file_handle` with room for any handle.
 #[repr(C)]
 struct Handle {
     bytes: u32,
@@ -16,16 +16,16 @@ struct Handle {
     handle: [u8; MOST_HANDLE],
 }
 
-/// A file or folder that is watched.
+/// A watched file or folder.
 pub(super) enum Watched {
-    /// It has this name.
+    /// Exists under this name.
     Named(String),
-    /// It is not there any more.
+    /// Exists no more.
     Gone,
 }
 
-/// The file that a line of proc_pid_fdinfo(5) says the process watches, on the file system that the kernel knows as `device`;
-/// nothing if that cannot be found out.
+/// Finds the file that a line of proc_pid_fdinfo(5) describes, on the file system with the kernel's number `device`.
+/// Returns `None` if the file cannot be found out.
 pub(super) fn watched(pid: u32, line: &str, device: u64) -> Option<Watched> {
     let field = |name: &str| {
         line.split_whitespace()
@@ -48,7 +48,7 @@ pub(super) fn watched(pid: u32, line: &str, device: u64) -> Option<Watched> {
         *place = u8::from_str_radix(byte?, 16).ok()?;
     }
     let file_system = mounted(pid, device)?;
-    // SAFETY: the handle has as many bytes as it says, and the descriptor that comes is new.
+    // SAFETY: the handle has as many bytes as it says, and the returned descriptor is new.
     let opened = unsafe {
         let opened = libc::open_by_handle_at(
             file_system.as_raw_fd(),
@@ -71,9 +71,9 @@ pub(super) fn watched(pid: u32, line: &str, device: u64) -> Option<Watched> {
     })
 }
 
-/// A folder of the file system that the kernel knows as `device`, as the process sees it.
+/// Opens a folder of the file system with the kernel's number `device`, as the process sees the folder.
 fn mounted(pid: u32, device: u64) -> Option<File> {
-    // The kernel prints its own number here, of which twenty bits are the minor one.
+    // The kernel prints its internal device number here, whose low twenty bits are the minor number.
     let wanted = format!("{}:{}", device >> 20, device & 0xf_ffff);
     let mounts = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).ok()?;
     mounts.lines().find_map(|line| {

@@ -1,5 +1,5 @@
-//! Processes that come here: what is stored before each step, so that the source gets one answer for good to whether the
-//! process runs here.
+//! Processes that arrive here. Each step is stored in advance, so the source gets one final answer about the process's
+//! place.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,26 +20,26 @@ use crate::processes::host::{criu, files};
 use crate::processes::messages::{Answer, ImageOffer};
 use crate::processes::{ask, files_of_ours, folder, images};
 
-/// One step of one arrival at a time.
+/// Serializes the steps of all arrivals.
 #[derive(Debug, Default)]
 pub(crate) struct Arrivals {
     turn: tokio::sync::Mutex<()>,
 }
 
-/// What is stored of a process that comes.
+/// The durable record of an arriving process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Stored {
     peer: String,
     arrival: Arrival,
     offer: ImageOffer,
-    /// Whether its restore has failed, so that what may run of it is only to be ended.
+    /// True if the restore has failed, so any part that may run is only to be ended.
     #[serde(default)]
     failed: bool,
-    /// Whether it was asked to have its objects again.
+    /// True if the process was asked to recreate its objects.
     asked: bool,
-    /// What it made.
+    /// The recreated objects.
     made: Option<Recreated>,
-    /// Whether that was made ahead of it.
+    /// True if the objects were made ahead of the process.
     #[serde(default)]
     attached: bool,
 }
@@ -48,24 +48,24 @@ fn record(node: &Node, id: &str) -> PathBuf {
     folder(node, id).join("arrival.json")
 }
 
-/// The name of the guard of a move's address.
+/// Returns the name of the guard of a move's address.
 pub(crate) fn guard(id: &str) -> String {
     format!("godwit-{id}")
 }
 
-/// What is stored of a move of this node's; nothing if nothing is.
+/// Loads the record of a move of this peer, or `None` without a record.
 ///
 /// # Errors
-/// One sentence: it cannot be read, which says nothing of the process.
+/// One sentence: the record is unreadable, which says nothing about the process.
 fn load(node: &Node, id: &str, peer: &str) -> Result<Option<Stored>, String> {
     let stored = files_of_ours::read::<Stored>(&record(node, id))?;
     Ok(stored.filter(|stored| stored.peer == peer))
 }
 
-/// What is stored of a process that came here by a move of this node's.
+/// Loads the record of a process that arrived here by a move of this peer.
 ///
 /// # Errors
-/// One sentence: it did not, or that cannot be read.
+/// One sentence: the process did not arrive, or the record is unreadable.
 fn load_here(node: &Node, id: &str, peer: &str) -> Result<Stored, String> {
     load(node, id, peer)?
         .filter(|stored| stored.arrival == Arrival::Here)
@@ -76,7 +76,7 @@ fn since(began: Instant) -> f64 {
     began.elapsed().as_secs_f64() * 1e3
 }
 
-/// Whether nothing is known of a move.
+/// Checks that a move is unknown here.
 ///
 /// # Errors
 /// One sentence.
@@ -88,7 +88,7 @@ pub(super) fn check_new(node: &Node, id: &str) -> Result<(), String> {
     }
 }
 
-/// Whether an image may come. `rounds`: how many rounds of its memory have come on this connection.
+/// Checks that an image may come. `rounds` counts the memory rounds received on this connection.
 ///
 /// # Errors
 /// One sentence.
@@ -118,10 +118,10 @@ pub(crate) fn admit(node: &Node, id: &str, offer: &ImageOffer, rounds: u32) -> R
     refused.map_or(Ok(()), Err)
 }
 
-/// Takes an image that was admitted.
+/// Receives an admitted image.
 ///
 /// # Errors
-/// One sentence; nothing of it is left.
+/// One sentence; nothing of the image is left.
 pub(crate) async fn take(
     node: &Node,
     id: &str,
@@ -176,7 +176,7 @@ fn forget(node: &Node, id: &str) {
     }
 }
 
-/// Makes the process of its image.
+/// Restores the process from the received image.
 pub(crate) async fn restore(node: &Node, id: &str, peer: &str) -> Answer {
     let _turn = node.processes.arrivals.turn.lock().await;
     let mut stored = match load(node, id, peer) {
@@ -190,7 +190,7 @@ pub(crate) async fn restore(node: &Node, id: &str, peer: &str) -> Answer {
     let began = Instant::now();
     stored.arrival = Arrival::Restoring;
     if let Err(error) = files_of_ours::write(&record(node, id), &stored) {
-        // It may be stored nevertheless, and is asked for.
+        // The record may be stored nevertheless. The source asks again with [`settle`].
         return Answer::Refused(error);
     }
     let restored = async {
@@ -220,7 +220,8 @@ pub(crate) async fn restore(node: &Node, id: &str, peer: &str) -> Answer {
             Ok(())
         }
         Err(NotRestored::Nothing(why)) => Err(why),
-        // As long as something of it may run it is being restored; what is left is ended when it is asked for.
+        // While parts of the process may run, the state stays `Restoring`. The rest is ended when the source asks to
+        // settle.
         Err(NotRestored::Left(why)) => {
             stored.failed = true;
             return Answer::Refused(match files_of_ours::write(&record(node, id), &stored) {
@@ -235,17 +236,17 @@ pub(crate) async fn restore(node: &Node, id: &str, peer: &str) -> Answer {
     };
     let known = store_for_good(node, id, &stored);
     match (restored, known) {
-        // It says so again after a restart, since it lives.
+        // The answer is the same after a restart, since the process lives.
         (Ok(()), _) => Answer::Here {
             milliseconds: since(began),
         },
         (Err(error), Ok(())) => Answer::NotHere(error),
-        // What is not stored is not told: it is asked again.
+        // An answer that is not stored is not given: the source asks again.
         (Err(error), Err(unstored)) => Answer::Refused(format!("{error}; {unstored}")),
     }
 }
 
-/// Whether the process runs here. If not, it never will.
+/// Finds out for good if the process runs here. A process that does not run here never will.
 pub(crate) async fn settle(node: &Node, id: &str, peer: &str) -> Answer {
     let _turn = node.processes.arrivals.turn.lock().await;
     match load(node, id, peer) {
@@ -255,10 +256,10 @@ pub(crate) async fn settle(node: &Node, id: &str, peer: &str) -> Answer {
     }
 }
 
-/// Stores where the process runs, which does not change any more: its image is of no use after that.
+/// Stores the final place of the process, and removes the image, which has no use any more.
 ///
 /// # Errors
-/// One sentence if it is not stored.
+/// One sentence if the place is not stored.
 fn store_for_good(node: &Node, id: &str, stored: &Stored) -> Result<(), String> {
     files_of_ours::write(&record(node, id), stored)?;
     let place = folder(node, id);
@@ -324,7 +325,7 @@ async fn settle_now(node: &Node, id: &str, mut stored: Stored) -> Answer {
     }
 }
 
-/// Has the process take what the holder has, or else make its objects again, once.
+/// Gives the process the objects of the holder, or else has the process recreate its objects, once.
 pub(crate) async fn recreate(node: &Node, id: &str, peer: &str, holder: Option<Holder>) -> Answer {
     let _turn = node.processes.arrivals.turn.lock().await;
     let began = Instant::now();
@@ -389,7 +390,7 @@ async fn make_again(pid: u32) -> Result<Recreated, String> {
     }
 }
 
-/// Asks the process that came: to connect or to resume, to hear where others are, or how and where it is.
+/// Passes a request to the arrived process: connect, resume, redirect, redirects or status.
 pub(crate) async fn moved(node: &Node, id: &str, peer: &str, request: Request) -> Answer {
     if !matches!(
         request,
@@ -410,7 +411,7 @@ pub(crate) async fn moved(node: &Node, id: &str, peer: &str, request: Request) -
     }
 }
 
-/// Nothing of the move is needed any more.
+/// Forgets the move.
 pub(crate) async fn over(node: &Node, id: &str, peer: &str) {
     let _turn = node.processes.arrivals.turn.lock().await;
     if let Ok(Some(_)) = load(node, id, peer) {
@@ -418,14 +419,14 @@ pub(crate) async fn over(node: &Node, id: &str, peer: &str) {
     }
 }
 
-/// After the node's start, before anybody asks: what was being restored is settled, whose restore may take its time, and
-/// what only came is forgotten, so that it is never restored.
+/// Settles or forgets a move after the node's start, before any request. An interrupted restore is settled in the
+/// background. An image without a restore is forgotten, so the process is never restored.
 pub(crate) fn recover(node: &Arc<Node>, id: &str) {
     let stored = match files_of_ours::read::<Stored>(&record(node, id)) {
         Ok(Some(stored)) => stored,
-        // It had not come whole.
+        // The image had not come whole.
         Ok(None) => return forget(node, id),
-        // The process may run here: it is kept until it can be read.
+        // The process may run here: the folder is kept until the record is readable.
         Err(_) => return,
     };
     match stored.arrival {

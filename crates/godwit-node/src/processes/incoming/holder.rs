@@ -1,4 +1,4 @@
-//! A process of this node's that has the device's objects made ahead of the process that comes (`godwit-verbs hold`).
+//! A helper process of this node that holds device objects made ahead of an arriving process (`godwit-verbs hold`).
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -11,15 +11,15 @@ use tokio::process::{Child, Command};
 use crate::processes::host::threads::threads_of;
 use crate::processes::{ask, status};
 
-/// How long it may take to begin.
+/// Longest start of a holder.
 const BEGIN: Duration = Duration::from_secs(20);
-/// How often it is looked whether it has begun.
+/// Time between two checks of a starting holder.
 const LOOK: Duration = Duration::from_millis(20);
-/// How many are started, each with other numbers than those before it.
+/// Most holders started at once, each with other process numbers than the ones before.
 const MOST_STARTED: usize = 8;
 
-/// A holder. It ends with this, and when the node ends: its standard input ends then. Who waits for [`Holder::end`] knows
-/// that the device has nothing of it any more.
+/// A holder. Its standard input closes on drop and at the node's end, and then the process ends. [`Holder::end`]
+/// returns once the device has no object of the holder any more.
 #[derive(Debug)]
 pub(crate) struct Holder {
     child: Child,
@@ -27,7 +27,7 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    /// Starts one that has none of the numbers of the threads that come.
+    /// Starts a holder without any number of the arriving threads.
     ///
     /// # Errors
     /// One sentence.
@@ -42,7 +42,7 @@ impl Holder {
             match Self::begin().await {
                 Ok(holder) => match holder.meets(coming) {
                     Ok(false) => break Ok(holder),
-                    // While it lives, the next one has other numbers.
+                    // While this holder lives, the next holder gets other numbers.
                     Ok(true) => in_the_way.push(holder),
                     Err(error) => break Err(error),
                 },
@@ -55,7 +55,7 @@ impl Holder {
         found
     }
 
-    /// Starts one, and waits until it answers: then it has all of its threads.
+    /// Starts a holder and waits until the holder answers: all of its threads run then.
     async fn begin() -> Result<Self, String> {
         let holder = Self::spawn()?;
         let began = Instant::now();
@@ -71,16 +71,16 @@ impl Holder {
         }
     }
 
-    /// Whether it has one of these numbers.
+    /// Returns true if the holder has one of these numbers.
     ///
     /// # Errors
-    /// One sentence, if it has ended.
+    /// One sentence, if the holder has ended.
     pub(crate) fn meets(&self, coming: &[u32]) -> Result<bool, String> {
         let own = threads_of(self.pid)?;
         Ok(own.iter().any(|number| coming.contains(number)))
     }
 
-    /// Ends it, with all that it has of the device.
+    /// Ends the holder, with all device objects.
     pub(crate) async fn end(mut self) {
         if let Err(error) = self.child.kill().await {
             tracing::warn!(pid = self.pid, %error, "a holder was not ended");
@@ -101,7 +101,7 @@ impl Holder {
         Ok(Self { child, pid })
     }
 
-    /// Has it make what the plan says.
+    /// Has the holder make the objects of the plan.
     ///
     /// # Errors
     /// One sentence.
@@ -109,7 +109,7 @@ impl Holder {
         ask(self.pid, Request::Hold { plan }).await
     }
 
-    /// Has it connect queue pairs to those that partners have made for them.
+    /// Has the holder connect queue pairs to the ones that partners have made ahead.
     ///
     /// # Errors
     /// One sentence.
@@ -117,10 +117,10 @@ impl Holder {
         ask(self.pid, Request::ConnectHeld { connections }).await
     }
 
-    /// Gives everything to the process that came, and has ended then. Gives the process's remote keys.
+    /// Gives all objects to the arrived process, ends the holder, and returns the process's remote keys.
     ///
     /// # Errors
-    /// One sentence. The process may make its objects again without a holder.
+    /// One sentence. The process may recreate its objects without a holder.
     pub(crate) async fn give_to(self, pid: u32) -> Result<Vec<RemoteKey>, String> {
         let asked = Request::Attach { holder: self.pid };
         let given = match ask(pid, asked).await {
@@ -128,7 +128,7 @@ impl Holder {
             Ok(_) => Err(format!("process {pid} gave an answer to another question")),
             Err(error) => Err(error),
         };
-        // What it still has may be all that the device has room for.
+        // The objects left in the holder may fill the device.
         self.end().await;
         given
     }

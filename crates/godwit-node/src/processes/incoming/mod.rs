@@ -1,5 +1,5 @@
-//! What other nodes ask for (`serve.rs`): to find and hold partners, to make objects ahead of a process (`holder.rs`), to
-//! take it (`arrivals.rs`), and its memory before it (`rounds.rs`).
+//! The requests of other nodes (`serve.rs`): find and hold partners (`partners.rs`), make objects ahead of a process
+//! (`holder.rs`), receive the process (`arrivals.rs`), and receive memory in advance (`rounds.rs`).
 
 pub(crate) mod arrivals;
 mod holder;

@@ -1,5 +1,5 @@
-//! Processes of this host that hold requests back while a process that they are connected to moves. Nobody holds them for
-//! ever: when the mover is silent they go on, and what they then ask of a process that is not there fails.
+//! Processes of this host that hold requests back while a connected process moves. No partner holds for ever: partners
+//! of a silent mover go on, and their requests to an absent process then fail.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,54 +13,54 @@ use serde::{Deserialize, Serialize};
 use crate::node::Node;
 use crate::processes::ask;
 
-/// How long a partner holds at most while its mover is connected.
+/// Longest hold of a partner without a word from the mover.
 const LONGEST: Duration = Duration::from_secs(900);
-/// How long it holds when the mover's connection has ended: as long as a node may take to start again.
+/// Longest hold after the mover's connection has ended: the time that a node may take to restart.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often it is looked who has held for too long.
+/// Time between two checks for overlong holds.
 const LOOK: Duration = Duration::from_secs(1);
-/// Most partners that are held at once.
+/// Most partners held at once.
 const MAX_HELD: usize = 1024;
 
-/// A partner that is held, as it is stored.
+/// The durable record of a held partner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Stored {
-    /// The move.
+    /// The id of the move.
     id: String,
-    /// The node of the mover.
+    /// The mover's node.
     peer: String,
     pid: u32,
-    /// The process that moves, at that node.
+    /// The moving process's number at the mover's node.
     #[serde(default)]
     moving: u32,
-    /// Its queue pairs that are held.
+    /// The held queue pairs of the partner.
     numbers: Vec<u32>,
-    /// Whether it was asked to make queue pairs that will take the place of those.
+    /// True if the partner was asked to make replacements of the queue pairs.
     #[serde(default)]
     prepared: bool,
 }
 
-/// Why a process is not held for a move.
+/// The reason for a process not held for a move.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NotHeld {
-    /// It is another move's for now: which.
+    /// Another move has the process for now: the move in words.
     Waits(String),
-    /// It cannot be.
+    /// The process cannot be held.
     Failed(String),
 }
 
-/// A process that moves, as whoever waits for it is told.
+/// A moving process, as named to a waiting move.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mover<'a> {
-    /// The move.
+    /// The id of the move.
     pub(crate) id: &'a str,
-    /// Its node.
+    /// The mover's node.
     pub(crate) peer: &'a str,
-    /// Its number there.
+    /// The process's number at the node.
     pub(crate) pid: u32,
 }
 
-/// The partners that are held, and which moves have which processes of this host.
+/// The held partners, and the moves' claims on processes of this host.
 #[derive(Debug, Default)]
 pub(crate) struct HeldPartners {
     table: Mutex<Table>,
@@ -78,7 +78,7 @@ impl Table {
         self.held.insert(key, (stored, until));
     }
 
-    /// The move that holds the process as a partner, in words.
+    /// Returns the move that holds the process as a partner, in words.
     fn holder(&self, pid: u32) -> Option<String> {
         let id = self.claims.holder(pid)?;
         let (stored, _) = self.held.get(&(id.to_owned(), pid))?;
@@ -95,10 +95,10 @@ impl HeldPartners {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the process is held, before it is.
+    /// Records that a process is held, before the hold begins.
     ///
     /// # Errors
-    /// It is moved itself, or cannot be held: too many are, or it cannot be stored.
+    /// The process moves itself, or cannot be held: too many are held, or the record cannot be stored.
     pub(crate) fn hold(
         &self,
         node: &Node,
@@ -130,10 +130,10 @@ impl HeldPartners {
         Ok(())
     }
 
-    /// Notes that a process that is held is asked to make queue pairs ahead, before it is.
+    /// Records that a held process makes queue pairs ahead, before the process is asked.
     ///
     /// # Errors
-    /// One sentence: it cannot be stored.
+    /// One sentence: the process is not held, or the record cannot be stored.
     pub(crate) fn prepares(&self, node: &Node, id: &str, pid: u32) -> Result<(), String> {
         let mut table = self.lock();
         let Some((stored, _)) = table.held.get_mut(&(id.to_owned(), pid)) else {
@@ -143,10 +143,10 @@ impl HeldPartners {
         crate::processes::files_of_ours::write(&path(node, id, pid), stored)
     }
 
-    /// Has the process of this host for a move of its own.
+    /// Claims a process of this host for a move from here.
     ///
     /// # Errors
-    /// Which move has it, in words.
+    /// The move that has the process, in words.
     pub(crate) fn take_to_move(&self, node: &Node, id: &str, pid: u32) -> Result<(), String> {
         let mut table = self.lock();
         let taken = table.claims.to_move(pid, id);
@@ -156,16 +156,16 @@ impl HeldPartners {
         })
     }
 
-    /// The move of the process waits, or its process has another number.
+    /// Gives back a moving process: the move waits, or the process has another number.
     pub(crate) fn give_back_moved(&self, id: &str, pid: u32) {
         let mut table = self.lock();
-        // What is held as a partner is let go otherwise.
+        // The claim of a held partner ends with [`Self::let_go`].
         if !table.held.contains_key(&(id.to_owned(), pid)) {
             table.claims.give_back(pid, id);
         }
     }
 
-    /// The process that a move of this node's has got another number.
+    /// Moves the claim of a moving process to the new number.
     pub(crate) fn renumber(&self, node: &Node, id: &str, before: u32, now: u32) {
         if before == now {
             return;
@@ -181,12 +181,12 @@ impl HeldPartners {
         self.give_back_moved(id, before);
     }
 
-    /// A move of this node's has ended, whatever number its process has now.
+    /// Gives back the process of an ended move from here, under any number.
     pub(crate) fn moved(&self, id: &str) {
         self.lock().claims.moved(id);
     }
 
-    /// The queue pairs of the process that are held for this move of this node's; it is heard of, so it is held on.
+    /// Returns the queue pairs of a process held for this move of this peer, and extends the hold.
     pub(crate) fn of(&self, id: &str, peer: &str, pid: u32) -> Option<Vec<u32>> {
         let mut table = self.lock();
         let (stored, until) = table.held.get_mut(&(id.to_owned(), pid))?;
@@ -197,12 +197,12 @@ impl HeldPartners {
         Some(stored.numbers.clone())
     }
 
-    /// A move that holds the process as a partner, in words.
+    /// Returns a move that holds the process as a partner, in words.
     pub(crate) fn holder(&self, pid: u32) -> Option<String> {
         self.lock().holder(pid)
     }
 
-    /// The process is held no more. What it made ahead goes as well, while it works.
+    /// Ends the hold of a process. Has the process destroy unused queue pairs in the background.
     pub(crate) fn let_go(&self, node: &Node, id: &str, pid: u32) {
         let removed = {
             let mut table = self.lock();
@@ -220,7 +220,7 @@ impl HeldPartners {
         }
     }
 
-    /// A connection about the move has ended.
+    /// Shortens the holds of a move whose connection has ended.
     pub(crate) fn left_alone(&self, id: &str, peer: &str) {
         let soon = Instant::now() + PATIENCE;
         for (stored, until) in self.lock().held.values_mut() {
@@ -243,7 +243,7 @@ fn path(node: &Node, id: &str, pid: u32) -> PathBuf {
         .join(format!("held-{id}-{pid}.json"))
 }
 
-/// Has a process destroy what it made ahead and did not use, and what was replaced by what it did use.
+/// Has a process destroy unused queue pairs made ahead, and replaced ones.
 async fn tidy(pid: u32, numbers: Vec<u32>) {
     let only = Some(numbers);
     for request in [Request::Abandon { only }, Request::Tidy] {
@@ -253,7 +253,7 @@ async fn tidy(pid: u32, numbers: Vec<u32>) {
     }
 }
 
-/// Lets partners go on whose mover is silent, until the node is about to end.
+/// Lets partners of silent movers go on, until the node is closing.
 pub(crate) async fn watch(node: Arc<Node>) {
     loop {
         tokio::select! {
@@ -288,7 +288,7 @@ pub(crate) async fn watch(node: Arc<Node>) {
     }
 }
 
-/// Takes up what was held when the node ended.
+/// Takes up the holds that were under way when the node ended.
 pub(crate) fn recover(node: &Node) {
     let until = Instant::now() + PATIENCE;
     let entries = std::fs::read_dir(node.config.processes_dir());
@@ -297,7 +297,7 @@ pub(crate) fn recover(node: &Node) {
             && let Ok(Some(stored)) = crate::processes::files_of_ours::read::<Stored>(&entry.path())
         {
             let mut table = node.processes.held.lock();
-            // Whoever holds a process does not move it, so nobody has a claim that is in the way.
+            // A held process does not move, so no other claim is in the way.
             let _held = table.claims.to_hold(stored.pid, &stored.id);
             table.hold(stored, until);
         }

@@ -1,4 +1,5 @@
-//! Memory that comes before the process whose it is: in a folder of its own until the image comes, which needs it.
+//! Memory rounds that arrive before their process. A folder of their own keeps the rounds until the image that builds
+//! on them arrives.
 
 use std::io;
 use std::os::unix::fs::symlink;
@@ -13,18 +14,18 @@ use crate::node::Node;
 use crate::processes::images;
 use crate::processes::messages::MemoryOffer;
 
-/// Where a move's folder has its rounds, each in a folder of its number.
+/// The folder of the rounds in a move's folder, each round in a folder named by number.
 pub(crate) const KEPT: &str = "rounds";
-/// What CRIU calls the link to the image that one builds on.
+/// CRIU's name for the link to the image that an image builds on.
 const PARENT: &str = "parent";
-/// What folders of memory that no image has come for are called, before the move's number.
+/// Prefix, before the move's id, of folders with rounds whose image has not arrived.
 const COMING: &str = "rounds-";
 
 fn coming(all: &Path, id: &str) -> PathBuf {
     all.join(format!("{COMING}{id}"))
 }
 
-/// Whether a round may come after so many others.
+/// Checks that a round may come after `before` others.
 ///
 /// # Errors
 /// One sentence.
@@ -43,7 +44,7 @@ fn check(offer: &MemoryOffer, before: u32, free: u64) -> Result<(), String> {
     images::check_memory(offer, free)
 }
 
-/// Takes a round that was admitted. `all`: the folder with those of all moves.
+/// Receives an admitted round. `all` is the folder of all moves.
 ///
 /// # Errors
 /// One sentence; nothing of any round is left.
@@ -71,10 +72,11 @@ pub(crate) async fn take(
     })
 }
 
-/// Puts what came into the move's folder, for the image there which needs so many rounds. What it does not need is gone.
+/// Moves the received rounds into the move's folder for the image, which builds on `rounds` rounds. Removes the rounds
+/// if the image needs none.
 ///
 /// # Errors
-/// Those of the file system.
+/// The errors of the file system.
 pub(super) fn keep(
     all: &Path,
     id: &str,
@@ -90,17 +92,17 @@ pub(super) fn keep(
     symlink(since(rounds), image.join(PARENT))
 }
 
-/// The folder of the last of so many rounds, seen from the image.
+/// Returns the path of the last of `rounds` rounds, relative to the image.
 pub(crate) fn since(rounds: u32) -> String {
     format!("../{KEPT}/{rounds}")
 }
 
-/// No image comes for it.
+/// Removes the rounds of a move whose image does not come.
 pub(crate) fn forget(all: &Path, id: &str) {
     remove(&coming(all, id));
 }
 
-/// After the node's start: what connections brought whose images have not come.
+/// Removes, after the node's start, all rounds whose images have not come.
 pub(crate) fn forget_all(all: &Path) {
     let entries = std::fs::read_dir(all).into_iter().flatten().flatten();
     let brought = entries.filter(|entry| {
@@ -137,7 +139,7 @@ mod tests {
         }
     }
 
-    /// What came, or why not, of a round whose files are sent from here.
+    /// Receives a round with one file of this content.
     async fn comes(all: &Path, round: u32, content: &str) -> Result<(), String> {
         let from = all.join("from");
         std::fs::write(&from, content).expect("writes");
@@ -177,7 +179,7 @@ mod tests {
         assert_eq!(read("parent/pages-1.img"), "other");
         assert_eq!(read("parent/parent/pages-1.img"), "first");
         assert!(!coming(all, "7").exists());
-        // It is not there a second time.
+        // The rounds cannot be kept twice.
         keep(all, "7", &place, &image, 2).expect_err("has gone");
     }
 
@@ -189,7 +191,7 @@ mod tests {
         keep(all, "7", &all.join("7"), &all.join("7/image"), 0).expect("forgets");
         assert!(!coming(all, "7").exists());
         comes(all, 1, "first").await.expect("comes");
-        // Of a round that does not come whole, none is left.
+        // After a cut-off round no round is left.
         let error = comes(all, 2, "few").await.expect_err("is cut off");
         assert!(error.contains("did not come"), "{error}");
         assert!(!coming(all, "7").exists());

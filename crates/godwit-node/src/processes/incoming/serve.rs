@@ -1,4 +1,4 @@
-//! What other nodes ask about processes that move, and whether they may.
+//! The requests of other nodes about moving processes, with the checks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,21 +22,21 @@ use crate::processes::host::{criu, files};
 use crate::processes::messages::{self, Answer, Ask, FoundProcess};
 use crate::processes::{NotDone, ask_all, check_enabled, hear, statuses};
 
-/// How long a connection may be silent: a dump or a transfer may take as long.
+/// Longest silence of a connection: a dump or a transfer may take as long.
 const IDLE: Duration = Duration::from_secs(900);
 
-/// What one node may ask about one move.
+/// The state of one node's requests about one move.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// Who asks.
+    /// The asking node.
     peer: String,
-    /// The move.
+    /// The id of the move.
     id: String,
-    /// Processes that were found on this connection, with their queue pairs that are concerned.
+    /// Processes found on this connection, with their concerned queue pairs.
     found: BTreeMap<u32, Vec<u32>>,
-    /// What is made ahead of the process that will come.
+    /// The holder of objects made ahead of the arriving process.
     holder: Option<Holder>,
-    /// How many rounds of its memory have come.
+    /// Memory rounds received so far.
     rounds: u32,
 }
 
@@ -51,7 +51,7 @@ impl Session {
         }
     }
 
-    /// Does what is asked, but for [`Ask::Image`] and [`Ask::Memory`], whose bytes follow on the connection.
+    /// Answers a request, except for [`Ask::Image`] and [`Ask::Memory`], whose bytes follow on the connection.
     pub(crate) async fn answer(&mut self, node: &Node, asked: Ask) -> Answer {
         if let Err(error) = check_enabled(node) {
             return Answer::Refused(error.message);
@@ -74,7 +74,7 @@ impl Session {
                 reasons.extend(wanted.iter().filter_map(|path| files::refusal(roots, path)));
                 reasons.extend(files::absent(&needs));
                 let pids = match &container {
-                    // It gets another number.
+                    // The process gets another number.
                     Some(container) => {
                         reasons.extend(container.reasons_here().await);
                         Vec::new()
@@ -112,7 +112,7 @@ impl Session {
         }
     }
 
-    /// Only queue pairs are told of whose both ends the asker knows.
+    /// Finds partners of a process. Discloses only queue pairs of which the asker knows both ends.
     async fn find(&mut self, ours: &[QueuePairState]) -> Answer {
         let pids = match blocking(processes).await {
             Ok(Ok(pids)) => pids,
@@ -139,7 +139,7 @@ impl Session {
             return Answer::Refused(text);
         }
         threads.push(pid);
-        // One at a time: what an earlier one has may be all that the device has room for.
+        // Only one holder at a time: the objects of an earlier holder may fill the device.
         self.give_up_held().await;
         let holder = match Holder::start(&threads).await {
             Ok(holder) => holder,
@@ -163,8 +163,8 @@ impl Session {
         }
     }
 
-    /// A thread that began after the holder, or is another process's that comes along, may have a number of the holder's:
-    /// then the process comes, and the holder goes.
+    /// Ends the holder if the image has a thread with one of its numbers: a thread may have started after the holder,
+    /// or belong to another process that comes along. The process has precedence.
     async fn make_way(&mut self, offer: &messages::ImageOffer) {
         let files = offer.image.iter();
         let coming: Vec<u32> = files
@@ -184,7 +184,7 @@ impl Session {
         connected.map_or_else(Answer::Refused, Answer::Library)
     }
 
-    /// Has a process that was found on this connection for this move. What the process does is not changed.
+    /// Claims a process found on this connection for this move. Does not change the work of the process.
     fn claim(&self, node: &Node, pid: u32, moving: u32) -> Answer {
         let held = &node.processes.held;
         if held.of(&self.id, &self.peer, pid).is_some() {
@@ -214,7 +214,7 @@ impl Session {
         let prepares = matches!(request, Request::Prepare { .. });
         let numbers = match held.of(id, peer, pid) {
             Some(numbers) => numbers,
-            // It was let go, or never held: it works already.
+            // The process was let go, or never held: the process works already.
             None if matches!(request, Request::Resume { .. }) => {
                 return Answer::Library(LibraryAnswer::Done);
             }
@@ -234,7 +234,7 @@ impl Session {
         let resumes = matches!(request, Request::Resume { .. });
         let mut answer = hear(pid, request).await;
         if matches!(answer, Err(NotDone::Silent(_))) && matches!(criu::layout(pid), Ok(None)) {
-            // It has no connections any more, so it keeps nobody from anything.
+            // An ended process has no connections any more, so nothing waits for the process.
             answer = if resumes {
                 Ok(LibraryAnswer::Done)
             } else {
@@ -243,17 +243,19 @@ impl Session {
         }
         let works = match &answer {
             Ok(_) => resumes,
-            // Who was not suspended is not held. One that says no may be held for another, and goes on by nobody's word.
+            // A process that was not suspended is not held. A refusing process may be held for another move, and is not
+            // resumed here.
             Err(NotDone::Refused(_)) => suspends,
             Err(NotDone::Silent(_)) if suspends => {
-                // It may have heard what it did not answer. If it does not hear this, it is told again when it is late.
+                // The silent process may have heard the request. If the process does not hear this one either, the
+                // watch repeats it once the hold is late.
                 let only = Some(numbers.clone());
                 !matches!(
                     hear(pid, Request::Resume { only }).await,
                     Err(NotDone::Silent(_))
                 )
             }
-            // What it may have made all the same is destroyed as it is let go.
+            // Queue pairs that the process may have made all the same are destroyed when the hold ends.
             Err(NotDone::Silent(_)) => false,
         };
         if works {
@@ -269,11 +271,12 @@ impl Session {
     }
 }
 
-/// Tells all processes of this host: who sends to a queue pair for datagrams is known to nobody. Those that stand still in a
-/// move of this node's hear it at its end, since whoever asks a process that becomes an image may keep it from that.
+/// Tells all processes of this host about redirects, since the senders to a datagram queue pair are unknown. A process
+/// stopped in a move from here hears the redirects at the end of its move: a request to a process during its dump may
+/// disturb the dump.
 async fn redirect(node: &Node, redirects: Vec<Redirect>) -> Answer {
     let moves = &node.processes.moves;
-    // One that goes on before processes are listed hears it twice rather than never.
+    // A process that goes on before the listing hears the redirects twice rather than never.
     let mut still = moves.note_missed(&redirects);
     let pids = match blocking(processes).await {
         Ok(Ok(pids)) => pids,
@@ -290,14 +293,14 @@ async fn redirect(node: &Node, redirects: Vec<Redirect>) -> Answer {
         .filter_map(|(pid, answer)| Some((pid, answer.err()?)))
         .peekable();
     if failed.peek().is_some() {
-        // One that has stopped since it was to be told may not have heard.
+        // A process that stopped after the first note may not have heard the redirects.
         still = moves.note_missed(&redirects);
     }
     let failed = failed.find(|(pid, _)| !still.contains(pid));
     failed.map_or(Answer::Done, |(_, error)| Answer::Refused(error))
 }
 
-/// What a partner is asked for, in the names of fail points.
+/// Returns the name of a partner's request for fail points.
 fn name(request: &Request) -> &'static str {
     match request {
         Request::Suspend { .. } => "suspend",
@@ -310,7 +313,7 @@ fn name(request: &Request) -> &'static str {
     }
 }
 
-/// What of a status concerns these queue pairs.
+/// Reduces a status to these queue pairs.
 fn only(status: Status, numbers: &[u32]) -> Status {
     let concerned = status.queue_pairs.into_iter();
     Status {
@@ -322,7 +325,7 @@ fn only(status: Status, numbers: &[u32]) -> Status {
     }
 }
 
-/// Why a request reaches beyond these queue pairs; nothing if it does not.
+/// Returns the reason if a request reaches beyond these queue pairs.
 fn beyond(request: &Request, numbers: &[u32]) -> Option<String> {
     let named: Vec<u32> = match request {
         Request::Status => return None,
@@ -356,7 +359,7 @@ fn beyond(request: &Request, numbers: &[u32]) -> Option<String> {
     other.map(|other| format!("queue pair {other} is not connected to the process that moves"))
 }
 
-/// What this host offers.
+/// Returns the offer of this host.
 ///
 /// # Errors
 /// One sentence.
@@ -368,7 +371,7 @@ pub(crate) async fn look(pids: Vec<u32>) -> Result<Offer, String> {
     }
 }
 
-/// Answers on a connection until it ends.
+/// Answers requests on a connection until the connection ends.
 pub(crate) async fn serve(
     node: Arc<Node>,
     mut connection: PeerConnection,
@@ -377,7 +380,7 @@ pub(crate) async fn serve(
 ) {
     let Ok(_place) = node.processes.sessions.clone().try_acquire_owned() else {
         let busy = Answer::Busy("the node has too many moves of processes under way".to_owned());
-        // Whoever is not told sees the connection end.
+        // A node without this answer sees the connection end.
         let _ = messages::write(&mut connection, &busy).await;
         return;
     };
@@ -393,7 +396,7 @@ pub(crate) async fn serve(
                 match image(&node, &mut connection, &session, *offer).await {
                     Some(answer) => {
                         if matches!(answer, Answer::Done) {
-                            // They are the image's now.
+                            // The rounds belong to the image now.
                             session.rounds = 0;
                         }
                         answer
@@ -465,7 +468,7 @@ async fn memory(
     came(connection, session, taken).await
 }
 
-/// What is said of bytes that came; nothing if the connection is of no use any more.
+/// Returns the answer to received bytes, or `None` if the connection is useless.
 async fn came(
     connection: &mut PeerConnection,
     session: &Session,
@@ -476,7 +479,7 @@ async fn came(
         Ok(()) => Some(Answer::Done),
         Err(error) => {
             tracing::warn!(peer, id, error, "an image did not come whole");
-            // Where in the stream it stopped is not known.
+            // The position in the stream is unknown.
             let _ = messages::write(connection, &Answer::Refused(error)).await;
             None
         }

@@ -1,4 +1,5 @@
-//! Pre-setup: what the process will need is made at its destination and at its partners while it works.
+//! Pre-setup: makes the objects of the process at the destination and the partners' replacements while the process
+//! works.
 
 use godwit_verbs::control::{Answer as LibraryAnswer, Request};
 use godwit_verbs::mover::{ahead_at_holder, ahead_at_partner};
@@ -10,7 +11,7 @@ use crate::processes::host::threads::threads_of;
 use crate::processes::messages::Ask;
 
 impl Running {
-    /// Has everything made and connected; nothing is left of it after an error.
+    /// Makes and connects everything ahead; nothing is left after an error.
     pub(super) async fn pre_set_up(&mut self) -> Result<(), Trouble> {
         let made = self.make_ahead().await;
         match &made {
@@ -29,7 +30,7 @@ impl Running {
             return Err(unexpected());
         };
         let (to, pid) = (self.plan.to.clone(), self.plan.pid);
-        // A holder with one of these numbers would be in the process's way.
+        // A holder must not have any of these numbers, which the process needs.
         let threads = threads_of(pid).map_err(failed)?;
         let asked = Ask::Hold { pid, threads, plan };
         let held = self.reach.library(&to, asked).await?;
@@ -53,7 +54,7 @@ impl Running {
         self.reach.library(&to, asked).await.map(drop)
     }
 
-    /// Whoever does not hear this gives it up when the move ends.
+    /// Gives up the objects made ahead. A node without this request gives the objects up when the move ends.
     async fn give_up_ahead(&mut self) {
         let to = self.plan.to.clone();
         let _unheard = self.reach.ask(&to, Ask::GiveUpHeld, ANSWER).await;
@@ -64,7 +65,7 @@ impl Running {
         }
     }
 
-    /// Tells the user.
+    /// Warns the user.
     pub(super) fn warn(&self, text: String) {
         tracing::warn!(id = self.plan.id, text, "a process moves with a warning");
         self.shows(|view| view.warnings.push(text));

@@ -1,28 +1,27 @@
-//! What moves: a process, or a container with the process in it that has RDMA connections.
+//! The subject of a move: a process, or a container with the one process inside that has RDMA connections.
 
 use super::containers::choose;
 use crate::node::blocking;
 use crate::processes::host::family::Users;
 use crate::processes::host::runc::{self, Container};
 
-/// What is to move.
+/// The process or container to move.
 #[derive(Debug)]
 pub(super) struct Chosen {
-    /// The process.
     pub(super) pid: u32,
-    /// The container that it runs in.
+    /// The container of the process.
     pub(super) container: Option<Container>,
-    /// Whether nothing of it uses RDMA.
+    /// True if no process of the subject uses RDMA.
     pub(super) plain: bool,
-    /// What of the container stands in the way, one sentence each.
+    /// The container's obstacles, one sentence each.
     pub(super) reasons: Vec<String>,
 }
 
 impl Chosen {
-    /// A process with those that descend from it.
+    /// Chooses a process with its descendants.
     ///
     /// # Errors
-    /// One sentence: who uses RDMA cannot be read.
+    /// One sentence: the users of RDMA are unreadable.
     pub(super) async fn process(pid: u32) -> Result<Self, String> {
         let found = blocking(move || Users::of(pid)).await;
         let users = found
@@ -36,10 +35,10 @@ impl Chosen {
         })
     }
 
-    /// The same, as it is now.
+    /// Chooses the same subject again, in its present state.
     ///
     /// # Errors
-    /// One sentence: it is another one by now.
+    /// One sentence: the subject has changed or ended.
     pub(super) async fn again(&self) -> Result<Self, String> {
         let Some(container) = &self.container else {
             let chosen = Self::process(self.pid).await?;
@@ -62,13 +61,13 @@ impl Chosen {
         Err(format!("which process of {name} uses RDMA has changed"))
     }
 
-    /// What it is called in what is said.
+    /// Returns the subject's name for messages.
     pub(super) fn name(&self) -> String {
         name_of(self.pid, self.container.as_ref())
     }
 }
 
-/// What a process, or the container that it runs in, is called in what is said.
+/// Returns the name of a process, or of its container, for messages.
 pub(super) fn name_of(pid: u32, container: Option<&Container>) -> String {
     match container {
         None => format!("process {pid}"),

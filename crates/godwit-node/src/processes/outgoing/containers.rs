@@ -1,4 +1,4 @@
-//! Which process of a container moves with its RDMA connections, and what of the container stands in the way.
+//! Moves of containers: the process that moves with its RDMA connections, and the container's obstacles.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use crate::processes::host::criu;
 use crate::processes::host::runc::{self, Container, Listed};
 use godwit_api::{ErrorBody, ErrorCode, MigrateContainer, MigrateProcess, ProcessMigration};
 
-/// Moves a container to another node. Answers once nothing is found that stands in the way.
+/// Moves a container to another node. Answers once no obstacle was found.
 ///
 /// # Errors
-/// All that does, in one message; nothing was touched then.
+/// All obstacles in one message; nothing has changed then.
 pub(crate) async fn migrate_container(
     node: &Arc<Node>,
     id: &str,
@@ -49,10 +49,10 @@ pub(crate) async fn migrate_container(
     super::start(node, chosen, request).await
 }
 
-/// What of this container moves, and what of it stands in the way.
+/// Returns the subject of a container's move, with its obstacles.
 ///
 /// # Errors
-/// Who uses RDMA in it, or which CRIU there is, cannot be read.
+/// The container's users of RDMA, or CRIU's version, are unreadable.
 pub(super) async fn choose(listed: Listed) -> Result<Chosen, ErrorBody> {
     let failed = |text: String| ErrorBody::new(ErrorCode::Conflict, text);
     let mut reasons = runc::reasons(&listed).await;
@@ -88,7 +88,7 @@ pub(super) async fn choose(listed: Listed) -> Result<Chosen, ErrorBody> {
     })
 }
 
-/// The processes in a container that use the library and have opened a device.
+/// Returns the processes in a container that use the library and have opened a device.
 ///
 /// # Errors
 /// The kernel's lists cannot be read.

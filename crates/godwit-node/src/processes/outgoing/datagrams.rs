@@ -1,4 +1,4 @@
-//! Whoever sends datagrams to the process is told where it is.
+//! Redirects of datagrams: tells senders the process's new place.
 
 use godwit_verbs::control::{Answer as LibraryAnswer, Request};
 use godwit_verbs::mover::Ending;
@@ -9,14 +9,14 @@ use super::steps::Where;
 use crate::processes::messages::Ask;
 
 impl Running {
-    /// Has every node tell its processes, once the process goes on, and tells it what it missed. Nothing depends on it but
-    /// datagrams, which may be lost at any time.
+    /// Has every node tell its processes the new place once the process goes on, and tells the process the missed
+    /// redirects. Only datagrams depend on this step, and a datagram may be lost at any time.
     pub(super) async fn tell_senders(&mut self, ending: &Ending) {
         if let Some(place) = self.plan.may_have_others(ending) {
             self.tell_others(place).await;
         }
         match ending {
-            // It has no library that could be told.
+            // A plain process has no library to tell.
             _ if self.plan.plain => {}
             Ending::Moved { .. } => self.tell_it(Where::There).await,
             Ending::Stayed { .. } => self.tell_it(Where::Here).await,
@@ -46,8 +46,8 @@ impl Running {
         }
     }
 
-    /// Tells the process where others have gone while it could not be told, and nothing older: what it heard before is in its
-    /// image, and a place that was left long ago may have given its number to another queue pair.
+    /// Tells the process the missed redirects, and none older: earlier redirects are in the image, and the number of a
+    /// queue pair left long ago may belong to another queue pair now.
     async fn tell_it(&mut self, place: Where) {
         let redirects = self.node.processes.moves.take_missed(&self.plan.id);
         if redirects.is_empty() {

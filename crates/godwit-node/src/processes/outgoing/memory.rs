@@ -1,5 +1,5 @@
-//! Pre-copy: the process's memory is copied to the destination while it works, round by round, so that what is sent while it
-//! stands still is what has changed since.
+//! Pre-copy: copies the process's memory to the destination in rounds while the process works. The image of the stopped
+//! process then has only the last changes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,20 +18,20 @@ use crate::processes::incoming::rounds;
 use crate::processes::messages::{Ask, MemoryOffer};
 use crate::processes::{folder, images};
 
-/// How often it is looked whether the move was cancelled.
+/// Time between two checks for a cancelled move.
 const LOOK: Duration = Duration::from_millis(100);
-/// What CRIU says of a device's queues when it has no plugin for them.
+/// CRIU's message about a device's queues without a plugin for them.
 const NO_PLUGIN: &str = "handle_device_vma plugin failed";
 
 impl Running {
-    /// Has all rounds copied; nothing is left of them after an error.
+    /// Copies all rounds; no round is left after an error.
     pub(super) async fn pre_copy(&mut self) -> Result<(), Trouble> {
         let place = folder(&self.node, &self.plan.id).join(rounds::KEPT);
         let copied = self.copy_rounds(&place).await;
         match &copied {
             Ok(count) => self.plan.rounds = *count,
             Err(trouble) => {
-                // What no image builds on would only fill the disk. It goes with the move's folder at the latest.
+                // Rounds without an image would only fill the disk. They go with the move's folder at the latest.
                 let _left = std::fs::remove_dir_all(&place);
                 if !self.is_cancelled() {
                     let why = trouble.clone().into_text();
@@ -64,7 +64,7 @@ impl Running {
             self.own(Request::TrackWritten).await?;
         }
         let subject = self.plan.subject();
-        // What changes is copied again, and again with the image.
+        // Changed pages are copied again in later rounds, and with the image.
         let wanted = subject
             .resident()
             .saturating_mul(2)
@@ -96,7 +96,7 @@ impl Running {
         Ok(copied.len() as u32)
     }
 
-    /// Gives the bytes that were sent.
+    /// Sends a round and returns the sent bytes.
     async fn send_round(&mut self, round: u32, image: &Path) -> Result<u64, Trouble> {
         let (files, _) = images::gather(image, &[]).map_err(failed)?;
         let bytes = files.iter().map(|file| file.bytes).sum();
@@ -117,14 +117,14 @@ impl Running {
         match sent {
             Some(sent) => sent.map(|()| bytes),
             None => {
-                // In the middle of what is sent.
+                // The cancellation may have come in the middle of a transfer.
                 self.reach.hang_up(&to);
                 Err(failed("it was cancelled".to_owned()))
             }
         }
     }
 
-    /// The folder of the last round, seen from the image that is about to be made; nothing if the image has to have all.
+    /// Returns the folder of the last round relative to the next image, or `None` if the image must have all memory.
     pub(super) async fn since(&mut self) -> Option<String> {
         let count = self.plan.rounds_before();
         if count == 0 {

@@ -1,5 +1,5 @@
-//! The source's end of a move: one task, which takes the steps that `godwit_verbs::mover` says, and stores each before it
-//! is begun.
+//! The source's side of a move: one task, which takes the steps of `godwit_verbs::mover` and stores each step before
+//! its start.
 
 mod ahead;
 mod chosen;
@@ -44,29 +44,29 @@ use godwit_api::{
 
 /// Most files that may come along.
 const MAX_FILES: usize = 64;
-/// Between two attempts of a step whose outcome is not known.
+/// Time between two attempts of a step with an unknown outcome.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How long a cancelled move may take to end before its state is told.
+/// Longest wait for the end of a cancelled move before its state is returned.
 const CANCEL_WAIT: Duration = Duration::from_secs(60);
 
-/// A move with what its task needs beside what is stored.
+/// A stored move, with the transient state of its task.
 struct Running {
     node: Arc<Node>,
     reach: Reach,
     plan: Outgoing,
     cancelled: Arc<AtomicBool>,
-    /// What both sides had sent when they were suspended: the process's queue pairs, and each partner's.
+    /// The queue pairs of both sides at their suspension: the process's, and each partner's.
     suspended: Option<(Vec<QueuePairState>, Vec<Vec<QueuePairState>>)>,
-    /// Whether what stands in the way was looked at, and who the partners are, since the move last waited.
+    /// True if obstacles and partners were found since the move last waited.
     looked: bool,
-    /// When the first was told to keep requests back.
+    /// The time of the first suspension.
     stopped: Option<Instant>,
 }
 
-/// Moves a process to another node. Answers once nothing is found that stands in the way.
+/// Moves a process to another node. Answers once no obstacle was found.
 ///
 /// # Errors
-/// All that does, in one message; nothing was touched then.
+/// All obstacles in one message; nothing has changed then.
 pub(crate) async fn migrate(
     node: &Arc<Node>,
     pid: u32,
@@ -131,7 +131,8 @@ async fn start(
     let mut reach = Reach::new(Arc::clone(node), id);
     let held = || node.processes.held.holder(pid).is_some();
     let mut found = None;
-    // A partner that is just being moved would not be found; that move has an end, and this one waits for it.
+    // The search would miss a partner that moves just now. The partner's move has an end, and this move waits for the
+    // end.
     if !held() {
         let looked =
             preflight::look(node, &mut reach, &chosen, &to, address.as_ref(), &files).await;
@@ -159,7 +160,7 @@ async fn start(
             })?,
         },
     };
-    // Nodes take few of these connections at once.
+    // Nodes accept only few of these connections at once.
     reach.keep(|name| name == to || partners.iter().any(|(partner, _)| partner == name));
     let mut plan = Outgoing {
         id: id.to_string(),
@@ -195,7 +196,7 @@ async fn start(
     })?;
     let place = folder(node, &plan.id);
     begin(node, reach, plan, looked).inspect_err(|_| {
-        // Nothing is in it; what cannot be removed goes with the node's next start.
+        // The folder is empty. A failed removal is made up for at the node's next start.
         let _left = std::fs::remove_dir(place);
     })
 }
@@ -221,10 +222,10 @@ fn begin(
     Ok(shown)
 }
 
-/// Gives a move up, if the destination was not told to restore yet, and tells how it is then.
+/// Cancels a move if the destination was not told to restore yet, and returns the resulting state.
 ///
 /// # Errors
-/// It is unknown or has ended, or is too far.
+/// The move is unknown, has ended, or is too far.
 pub(crate) async fn cancel(node: &Arc<Node>, id: &str) -> Result<ProcessMigration, ErrorBody> {
     let seen = node.processes.moves.get(id)?;
     let conflict = |text: String| ErrorBody::new(ErrorCode::Conflict, text);
@@ -252,7 +253,7 @@ pub(crate) async fn cancel(node: &Arc<Node>, id: &str) -> Result<ProcessMigratio
 }
 
 impl Running {
-    /// Stores how far it is.
+    /// Stores the state of the move.
     fn store(&self) -> Result<(), String> {
         let path = folder(&self.node, &self.plan.id).join("outgoing.json");
         files_of_ours::write(&path, &self.plan)
@@ -260,14 +261,14 @@ impl Running {
 
     async fn run(mut self) {
         let Some(ending) = self.take_steps().await else {
-            // The node is about to end: its next start takes the move up.
+            // The node is closing: its next start takes the move up.
             return;
         };
-        // What follows keeps nobody from working.
+        // The steps that follow delay no process.
         let blackout = self.stopped.map(steps::milliseconds);
         self.node.processes.moves.works(&self.plan.id);
         self.tell_senders(&ending).await;
-        // What the destination keeps of the move is of use to nobody any more.
+        // The destination's record of the move has no use any more.
         let to = self.plan.to.clone();
         if self.plan.moving.reached_destination() {
             let _ = self.reach.ask(&to, Ask::Over, ANSWER).await;
@@ -275,14 +276,14 @@ impl Running {
         self.end(ending, blackout);
     }
 
-    /// Gives up an image that the process, which runs here, is not made of any more: it may be what fills the disk.
+    /// Removes the image and the rounds if the process runs here and does not need them: these files may fill the disk.
     // Not shared: a connection is used by one task at a time.
     async fn make_room(&mut self) {
         let step = self.plan.moving.step();
         let going_on = matches!(step, Step::RecreateHere | Step::ConnectHere);
         if going_on && self.plan.subject().surely_found().await.is_some() {
             for name in ["image", rounds::KEPT] {
-                // That it is gone already does not matter.
+                // A missing folder does not matter.
                 let _ = std::fs::remove_dir_all(folder(&self.node, &self.plan.id).join(name));
             }
         }
@@ -349,7 +350,7 @@ impl Running {
         }
     }
 
-    /// Says how it ended, and for how many milliseconds the process did not work, if it was stopped.
+    /// Records the ending of a move. `blackout` is the standstill of the process in milliseconds, if stopped.
     fn end(&self, ending: Ending, blackout: Option<f64>) {
         let Outgoing { id, pid, to, .. } = &self.plan;
         let (pid, here, name) = (*pid, &self.node.config.name, self.plan.name());

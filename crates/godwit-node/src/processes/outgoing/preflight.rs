@@ -1,4 +1,4 @@
-//! What stands in the way of a move, all of it at once, and who the partners are.
+//! The obstacles to a move, all at once, and the partners of the process.
 
 use std::path::Path;
 
@@ -15,33 +15,33 @@ use crate::processes::images;
 use crate::processes::incoming::serve;
 use crate::processes::messages::{Answer, Ask};
 
-/// What a move needs to know before it begins.
+/// The findings before a move.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) status: Option<Status>,
-    /// Each with the node of its host.
+    /// The partners, each with the partner's node.
     pub(crate) partners: Vec<(String, Party)>,
     pub(crate) layout: Option<String>,
-    /// All that stands in the way, one sentence each.
+    /// All obstacles, one sentence each.
     pub(crate) reasons: Vec<String>,
 }
 
-/// What a move needs to know of a process that nothing keeps from moving.
+/// The facts about a process without obstacles.
 #[derive(Debug)]
 pub(crate) struct Clear {
     pub(crate) queue_pairs: usize,
-    /// Whether any of them is for datagrams.
+    /// True if any queue pair is for datagrams.
     pub(crate) datagrams: bool,
-    /// Each with the node of its host.
+    /// The partners, each with the partner's node.
     pub(crate) partners: Vec<(String, Party)>,
     pub(crate) layout: String,
 }
 
 impl Found {
-    /// What the move needs, if nothing stands in its way.
+    /// Returns the facts for the move if there is no obstacle.
     ///
     /// # Errors
-    /// All that does, in one text.
+    /// All obstacles in one text.
     pub(crate) fn clear(self, name: &str, to: &str) -> Result<Clear, String> {
         match (self.status, self.layout, self.reasons.is_empty()) {
             (Some(status), Some(layout), true) => Ok(Clear {
@@ -61,7 +61,7 @@ impl Found {
     }
 }
 
-/// Asks the process, the destination, and every node for partners.
+/// Inspects the process, the destination, and every node with possible partners.
 pub(crate) async fn look(
     node: &Node,
     reach: &mut Reach,
@@ -72,7 +72,7 @@ pub(crate) async fn look(
 ) -> Found {
     let pid = chosen.pid;
     let all = match &chosen.container {
-        // A container that has ended has nothing, and that is said elsewhere.
+        // A container that has ended has no members; another check reports the end.
         Some(container) => runc::members(container.init).unwrap_or_default(),
         None => family::family(pid),
     };
@@ -82,7 +82,7 @@ pub(crate) async fn look(
     });
     let seen = seen.await.unwrap_or_default();
     if seen.stopped {
-        // Its library cannot say anything.
+        // The library of a stopped process cannot answer.
         return Found {
             status: None,
             partners: Vec::new(),
@@ -119,7 +119,7 @@ pub(crate) async fn look(
             Ok(Answer::Found(found)) => {
                 for process in found {
                     let pairs = process.status.queue_pairs;
-                    // What a node says is held against what the process itself knows of its peers.
+                    // A node's answer is checked against the process's own knowledge of its peers.
                     if let Some(party) = ends_of(&ours, process.pid, &pairs) {
                         partners.push((name.clone(), party));
                         theirs.extend(pairs);
@@ -163,7 +163,7 @@ pub(crate) async fn look(
         Ok(_) => reasons.push(format!("node '{to}' gave an answer to another question")),
         Err(trouble) => {
             let found = against(pid, status.as_ref(), &Default::default(), &theirs);
-            // What the destination has is not known.
+            // The destination's resources are unknown.
             let known = found
                 .into_iter()
                 .filter(|reason| !reason.contains("the destination"));
@@ -173,7 +173,7 @@ pub(crate) async fn look(
     }
     let reached: usize = partners.iter().map(|(_, party)| party.links.len()).sum();
     if reached < connected {
-        // A partner may be where nobody could be asked.
+        // A partner may be on a node that gave no answer.
         reasons.extend(unasked);
     }
     reasons.extend(at_source(files).await);
@@ -195,7 +195,7 @@ pub(crate) async fn look(
     }
 }
 
-/// What this host lacks.
+/// Returns the obstacles at this host.
 async fn at_source(files: &[String]) -> Vec<String> {
     let mut reasons = Vec::new();
     match serve::look(Vec::new()).await {

@@ -1,4 +1,4 @@
-//! The nodes that take part in a move, this one among them, and connections to them that are made when they are needed.
+//! The nodes of a move, this node included, with connections made on demand.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use crate::peers::{PeerConnection, greeting};
 use crate::processes::incoming::serve::Session;
 use crate::processes::messages::{self, Answer, Ask};
 
-/// How long the answer to most questions may take: a process may have thousands of objects.
+/// Longest wait for most answers: a process may have thousands of objects.
 pub(crate) const ANSWER: Duration = Duration::from_secs(150);
 
-/// Why there is no answer that helps.
+/// The reason for a missing or useless answer.
 #[derive(Clone, Debug)]
 pub(crate) enum Trouble {
-    /// The node says no.
+    /// The node refuses.
     Refused(String),
-    /// It cannot be reached, or does not answer: what was asked may be done nevertheless.
+    /// The node is unreachable or silent, and may fulfil the request nevertheless.
     Silent(String),
 }
 
@@ -53,7 +53,7 @@ impl Reach {
         }
     }
 
-    /// The connection to another node; a new one if there is none.
+    /// Returns the connection to another node, and opens one if missing.
     pub(crate) async fn connection(&mut self, name: &str) -> Result<&mut PeerConnection, Trouble> {
         if !self.others.contains_key(name) {
             let peer = self
@@ -73,17 +73,17 @@ impl Reach {
             .ok_or_else(|| Trouble::Silent(format!("node '{name}' is not connected")))
     }
 
-    /// The connection is of no use any more.
+    /// Closes the connection to a node.
     pub(crate) fn hang_up(&mut self, name: &str) {
         self.others.remove(name);
     }
 
-    /// The connections to other nodes than these are of no use any more.
+    /// Closes the connections to all nodes that are not involved.
     pub(crate) fn keep(&mut self, involved: impl Fn(&str) -> bool) {
         self.others.retain(|name, _| involved(name));
     }
 
-    /// Asks a node.
+    /// Sends a request to a node, this node or another, and returns the answer.
     pub(crate) async fn ask(
         &mut self,
         name: &str,
@@ -117,7 +117,7 @@ impl Reach {
         }
     }
 
-    /// Asks a library through a node.
+    /// Sends a request to a library through a node.
     pub(crate) async fn library(
         &mut self,
         name: &str,
@@ -134,7 +134,7 @@ impl Reach {
         }
     }
 
-    /// Asks a partner's library.
+    /// Sends a request to a partner's library.
     pub(crate) async fn partner(
         &mut self,
         name: &str,

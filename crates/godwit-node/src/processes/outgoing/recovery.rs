@@ -1,4 +1,4 @@
-//! Moves that were under way when the node ended.
+//! Recovery of moves that were under way when the node ended.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::processes::host::criu;
 use crate::processes::incoming::{arrivals, rounds};
 use crate::processes::{files_of_ours, folder};
 
-/// Takes them up.
+/// Takes up all stored moves.
 pub(crate) fn recover(node: &Arc<Node>) {
     rounds::forget_all(&node.config.processes_dir());
     let entries = std::fs::read_dir(node.config.processes_dir());
@@ -31,7 +31,7 @@ pub(crate) fn recover(node: &Arc<Node>) {
         let mut plan: Outgoing = match files_of_ours::read(&record) {
             Ok(Some(plan)) => plan,
             Ok(None) => {
-                // What cannot be looked at is left alone.
+                // Without a readable answer the folder is left alone.
                 if matches!(entry.path().join("lost.json").try_exists(), Ok(false)) {
                     arrivals::recover(node, &name);
                 }
@@ -75,7 +75,7 @@ pub(crate) fn recover(node: &Arc<Node>) {
             node.processes.held.renumber(&node, &name, before, plan.pid);
             let lives = found.is_some();
             if lives && let Some(own) = &plan.address {
-                // The node may have ended between its restore and the end of the guard.
+                // The node may have ended between the restore and the end of the guard.
                 OwnAddress::unguard(&arrivals::guard(&plan.id)).await;
                 own.announce();
             }

@@ -1,4 +1,4 @@
-//! A move, as the API shows it.
+//! A process's move as the API shows it.
 
 use godwit_api::{
     ProcessBreakdown, ProcessMigration, ProcessMigrationPhase as Phase, ProcessPartner,

@@ -1,4 +1,4 @@
-//! Each step, carried out.
+//! The execution of each step.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -17,11 +17,11 @@ use crate::processes::messages::{Answer, Ask, ImageOffer};
 use crate::processes::{NotDone, ask, folder, hear, images, status};
 use godwit_api::ProcessMigration;
 
-/// How long requests in flight may take to complete.
+/// Longest wait for requests in flight.
 const DRAIN_BOUND: Duration = Duration::from_secs(20);
-/// How long a restore may take before the destination is asked what has become of it.
+/// Longest restore before the destination is asked to settle.
 const RESTORE: Duration = Duration::from_secs(620);
-/// What a process says that never gave its objects back.
+/// The answer of a process that never released its objects.
 const HAS_OBJECTS: &str = "this process has its objects";
 
 pub(super) fn failed(text: String) -> Trouble {
@@ -36,7 +36,7 @@ pub(super) fn milliseconds(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e3
 }
 
-/// Whether a step is one of the process's library and those of its partners.
+/// Returns true if a step concerns only the libraries of the process and its partners.
 fn of_library(step: Step) -> bool {
     match step {
         Step::PreSetup
@@ -61,7 +61,7 @@ fn of_library(step: Step) -> bool {
     }
 }
 
-/// Where a step connects the process to its partners.
+/// The side that connects the process to its partners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Where {
     Here,
@@ -122,7 +122,7 @@ impl Running {
         self.node.processes.moves.change(&self.plan.id, change);
     }
 
-    /// Asks the process at the source.
+    /// Sends a request to the process at the source.
     // Not shared: a connection is used by one task at a time.
     pub(super) async fn own(&mut self, request: Request) -> Result<LibraryAnswer, Trouble> {
         ask(self.plan.pid, request).await.map_err(failed)
@@ -148,7 +148,8 @@ impl Running {
         let ours = ours
             .await
             .unwrap_or_else(|error| Err(NotDone::Silent(error.to_string())));
-        // What holds it then is another move, of it or of a partner, and is not this one's to end.
+        // A refusing process is held by another move, of the process or of a partner. This move must not end the other
+        // move's hold.
         self.plan.not_held = matches!(ours, Err(NotDone::Refused(_)));
         let LibraryAnswer::Suspended(ours) = ours.map_err(|error| failed(error.into_text()))?
         else {
@@ -205,7 +206,8 @@ impl Running {
         let since = self.since().await;
         let subject = self.plan.subject();
         let dumped = subject.dump(&image, since.as_deref()).await;
-        // Peers of one that has ended would be told so as long as its address is here.
+        // After the end of a process the kernel would reset its connections while the address is here, so the lock
+        // stays.
         if dumped.is_err() && subject.surely_found().await.is_some() {
             subject.unlock_network().await;
         }
@@ -213,7 +215,8 @@ impl Running {
     }
 
     async fn send(&mut self) -> Result<(), Trouble> {
-        // From here on the address is nowhere: packets for it are lost and sent again, and nobody refuses them.
+        // From here on no host has the address: packets to the address are lost and sent again, and no host refuses
+        // them.
         if let Some(own) = &self.plan.address {
             own.remove().await.map_err(failed)?;
         }
@@ -241,7 +244,7 @@ impl Running {
         self.transfer(asked, sources.chain(along).collect()).await
     }
 
-    /// Has the destination take these files.
+    /// Sends these files to the destination.
     pub(super) async fn transfer(
         &mut self,
         asked: Ask,
@@ -262,7 +265,7 @@ impl Running {
         match sent.await {
             Ok(Answer::Done) => Ok(()),
             Ok(Answer::Refused(why)) => {
-                // The node hangs up: where in the stream it stopped is not known.
+                // The other node hangs up: the position in the stream is unknown.
                 self.reach.hang_up(&to);
                 Err(failed(format!("node '{to}': {why}")))
             }
@@ -274,7 +277,7 @@ impl Running {
         }
     }
 
-    /// Has the destination restore, or say what has become of it.
+    /// Has the destination restore the process or settle the move.
     async fn restore(&mut self, asked: Ask) -> Happened {
         let to = self.plan.to.clone();
         match self.reach.ask(&to, asked, RESTORE).await {
@@ -314,7 +317,7 @@ impl Running {
     async fn bring_back(&mut self) -> Result<(), Trouble> {
         let subject = self.plan.subject();
         if let Some(found) = subject.surely_found().await {
-            // A restore that fails would end it.
+            // A failed restore would end the running process.
             subject.unlock_network().await;
             self.has_number(found);
             return Ok(());
@@ -322,7 +325,7 @@ impl Running {
         let pid = subject.pid;
         let own = self.plan.address.as_ref();
         if let Some(own) = own {
-            // Before CRIU's lock ends: what comes for the address would be answered with a reset.
+            // The address goes before CRIU's lock: otherwise incoming packets would be answered with a reset.
             if let Err(error) = own.remove().await {
                 tracing::warn!(
                     pid,
@@ -341,7 +344,7 @@ impl Running {
         Ok(())
     }
 
-    /// In a container it has another number each time it is restored.
+    /// Records the process's number, which changes at each restore in a container.
     fn has_number(&mut self, pid: u32) {
         let before = std::mem::replace(&mut self.plan.pid, pid);
         self.node
@@ -358,7 +361,7 @@ impl Running {
                 Ok(())
             }
             Ok(_) => Err(unexpected()),
-            // It kept all of them, and partners know its keys.
+            // The process kept all of its objects, and the partners know its keys.
             Err(error) if error.contains(HAS_OBJECTS) && self.plan.moving.objects_may_be_old() => {
                 self.plan.made = None;
                 Ok(())
@@ -410,8 +413,8 @@ impl Running {
         Ok(())
     }
 
-    /// Has partners put what they have prepared in its place. Gives those that did not: they are connected as without
-    /// pre-setup, which does no harm to who did and was not heard.
+    /// Has partners switch to their prepared queue pairs. Returns the partners that refused: they are connected as
+    /// without pre-setup, which does no harm to a partner that has switched and was not heard.
     async fn switch(&mut self) -> Result<Vec<(String, Party)>, Trouble> {
         let made = self.plan.made.as_ref();
         let remote_keys = made.map_or_else(Vec::new, |made| made.remote_keys.clone());
@@ -436,7 +439,7 @@ impl Running {
         Ok(others)
     }
 
-    /// The queue pairs of the process at the destination.
+    /// Returns the queue pairs of the process at the destination.
     async fn pairs_there(&mut self) -> Result<Vec<QueuePairState>, Trouble> {
         let to = self.plan.to.clone();
         let request = Request::Status;
@@ -457,7 +460,7 @@ impl Running {
         }
     }
 
-    /// Asks the process where it is.
+    /// Sends a request to the process at the given side.
     async fn process(&mut self, place: Where, request: Request) -> Result<(), Trouble> {
         let to = self.plan.to.clone();
         match place {
@@ -471,7 +474,7 @@ impl Running {
     }
 
     async fn resume(&mut self, place: Where) -> Result<(), Trouble> {
-        // Both are told, whatever the other says.
+        // Both sides are told, regardless of the other's answer.
         let first = if self.plan.is_to_go_on(place) {
             self.process(place, Request::Resume { only: None }).await
         } else {

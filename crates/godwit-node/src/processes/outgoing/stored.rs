@@ -1,4 +1,4 @@
-//! A move, as it is stored before each of its steps.
+//! The durable record of a move, stored before each of its steps.
 
 use godwit_verbs::mover::{Ending, Move, Party, Step};
 use godwit_verbs::shim::Recreated;
@@ -10,15 +10,15 @@ use crate::processes::host::address::OwnAddress;
 use crate::processes::host::runc::Container;
 use crate::processes::host::subject::Subject;
 
-/// A move, as it is stored.
+/// The durable record of a move.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Outgoing {
     pub(super) id: String,
     pub(super) pid: u32,
-    /// The container that it runs in, which moves with it.
+    /// The container of the process, which moves with the process.
     #[serde(default)]
     pub(super) container: Option<Container>,
-    /// Whether it does without RDMA, so that there is no library to be asked.
+    /// True if the process uses no RDMA, so there is no library to ask.
     #[serde(default)]
     pub(super) plain: bool,
     pub(super) command: String,
@@ -27,34 +27,34 @@ pub(super) struct Outgoing {
     pub(super) files: Vec<String>,
     pub(super) partners: Vec<(String, Party)>,
     pub(super) queue_pairs: usize,
-    /// Whether any of them is for datagrams.
+    /// True if any queue pair is for datagrams.
     #[serde(default)]
     pub(super) datagrams: bool,
     pub(super) layout: String,
     pub(super) started_at: String,
     pub(super) moving: Move,
-    /// Whether this move does not hold the process: it was not asked to be suspended yet, or refused. Who else holds it is
-    /// another move, of a process that it is connected to.
+    /// True if this move does not hold the process: the process was not asked to suspend yet, or refused. Any other
+    /// holder is the move of a connected process.
     #[serde(default)]
     pub(super) not_held: bool,
-    /// What the process made when its objects were made again last.
+    /// The objects of the process's last recreation.
     pub(super) made: Option<Recreated>,
-    /// How many rounds of the process's memory the destination was given.
+    /// Memory rounds that the destination has received.
     #[serde(default)]
     pub(super) rounds: u32,
-    /// Whether objects were made ahead of the process.
+    /// True if objects were made ahead of the process.
     #[serde(default)]
     pub(super) ahead: bool,
-    /// Whether the process at the destination has taken them.
+    /// True if the process at the destination has taken the objects made ahead.
     #[serde(default)]
     pub(super) attached: bool,
-    /// Whether the process at the destination has gone on. Another move may hold it as a partner since.
+    /// True if the process at the destination has gone on. Another move may hold the process as a partner since then.
     #[serde(default)]
     pub(super) goes_on: bool,
 }
 
 impl Outgoing {
-    /// What moves.
+    /// Returns the subject of the move.
     pub(super) fn chosen(&self) -> Chosen {
         Chosen {
             pid: self.pid,
@@ -64,12 +64,12 @@ impl Outgoing {
         }
     }
 
-    /// What it is called in what is said.
+    /// Returns the subject's name for messages.
     pub(super) fn name(&self) -> String {
         name_of(self.pid, self.container.as_ref())
     }
 
-    /// How many rounds of its memory the image builds on.
+    /// Returns the number of memory rounds that the image builds on.
     pub(super) fn rounds_before(&self) -> u32 {
         if self.moving.memory_was_copied() {
             self.rounds
@@ -78,7 +78,7 @@ impl Outgoing {
         }
     }
 
-    /// What becomes an image.
+    /// Returns the subject of the image.
     pub(super) fn subject(&self) -> Subject {
         Subject {
             pid: self.pid,
@@ -87,7 +87,8 @@ impl Outgoing {
         }
     }
 
-    /// Whether the process is still to be told to go on. One that another move holds is not this one's to let go.
+    /// Returns true if the process is still to be resumed. A process held by another move must not be resumed by this
+    /// one.
     pub(super) fn is_to_go_on(&self, place: Where) -> bool {
         match place {
             Where::Here => !self.not_held,
@@ -95,7 +96,7 @@ impl Outgoing {
         }
     }
 
-    /// Where the process is now, if it may have other queue pairs for datagrams there than it had.
+    /// Returns the process's place if its datagram queue pairs may have changed there.
     pub(super) fn may_have_others(&self, ending: &Ending) -> Option<Where> {
         match ending {
             _ if !self.datagrams => None,
@@ -105,12 +106,13 @@ impl Outgoing {
         }
     }
 
-    /// Takes that this step is about to be stored and begun: whoever is asked to be suspended may be, whatever is heard.
+    /// Records that a step is about to be stored and begun: after a suspend request the process may be suspended,
+    /// whatever the answer.
     pub(super) fn holds_from(&mut self, step: Step) {
         self.not_held &= step != Step::Suspend;
     }
 
-    /// As [`Move::unstored`]. Nobody was asked for a step that was given up.
+    /// Does the same as [`Move::unstored`]. A step that was not stored sent no request.
     pub(super) fn unstored(&mut self, why: &str) -> bool {
         self.not_held |= self.moving.step() == Step::Suspend;
         self.moving.unstored(why)
@@ -131,7 +133,7 @@ mod tests {
         serde_json::from_value(stored).expect("a plan")
     }
 
-    /// Each way to [`Step::ResumeHere`] on which the process was not asked for anything, and two on which it was.
+    /// Covers each way to [`Step::ResumeHere`] without a request to the process, and two ways with a request.
     #[test]
     fn a_process_that_was_not_suspended_by_a_move_is_not_resumed_by_it() {
         let begun = |mut plan: Outgoing| {
@@ -184,7 +186,7 @@ mod tests {
         assert!(plan.is_to_go_on(Where::There) && !plan.is_to_go_on(Where::Here));
         plan.goes_on = true;
         plan.not_held = false;
-        // As it is read after a death of the node.
+        // A restarted node reads this record.
         let stored = serde_json::to_vec(&plan).expect("JSON");
         let plan: Outgoing = serde_json::from_slice(&stored).expect("a plan");
         assert!(!plan.is_to_go_on(Where::There) && plan.is_to_go_on(Where::Here));

@@ -1,4 +1,4 @@
-//! Moves of processes away from here: those under way, and the last that ended.
+//! Moves of processes away from here: all under way, and the last that ended.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,11 +9,11 @@ use godwit_api::{ErrorBody, ErrorCode, ProcessMigration, ProcessMigrationPhase a
 use godwit_verbs::shim::Redirect;
 use godwit_verbs::tables::Gid;
 
-/// Ended moves that are remembered.
+/// Most ended moves in the history.
 const MAX_ENDED: usize = 200;
-/// Moves under way at once.
+/// Most moves under way at once.
 const MAX_MOVES: usize = 16;
-/// Places of queue pairs that a process can miss; its library takes no more.
+/// Most redirects that a process can miss; its library takes no more.
 const MAX_MISSED: usize = 1 << 16;
 
 /// Moves under way and ended.
@@ -26,15 +26,15 @@ pub(crate) struct ProcessMigrations {
 struct Tracked {
     view: ProcessMigration,
     cancelled: Arc<AtomicBool>,
-    /// Whether all steps are done, so that the process works if it lives.
+    /// True once all steps are done: the process works if alive.
     works: bool,
-    /// Where queue pairs for datagrams are that moved while the process stood still, by the address and the number that
-    /// applications know.
+    /// Redirects of datagram queue pairs that moved while the process stood still, keyed by the address and the number
+    /// that applications know.
     missed: BTreeMap<(Gid, u32), Redirect>,
 }
 
 impl Tracked {
-    /// Whether the move has taken the process out of work.
+    /// Returns true while the move keeps the process from working.
     fn stands_still(&self) -> bool {
         let still = matches!(
             self.view.phase,
@@ -63,10 +63,10 @@ impl ProcessMigrations {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A move begins. Gives what tells its task to give up.
+    /// Begins a move and returns its cancellation flag.
     ///
     /// # Errors
-    /// The process is being moved already, or too many are.
+    /// The process is being moved already, or too many processes are.
     pub(crate) fn begin(&self, view: ProcessMigration) -> Result<Arc<AtomicBool>, ErrorBody> {
         let mut table = self.lock();
         if moved(&table, view.pid) {
@@ -98,7 +98,7 @@ impl ProcessMigrations {
         Ok(cancelled)
     }
 
-    /// Changes what is shown of a move that has not ended.
+    /// Changes the view of a move that has not ended.
     pub(crate) fn change(&self, id: &str, change: impl FnOnce(&mut ProcessMigration)) {
         let mut table = self.lock();
         let tracked = table.iter_mut().find(|tracked| tracked.view.id == id);
@@ -107,7 +107,6 @@ impl ProcessMigrations {
         }
     }
 
-    /// Ends a move.
     pub(crate) fn end(&self, id: &str, error: Option<ErrorBody>) {
         self.change(id, |view| {
             view.ended_at = Some(clock::now_text());
@@ -120,7 +119,7 @@ impl ProcessMigrations {
         });
     }
 
-    /// All moves, oldest first.
+    /// Returns all moves, oldest first.
     pub(crate) fn all(&self) -> Vec<ProcessMigration> {
         self.lock()
             .iter()
@@ -128,7 +127,7 @@ impl ProcessMigrations {
             .collect()
     }
 
-    /// One move.
+    /// Returns a move.
     ///
     /// # Errors
     /// [`ErrorCode::NotFound`].
@@ -142,8 +141,7 @@ impl ProcessMigrations {
         })
     }
 
-    /// Notes where queue pairs for datagrams are for the processes that stand still in a move of this node's. Gives those
-    /// processes.
+    /// Notes redirects for the processes that stand still in a move from here. Returns the numbers of these processes.
     pub(crate) fn note_missed(&self, redirects: &[Redirect]) -> Vec<u32> {
         let mut still = Vec::new();
         for tracked in self.lock().iter_mut() {
@@ -151,7 +149,8 @@ impl ProcessMigrations {
             if stands {
                 still.push(tracked.view.pid);
             }
-            // What a queue pair has left again by the time the process hears of it would be told last.
+            // A working process with missed redirects gets this one too: otherwise the older redirect would be told
+            // last.
             if stands || !tracked.missed.is_empty() {
                 tracked.misses(redirects);
             }
@@ -159,14 +158,14 @@ impl ProcessMigrations {
         still
     }
 
-    /// All steps of a move are done: a process that lives hears from now on where others are.
+    /// Marks all steps of a move as done: from now on a living process hears redirects itself.
     pub(crate) fn works(&self, id: &str) {
         if let Some(tracked) = self.lock().iter_mut().find(|one| one.view.id == id) {
             tracked.works = true;
         }
     }
 
-    /// What the process of a move was not told while it stood still; nothing the next time.
+    /// Takes the redirects that the process of a move missed while standing still.
     pub(crate) fn take_missed(&self, id: &str) -> Vec<Redirect> {
         let mut table = self.lock();
         let tracked = table.iter_mut().find(|tracked| tracked.view.id == id);
@@ -174,7 +173,7 @@ impl ProcessMigrations {
         missed.unwrap_or_default().into_values().collect()
     }
 
-    /// Asks the task of a move to give up.
+    /// Asks the task of a move to cancel.
     pub(crate) fn cancel(&self, id: &str) {
         if let Some(tracked) = self.lock().iter().find(|tracked| tracked.view.id == id) {
             tracked.cancelled.store(true, Ordering::Release);
@@ -197,7 +196,7 @@ mod tests {
         serde_json::from_value(seen).expect("a move")
     }
 
-    /// That the queue pair 17 of `remote` is at `to`.
+    /// Redirects queue pair 17 of `remote` to `to`.
     fn redirect(remote: u8, to: u8) -> Redirect {
         Redirect {
             remote: Gid([remote; 16]),
@@ -228,7 +227,7 @@ mod tests {
             goes(phase);
             assert_eq!(moves.note_missed(&[redirect(3, 4)]), [7]);
         }
-        // It works, and hears this; but what it missed is told later, and must not be older.
+        // The process works and hears this redirect. The missed redirects are told later, and must not be older.
         moves.works("1");
         assert!(moves.note_missed(&[redirect(3, 5)]).is_empty());
         assert_eq!(moves.take_missed("1"), [redirect(3, 5)]);

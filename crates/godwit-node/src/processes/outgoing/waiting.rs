@@ -1,5 +1,5 @@
-//! Waiting for the turn: a process does not move while another move has it or one of its partners. Nothing is touched
-//! before this one has them all, and it keeps none while it waits.
+//! Waiting for the turn: a process does not move while another move has the process or a partner. Nothing changes
+//! before this move has claimed all of them, and a waiting move keeps no claim.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,26 +15,26 @@ use super::steps::{failed, unexpected};
 use crate::processes::messages::{Answer, Ask};
 use crate::processes::status;
 
-/// How often a move that waits asks again.
+/// Time between two claims of a waiting move.
 const AGAIN: Duration = Duration::from_millis(300);
-/// How often partners may be others, when all that was claimed, than those that were found just before.
+/// Most changes of the partners between a search and the claim of all.
 const MAX_CHANGES: u32 = 10;
-/// Longest name of a move, as another node says it, that is shown.
+/// Longest name of another move that is shown, in characters.
 const MAX_NAME: usize = 200;
 
-/// What came of a claim.
+/// The outcome of a claim.
 enum Claimed {
-    /// The process is this move's.
+    /// This move has the process.
     Taken,
-    /// It is this other move's.
+    /// The named move has the process.
     Waits(String),
 }
 
 impl Running {
-    /// Waits until the process and its partners are this move's.
+    /// Waits until this move has the process and its partners.
     ///
     /// # Errors
-    /// Something else stands in the way, or the move was cancelled; it has nothing then.
+    /// There is another obstacle, or the move was cancelled; no claim is kept then.
     pub(super) async fn wait_for_turn(&mut self) -> Result<(), Trouble> {
         let mut changes = 0;
         loop {
@@ -42,7 +42,7 @@ impl Running {
             if let Some(who) = self.node.processes.held.holder(self.plan.pid) {
                 self.waits(who);
                 self.looked = false;
-                // Nodes end those that are silent for long, and take few at once.
+                // Nodes end connections that are silent for long, and accept few at once.
                 self.reach.keep(|_| false);
                 tokio::time::sleep(AGAIN).await;
                 continue;
@@ -85,8 +85,8 @@ impl Running {
         self.shows(|view| view.waits_for = Some(who));
     }
 
-    /// Looks for partners and for what stands in the way. Says whether that is of use: it is not if another move took the
-    /// process meanwhile, whose partner could not be found then.
+    /// Finds partners and obstacles. Returns false if another move took the process meanwhile: the search may then have
+    /// missed that move's process.
     async fn look(&mut self) -> Result<bool, Trouble> {
         let (pid, to) = (self.plan.pid, self.plan.to.clone());
         let (address, files) = (self.plan.address.as_ref(), &self.plan.files);
@@ -119,7 +119,7 @@ impl Running {
         Taking::new(own, self.plan.pid, &self.plan.partners)
     }
 
-    /// Claims all, or gives what is another move's, and keeps nothing then.
+    /// Claims all processes, or returns the first that another move has and keeps no claim.
     async fn take_all(&mut self) -> Result<Option<(Wanted, String)>, Trouble> {
         let mut taking = self.taking();
         while let Some(wanted) = taking.next().cloned() {
@@ -130,7 +130,7 @@ impl Running {
                     return Ok(Some((wanted, who)));
                 }
                 Err(trouble) => {
-                    // What was not heard may be done.
+                    // A request without an answer may have been fulfilled.
                     taking.took();
                     self.give_back(taking.give_back()).await;
                     return Err(trouble);
@@ -157,9 +157,9 @@ impl Running {
         }
     }
 
-    /// Waits until another move does not have this one any more. It may be elsewhere then.
+    /// Waits until the other move gives the process back. The process may be elsewhere then.
     async fn wait_for(&mut self, wanted: &Wanted, mut who: String) -> Result<(), Trouble> {
-        // Nodes take few of these connections at once.
+        // Nodes accept only few of these connections at once.
         self.reach.keep(|name| name == wanted.node);
         loop {
             self.waits(who);
@@ -171,13 +171,13 @@ impl Running {
                     self.give_back(std::slice::from_ref(wanted)).await;
                     return Ok(());
                 }
-                // Looking says what that means.
+                // The next search finds the reason.
                 Err(_) => return Ok(()),
             }
         }
     }
 
-    /// Whether the partners are those that were found, now that nobody else moves them.
+    /// Returns true if the partners are still the found ones, now that no other move can change them.
     async fn partners_are_there(&mut self) -> Result<bool, Trouble> {
         if self.plan.plain {
             return Ok(true);
@@ -193,7 +193,7 @@ impl Running {
         for (name, party) in self.plan.partners.clone() {
             let theirs = match self.reach.partner(&name, party.pid, Request::Status).await {
                 Ok(LibraryAnswer::Status(status)) => status.queue_pairs,
-                // It has ended, or is elsewhere.
+                // The partner has ended, or is elsewhere.
                 _ => return Ok(false),
             };
             if ends_of(&ours, party.pid, &theirs).as_ref() != Some(&party) {
@@ -211,7 +211,7 @@ impl Running {
         self.give_back(taking.give_back()).await;
     }
 
-    /// A node that does not hear this gives them back by itself after a while.
+    /// Gives claims back. A node that does not hear this gives them back by itself after a while.
     async fn give_back(&mut self, taken: &[Wanted]) {
         for wanted in taken {
             if wanted.moves {

@@ -1,12 +1,11 @@
-//! Destination: whether an incoming VM runs here.
+//! Destination: decides if an incoming VM runs here.
 //!
-//! The guest may run here if and only if all its disks are this node's, durably, and QEMU has its
-//! memory. The disks come all or not at all (`disks/group.rs`), so as long as one of them is
-//! accepted but not decided, nothing is decided: QEMU is kept, and the guest stands still. Only when
-//! no disk is here and none can come any more is the VM given up. That makes the connection to the
-//! source a matter of speed alone: with or without it, and after a restart of this node, the same
-//! facts lead to the same end. For a machine without disks the source's word takes their place (`asking.rs`), and where
-//! that cannot be had an operator's (`doubt.rs`).
+//! The guest may run here if and only if this node durably owns all disks of the VM and QEMU has its memory. The disks
+//! come all or not at all (`disks/group.rs`). While a disk is accepted but undecided, nothing is decided: QEMU is kept,
+//! and the guest stands still. The VM is given up only when no disk is here and none can come any more. So the
+//! connection to the source is a matter of speed alone: with or without the connection, and after a restart of this
+//! node, the same facts lead to the same end. For a VM without disks the source's word takes the disks' place
+//! (`asking.rs`), and without the source's word an operator's (`doubt.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,60 +37,60 @@ use godwit_api::{ErrorBody, ErrorCode, MemoryPlace, MoveMemory};
 use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::QmpError;
 
-/// How often the facts are looked at when nothing tells that they changed.
+/// Time between two checks of the facts without a notification.
 const POLL: Duration = Duration::from_millis(100);
 
-/// The same while the guest stands still and waits for it.
+/// Time between two checks while the guest stands still and waits for the result.
 const FAST_POLL: Duration = Duration::from_millis(1);
 
-/// How long QEMU may take to have its memory once the disks are here and the source is gone.
+/// Longest wait for the memory in QEMU once the disks are here and the source is gone.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where the disks of a VM are.
+/// The place of a VM's disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Claim {
-    /// All are this node's.
+    /// This node owns all disks.
     Owned,
-    /// None is, and none comes.
+    /// This node owns no disk, and none comes.
     Elsewhere,
-    /// Some come, or are not decided.
+    /// Some disks come, or are undecided.
     Open,
 }
 
-/// What the source says, and what it is answered.
+/// The link for the source's orders and their answers.
 pub(crate) type DestinationLink = Link<Answer, Order>;
 
-/// A QEMU that is being started. It is ended with the task that does so.
+/// The task of a starting QEMU. Aborting the task ends the QEMU.
 type Starting = JoinHandle<Result<Qemu, ErrorBody>>;
 
-/// A VM that comes in.
+/// An incoming VM.
 pub(crate) struct Incoming<'a> {
     node: &'a Arc<Node>,
     vm: &'a Arc<Vm>,
     offer: Option<MachineOffer>,
     link: Option<DestinationLink>,
     door: Option<OpenDoor<'a>>,
-    /// The task that carries its memory.
+    /// The task carrying the memory.
     carrying: Option<AbortHandle>,
-    /// Its disks, if they must wait.
+    /// The hold on the VM's disks, if they must wait.
     held: Option<Held>,
     qemu: Option<Qemu>,
     starting: Option<Starting>,
-    /// Why it should not come any more.
+    /// The reason for giving the VM up.
     given_up: Option<String>,
-    /// The source waits to hear that QEMU has the memory.
+    /// True while the source waits for [`Answer::Loaded`].
     load_asked: bool,
-    /// It has heard it.
+    /// True once the source was sent [`Answer::Loaded`].
     told_loaded: bool,
-    /// The source said whether it gave the VM away: decides for a VM without disks.
+    /// The source's word on giving the VM away. Decides for a VM without disks.
     given: Option<bool>,
-    /// What is waited for where the source is gone.
+    /// The decision to wait for if the source is gone.
     doubt: Doubt,
     nics: ArrivingNics,
     owned_at: Option<Instant>,
 }
 
-/// What happened while nothing could be decided.
+/// An event while nothing could be decided.
 enum Happened {
     Order(Option<Order>),
     Memory(Option<PeerConnection>),
@@ -103,7 +102,7 @@ enum Happened {
 }
 
 impl<'a> Incoming<'a> {
-    /// A VM whose offer was accepted.
+    /// Returns a VM whose offer was accepted.
     pub(crate) fn new(
         node: &'a Arc<Node>,
         vm: &'a Arc<Vm>,
@@ -120,7 +119,7 @@ impl<'a> Incoming<'a> {
         }
     }
 
-    /// A VM that was coming in when the node ended; its QEMU may still be there.
+    /// Returns a VM found incoming after a restart; QEMU may still run.
     pub(crate) fn found(
         node: &'a Arc<Node>,
         vm: &'a Arc<Vm>,
@@ -147,8 +146,8 @@ impl<'a> Incoming<'a> {
         }
     }
 
-    /// Sees the VM to its end here: it runs, or it is gone. Returns early when the node ends. Whoever
-    /// hears from the source how it ended finds that nothing is under way with the VM any more.
+    /// Decides the VM's fate here: the VM runs, or is removed. Returns early when the node closes. The guard is dropped
+    /// before the source is told the end, so a caller told of the end finds no activity of the VM.
     pub(crate) async fn decide(mut self, guard: VmGuard) {
         loop {
             let mut owners = self.node.owners.subscribe();
@@ -220,7 +219,7 @@ impl<'a> Incoming<'a> {
                     if claimed.is_ok() {
                         self.given = Some(true);
                     }
-                    // Whoever ordered it may have hung up.
+                    // The operator's request may have ended.
                     let _ = reply.send(claimed);
                 }
                 Happened::Decided(Decided::ByOperator(Verdict::GivenUp, reply)) => {
@@ -275,8 +274,8 @@ impl<'a> Incoming<'a> {
         }
     }
 
-    /// Stores whether the guest is to run. Nearly all run, and nothing is stored for them: the guest
-    /// may stand still already.
+    /// Stores if the guest is to run. A running guest, the usual case, needs no write, which would prolong the
+    /// standstill.
     async fn store_runs(&self, now: bool) -> Result<(), String> {
         let entry = {
             let mut inner = self.vm.lock();
@@ -309,7 +308,7 @@ impl<'a> Incoming<'a> {
         self.vm.lock().entry.machine.disks.clone()
     }
 
-    /// Its disks that are here, or come. Another disk of the name of one of them is none of them.
+    /// Returns the VM's disks that are here or come. Skips a disk of the same name with another id.
     fn found_disks(&self) -> Vec<Arc<Disk>> {
         let (names, ids) = {
             let entry = &self.vm.lock().entry;
@@ -320,7 +319,7 @@ impl<'a> Incoming<'a> {
             let id = disk.lock().entry.id.map(|id| id.to_string());
             let is_it = match (ids.get(number), id) {
                 (Some(wanted), Some(id)) => *wanted == id,
-                // An earlier version names no disks.
+                // An earlier version sends no ids of disks.
                 _ => true,
             };
             is_it.then_some(disk)
@@ -332,8 +331,8 @@ impl<'a> Incoming<'a> {
         let disks = self.disks();
         let memory = pooled::arrival(self.node, self.vm);
         if disks.is_empty() {
-            // The memory's title tells, or else the source's word. The source gave nothing away as long as it was not told
-            // that QEMU has the memory; a node that was started again does not know whether it was.
+            // The title of the memory decides, or else the source's word. The source gives nothing away before
+            // [`Answer::Loaded`]; a restarted node does not know if the answer was sent.
             let could = self.told_loaded || self.offer.is_none();
             return match (memory, self.given) {
                 (Some(Arrival::Given), _) | (None, Some(true)) => Claim::Owned,
@@ -364,7 +363,7 @@ impl<'a> Incoming<'a> {
         }
     }
 
-    /// Disks that are not accepted yet must not be any more. Those that are wait for the source.
+    /// Stops receiving disks without an acceptance. Accepted disks wait for the source.
     async fn stop_receiving(&self) {
         for disk in self.found_disks() {
             let incoming = matches!(disk.lock().activity, Activity::Incoming(_));
@@ -374,7 +373,7 @@ impl<'a> Incoming<'a> {
         }
     }
 
-    /// The guest goes on here.
+    /// Resumes the guest here.
     async fn run(mut self, qemu: &Qemu, guard: VmGuard) {
         failpoint::reach(String::from("vm::before::run")).await;
         let pulls = self.pulls();
@@ -382,7 +381,7 @@ impl<'a> Incoming<'a> {
             self.vm.lock().entry.mark,
             Some(VmMark::Incoming { runs: false, .. })
         );
-        // The network learns of it first: what the guest sends would tell it, too.
+        // The network is told first: the guest's packets would tell the network, too.
         ArrivingNics::take_over(self.vm, self.link.as_ref()).await;
         let ready = match pooled::may_run(self.node, self.vm) {
             Ok(()) if runs => let_run(qemu).await,
@@ -391,7 +390,7 @@ impl<'a> Incoming<'a> {
         };
         match ready {
             Ok(()) => {}
-            // Its main loop waits for memory that comes only once it is pulled: then it runs.
+            // QEMU's main loop waits for memory that comes only once pulled. The guest then runs.
             Err(QmpError::Timeout { .. }) if pulls.is_some() => {}
             Err(error) => {
                 tracing::error!(vm = self.vm.name, %error, "the VM is here but does not run");
@@ -443,12 +442,12 @@ impl<'a> Incoming<'a> {
             ),
             None => Pulling::found(here, process, (migration, &from), held),
         };
-        // What came before is of no use any more, and would be kept as long as the memory takes.
+        // The rest of `self` has no use any more, and would be kept for as long as the memory takes.
         drop(self);
         pulling.run().await;
     }
 
-    /// Moves the memory from its memory pool to this node. The guest runs, whatever becomes of it.
+    /// Moves the memory from the memory pool to this node. The guest runs, even if this fails.
     async fn let_memory_follow(&self) {
         let request = MoveMemory {
             to: MemoryPlace::Local,
@@ -461,7 +460,7 @@ impl<'a> Incoming<'a> {
         }
     }
 
-    /// The migration and the node whose QEMU has the rest of the memory, if it is to run without it.
+    /// Returns the migration and the source node, if the guest is to run before the rest of the memory is here.
     fn pulls(&self) -> Option<(MigrationId, String)> {
         let inner = self.vm.lock();
         match (&inner.entry.mark, &inner.entry.origin) {
@@ -477,7 +476,7 @@ impl<'a> Incoming<'a> {
         }
     }
 
-    /// The disks are here and the memory is not.
+    /// Gives up a guest whose disks are here without the memory.
     async fn lose(&self, guard: VmGuard) {
         let why = "its memory did not arrive; its disks are here: stop it and start it anew";
         tracing::error!(vm = self.vm.name, "{why}");
@@ -488,7 +487,7 @@ impl<'a> Incoming<'a> {
         self.say(Answer::Failed(why.to_owned())).await;
     }
 
-    /// It is this node's from now on, and nothing is under way with it.
+    /// Makes the VM this node's, and ends the activity.
     async fn settle(&self, mark: Option<VmMark>, problem: Option<String>, guard: VmGuard) {
         let entry = {
             let mut inner = self.vm.lock();
@@ -508,11 +507,11 @@ impl<'a> Incoming<'a> {
         drop(guard);
     }
 
-    /// It does not come: nothing of it stays.
+    /// Removes a cancelled VM.
     async fn remove(&mut self, guard: VmGuard) {
         let why = self.given_up.as_deref().unwrap_or("it was given up");
         tracing::info!(vm = self.vm.name, why, "the VM does not come");
-        // It may wait for a disk that does not come either.
+        // The start may wait for a disk of the cancelled move.
         if let Some(starting) = self.starting.take() {
             starting.abort();
             let _ = starting.await;
@@ -556,8 +555,8 @@ async fn ended(qemu: Option<&Qemu>) {
     }
 }
 
-/// Whether QEMU has what it needs to run the guest: it no longer waits for the memory. Which state it
-/// has then is up to the guest: one that never ran, or ended, is in that state again.
+/// Returns true if QEMU no longer waits for the memory. The run state is then the guest's: a guest that never ran, or
+/// ended, is in the same state again.
 async fn loaded(qemu: &Qemu) -> bool {
     let state = inspect::run_state(&qemu.qmp).await;
     state.is_ok_and(|state| state != inspect::AWAITS_MEMORY)

@@ -1,4 +1,4 @@
-//! Destination: asks the source whether it gave a machine away, when the connection is lost on which it would have said so.
+//! Destination: asks the source if it gave a VM away, after the loss of their connection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,17 +12,17 @@ use crate::node::Node;
 use crate::peers::greeting;
 use crate::vms::messages::{self, Answer, Order, SILENCE, Word};
 
-/// How long to wait before the source is asked again.
+/// Time between two questions to the source.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// The question of one move, asked until it is answered or this is dropped.
+/// The question about one move, repeated until answered or dropped.
 pub(super) struct Asking {
     said: watch::Receiver<Result<Word, String>>,
     task: AbortHandle,
 }
 
 impl Asking {
-    /// Asks node `from`, which offered the machine `id`.
+    /// Asks node `from`, which offered the VM `id`.
     pub(super) fn begin(
         node: &Arc<Node>,
         (vm, id): (&str, &str),
@@ -51,10 +51,10 @@ impl Asking {
         }
     }
 
-    /// What is heard next. Once that was an answer, nothing.
+    /// Returns the next answer of the source. Waits for ever after a final answer.
     ///
     /// # Errors
-    /// Why nothing is heard of the source.
+    /// The reason for a silent source.
     pub(super) async fn heard(&mut self) -> Result<Word, String> {
         if self.said.changed().await.is_err() {
             std::future::pending().await

@@ -1,4 +1,4 @@
-//! Destination: what an operator decides about a machine whose source does not say whether it gave the machine away.
+//! Destination: an operator's verdict on a VM whose source gives no word on the handover.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,35 +14,35 @@ use crate::vms::memory::pooled;
 use crate::vms::messages::Word;
 use crate::vms::vm::{Inner, Vm, VmActivity};
 
-/// How long a decision may take to be carried out: longer than a QEMU may need to have its memory.
+/// Longest execution of a verdict: longer than a QEMU may need to load the memory.
 const CARRIED_OUT: Duration = Duration::from_secs(40);
-/// How often it is looked at meanwhile.
+/// Time between two checks of the execution.
 const POLL: Duration = Duration::from_millis(20);
 
-/// An operator's decision.
+/// An operator's verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The machine is this node's, whatever the source did.
+    /// The VM belongs to this node, regardless of the source.
     Ours,
-    /// It is not to come any more: its QEMU here ends.
+    /// The VM is given up: the QEMU here ends.
     GivenUp,
 }
 
-/// A decision, and who waits for what comes of it.
+/// A verdict, with the receiver of the outcome.
 pub(crate) type Ordered = (Verdict, oneshot::Sender<Result<(), ErrorBody>>);
 
-/// Where the decision goes about a machine that is in doubt.
+/// The sender of a verdict on a VM in doubt.
 pub(crate) type Verdicts = mpsc::Sender<Ordered>;
 
-/// What ends the doubt.
+/// The end of a doubt.
 pub(super) enum Decided {
-    /// The source says whether it gave the machine away.
+    /// The source's word on giving the VM away.
     BySource(bool),
-    /// An operator decides, and waits for what comes of it.
+    /// An operator's verdict, with the receiver of the outcome.
     ByOperator(Verdict, oneshot::Sender<Result<(), ErrorBody>>),
 }
 
-/// What is waited for while the source is gone.
+/// The wait for a decision while the source is gone.
 #[derive(Default)]
 pub(super) struct Doubt {
     vm: Option<Arc<Vm>>,
@@ -51,8 +51,8 @@ pub(super) struct Doubt {
 }
 
 impl Doubt {
-    /// Without the source's connection only its word is left for a machine that has neither disks nor memory in a pool, and
-    /// for any an operator's.
+    /// Begins to wait for an operator's verdict. For a VM with neither disks nor memory in a pool, also asks for the
+    /// source's word.
     pub(super) fn begin(&mut self, node: &Arc<Node>, vm: &Arc<Vm>) {
         if self.verdicts.is_some() {
             return;
@@ -77,7 +77,7 @@ impl Doubt {
         ));
     }
 
-    /// Ready when something ends the doubt, if anything ever does.
+    /// Waits for the end of the doubt, if there ever is one.
     pub(super) async fn next(&mut self) -> Decided {
         loop {
             tokio::select! {
@@ -93,7 +93,7 @@ impl Doubt {
         }
     }
 
-    /// What the source answered; otherwise whoever looks is told why the machine waits.
+    /// Returns the source's decision, or records the reason for the wait as the VM's problem.
     fn take(&self, heard: Result<Word, String>) -> Option<Decided> {
         let problem = match heard {
             Ok(Word::Given) => return Some(Decided::BySource(true)),
@@ -132,10 +132,10 @@ async fn ordered(verdicts: &mut Option<mpsc::Receiver<Ordered>>) -> Ordered {
     }
 }
 
-/// Tells the task that receives the machine, and waits until it has done so.
+/// Passes a verdict to the VM's receiving task, and waits for the outcome.
 ///
 /// # Errors
-/// It could not be done.
+/// The verdict could not be carried out.
 pub(in crate::vms) async fn decide(
     vm: &Arc<Vm>,
     verdicts: &Verdicts,
@@ -181,7 +181,7 @@ pub(in crate::vms) async fn decide(
     }
 }
 
-/// What somebody is told who decides about a machine that may run elsewhere, and does not insist.
+/// Returns the refusal of a verdict without `force`, for a VM possibly running elsewhere.
 pub(in crate::vms) fn warning(vm: &str, inner: &Inner) -> ErrorBody {
     let from = match &inner.entry.origin {
         VmOrigin::Received { from } => from.as_str(),
@@ -197,7 +197,7 @@ pub(in crate::vms) fn warning(vm: &str, inner: &Inner) -> ErrorBody {
     ))
 }
 
-/// Makes this node the owner of everything that the machine cannot run without.
+/// Makes this node the owner of the VM's disks and memory.
 ///
 /// # Errors
 /// A disk is not in doubt, or cannot be claimed.

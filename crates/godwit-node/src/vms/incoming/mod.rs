@@ -1,4 +1,4 @@
-//! Takes VMs in.
+//! Receives VMs.
 
 pub(crate) mod arrival;
 mod asking;
@@ -39,13 +39,13 @@ use godwit_qemu::monitor::spare::Spare;
 use godwit_qemu::process::sandbox;
 use godwit_qemu::process::{self, Unwatched};
 
-/// How long what is left of an earlier attempt may take to go.
+/// Longest wait for the rest of an earlier attempt to go.
 const LEFTOVERS: Duration = Duration::from_secs(10);
 
-/// How often it is looked whether it has gone.
+/// Time between two checks for the rest.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Takes a control connection whose hello was welcomed: the offer of a VM follows.
+/// Handles a welcomed control connection: an offer of a VM follows, or a question or order about an earlier move.
 pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection, hello: Hello) {
     let order = tokio::time::timeout(SILENCE, messages::read(&mut connection)).await;
     let link = |connection| {
@@ -60,7 +60,7 @@ pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection
         Ok(Ok(Order::Ask { id })) => {
             let word = given::word(&node, &hello, &id);
             tracing::info!(peer = hello.node, vm = hello.disk, migration = %hello.migration, ?word, "asked who has the VM");
-            // Whoever does not hear it asks again.
+            // A node without the answer asks again.
             let _ = messages::write(&mut connection, &Answer::Word(word)).await;
             return;
         }
@@ -114,8 +114,8 @@ pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection
         .await;
 }
 
-/// Waits for what is left of an earlier attempt to bring a VM here: it goes once this node knows how that ended, as it does a
-/// moment after it was started again.
+/// Waits until the rest of an earlier attempt to bring the VM here is gone. The rest goes once this node knows the
+/// attempt's end, such as a moment after a restart.
 async fn outlive_leftovers(node: &Node, vm: &str, offer: &MachineOffer) {
     let until = Instant::now() + LEFTOVERS;
     let is_left = || {
@@ -133,10 +133,10 @@ async fn outlive_leftovers(node: &Node, vm: &str, offer: &MachineOffer) {
     }
 }
 
-/// The source of a VM that pulls its memory from there has lost its connections, or the memory.
+/// Handles a source with lost connections or lost memory, for a VM pulling memory from there.
 async fn let_return(node: &Node, link: DestinationLink, order: Order, hello: &Hello) {
     if let Some(returns) = node.memory_doors.returns(hello) {
-        // One at a time is enough: the source tries again.
+        // A single queued return is enough: the source tries again.
         let _ = returns.try_send((link, order));
         return;
     }
@@ -153,7 +153,7 @@ async fn let_return(node: &Node, link: DestinationLink, order: Order, hello: &He
     }
 }
 
-/// What the source of a VM hears that does not wait for memory; nothing when it should try again.
+/// Returns the answer to the source of a VM without a door for memory, or `None` if the source should try again.
 fn without_door(node: &Node, hello: &Hello) -> Option<Answer> {
     let Some(vm) = node.vms.find(&hello.disk) else {
         let why = String::from("it is not there any more");
@@ -162,7 +162,7 @@ fn without_door(node: &Node, hello: &Hello) -> Option<Answer> {
     let inner = vm.lock();
     let id = hello.migration.to_string();
     match &inner.entry.mark {
-        // This node is being started, and looks for the VM's QEMU.
+        // This node is starting, and looks for the VM's QEMU.
         Some(VmMark::Incoming { migration, .. } | VmMark::Pulling { migration, .. })
             if *migration == id =>
         {
@@ -198,10 +198,10 @@ async fn reserve(
     run::reserve(node, &hello.disk, entry, activity).await
 }
 
-/// Starts a QEMU that waits for the VM's memory.
+/// Starts a QEMU for the VM's incoming memory. Dropping the future ends the QEMU.
 ///
 /// # Errors
-/// It does not start, or cannot do what the move needs. It is also ended when this is given up.
+/// QEMU does not start, or cannot do the kind of move.
 pub(crate) async fn start(
     node: &Arc<Node>,
     vm: &Arc<Vm>,
@@ -268,8 +268,7 @@ async fn begin_spare(vm: &Vm) -> Result<(), QmpError> {
     Ok(())
 }
 
-/// Carries the VM's memory into its QEMU, which waits for it at this socket. Gives the task that does
-/// it.
+/// Carries the VM's memory into the QEMU listening at this socket. Returns the carrying task.
 pub(crate) fn pour(vm: &Arc<Vm>, connection: PeerConnection, socket: PathBuf) -> AbortHandle {
     let vm = Arc::clone(vm);
     let carrying = tokio::spawn(async move {
@@ -280,10 +279,10 @@ pub(crate) fn pour(vm: &Arc<Vm>, connection: PeerConnection, socket: PathBuf) ->
     carrying.abort_handle()
 }
 
-/// Lets the guest run.
+/// Resumes the guest.
 ///
 /// # Errors
-/// QEMU does not let it.
+/// QEMU refuses.
 pub(crate) async fn let_run(qemu: &Qemu) -> Result<(), QmpError> {
     qemu.qmp.execute("cont", json!({})).await.map(drop)
 }

@@ -1,4 +1,4 @@
-//! Destination: the NICs of a VM that comes in.
+//! Destination: the NICs of an incoming VM.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use crate::vms::incoming::arrival::DestinationLink;
 use crate::vms::messages::{Answer, Order};
 use crate::vms::vm::Vm;
 
-/// How long the source may take to send the last packets that came to it.
+/// Longest wait for the source's late packets.
 const LATE: Duration = Duration::from_secs(3);
 
-/// What has come of the NICs.
+/// The pieces received for each NIC.
 #[derive(Debug, Default)]
 pub(super) struct ArrivingNics(HashMap<usize, Pieces>);
 
 impl ArrivingNics {
-    /// Takes a part of a NIC's state or of late packets.
+    /// Takes a piece of a NIC's state or of late packets.
     ///
     /// # Errors
-    /// When it makes no sense.
+    /// The piece is invalid.
     pub(super) async fn take(&mut self, vm: &Vm, piece: &NicPiece) -> Result<(), String> {
         let nic: Arc<ServedNic> = vm
             .lock()
@@ -49,7 +49,7 @@ impl ArrivingNics {
         }
     }
 
-    /// The machine is this node's: tells the network, before the guest runs.
+    /// Announces the NICs to the network once the VM belongs to this node, before the guest runs.
     pub(super) async fn take_over(vm: &Vm, link: Option<&DestinationLink>) {
         let nics = vm.lock().nics.clone();
         let awaits_late = link.is_some();
@@ -64,7 +64,7 @@ impl ArrivingNics {
         }
     }
 
-    /// The guest runs: gives it what still came to the source, before what came here meanwhile.
+    /// Gives the running guest the source's late packets, before the packets held at this node.
     pub(super) async fn take_late(mut self, vm: &Vm, link: &mut DestinationLink) {
         let nics = vm.lock().nics.clone();
         if nics.is_empty() {

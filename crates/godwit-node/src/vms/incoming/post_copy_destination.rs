@@ -1,11 +1,10 @@
-//! Destination: a guest that runs here while the rest of its memory is at the source.
+//! Destination: a guest running here while the rest of the memory is at the source.
 //!
-//! Nothing decides any more where the guest runs: it is here, and the source's QEMU is nothing but
-//! the rest of its memory. Both QEMUs keep what they have when their connection breaks, and the guest
-//! stands still where it needs a page that is missing. So a connection is as good as the next: the
-//! source makes new ones until this QEMU has everything (see `post_copy_source.rs`), and this node, also after a
-//! restart, lets it in whenever QEMU has noticed that the last one is broken. Only the source's word
-//! that the rest is gone ends the guest.
+//! The guest's place is final: the guest is here, and the source's QEMU only holds the rest of the memory. Both QEMUs
+//! keep their memory when their connection breaks, and the guest stands still where it needs a missing page. So one
+//! connection is as good as the next: the source makes new ones until this QEMU has everything (see
+//! `post_copy_source.rs`). This node, also after a restart, accepts a connection whenever QEMU has noticed the end of
+//! the last one. The guest ends only on the source's word about the loss of the rest.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,32 +23,32 @@ use godwit_qemu::migration::{self, PULL_BROKEN, PULLING};
 use godwit_qemu::monitor::qmp::Qmp;
 use godwit_qemu::process::{Process, cut_log};
 
-/// How often QEMU is asked how far it is.
+/// Time between two queries of QEMU's progress.
 const POLL: Duration = Duration::from_millis(100);
-/// How long QEMU may take to notice by itself that its connection is broken.
+/// Time for QEMU to notice the broken connection by itself.
 const NOTICE: Duration = Duration::from_secs(1);
-/// How long it may take at all to be ready for another.
+/// Longest wait for QEMU to be ready for another connection.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(8);
-/// How long what was sent may take to arrive once the source's QEMU has ended.
+/// Time for sent memory to arrive once the source's QEMU has ended.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// A guest that pulls its memory.
+/// A guest pulling memory from the source.
 pub(crate) struct Pulling<'a> {
     node: &'a Arc<Node>,
     vm: &'a Arc<Vm>,
     process: Arc<Process>,
     door: OpenDoor<'a>,
     link: Option<DestinationLink>,
-    /// The task that carries the memory.
+    /// The task carrying the memory.
     carrying: Option<AbortHandle>,
-    /// QEMU waits for a connection in place of the broken one.
+    /// True while QEMU waits for a connection in place of the broken one.
     listens: bool,
-    /// Its disks, if they must wait.
+    /// The hold on the VM's disks, if they must wait.
     held: Option<Held>,
 }
 
 impl<'a> Pulling<'a> {
-    /// A guest that has just been let run.
+    /// Returns a guest resumed just now.
     pub(crate) fn new(
         (node, vm): (&'a Arc<Node>, &'a Arc<Vm>),
         process: Arc<Process>,
@@ -70,7 +69,7 @@ impl<'a> Pulling<'a> {
         }
     }
 
-    /// A guest that ran here while the node was away.
+    /// Returns a guest found running after a restart of the node.
     pub(crate) fn found(
         (node, vm): (&'a Arc<Node>, &'a Arc<Vm>),
         process: Arc<Process>,
@@ -81,7 +80,7 @@ impl<'a> Pulling<'a> {
         Self::new((node, vm), process, door, None, None, held)
     }
 
-    /// Sees to it that the rest arrives. Returns early when the node ends: QEMU waits for the next.
+    /// Receives the rest of the memory. Returns early when the node closes: QEMU waits for the next run of the node.
     pub(crate) async fn run(mut self) {
         loop {
             match self.status().await.as_deref() {
@@ -93,11 +92,11 @@ impl<'a> Pulling<'a> {
                 _ => {}
             }
             if self.held.is_some() {
-                // QEMU goes on asking the node that died for page faults, and complains each time.
+                // QEMU still sends page faults to the dead node, and logs each failure.
                 cut_log(&self.vm.places.log());
             }
             if self.link.is_none() {
-                // The source makes both anew.
+                // The source makes both connections anew.
                 self.hang_up();
             }
             tokio::select! {
@@ -154,7 +153,7 @@ impl<'a> Pulling<'a> {
     async fn listen_again(&mut self) {
         self.hang_up();
         self.listens = false;
-        // Those of earlier attempts lead nowhere.
+        // Connections of earlier attempts lead nowhere.
         while self.door.arrivals.try_recv().is_ok() {}
         let socket = self.vm.places.recovering();
         let began = Instant::now();
@@ -174,7 +173,7 @@ impl<'a> Pulling<'a> {
             tracing::debug!(vm = self.vm.name, %error, "QEMU does not wait for memory yet");
             if !told && began.elapsed() >= NOTICE {
                 told = true;
-                // That there is nothing to break is what the next attempt shows.
+                // The next attempt shows a failure to break off.
                 let _ = migration::break_off(&monitor).await;
             }
             tokio::time::sleep(POLL).await;
@@ -183,7 +182,7 @@ impl<'a> Pulling<'a> {
         self.link = None;
     }
 
-    /// The source's QEMU has ended: whether all had been sent before.
+    /// Returns true if all memory was sent before the source's QEMU ended.
     async fn arrived_all_the_same(&self) -> bool {
         let began = Instant::now();
         loop {
@@ -193,7 +192,7 @@ impl<'a> Pulling<'a> {
                     tokio::time::sleep(POLL).await;
                 }
                 Some(PULL_BROKEN | PULLING) => return false,
-                // A hanging monitor is a guest that waits for what does not come.
+                // Behind a silent monitor the guest waits for a missing page.
                 _ if began.elapsed() >= LAST_WORDS => return false,
                 _ => tokio::time::sleep(POLL).await,
             }
@@ -206,7 +205,7 @@ impl<'a> Pulling<'a> {
         }
     }
 
-    /// The rest will not come: the guest cannot go on.
+    /// Ends the guest, which cannot go on without the rest of the memory.
     async fn lose(self, reason: &str) {
         tracing::error!(
             vm = self.vm.name,
@@ -221,7 +220,7 @@ impl<'a> Pulling<'a> {
         self.end(Some(why.clone()), Answer::Failed(why)).await;
     }
 
-    /// Nothing is under way any more.
+    /// Ends the pull, and clears the mark.
     async fn end(self, problem: Option<String>, answer: Answer) {
         let entry = {
             let mut inner = self.vm.lock();
@@ -229,7 +228,7 @@ impl<'a> Pulling<'a> {
             if problem.is_some() {
                 inner.problem = problem;
             }
-            // Whoever stops it forgets it.
+            // A stop forgets its VM by itself.
             (inner.activity != VmActivity::Stopping).then(|| inner.entry.clone())
         };
         let kept = self.node.vms.find(&self.vm.name);

@@ -1,4 +1,4 @@
-//! Takes over VMs that somebody else started.
+//! Takes over VMs that Godwit did not start.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use godwit_qemu::process::{self, Process};
 /// Takes over a VM whose QEMU answers at a socket.
 ///
 /// # Errors
-/// Nothing answers there as QEMU does, or the VM cannot be one of this node.
+/// No QEMU answers there, or the VM cannot be one of this node's.
 pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>, ErrorBody> {
     names::check("VM", &request.name)?;
     let name = request.name;
@@ -55,7 +55,7 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
         refused(ErrorCode::Conflict, &why)
             .hint("the node must run as the user that runs QEMU, or as root")
     })?;
-    // None of the NICs that it uses is removed meanwhile, or adopted with another.
+    // Meanwhile no used NIC is removed, or adopted with another VM.
     let _changing = node.nics.change().await;
     let mut machine = Machine::adopt(&command, |path| served_at(node, path))
         .ok_or_else(|| refused(ErrorCode::Conflict, &"QEMU's command line is empty"))?;
@@ -82,12 +82,12 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
         ended: None,
     };
     let vm = Vm::new(&node.config, name.clone(), entry.clone());
-    // Nobody stops it, starts another of its name or sends one here before its QEMU is watched.
+    // Until QEMU is watched, no request stops the VM, or starts or sends another VM of the name.
     let (claim, _adopting) = node.vms.claim(&vm, VmActivity::Starting)?;
     let places = vm.places.clone();
     run::make_folder(node, &name, places).await?;
     failpoint::reach(String::from("vm::adopting")).await;
-    // The name is this machine's by now, and so is the segment of that name.
+    // The VM has the name by now, and so the segment of the name.
     entry.memory = adopted::take(node, &name, pid, &mut entry.machine, &facts).await?;
     vm.lock().entry = entry.clone();
     let stored = node.store.put_adopted_vm(&name, &entry).await;
@@ -106,13 +106,13 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
     Ok(vm)
 }
 
-/// A NIC with a name whose socket a QEMU uses.
+/// A named NIC whose socket a QEMU uses.
 struct UsedNic {
     named: Arc<NamedNic>,
     served: Arc<ServedNic>,
 }
 
-/// The NICs with names that the machine's QEMU uses, in their order: they become the machine's.
+/// Returns the named NICs that the VM's QEMU uses, in their order, for the VM to take over.
 fn nics(node: &Node, vm: &str, machine: &Machine) -> Result<Vec<UsedNic>, ErrorBody> {
     let found = machine.nics.iter().enumerate().map(|(number, nic)| {
         let named = node.nics.with_address(&nic.mac).ok_or_else(|| {
@@ -132,8 +132,8 @@ fn nics(node: &Node, vm: &str, machine: &Machine) -> Result<Vec<UsedNic>, ErrorB
     found.collect()
 }
 
-/// A disk or NIC that QEMU uses and its command line does not name was plugged in later: another node
-/// would start the VM without it.
+/// Records used disks and NICs missing from QEMU's command line. Another node would start the VM without these later
+/// additions.
 fn note_what_was_plugged(node: &Node, facts: &Facts, machine: &mut Machine) {
     for disk in node.disks.all() {
         if facts.uses_socket(&node.config.vhost_socket(&disk.name))
@@ -155,7 +155,7 @@ fn note_what_was_plugged(node: &Node, facts: &Facts, machine: &mut Machine) {
     }
 }
 
-/// The VM whose monitor this is.
+/// Returns the VM with this monitor.
 fn user_of(node: &Node, path: &Path) -> Option<String> {
     let uses = |vm: &Arc<Vm>| {
         let inner = vm.lock();
@@ -168,7 +168,7 @@ fn user_of(node: &Node, path: &Path) -> Option<String> {
         .map(|vm| vm.name.clone())
 }
 
-/// What is served at this socket, by the file that it names.
+/// Returns the disk or NIC served at this socket, compared by the file behind the path.
 fn served_at(node: &Node, path: &Path) -> Option<Served> {
     let file = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let wanted = file(path);

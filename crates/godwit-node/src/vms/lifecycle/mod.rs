@@ -1,4 +1,4 @@
-//! A machine on this node: started or taken over, watched, stopped, found again after a restart.
+//! The life of a VM on this node: started or adopted, watched, stopped, recovered after a restart.
 
 mod adopt;
 pub(crate) mod recover;

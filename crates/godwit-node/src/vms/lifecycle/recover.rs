@@ -1,4 +1,4 @@
-//! Takes VMs up again after a restart of the node: their QEMUs went on without it.
+//! Recovers VMs after a restart of the node: their QEMUs went on without the node.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -25,11 +25,11 @@ use godwit_qemu::monitor::qmp::Qmp;
 use godwit_qemu::monitor::spare::Spare;
 use godwit_qemu::process::Process;
 
-/// How long to wait before a QEMU that does not answer is asked again.
+/// Time between two attempts to reach a silent QEMU.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Finds the QEMUs of the VMs that were stored. Their disks are served already.
-/// Those whose memory was on its way are in `held`.
+/// Finds the QEMUs of the stored VMs, whose disks are served already. `held` has the holds of VMs whose memory was on
+/// the way.
 pub(crate) async fn recover(
     node: &Arc<Node>,
     stored: Vec<(String, VmEntry)>,
@@ -39,7 +39,7 @@ pub(crate) async fn recover(
         let vm = Vm::new(&node.config, name, entry);
         node.vms.restore(&vm);
         let held = held.remove(&vm.name);
-        // Most have none.
+        // Most VMs have no spare monitor.
         vm.lock().spare = Spare::open(&vm.places).ok();
         let (path, mark) = {
             let inner = vm.lock();
@@ -73,8 +73,8 @@ pub(crate) async fn recover(
     }
 }
 
-/// The QEMU of a VM that cannot be talked to. It may not listen yet, and one that has stopped answering
-/// has no room for a new connection sooner or later.
+/// Finds the QEMU of a VM whose monitor does not answer. QEMU may not listen yet, or has stopped answering and has no
+/// room for a new connection.
 async fn silent(node: &Node, vm: &Vm, monitor: &Path) -> Option<Process> {
     match listener(monitor).await {
         Some(process) => Some(process),
@@ -86,9 +86,8 @@ async fn silent(node: &Node, vm: &Vm, monitor: &Path) -> Option<Process> {
     }
 }
 
-/// Waits for a QEMU that is there and does not answer. One that never ran its guest and never may is ended:
-/// it can wait for a disk that is gone, for ever. Any other gets the time it needs, and nobody starts a
-/// second one meanwhile.
+/// Waits for a running but silent QEMU. A QEMU without a right to run the guest, now or later, is ended: a wait for a
+/// lost disk may last for ever. Any other QEMU gets unlimited time, and no second QEMU is started meanwhile.
 async fn wait_for_answer(node: &Arc<Node>, vm: &Arc<Vm>, process: Process, held: Option<Held>) {
     if never_runs(node, vm) {
         process.kill().await;
@@ -104,7 +103,7 @@ async fn wait_for_answer(node: &Arc<Node>, vm: &Arc<Vm>, process: Process, held:
     tokio::spawn(async move {
         let qemu = tokio::select! {
             qemu = connect_patiently(&node, &vm, &path, Arc::clone(&process)) => qemu,
-            // The node that sends it may have taken its disks back meanwhile.
+            // The sending node may have taken the disks back meanwhile.
             () = never_will_run(&node, &vm) => {
                 process.kill().await;
                 vm.lock().silent = None;
@@ -117,8 +116,8 @@ async fn wait_for_answer(node: &Arc<Node>, vm: &Arc<Vm>, process: Process, held:
     });
 }
 
-/// Whether the QEMU of a VM was started for nothing: its start was not finished, or its disks are another
-/// node's and none of them comes.
+/// Returns true if the QEMU was started in vain: the start was not finished, or the disks belong to another node and no
+/// disk comes.
 fn never_runs(node: &Node, vm: &Vm) -> bool {
     let (mark, moved, disks) = {
         let entry = &vm.lock().entry;
@@ -148,7 +147,7 @@ async fn never_will_run(node: &Node, vm: &Vm) {
     }
 }
 
-/// What a VM does after the restart, now that it is known whether it has a QEMU.
+/// Settles a VM after the restart, once the QEMU is found or known to be gone.
 async fn settle(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Option<Qemu>, held: Option<Held>) {
     let (mark, moved) = {
         let entry = &vm.lock().entry;
@@ -166,7 +165,7 @@ async fn settle(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Option<Qemu>, held: Option
                 run::forget(node, vm, guard).await;
             }
         }
-        // Its disks went with it: what is left here must never run.
+        // The disks moved with the VM: a QEMU left here must never run the guest.
         (_, qemu) if moved => {
             if let Some(qemu) = qemu {
                 qemu.process.kill().await;
@@ -185,7 +184,7 @@ async fn settle(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Option<Qemu>, held: Option
             room::take_up(node, vm).await;
         }
         (Some(VmMark::Outgoing { .. }), None) => {
-            // There is nothing to go on with, and the destination hears that it does not come.
+            // Without a QEMU the VM cannot go on, and the destination learns of the end.
             let entry = vm.lock().entry.clone();
             pooled::keep(node, &vm.name, &entry);
             unmark(node, vm).await;
@@ -194,11 +193,11 @@ async fn settle(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Option<Qemu>, held: Option
     }
 }
 
-/// Notes why a VM has no QEMU any more, if nobody has seen it end.
+/// Records the reason for a QEMU's end while the node was down.
 async fn note_end(node: &Arc<Node>, vm: &Arc<Vm>) {
     let monitor = vm.lock().entry.qmp.clone();
     let times = move || {
-        // QEMU makes the socket when it starts, and removes it when it ends in order.
+        // QEMU makes the socket when it starts, and removes the socket at an orderly end.
         let started = std::fs::symlink_metadata(monitor).and_then(|it| it.modified());
         (started.ok(), boot_time())
     };
@@ -214,7 +213,7 @@ async fn note_end(node: &Arc<Node>, vm: &Arc<Vm>) {
     watch::keep_end(node, vm, &entry).await;
 }
 
-/// Why a QEMU that started at one time is gone from a host that was started at another.
+/// Returns the reason for a QEMU's end from its start time and the host's boot time.
 fn end_of(started: Option<SystemTime>, booted: Option<SystemTime>) -> &'static str {
     match (started, booted) {
         (Some(started), Some(booted)) if started < booted => {
@@ -224,7 +223,7 @@ fn end_of(started: Option<SystemTime>, booted: Option<SystemTime>) -> &'static s
     }
 }
 
-/// When this host was started.
+/// Returns the time of the host's boot.
 fn boot_time() -> Option<SystemTime> {
     let statistics = std::fs::read_to_string("/proc/stat").ok()?;
     let seconds = statistics
@@ -233,7 +232,7 @@ fn boot_time() -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds.trim().parse().ok()?))
 }
 
-/// A VM that was coming in: what became of its disks tells whether it runs here.
+/// Settles a VM found incoming: the disks decide if the VM runs here.
 async fn take_in(
     node: &Arc<Node>,
     vm: &Arc<Vm>,
@@ -254,8 +253,8 @@ async fn take_in(
     });
 }
 
-/// A QEMU that is there and does not answer waits for its memory, so it was let run before the node
-/// could store that: it is marked so now. Without its disks it was not let run.
+/// Returns true if a silent QEMU waits for memory, and marks the VM as pulling: the guest was resumed before the node
+/// could store the mark. Without the disks the guest was not resumed.
 fn runs_unheard(node: &Node, vm: &Vm) -> bool {
     let disks = vm.lock().entry.machine.disks.clone();
     let is_here = |disk: &String| {
@@ -286,8 +285,8 @@ fn runs_unheard(node: &Node, vm: &Vm) -> bool {
     false
 }
 
-/// A VM of which this node's QEMU has memory that no other has: it is gone only when nobody listens
-/// at its monitor, and it may take long to answer.
+/// Takes up a VM whose QEMU here has the only copy of some memory. The QEMU is gone only if no process listens at the
+/// monitor, and may take long to answer.
 async fn take_up(node: Arc<Node>, vm: Arc<Vm>, held: Option<Held>) {
     let (path, mark, moved_to) = {
         let inner = vm.lock();
@@ -316,7 +315,7 @@ async fn take_up(node: Arc<Node>, vm: Arc<Vm>, held: Option<Held>) {
             let id = migration.parse().unwrap_or_default();
             let here = (&node, &vm);
             let pulling = Pulling::found(here, Arc::clone(&process), (id, &from), held).run();
-            // It may answer only once its memory moves again.
+            // QEMU may answer only once the memory moves again.
             let attaching = attach_patiently(&node, &vm, &path, process);
             tokio::join!(pulling, attaching);
         }
@@ -334,14 +333,14 @@ async fn take_up(node: Arc<Node>, vm: Arc<Vm>, held: Option<Held>) {
     }
 }
 
-/// The process that listens at a monitor's socket, whether it answers or not.
+/// Returns the process that listens at a monitor's socket, even a silent one.
 async fn listener(path: &Path) -> Option<Process> {
     let socket = UnixStream::connect(path).await.ok()?;
     let pid = socket.peer_cred().ok()?.pid()?;
     Process::open(u32::try_from(pid).ok()?).ok()
 }
 
-/// Attaches the QEMU of a VM however long it takes to answer; nothing when it ends.
+/// Attaches the QEMU of a VM, without a time limit. Returns `None` if QEMU ends.
 async fn attach_patiently(
     node: &Arc<Node>,
     vm: &Arc<Vm>,
@@ -354,7 +353,7 @@ async fn attach_patiently(
     Some(qemu)
 }
 
-/// Connects to the monitor of a QEMU however long it takes to answer; nothing when it ends, or the node does.
+/// Connects to the monitor of a QEMU, without a time limit. Returns `None` if QEMU ends or the node closes.
 async fn connect_patiently(
     node: &Arc<Node>,
     vm: &Arc<Vm>,
@@ -380,7 +379,7 @@ async fn connect_patiently(
     }
 }
 
-/// Lets the disks of VMs whose memory was on its way wait for it. To be called before they are served.
+/// Holds the disks of VMs with memory on the way until the memory arrives. To be called before the disks are served.
 pub(crate) fn hold_disks(node: &Arc<Node>, stored: &[(String, VmEntry)]) -> HashMap<String, Held> {
     let waits = |entry: &VmEntry| {
         matches!(
@@ -393,10 +392,10 @@ pub(crate) fn hold_disks(node: &Arc<Node>, stored: &[(String, VmEntry)]) -> Hash
         .collect()
 }
 
-/// A VM that was leaving while its disks have not left: it goes on here, if it ran when it left and
-/// nobody has stopped it since.
+/// Takes back a leaving VM whose disks have not left. The guest goes on here if running at the move's start and not
+/// stopped by an operator since.
 async fn take_back(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu, ran: bool) {
-    // A guest that its owner has stopped meanwhile does not show a migration's state.
+    // A guest stopped by an operator meanwhile does not show a migration's state.
     let state = inspect::run_state(&qemu.qmp).await;
     let moved = |state: String| {
         inspect::is_live(&state) || matches!(state.as_str(), "finish-migrate" | "postmigrate")
@@ -416,7 +415,7 @@ async fn take_back(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu, ran: bool) {
     unmark(node, vm).await;
 }
 
-/// The VM stays: the destination may hear so once that is stored.
+/// Removes the mark of the move. The destination may learn of the end afterwards.
 async fn unmark(node: &Arc<Node>, vm: &Arc<Vm>) {
     let mut entry = vm.lock().entry.clone();
     entry.mark = None;
@@ -426,14 +425,15 @@ async fn unmark(node: &Arc<Node>, vm: &Arc<Vm>) {
     }
 }
 
-/// A VM that is another node's now: so is its memory, or the memory was copied and is of no more use here.
+/// Gives away or releases the memory of a departed VM: the memory moved too, or was copied and has no use here any
+/// more.
 async fn give_memory(node: &Arc<Node>, vm: &Arc<Vm>) {
     let entry = vm.lock().entry.clone();
     let is_given = |memory: &PooledMemory| memory.given_to.is_some();
     if entry.memory.as_ref().is_some_and(is_given) {
         let (node, vm) = (Arc::clone(node), Arc::clone(vm));
-        // Until the pool can be used again. Nobody forgets the VM before, or takes its name: the memory would look as if
-        // it were still this node's.
+        // Held until the pool is usable again. Meanwhile the VM is not forgotten, and the name is not reused: the
+        // memory would look like this node's.
         let guard = vm.begin(VmActivity::GivingMemory, |_| Ok(()));
         tokio::spawn(async move {
             pooled::hand_over(&node, &vm.name, &entry).await;

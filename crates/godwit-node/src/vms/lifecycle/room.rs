@@ -1,10 +1,9 @@
-//! Stops a VM while its host has no room for what it writes, or while a part of a disk cannot be had that it reads, and lets
-//! it go on when that has passed.
+//! Pauses a VM while the host has no room for the guest's writes, or while a missing part of a disk is out of reach for
+//! the guest's reads, and resumes the VM afterwards.
 //!
-//! Its requests wait in the disk's engine meanwhile, which tells of it again and again. A guest that stands
-//! still does not notice the time that passes. That it was stopped, why, and for which disk, is kept in its
-//! QEMU before it is, so that a restart of the node does not leave it so: the node's own records may lie
-//! on the file system that is full.
+//! The VM's requests wait in the disk's engine meanwhile, which reports the wait again and again. A paused guest does
+//! not notice the passing time. The reason for the pause and the disk are noted in QEMU before the pause, so a
+//! restarted node still resumes the VM: the node's own records may lie on the full file system.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -26,22 +25,22 @@ use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::{Qmp, QmpError};
 use godwit_qemu::process::Process;
 
-/// How often the file systems are asked for room.
+/// Time between two checks for room.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// Bytes that must be free before a guest goes on.
+/// Free bytes required before a guest is resumed.
 const WANTED: u64 = 16 << 20;
 
-/// Why a machine stands still, and for which disk.
+/// The reason for a pause, with the disk.
 #[derive(Clone, Debug)]
 pub(crate) enum Still {
-    /// There is no room for what it writes.
+    /// No room for writes.
     Room(String),
-    /// A part is not here that it reads.
+    /// A part needed by a read is not here.
     Missing(String),
 }
 
 impl Still {
-    /// The object in QEMU that holds the disk's name.
+    /// Returns the id of QEMU's object with the disk's name.
     const fn note(&self) -> &'static str {
         match self {
             Self::Room(_) => ROOM_NOTE,
@@ -71,7 +70,7 @@ impl fmt::Display for Still {
 const ROOM_NOTE: &str = "godwit-lacks-room";
 const MISSING_NOTE: &str = "godwit-lacks-part";
 
-/// A disk's engine has requests of its VM that wait for room, or long for a part of the disk. Returns at once.
+/// Handles a disk's engine whose requests wait for room, or for a long time for a part of the disk. Returns at once.
 pub(crate) fn ran_out(node: &Arc<Node>, why: Still) {
     let Some(vm) = node
         .vms
@@ -84,7 +83,7 @@ pub(crate) fn ran_out(node: &Arc<Node>, why: Still) {
     tokio::spawn(async move {
         match pause(&node, &vm, &why).await {
             Ok(true) => until_it_can_go_on(&node, &vm).await,
-            // Something else is being done with it, and the engine will tell of it again.
+            // The VM has another activity, and the engine will report again.
             Ok(false) => {}
             Err(error) => {
                 let disk = why.disk();
@@ -94,7 +93,7 @@ pub(crate) fn ran_out(node: &Arc<Node>, why: Still) {
     });
 }
 
-/// Takes up again what the node was waiting for when it ended.
+/// Takes up the wait that was under way when the node ended.
 pub(in crate::vms) async fn take_up(node: &Arc<Node>, vm: &Arc<Vm>) {
     failpoint::reach(String::from("vm::take-up")).await;
     let found = look_for_note(vm).await;
@@ -103,14 +102,14 @@ pub(in crate::vms) async fn take_up(node: &Arc<Node>, vm: &Arc<Vm>) {
         Ok(false) => {}
         Ok(true) => _ = tokio::spawn(async move { until_it_can_go_on(&node, &vm).await }),
         Err(error) => {
-            // A machine that is taken for one that nobody stopped would stand still for ever.
+            // A VM without the note would look paused by an operator, and would stand still for ever.
             tracing::warn!(vm = vm.name, %error, "whether the VM stands still for its disks is not known yet");
             tokio::spawn(async move { until_its_note_is_read(&node, &vm).await });
         }
     }
 }
 
-/// Whether an earlier life of this node stopped the machine, which is noted with it then.
+/// Returns true if an earlier run of this node paused the VM, and records the noted reason.
 async fn look_for_note(vm: &Vm) -> Result<bool, QmpError> {
     let Ok(Qemu { qmp, process }) = vm.qemu() else {
         return Ok(false);
@@ -120,7 +119,7 @@ async fn look_for_note(vm: &Vm) -> Result<bool, QmpError> {
     };
     let mut inner = vm.lock();
     if inner.stands_still.is_some() || !still_runs(&inner, &process) {
-        // It was stopped anew meanwhile, and somebody waits for that; or it has ended.
+        // The VM was paused anew meanwhile, and another task waits for the resumption; or QEMU has ended.
         return Ok(false);
     }
     inner.stands_still = Some(why);
@@ -141,7 +140,7 @@ async fn until_its_note_is_read(node: &Arc<Node>, vm: &Arc<Vm>) {
     }
 }
 
-/// Stops the VM. False when that cannot be now.
+/// Pauses the VM. Returns false if impossible now.
 async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, why: &Still) -> Result<bool, ErrorBody> {
     let may = |inner: &Inner| {
         let runs = inner.run_state.as_deref() == Some("running");
@@ -179,12 +178,12 @@ async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, why: &Still) -> Result<bool, Erro
     match qmp.execute("stop", json!({})).await {
         Ok(_) => vm.lock().run_state = Some(String::from("paused")),
         Err(error @ (QmpError::Timeout { .. } | QmpError::Closed(_))) => {
-            // It may have stopped, or stop yet: whether it has is asked from now on.
+            // The guest may have stopped, or may stop yet: the state is queried from now on.
             tracing::warn!(vm = vm.name, %error, "whether the VM stands still is not known");
         }
         Err(error) => {
             engines().for_each(|engine| engine.machine_goes_on());
-            // A note that stays is replaced by the next.
+            // The next note replaces a remaining one.
             let _ = forget(vm, &qmp).await;
             return Err(ErrorBody::new(ErrorCode::Internal, error.to_string()));
         }
@@ -192,20 +191,20 @@ async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, why: &Still) -> Result<bool, Erro
     Ok(true)
 }
 
-/// Whether this process is the machine's. One that ended while its monitor was asked took with it that it stood still.
+/// Returns true if this process still is the VM's QEMU. If QEMU ends during the query, the paused state is gone too.
 fn still_runs(inner: &Inner, process: &Arc<Process>) -> bool {
     let same = |qemu: &Qemu| Arc::ptr_eq(&qemu.process, process);
     inner.qemu.as_ref().is_some_and(same)
 }
 
-/// Waits until the VM runs again, by itself or because somebody wants it.
+/// Waits until the VM can go on, and resumes the VM; returns early if the VM runs again for another reason.
 async fn until_it_can_go_on(node: &Arc<Node>, vm: &Arc<Vm>) {
     loop {
         tokio::select! {
             () = node.closed() => return,
             () = tokio::time::sleep(ASK_EVERY) => {}
         }
-        // Also nothing when QEMU has ended.
+        // Also cleared when QEMU has ended.
         let Some(why) = vm.lock().stands_still.clone() else {
             return;
         };
@@ -230,7 +229,7 @@ async fn until_it_can_go_on(node: &Arc<Node>, vm: &Arc<Vm>) {
     }
 }
 
-/// What it waited for is here, and it does not go on: whoever looks after it should know why.
+/// Records the reason for a VM still paused although the disks could go on.
 fn tell(vm: &Vm, error: String) {
     let mut inner = vm.lock();
     if inner.stands_still.is_some() && inner.cannot_go_on.as_ref() != Some(&error) {
@@ -239,11 +238,11 @@ fn tell(vm: &Vm, error: String) {
     }
 }
 
-/// Lets a VM go on that stands still.
+/// Resumes a paused VM.
 ///
 /// # Errors
-/// It is not here, something is under way with it, QEMU does not let it, or it arrives and its source does not say whether
-/// it gave it away, or another node has had it since: `force` overrides the last two.
+/// The VM is not here, has an activity, or QEMU refuses. Without `force` also: the VM arrives without the source's word
+/// on the handover, or another node has had the VM since.
 pub(crate) async fn resume(node: &Arc<Node>, name: &str, force: bool) -> Result<(), ErrorBody> {
     let vm = node.vms.get(name)?;
     let verdicts = vm.lock().verdicts.clone();
@@ -280,7 +279,8 @@ pub(crate) async fn resume(node: &Arc<Node>, name: &str, force: bool) -> Result<
     Ok(())
 }
 
-/// An operator insists that the VM is this node's, though another node has had it since: that holds it then.
+/// Makes the VM this node's by an operator's order although another node has had the VM since: the other node then
+/// holds the VM.
 async fn override_later_owner(node: &Node, vm: &Vm) -> Result<(), ErrorBody> {
     let mut entry = vm.lock().entry.clone();
     let Some(surpassed) = entry.surpassed.take() else {
@@ -293,7 +293,7 @@ async fn override_later_owner(node: &Node, vm: &Vm) -> Result<(), ErrorBody> {
     Ok(())
 }
 
-/// Keeps in QEMU why its machine stands still.
+/// Notes the reason for the pause in QEMU.
 async fn note(qmp: &Qmp, why: &Still) -> Result<(), QmpError> {
     while let Some(earlier) = noted(qmp).await? {
         remove_note(qmp, &earlier).await?;
@@ -302,7 +302,7 @@ async fn note(qmp: &Qmp, why: &Still) -> Result<(), QmpError> {
     qmp.execute("object-add", object).await.map(drop)
 }
 
-/// Why QEMU's machine stands still, as an earlier life of this node noted.
+/// Returns the reason for the pause from an earlier run's note in QEMU.
 async fn noted(qmp: &Qmp) -> Result<Option<Still>, QmpError> {
     if let Some(disk) = noted_disk(qmp, ROOM_NOTE).await? {
         return Ok(Some(Still::Room(disk)));
@@ -314,7 +314,7 @@ async fn noted_disk(qmp: &Qmp, note: &str) -> Result<Option<String>, QmpError> {
     let data = json!({ "path": format!("/objects/{note}"), "property": "data" });
     match qmp.execute("qom-get", data).await {
         Ok(disk) => Ok(disk.as_str().map(str::to_owned)),
-        // There is no such object.
+        // The object does not exist.
         Err(QmpError::Refused { .. }) => Ok(None),
         Err(error) => Err(error),
     }
@@ -326,7 +326,7 @@ async fn remove_note(qmp: &Qmp, why: &Still) -> Result<(), QmpError> {
         .map(drop)
 }
 
-/// The VM does not stand still any more. What is still noted of that, when QEMU did not hear that it is not so.
+/// Clears the pause. Returns the note if QEMU was not reached and so keeps the note.
 async fn forget(vm: &Vm, qmp: &Qmp) -> Option<Still> {
     let why = {
         let mut inner = vm.lock();
@@ -335,7 +335,7 @@ async fn forget(vm: &Vm, qmp: &Qmp) -> Option<Still> {
     };
     match remove_note(qmp, &why).await {
         Ok(()) => None,
-        // It was never noted.
+        // No note was made.
         Err(QmpError::Refused { .. }) => None,
         Err(error) => {
             tracing::warn!(vm = vm.name, %error, "QEMU keeps the note that the VM stands still for now");
@@ -344,7 +344,7 @@ async fn forget(vm: &Vm, qmp: &Qmp) -> Option<Still> {
     }
 }
 
-/// The next life of this node would let a machine go on that somebody has stopped since.
+/// Removes a stale note: with the note, the node's next run would resume a VM paused by an operator since.
 async fn until_its_note_is_removed(node: &Arc<Node>, vm: &Arc<Vm>, why: &Still) {
     loop {
         tokio::select! {
@@ -354,11 +354,11 @@ async fn until_its_note_is_removed(node: &Arc<Node>, vm: &Arc<Vm>, why: &Still) 
         let Ok(Qemu { qmp, .. }) = vm.qemu() else {
             return;
         };
-        // Nobody notes anew that it stands still while this is held.
+        // The guard keeps a new note from being made.
         let Ok(_guard) = vm.begin(VmActivity::Resuming, |_| Ok(())) else {
             continue;
         };
-        // One that stands still again has noted that instead.
+        // A VM paused again has replaced the note.
         let again = vm.lock().stands_still.is_some();
         if again
             || !matches!(
@@ -371,7 +371,7 @@ async fn until_its_note_is_removed(node: &Arc<Node>, vm: &Arc<Vm>, why: &Still) 
     }
 }
 
-/// Whether a part of one of these cannot be had that a machine waits for.
+/// Returns true if a request to one of these disks has waited long for a missing part.
 fn waits_long(disks: &[Arc<Disk>]) -> bool {
     let waits = |disk: &Arc<Disk>| disk.engine().is_some_and(|it| it.snapshot().waits_long);
     disks.iter().any(waits)
@@ -385,7 +385,7 @@ fn machine_disks(node: &Node, vm: &Vm) -> Vec<Arc<Disk>> {
         .collect()
 }
 
-/// Whether all images that are files could grow. Of devices that cannot be told.
+/// Returns true if all image files could grow. A device gives no answer, and counts as full.
 async fn has_room(disks: Vec<Arc<Disk>>) -> bool {
     let paths: Vec<PathBuf> = disks
         .iter()
@@ -395,7 +395,7 @@ async fn has_room(disks: Vec<Arc<Disk>>) -> bool {
     asked.await.unwrap_or(false)
 }
 
-/// Whether bytes can be had where this file is: also quotas and reserved blocks count. Blocks.
+/// Returns true if the file's folder can give [`WANTED`] bytes, quotas and reserved blocks included. Blocks.
 fn can_grow(path: &Path) -> bool {
     let folder = path.parent().unwrap_or(path);
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;

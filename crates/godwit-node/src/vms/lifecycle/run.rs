@@ -36,14 +36,14 @@ const MAX_ARGUMENTS: usize = 1024;
 /// Starts a VM on disks of this node.
 ///
 /// # Errors
-/// The request makes no sense, a disk cannot be used, or QEMU does not start.
+/// The request is invalid, a disk cannot be used, or QEMU does not start.
 pub(crate) async fn run(node: &Arc<Node>, request: RunVm) -> Result<Arc<Vm>, ErrorBody> {
     let host = mac::host();
     let user = node.config.qemu_user.as_ref();
     let poolable = !node.config.memory_pools.is_empty();
     let (accelerator, warning) = accelerator(&request, user).await?;
     let machine = machine(&request, &node.config.name, &host, accelerator, poolable)?;
-    // Its disks would otherwise be blamed for the client that it is.
+    // Without this check the error would blame the disks, whose client is the running VM.
     if let Some(other) = node.vms.find(&request.name) {
         other.may_be_replaced()?;
     }
@@ -72,7 +72,7 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunVm) -> Result<Arc<Vm>, Err
     Ok(vm)
 }
 
-/// Where the memory of the machine goes that is asked for.
+/// Returns the memory pool's part of a requested VM.
 fn pooled_memory(
     node: &Node,
     request: &RunVm,
@@ -99,17 +99,17 @@ fn pooled_memory(
     }))
 }
 
-/// What runs the guest's instructions, and a warning if that is not what one would expect.
+/// Chooses the accelerator, with a warning for an unexpected choice.
 ///
 /// # Errors
-/// KVM was asked for and cannot be used.
+/// KVM was requested and is unusable.
 async fn accelerator(
     request: &RunVm,
     user: Option<&QemuUser>,
 ) -> Result<(&'static str, Option<String>), ErrorBody> {
     let check = match request.accelerator {
         Accelerator::Tcg => return Ok(("tcg", None)),
-        // Then it is left to them.
+        // The arguments choose the accelerator.
         _ if names_accelerator(&request.arguments) => return Ok(("kvm", None)),
         Accelerator::Kvm => kvm::check,
         Accelerator::Auto => kvm::check_for_any_guest,
@@ -135,10 +135,10 @@ async fn accelerator(
     }
 }
 
-/// The version of the QEMU that a VM is to be started with.
+/// Returns the version of the QEMU to start.
 ///
 /// # Errors
-/// It cannot be run, or does not tell its version.
+/// QEMU cannot be run, or gives no version.
 pub(in crate::vms) async fn version(
     node: &Node,
     vm: &str,
@@ -151,7 +151,7 @@ pub(in crate::vms) async fn version(
     })
 }
 
-/// The machine that is asked for, as node `here` of `host` starts it.
+/// Returns the machine of a request, as node `here` of `host` starts it.
 fn machine(
     request: &RunVm,
     here: &str,
@@ -226,7 +226,7 @@ fn machine(
         vm: name,
     };
     let nics = request::nics(owner, &request.nics)?;
-    // Not every type of machine has a card by itself, and none has one beside those that are asked for.
+    // Not every machine type has a default card, and none has one beside the requested NICs.
     let usual = machine == Some(DEFAULT_MACHINE) && nics.is_empty();
     let arguments = mac::with_addresses(request.arguments.clone(), owner, usual);
     let parts = Parts {
@@ -248,16 +248,16 @@ fn is_machine(word: &str) -> bool {
     matches!(word, "-machine" | "--machine" | "-M" | "--M")
 }
 
-/// Whether a `-machine` option names the type, and not only properties.
+/// Returns true if a `-machine` option names the type, and not only properties.
 fn names_type(value: &str) -> bool {
     let first = value.split(',').next().unwrap_or_default();
     !first.contains('=') || value.contains("type=")
 }
 
-/// Whether a VM can use a disk of this node.
+/// Checks that a VM can use a disk of this node.
 ///
 /// # Errors
-/// It is not here, not served, or somebody else uses it.
+/// The disk is not here, not served, or used by another VM.
 pub(crate) fn usable(node: &Node, vm: &str, name: &str) -> Result<(), ErrorBody> {
     let disk = node.disks.get(name)?;
     let conflict = |text: String, hint: String| {
@@ -283,7 +283,7 @@ pub(crate) fn usable(node: &Node, vm: &str, name: &str) -> Result<(), ErrorBody>
     }
 }
 
-/// Refuses a disk that somebody else writes to.
+/// Refuses a disk with other writers.
 fn unused(node: &Node, vm: &str, name: &str) -> Result<(), ErrorBody> {
     let clients = node.disks.get(name)?.clients();
     if clients == 0 {
@@ -296,7 +296,7 @@ fn unused(node: &Node, vm: &str, name: &str) -> Result<(), ErrorBody> {
     .hint("detach them first: they and the VM would overwrite each other's data"))
 }
 
-/// What is stored of a VM before its QEMU runs.
+/// Returns the durable record of a VM before the start of QEMU.
 ///
 /// # Errors
 /// The path of a socket is too long.
@@ -344,11 +344,11 @@ pub(crate) fn entry(
     })
 }
 
-/// Takes the name for a new VM, with `activity` under way, and stores it. Nobody else gets the name, one of its disks or one
-/// of its addresses meanwhile.
+/// Claims the name for a new VM, with `activity` under way, and stores the VM. Meanwhile no other VM gets the name, one
+/// of its disks or one of its addresses.
 ///
 /// # Errors
-/// Somebody has one of them, or the VM cannot be stored.
+/// The name, a disk or an address is taken, or the VM cannot be stored.
 pub(crate) async fn reserve(
     node: &Arc<Node>,
     name: &str,
@@ -374,7 +374,7 @@ pub(crate) async fn reserve(
     Ok((vm, guard))
 }
 
-/// Refuses a socket whose path the kernel cannot take.
+/// Refuses a socket with a path too long for the kernel.
 pub(crate) fn check_socket_path(vm: &str, path: &Path) -> Result<(), ErrorBody> {
     let length = path.as_os_str().as_bytes().len();
     if length <= MAX_SOCKET_PATH {
@@ -392,7 +392,7 @@ pub(crate) fn check_socket_path(vm: &str, path: &Path) -> Result<(), ErrorBody> 
 
 async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let mut entry = vm.lock().entry.clone();
-    // Nobody removes one that a VM has, and one may have begun to before.
+    // A disk of a VM cannot be removed, but a removal may have begun before.
     for disk in &entry.machine.disks {
         usable(node, &vm.name, disk)?;
     }
@@ -439,7 +439,7 @@ async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     Ok(())
 }
 
-/// What moves the machine's memory from inside its QEMU, if that may be in a memory pool.
+/// Returns the library that moves the memory from inside QEMU, for a machine whose memory may be in a pool.
 pub(crate) fn preload(machine: &Machine) -> Option<Preload<'static>> {
     machine.is_poolable().then_some(Preload {
         library: agent::LIBRARY,
@@ -464,7 +464,7 @@ pub(crate) async fn make_folder(node: &Node, vm: &str, places: Places) -> Result
         })
 }
 
-/// Disks over vhost-user do their I/O in the guest's memory, so it must be shared.
+/// Checks that the memory is shared: disks over vhost-user do their I/O in the guest's memory.
 pub(crate) fn check_memory(vm: &str, machine: &Machine, facts: &Facts) -> Result<(), ErrorBody> {
     if machine.disks.is_empty() && machine.nics.is_empty() || facts.memory_shared {
         return Ok(());
@@ -479,7 +479,7 @@ pub(crate) fn check_memory(vm: &str, machine: &Machine, facts: &Facts) -> Result
     ))
 }
 
-/// Removes what is left of a VM that has no QEMU here. Its name is free once nothing of it is left.
+/// Removes the rest of a VM without a QEMU here, and at last frees the name.
 pub(crate) async fn forget(node: &Arc<Node>, vm: &Arc<Vm>, under_way: VmGuard) {
     served::end(vm).await;
     let entry = vm.lock().entry.clone();
@@ -499,7 +499,7 @@ pub(crate) async fn forget(node: &Arc<Node>, vm: &Arc<Vm>, under_way: VmGuard) {
     drop(under_way);
 }
 
-/// A store's failure about a VM, for the API.
+/// Converts a failure of the store for the API.
 pub(crate) fn stored_badly(vm: &str, error: &crate::store::StoreError) -> ErrorBody {
     ErrorBody::new(
         ErrorCode::Internal,
@@ -508,7 +508,7 @@ pub(crate) fn stored_badly(vm: &str, error: &crate::store::StoreError) -> ErrorB
     .hint("see the node's log, and whether its data directory has space")
 }
 
-/// What somebody is told whose VM's QEMU does not run.
+/// Converts a failed start of QEMU for the API.
 pub(in crate::vms) fn not_started(name: &str, error: &StartError) -> ErrorBody {
     let code = match error.is_askers() {
         true => ErrorCode::Invalid,

@@ -1,4 +1,4 @@
-//! Stops VMs, and forgets those that moved away.
+//! Stops VMs, and forgets VMs that moved away.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,21 +12,21 @@ use crate::vms::lifecycle::run;
 use crate::vms::vm::{Vm, VmActivity};
 use godwit_api::{ErrorBody, ErrorCode, StopVm};
 
-/// How long the guest may take to shut down when nothing else is asked for.
+/// Default time for the guest to shut down.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Longest that can be asked for: less than any request may take.
+/// Longest permitted timeout in a request, in seconds: shorter than the longest request.
 const MAX_TIMEOUT: u64 = 80;
-/// How long QEMU may take to end once it is told to.
+/// Longest wait for QEMU's end after `quit`.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the disks' engines may take to notice that QEMU has ended.
+/// Time for the disks' engines to notice QEMU's end.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often they are looked at.
+/// Time between two checks of the disks.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Stops a VM and forgets it. Its disks stay.
+/// Stops a VM and forgets the VM. Its disks stay.
 ///
 /// # Errors
-/// It is being worked with or moved to another node, or its guest does not shut down in time.
+/// The VM has another activity or moved to another node, or the guest does not shut down in time.
 pub(crate) async fn stop(node: &Arc<Node>, name: &str, request: StopVm) -> Result<(), ErrorBody> {
     let vm = node.vms.get(name)?;
     let limit = match request.timeout_seconds {
@@ -40,7 +40,7 @@ pub(crate) async fn stop(node: &Arc<Node>, name: &str, request: StopVm) -> Resul
             .hint(format!("wait 1 to {MAX_TIMEOUT} seconds")));
         }
     };
-    // The QEMU that a VM left behind may have the rest of the memory of a guest that runs elsewhere.
+    // The remaining QEMU of a departed VM may have the rest of the memory of a guest running elsewhere.
     let verdicts = vm.lock().verdicts.clone();
     if let Some(verdicts) = verdicts {
         return match request.force {
@@ -98,14 +98,14 @@ pub(crate) async fn stop(node: &Arc<Node>, name: &str, request: StopVm) -> Resul
             released(node, disk).await;
         }
     };
-    // Somebody else may use one of them.
+    // Another client may use a disk.
     let _ = tokio::time::timeout(RELEASE_TIMEOUT, released).await;
     run::forget(node, &vm, guard).await;
     tracing::info!(vm = name, forced = request.force, "stopped the VM");
     Ok(())
 }
 
-/// Somebody waits already for the guest to shut down: ends its QEMU, and returns when nothing of the VM is left.
+/// Ends QEMU during another request's wait for the guest to shut down. Returns once the VM is removed.
 async fn hasten(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let qemu = vm.lock().qemu.clone();
     if let Some(qemu) = qemu {
@@ -126,11 +126,11 @@ async fn hasten(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     })
 }
 
-/// Takes a VM that moved to another node off this node's list.
+/// Removes a departed VM from this node's list.
 ///
 /// # Errors
-/// It is here, or it is being worked with, or the rest of its memory is here: `force` overrides the
-/// last, once nothing is under way any more.
+/// The VM is here, has an activity, or the rest of the memory is here: `force` overrides the last, once no activity is
+/// under way.
 pub(crate) async fn forget(node: &Arc<Node>, name: &str, force: bool) -> Result<(), ErrorBody> {
     let vm = node.vms.get(name)?;
     let guard = vm.begin(VmActivity::Stopping, |inner| {
@@ -152,7 +152,7 @@ pub(crate) async fn forget(node: &Arc<Node>, name: &str, force: bool) -> Result<
     Ok(())
 }
 
-/// Waits until nobody uses a disk, so that whoever stopped its VM may remove it at once.
+/// Waits until a disk has no clients: after the VM's stop a caller may then remove the disk at once.
 async fn released(node: &Node, disk: &str) {
     while node.disks.find(disk).is_some_and(|disk| disk.clients() > 0) {
         tokio::time::sleep(POLL).await;

@@ -1,4 +1,4 @@
-//! Keeps an eye on a VM's QEMU: its run state, its monitor, its end.
+//! Watches a VM's QEMU: the run state, the monitor, the end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::Qmp;
 use godwit_qemu::process;
 
-/// How often a lost monitor is tried again.
+/// Time between two attempts to reach a lost monitor.
 const RECONNECT_EVERY: Duration = Duration::from_secs(1);
 
-/// Takes a QEMU for the VM's own and watches it until it ends, or the node does.
+/// Makes a QEMU the VM's own and watches the process until QEMU ends or the node closes.
 pub(crate) async fn attach(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu) {
     let state = inspect::run_state(&qemu.qmp).await.ok();
-    // A QEMU that was found connects again by itself.
+    // A recovered QEMU connects again by itself.
     let departed = vm.lock().entry.moved_to.is_some();
     let served = match departed {
         true => Ok(()),
@@ -69,7 +69,7 @@ async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
                 said => format!("QEMU ended: {said}"),
             })
         });
-        // Who stops or moves it has the last word; a restart settles what is marked.
+        // The stopping or moving task has the last word; a restart settles a marked VM.
         let stays = !asked && inner.entry.mark.is_none();
         if stays {
             let shut_down = || String::from("its guest shut down");
@@ -90,9 +90,9 @@ async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
     tracing::info!(vm = vm.name, asked, "QEMU has ended");
 }
 
-/// Stores why a VM's QEMU has ended. Without that a restart would guess.
+/// Stores the reason for the end of a VM's QEMU. Without a record a restart would guess.
 pub(super) async fn keep_end(node: &Arc<Node>, vm: &Arc<Vm>, entry: &VmEntry) {
-    // A name that was given away meanwhile is not written over.
+    // A name given away meanwhile is not overwritten.
     let is_known = node
         .vms
         .find(&vm.name)

@@ -1,5 +1,5 @@
-//! The memory of a VM that somebody else started, where that is a file of a memory pool: it becomes a segment of the VM's
-//! name, and the VM can move without its memory like one that this node started.
+//! The memory of an adopted VM in a file of a memory pool. The file becomes a segment of the VM's name, so the VM can
+//! move without the memory, like a VM started by this node.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use godwit_api::{ErrorBody, ErrorCode};
 use godwit_qemu::inspect::Facts;
 use godwit_qemu::machine::{Machine, MemoryFile, is_set};
 
-/// Takes the memory of a VM's QEMU for a segment of the memory pool that its file is in. Nothing when it is in none.
+/// Makes the memory of a VM's QEMU a segment of the file's memory pool. Returns `None` for memory outside all pools.
 ///
 /// # Errors
-/// It is in a pool, or may be, and could not be given to another node like that: what to change.
+/// The memory is in a pool, or may be, and could not be given to another node in this state: the required change.
 pub(crate) async fn take(
     node: &Arc<Node>,
     vm: &str,
@@ -81,7 +81,7 @@ pub(crate) async fn take(
     }
     let (here, segment) = (node.config.name.clone(), vm.to_owned());
     let made = blocking(move || {
-        // A file that took the place of QEMU's would be given away in its stead.
+        // A file in the place of QEMU's file would be given away instead.
         relocated::find(pid, &place).map_err(|error| error.to_string())?;
         Ok::<_, String>(Segment::adopt(&opened, &segment, &here))
     });
@@ -104,7 +104,7 @@ pub(crate) async fn take(
     }))
 }
 
-/// A VM's memory that is in a memory pool.
+/// A VM's memory in a memory pool.
 struct Found {
     told: MemoryFile,
     /// The pool's name.
@@ -112,10 +112,10 @@ struct Found {
     pool: Pool,
 }
 
-/// Finds the file of a memory pool that a QEMU has memory in.
+/// Finds the file of a memory pool with memory of a QEMU.
 ///
 /// # Errors
-/// It is another than the one that a machine of this name has there, or nobody can tell.
+/// The file belongs to another VM's name, or the file's pool cannot be found out.
 fn find(
     config: &NodeConfig,
     vm: &str,
@@ -128,7 +128,7 @@ fn find(
     }
     for told in machine.memory_files() {
         let file = whole_path(vm, pid, &told.path)?;
-        // A file that QEMU makes in a folder has no name.
+        // QEMU's file in a folder has no name.
         if file.is_dir() {
             continue;
         }
@@ -151,10 +151,10 @@ fn find(
     Ok(found)
 }
 
-/// The path of a file that QEMU has, without links, also when the file is gone by now.
+/// Returns the path of QEMU's file without links, also if the file is gone by now.
 ///
 /// # Errors
-/// It began where QEMU was when it started, and QEMU has gone elsewhere since.
+/// The path is relative to QEMU's folder at its start, and QEMU has changed the folder since.
 fn whole_path(vm: &str, pid: u32, told: &Path) -> Result<PathBuf, ErrorBody> {
     if told.is_absolute() {
         let folder = told.parent().zip(told.file_name());
@@ -175,10 +175,11 @@ fn whole_path(vm: &str, pid: u32, told: &Path) -> Result<PathBuf, ErrorBody> {
     })
 }
 
-/// The memory pool in whose folder a file is, or below it, and the file's path from there: nothing more when it is the pool.
+/// Returns the memory pool with a file in or below the pool's folder, and the file's path from there: empty for the
+/// pool itself.
 ///
 /// # Errors
-/// A pool cannot be used now, so nobody can tell whether the file is in it.
+/// A pool is unusable now, so the file may be in the pool.
 fn pool_of(config: &NodeConfig, file: &Path) -> Result<Option<(String, Pool, PathBuf)>, ErrorBody> {
     for pool in &config.memory_pools {
         let opened = pooled::open(config, &pool.name)?;

@@ -1,19 +1,19 @@
-//! What keeps a VM's memory from moving out of its memory pool and back while its guest runs.
+//! Blockers of a VM's memory on the way out of the memory pool and back while the guest runs.
 
 use godwit_qemu::machine::{Machine, field, is_set};
 
 use crate::config::NodeConfig;
 use crate::vms::memory::pooled;
 
-/// What stands in the way of moving a VM's memory out of its memory pool and back at all, a sentence each.
+/// Returns the blockers of moving a VM's memory out of the memory pool and back at all, a sentence each.
 pub(crate) fn of(config: &NodeConfig, pool: &str, machine: &Machine) -> Vec<String> {
     let mut blockers = devices(&machine.plain_words(), &machine.disk_backends());
     blockers.extend(pooled::immovable(config, pool));
     blockers
 }
 
-/// Files beside that of the memory pool in which a VM has memory, a sentence each: QEMU sends nothing of memory in a shared
-/// file when the VM moves without its memory.
+/// Names the files with memory of the VM outside the memory pool, a sentence each: QEMU does not send memory in a
+/// shared file when the VM moves without the memory.
 pub(crate) fn unsent(machine: &Machine) -> Vec<String> {
     let files = machine.memory_files().into_iter();
     let shared = files.filter(|file| file.is_shared);
@@ -27,8 +27,8 @@ pub(crate) fn unsent(machine: &Machine) -> Vec<String> {
     sentences.collect()
 }
 
-/// Words of QEMU's command line, of which each is a device that keeps pages of the memory, or what else keeps them. Disks
-/// of the node do not: the machine is connected to them through these back ends.
+/// Returns the blockers among the words of QEMU's command line: devices and options with a hold on pages of the memory.
+/// The node's disks, with the back ends in `disks`, do not block.
 fn devices(words: &[String], disks: &[String]) -> Vec<String> {
     words
         .iter()
@@ -37,7 +37,7 @@ fn devices(words: &[String], disks: &[String]) -> Vec<String> {
 }
 
 fn device(word: &str, disks: &[String]) -> Option<String> {
-    // Each pins pages, or lets a device reach them: what it does to pages that have moved is lost.
+    // Each pins pages, or lets a device reach pages: accesses to moved pages are lost.
     const PINNED: [&str; 7] = [
         "vfio-",
         "vhostf",

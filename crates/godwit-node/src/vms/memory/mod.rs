@@ -1,5 +1,5 @@
-//! The memory of VMs: which segment of a memory pool it is in, and how it moves between the pool and this node's own
-//! memory while the guest runs.
+//! The memory of VMs: segments in memory pools, and moves between the pool and this node's own memory while the guest
+//! runs.
 
 pub(crate) mod adopted;
 pub(crate) mod blockers;

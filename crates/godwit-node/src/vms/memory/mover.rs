@@ -1,8 +1,8 @@
-//! Moves a VM's memory between its memory pool and this node's own memory while the guest runs.
+//! Moves a VM's memory between a memory pool and this node's own memory while the guest runs.
 //!
-//! In batches: the VM's disks stand still with nothing in flight, the agent inside QEMU moves some chunks, this
-//! node's own mappings follow, the disks go on, and what the memory left is given back. So no request of a device ever
-//! has pages that have moved (a read in flight would end in the old ones, and say that it succeeded). A move that ends
+//! The memory moves in batches: the VM's disks stand still with nothing in flight, the agent inside QEMU moves some
+//! chunks, this node's own mappings follow, the disks go on, and the old pages are freed. So a device's request never
+//! has pages that have moved: a read in flight would end in the old pages, and report success. A move that ends
 //! anywhere leaves a valid state: the start of the memory is local, the rest is in the pool.
 
 use std::fs::File;
@@ -30,38 +30,38 @@ use crate::vms::vm::{Vm, VmActivity};
 use godwit_api::{ErrorBody, ErrorCode, MemoryPlace, MoveMemory};
 use godwit_qemu::inspect;
 
-/// How long a page may be held when nothing else is asked for.
+/// Default for the longest hold of a page.
 const DEFAULT_HOLD: Duration = Duration::from_millis(2);
-/// How long the requests of a disk that stands still may take.
+/// Longest wait for the last requests of a disk before a standstill.
 const DRAIN: Duration = Duration::from_secs(5);
-/// How often a move that waits looks whether it is cancelled.
+/// Time between two checks of a resting move for cancellation.
 const LISTEN: Duration = Duration::from_millis(100);
 
 /// A move of memory, under way or ended.
 #[derive(Clone, Debug)]
 pub(crate) struct MovingMemory {
-    /// Where the memory goes.
+    /// The target of the move.
     pub(crate) to: MemoryPlace,
-    /// Whether it has ended.
+    /// True if the move has ended.
     pub(crate) ended: bool,
-    /// Bytes that were there to be moved when it began.
+    /// Bytes to move at the start.
     pub(crate) bytes_total: u64,
-    /// Bytes that have moved.
+    /// Bytes moved so far.
     pub(crate) bytes_moved: u64,
-    /// The longest time for which a page was held.
+    /// Longest hold of a page.
     pub(crate) longest_hold: Duration,
-    /// The longest time for which a disk stood still.
+    /// Longest standstill of a disk.
     pub(crate) longest_still: Duration,
-    /// Seconds since it began, or that it took.
+    /// Duration of the move so far.
     pub(crate) took: Duration,
-    /// Why it ended early.
+    /// The reason for an early end.
     pub(crate) problem: Option<String>,
-    /// Tells it to end.
+    /// The signal to end the move.
     pub(crate) cancelled: Arc<AtomicBool>,
 }
 
 impl MovingMemory {
-    /// How long it still takes, as far as that is known.
+    /// Returns the time left, as far as known.
     pub(crate) fn time_left(&self) -> Option<Duration> {
         let left = self.bytes_total.saturating_sub(self.bytes_moved);
         let known = plan::time_left(self.took, self.bytes_moved, left);
@@ -69,10 +69,10 @@ impl MovingMemory {
     }
 }
 
-/// Starts to move a VM's memory. It goes on by itself; see the VM for how far it is.
+/// Starts to move a VM's memory. The move goes on in the background; the VM shows its progress.
 ///
 /// # Errors
-/// Something else is under way, or something stands in the way.
+/// The VM has another activity, or there is a blocker.
 pub(crate) async fn start(
     node: &Arc<Node>,
     name: &str,
@@ -180,7 +180,7 @@ pub(crate) async fn start(
             Ok(()) => tracing::info!(vm = vm.name, to = to.name(), "the VM's memory has moved"),
             Err(error) => tracing::warn!(vm = vm.name, error, "the VM's memory did not move"),
         }
-        // A machine whose QEMU does not answer can be stopped.
+        // A VM whose QEMU does not answer can be stopped.
         drop(guard);
         let Some(of) = lost else { return };
         match blocking(move || of.look(|| node.is_closing())).await {
@@ -192,10 +192,10 @@ pub(crate) async fn start(
     Ok(())
 }
 
-/// Ends a move of memory where it is.
+/// Ends a move of memory at its present state.
 ///
 /// # Errors
-/// None is under way.
+/// No move is under way.
 pub(crate) fn cancel(node: &Arc<Node>, name: &str) -> Result<(), ErrorBody> {
     let vm = node.vms.get(name)?;
     let inner = vm.lock();
@@ -211,19 +211,19 @@ pub(crate) fn cancel(node: &Arc<Node>, name: &str) -> Result<(), ErrorBody> {
     }
 }
 
-/// Whose memory moves.
+/// The VM whose memory moves.
 struct Of {
     node: Arc<Node>,
     vm: Arc<Vm>,
-    /// The agent's.
+    /// The agent's socket.
     socket: PathBuf,
     pid: u32,
-    /// Where the memory is in the pool.
+    /// The place of the memory in the pool.
     place: Place,
 }
 
 impl Of {
-    /// The disks' engines by now. One that starts later maps no memory while nobody may.
+    /// Returns the engines of the disks by now. A later engine maps no memory while a relocation is held.
     fn devices(&self, _: &Relocation) -> Vec<EngineHandle> {
         let disks = self.vm.lock().entry.machine.disks.clone();
         let engines = disks
@@ -232,11 +232,11 @@ impl Of {
         engines.collect()
     }
 
-    /// Waits until QEMU's mappings tell where memory is that was lost: nobody else asks the agent for anything then, and
-    /// it has done what it was asked. The disks go on. Nothing when that was stopped before.
+    /// Waits until QEMU's mappings show the place of lost memory: the agent has then done its last request, and has no
+    /// other caller. The disks go on. Returns `None` if stopped before.
     ///
     /// # Errors
-    /// A sentence: nobody will tell.
+    /// A sentence: the place cannot be found out.
     fn look(&self, stop: impl Fn() -> bool) -> Option<Result<(), String>> {
         let agent = loop {
             match Agent::connect(&self.socket) {
@@ -253,7 +253,7 @@ impl Of {
         Some(found)
     }
 
-    /// Lets the disks go on that stand still because nobody knew where their memory is.
+    /// Resumes the disks that stand still because the place of their memory was unknown.
     fn follow(&self, found: &Found) -> io::Result<()> {
         let mut relocation = Relocation::begin();
         let home = found.home.of_devices()?;
@@ -263,7 +263,7 @@ impl Of {
                 let why = "this node looks for it since its start; try again";
                 return Err(io::Error::other(why));
             }
-            // Another move may have found it first.
+            // Another move may have found the memory first.
             Some(false) | None => return Ok(()),
         }
         let devices = self.devices(&relocation);
@@ -278,23 +278,23 @@ impl Of {
     }
 }
 
-/// A move, ready to go.
+/// A prepared move.
 struct Move {
     of: Of,
     agent: Agent,
     home: InPool,
     away: File,
     to: MemoryPlace,
-    /// Bytes at the start of the memory that are local when it begins.
+    /// Bytes at the start of the memory that are local when the move begins.
     local: u64,
     bytes: u64,
 }
 
-/// Why a move, or a batch of it, ended early.
+/// The reason for an early end of a move or of a batch.
 enum Trouble {
     /// The disks go on.
     Ended(String),
-    /// Nobody knows where a chunk is, and the disks stand still.
+    /// The place of a chunk is unknown, and the disks stand still.
     Lost(String),
 }
 
@@ -304,7 +304,7 @@ impl Move {
         let mut agent = Agent::connect(&of.socket)?;
         let bytes = of.place.extent.bytes;
         let found = relocated::find(of.pid, &of.place).map_err(AgentError::Lost)?;
-        // An earlier move may have lost it.
+        // An earlier move may have lost the memory.
         of.follow(&found).map_err(AgentError::Lost)?;
         let Found { home, away, layout } = found;
         let is_new = away.is_none();
@@ -333,7 +333,7 @@ impl Move {
         })
     }
 
-    /// Bytes that there are to be moved.
+    /// Returns the bytes to move.
     const fn all(&self) -> u64 {
         match self.to {
             MemoryPlace::Local => self.bytes - self.local,
@@ -341,8 +341,8 @@ impl Move {
         }
     }
 
-    /// The chunk of the memory that a chunk of the plan is. What is local is always the start of the memory, so what
-    /// goes back goes from its end.
+    /// Returns the chunk of the memory for a chunk of the plan. The local part is always the start of the memory, so a
+    /// move back to the pool takes chunks from the end of the local part.
     const fn place(&self, chunk: Chunk) -> Chunk {
         match self.to {
             MemoryPlace::Local => chunk,
@@ -393,7 +393,7 @@ impl Move {
                 return Err(Trouble::Lost(why));
             }
             failpoint::reach_blocking("vm::moving-memory");
-            // Also when the rest of the batch did not move.
+            // Also done if the rest of the batch did not move.
             self.give_back(before, now);
             moved?;
             // A slow move may rest for long, and can be cancelled all the same.
@@ -467,11 +467,11 @@ impl Move {
         failed.map_or(Ok(()), |error| Err(Trouble::Ended(error.to_string())))
     }
 
-    /// Only QEMU's mappings say where the memory is, once the agent listens again. Then the disks go on. Gives how that
-    /// ended, and whose memory is still to be looked for when it was stopped before.
+    /// Finds lost memory in QEMU's mappings, which alone show its place, once the agent listens again. Then the disks
+    /// go on. Returns the end in words, and the VM whose memory is still lost if stopped before.
     fn look_again(self, why: &str, stop: impl Fn() -> bool) -> (String, Option<Box<Of>>) {
         tracing::warn!(vm = self.of.vm.name, why, "looking for the VM's memory");
-        // It serves one connection at a time, and ends what it was asked first.
+        // The agent serves one connection at a time, and finishes its request first.
         self.agent.hang_up();
         match self.of.look(stop) {
             Some(Ok(())) => (format!("{why}; what has moved stays where it is"), None),
@@ -490,7 +490,7 @@ impl Move {
         }
     }
 
-    /// Frees what was left between two points of the plan.
+    /// Frees the pages that were left between two points of the plan.
     fn give_back(&self, before: u64, now: u64) {
         let Chunk { offset, bytes } = self.place(Chunk {
             offset: before,
@@ -506,7 +506,7 @@ impl Move {
     }
 }
 
-/// Lets devices stand still, with nothing in flight. One that no machine uses does.
+/// Makes devices stand still, with nothing in flight. A device without a VM stands still already.
 fn still(devices: &[EngineHandle]) -> Result<(), String> {
     let answers: Vec<_> = devices
         .iter()

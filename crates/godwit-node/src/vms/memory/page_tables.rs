@@ -1,5 +1,5 @@
-//! What a QEMU that waits for a machine does with the machine's memory before it comes: it maps what is there, where the
-//! pool is on tmpfs. A guest that comes without that meets a page fault at each page that it touches, all at once.
+//! Page tables filled in advance: a QEMU that waits for a VM maps the VM's present memory if the pool is on tmpfs.
+//! Otherwise the arriving guest takes a page fault at each page that it touches, all at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use crate::node::{Node, blocking};
 use crate::vms::memory::{pooled, relocated};
 use crate::vms::vm::Vm;
 
-/// Bytes of memory that are asked for at once: some ten milliseconds.
+/// Bytes of memory mapped by one request, which takes some ten milliseconds.
 const WINDOW_BYTES: u64 = 256 << 20;
 
-/// Longest that a move waits for it, which is enough for about 4 GiB: the rest follows while the move goes on.
+/// Longest wait of a move, enough for about 4 GiB: the rest follows while the move goes on.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// Lets the QEMU of a machine that comes map what is there of its memory, as far as it gets until the guest's memory begins
-/// to move. Whatever keeps it from doing so only makes the guest slower for a moment.
+/// Has the QEMU of an incoming VM map the VM's memory, as far as possible before the guest's memory begins to move. A
+/// failure only makes the guest slower for a moment.
 pub(crate) async fn fill(node: &Node, vm: &Arc<Vm>, pid: u32) {
     let memory = vm.lock().entry.memory.clone();
     let Some(memory) = memory else { return };
@@ -39,7 +39,7 @@ pub(crate) async fn fill(node: &Node, vm: &Arc<Vm>, pid: u32) {
             done += bytes;
         }
     });
-    // It goes on by itself.
+    // The mapping goes on in the background.
     let _ = tokio::time::timeout(PATIENCE, filling).await;
 }
 

@@ -1,4 +1,4 @@
-//! The memory of VMs in memory pools: which segment a VM has, and whether this node may run the guest on it.
+//! The memory of VMs in memory pools: a VM's segment, and this node's right to run the guest on the segment.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,38 +21,37 @@ use godwit_api::{ErrorBody, ErrorCode, MemoryPool, MemorySegment};
 use godwit_qemu::QemuUser;
 use godwit_qemu::machine::{MemoryPart, PoolMemory};
 
-/// How long to wait before a title that could not be written is written again.
+/// Time between two attempts to write a title.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// What the source of a move says about memory that stays where it is.
+/// The source's offer of memory that stays where it is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PoolOffer {
     /// The pool, which has the same name at both nodes.
     pub(crate) pool: String,
-    /// The segment's id.
     pub(crate) id: String,
-    /// Bytes of the memory.
+    /// Size of the memory in bytes.
     pub(crate) bytes: u64,
-    /// The epoch of the title that is offered.
+    /// The epoch of the offered title.
     pub(crate) epoch: u64,
-    /// Whether the memory stays in the pool for good.
+    /// True if the memory stays in the pool for good.
     #[serde(default)]
     pub(crate) stays: bool,
-    /// What the source wrote into the pool for the destination to find.
+    /// The nonce that the source wrote into the pool for the destination to find.
     pub(crate) nonce: String,
 }
 
-/// A pool of this node's configuration, ready for use.
+/// Opens a pool of this node's configuration.
 ///
 /// # Errors
-/// A sentence that names the pool, and what to do.
+/// A sentence that names the pool and a remedy.
 pub(crate) fn open(config: &NodeConfig, name: &str) -> Result<Pool, ErrorBody> {
     let here = &config.name;
     let found = configured(config, name)?;
     Pool::open(&found.folder).map_err(|error| refused(here, name, &error))
 }
 
-/// The pool's part of the configuration.
+/// Returns the pool's part of the configuration.
 fn configured<'a>(config: &'a NodeConfig, name: &str) -> Result<&'a MemoryPoolConfig, ErrorBody> {
     let here = &config.name;
     let found = config.memory_pools.iter().find(|pool| pool.name == name);
@@ -69,24 +68,24 @@ fn configured<'a>(config: &'a NodeConfig, name: &str) -> Result<&'a MemoryPoolCo
     })
 }
 
-/// All pools as the API shows them.
+/// Returns all pools as the API shows them.
 pub(crate) fn show_all(config: &NodeConfig) -> Vec<MemoryPool> {
     let pools = config.memory_pools.iter();
     pools.map(|pool| shown(config, pool)).collect()
 }
 
-/// One of them.
+/// Returns a pool as the API shows it.
 ///
 /// # Errors
-/// There is none of this name.
+/// There is no pool of this name.
 pub(crate) fn show(config: &NodeConfig, name: &str) -> Result<MemoryPool, ErrorBody> {
     configured(config, name).map(|pool| shown(config, pool))
 }
 
-/// Makes the device or file of a pool one. One node does so, for all that map it.
+/// Formats the device or file of a pool. One node does so, for all that map the pool.
 ///
 /// # Errors
-/// There is none of this name, it is a folder, or something is there.
+/// There is no pool of this name, the pool is a folder, or the device or file is not empty.
 pub(crate) fn format(config: &NodeConfig, name: &str, overwrite: bool) -> Result<(), ErrorBody> {
     let path = &configured(config, name)?.folder;
     let made = Pool::format(path, overwrite);
@@ -144,7 +143,7 @@ fn shown_segment(pool: &Pool, name: String) -> MemorySegment {
     }
 }
 
-/// What a pool refused, as this node says it.
+/// Converts a pool's error for the API.
 pub(crate) fn refused(here: &str, pool: &str, error: &PoolError) -> ErrorBody {
     let (code, hint) = match error {
         PoolError::Missing(_) | PoolError::NotMemory(_) => (
@@ -221,10 +220,10 @@ pub(crate) fn refused(here: &str, pool: &str, error: &PoolError) -> ErrorBody {
     ErrorBody::new(code, text).hint(hint)
 }
 
-/// Gives a new VM a segment, which its QEMU may map.
+/// Allocates a segment for a new VM, which its QEMU may map.
 ///
 /// # Errors
-/// No such pool, not enough room, or the name is taken.
+/// The pool is missing or full, or the name is taken.
 pub(crate) async fn allocate(
     node: &Arc<Node>,
     vm: &str,
@@ -239,7 +238,7 @@ pub(crate) async fn allocate(
     let allocated = blocking(move || {
         let here = &shared.config.name;
         let failed = |error| refused(here, &pool_name, &error);
-        // The node has no machine of the name, so what it owns there was left by a crash, or by devices that do not end.
+        // The node has no VM of the name, so its segment there is a leftover of a crash, or of devices that do not end.
         if let Ok(left) = Segment::open(&pool, &name)
             && left.title().is_ok_and(|title| title.owner == *here)
         {
@@ -261,8 +260,8 @@ pub(crate) async fn allocate(
     Ok(())
 }
 
-/// Gives the file of a VM's memory to the user that QEMU runs as. A device or file that has more than that is not the
-/// user's alone, and must be open to it.
+/// Gives the file of a VM's memory to the user that QEMU runs as. A device or file with further segments is not the
+/// user's alone, and must be open to the user.
 pub(super) fn give_to(user: &QemuUser, vm: &str, memory: &Place) -> Result<(), ErrorBody> {
     if memory.align.is_some() {
         return match closed_to(user, &memory.path) {
@@ -282,7 +281,7 @@ pub(super) fn give_to(user: &QemuUser, vm: &str, memory: &Place) -> Result<(), E
     })
 }
 
-/// Why the user that QEMU runs as may not map a device or file, a sentence.
+/// Returns a sentence if the user that QEMU runs as may not map a device or file.
 fn closed_to(user: &QemuUser, path: &Path) -> Option<String> {
     (!user.may_write(path)).then(|| {
         format!(
@@ -293,10 +292,10 @@ fn closed_to(user: &QemuUser, path: &Path) -> Option<String> {
     })
 }
 
-/// The segment of a VM, as it was stored.
+/// Returns the stored segment of a VM.
 ///
 /// # Errors
-/// It is not there any more, or it is another one of its name.
+/// The segment is gone, or another segment has its name.
 pub(super) fn segment(
     node: &Node,
     vm: &str,
@@ -315,18 +314,18 @@ pub(super) fn segment(
     Ok((pool, segment))
 }
 
-/// Where a VM's memory is in its pool.
+/// Returns the place of a VM's memory in its pool.
 ///
 /// # Errors
-/// It is not there.
+/// The segment is gone.
 pub(super) fn place_of(node: &Node, vm: &str, memory: &PooledMemory) -> Result<Place, ErrorBody> {
     segment(node, vm, memory).map(|(_, segment)| segment.place().clone())
 }
 
-/// What the QEMU of a VM that starts here maps of a memory pool.
+/// Returns the pool memory that the QEMU of a VM maps at its start here.
 ///
 /// # Errors
-/// It is not there.
+/// The segment is gone.
 pub(crate) async fn mapped(node: &Arc<Node>, vm: &Vm) -> Result<Option<PoolMemory>, ErrorBody> {
     let memory = vm.lock().entry.memory.clone();
     let Some(memory) = memory else {
@@ -335,8 +334,8 @@ pub(crate) async fn mapped(node: &Arc<Node>, vm: &Vm) -> Result<Option<PoolMemor
     let (shared, name) = (Arc::clone(node), vm.name.clone());
     let place = blocking(move || {
         let place = place_of(&shared, &name, &memory)?;
-        // A file system gives the number of a file that is gone to another, and a device its place: what was elsewhere of
-        // an earlier guest's memory is not elsewhere of this one's.
+        // A file system reuses the inode number of a deleted file, and a device reuses its parts: the local memory of
+        // an earlier guest does not belong to this guest.
         let _ = relocated::forget(&place);
         Ok::<_, ErrorBody>(place)
     });
@@ -348,10 +347,10 @@ pub(crate) async fn mapped(node: &Arc<Node>, vm: &Vm) -> Result<Option<PoolMemor
     }))
 }
 
-/// Whether this node may run the VM's guest, as far as its memory says.
+/// Checks that this node may run the VM's guest, as far as the memory decides.
 ///
 /// # Errors
-/// The memory is another node's, or cannot be looked at.
+/// The memory belongs to another node, or is unreadable.
 pub(crate) fn may_run(node: &Node, vm: &Vm) -> Result<(), ErrorBody> {
     let (memory, gone) = {
         let inner = vm.lock();
@@ -375,7 +374,7 @@ pub(crate) fn may_run(node: &Node, vm: &Vm) -> Result<(), ErrorBody> {
         .hint(format!("see 'godwit vm show {}' there", vm.name)))
 }
 
-/// The title of the memory of a VM that is here; nothing when it is in no pool, or cannot be looked at.
+/// Returns the title of the memory of a VM that is here, or `None` if the memory is in no pool or unreadable.
 pub(crate) fn owner(node: &Node, vm: &Vm) -> Option<Title> {
     let memory = {
         let inner = vm.lock();
@@ -386,7 +385,7 @@ pub(crate) fn owner(node: &Node, vm: &Vm) -> Option<Title> {
     segment.title().ok()
 }
 
-/// What keeps a pool's memory from moving out of it while a guest runs, a sentence.
+/// Returns a sentence if a pool's memory cannot move out of the pool while a guest runs.
 pub(super) fn immovable(config: &NodeConfig, name: &str) -> Option<String> {
     let moves = open(config, name).and_then(|pool| {
         let moves = pool.lets_memory_move();
@@ -402,7 +401,7 @@ pub(super) fn immovable(config: &NodeConfig, name: &str) -> Option<String> {
     }
 }
 
-/// A blocker among others: what is wrong, and what to do.
+/// Returns a blocker of one sentence: the error and the remedy.
 fn sentence(error: ErrorBody) -> String {
     match error.hint {
         Some(hint) => format!("{}; {hint}", error.message),
@@ -410,10 +409,10 @@ fn sentence(error: ErrorBody) -> String {
     }
 }
 
-/// Offers the VM's title. The question goes into the pool for the destination to answer.
+/// Offers the VM's title. Writes the question for the destination into the pool.
 ///
 /// # Errors
-/// What stands in the way of moving the memory, a sentence.
+/// A sentence with the blocker of moving the memory.
 pub(crate) fn offer(
     node: &Node,
     vm: &str,
@@ -445,10 +444,10 @@ pub(crate) fn offer(
     Ok((offer, question))
 }
 
-/// Destination: looks at a segment that is offered, and shows the source that both see the same.
+/// Destination: checks an offered segment, and proves to the source that both nodes see the same memory.
 ///
 /// # Errors
-/// What stands in the way here, a sentence.
+/// A sentence with the blocker here.
 pub(crate) fn take_up(
     node: &Node,
     vm: &str,
@@ -456,7 +455,7 @@ pub(crate) fn take_up(
     offer: &PoolOffer,
 ) -> Result<(), String> {
     let failed = |error: PoolError| sentence(refused(&node.config.name, &offer.pool, &error));
-    // It names files.
+    // The name becomes part of file names.
     names::check("VM", vm).map_err(|error| error.message)?;
     let pool = open(&node.config, &offer.pool).map_err(sentence)?;
     proof::answer(&pool, vm, migration, &offer.nonce, &node.config.name).map_err(failed)?;
@@ -476,7 +475,7 @@ pub(crate) fn take_up(
 }
 
 impl PoolOffer {
-    /// What the destination stores about it.
+    /// Returns the record that the destination stores.
     pub(crate) fn expected(&self) -> PooledMemory {
         PooledMemory {
             pool: self.pool.clone(),
@@ -488,8 +487,8 @@ impl PoolOffer {
     }
 }
 
-/// Destination: what the title says by now; nothing when the memory is in no pool. What cannot be looked at says
-/// nothing yet.
+/// Destination: returns the present word of the title, or `None` if the memory is in no pool. An unreadable title is
+/// undecided.
 pub(crate) fn arrival(node: &Node, vm: &Vm) -> Option<Arrival> {
     let memory = vm.lock().entry.memory.clone()?;
     let title = segment(node, &vm.name, &memory).and_then(|(_, segment)| {
@@ -506,11 +505,11 @@ pub(crate) fn arrival(node: &Node, vm: &Vm) -> Option<Arrival> {
     }
 }
 
-/// Destination: takes the title that the source has not decided about, by an operator's order. If the source decides at the
-/// same moment, its title or this one is written, and not both.
+/// Destination: takes the title by an operator's order, while the source is undecided. If the source decides at the
+/// same moment, only one of both titles is written.
 ///
 /// # Errors
-/// The segment cannot be looked at now, or has gone elsewhere.
+/// The segment is unreadable now, or has gone elsewhere.
 pub(crate) fn claim(node: &Node, vm: &str, memory: &PooledMemory) -> Result<(), ErrorBody> {
     let here = &node.config.name;
     let failed = |error: PoolError| refused(here, &memory.pool, &error);
@@ -523,8 +522,8 @@ pub(crate) fn claim(node: &Node, vm: &str, memory: &PooledMemory) -> Result<(), 
     claimed.map(drop).map_err(failed)
 }
 
-/// Source: makes the title say what is stored durably: that the VM is another node's. Tried until it works, or the
-/// node ends; the next process then does it.
+/// Source: writes the durably stored handover of the VM into the title. Tries again until the write works or the node
+/// closes; the node's next run then goes on.
 pub(crate) async fn hand_over(node: &Arc<Node>, vm: &str, gone: &VmEntry) {
     let mut said = false;
     let try_once = || {
@@ -532,7 +531,7 @@ pub(crate) async fn hand_over(node: &Arc<Node>, vm: &str, gone: &VmEntry) {
         async move { blocking(move || give(&node, &vm, &gone)).await.flatten() }
     };
     while let Err(error) = try_once().await {
-        // Once is enough: a pool may stay away for long.
+        // Logged only once: a pool may stay away for long.
         if !std::mem::replace(&mut said, true) {
             tracing::error!(vm, %error, "cannot give the VM's memory away; trying again");
         }
@@ -543,10 +542,10 @@ pub(crate) async fn hand_over(node: &Arc<Node>, vm: &str, gone: &VmEntry) {
     }
 }
 
-/// Makes the title say that the VM's memory is the node's to which it was given, if it was and does not say so yet.
+/// Writes the memory's new owner into the title, if the memory was given away and the title does not say so yet.
 ///
 /// # Errors
-/// The segment cannot be looked at now.
+/// The segment is unreadable now.
 pub(super) fn give(node: &Node, vm: &str, gone: &VmEntry) -> Result<(), ErrorBody> {
     let Some((memory, to)) = given(gone) else {
         return Ok(());
@@ -565,23 +564,23 @@ pub(super) fn give(node: &Node, vm: &str, gone: &VmEntry) -> Result<(), ErrorBod
             .map(drop)
     });
     match decided {
-        // It is stored, so nobody else could have decided: the title went on from there.
+        // The handover is stored, so no other node could have decided: the title has moved on from there.
         Err(PoolError::Refused { why, .. }) => {
             tracing::info!(vm, %why, "the VM's memory has gone on since it was given away");
             Ok(())
         }
-        // Also a pool that is not mounted looks as if it had no such segment.
+        // A pool that is not mounted also looks like a missing segment.
         decided => decided.map_err(|error| refused(&node.config.name, &memory.pool, &error)),
     }
 }
 
-/// The memory that goes with a VM that was given to another node, and to which.
+/// Returns the memory that goes with a VM given to another node, and the node.
 pub(super) fn given(entry: &VmEntry) -> Option<(&PooledMemory, &str)> {
     let memory = entry.memory.as_ref()?;
     Some((memory, memory.given_to.as_deref()?))
 }
 
-/// Source: ends an offer in this node's own favour, so that the destination knows that the VM does not come.
+/// Source: ends an offer in this node's own favour. The destination then knows that the VM does not come.
 pub(crate) fn keep(node: &Node, vm: &str, entry: &VmEntry) {
     let Some(memory) = &entry.memory else { return };
     if !matches!(entry.mark, Some(VmMark::Outgoing { .. })) {

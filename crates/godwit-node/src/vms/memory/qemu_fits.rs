@@ -1,6 +1,6 @@
-//! Which QEMUs may have memory in a part of a device, or of a file that others have parts of as well. From 8.1 to 9.2 QEMU
-//! frees the wrong pages of such a file, when a guest's balloon or its virtio-mem gives memory back: it leaves out where
-//! in the file the guest's part begins, and another guest loses what it has there.
+//! The QEMU versions that may have memory in a part of a device, or of a file with other segments. From 8.1 to 9.2 QEMU
+//! frees the wrong pages of such a file when a guest's balloon or virtio-mem returns memory: QEMU ignores the offset of
+//! the guest's part, and another guest loses its memory.
 
 use crate::node::Node;
 use crate::store::machine::PooledMemory;
@@ -8,10 +8,10 @@ use crate::vms::memory::pooled;
 use godwit_api::{ErrorBody, ErrorCode};
 use godwit_qemu::version::Version;
 
-/// The first QEMU that frees the right ones, as far as this was looked at.
+/// The first QEMU verified to free the right pages.
 const FIRST_SOUND: Version = Version([10, 0, 0]);
 
-/// What is wrong with a QEMU of this version for such memory, a sentence's end.
+/// Returns the end of a sentence with the fault of this version, if any.
 pub(crate) fn unfit(version: Version) -> Option<String> {
     (version < FIRST_SOUND).then(|| {
         format!(
@@ -21,10 +21,10 @@ pub(crate) fn unfit(version: Version) -> Option<String> {
     })
 }
 
-/// Looks whether a QEMU of this version may be started with its memory in this pool.
+/// Checks that a QEMU of this version may be started with its memory in this pool.
 ///
 /// # Errors
-/// It may not.
+/// The version has the fault.
 pub(crate) fn check(
     node: &Node,
     vm: &str,

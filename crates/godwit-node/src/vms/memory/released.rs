@@ -1,6 +1,6 @@
-//! The end of a VM's memory in a memory pool. The part of a device that a guest leaves is another guest's next, so it is
-//! freed only when no device of this node can write there any more: a request to a disk that does not answer still can.
-//! A file of the guest's own stays its own until the last mapping of it is gone.
+//! The end of a VM's memory in a memory pool. A part of a device is freed only once no device of this node can write
+//! there any more, since another guest gets the part next: a request to a disk that does not answer can still write. A
+//! file of the guest's own stays its own until its last mapping is gone.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,19 +13,19 @@ use crate::store::machine::VmEntry;
 use crate::vms::memory::{pooled, relocated};
 use godwit_api::{ErrorBody, ErrorCode};
 
-/// How long somebody who asks for something waits for devices that end.
+/// Longest wait of a request for devices that end.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How often they are looked at meanwhile, and how often afterwards.
+/// Time between two checks, during that wait and afterwards.
 const POLL: Duration = Duration::from_millis(5);
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Whether devices of this node may still write to memory that would be another guest's next. What cannot be looked at may be
-/// in use.
+/// Returns true if devices of this node may still write to memory that another guest gets next. Unreadable memory may
+/// be in use.
 fn is_in_use(place: &Place) -> bool {
     place.align.is_some() && relocated::of_devices(place).map_or(true, live::is_mapped)
 }
 
-/// Waits for devices that still use memory, on a thread that may block. False when they go on.
+/// Waits for devices that still use memory, on a thread that may block. Returns false if they go on.
 pub(super) fn settled(place: &Place) -> bool {
     let begun = Instant::now();
     while is_in_use(place) {
@@ -37,7 +37,7 @@ pub(super) fn settled(place: &Place) -> bool {
     true
 }
 
-/// What somebody is told who wants memory that is still in use.
+/// Returns the error for a request that needs memory still in use.
 pub(super) fn still_in_use(vm: &str, pool: &str) -> ErrorBody {
     let text = format!(
         "devices still use the memory that an earlier VM {vm} had in memory pool {pool}: a request to one of its disks \
@@ -47,8 +47,8 @@ pub(super) fn still_in_use(vm: &str, pool: &str) -> ErrorBody {
         .hint("see to it that the disk's storage answers, or choose another name for the machine")
 }
 
-/// Frees a VM's segment if it is this node's, once neither a QEMU nor a device of this node maps it any more. Devices that go
-/// on are waited for in the background, however long that takes; until then the memory stays the VM's.
+/// Frees a VM's segment if this node owns the segment, once neither a QEMU nor a device of this node maps it any more.
+/// Waits in the background for devices that go on, without a limit; until then the VM keeps the memory.
 pub(crate) async fn release(node: &Arc<Node>, vm: &str, entry: &VmEntry) {
     if entry.memory.is_none() {
         return;
@@ -71,7 +71,7 @@ async fn go_on(node: Arc<Node>, vm: String, entry: VmEntry) {
     loop {
         tokio::select! {
             () = tokio::time::sleep(RETRY) => {}
-            // The memory stays this node's, and is freed when it next has a VM of this name.
+            // This node keeps the memory, and frees it at its next VM of this name.
             () = node.closed() => return,
         }
         if free(&node, &vm, &entry).await {
@@ -81,7 +81,7 @@ async fn go_on(node: Arc<Node>, vm: String, entry: VmEntry) {
     }
 }
 
-/// Frees it if that can be done now. False when devices use it.
+/// Frees the segment if possible now. Returns false if devices use the memory.
 async fn free(node: &Arc<Node>, vm: &str, entry: &VmEntry) -> bool {
     let (node, name, entry) = (Arc::clone(node), vm.to_owned(), entry.clone());
     let freed = blocking(move || try_free(&node, &name, &entry)).await;
@@ -99,7 +99,7 @@ fn try_free(node: &Node, vm: &str, entry: &VmEntry) -> Result<bool, ErrorBody> {
         if let Ok(place) = pooled::place_of(node, vm, memory) {
             let _ = relocated::forget(&place);
         }
-        // Whatever the title says by now, the guest runs on it elsewhere.
+        // The guest runs on the memory elsewhere, regardless of the title.
         return pooled::give(node, vm, entry).map(|()| true);
     }
     let (pool, segment) = pooled::segment(node, vm, memory)?;
@@ -108,7 +108,7 @@ fn try_free(node: &Node, vm: &str, entry: &VmEntry) -> Result<bool, ErrorBody> {
     if is_own && is_in_use(segment.place()) {
         return Ok(false);
     }
-    // Without its segment nothing can map it any more either.
+    // Without its segment no process can map the memory any more either.
     let _ = relocated::forget(segment.place());
     if is_own {
         segment.remove(&pool).map_err(failed)?;

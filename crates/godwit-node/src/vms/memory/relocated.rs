@@ -1,5 +1,5 @@
-//! How far a VM's memory has moved out of its memory pool, found in the mappings of its QEMU: after a restart of this
-//! node they alone tell.
+//! The part of a VM's memory that has moved out of its memory pool, found in the mappings of its QEMU. After a restart
+//! of this node only the mappings have this information.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -23,17 +23,17 @@ use crate::vms::memory::pooled;
 use crate::vms::vm::Vm;
 use godwit_qemu::machine::Places;
 
-/// How long to wait before memory that was not found is looked for again.
+/// Time between two searches for memory that was not found.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// What a VM's local memory is called among its QEMU's files.
+/// The name of a VM's local memory among its QEMU's files.
 const LOCAL: &str = "godwit-memory";
 
-/// The files of a VM's memory and how they are mapped.
+/// The files of a VM's memory and their layout.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) home: InPool,
-    /// The local one, if some of the memory is there.
+    /// The local file, if a part of the memory is local.
     pub(super) away: Option<File>,
     pub(super) layout: Layout,
 }
@@ -41,7 +41,7 @@ pub(super) struct Found {
 /// A VM's memory in its memory pool.
 #[derive(Debug)]
 pub(super) struct InPool {
-    /// The segment's file, or the device that it is a part of.
+    /// The segment's file, or the device with the segment.
     pub(super) file: File,
     place: Place,
 }
@@ -53,7 +53,7 @@ impl InPool {
         Ok(Self { file, place })
     }
 
-    /// What of the file it is, as QEMU's mappings say it.
+    /// Returns the segment in the terms of QEMU's mappings.
     fn mapped(&self) -> std::io::Result<mappings::Home> {
         let Extent { offset, bytes } = self.place.extent;
         let file = mappings::File::of(&self.file)?;
@@ -64,13 +64,13 @@ impl InPool {
         })
     }
 
-    /// The same for the devices that map it here.
+    /// Returns the segment in the terms of the devices that map the memory here.
     pub(super) fn of_devices(&self) -> std::io::Result<Home> {
         let Extent { offset, bytes } = self.place.extent;
         Home::of(&self.file, Part { offset, bytes })
     }
 
-    /// The same for what moves it.
+    /// Returns the segment in the terms of the agent that moves the memory.
     pub(super) fn side(&self) -> Side<'_> {
         Side {
             file: &self.file,
@@ -79,7 +79,7 @@ impl InPool {
         }
     }
 
-    /// Frees a part of it that memory has left. A part of a device keeps its room.
+    /// Frees a part that memory has left. A part of a device keeps its room.
     pub(super) fn free(&self, offset: u64, bytes: u64) {
         if self.place.align.is_none() {
             free(&self.file, offset, bytes);
@@ -87,7 +87,7 @@ impl InPool {
     }
 }
 
-/// Makes a file for local memory, whose size nobody changes any more.
+/// Makes a file of fixed size for local memory.
 pub(super) fn make(bytes: u64) -> std::io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = File::from(rustix::fs::memfd_create(LOCAL, flags)?);
@@ -117,7 +117,7 @@ pub(super) fn find(pid: u32, memory: &Place) -> std::io::Result<Found> {
     ))
 }
 
-/// The files of local memory that a QEMU has, of which it may use none.
+/// Returns the files of local memory that a QEMU has open, used or not.
 fn local_files(pid: u32) -> std::io::Result<Vec<File>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
@@ -133,8 +133,8 @@ fn local_files(pid: u32) -> std::io::Result<Vec<File>> {
     Ok(files)
 }
 
-/// Frees a part of a file that memory has left. Freed and not overwritten: a request that ended late would still have
-/// the old pages.
+/// Frees a part of a file that memory has left. The part is freed and not overwritten: a request that ends late would
+/// still have the old pages.
 pub(super) fn free(left: &File, offset: u64, bytes: u64) {
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     if bytes > 0
@@ -144,7 +144,7 @@ pub(super) fn free(left: &File, offset: u64, bytes: u64) {
     }
 }
 
-/// Gives back what the memory of a QEMU has left, wherever a move of it ended before it did so.
+/// Frees the parts that the memory of a QEMU has left, for a move that ended before its last step.
 pub(super) fn give_back(pid: u32, found: &Found, bytes: u64) {
     let away = found.layout.away;
     found.home.free(0, away);
@@ -158,7 +158,7 @@ pub(super) fn give_back(pid: u32, found: &Found, bytes: u64) {
     }
 }
 
-/// Notes how much of a VM's memory is not in its memory pool.
+/// Records the bytes of a VM's memory outside its memory pool.
 pub(crate) fn note(node: &Node, vm: &Vm, pid: u32) {
     let memory = vm.lock().entry.memory.clone();
     let Some(memory) = memory else { return };
@@ -171,7 +171,7 @@ pub(crate) fn note(node: &Node, vm: &Vm, pid: u32) {
     }
 }
 
-/// Lets other machines have the room in the memory pool of what a VM has at the start of its memory elsewhere.
+/// Releases the pool's room behind the local start of a VM's memory to other VMs.
 pub(super) fn give_up_room(node: &Node, vm: &Vm, away: u64) {
     let memory = vm.lock().entry.memory.clone();
     let Some(memory) = memory else { return };
@@ -183,9 +183,9 @@ pub(super) fn give_up_room(node: &Node, vm: &Vm, away: u64) {
     }
 }
 
-/// As [`find`], once the agent has ended whatever an earlier process of this node asked of it: until then a chunk may
-/// still move, and what has room for the next ones is not given back. Nothing else moves as long as the agent
-/// that comes with it is held.
+/// Does the same as [`find`], once the agent has ended the last request of an earlier run of this node. Before that a
+/// chunk may still move, and the room for the next chunks is not freed. Nothing else moves while the returned agent is
+/// held.
 fn find_settled(
     agent: &Path,
     pid: u32,
@@ -193,17 +193,17 @@ fn find_settled(
 ) -> Result<(Option<Agent>, Found), Box<dyn std::error::Error>> {
     let agent = match Agent::connect(agent) {
         Ok(agent) => Some(agent),
-        // What has no agent, or one that may not hold pages, moves nothing.
+        // A QEMU without an agent, or with an agent that may not hold pages, moves nothing.
         Err(AgentError::Absent | AgentError::NoUserfault(_)) => None,
         Err(error) => return Err(error.into()),
     };
     Ok((agent, find(pid, memory)?))
 }
 
-/// How many bytes of a VM's memory are not in its memory pool, as its QEMU says by itself.
+/// Returns the bytes of a VM's memory outside its memory pool, from its QEMU's mappings.
 ///
 /// # Errors
-/// A sentence: nobody can tell.
+/// A sentence: the layout cannot be found out.
 pub(crate) async fn local_bytes(
     node: &Node,
     vm: &Vm,
@@ -220,11 +220,11 @@ pub(crate) async fn local_bytes(
     found.map_err(|error| format!("cannot tell where its memory is: {error}"))
 }
 
-/// Lets the devices map what has moved where it is, before their sockets are served again after a restart of this
-/// node. Disks of a VM whose memory cannot be found have no socket until it is, or until its QEMU has ended: to write to
-/// the wrong memory would be worse.
+/// Makes the devices map moved memory at its new place, before their sockets are served again after a restart of this
+/// node. The disks of a VM whose memory cannot be found get no socket until the memory is found or QEMU has ended:
+/// writes to the wrong memory would be worse.
 pub(crate) async fn restore(node: &Arc<Node>, stored: &[(String, VmEntry)]) {
-    // At once: a QEMU that stands still does not hold up the others'.
+    // All VMs are restored at once: a silent QEMU does not delay the others.
     let mut restoring = JoinSet::new();
     for (name, entry) in stored {
         let (node, name, entry) = (Arc::clone(node), name.clone(), entry.clone());
@@ -233,7 +233,7 @@ pub(crate) async fn restore(node: &Arc<Node>, stored: &[(String, VmEntry)]) {
     restoring.join_all().await;
 }
 
-/// Restores one, or goes on trying with its disks held.
+/// Restores a VM's memory, or keeps trying with its disks held.
 async fn restore_or_hold(node: &Arc<Node>, name: String, entry: VmEntry) {
     let Err(error) = restore_one(node, &name, &entry).await else {
         return;
@@ -267,7 +267,7 @@ async fn restore_or_hold(node: &Arc<Node>, name: String, entry: VmEntry) {
     });
 }
 
-/// Gives how many bytes of the VM's memory are not in its memory pool; none when no QEMU runs it.
+/// Restores a VM's memory. Returns the bytes outside its memory pool, 0 without a QEMU.
 async fn restore_one(node: &Arc<Node>, name: &str, entry: &VmEntry) -> Result<u64, String> {
     let Some(memory) = entry.memory.as_ref().filter(|_| entry.moved_to.is_none()) else {
         return Ok(0);
@@ -287,11 +287,11 @@ async fn restore_one(node: &Arc<Node>, name: &str, entry: &VmEntry) -> Result<u6
     restored.await.map_err(|error| error.message).flatten()
 }
 
-/// Lets the devices map the memory of a QEMU where it is, and gives back what it has left. Gives how many bytes are not in
-/// its memory pool.
+/// Makes the devices map the memory of a QEMU at its place, and frees the parts that the memory has left. Returns the
+/// bytes outside its memory pool.
 fn restore_of(agent: &Path, pid: u32, memory: &Place) -> Result<u64, Box<dyn std::error::Error>> {
     let (agent, found) = find_settled(agent, pid, memory)?;
-    // Only while the agent is held nothing of QEMU's maps what is given back.
+    // Only while the agent is held does QEMU map nothing of the freed parts.
     if agent.is_some() {
         give_back(pid, &found, memory.extent.bytes);
     }
@@ -308,20 +308,20 @@ fn restore_of(agent: &Path, pid: u32, memory: &Place) -> Result<u64, Box<dyn std
     Ok(layout.away)
 }
 
-/// Nothing of a segment's memory is elsewhere any more, because no QEMU of this node uses it: its local memory is freed,
-/// and another file that gets its number, or another segment there, is not taken for it.
+/// Forgets the relocation of a segment that no QEMU of this node uses: the local memory is freed, and a later file of
+/// the same number, or a later segment there, is not mistaken for this one.
 pub(super) fn forget(memory: &Place) -> std::io::Result<()> {
     let home = of_devices(memory)?;
     Relocation::begin().forget(home);
     Ok(())
 }
 
-/// A place of a memory pool as the devices here that map it know it.
+/// Returns a place of a memory pool in the terms of the devices that map it here.
 pub(super) fn of_devices(memory: &Place) -> std::io::Result<Home> {
     InPool::open(memory)?.of_devices()
 }
 
-/// The process that listens at a monitor's socket; nothing when none does.
+/// Returns the process that listens at a monitor's socket, if any.
 async fn listener(path: &Path) -> std::io::Result<Option<u32>> {
     match UnixStream::connect(path).await {
         Ok(socket) => Ok(socket
@@ -344,7 +344,7 @@ mod tests {
 
     use super::*;
 
-    /// Of the memory: whole pages of any size that processors have.
+    /// Size of the memory: whole pages for any processor's page size.
     const BYTES: usize = 64 << 10;
 
     #[test]
@@ -373,7 +373,7 @@ mod tests {
         let mut content = [0; BYTES];
         local.read_exact_at(&mut content, 0).expect("is read");
         assert!(content == [7; BYTES], "it is as it was");
-        // SAFETY: it was mapped above, and nothing refers to it.
+        // SAFETY: the range was mapped above, and nothing refers to it.
         unsafe { munmap(mapped, BYTES) }.expect("is unmapped");
     }
 }

@@ -1,4 +1,4 @@
-//! What the planes of a machine's move and their coordinator know of it.
+//! The shared state of a VM's move, for its planes and their coordinator.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use crate::vms::messages::{Answer, Order};
 use crate::vms::vm::{Qemu, Vm};
 use godwit_api::{ErrorBody, ErrorCode, MigrateVm, VmMigrationPhase as Phase};
 
-/// How often what moves is looked at.
+/// Time between two checks of the parts that move.
 pub(super) const POLL: Duration = Duration::from_millis(20);
 
 /// The source's end of a move's control connection.
 pub(super) type SourceLink = Link<Order, Answer>;
 
-/// Which machine leaves this node, and for where.
+/// The VM that leaves this node, with its destination.
 pub(super) struct Departure {
     pub(super) node: Arc<Node>,
     pub(super) vm: Arc<Vm>,
@@ -32,7 +32,7 @@ pub(super) struct Departure {
 }
 
 impl Departure {
-    /// Why a move ends that was told to: somebody cancelled it, or this node is ending.
+    /// Returns the error of a move that was cancelled, or that the closing node ended.
     pub(super) fn given_up(&self) -> ErrorBody {
         match self.node.is_closing() {
             true => self
@@ -47,7 +47,7 @@ impl Departure {
         ErrorBody::new(code, format!("VM {vm} was not moved to node '{to}': {why}"))
     }
 
-    /// The destination said something else than was expected, or nothing: `what` says what it did not do.
+    /// Returns the error for an unexpected answer of the destination, or for none: `what` names the failed step.
     pub(super) fn unwilling(&self, answer: Option<Answer>, what: &str) -> ErrorBody {
         match answer {
             Some(Answer::Failed(why)) => {
@@ -65,19 +65,19 @@ impl Departure {
             .change(self.id, |view| view.phase = phase);
     }
 
-    /// Tells whoever watches the move.
+    /// Adds a warning to the move's view.
     pub(super) fn warn(&self, warning: String) {
         self.node
             .vm_migrations
             .change(self.id, |view| view.warnings.push(warning));
     }
 
-    /// The machine's disks, by name.
+    /// Returns the names of the VM's disks.
     pub(super) fn disks(&self) -> Vec<String> {
         self.vm.lock().entry.machine.disks.clone()
     }
 
-    /// Each disk's name and the bytes that its image occupies.
+    /// Returns each disk's name and the bytes occupied by its image.
     pub(super) async fn disk_sizes(&self) -> Result<Vec<(String, u64)>, ErrorBody> {
         let mut sizes = Vec::new();
         for name in self.disks() {
@@ -89,7 +89,7 @@ impl Departure {
         Ok(sizes)
     }
 
-    /// The ids of the disks, in their order; of none when one of them has none.
+    /// Returns the ids of the disks, in their order; none if any disk lacks an id.
     pub(super) fn disk_ids(&self) -> Vec<String> {
         let id = |name: &String| {
             let disk = self.node.disks.find(name)?;
@@ -110,7 +110,7 @@ impl Departure {
         Ok(())
     }
 
-    /// Stores whether the guest runs, but for the move, for the process after this one.
+    /// Stores if the guest runs, or would run without the move, for the node's next run.
     pub(super) async fn store_ran(&self, ran: bool) -> Result<(), ErrorBody> {
         let mut entry = self.vm.lock().entry.clone();
         match &mut entry.mark {

@@ -1,5 +1,4 @@
-//! Source: whether a machine was given away, for the destination of a move that has lost the connections on which it would
-//! have heard that.
+//! Source: the word on a VM's handover, for a destination that has lost the connections for this message.
 
 use godwit_core::wire::Hello;
 
@@ -9,7 +8,7 @@ use crate::vms::messages::Word;
 use crate::vms::outgoing::table::Moves;
 use godwit_api::VmMigrationPhase as Phase;
 
-/// What is known of the move that `hello` names, of the machine of this id, by the node that began it.
+/// Returns the word on the move that `hello` names, for the VM of this id.
 pub(in crate::vms) fn word(node: &Node, hello: &Hello, id: &str) -> Word {
     let migration = hello.migration.to_string();
     if let Some(vm) = node.vms.find(&hello.disk) {
@@ -19,7 +18,7 @@ pub(in crate::vms) fn word(node: &Node, hello: &Hello, id: &str) -> Word {
             return word;
         }
     }
-    // The machine was forgotten here, or another has its name.
+    // The VM was forgotten here, or another VM has its name.
     match node.vm_migrations.get(node, &migration) {
         Ok(view) if view.to != hello.node || view.vm != hello.disk => Word::Nothing,
         Ok(view) => match view.phase {
@@ -31,8 +30,8 @@ pub(in crate::vms) fn word(node: &Node, hello: &Hello, id: &str) -> Word {
     }
 }
 
-/// What the stored machine says of a move of the machine `id` to `to`; `leaves` while that is under way. Nothing when it
-/// knows nothing of it.
+/// Returns the word of the stored VM on a move of the VM `id` to `to`, or `None` if the entry does not know the move.
+/// `leaves` is true while the move is under way.
 fn stored(entry: &VmEntry, (migration, id, to): (&str, &str, &str), leaves: bool) -> Option<Word> {
     let is_it = !id.is_empty() && entry.id == id;
     match (&entry.mark, Moves::of(entry, migration)) {
@@ -40,7 +39,7 @@ fn stored(entry: &VmEntry, (migration, id, to): (&str, &str, &str), leaves: bool
             let left = entry.left_by.as_deref() == Some(migration);
             (left && entry.moved_to.as_deref() == Some(to)).then_some(Word::Given)
         }
-        // A restart finds the mark, and takes the machine back.
+        // A restart finds the mark, and takes the VM back.
         (Some(VmMark::Outgoing { migration: now, .. }), Moves::Here) if now == migration => {
             Some(Word::Undecided)
         }
@@ -104,7 +103,7 @@ mod tests {
         assert_eq!(say(&gone("m", "b"), false), Some(Word::Given));
         assert_eq!(say(&entry(), false), Some(Word::Kept));
         assert_eq!(say(&leaving("later"), false), Some(Word::Kept));
-        // The history tells of the move before the one by which it left.
+        // Only the history knows moves before the last one away from here.
         assert_eq!(say(&gone("later", "b"), false), None);
         assert_eq!(say(&gone("m", "c"), false), None);
         let other = VmEntry {

@@ -1,5 +1,5 @@
-//! Moves VMs away. The order of the steps is that of `messages.rs`; nothing but the disks' records
-//! (`disks/group.rs`) decides where the VM is.
+//! Moves VMs away. `messages.rs` gives the order of the steps; only the disks' records (`disks/group.rs`) decide the
+//! VM's place.
 
 mod departure;
 pub(in crate::vms) mod given;
@@ -47,26 +47,26 @@ use godwit_api::{
 use godwit_qemu::inspect::Facts;
 use godwit_qemu::machine::Machine;
 
-/// Longest wait for the destination to look for blockers.
+/// Longest wait for the destination's search for blockers.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(45);
-/// Longest wait to hear that the guest runs at the destination.
+/// Longest wait for the report that the guest runs at the destination.
 const RUN_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest wait for QEMU to end once it is told to.
+/// Longest wait for QEMU's end after `quit`.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the disks may take to know that the destination has them.
+/// Longest wait for the disks to be departed.
 const DEPART_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest wait for all disks to be ready to be given away.
+/// Longest wait for all disks to be ready for the handover.
 const SWITCH_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long a cancelled move may take to end.
+/// Longest wait for the end of a cancelled move.
 const CANCEL_WAIT: Duration = Duration::from_secs(20);
-/// How long the destination may take to forget a move that was given up.
+/// Longest wait for the destination to forget a cancelled move.
 const FORGET_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// Starts to move a VM. Returns once both nodes have found nothing that stands in the way.
+/// Starts to move a VM. Returns once both nodes have found no blocker.
 ///
 /// # Errors
-/// The request makes no sense, the peer cannot be reached, or something stands in the way: all of it
-/// is named at once, and nothing has moved.
+/// The request is invalid, the peer is unreachable, or there are blockers: the error names all of them, and nothing has
+/// moved.
 pub(crate) async fn migrate(
     node: &Arc<Node>,
     name: &str,
@@ -142,7 +142,7 @@ fn memory_is_here(vm: &Inner) -> Result<(), ErrorBody> {
     Err(ErrorBody::new(ErrorCode::Conflict, text).hint("try again when all of it is here"))
 }
 
-/// What waits for room is not part of the state that moves.
+/// Refuses a paused guest: requests that wait for room are not part of the moving state.
 fn nothing_waits_for_room(vm: &Inner) -> Result<(), ErrorBody> {
     let Some(why) = &vm.stands_still else {
         return Ok(());
@@ -153,17 +153,17 @@ fn nothing_waits_for_room(vm: &Inner) -> Result<(), ErrorBody> {
     ))
 }
 
-/// That a move is missing from the history is no reason to stop it.
+/// Stores a move in the history. A failure is no reason to stop the move.
 pub(super) async fn store(node: &Node, number: u64, view: &VmMigration) {
     if let Err(error) = node.store.put_vm_migration(number, view).await {
         tracing::error!(migration = view.id, %error, "cannot store the migration's history");
     }
 }
 
-/// Cancels the move of a VM; it goes on here.
+/// Cancels the move of a VM; the guest goes on here.
 ///
 /// # Errors
-/// There is none such, it has ended, or it is too late.
+/// The move is unknown, has ended, or is too far.
 pub(crate) async fn cancel(node: &Arc<Node>, id: &str) -> Result<VmMigration, ErrorBody> {
     let deadline = Instant::now() + CANCEL_WAIT;
     let view = node.vm_migrations.get(node, id)?;
@@ -193,14 +193,14 @@ pub(crate) async fn cancel(node: &Arc<Node>, id: &str) -> Result<VmMigration, Er
     }
 }
 
-/// One move under way.
+/// A move under way.
 struct Move {
     of: Departure,
-    /// When the disks were told to change hands.
+    /// The time of the order to hand the disks over.
     told: Option<Instant>,
 }
 
-/// What is under way on behalf of a move and must end with it.
+/// The parts that work on behalf of a move and must end with the move.
 struct Working {
     link: SourceLink,
     disks: Disks,
@@ -221,7 +221,7 @@ impl Move {
         };
         let (result, refused) = match checked {
             Ok(working) => {
-                // Whoever asked may have hung up; the move goes on.
+                // The caller may have hung up; the move goes on.
                 let _ = begun.send(Ok(()));
                 (self.carry_out(working, &cancelled).await, None)
             }
@@ -233,10 +233,10 @@ impl Move {
         }
         let gives = matches!(self.of.vm.lock().entry.mark, Some(VmMark::Giving { .. }));
         if gives && self.of.node.is_closing() {
-            // It has not ended: the next process goes on with it.
+            // The move has not ended: the node's next run goes on with the move.
             return;
         }
-        // Whoever sees that the move has ended may do the next thing with the VM.
+        // A caller that sees the move's end must find the VM without an activity.
         drop(guard);
         let node = Arc::clone(&self.of.node);
         if let Some((number, view)) = node.vm_migrations.end(&node, self.of.id, result.clone()) {
@@ -247,7 +247,7 @@ impl Move {
         }
     }
 
-    /// Looks for everything that stands in the way, at both nodes.
+    /// Searches for all blockers, at both nodes.
     async fn check(&self) -> Result<Working, ErrorBody> {
         let facts = Facts::read(&self.of.qemu.qmp)
             .await
@@ -369,7 +369,8 @@ impl Move {
         })
     }
 
-    /// Memory that is elsewhere would be lost. Its QEMU is asked: what this node remembers may be from before a restart.
+    /// Refuses memory outside the pool, which would be lost. The answer comes from QEMU's process: this node's own
+    /// knowledge may be from before a restart.
     async fn not_in_pool(&self, entry: &VmEntry, pool: &str) -> Option<String> {
         let (of, memory) = (&self.of, entry.memory.as_ref()?);
         match relocated::local_bytes(&of.node, &of.vm, memory, of.qemu.process.pid).await {
@@ -395,7 +396,7 @@ impl Move {
             .hint("nothing was moved; put these right and start the migration again")
     }
 
-    /// Moves the VM, or puts everything back as it was.
+    /// Moves the VM, or restores the previous state.
     async fn carry_out(
         &mut self,
         mut working: Working,
@@ -414,8 +415,8 @@ impl Move {
             self.put_back(working).await;
             return Err(error);
         }
-        // From here on the VM is the destination's, whatever happens: it may only take longer to
-        // know that it runs.
+        // From here on the VM belongs to the destination, regardless of failures: only the report that the guest runs
+        // may be late.
         let mut state = working.disks.group.state();
         let is_given = |state: &GroupState| *state == GroupState::Given;
         tokio::select! {
@@ -427,7 +428,7 @@ impl Move {
         self.finish(working).await
     }
 
-    /// Before the disks were given away: the guest goes on here, nothing stays there.
+    /// Undoes a move before the handover: the guest goes on here, and nothing stays at the destination.
     async fn put_back(&self, working: Working) {
         let of = &self.of;
         let Working {
@@ -449,13 +450,13 @@ impl Move {
         if let Err(error) = of.store(&entry).await {
             tracing::error!(vm = of.vm.name, %error, "cannot store that the VM stays");
         }
-        // The destination hangs up once it has forgotten the VM, so that whoever sees the end of the move may move it there
-        // again.
+        // The destination hangs up once it has forgotten the VM. A caller that sees the move's end may then move the VM
+        // there again.
         let forgotten = async { while link.hear().await.is_some() {} };
         let _ = tokio::time::timeout(FORGET_TIMEOUT, forgotten).await;
     }
 
-    /// After the disks were given away: the guest starts there, and QEMU ends here.
+    /// Completes a move after the handover: the guest starts at the destination, and QEMU ends here.
     async fn finish(&self, mut working: Working) -> Result<(), ErrorBody> {
         self.of.vm.lock().entry = working.disks.group.moved().clone();
         working.link.say(Order::Given).await;
@@ -513,16 +514,16 @@ impl Move {
                 unmark(&self.of.node, &self.of.vm).await;
             }
         }
-        // What was copied out of a memory pool is of no more use there.
+        // Memory copied out of a memory pool has no use in the pool any more.
         let entry = self.of.vm.lock().entry.clone();
         released::release(&self.of.node, &self.of.vm.name, &entry).await;
-        // The other node may be gone, and then they stay in doubt here.
+        // If the other node is gone, the disks stay in doubt here.
         let _ = tokio::time::timeout(DEPART_TIMEOUT, self.disks_departed()).await;
         result
     }
 
-    /// Waits until the destination has said of all disks that they are there, so that whoever sees
-    /// the end of the move finds them departed.
+    /// Waits until the destination has confirmed all disks. A caller that sees the move's end then finds the disks
+    /// departed.
     async fn disks_departed(&self) {
         let departed = |disk: Arc<Disk>| {
             let inner = disk.lock();
@@ -536,8 +537,8 @@ impl Move {
         }
     }
 
-    /// From the destination's times, which it gives as ages, so that no clocks are compared. A guest
-    /// that stood still before has no blackout.
+    /// Records the blackout and the switchover from the destination's times, which are ages, so no clocks are compared.
+    /// A guest that stood still before has no blackout.
     fn measured(
         &self,
         heard: Instant,
@@ -558,16 +559,15 @@ impl Move {
     }
 }
 
-/// What each NIC's uplink takes, as far as that is known.
+/// Returns the MTU of each NIC's uplink, as far as known.
 fn nic_mtus(machine: &Machine) -> Vec<u32> {
     let mtus = machine.nics.iter().map(|nic| uplinks::mtu(&nic.uplink));
-    // One that is missing has been named among what stands in the way.
+    // A missing uplink is among the blockers already.
     mtus.map_while(Result::ok).collect()
 }
 
-/// Ends a VM's QEMU.
 pub(super) async fn quit(qemu: &Qemu) {
-    // It may be gone already.
+    // QEMU may be gone already.
     let _ = qemu.qmp.execute("quit", json!({})).await;
     let ended = tokio::time::timeout(QUIT_TIMEOUT, qemu.process.ended()).await;
     if ended.is_err() {
@@ -575,7 +575,7 @@ pub(super) async fn quit(qemu: &Qemu) {
     }
 }
 
-/// Ready when the move is cancelled while that is possible, or when the node ends.
+/// Waits until the move is cancelled before the handover, or the node is closing.
 async fn until_cancelled(node: &Arc<Node>, cancelled: &Notify, given: watch::Receiver<GroupState>) {
     loop {
         tokio::select! {

@@ -1,9 +1,9 @@
 //! Source: serves the rest of a guest's memory while the guest runs at the destination.
 //!
-//! The disks are gone, so this QEMU never runs the guest again, but it has what the guest there cannot
-//! do without. It is kept, across restarts of this node, until the destination has everything or has
-//! no guest any more. Whenever the memory's connection breaks, QEMU pauses at both ends and keeps what
-//! it has; then this side makes another, as often as it takes (see `pulling.rs`).
+//! The disks are gone, so this QEMU never runs the guest again, but has memory that the guest at the destination needs.
+//! QEMU is kept, across restarts of this node, until the destination has everything or has no guest any more. Whenever
+//! the memory's connection breaks, QEMU pauses at both ends and keeps its memory; then this side makes another
+//! connection, as often as needed (see `post_copy_destination.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,29 +23,29 @@ use crate::vms::vm::{Qemu, Vm, VmGuard};
 use godwit_api::{ErrorBody, ErrorCode};
 use godwit_qemu::migration::{self, PULL_BROKEN, PULLING};
 
-/// How often QEMU is asked how far it is.
+/// Time between two queries of QEMU's progress.
 const POLL: Duration = Duration::from_millis(100);
-/// How long to wait before a broken connection is made again, at first and at most.
+/// Time before a broken connection is made again, at first and at most.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// Longest wait for the destination to be ready for another connection.
 const READY_TIMEOUT: Duration = Duration::from_secs(12);
-/// How long both QEMUs may take to agree on what is missing.
+/// Time for both QEMUs to agree on the missing pages.
 const RECOVER_TIMEOUT: Duration = Duration::from_secs(20);
-/// Longest wait for the destination to say that it has everything once QEMU says so here.
+/// Longest wait for the destination's [`Answer::Pulled`] after QEMU's completion here.
 const PULLED_TIMEOUT: Duration = Duration::from_secs(10);
-/// What the warning about broken connections begins with.
+/// Prefix of the warning about broken connections.
 const BROKEN: &str = "the memory's connection broke";
 
-/// How it ended.
+/// The end of the transfer.
 enum End {
     /// The destination has all of the memory.
     Whole,
-    /// The guest there is gone, or its node said why it cannot go on.
+    /// The guest at the destination is gone, or its node gave the reason why the guest cannot go on.
     GoneThere(String),
     /// The rest of the memory is gone.
     LostHere(String),
-    /// The node ends; the next process goes on.
+    /// The node is closing; its next run goes on.
     Closing,
 }
 
@@ -58,7 +58,7 @@ pub(in crate::vms) struct Giving {
     id: MigrationId,
     qemu: Qemu,
     link: Option<SourceLink>,
-    /// The task that carries the memory.
+    /// The task carrying the memory.
     tunnel: Option<AbortHandle>,
     breaks: u32,
     broken: bool,
@@ -89,7 +89,7 @@ impl Giving {
     /// Serves the memory to the end, and ends QEMU.
     ///
     /// # Errors
-    /// The memory or the guest is lost; or the node ends, and nothing has been decided.
+    /// The memory or the guest is lost; or the node is closing, and nothing is decided.
     pub(in crate::vms) async fn see_through(mut self) -> Result<(), ErrorBody> {
         let name = self.vm.name.clone();
         let ended = self.until_over().await;
@@ -211,7 +211,7 @@ impl Giving {
         })
     }
 
-    /// What QEMU calls the migration; how far it is goes into the history.
+    /// Returns QEMU's status of the migration, and records the progress in the move's view.
     async fn look(&self) -> Option<String> {
         let qmp = self.vm.lock().qemu.as_ref().map(|qemu| qemu.qmp.clone());
         let seen = migration::look(&qmp?).await.ok()?;
@@ -223,14 +223,14 @@ impl Giving {
         Some(seen.status)
     }
 
-    /// Makes QEMU notice that its connection is of no use any more.
+    /// Makes QEMU notice that its connection is useless.
     async fn hang_up(&mut self) {
         if let Some(tunnel) = self.tunnel.take() {
             tunnel.abort();
             return;
         }
         if let Some(monitor) = self.vm.monitor() {
-            // It may have noticed by itself.
+            // QEMU may have noticed by itself.
             let _ = migration::break_off(&monitor).await;
         }
     }
@@ -243,7 +243,7 @@ impl Giving {
         }
     }
 
-    /// Says in the history what has become of the connection, in place of what was said before.
+    /// Replaces the warning about the connection in the move's view.
     fn warn(&self, what: &str) {
         let times = match self.breaks {
             1 => String::from("once"),
@@ -256,7 +256,7 @@ impl Giving {
         });
     }
 
-    /// Makes both connections anew and lets QEMU go on, or learns how it ended.
+    /// Makes both connections anew and resumes QEMU's migration, or returns the end.
     async fn connect_again(&mut self) -> Result<Option<End>, ErrorBody> {
         self.link = None;
         if let Some(tunnel) = self.tunnel.take() {
@@ -284,8 +284,8 @@ impl Giving {
         Ok(None)
     }
 
-    /// All was sent: waits until the destination says that it is there, so that whoever sees the end
-    /// of the move can do the next thing with the VM.
+    /// Waits for the destination's confirmation after all memory was sent. A caller that sees the move's end then finds
+    /// the VM ready for the next action.
     async fn hear_the_end(&mut self) {
         let deadline = tokio::time::Instant::now() + PULLED_TIMEOUT;
         while let Some(link) = &mut self.link {
@@ -296,7 +296,7 @@ impl Giving {
         }
     }
 
-    /// Tells the destination that the rest will not come. Gives its answer.
+    /// Tells the destination that the rest will not come. Returns its answer.
     async fn tell_lost(&mut self, why: &str) -> Option<Answer> {
         let link = match self.link.take() {
             Some(link) => link,
@@ -344,8 +344,7 @@ async fn say_lost(mut link: SourceLink, why: &str) -> Option<Answer> {
     }
 }
 
-/// Tells the destination that the rest will not come, until it has heard it. Its guest stands still
-/// meanwhile.
+/// Tells the destination that the rest will not come, until the destination answers. Its guest stands still meanwhile.
 async fn tell_until_heard(
     node: Arc<Node>,
     vm: Arc<Vm>,
@@ -373,7 +372,7 @@ async fn tell_until_heard(
     }
 }
 
-/// Stores that nothing of the VM is needed here any more.
+/// Stores that this node holds nothing more that the VM needs.
 pub(in crate::vms) async fn unmark(node: &Node, vm: &Arc<Vm>) {
     let entry = {
         let mut inner = vm.lock();
@@ -389,7 +388,7 @@ pub(in crate::vms) async fn unmark(node: &Node, vm: &Arc<Vm>) {
     }
 }
 
-/// Takes up again what the node was doing when it ended; without a QEMU there is nothing to give.
+/// Takes up the transfer that was under way when the node ended. Without a QEMU the memory is lost.
 pub(in crate::vms) async fn take_up(
     node: Arc<Node>,
     vm: Arc<Vm>,
@@ -414,7 +413,7 @@ pub(in crate::vms) async fn take_up(
     if node.is_closing() {
         return;
     }
-    // Whoever sees that the move has ended may do the next thing with the VM.
+    // A caller that sees the move's end must find the VM without an activity.
     drop(guard);
     end(&node, id, result).await;
 }

@@ -1,4 +1,4 @@
-//! Finds everything that stands in the way of a VM's move, before anything moves.
+//! The search for all blockers of a VM's move, before anything moves.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use godwit_qemu::kvm;
 use godwit_qemu::machine::{Machine, MemoryFile, Places};
 use godwit_qemu::version::{Version, printed};
 
-/// Under TCG older ones lose writes to memory that is copied while the guest runs.
+/// The first QEMU without a TCG fault that loses writes to memory copied while the guest runs.
 const FIRST_SOUND_TCG: Version = Version([10, 0, 0]);
 
-/// Source: what stands in the way of the disks here.
+/// Source: returns the blockers of the disks here.
 pub(super) fn disks_leaving(node: &Node, machine: &Machine, facts: &Facts) -> Vec<String> {
     let here = &node.config.name;
     let mut blockers = Vec::new();
@@ -62,7 +62,7 @@ pub(super) fn disks_leaving(node: &Node, machine: &Machine, facts: &Facts) -> Ve
     blockers
 }
 
-/// Source: what stands in the way of the memory and the devices here.
+/// Source: returns the blockers of the memory and the devices here.
 pub(super) fn memory_leaving(machine: &Machine, facts: &Facts) -> Vec<String> {
     let mut blockers = facts.devices.changes(machine);
     for reason in &facts.blocked {
@@ -77,7 +77,7 @@ pub(super) fn memory_leaving(machine: &Machine, facts: &Facts) -> Vec<String> {
     blockers
 }
 
-/// Destination: what stands in the way here.
+/// Destination: returns the blockers here.
 pub(crate) async fn coming(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> Vec<String> {
     let here = &node.config.name;
     let mut blockers = Vec::new();
@@ -203,7 +203,7 @@ async fn disks(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> Vec<String> 
     blockers
 }
 
-/// The uplinks must be there, and like the source's.
+/// Returns the blockers of the NICs: the uplinks must exist, and match the source's.
 async fn nics(node: &Node, vm: &str, offer: &MachineOffer) -> Vec<String> {
     let here = &node.config.name;
     let nics = &offer.machine.nics;
@@ -229,7 +229,7 @@ async fn nics(node: &Node, vm: &str, offer: &MachineOffer) -> Vec<String> {
     blockers
 }
 
-/// What the user should know of a machine that can come.
+/// Returns the notices for the user of a VM that can come.
 pub(crate) async fn notices(node: &Node, offer: &MachineOffer) -> Vec<String> {
     if offer.nic_placings.is_empty() {
         return Vec::new();
@@ -238,7 +238,7 @@ pub(crate) async fn notices(node: &Node, offer: &MachineOffer) -> Vec<String> {
     links.notices(&node.config.name, &offer.machine.nics, &offer.nic_placings)
 }
 
-/// Files that QEMU reads when it starts.
+/// Names the missing files that QEMU reads when it starts.
 fn files(here: &str, machine: &Machine) -> Vec<String> {
     ["kernel", "initrd", "bios", "dtb"]
         .iter()
@@ -248,11 +248,11 @@ fn files(here: &str, machine: &Machine) -> Vec<String> {
         .collect()
 }
 
-/// Files that are here and that QEMU would write the machine's memory into, as it does at the source: that may be the same
+/// Names the existing files that QEMU would write the VM's memory into, as at the source: both nodes may see the same
 /// file.
 fn memory_files(here: &str, machine: &Machine, places: &Places) -> Vec<String> {
     let files = machine.memory_files().into_iter();
-    // In a folder QEMU makes a file that nobody else sees.
+    // In a folder QEMU makes a file of its own.
     let is_there = |file: &MemoryFile| {
         let found = std::fs::metadata(places.folder.join(&file.path));
         file.is_shared && found.is_ok_and(|found| !found.is_dir())
@@ -267,7 +267,7 @@ fn memory_files(here: &str, machine: &Machine, places: &Places) -> Vec<String> {
     sentences.collect()
 }
 
-/// Bytes of memory that can be had without swapping.
+/// Returns the bytes of memory available without swapping.
 fn free_memory() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
@@ -342,14 +342,15 @@ async fn qemu(
     blockers
 }
 
-/// Why KVM cannot be used by this user's QEMU, or by the node's own.
+/// Returns the error if KVM is unusable for this user's QEMU, or for the node's own.
 async fn usable_kvm(user: Option<&QemuUser>) -> Result<(), String> {
     let user = user.cloned();
     let checked = blocking(move || kvm::check(user.as_ref())).await;
     checked.unwrap_or_else(|error| Err(error.message))
 }
 
-/// What keeps a guest from this QEMU that has all that the source's QEMU can translate: an older one translates less.
+/// Returns the reason if this QEMU cannot run a guest with all processor features of the source's translator: an older
+/// QEMU translates less.
 fn lesser_translator(model: Option<&str>, own: Version, sent_by: Version) -> Option<String> {
     let minor = |Version([major, minor, _]): Version| [major, minor];
     (model == Some("max") && minor(own) < minor(sent_by)).then(|| {
@@ -360,7 +361,7 @@ fn lesser_translator(model: Option<&str>, own: Version, sent_by: Version) -> Opt
     })
 }
 
-/// Whether one of the lines begins with this word, or with a kind and this word.
+/// Returns true if a line begins with this word, or with a kind and this word.
 fn names_first(text: &str, name: &str) -> bool {
     text.lines()
         .any(|line| line.split_whitespace().take(2).any(|word| word == name))

@@ -1,4 +1,4 @@
-//! Source: the steps of a VM's move up to the moment at which its disks are given away.
+//! Source: the steps of a VM's move up to the handover of its disks.
 
 use std::time::{Duration, Instant};
 
@@ -9,19 +9,19 @@ use crate::vms::outgoing::planes::Plane;
 use crate::vms::outgoing::{Move, Working};
 use godwit_api::{ErrorBody, VmMigrationPhase as Phase};
 
-/// Longest time that the destination's QEMU may take to start.
+/// Longest start of the destination's QEMU.
 const START_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// Whether the destination's QEMU waits for its memory.
+/// The state of the destination's QEMU, which has to wait for its memory.
 #[derive(Clone, Copy)]
 enum StartingQemu {
-    /// It is being started, and should have been then.
+    /// The QEMU is being started, with this deadline.
     Until(tokio::time::Instant),
     Done,
 }
 
 impl StartingQemu {
-    /// Ready once it should have been started and is not.
+    /// Waits until the start is overdue.
     async fn overdue(self) {
         match self {
             Self::Until(deadline) => tokio::time::sleep_until(deadline).await,
@@ -29,7 +29,7 @@ impl StartingQemu {
         }
     }
 
-    /// Takes what the destination says about its QEMU.
+    /// Takes the destination's answer about its QEMU.
     fn heard(&mut self, of: &Departure, answer: Option<Answer>) -> Result<(), ErrorBody> {
         match (*self, answer) {
             (Self::Until(_), Some(Answer::Started)) => {
@@ -41,7 +41,7 @@ impl StartingQemu {
         }
     }
 
-    /// Listens while something else goes on. Ready, with the reason, when the destination gives the move up.
+    /// Listens during another step. Returns the reason if the destination gives the move up.
     async fn listen(&mut self, of: &Departure, destination: &mut SourceLink) -> ErrorBody {
         loop {
             let answer = tokio::select! {
@@ -56,7 +56,7 @@ impl StartingQemu {
 }
 
 impl Move {
-    /// Everything up to the moment at which the disks are given away.
+    /// Takes all steps up to the handover of the disks.
     pub(in crate::vms) async fn until_given(
         &mut self,
         working: &mut Working,
@@ -70,8 +70,8 @@ impl Move {
         } = working;
         of.enter(Phase::CopyingDisks);
         disks.start(of).await?;
-        // What keeps its QEMU from starting shows before the disks are copied, and nothing waits for it
-        // once they are.
+        // A failed start of the destination's QEMU then shows before the disks are copied, and no start delays the move
+        // after the copy.
         link.say(Order::Start).await;
         let mut starting = StartingQemu::Until(tokio::time::Instant::now() + START_TIMEOUT);
         failpoint::reach(String::from("vm::copying-disks")).await;
@@ -97,19 +97,19 @@ impl Move {
 
         of.enter(Phase::SwitchingOver);
         disks.freeze(of, link).await?;
-        // A state that the destination does not take shows in its answer to what is sent next.
+        // A state that the destination refuses shows in its next answer.
         nics.freeze(of, link).await?;
         memory.freeze(of, link).await?;
         failpoint::reach(String::from("vm::loaded")).await;
         self.told = Some(Instant::now());
         memory.hand_over(of).await?;
         nics.hand_over(of).await?;
-        // Otherwise the destination has all that it needs.
+        // Without a pull the destination has all memory by now.
         let pulls = of.request.memory.pulls();
         tokio::select! {
             given = disks.hand_over(of) => given,
             error = memory.broken(of), if pulls => Err(error),
-            // Whoever hears this too late to keep the disks goes on: see `carry_out`.
+            // An answer too late to keep the disks is no end of the move: see `carry_out`.
             error = starting.listen(of, link) => Err(error),
         }
     }

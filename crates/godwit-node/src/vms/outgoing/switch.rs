@@ -1,4 +1,4 @@
-//! Goes on otherwise with the disks of a VM that moves.
+//! Changes the options of the disks of a moving VM.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use godwit_api::{ErrorBody, ErrorCode, SwitchMigration, VmMigration};
 /// Changes the migrations of a VM's disks, all of them or none.
 ///
 /// # Errors
-/// There is no such move, it has ended, it is too late, or the request makes no sense.
+/// The move is unknown, has ended, or is too far, or the request is invalid.
 pub(crate) async fn switch(
     node: &Arc<Node>,
     id: &str,
@@ -41,7 +41,7 @@ pub(crate) async fn switch(
     node.vm_migrations.get(node, id)
 }
 
-/// The VM's memory takes at most so many bytes per second, whether it is on its way already or not.
+/// Limits the bandwidth of the VM's memory in bytes per second, before and during its move.
 async fn limit_memory(
     node: &Arc<Node>,
     view: &VmMigration,

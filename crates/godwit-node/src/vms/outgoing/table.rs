@@ -1,4 +1,4 @@
-//! What is known about moves of VMs away from here: those under way, and the last ended ones.
+//! Moves of VMs away from here: all under way, and the last that ended.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use crate::node::Node;
 use crate::store::machine::{VmEntry, VmMark};
 use godwit_api::{ErrorBody, ErrorCode, Migration, VmMigration, VmMigrationPhase};
 
-/// Ended moves that are remembered.
+/// Most ended moves in the history.
 const MAX_ENDED: usize = 1000;
 
 /// Moves under way and ended.
@@ -22,19 +22,19 @@ pub(crate) struct VmMigrations {
     table: Mutex<Table>,
 }
 
-/// What has become of a VM that was leaving when the node ended.
+/// The place of a VM that was leaving when the node ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moves {
-    /// It is here.
+    /// The VM is here.
     Here,
-    /// It is at the destination.
+    /// The VM is at the destination.
     There,
-    /// It is at the destination, and the rest of its memory is here.
+    /// The VM is at the destination, and the rest of its memory is here.
     MemoryFollows,
 }
 
 impl Moves {
-    /// What has become of the VM's move of this id.
+    /// Returns the outcome of the VM's move of this id.
     pub(crate) fn of(entry: &VmEntry, id: &str) -> Self {
         match (&entry.mark, &entry.moved_to) {
             (_, None) => Self::Here,
@@ -47,7 +47,7 @@ impl Moves {
 #[derive(Debug, Default)]
 struct Table {
     next: u64,
-    /// Oldest first. Only ended ones are dropped.
+    /// Oldest first. Only ended moves are dropped.
     all: VecDeque<Tracked>,
 }
 
@@ -55,17 +55,17 @@ struct Table {
 struct Tracked {
     number: u64,
     view: VmMigration,
-    /// The migrations of its disks.
+    /// The migrations of the VM's disks.
     disks: Vec<String>,
     began: Option<Instant>,
     cancelled: Arc<Notify>,
-    /// Most bytes per second that its memory may take.
+    /// Bandwidth limit of the memory in bytes per second.
     memory_bandwidth: Option<u64>,
 }
 
 impl VmMigrations {
-    /// Takes the moves that were stored. One that had not ended did so with the node, unless `moves`
-    /// says that its VM is at the destination. Returns what is changed by that, to be stored.
+    /// Takes the stored moves. An unfinished move ended with the node, unless `moves` reports the VM at the
+    /// destination. Returns the changed moves, to be stored.
     pub(crate) fn restore(
         &self,
         stored: Vec<(u64, VmMigration)>,
@@ -102,7 +102,7 @@ impl VmMigrations {
         changed
     }
 
-    /// A move begins. Returns its number in the store, and what tells its task to give up.
+    /// Begins a move. Returns its number in the store, and the signal for its cancellation.
     pub(crate) fn begin(
         &self,
         view: VmMigration,
@@ -128,7 +128,7 @@ impl VmMigrations {
         (number, cancelled)
     }
 
-    /// Changes what is shown of a move that has not ended.
+    /// Changes the view of a move that has not ended.
     pub(crate) fn change(&self, id: MigrationId, change: impl FnOnce(&mut VmMigration)) {
         let id = id.to_string();
         let mut table = self.lock();
@@ -138,7 +138,7 @@ impl VmMigrations {
         }
     }
 
-    /// The migration of one of its disks began.
+    /// Adds the migration of a disk to a move.
     pub(crate) fn add_disk(&self, id: MigrationId, disk: String) {
         let id = id.to_string();
         let mut table = self.lock();
@@ -147,7 +147,7 @@ impl VmMigrations {
         }
     }
 
-    /// Ends a move, once. Returns its number and what is to be stored.
+    /// Ends a move, once. Returns its number and the view to store.
     pub(crate) fn end(
         &self,
         node: &Node,
@@ -173,14 +173,14 @@ impl VmMigrations {
         Some((tracked.number, view.clone()))
     }
 
-    /// All moves, oldest first.
+    /// Returns all moves, oldest first.
     pub(crate) fn all(&self, node: &Node) -> Vec<VmMigration> {
         let mut table = self.lock();
         let shown = table.all.iter_mut().map(|tracked| tracked.shown(node));
         shown.collect()
     }
 
-    /// One move.
+    /// Returns a move.
     ///
     /// # Errors
     /// [`ErrorCode::NotFound`].
@@ -196,7 +196,7 @@ impl VmMigrations {
         }
     }
 
-    /// Most bytes per second that the machine's memory may take now.
+    /// Returns the bandwidth limit of a VM's memory in bytes per second.
     pub(crate) fn memory_bandwidth(&self, id: MigrationId) -> Option<u64> {
         let (table, id) = (self.lock(), id.to_string());
         table
@@ -206,14 +206,13 @@ impl VmMigrations {
             .memory_bandwidth
     }
 
-    /// Its memory may take so many from now on.
     pub(crate) fn set_memory_bandwidth(&self, id: &str, memory_bandwidth: Option<u64>) {
         if let Some(tracked) = self.lock().all.iter_mut().find(|it| it.view.id == id) {
             tracked.memory_bandwidth = memory_bandwidth;
         }
     }
 
-    /// Tells the task of a move to give up.
+    /// Tells the task of a move to cancel.
     pub(crate) fn cancel(&self, id: &str) {
         let table = self.lock();
         if let Some(tracked) = table.all.iter().find(|tracked| tracked.view.id == id) {
@@ -234,7 +233,7 @@ impl Tracked {
         self.view.clone()
     }
 
-    /// Takes what the disks' migrations say now.
+    /// Takes the present state of the disks' migrations.
     fn refresh(&mut self, node: &Node) {
         let disks: Vec<Migration> = self
             .disks

@@ -1,4 +1,4 @@
-//! One authority: what is checked about who serves.
+//! One authority: checks of the serving node.
 
 use godwit_core::authority::Ownership;
 use godwit_core::units::Epoch;
@@ -9,12 +9,12 @@ use crate::world::World;
 use crate::world::name;
 use crate::world::wires::pulling::StoredMissing;
 
-/// Which node has served each epoch.
+/// The node that has served each epoch.
 #[derive(Debug, Default)]
 pub(in crate::world) struct Epochs(Vec<Option<usize>>);
 
 impl Epochs {
-    /// A node serves in an epoch. Another node that has done so.
+    /// Records that a node serves in an epoch. Returns another node, if one has already served in the epoch.
     fn serves(&mut self, epoch: Epoch, node: usize) -> Option<usize> {
         let epoch = epoch.0 as usize;
         if self.0.len() <= epoch {
@@ -26,7 +26,7 @@ impl Epochs {
 }
 
 impl World {
-    /// A node that says that it serves must have stored that it may, and be alone.
+    /// Checks for a single serving node.
     pub(in crate::world) fn check_authority(&mut self, node: usize, serves: bool) {
         if serves && self.nodes[1 - node].serves() {
             let records = self.nodes.each_ref().map(|node| node.record);
@@ -34,12 +34,12 @@ impl World {
         }
     }
 
-    /// Guest I/O reaches a node's disk.
+    /// Checks that a node may serve when guest I/O reaches its disk.
     pub(in crate::world) fn check_may_serve(&mut self, node: usize) {
         let [record, other] = [node, 1 - node].map(|node| self.nodes[node].record);
         let may = match record.ownership {
             Ownership::Serving => true,
-            // What the other has durably given away it may serve at once.
+            // A disk durably given away by the other node may be served at once.
             Ownership::Accepted { migration } => {
                 self.reached(Reached::ServedBeforeStored);
                 other.ownership == Ownership::Relinquished { migration }
@@ -78,7 +78,7 @@ impl World {
         }
     }
 
-    /// What a node says about authority it must have stored.
+    /// Checks that the authority claimed in a message is stored.
     pub(in crate::world) fn check_promise_is_stored(&mut self, node: usize, message: &Message) {
         let record = self.nodes[node].record;
         let stored = match *message {

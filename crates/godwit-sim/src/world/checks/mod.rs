@@ -1,4 +1,4 @@
-//! What must hold, checked after every step.
+//! The invariants, checked after every step.
 
 pub(super) mod authority;
 pub(super) mod promise;

@@ -1,4 +1,4 @@
-//! The latency that was promised to the guest, and what may come on top of it.
+//! The latency promised to the guest, and the slack on top.
 
 use std::time::Duration;
 
@@ -8,29 +8,28 @@ use crate::run::coverage::Reached;
 use crate::world::World;
 use crate::world::guest::Outstanding;
 
-/// With delayed writes a request that its local disk has answered waits no longer for the migration
-/// than the promised limit and this (invariant 4): the controller looks at the time every sampling
-/// period, a signal may be a period old, and what a pause has to wait for is another.
+/// Slack of the promise. With delayed writes, a request already answered by the local disk waits for the migration no
+/// longer than the promised limit plus this slack (invariant 4). The controller checks the time every sampling period,
+/// a signal may be one period old, and a pause may have to wait for another period.
 pub(in crate::world) const PROMISE_SLACK: Duration =
     Duration::from_nanos(4 * Controller::LINK_SAMPLING.as_nanos() as u64);
 
-/// A promise that a migration has to keep now: it neither freezes the guest for switchover, nor has
-/// anything happened that excuses it.
+/// A promise in force: the guest is not frozen for switchover, and nothing excuses the migration.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::world) struct Promise {
     limit: Duration,
-    /// How many times longer than that a request may wait.
+    /// Factor on the limit for the wait of a request.
     times: u32,
-    /// Whether a user stated it: nothing eases it.
+    /// True if a user stated the promise: nothing eases it.
     stated: bool,
     since: u64,
-    /// The longest that the source's disk took for a request.
+    /// Longest duration of a request at the source's disk.
     pub(in crate::world) longest_disk: u64,
 }
 
 impl Promise {
-    /// `spares` tells whether the promise's percentile allows some of the run's requests to be late:
-    /// then none is held to more than what the controller grants the latest.
+    /// Returns a promise in force. `spares` is true if the promise's percentile allows some of the run's requests to be
+    /// late. Then every request may be as late as the controller allows the latest one.
     pub(in crate::world) fn new(limit: Duration, stated: bool, spares: bool, since: u64) -> Self {
         Self {
             limit,
@@ -41,7 +40,7 @@ impl Promise {
         }
     }
 
-    /// Nanoseconds that a request may wait when requests may take this long.
+    /// Returns the nanoseconds that a request may wait under an allowed latency.
     fn bound(&self, allowed: Duration) -> u64 {
         (allowed * self.times + PROMISE_SLACK).as_nanos() as u64
     }
@@ -52,7 +51,7 @@ impl World {
         let (Some(promise), now) = (self.promise, self.now) else {
             return;
         };
-        // One without a disk operation was carried out by another.
+        // A request without a disk operation was carried out by another.
         let (disk_started, disk_ended) = match (asked.disk_started, asked.disk_ended) {
             (Some(started), Some(ended)) => (started, ended),
             _ => (now, now),
@@ -62,12 +61,12 @@ impl World {
         }
         self.reached(Reached::PromiseChecked);
         let mut bound = promise.bound(promise.limit);
-        // Before its turn a request may wait for the disk operations of earlier ones that overlap.
+        // Before its turn a request may wait for the disk operations of earlier, overlapping requests.
         let others = promise.longest_disk * (self.guest.places.len() as u64 + 2);
         let before = (disk_started - asked.start).saturating_sub(others);
         let after = now - disk_ended;
         if before + after > bound && !promise.stated {
-            // The controller says to what it has eased the promise, and that has an end, too.
+            // The controller reports the eased latency of the promise, which has a limit, too.
             let eased = self.nodes[asked.node].controller.as_ref();
             let allowed = eased.and_then(|controller| controller.progress()?.promise.allowed);
             let allowed = allowed.unwrap_or_default().min(Controller::MOST_EASED);

@@ -1,4 +1,4 @@
-//! The end of a run: everything heals, and what was acknowledged must be there.
+//! The end of a run: all faults heal, and every acknowledged write must be there.
 
 use godwit_core::event::AbortReason;
 
@@ -8,15 +8,14 @@ use crate::world::MILLISECOND;
 use crate::world::World;
 use crate::world::name;
 
-/// By then everything has come to an end.
+/// Time within which everything comes to an end.
 const SETTLED_WITHIN: u64 = 8_000 * MILLISECOND;
 
-/// A migration that promised something, or is to take no more than a bandwidth, may take its time. The operator waits
-/// this long for it, then cancels it.
+/// Longest wait of the operator for a migration with a promise or a bandwidth limit, before cancelling it.
 const PATIENCE: u64 = 1_500 * MILLISECOND;
 
 impl World {
-    /// Lets everything heal; then exactly one node serves and holds every acknowledged write.
+    /// Ends all faults; then exactly one node serves and holds every acknowledged write.
     pub(in crate::world) fn settle(&mut self) {
         self.settling = true;
         let (deadline, patience) = (self.now + SETTLED_WITHIN, self.now + PATIENCE);
@@ -57,7 +56,7 @@ impl World {
         }
     }
 
-    /// Whether the migration under way has reasons to wait.
+    /// Returns true if the current migration has reasons to wait.
     fn promises(&self) -> bool {
         let planned = self.next_migration.checked_sub(1);
         let Some(plan) = planned.map(|last| self.plan.migrations[last]) else {
@@ -68,7 +67,7 @@ impl World {
         };
         self.nodes[self.source].outgoing
             && (plan.options.sla.is_some()
-                // What the guest wrote at full speed is counted, and copies wait for it.
+                // Unthrottled writes of the guest count towards the limit, and delay copies.
                 || plan.options.max_bandwidth.is_some()
                 || plan.options.interface_budget.is_some()
                 || plan.change.is_some_and(changes))

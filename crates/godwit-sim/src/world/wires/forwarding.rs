@@ -1,5 +1,5 @@
-//! What a body does for requests that are forwarded: connections that follow each other, clients that
-//! come and go, and what is stored of who writes.
+//! The bodies' part for forwarded requests: successive connections, clients coming and going, and the stored sharing
+//! state.
 
 use godwit_core::Admission;
 use godwit_core::action::Forwarder;
@@ -15,10 +15,10 @@ use crate::world::name;
 use crate::world::node::Holder;
 use crate::world::wires::network::Frame;
 
-/// There are two nodes, so each has one that forwards to it.
+/// The only forwarder of a node: there are two nodes.
 const PEER: Forwarder = Forwarder(0);
 
-/// Whether a frame comes from a node that forwards.
+/// Returns true for a forwarder's message.
 pub(in crate::world) fn is_forwarders(message: &Message) -> bool {
     matches!(
         message,
@@ -30,8 +30,8 @@ pub(in crate::world) fn is_forwarders(message: &Message) -> bool {
 }
 
 impl World {
-    /// Whether a forwarder's next frame on this session may be taken from its connection: what came by
-    /// an older one has to be done first.
+    /// Returns true if a forwarder's next frame on this session may be taken. Requests of an older session must be done
+    /// first.
     pub(in crate::world) fn follows(&mut self, node: usize, session: usize) -> bool {
         if self.nodes[node]
             .served
@@ -47,18 +47,18 @@ impl World {
         true
     }
 
-    /// The other node forwards on this session from here on.
+    /// Makes this the session on which the other node forwards.
     pub(in crate::world) fn serve_session(&mut self, node: usize, session: usize, fresh: bool) {
         let it = &mut self.nodes[node];
         it.served = Some(session);
         let now = it.clock.local(self.now);
-        // Nothing has to be done about it, so it may happen in the middle of a call.
+        // The call causes no actions, so it is safe inside another call.
         if let Some(controller) = &mut it.controller {
             controller.handle_forwarder_up(now, PEER, fresh);
         }
     }
 
-    /// The session on which the other node forwards is lost, or is not used for that.
+    /// Ends forwarding on a lost or no longer used session.
     pub(in crate::world) fn stop_serving_session(&mut self, node: usize, session: usize) {
         let it = &mut self.nodes[node];
         if it.served.take_if(|served| *served == session).is_some() {
@@ -69,7 +69,7 @@ impl World {
         }
     }
 
-    /// A frame of the other node, which forwards, has arrived.
+    /// Delivers a frame of the forwarding node.
     pub(in crate::world) fn deliver_forwarded(&mut self, session: usize, to: usize, frame: Frame) {
         if self.nodes[to].served != Some(session) {
             return;
@@ -106,7 +106,7 @@ impl World {
             }
             None => return,
         }
-        // Of a write that zeroes nobody can tell which it is.
+        // A write of zeroes cannot be identified.
         let write = data.as_ref().and_then(|data| data.first().copied());
         if let Some(write) = write
             && self.nodes[to].done.contains(&write)
@@ -135,7 +135,7 @@ impl World {
         });
     }
 
-    /// What the owner says to a node that forwards.
+    /// Sends an owner's message to the forwarder.
     pub(in crate::world) fn send_forwarder(&mut self, node: usize, message: Message) {
         if matches!(message, Message::Fence { .. }) {
             self.reached(Reached::Fence);
@@ -145,7 +145,7 @@ impl World {
         }
     }
 
-    /// The guest connects to a node.
+    /// Connects the guest to a node.
     pub(in crate::world) fn attach(&mut self, node: usize) {
         self.guest.present[node] = true;
         self.note(|| format!("{}  the guest attaches", name(node)));
@@ -153,21 +153,21 @@ impl World {
         self.with(node, |controller, now| {
             controller.handle_client_attached(now)
         });
-        // Another node tells the owner, as soon as there is a way to it, and lets nobody do anything before.
+        // A node without ownership tells the owner once connected, and lets no request proceed before.
         if self.nodes[node].serves() {
             self.give_up_what_was_left();
         }
     }
 
-    /// The owner knows that the guest has attached somewhere: what the guest left unanswered has happened by now, or
-    /// never will.
+    /// Records the fate of the guest's abandoned writes once the owner knows that the guest has attached: they have
+    /// taken effect by now, or never will.
     fn give_up_what_was_left(&mut self) {
         for write in std::mem::take(&mut self.guest.left) {
             self.history.given_up(write, self.now);
         }
     }
 
-    /// The guest leaves a node, whatever it waits for there, and goes on at the other.
+    /// Moves the guest to the other node, without the outstanding answers.
     pub(in crate::world) fn desert(&mut self) {
         let node = self.guest.attached;
         self.reached(Reached::Deserted);
@@ -186,7 +186,7 @@ impl World {
         self.attach(1 - node);
     }
 
-    /// A node looks whether clients have hung up, and tells its controller of those that have.
+    /// Tells a node's controller about clients that have hung up.
     pub(in crate::world) fn look_for_hang_ups(&mut self, node: usize) {
         let it = &mut self.nodes[node];
         let mut tags = Vec::new();
@@ -203,7 +203,7 @@ impl World {
         }
     }
 
-    /// Stores whether more than one party may have written.
+    /// Stores the sharing state: true if more than one party may have written.
     pub(in crate::world) fn store_sharing(&mut self, node: usize, shared: bool) {
         if shared {
             self.guest.shares = true;
@@ -218,7 +218,7 @@ impl World {
         self.schedule(delay, Occurrence::SharingStored { node, incarnation });
     }
 
-    /// That is stored now.
+    /// Completes the store of the sharing state.
     pub(in crate::world) fn sharing_stored(&mut self, node: usize) {
         let it = &mut self.nodes[node];
         if let Some(shared) = it.storing_shared.take() {

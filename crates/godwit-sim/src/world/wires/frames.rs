@@ -1,4 +1,4 @@
-//! Frames on their way, and connections that end.
+//! Frames in flight, and the end of connections.
 
 use godwit_core::Limits;
 use godwit_core::authority::Ownership;
@@ -18,10 +18,9 @@ use crate::world::node::Holder;
 use crate::world::wires::forwarding::is_forwarders;
 use crate::world::wires::network::{Frame, class, connections};
 
-/// More frames than this never wait on one connection: every request and every slot has one on its
-/// way in each direction and as many that a pause has given up, double writes may be posted, and
-/// heartbeats stop when nothing answers.
-/// A disk that changes hands before all of it has moved tells of what it lacks, block by block at worst.
+/// Returns an upper limit for the frames that wait on one connection. Every request and every slot has one frame in
+/// flight in each direction, and as many given up by a pause. Double writes may be posted, and heartbeats stop without
+/// answers. A disk that changes hands before the end of the copy announces missing blocks, one by one at worst.
 fn most_frames(limits: &Limits, sectors: u64) -> usize {
     let slots =
         limits.requests + u32::from(limits.window_chunks) + u32::from(limits.delayed_chunks);
@@ -144,7 +143,7 @@ impl World {
         self.take_turn(from);
     }
 
-    /// Hands the receiver of a connection what has arrived, as far as it has room.
+    /// Hands arrived frames to the receiver of a connection, as far as there is room.
     pub(in crate::world) fn receive(&mut self, from: usize, session: usize, connection: usize) {
         let to = 1 - from;
         while let Some(message) = self.network.peek(session, connection, from) {
@@ -274,7 +273,7 @@ impl World {
         }
     }
 
-    /// Loses every connection of a session; the ends notice in their own time.
+    /// Loses every connection of a session; both ends notice later.
     pub(in crate::world) fn cut(&mut self, session: usize, notice_within: u64) {
         if !self.network.sessions[session].alive {
             return;
@@ -289,7 +288,7 @@ impl World {
         }
     }
 
-    /// A node closes a session. Mostly what it has said on the control connection still arrives.
+    /// Closes a session from one node. Its pending control messages usually still arrive.
     pub(in crate::world) fn close(&mut self, session: usize, by: usize) {
         self.network.forget(session, by);
         if !self.network.sessions[session].alive {
@@ -319,7 +318,7 @@ impl World {
         self.schedule(at, Occurrence::Lost { session, node });
     }
 
-    /// A node notices that a session has ended.
+    /// Tells a node that a session has ended.
     pub(in crate::world) fn notice_loss(&mut self, session: usize, node: usize) {
         if self.network.sessions[session].noticed[node] {
             return;

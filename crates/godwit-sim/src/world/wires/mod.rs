@@ -1,4 +1,4 @@
-//! What goes between the hosts.
+//! The traffic between the hosts.
 
 mod forwarding;
 pub(super) mod frames;

@@ -1,4 +1,4 @@
-//! Links: what waits on each connection, and how the link is shared.
+//! Links: the queues of each connection, and the sharing of the link.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use godwit_core::wire::{Message, TrafficClass};
 use crate::disk::Data;
 use crate::plan::LinkPlan;
 
-/// The link carries frames of several connections in turns of this many bytes.
+/// Bytes of a turn: the link carries frames of several connections in turns.
 const TURN: u64 = 16 << 10;
 
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub(in crate::world) struct Frame {
     pub(in crate::world) message: Message,
     pub(in crate::world) data: Data,
     pub(in crate::world) bytes: u64,
-    /// The order in which copies were sent, to see them overtake each other.
+    /// Position in the order in which copies were sent, to detect overtaking.
     pub(in crate::world) number: u64,
 }
 
@@ -24,21 +24,21 @@ pub(in crate::world) struct Frame {
 pub(in crate::world) struct Pipe {
     /// Frames of which no byte has left the sender.
     queued: VecDeque<Frame>,
-    /// Frames that the socket has taken.
+    /// Frames accepted by the socket.
     socket: VecDeque<Frame>,
     socket_bytes: u64,
     /// Bytes of the first frame in the socket that the link has carried.
     carried: u64,
-    /// Frames on their way, in order.
+    /// Frames in flight, in order.
     flying: VecDeque<Frame>,
-    /// How many of them have arrived and were not taken.
+    /// Number of arrived frames in `flying`.
     arrived: usize,
     last_arrival: u64,
-    /// Nothing is taken before.
+    /// Time before which no frame is taken.
     stalled_until: u64,
-    /// Bytes that were sent and have not arrived.
+    /// Bytes sent and not yet arrived.
     pub(in crate::world) unacknowledged: u64,
-    /// Bytes that have arrived since the last sample.
+    /// Bytes arrived since the last sample.
     pub(in crate::world) delivered: u64,
 }
 
@@ -76,9 +76,9 @@ impl Pipe {
 #[derive(Debug)]
 pub(in crate::world) struct Session {
     pub(in crate::world) alive: bool,
-    /// Which node knows that it ended.
+    /// True for each node that knows of the end.
     pub(in crate::world) noticed: [bool; 2],
-    /// Per connection, per sending node.
+    /// Pipes by connection and sending node.
     pub(in crate::world) connections: Vec<[Pipe; 2]>,
 }
 
@@ -93,15 +93,15 @@ struct Turn {
 #[derive(Debug, Default)]
 pub(in crate::world) struct Direction {
     turn: Option<Turn>,
-    /// Where to look first for the next turn.
+    /// First place to look for the next turn.
     next: usize,
     /// Bytes since the last sample.
     pub(in crate::world) carried: u64,
     /// Bytes since the run's start.
     pub(in crate::world) total: u64,
-    /// This many times less bandwidth, until then.
+    /// Divisor of the bandwidth, and the time until which the divisor applies.
     pub(in crate::world) slow: (u64, u64),
-    /// Hundredths of the bandwidth that others take, until then.
+    /// Per cent of the bandwidth taken by other traffic, and the time until which the percentage applies.
     pub(in crate::world) traffic: (u64, u64),
 }
 
@@ -109,12 +109,12 @@ pub(in crate::world) struct Direction {
 pub(in crate::world) struct Network {
     pub(in crate::world) plan: LinkPlan,
     pub(in crate::world) sessions: Vec<Session>,
-    /// Sessions that are alive.
+    /// Live sessions.
     live: Vec<usize>,
     pub(in crate::world) directions: [Direction; 2],
 }
 
-/// What has left the sender.
+/// A frame that has left the sender.
 pub(in crate::world) struct Departure {
     pub(in crate::world) session: usize,
     pub(in crate::world) connection: usize,
@@ -141,7 +141,7 @@ impl Network {
         self.sessions.len() - 1
     }
 
-    /// The youngest session that is alive.
+    /// Returns the youngest live session.
     pub(in crate::world) fn youngest(&self) -> Option<usize> {
         self.live.last().copied()
     }
@@ -159,7 +159,7 @@ impl Network {
         &mut self.sessions[session].connections[connection][from]
     }
 
-    /// Bytes per second that the migration gets from this node.
+    /// Returns the bytes per second available to the migration from this node.
     pub(in crate::world) fn bandwidth(&self, from: usize, now: u64) -> u64 {
         let direction = &self.directions[from];
         let mut bandwidth = self.plan.bandwidth;
@@ -186,8 +186,8 @@ impl Network {
         pipe.fill(limit);
     }
 
-    /// Starts the link's next turn from this node, if it is idle and something waits. Returns how
-    /// long the turn takes.
+    /// Starts the link's next turn from this node, if the link is idle and a frame waits. Returns the duration of the
+    /// turn.
     pub(in crate::world) fn take_turn(&mut self, from: usize, now: u64) -> Option<u64> {
         if self.directions[from].turn.is_some() {
             return None;
@@ -215,7 +215,7 @@ impl Network {
         None
     }
 
-    /// The link's turn from this node is over. Returns the connection of which a frame has left.
+    /// Ends the link's turn from this node. Returns the connection if a frame has left.
     pub(in crate::world) fn end_turn(&mut self, from: usize) -> Option<Departure> {
         let limit = self.plan.socket;
         let turn = self.directions[from].turn.take()?;
@@ -239,7 +239,7 @@ impl Network {
         })
     }
 
-    /// When the youngest frame on its way arrives that would by itself take `delay`: frames of one
+    /// Returns the arrival time of the youngest frame in flight, which alone would arrive at `at`: frames of one
     /// connection stay in order.
     pub(in crate::world) fn arrival(&mut self, departure: &Departure, from: usize, at: u64) -> u64 {
         let pipe = self.pipe(departure.session, departure.connection, from);
@@ -247,7 +247,7 @@ impl Network {
         pipe.last_arrival
     }
 
-    /// The next frame on its way has arrived.
+    /// Marks the next frame in flight as arrived.
     pub(in crate::world) fn arrived(&mut self, session: usize, connection: usize, from: usize) {
         let pipe = self.pipe(session, connection, from);
         if pipe.arrived < pipe.flying.len() {
@@ -258,7 +258,7 @@ impl Network {
         }
     }
 
-    /// The next frame that has arrived.
+    /// Returns the next arrived frame.
     pub(in crate::world) fn peek(
         &mut self,
         session: usize,
@@ -280,7 +280,7 @@ impl Network {
         pipe.flying.pop_front()
     }
 
-    /// Nothing from this node is taken from the connection before `until`.
+    /// Stalls the connection: no frame from this node is taken before `until`.
     pub(in crate::world) fn stall(
         &mut self,
         session: usize,
@@ -301,7 +301,7 @@ impl Network {
         self.pipe(session, connection, from).stalled_until
     }
 
-    /// Drops what waits to be sent on a class's connections; returns how many frames.
+    /// Drops the unsent frames on a class's connections; returns their number.
     pub(in crate::world) fn discard_unsent(
         &mut self,
         session: usize,
@@ -319,8 +319,8 @@ impl Network {
         dropped
     }
 
-    /// Ends a session: nothing more leaves a sender. Frames on their way arrive if `deliver` says
-    /// so, until the receiver notices. Returns how many were lost.
+    /// Ends a session: no more frames leave a sender. With `deliver`, frames in flight arrive until the receiver
+    /// notices. Returns the number of lost frames.
     pub(in crate::world) fn end(&mut self, session: usize, deliver: bool) -> u64 {
         self.live.retain(|live| *live != session);
         let ended = &mut self.sessions[session];
@@ -333,7 +333,7 @@ impl Network {
             }
         }
         for direction in &mut self.directions {
-            // The turn's time is spent all the same.
+            // The rest of the turn's time passes all the same.
             if direction.turn.is_some_and(|turn| turn.session == session) {
                 direction.next = 0;
             }
@@ -341,8 +341,7 @@ impl Network {
         lost
     }
 
-    /// A node closes a session in order: what it has sent for the control connection still goes out.
-    /// Returns how many frames.
+    /// Closes a session in order: frames already sent on the control connection still go out. Returns their number.
     pub(in crate::world) fn flush_control(&mut self, session: usize, from: usize) -> u64 {
         let pipe = self.pipe(session, 0, from);
         let mut moved = 0;
@@ -353,7 +352,7 @@ impl Network {
         moved
     }
 
-    /// A node has noticed that the session ended: nothing reaches it any more.
+    /// Drops all frames to a node that has noticed the end of the session.
     pub(in crate::world) fn forget(&mut self, session: usize, node: usize) {
         let session = &mut self.sessions[session];
         session.noticed[node] = true;
@@ -363,7 +362,7 @@ impl Network {
     }
 }
 
-/// The connections of a class.
+/// Returns the connections of a class.
 pub(in crate::world) fn connections(
     class: TrafficClass,
     copy_connections: usize,
@@ -373,12 +372,12 @@ pub(in crate::world) fn connections(
         TrafficClass::Sync => 1..2,
         TrafficClass::Copy => 2..2 + copy_connections,
         TrafficClass::Pull => 2 + copy_connections..3 + copy_connections,
-        // It is none between nodes.
+        // No connection between nodes has this class.
         TrafficClass::Image => 0..0,
     }
 }
 
-/// The class of a connection.
+/// Returns the class of a connection.
 pub(in crate::world) fn class(connection: usize, copy_connections: usize) -> TrafficClass {
     match connection {
         0 => TrafficClass::Control,

@@ -1,5 +1,5 @@
-//! What bodies do for a disk that changed hands before all of it had moved: a connection on which the owner pulls the
-//! rest, and what is stored of what it lacks.
+//! The bodies' part for a disk handed over before the end of the copy: the connection on which the owner pulls the
+//! rest, and the stored missing blocks.
 
 use godwit_core::action::DiskOperation;
 use godwit_core::authority::Ownership;
@@ -15,18 +15,18 @@ use crate::world::Occurrence;
 use crate::world::World;
 use crate::world::name;
 
-/// Writes are counted by chunks of this length.
+/// Length of the chunks for which writes are counted.
 pub(in crate::world) const CHUNK_SECTORS: u64 = 128;
 
-/// What a node has stored of what its disk lacks.
+/// A node's stored knowledge of its disk's missing blocks.
 #[derive(Clone, Debug)]
 pub(in crate::world) struct StoredMissing {
-    /// What outlasts a process: what has come is noted at once.
+    /// Missing blocks that outlast a process: arrivals are noted at once.
     noted: Vec<u64>,
-    /// What outlasts the host.
+    /// Missing blocks that outlast the host.
     durable: Vec<u64>,
     heat: Vec<u8>,
-    /// What of it was at the other node, where the rest is in an image.
+    /// Blocks held by the other node, if the rest is in an image.
     at_source: Option<Vec<u64>>,
 }
 
@@ -40,14 +40,15 @@ impl StoredMissing {
         }
     }
 
-    /// Whether the sector is at the other node if it is missing, and not in an image; nothing where all is in one place.
+    /// Returns true if the sector, when missing, is at the other node and not in an image; `None` if all is in one
+    /// place.
     pub(in crate::world) fn is_at_source(&self, sector: u64) -> Option<bool> {
         let block = sector / 8;
         let words = self.at_source.as_ref()?;
         Some(words[(block / 64) as usize] & 1 << (block % 64) != 0)
     }
 
-    /// Whether nothing is missing, durably, of what the other node had, where the rest is in an image.
+    /// Returns true if nothing is missing, durably, of the other node's blocks, where the rest is in an image.
     pub(in crate::world) fn is_repaid(&self) -> bool {
         self.at_source.as_ref().is_some_and(|at_source| {
             let both = at_source.iter().zip(&self.durable);
@@ -56,31 +57,31 @@ impl StoredMissing {
         })
     }
 
-    /// Whether the sector is missing, as far as the process's end does not change that.
+    /// Returns true if the sector is missing by the state that outlasts a process.
     pub(in crate::world) fn is_noted(&self, sector: u64) -> bool {
         let block = sector / 8;
         self.noted[(block / 64) as usize] & 1 << (block % 64) != 0
     }
 
-    /// Whether the sector is missing, as far as that is durable.
+    /// Returns true if the sector is missing by the durable state.
     pub(in crate::world) fn lacks(&self, sector: u64) -> bool {
         let block = sector / 8;
         self.durable[(block / 64) as usize] & 1 << (block % 64) != 0
     }
 }
 
-/// What is on its way to stable storage.
+/// An update on its way to stable storage.
 #[derive(Clone, Debug)]
 pub(in crate::world) struct StoringMissing {
     pieces: Vec<WordPiece>,
     heat: Vec<u8>,
     at_source: Option<Vec<u64>>,
-    /// The disk comes here, and nothing was stored of it.
+    /// True if the disk comes here and nothing was stored before.
     first: bool,
 }
 
 impl World {
-    /// A request of the guest goes to a node's disk.
+    /// Counts a write to a node's disk.
     pub(in crate::world) fn count_write(&mut self, node: usize, operation: DiskOperation) {
         let (DiskOperation::Write { extent, .. } | DiskOperation::WriteZeroes { extent, .. }) =
             operation
@@ -95,7 +96,7 @@ impl World {
         }
     }
 
-    /// What a source says of how often its guest wrote must be so.
+    /// Checks the write counts in a source's message.
     pub(in crate::world) fn check_counts(&mut self, message: &Message) {
         let Message::Lacks {
             start,
@@ -107,7 +108,7 @@ impl World {
             return;
         };
         if self.on_image && !at_source {
-            // It tells what to fetch first.
+            // For blocks in the image the heat is the order of fetching.
             return;
         }
         let end = start.0 + u64::from(sectors);
@@ -121,7 +122,7 @@ impl World {
         }
     }
 
-    /// Stores what the disk lacks.
+    /// Stores the disk's missing blocks.
     pub(in crate::world) fn store_missing(&mut self, node: usize) {
         let it = &mut self.nodes[node];
         let stored = it.controller.as_ref().and_then(|c| {
@@ -149,7 +150,7 @@ impl World {
         self.schedule(delay, Occurrence::MissingStored { node, incarnation });
     }
 
-    /// That is durable now.
+    /// Completes the store of the missing blocks.
     pub(in crate::world) fn missing_stored(&mut self, node: usize) {
         let it = &mut self.nodes[node];
         if let Some(storing) = it.storing_missing.take() {
@@ -161,7 +162,7 @@ impl World {
         }
     }
 
-    /// Notes that the disk lacks an extent no longer.
+    /// Notes the arrival of a missing extent.
     pub(in crate::world) fn note_here(&mut self, node: usize, extent: Extent) {
         let Some(missing) = &mut self.nodes[node].missing else {
             return self.fail("what comes to a disk was stored as missing", || {
@@ -173,7 +174,7 @@ impl World {
         }
     }
 
-    /// What a crash, or the loss of power, leaves of what is stored.
+    /// Applies a crash or a power loss to the stored missing blocks.
     pub(in crate::world) fn interrupt_missing(&mut self, node: usize, power: bool) {
         let it = &mut self.nodes[node];
         if let Some(mut storing) = it.storing_missing.take() {
@@ -200,7 +201,7 @@ impl World {
         }
     }
 
-    /// Gives a process that starts what is stored of what its disk lacks.
+    /// Gives a starting process the stored missing blocks of its disk.
     pub(in crate::world) fn restore_missing(&mut self, node: usize) {
         let it = &mut self.nodes[node];
         let expected = it.record.remainder.is_some()
@@ -212,7 +213,7 @@ impl World {
             && self.plan.image.is_some()
             && let Some(controller) = &mut it.controller
         {
-            // The disk may have left without what it had not fetched.
+            // The disk may have left without the unfetched blocks.
             controller.is_no_base();
         }
         if !expected {
@@ -237,7 +238,7 @@ impl World {
         }
     }
 
-    /// A node that owes connects to the owner, unless a connection is there.
+    /// Connects a node that owes data to the owner, unless connected.
     pub(in crate::world) fn connect_pull(&mut self, node: usize) {
         let it = &self.nodes[node];
         let owes = it
@@ -279,7 +280,7 @@ impl World {
         }
     }
 
-    /// A frame of the connection on which an owner pulls has arrived.
+    /// Delivers a frame of the connection on which an owner pulls.
     pub(in crate::world) fn deliver_pull(
         &mut self,
         session: usize,

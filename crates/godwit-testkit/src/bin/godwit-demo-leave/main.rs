@@ -1,8 +1,7 @@
-//! A host that has to be left now: a busy disk of 4 GiB is handed over at once, and its new owner pulls it while both
+//! A host that must be left at once: a busy disk of 4 GiB is handed over, and the new owner pulls the data while both
 //! nodes are killed and started again.
 //!
-//! The load checks every block that it reads, and at the end the whole disk is read and compared with everything
-//! that was acknowledged.
+//! The load checks every block on reading. At the end the whole disk is read and compared with all acknowledged writes.
 
 use std::io;
 use std::process::ExitCode;
@@ -18,28 +17,28 @@ use serde::Serialize;
 const DISK: &str = "demo";
 const SIZE: u64 = 4 << 30;
 const SEED: u64 = 7;
-/// Most that the handing over may take.
+/// Longest time for the handover.
 const AT_ONCE: Duration = Duration::from_secs(1);
-/// How long the new owner pulls before both nodes are killed.
+/// Time of pulling before both nodes are killed.
 const BEFORE_THE_KILLS: Duration = Duration::from_millis(500);
-/// Requests that the load must get answered to count as going on.
+/// Answered requests by which the load shows that it goes on.
 const GOES_ON: u64 = 500;
 
 #[derive(Debug, Serialize)]
 struct Report {
-    /// From the command to the disk served at the other node.
+    /// Time from the command until the disk is served at the other node.
     handed_over_seconds: f64,
-    /// How much was still at the source then.
+    /// Bytes still at the source at the handover.
     missing_bytes_at_handover: u64,
-    /// How much was when both nodes were killed.
+    /// Bytes still at the source when both nodes were killed.
     missing_bytes_at_kills: u64,
-    /// How long the source was needed after the switchover, both nodes' time down included.
+    /// Time for which the source was needed after the switchover, including the downtime of both nodes.
     source_needed_seconds: f64,
-    /// Requests answered at the new owner before it had all of the disk.
+    /// Requests answered at the new owner before the whole disk was there.
     requests_before_whole: u64,
-    /// The whole disk was read at the end, and every acknowledged write found.
+    /// True if the whole disk was read at the end, with every acknowledged write.
     verified: bool,
-    /// Bytes of those.
+    /// Bytes verified.
     verified_bytes: u64,
     problems: Vec<String>,
 }

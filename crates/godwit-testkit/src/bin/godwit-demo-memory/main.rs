@@ -1,5 +1,5 @@
-//! The main job without copying memory first: virtual machines of different sizes under memory and disk load move
-//! between two nodes that map the same memory, while their guests check all that they read.
+//! Moves without a copy of memory: virtual machines of different sizes under memory and disk load move between two
+//! nodes that map the same memory, while their guests check all reads.
 
 mod report;
 mod scene;
@@ -18,7 +18,7 @@ struct Arguments {
     /// MiB of memory of each guest
     #[arg(long, value_delimiter = ',', default_values_t = [1024, 4096])]
     guest_mib: Vec<u64>,
-    /// How often each goes to the other node and back, in each way
+    /// Round trips of each guest, for each kind of move
     #[arg(long, default_value_t = 2)]
     rounds: usize,
     /// MiB of each of the two disks
@@ -29,7 +29,7 @@ struct Arguments {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let mut report = Report::default();
-    // One at a time: each may have as much memory as its size twice for a moment.
+    // Guests in sequence: for a moment, a guest may have twice as much memory as its size.
     for guest_mib in arguments.guest_mib {
         let scene = Scene {
             guest_mib,

@@ -1,4 +1,4 @@
-//! What the demo leaves behind: `target/demo-memory/report.json`.
+//! The demo's report: `target/demo-memory/report.json`.
 
 use std::fmt;
 use std::io;
@@ -8,9 +8,9 @@ use godwit_testkit::vm::Gaps;
 use serde::Serialize;
 use serde_json::Value;
 
-/// For how long the guest's processors may not run at the median on an emulated CPU, in milliseconds.
+/// Longest median standstill of the guest's processors on an emulated CPU, in milliseconds.
 const BLACKOUT_GOAL: f64 = 50.0;
-/// How much longer the largest guest may take than the smallest one.
+/// Largest ratio of the largest guest's times to the smallest one's.
 const RATIO_GOAL: f64 = 1.3;
 
 /// All guests.
@@ -19,23 +19,23 @@ pub(crate) struct Report {
     moves: Vec<Moved>,
     guest_errors: u64,
     verified: bool,
-    /// Over all moves.
+    /// Medians over all moves.
     median_blackout_ms_guest: f64,
     median_blackout_ms_qmp: f64,
-    /// The largest guest's median by the smallest one's.
+    /// Ratios of the largest guest's median to the smallest one's.
     total_ms_ratio: f64,
     blackout_ms_qmp_ratio: f64,
     targets: Vec<Target>,
 }
 
-/// One guest.
+/// The results of one guest.
 #[derive(Debug)]
 pub(crate) struct Played {
     pub(crate) moves: Vec<Moved>,
     pub(crate) guest_errors: u64,
 }
 
-/// What becomes of the memory.
+/// The kind of a memory move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Mode {
@@ -43,24 +43,24 @@ pub(crate) enum Mode {
     StayInPool,
 }
 
-/// One move.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Moved {
     guest_mib: u64,
     mode: Mode,
-    /// From the request until the guest runs at the destination and the source is free, with the copies of the disks.
+    /// Time from the request until the guest runs at the destination and the source is free, including the copies of
+    /// the disks.
     total_ms: f64,
     /// The largest time between two beats of the guest, by the host's clock.
     blackout_ms_guest: f64,
-    /// From QEMU's stop at the source to its start at the destination.
+    /// Time from QEMU's stop at the source to QEMU's start at the destination.
     blackout_ms_qmp: f64,
-    /// Of the memory and the devices, without the disks'.
+    /// Bytes of the memory and the devices, without the disks.
     bytes_over_network: u64,
-    /// Bytes of memory that followed to the destination.
+    /// Bytes of memory moved to the destination afterwards.
     bytes_moved_by_mover: u64,
     #[serde(skip)]
     disks_verified: bool,
-    /// The largest time between two writes of the guest to one of its disks.
+    /// The largest time between two writes of the guest to the same disk.
     #[serde(skip)]
     disk_gap_ms: f64,
 }
@@ -69,10 +69,10 @@ impl Moved {
     pub(crate) const HEADINGS: &str = "move     mode           total ms  blackout ms  stopped ms  disk gap ms   KB sent  \
                                        MB moved";
 
-    /// From the migration as the source shows it.
+    /// Takes the figures from the source's view of the migration.
     ///
     /// # Errors
-    /// When a figure is missing.
+    /// If a figure is missing.
     pub(crate) fn new(
         guest_mib: u64,
         mode: Mode,
@@ -123,7 +123,7 @@ impl Report {
         self.guest_errors += played.guest_errors;
     }
 
-    /// Draws it all together.
+    /// Computes the medians, ratios and verdicts.
     pub(crate) fn judge(&mut self) {
         self.verified = self.guest_errors == 0
             && !self.moves.is_empty()
@@ -160,7 +160,7 @@ impl Report {
         self.median(sizes().max(), pick) / self.median(sizes().min(), pick)
     }
 
-    /// Whether the guests lost nothing. How long they stood still is for the reader to judge.
+    /// Returns true if the guests lost nothing. The blackout does not count here.
     pub(crate) fn is_good(&self) -> bool {
         self.verified
     }

@@ -1,4 +1,4 @@
-//! One guest and its moves.
+//! A guest and its moves.
 
 use std::io;
 
@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::report::{Mode, Moved, Played};
 
-/// Milliseconds between two beats of the guest: a blackout is known as exactly as this.
+/// Milliseconds between two beats of the guest: the resolution of a blackout.
 const BEAT_MS: u64 = 2;
 
-/// What is shown.
+/// The parameters of one guest's moves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scene {
     pub(crate) guest_mib: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    /// Starts the machine, moves it there and back in each way, and lets the guest check everything.
+    /// Starts the machine, moves it there and back in each mode, and lets the guest check everything.
     pub(crate) fn play(self) -> io::Result<Played> {
         println!("\nguest of {} MiB", self.guest_mib);
         let options = ClusterOptions {
@@ -60,7 +60,7 @@ impl Scene {
         })
     }
 
-    /// A guest that uses about half of its memory, and writes to a quarter of it again and again.
+    /// Starts a guest that uses about half of its memory, and writes to a quarter of its memory again and again.
     fn start(self, cluster: &Cluster) -> io::Result<NodeGuest> {
         let load = GuestLoad {
             pointer_chase: PointerChase {
@@ -95,7 +95,7 @@ impl Scene {
             let memory = guest.memory_moved(to)?;
             by_mover = local(&memory)?;
             guest.alive()?;
-            // It comes back the same way, with its memory where both nodes see it.
+            // The way back is the same, with the memory visible to both nodes.
             to.godwit(&["vm", "memory", VM, "--to", "pool"]).json()?;
             guest.alive()?;
         }
@@ -103,7 +103,7 @@ impl Scene {
     }
 }
 
-/// How many bytes have followed to the node: all of them, or something went wrong.
+/// Returns the bytes moved to the node; fails unless all have moved.
 fn local(memory: &Value) -> io::Result<u64> {
     let moved = memory["moving"]["bytes_moved"].as_u64().unwrap_or(0);
     let all = memory["bytes"].as_u64();

@@ -1,5 +1,5 @@
-//! A machine whose NIC moves with it: two nodes on two hosts of one network, a client outside with a TCP
-//! conversation of which every byte is checked and a thousand pings a second, and moves there and back.
+//! A machine whose NIC moves along, there and back between two nodes on two hosts of one network. A client outside
+//! holds a TCP conversation of which every byte is checked, and sends a thousand pings a second.
 
 mod report;
 mod scene;
@@ -9,13 +9,13 @@ use std::process::ExitCode;
 use clap::Parser;
 use godwit_testkit::report::conclude;
 
-/// Moves a virtual machine between two hosts while a client outside watches its network
+/// Moves a virtual machine between two hosts while a client outside watches the network
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// How often it moves
+    /// Number of moves
     #[arg(long, default_value_t = 20)]
     moves: usize,
-    /// MiB of its disk
+    /// MiB of the machine's disk
     #[arg(long, default_value_t = 64)]
     disk_mib: u64,
 }

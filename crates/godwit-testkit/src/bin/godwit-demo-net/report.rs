@@ -1,4 +1,4 @@
-//! What the demo leaves behind: `target/demo-net/report.json`.
+//! The demo's report: `target/demo-net/report.json`.
 
 use std::collections::BTreeMap;
 
@@ -6,41 +6,40 @@ use godwit_testkit::network::{Ping, Talked};
 use godwit_testkit::report::median;
 use serde::Serialize;
 
-/// What the client may miss longer than the guest stands still, in milliseconds at the median.
+/// Longest median excess of the client's gap over the guest's blackout, in milliseconds.
 const GAP_GOAL: f64 = 30.0;
 
 /// All moves.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) moves: Vec<Moved>,
-    /// Pings in all, also between the moves.
+    /// Number of pings, also between the moves.
     pub(crate) pings: usize,
     /// Pings that were lost or answered twice in all.
     pub(crate) pings_lost: usize,
     pub(crate) pings_twice: usize,
-    /// Bytes of the conversation that came back as they were sent, and as others.
+    /// Bytes of the conversation that came back, and those that came back different.
     pub(crate) bytes_checked: u64,
     pub(crate) bytes_wrong: u64,
     pub(crate) connections_reset: u32,
-    /// Packets that the interfaces of each host and of the switch dropped in all, to tell where one was lost: those for
-    /// nobody there are among them.
+    /// Packets dropped in all by the interfaces of each host and of the switch, to find the place of a loss. Packets
+    /// without a receiver are among them.
     pub(crate) dropped_by_kernel: BTreeMap<String, BTreeMap<String, u64>>,
     /// Medians over all moves.
     pub(crate) blackout_ms_guest: f64,
     pub(crate) gap_ms_client: f64,
-    /// By how much the client's gap is longer than the guest's blackout, at the median, and whether that is little.
+    /// Median excess of the client's gap over the guest's blackout, and true if the excess is within the goal.
     pub(crate) gap_beyond_blackout_ms: f64,
     pub(crate) goal_met: bool,
 }
 
-/// One move.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Moved {
     pub(crate) from: String,
     pub(crate) to: String,
-    /// From QEMU's stop at the source to its start at the destination.
+    /// Time from QEMU's stop at the source to QEMU's start at the destination.
     pub(crate) blackout_ms_guest: f64,
-    /// The longest time without an answer that the client saw.
+    /// The client's longest time without an answer.
     pub(crate) gap_ms_client: f64,
     pub(crate) packets_lost: usize,
     pub(crate) packets_twice: usize,
@@ -49,7 +48,7 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
-    /// Adds what became of the pings that left from shortly before the move until shortly after.
+    /// Adds the outcome of the pings that left from shortly before the move until shortly after.
     pub(crate) fn judge(&mut self, pings: &[Ping]) {
         (self.packets_lost, self.packets_twice) = faults(pings);
         let mut answers: Vec<_> = pings.iter().filter_map(|ping| ping.answered).collect();
@@ -59,7 +58,7 @@ impl Moved {
     }
 }
 
-/// How many pings were lost, and how many were answered more than once.
+/// Returns the number of lost pings, and of pings answered more than once.
 fn faults(pings: &[Ping]) -> (usize, usize) {
     let lost = pings.iter().filter(|ping| ping.answers == 0).count();
     (lost, pings.iter().filter(|ping| ping.answers > 1).count())
@@ -105,7 +104,7 @@ impl Report {
         );
     }
 
-    /// Whether the client lost nothing. How long it waited is for the reader to judge.
+    /// Returns true if the client lost nothing. The client's waiting time does not count here.
     pub(crate) fn is_good(&self) -> bool {
         let faults = self.pings_lost + self.pings_twice + self.connections_reset as usize;
         faults == 0 && self.bytes_wrong == 0 && self.bytes_checked > 0 && !self.moves.is_empty()

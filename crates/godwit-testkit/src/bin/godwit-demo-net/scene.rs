@@ -1,4 +1,4 @@
-//! The machine, its client and its moves.
+//! The machine, the client and the moves.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,18 +16,18 @@ use crate::report::{Moved, Report};
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 80, 0, 10);
 const ECHO_PORT: u16 = 7000;
-/// What is said to the guest each second.
+/// Rate of the conversation with the guest.
 const BYTES_PER_SECOND: u64 = 1 << 20;
 const PING_EVERY: Duration = Duration::from_millis(1);
-/// What of the time before and after a move counts as part of it.
+/// Time before and after a move that counts as part of the move.
 const AROUND: Duration = Duration::from_millis(500);
-/// How long the last answers may take.
+/// Longest time for the last answers.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Plays it.
+/// Plays the scene.
 ///
 /// # Errors
-/// When the machine does not start or move.
+/// If the machine does not start or move.
 pub(crate) fn play(moves: usize, disk_mib: u64) -> io::Result<Report> {
     let lan = Lan::new(2)?;
     let [a, b] = lan.hosts() else {
@@ -53,7 +53,7 @@ pub(crate) fn play(moves: usize, disk_mib: u64) -> io::Result<Report> {
     let guest = NodeGuest::start(&cluster, "a", 1, disk_mib, &load)?;
     let server = SocketAddr::from((GUEST, ECHO_PORT));
     let talk = Talk::start(lan.switch(), server, BYTES_PER_SECOND);
-    // Pings that come before the client knows the guest's address would be lost at the client.
+    // Pings before the client has resolved the guest's address would be lost at the client.
     let answers = || (talk.bytes() > 0).then_some(());
     wait_for(PATIENCE, answers).ok_or_else(|| io::Error::other("the guest does not answer"))?;
     let pinger = Pinger::start(lan.switch(), GUEST, PING_EVERY)?;
@@ -101,7 +101,7 @@ pub(crate) fn play(moves: usize, disk_mib: u64) -> io::Result<Report> {
     Ok(report)
 }
 
-/// How many packets the machine's NIC has held so far.
+/// Returns the number of packets held so far by the machine's NIC.
 fn held(node: &Node) -> io::Result<u64> {
     let nic: Value = node.godwit(&["nic", "show", &format!("{VM}/0")]).json()?;
     let held = nic["counters"]["held"].as_u64();

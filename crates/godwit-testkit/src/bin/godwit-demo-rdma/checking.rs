@@ -1,5 +1,5 @@
-//! Two processes that check everything they see (`godwit-verbs-client`) move in turns, each to the guest
-//! that has none, while they talk with each other.
+//! Two processes that check all of their traffic (`godwit-verbs-client`). They talk with each other and move in turns,
+//! each to the guest without one.
 
 use std::io;
 use std::time::Duration;
@@ -10,19 +10,19 @@ use godwit_testkit::rdma::{
 
 use crate::report::Checked;
 
-/// How they talk.
+/// A kind of traffic and of moves.
 pub(crate) struct Variant {
     pub(crate) name: &'static str,
     options: &'static str,
-    /// Whether a move that fails at the destination comes first.
+    /// True if a move that fails at the destination comes first.
     fails_first: bool,
-    /// Whether both move at once; in turns otherwise.
+    /// True if both processes move at once; otherwise in turns.
     both: bool,
-    /// Whether they send datagrams, which may be lost while one of them moves.
+    /// True if the processes send datagrams, which may be lost during a move.
     datagrams: bool,
-    /// Whether objects are made ahead of them, also where the others move without that.
+    /// True if objects are made ahead, even if other variants move without pre-setup.
     pre_setup: bool,
-    /// MiB of memory that they have and write, so that it is copied while they work.
+    /// MiB of memory that each process has and writes, to give pre-copy work.
     memory: u64,
 }
 
@@ -147,7 +147,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
 ];
 
 impl Variant {
-    /// Whether memory was copied while the process worked, and not again with its image.
+    /// Checks that memory was copied while the process worked, and not again with the image.
     fn copied_ahead(&self, moved: &Moved) -> io::Result<()> {
         let memory = self.memory << 20;
         let with_image = moved.image_bytes - moved.pre_copied_bytes;
@@ -161,7 +161,7 @@ impl Variant {
     }
 }
 
-/// One with memory that is copied while the processes work.
+/// Returns a variant with memory that is copied while the processes work.
 pub(crate) fn with_memory() -> &'static Variant {
     let mut variants = VARIANTS.iter();
     variants
@@ -169,14 +169,14 @@ pub(crate) fn with_memory() -> &'static Variant {
         .unwrap_or(&VARIANTS[0])
 }
 
-/// How long both work between two moves.
+/// Time of work between two moves.
 const WORK: Duration = Duration::from_millis(500);
-/// How long after a move datagrams may be found to be lost: a sender that heard nothing begins again after 250 ms.
+/// Time after a move in which lost datagrams may be found: a sender begins again after 250 ms of silence.
 const SETTLE: Duration = Duration::from_secs(2);
 pub(crate) const ENDS: &str = "/run/verbs-client-ends";
 const LOSES: &str = "/run/verbs-client-loses";
 
-/// A process and what moves with it.
+/// A process and the address and file that move along.
 pub(crate) struct Mover {
     guest: usize,
     pid: u32,
@@ -193,7 +193,7 @@ impl Mover {
     }
 }
 
-/// Moves them `moves` times, with `loss` percent of the packets lost that both sides send meanwhile.
+/// Moves the processes `moves` times, with `loss` percent of their packets lost meanwhile.
 pub(crate) fn check(
     bed: &Bed,
     variant: &Variant,
@@ -280,8 +280,8 @@ fn run(
     Ok(())
 }
 
-/// Both are asked to move at once, one to the guest that has none and the other to where the first one was. Gives how
-/// long each stood still.
+/// Moves both processes at once, one to the free guest and the other to the guest of the first. Returns the blackout of
+/// each.
 fn both(bed: &Bed, first: &mut Mover, second: &mut Mover, pre_setup: bool) -> io::Result<[f64; 2]> {
     let free = 6 - first.guest - second.guest;
     let moves = [(&*first, free), (&*second, first.guest)];
@@ -308,8 +308,8 @@ fn both(bed: &Bed, first: &mut Mover, second: &mut Mover, pre_setup: bool) -> io
     Ok([one.blackout_ms, other.blackout_ms])
 }
 
-/// A move to guest 2, where CRIU seems to work and restores nothing, because another process takes the number just
-/// then: the process has to go on where it is, and the other one as well.
+/// Tries a move to guest 2 that fails: CRIU seems to work there and restores nothing, because another process takes the
+/// process id just then. Both processes have to go on at their guests.
 fn fail_once(bed: &Bed, moving: &Mover, pre_setup: bool) -> io::Result<()> {
     let destination = bed.guest(2);
     destination.must(&format!(
@@ -342,10 +342,10 @@ fn fail_once(bed: &Bed, moving: &Mover, pre_setup: bool) -> io::Result<()> {
     }
 }
 
-/// The server on guest 1 and the client on guest 3, each with an address of its own.
+/// Starts the server on guest 1 and the client on guest 3, each with an address of its own.
 pub(crate) fn start(bed: &Bed, variant: &Variant) -> io::Result<(Mover, Mover)> {
     if variant.memory > 0 {
-        // Without it CRIU refuses the device's queues, which the process has as long as it works.
+        // Without the plugin CRIU refuses the device's queues of a working process.
         (1..=3).try_for_each(|number| {
             let install =
                 "mkdir -p /usr/lib/criu && cp /opt/godwit/plugins/godwit_rdma.so /usr/lib/criu/";
@@ -375,7 +375,7 @@ pub(crate) fn start(bed: &Bed, variant: &Variant) -> io::Result<(Mover, Mover)> 
         alias: ALIAS,
         log: "run/server.log",
     };
-    // Another number than the server's: either may move to where the other one was.
+    // A different process id than the server's: either process may move to the former guest of the other.
     client.must("for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do true & done; wait")?;
     let second = Mover {
         guest: 3,
@@ -386,7 +386,7 @@ pub(crate) fn start(bed: &Bed, variant: &Variant) -> io::Result<(Mover, Mover)> 
     Ok((first, second))
 }
 
-/// Has `act` move something, while the guests in `lossy` lose this much of what they send.
+/// Runs `act`, which moves a process, while the guests in `lossy` lose `percent` of their sent packets.
 fn while_it_moves<T>(
     bed: &Bed,
     variant: &Variant,
@@ -409,19 +409,19 @@ fn while_it_moves<T>(
         lose(bed, *guest, 0.0)?;
     }
     if variant.datagrams {
-        // What was lost is found with the next one that comes.
+        // The next datagram to arrive reveals a loss.
         std::thread::sleep(SETTLE);
         all_guests(&format!("rm {LOSES}"))?;
     }
     moved
 }
 
-/// What both have said.
+/// Returns the output of both processes.
 fn told(bed: &Bed, both: [&Mover; 2]) -> String {
     both.map(|one| said(one.place(bed), "run/*.log")).join("; ")
 }
 
-/// From now on `guest` loses this much of what it sends.
+/// Makes `guest` lose this share of sent packets from now on.
 fn lose(bed: &Bed, guest: usize, percent: f64) -> io::Result<()> {
     let guest = bed.guest(guest);
     if percent > 0.0 {

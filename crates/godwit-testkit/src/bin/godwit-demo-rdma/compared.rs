@@ -1,4 +1,5 @@
-//! Debian's RDMA programs with the library and without it, none of which moves: no program may be worse off with it.
+//! Debian's RDMA programs with and without the library, all without a move: no program may be worse off with the
+//! library.
 
 use std::io;
 
@@ -6,11 +7,11 @@ use godwit_testkit::rdma::Bed;
 
 use crate::report::Compared;
 
-/// The commands at guest 1 and at guest 3, whose addresses stand for `$a` and `$b`.
+/// The commands at guest 1 and at guest 3. Their addresses stand for `$a` and `$b`.
 struct Pair {
-    /// Its name behind `programs: `.
+    /// Name after `programs: `.
     name: &'static str,
-    /// Nothing if the client needs none.
+    /// Server command; empty if the client needs no server.
     server: &'static str,
     client: &'static str,
 }
@@ -23,7 +24,7 @@ const fn pair(name: &'static str, server: &'static str, client: &'static str) ->
     }
 }
 
-/// A program that is the server without a partner's address, and the client with one.
+/// Returns a program with one command for both sides: the server without a partner's address, and the client with one.
 const fn alike(command: &'static str) -> Pair {
     pair(command, command, "")
 }
@@ -94,13 +95,14 @@ const PAIRS: &[Pair] = &[
     alike("ib_read_bw -F -x 1 -n 50"),
     alike("ib_atomic_bw -F -x 1 -n 50"),
     alike("ib_atomic_lat -F -x 1 -n 50"),
-    // Its own connections name no GID, which RoCE needs.
+    // The program's own connections name no GID, which RoCE needs.
     pair(
         "qperf -cm1",
         "qperf",
         "qperf -t 1 -cm1 $a rc_lat rc_bw rc_rdma_read_bw rc_rdma_write_bw",
     ),
-    // Over the transport alone: what Debian's UCX puts on top needs unreliable datagrams, over which it aborts on this device.
+    // Over the transport alone: the upper layers of Debian's UCX need unreliable datagrams, with which UCX aborts on
+    // this device.
     ucx!("am_lat"),
     ucx!("am_bw"),
     ucx!("put_bw"),
@@ -114,10 +116,10 @@ const PAIRS: &[Pair] = &[
 
 /// The setting that puts a program behind the library.
 const WITH: &str = "LD_PRELOAD=/opt/godwit/libgodwit_verbs.so";
-/// The time that a program may take, in seconds. Some never end of themselves.
+/// Longest run time of a program, in seconds. Some programs never end by themselves.
 const LIMIT: u32 = 40;
 
-/// Runs those that are wanted, each without the library and with it.
+/// Runs the wanted programs, each without and with the library.
 pub(crate) fn compared(bed: &Bed, wants: impl Fn(&str) -> bool) -> io::Result<Vec<Compared>> {
     let mut all = Vec::new();
     for pair in PAIRS {
@@ -126,7 +128,7 @@ pub(crate) fn compared(bed: &Bed, wants: impl Fn(&str) -> bool) -> io::Result<Ve
             continue;
         }
         let without = best(bed, pair, "")?;
-        // A program that does not work here at all is not asked twice.
+        // A program that does not work here at all gets no second attempt.
         let with = if without == 0 {
             best(bed, pair, WITH)?
         } else {
@@ -150,7 +152,7 @@ pub(crate) fn compared(bed: &Bed, wants: impl Fn(&str) -> bool) -> io::Result<Ve
     Ok(all)
 }
 
-/// The client's exit status, of a second attempt if need be: on a busy host a server may not listen yet.
+/// Returns the client's exit status, of a second attempt if need be: on a busy host a server may not listen yet.
 fn best(bed: &Bed, pair: &Pair, library: &str) -> io::Result<i32> {
     match run(bed, pair, library, 2)? {
         0 => Ok(0),
@@ -182,15 +184,15 @@ fn run(bed: &Bed, pair: &Pair, library: &str, seconds: u32) -> io::Result<i32> {
     Ok(ended.status)
 }
 
-/// rdma-core's own tests, each of which is a program to compare. They talk to themselves at one guest.
+/// Runs rdma-core's own tests, each of which is a program to compare. The tests talk to themselves at one guest.
 fn own_tests(bed: &Bed) -> io::Result<Vec<Compared>> {
     let guest = bed.guest(1);
-    // Debian packs them, as parts of a documentation.
+    // Debian ships the tests compressed, as parts of the documentation.
     guest
         .must("cd /opt/rdma-core-tests && gunzip -f ./*.gz 2>/dev/null; ls run_tests.py base.py")?;
     let mut said = [String::new(), String::new()];
     for (library, said) in ["", WITH].into_iter().zip(&mut said) {
-        // Commands end sooner than this does.
+        // The tests run longer than a command may take.
         guest.must(&format!(
             "rm -f /run/own.status; (cd /opt/rdma-core-tests; env {library} setsid python3 run_tests.py --dev rxe0 -v </dev/null \
              >/run/own.log 2>&1; echo $? >/run/own.status) >/dev/null 2>&1 &"
@@ -231,7 +233,7 @@ fn own_tests(bed: &Bed) -> io::Result<Vec<Compared>> {
     Ok(worse)
 }
 
-/// Each test, and whether it did not fail.
+/// Returns each test, and true unless the test failed.
 fn outcomes(said: &str) -> Vec<(String, bool)> {
     let lines = said.lines().filter_map(|line| line.split_once(" ... "));
     lines

@@ -1,5 +1,5 @@
-//! Containers under runc that move between guests: one without RDMA, and one in which a program of Debian's writes to a
-//! partner meanwhile. Also one that cannot move: every reason is named, and nothing happens to it.
+//! Moves of containers under runc between guests: one without RDMA, and one in which a program of Debian's writes to a
+//! partner meanwhile. A third one cannot move: every reason is named, and the container stays untouched.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -12,17 +12,17 @@ use serde_json::json;
 
 use crate::report::{Move, Refusal, Report};
 
-/// Where bundles are in each guest: a folder for each container.
+/// The folder of bundles in each guest, with a folder for each container.
 pub(crate) const BUNDLES: &str = "/run/bundles";
-/// The address that moves along.
+/// The address of the moving container.
 pub(crate) const ALIAS: &str = "10.0.0.100";
 const PROGRAM: &str = "ib_write_bw -d rxe0 -F -x 1 -s 65536 -n 6000";
-/// How long a program may take to end after its move.
+/// Longest time for a program to end after its move.
 const END: Duration = Duration::from_secs(300);
-/// How long something that was begun in a guest may take to be seen.
+/// Start of a shell loop to wait for a condition in a guest.
 const SEEN: &str = "for i in $(seq 600); do";
 
-/// All of it, said and put into the report.
+/// Runs all container cases, prints the results and adds them to the report.
 pub(crate) fn containers(bed: &Bed, report: &mut Report) -> io::Result<()> {
     prepare(bed)?;
     let refused = refused(bed)?;
@@ -58,10 +58,10 @@ pub(crate) fn containers(bed: &Bed, report: &mut Report) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes guests run containers.
+/// Prepares the guests to run containers.
 pub(crate) fn prepare(bed: &Bed) -> io::Result<()> {
     for number in 1..=3 {
-        // What an init of the guest's would have done. CRIU looks at the kernel once after each boot, which takes it long.
+        // The mount would be the work of an init. CRIU's first check of the kernel after a boot takes long.
         bed.guest(number).must(
             "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup; criu check >/dev/null 2>&1; true",
         )?;
@@ -69,7 +69,7 @@ pub(crate) fn prepare(bed: &Bed) -> io::Result<()> {
     Ok(())
 }
 
-/// Puts a bundle into a guest: its root file system is the guest's programs, and what it writes is its own.
+/// Creates a bundle in a guest. The root file system is the guest's programs, with the container's own written files.
 pub(crate) fn bundle(
     guest: &RdmaGuest,
     id: &str,
@@ -130,7 +130,7 @@ pub(crate) fn bundle(
         .map(drop)
 }
 
-/// Starts a container; gives its first process.
+/// Starts a container; returns the first process.
 pub(crate) fn start(guest: &RdmaGuest, id: &str) -> io::Result<u32> {
     let said = guest.must(&format!(
         "runc --log /run/{id}.error run --detach --bundle {BUNDLES}/{id} --pid-file /run/{id}.pid {id} </dev/null >/dev/null 2>&1 || \
@@ -150,13 +150,13 @@ struct Listed {
 
 fn listed(guest: &RdmaGuest, id: &str) -> io::Result<Option<Listed>> {
     let said = guest.must("runc list --format json 2>/dev/null")?;
-    // Without any it says `null`.
+    // Without containers runc prints `null`.
     let all: Option<Vec<Listed>> = serde_json::from_str(&said)
         .map_err(|error| io::Error::other(format!("runc listed {said:?}: {error}")))?;
     Ok(all.into_iter().flatten().find(|one| one.id == id))
 }
 
-/// The container's process at the guest that it came to.
+/// Returns the container's process at the destination.
 pub(crate) fn restored(guest: &RdmaGuest, id: &str) -> io::Result<u32> {
     let there = listed(guest, id)?.ok_or_else(|| {
         io::Error::other(format!("guest {} has no container {id}", guest.number()))
@@ -164,7 +164,7 @@ pub(crate) fn restored(guest: &RdmaGuest, id: &str) -> io::Result<u32> {
     Ok(there.pid)
 }
 
-/// The container's first process in this guest, if there is one, whether it works or not.
+/// Returns the container's first process in this guest, if there is one, working or not.
 pub(crate) fn exists(guest: &RdmaGuest, id: &str) -> io::Result<Option<u32>> {
     let there = listed(guest, id)?;
     Ok(there
@@ -172,7 +172,7 @@ pub(crate) fn exists(guest: &RdmaGuest, id: &str) -> io::Result<Option<u32>> {
         .map(|one| one.pid))
 }
 
-/// The namespaces of a container that moves.
+/// The namespaces of a moving container.
 pub(crate) const OWN: &[&str] = &["pid", "ipc", "uts", "mount"];
 
 fn refused(bed: &Bed) -> io::Result<Refusal> {
@@ -199,7 +199,7 @@ fn refused(bed: &Bed) -> io::Result<Refusal> {
     })
 }
 
-/// It counts into a file, which comes along, and has 16 MiB of memory, which is copied while it counts.
+/// Moves a container that counts into a file, which comes along. The container's 16 MiB of memory are copied meanwhile.
 fn without_rdma(bed: &Bed, moved: &mut Moved) -> io::Result<()> {
     let (source, destination) = (bed.guest(1), bed.guest(2));
     for guest in [source, destination] {
@@ -232,13 +232,13 @@ fn without_rdma(bed: &Bed, moved: &mut Moved) -> io::Result<()> {
         "{SEEN} [ $(wc -l <{log}) -ge {} ] && exit 0; sleep 0.1; done; exit 1",
         before + 5
     ))?;
-    // Every number once and in its order: it went on where it stopped.
+    // Every number once and in order: the container went on where it stopped.
     destination
         .must(&format!("seq $(wc -l <{log}) | cmp - {log}"))
         .map(drop)
 }
 
-/// The server of perftest's writes moves; the client at the third guest stays.
+/// Moves the server of perftest's writes; the client at the third guest stays.
 fn with_rdma(bed: &Bed, moved: &mut Moved) -> io::Result<()> {
     let (source, destination, other) = (bed.guest(1), bed.guest(2), bed.guest(3));
     for guest in [source, destination] {
@@ -274,7 +274,7 @@ fn with_rdma(bed: &Bed, moved: &mut Moved) -> io::Result<()> {
     ended(other, client.pid, "/run/client.log")
 }
 
-/// Waits until the process has ended, and judges by perftest's result below its header.
+/// Waits until the process has ended, and judges perftest's result below the header.
 fn ended(guest: &RdmaGuest, pid: u32, log: &str) -> io::Result<()> {
     let began = Instant::now();
     let gone = format!("[ ! -e /proc/{pid} ] || grep -q '^State:.Z' /proc/{pid}/status");

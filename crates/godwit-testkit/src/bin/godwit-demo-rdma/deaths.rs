@@ -1,5 +1,5 @@
-//! Nodes that are killed in each phase of a move of a process or a container, and CRIU in the middle of a dump: what moves runs at
-//! exactly one place afterwards, and either works on with its partner or the move says what was lost.
+//! Kills of nodes in each phase of a move of a process or a container, and of CRIU in the middle of a dump. Afterwards
+//! the mover runs at exactly one place, and either works on with the partner or the move names the loss.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -11,38 +11,38 @@ use crate::checking::{self, VARIANTS};
 use crate::container;
 use crate::talkers::{Talkers, What};
 
-/// How long both work before the move.
+/// Time of work before the move.
 const WORK: Duration = Duration::from_millis(500);
-/// How long a move may take to come to where its node is killed.
+/// Longest time until a move reaches the point of the kill.
 const REACHED: Duration = Duration::from_secs(90);
-/// How long a move may take to end, with a node that starts again meanwhile.
+/// Longest time for a move to end, with a node restarted meanwhile.
 const END: Duration = Duration::from_secs(240);
 
-/// Whose node is killed, by its guest's number.
+/// The victim: a node, by the guest's number, or CRIU.
 #[derive(Clone, Copy, PartialEq)]
 enum Who {
     Source = 1,
     Destination = 2,
     Partner = 3,
-    /// No node's: the CRIU that dumps the process.
+    /// No node: the CRIU that dumps the process.
     Criu,
 }
 
-/// How a move has to end, whose node is killed and starts again at once.
+/// The required end of a move whose node is killed and starts again at once.
 #[derive(Clone, Copy, Debug)]
 enum Ends {
     /// The process goes on at the source, with its connections.
     Stays,
-    /// It runs at the destination, with its connections.
+    /// The process runs at the destination, with its connections.
     Moves,
-    /// It goes on at either, with its connections.
+    /// The process goes on at either, with its connections.
     Works,
-    /// It runs at the destination, and its connections were lost: its new keys are not known.
+    /// The process runs at the destination, without its connections: its new keys are not known.
     MovesAlone,
 }
 
 impl Ends {
-    /// Whether what became of the move is this, and what was said of it.
+    /// Returns true if the move's outcome and message are these.
     fn are(self, found: &Death) -> bool {
         let said = found.said.as_deref();
         let says =
@@ -72,11 +72,10 @@ struct Case {
     name: &'static str,
     what: What,
     who: Who,
-    /// Where the node stops and is killed: a fail point. Of CRIU, what is so when it is killed: a shell's condition, with
-    /// `$pid` for the process.
+    /// Place of the kill. For a node, a fail point. For CRIU, a shell condition, with `$pid` for the process.
     at: &'static str,
     ends: Ends,
-    /// Whether it has memory that is copied while it works.
+    /// True if the process has memory that is copied while it works.
     memory: bool,
 }
 
@@ -91,7 +90,7 @@ const fn case(name: &'static str, who: Who, at: &'static str, ends: Ends) -> Cas
     }
 }
 
-/// The same of a process with memory that is copied while it works.
+/// Turns a case into one of a process with memory that is copied while it works.
 const fn with_memory(case: Case) -> Case {
     Case {
         memory: true,
@@ -99,7 +98,7 @@ const fn with_memory(case: Case) -> Case {
     }
 }
 
-/// The same of a container.
+/// Returns a case of a container.
 const fn contained(name: &'static str, who: Who, at: &'static str, ends: Ends) -> Case {
     Case {
         what: What::Container,
@@ -120,7 +119,7 @@ const CASES: &[Case] = &[
         "process-sending",
         Ends::Stays,
     )),
-    // Whether it is back when the image is to come is another matter.
+    // The node may or may not be back when the image is to come.
     with_memory(case(
         "death: destination, copying memory",
         Who::Destination,
@@ -303,23 +302,23 @@ const CASES: &[Case] = &[
     ),
 ];
 
-/// What became of a move.
+/// The outcome of a move.
 #[derive(Serialize)]
 pub(crate) struct Death {
     pub(crate) case: &'static str,
-    /// Guests in which the process was at the end of the move, whether it answered or not.
+    /// Guests with the process at the end of the move, answering or not.
     pub(crate) runs_at: Vec<usize>,
-    /// The phase in which it ended, and the error.
+    /// The phase in which the move ended, and the error.
     pub(crate) phase: String,
     pub(crate) said: Option<String>,
-    /// Whether both processes worked on with each other and had checked everything.
+    /// True if both processes worked on with each other and had checked everything.
     pub(crate) works: bool,
-    /// Whether the process ran at the one place where it has to after this, and what was said of it is that.
+    /// True if the process ran at the one required place, with the required message.
     pub(crate) as_expected: bool,
     pub(crate) error: Option<String>,
 }
 
-/// Kills a node in each case that is wanted, and says what became of it.
+/// Kills a node in each wanted case, and returns the outcomes.
 pub(crate) fn deaths(bed: &Bed, wanted: impl Fn(&str) -> bool) -> Vec<Death> {
     let mut all = Vec::new();
     for case in CASES.iter().filter(|case| wanted(case.name)) {
@@ -355,7 +354,7 @@ fn death(bed: &Bed, case: &Case) -> Death {
     if let Err(error) = run(bed, case, &mut found) {
         found.error = Some(error.to_string());
     }
-    // Whatever came of it, the next case finds three nodes.
+    // After any outcome, the next case finds three nodes.
     for number in 1..=3 {
         let cleaned = clean_up(bed)
             .and_then(|()| container::clean_up(bed))
@@ -407,7 +406,7 @@ fn run(bed: &Bed, case: &Case, found: &mut Death) -> io::Result<()> {
     Ok(())
 }
 
-/// Kills the node when the move is where the case says, and starts it again. Gives the move's id.
+/// Kills the node when the move has reached the case's fail point, and starts the node again. Returns the move's id.
 fn kill_and_restart(bed: &Bed, case: &Case, talkers: &Talkers<'_>) -> io::Result<String> {
     let victim = case.who as usize;
     bed.restart_node(
@@ -434,7 +433,7 @@ fn kill_and_restart(bed: &Bed, case: &Case, talkers: &Talkers<'_>) -> io::Result
     Ok(id)
 }
 
-/// Kills the CRIU that dumps the process once the condition holds. Gives the move's id.
+/// Kills the dumping CRIU once the condition holds. Returns the move's id.
 fn kill_criu(bed: &Bed, condition: &str, talkers: &Talkers<'_>) -> io::Result<String> {
     let source = bed.guest(1);
     source.must(&format!(
@@ -456,7 +455,7 @@ fn kill_criu(bed: &Bed, condition: &str, talkers: &Talkers<'_>) -> io::Result<St
 fn wait_for_end(bed: &Bed, id: &str) -> io::Result<MoveSeen> {
     let began = Instant::now();
     loop {
-        // A node that starts does not answer yet.
+        // A starting node does not answer yet.
         let seen = see_move(bed.guest(1), id);
         match seen {
             Ok(seen) if seen.ended() => return Ok(seen),

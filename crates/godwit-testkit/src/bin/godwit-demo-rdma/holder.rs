@@ -1,5 +1,5 @@
-//! A process that only holds a device: it has opened it, registered memory and made queues, and waits
-//! for a client on a TCP socket. It uses no library of ours; CRIU's plugin alone lets it move.
+//! A process that only holds a device. The process has opened the device, registered memory and made queues, and waits
+//! for a client on a TCP socket. Godwit's library is not in use; CRIU's plugin alone makes the move possible.
 
 use std::io;
 
@@ -7,7 +7,8 @@ use godwit_testkit::rdma::Bed;
 
 use crate::report::Holder;
 
-/// Dumps the process at guest 1 without the plugin, which fails, and with it, and restores it at guest 2.
+/// Dumps the process at guest 1 without the plugin, which fails, and with the plugin, and restores the process at guest
+/// 2.
 pub(crate) fn move_holder(bed: &Bed) -> io::Result<Holder> {
     let (source, destination) = (bed.guest(1), bed.guest(2));
     let pid = source.background("holder", "ibv_rc_pingpong -d rxe0 -g 1")?;
@@ -39,7 +40,8 @@ pub(crate) fn move_holder(bed: &Bed) -> io::Result<Holder> {
          criu restore -D /run/image -o restore.log -L /opt/godwit/plugins -d || \
          { grep -a Error /run/image/restore.log; exit 1; }",
     )?;
-    // It runs at the destination: its socket listens, it holds the device, and the source is rid of it.
+    // The process runs at the destination: the socket listens, the process holds the device, and the source is rid of
+    // the process.
     let alive = destination.run(&format!(
         "ss -ltnp | grep -q ':18515.*pid={pid},' && ls -l /proc/{pid}/fd | grep -q uverbs0"
     ))?;

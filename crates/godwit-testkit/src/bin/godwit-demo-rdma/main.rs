@@ -22,13 +22,13 @@ struct Arguments {
     /// Only programs whose name contains this; more than once for several
     #[arg(long)]
     only: Vec<String>,
-    /// How often each pair of checking processes moves
+    /// Number of moves of each pair of checking processes
     #[arg(long, default_value_t = 2)]
     moves: usize,
     /// Packets that are lost while a checking process moves, in percent
     #[arg(long, default_value_t = 0.0)]
     loss: f64,
-    /// Make the device's objects ahead of each process that moves
+    /// Make the device's objects ahead of each moving process
     #[arg(long)]
     pre_setup: bool,
     /// Move a program with each of these numbers of queue pairs, without pre-setup and with it, and nothing else
@@ -40,7 +40,7 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// Whether what is called `name` is to run.
+    /// Returns true if the program `name` is to run.
     fn wants(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|part| name.contains(part))
     }

@@ -1,5 +1,5 @@
-//! A process without RDMA, named by its control group: it moves with the process that it has started, which takes numbers from a
-//! TCP connection all the time.
+//! A process without RDMA, named by its control group. The process moves together with a child, which receives numbers
+//! over a TCP connection all the time.
 
 use std::io;
 
@@ -8,14 +8,14 @@ use godwit_testkit::rdma::{ALIAS, Bed, Moved, Place, move_control_group};
 use crate::container;
 use crate::report::{Move, Report};
 
-/// What the demo calls it.
+/// Name in the report.
 pub(crate) const NAME: &str = "a process without RDMA";
-/// Numbers that are sent, some hundred in a second.
+/// Numbers to send, some hundred a second.
 const NUMBERS: u32 = 1500;
-/// The control group that both processes at the source are in.
+/// The control group of both processes at the source.
 const GROUP: &str = "talker";
 
-/// Said and put into the report.
+/// Moves the process, prints the outcome and adds the move to the report.
 pub(crate) fn plain(bed: &Bed, report: &mut Report) -> io::Result<()> {
     let mut moved = Moved::default();
     let error = moves(bed, &mut moved).err().map(|error| error.to_string());

@@ -1,10 +1,10 @@
-//! What moves.
+//! The programs that move.
 
 use std::borrow::Cow;
 
 use godwit_testkit::rdma::Program;
 
-/// All of them. GID index 1 is the guest's own address: the address that moves along adds another.
+/// All programs. GID index 1 is the guest's own address: the mover's address adds another.
 pub(crate) const PROGRAMS: &[Program] = &[
     Program {
         name: Cow::Borrowed("ibv_rc_pingpong -e"),

@@ -1,4 +1,4 @@
-//! Processes that cannot move: the preflight names every reason at once, and nothing happens to them.
+//! Processes that cannot move: the preflight names every reason at once, and the processes stay untouched.
 
 use std::io;
 
@@ -8,28 +8,28 @@ use crate::report::Refusal;
 
 const WITH: &str = "env LD_PRELOAD=/opt/godwit/libgodwit_verbs.so ";
 
-/// What is there, and a word of each reason that there is.
+/// A process that cannot move, and a word of each expected reason.
 struct Case {
     name: &'static str,
-    /// In front of the server's and the client's command.
+    /// Prefixes of the server's and the client's command.
     server: &'static str,
     client: &'static str,
     program: Program,
     gid_index: u8,
-    /// What is done at the destination before, and undone after. `$pid` is the process's number.
+    /// Commands before and after at the destination, to spoil and to mend it. `$pid` is the process id.
     spoil: &'static str,
     mend: &'static str,
     reasons: &'static [&'static str],
 }
 
-/// Which of Debian's programs.
+/// A program of Debian's.
 #[derive(Clone, Copy)]
 enum Program {
-    /// Over a reliable connection, with its client.
+    /// Over a reliable connection, with the client.
     Reliable,
-    /// Over an unreliable connection, with its client.
+    /// Over an unreliable connection, with the client.
     Unreliable,
-    /// The server alone: its queue pair is not connected.
+    /// The server alone: the queue pair is not connected.
     Alone,
     /// The server of librdmacm's `rping`, alone.
     Manager,
@@ -139,7 +139,7 @@ const CASES: &[Case] = &[
             "the destination has no /run/locked,",
         ],
     },
-    // The last, since the child goes when all are cleared away.
+    // The last case, since the child goes when all processes are cleared away.
     Case {
         name: "a process that has started another one that uses RDMA",
         server: "bash -c \"LD_PRELOAD=/opt/godwit/libgodwit_verbs.so ibv_rc_pingpong -d rxe0 -g 1 -p 18600 & \
@@ -156,12 +156,12 @@ const CASES: &[Case] = &[
 
 /// Asks for a move from guest 1 to guest 2 in every case.
 pub(crate) fn refusals(bed: &Bed) -> io::Result<Vec<Refusal>> {
-    // A second address at two guests only: GID index 2 is nothing at the destination.
+    // A second address at two guests only: GID index 2 does not exist at the destination.
     for number in [1, 3] {
         bed.guest(number)
             .must(&format!("ip addr add 10.0.9.{number}/24 dev eth0"))?;
     }
-    // A guest that stands still in a case would not answer what follows, and its own error would not be seen.
+    // A guest that stands still in a case would not answer the next commands, and its own error would stay hidden.
     let found = CASES
         .iter()
         .map(|case| {
@@ -182,7 +182,7 @@ fn refusal(bed: &Bed, case: &Case) -> io::Result<Refusal> {
         Program::Unreliable => ("ibv_uc_pingpong", "UC"),
     };
     let command = match case.program {
-        // With an address it opens the device at once.
+        // With an address the program opens the device at once.
         Program::Manager => format!("rping -s -a {}", source.address()),
         _ => format!("{name} -d rxe0 -g {} -n 100000000", case.gid_index),
     };

@@ -9,13 +9,13 @@ use crate::deaths::Death;
 pub(crate) struct Report {
     pub(crate) passed: bool,
     pub(crate) holder: Option<Holder>,
-    /// What the preflight said of processes that cannot move, by case.
+    /// Reasons of the preflight against processes that cannot move, by case.
     pub(crate) refusals: Vec<Refusal>,
     pub(crate) moves: Vec<Move>,
     pub(crate) checked: Vec<Checked>,
     /// Moves during which a node was killed.
     pub(crate) deaths: Vec<Death>,
-    /// Programs with the library and without it, that do not move.
+    /// Programs with and without the library, none of which moves.
     pub(crate) compared: Vec<Compared>,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Compared {
 }
 
 impl Compared {
-    /// True if it works without the library alone.
+    /// Returns true if the program works only without the library.
     pub(crate) fn is_worse(&self) -> bool {
         self.without == 0 && self.with != 0
     }
@@ -40,7 +40,7 @@ pub(crate) struct Refusal {
     pub(crate) case: &'static str,
     /// All reasons, one sentence each.
     pub(crate) said: Vec<String>,
-    /// Whether they are those that there are, and no others.
+    /// True if the reasons are exactly the expected ones.
     pub(crate) as_expected: bool,
 }
 
@@ -48,12 +48,12 @@ pub(crate) struct Refusal {
 #[derive(Serialize)]
 pub(crate) struct Checked {
     pub(crate) variant: &'static str,
-    /// Moves that were done. Every second one is of the partner, after the other one or at once with it.
+    /// Completed moves. Every second move is of the partner, after the other one or at once with it.
     pub(crate) moves: usize,
-    /// Of all packets that the side that stays sends while the other one moves, in percent.
+    /// Lost share of all packets of the staying side during a move, in percent.
     pub(crate) loss_percent: f64,
     pub(crate) blackout_ms_median: f64,
-    /// What both sides said at the end.
+    /// Output of both sides at the end.
     pub(crate) said: Vec<String>,
     pub(crate) error: Option<String>,
 }
@@ -73,10 +73,9 @@ pub(crate) struct Move {
     pub(crate) blackout_ms: f64,
     pub(crate) breakdown_ms: Breakdown,
     pub(crate) wbs_ms: f64,
-    /// What was made ahead of the process took this long while it ran; without pre-setup, every object is made inside
-    /// the blackout.
+    /// Time of pre-setup while the process ran. Without pre-setup, every object is made inside the blackout.
     pub(crate) pre_setup_ms: Option<f64>,
-    /// Whether both sides ended with success after the move.
+    /// True if both sides ended with success after the move.
     pub(crate) succeeded: bool,
     pub(crate) error: Option<String>,
 }

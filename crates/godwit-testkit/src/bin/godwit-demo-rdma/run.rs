@@ -139,7 +139,7 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
             || !report.compared.is_empty()))
 }
 
-/// One move, said and put into the report.
+/// Makes one move, prints the outcome and adds the move to the report.
 fn record(
     bed: &Bed,
     program: &Program,

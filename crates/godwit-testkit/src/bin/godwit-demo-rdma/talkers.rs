@@ -1,4 +1,4 @@
-//! Two processes that check everything, one of which moves by itself or in a container, and is killed or not meanwhile.
+//! Two processes that check everything. One of them moves by itself or in a container, and may be killed meanwhile.
 
 use std::io;
 
@@ -9,10 +9,9 @@ use godwit_testkit::rdma::{
 use crate::checking::{self, ENDS, Variant};
 use crate::container::{self, BUNDLES};
 
-/// The container's name.
 const CONTAINER: &str = "checker";
 
-/// What moves from guest 1 to guest 2.
+/// The mover from guest 1 to guest 2.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum What {
     /// A process.
@@ -25,16 +24,16 @@ pub(crate) enum What {
 pub(crate) struct Talkers<'a> {
     bed: &'a Bed,
     what: What,
-    /// At guest 1, before the move.
+    /// The mover's process at guest 1, before the move.
     pub(crate) mover: Place<'a>,
     partner: Place<'a>,
 }
 
 impl<'a> Talkers<'a> {
-    /// Starts both and connects them; processes work in this way.
+    /// Starts both processes and connects them. `variant` is the traffic of processes outside of containers.
     ///
     /// # Errors
-    /// If they do not connect, with what was said.
+    /// If they do not connect; the error has their output.
     pub(crate) fn start(bed: &'a Bed, what: What, variant: &Variant) -> io::Result<Self> {
         let (mover, partner) = match what {
             What::Process => {
@@ -53,10 +52,10 @@ impl<'a> Talkers<'a> {
         })
     }
 
-    /// Begins the move to guest 2; gives its id.
+    /// Begins the move to guest 2; returns the id.
     ///
     /// # Errors
-    /// What the node says.
+    /// The node's refusal.
     pub(crate) fn begin_move(&self) -> io::Result<String> {
         let (source, destination) = (self.mover.guest, self.bed.guest(2));
         match self.what {
@@ -71,7 +70,7 @@ impl<'a> Talkers<'a> {
         }
     }
 
-    /// What moves as it is in this guest, if it is, whether it works or not: one that only hangs is one too many.
+    /// Returns the mover's process in this guest if it exists, working or not: a hanging process is one too many.
     ///
     /// # Errors
     /// If the guest does not say.
@@ -90,10 +89,10 @@ impl<'a> Talkers<'a> {
         Ok(pid.map(|pid| Place { guest, pid }))
     }
 
-    /// Tells the one that moved to end, which is there now, and waits for both.
+    /// Tells the mover, now at `there`, to end, and waits for both.
     ///
     /// # Errors
-    /// If they do not end, or something was not as it has to be.
+    /// If they do not end, or one of their checks failed.
     pub(crate) fn end(&self, there: Place<'_>) -> io::Result<()> {
         let ends = match self.what {
             What::Process => ENDS.to_owned(),
@@ -104,7 +103,7 @@ impl<'a> Talkers<'a> {
         checked_end(self.partner, "run/client.log").map(drop)
     }
 
-    /// What the one that moves says, without a slash in front.
+    /// Returns the path of the mover's output, without a leading slash.
     fn log(&self) -> &'static str {
         match self.what {
             What::Process => "run/server.log",

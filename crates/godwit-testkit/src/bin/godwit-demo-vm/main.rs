@@ -1,5 +1,5 @@
-//! The main job with a whole machine: QEMU, as the distribution builds it, runs a Linux guest on
-//! disks of a node, and the machine moves from node to node while the guest works and checks.
+//! A move of a whole machine: QEMU, as the distribution builds it, runs a Linux guest on disks of a node, and the
+//! machine moves from node to node while the guest works and checks.
 
 mod report;
 mod scene;
@@ -15,7 +15,7 @@ use scene::Scene;
 /// Moves a running virtual machine between two nodes
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// How often it moves
+    /// Number of moves
     #[arg(long, default_value_t = 3)]
     moves: usize,
     /// Only with this many disks, instead of one and two
@@ -29,7 +29,7 @@ struct Arguments {
     disk_mib: u64,
 }
 
-/// How memory can move.
+/// Modes of memory moves.
 const MEMORY_MODES: [&str; 3] = ["pre-copy", "post-copy", "hybrid"];
 
 fn main() -> ExitCode {
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     conclude("demo-vm", &report, report.is_good())
 }
 
-/// One disk with the usual memory, then two disks each way.
+/// Returns the scenes: one disk with the default memory mode, then two disks with each mode.
 fn scenes(arguments: &Arguments) -> Vec<Scene> {
     let modes: Vec<String> = match &arguments.memory {
         Some(mode) => vec![mode.clone()],

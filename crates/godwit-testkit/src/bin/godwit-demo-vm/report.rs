@@ -1,4 +1,4 @@
-//! What the demo leaves behind: `target/demo-vm/report.json`.
+//! The demo's report: `target/demo-vm/report.json`.
 
 use std::fmt;
 use std::io;
@@ -8,9 +8,9 @@ use godwit_testkit::vm::Gaps;
 use serde::Serialize;
 use serde_json::Value;
 
-/// What the guest may miss at the median on an emulated CPU, in milliseconds.
+/// Longest median blackout of the guest on an emulated CPU, in milliseconds.
 const BLACKOUT_GOAL: f64 = 300.0;
-/// The part of it in which disks change hands.
+/// Longest median part of the blackout in which disks change hands.
 const SWITCHOVER_GOAL: f64 = 10.0;
 
 /// All scenes.
@@ -28,7 +28,7 @@ pub(crate) struct Report {
     scenes: Vec<Played>,
 }
 
-/// One scene.
+/// The results of one scene.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Played {
     pub(crate) disks: usize,
@@ -40,7 +40,6 @@ pub(crate) struct Played {
     pub(crate) verified: bool,
 }
 
-/// One move.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Moved {
     from: String,
@@ -50,9 +49,9 @@ pub(crate) struct Moved {
     blackout_ms_guest: f64,
     /// The same by the guest's clock, which stands still with the machine.
     gap_ms_guest_clock: f64,
-    /// From QEMU's stop at the source to its start at the destination.
+    /// Time from QEMU's stop at the source to QEMU's start at the destination.
     blackout_ms_qmp: f64,
-    /// The part of that in which the disks changed hands.
+    /// The part of this time in which the disks changed hands.
     switchover_ms: f64,
     disk_bytes: u64,
     memory_bytes: u64,
@@ -60,10 +59,10 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
-    /// From the migration as the source shows it.
+    /// Takes the figures from the source's view of the migration.
     ///
     /// # Errors
-    /// When a figure is missing.
+    /// If a figure is missing.
     pub(crate) fn new(from: &str, to: &str, shown: &Value, gaps: Gaps) -> io::Result<Self> {
         let missing = |name: &str| io::Error::other(format!("no {name} in {shown}"));
         let number = |name: &str| shown[name].as_f64().ok_or_else(|| missing(name));
@@ -105,7 +104,7 @@ impl Report {
         self.scenes.push(played);
     }
 
-    /// Draws it all together.
+    /// Computes the totals, medians and verdicts.
     pub(crate) fn judge(&mut self) {
         self.guest_errors = self.scenes.iter().map(|scene| scene.guest_errors).sum();
         self.fsck_clean = self.scenes.iter().all(|scene| scene.fsck_clean);
@@ -128,7 +127,7 @@ impl Report {
         ];
     }
 
-    /// Whether the guest lost nothing. How long it stood still is for the reader to judge.
+    /// Returns true if the guest lost nothing. The blackout does not count here.
     pub(crate) fn is_good(&self) -> bool {
         self.guest_errors == 0 && self.fsck_clean && self.verified && !self.migrations.is_empty()
     }

@@ -1,4 +1,4 @@
-//! One machine and its moves.
+//! A machine and its moves.
 
 use std::fmt;
 use std::io;
@@ -9,7 +9,7 @@ use godwit_testkit::vm::{GuestLoad, NodeGuest};
 
 use crate::report::{Moved, Played};
 
-/// What is shown.
+/// The parameters of one machine's moves.
 #[derive(Clone, Debug)]
 pub(crate) struct Scene {
     pub(crate) moves: usize,
@@ -72,7 +72,7 @@ impl Scene {
             migrations,
             guest_errors: finished.errors + finished.mismatches,
             guest_writes: finished.writes,
-            // `finish` fails when they are not.
+            // `finish` fails if the file systems are not clean.
             fsck_clean: true,
         })
     }

@@ -1,4 +1,4 @@
-//! The disk that is moved: ext4 in its first half, fio's blocks in its second.
+//! The disk to move: ext4 in the first half, fio's blocks in the second.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,10 +16,10 @@ use godwit_testkit::process::run;
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
-/// Random files of this many MiB each: 400 MiB in all.
+/// Sizes of the random files in MiB: 400 MiB in all.
 const FILES: [u64; 8] = [1, 3, 7, 20, 39, 60, 90, 180];
 
-/// The original image and what went into its file system.
+/// The original image and the content of the file system.
 #[derive(Debug)]
 pub(crate) struct GuestDisk {
     image: PathBuf,
@@ -28,12 +28,12 @@ pub(crate) struct GuestDisk {
 }
 
 impl GuestDisk {
-    /// The part that holds the file system.
+    /// The part of the file system.
     pub(crate) const FILE_SYSTEM: Range<u64> = 0..GIB;
     /// The disk's size in bytes.
     pub(crate) const SIZE: u64 = 2 * GIB;
 
-    /// The load: 4 KiB random writes at 40 MB/s into the second half.
+    /// Returns the load: 4 KiB random writes at 40 MB/s into the second half.
     pub(crate) const fn load() -> FioLoad {
         FioLoad {
             requests: Requests::CheckedWrites,
@@ -45,7 +45,7 @@ impl GuestDisk {
         }
     }
 
-    /// Makes the image: a tree of text and random files as ext4, and fio's region.
+    /// Creates the image: a tree of text and random files as ext4, and fio's region.
     pub(crate) fn make(dir: &Path) -> io::Result<Self> {
         let disk = Self {
             image: dir.join("guest.img"),
@@ -65,12 +65,12 @@ impl GuestDisk {
         Ok(disk)
     }
 
-    /// The image file.
     pub(crate) fn image(&self) -> &Path {
         &self.image
     }
 
-    /// Whether the file system's half of a served disk is what it was; in words when not.
+    /// Compares the file system's half of a served disk with the original; returns a description of the first
+    /// difference.
     pub(crate) fn compare_file_system(&self, target: &NbdTarget) -> io::Result<Option<String>> {
         let mut original = RawImage::open(&self.image)?;
         let mut served = NbdConnection::connect(target)?;
@@ -78,7 +78,7 @@ impl GuestDisk {
         Ok(difference.map(|at| format!("the file system differs at byte {at}")))
     }
 
-    /// What e2fsck says about an exported image, and whether every file in it is as it was.
+    /// Checks an exported image with e2fsck and compares every file; returns the problems.
     pub(crate) fn check_export(&self, exported: &Path) -> io::Result<Vec<String>> {
         let mut problems = Vec::new();
         if let Err(error) = run(tool("e2fsck").arg("-fn").arg(exported)) {
@@ -120,7 +120,7 @@ impl GuestDisk {
     }
 }
 
-/// The file system tools are in directories that not every shell searches.
+/// Returns a file system tool, which may be in a directory outside of the PATH.
 fn tool(name: &str) -> Command {
     let found = ["/usr/sbin", "/sbin"]
         .iter()

@@ -1,11 +1,10 @@
-//! The main job, shown: a disk with a file system and a running load moves between two nodes and
-//! back, and everything is checked by programs that are not Godwit.
+//! The main demo: a disk with a file system and a running load moves between two nodes and back, and independent
+//! programs check everything.
 //!
-//! The disk's first half holds an ext4 file system that nobody writes to, so it must come out
-//! byte-identical; its second half belongs to fio, which writes random blocks with checksums all
-//! the time and reads every one back.
+//! The disk's first half holds an ext4 file system without any writer, and must come out byte-identical. The second
+//! half belongs to fio, which writes random blocks with checksums all the time and reads every one back.
 //!
-//! With `--rates` the disk also moves at five fixed rates, and the report compares what they cost.
+//! With `--rates` the disk also moves at five fixed rates, and the report compares their costs.
 
 mod guest_disk;
 mod report;

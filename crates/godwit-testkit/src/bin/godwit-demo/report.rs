@@ -1,4 +1,4 @@
-//! What the demo measured, for people and for programs.
+//! The demo's measurements, for people and for programs.
 
 use godwit_testkit::fio::Window;
 use serde::Serialize;
@@ -8,36 +8,36 @@ use serde::Serialize;
 pub(crate) struct Report {
     /// Seconds from the accepted offer to the destination serving.
     pub(crate) lm_seconds: f64,
-    /// Seconds that the `godwit migrate` command took.
+    /// Seconds of the `godwit migrate` command.
     pub(crate) command_seconds: f64,
-    /// Bytes of the disk that were copied.
+    /// Copied bytes of the disk.
     pub(crate) bytes_copied: u64,
     /// Data bytes sent: copies and double writes.
     pub(crate) bytes_sent: u64,
     /// The guest before, during and after the migration.
     pub(crate) guest: Guest,
-    /// CPU that the nodes used from the migration's start to its end.
+    /// CPU seconds of the nodes from the migration's start to the end.
     pub(crate) cpu_seconds: Cpu,
-    /// Every byte was compared by the nodes, and the file system by this program.
+    /// True if the nodes compared every byte, and this program the file system.
     pub(crate) verified: bool,
-    /// The way back was verified too, and everything on the disk checked after it.
+    /// True if the way back was verified too, and then everything on the disk.
     pub(crate) round_trip_verified: bool,
     /// The way back.
     pub(crate) round_trip: RoundTrip,
-    /// What both ways cost.
+    /// The cost of both ways.
     pub(crate) cost: Rate,
-    /// What they cost at fixed rates, if those were asked for.
+    /// The cost of both ways at fixed rates, if requested.
     pub(crate) fixed_rates: Vec<Rate>,
-    /// Requests that fio had answered in all.
+    /// Requests of fio answered in all.
     pub(crate) guest_requests: u64,
-    /// Whatever went wrong, in words.
+    /// Descriptions of all problems.
     pub(crate) problems: Vec<String>,
 }
 
 /// The cost in seconds of a move there and back.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Rate {
-    /// The rate that copies were held to, in MiB/s.
+    /// The rate limit of copies, in MiB/s.
     pub(crate) mebibytes: Option<u32>,
     pub(crate) there: f64,
     pub(crate) back: f64,
@@ -69,7 +69,7 @@ pub(crate) struct RoundTrip {
 }
 
 impl Report {
-    /// The table that people read.
+    /// Prints the table for people.
     pub(crate) fn print(&self) {
         println!("\n  guest (fio, 4 KiB random writes at 40 MB/s, each read back and checked)");
         println!(

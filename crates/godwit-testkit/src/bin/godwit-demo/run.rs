@@ -17,10 +17,10 @@ const DISK: &str = "demo";
 const WARM_UP: Duration = Duration::from_secs(2);
 const QUIET: Duration = Duration::from_secs(5);
 
-/// The fixed rates that `--rates` compares with, in MiB/s; none holds nothing back.
+/// The fixed rates compared with `--rates`, in MiB/s; `None` for no limit.
 const RATES: [Option<u32>; 5] = [Some(50), Some(100), Some(200), Some(400), None];
 
-/// A migration that ended well.
+/// A successful migration.
 struct Moved {
     answer: Value,
     from_ms: u64,
@@ -36,7 +36,7 @@ impl Moved {
             .unwrap_or(self.command_seconds)
     }
 
-    /// The cost in seconds for a guest that had `before` requests per second, and `during` the move.
+    /// Returns the cost in seconds for a guest with `before` requests per second before and `during` during the move.
     fn cost(&self, before: f64, during: f64) -> f64 {
         let elapsed = Duration::from_secs_f64(self.lm_seconds());
         let lost = (1.0 - during / before).clamp(0.0, 1.0);
@@ -169,7 +169,7 @@ pub(crate) fn demo(rates: bool) -> io::Result<Vec<String>> {
     Ok(report.problems)
 }
 
-/// A move there and back at each of [`RATES`], without a promise.
+/// Moves the disk there and back at each of [`RATES`], without a promise.
 fn fixed_rates(
     cluster: &Cluster,
     fio: &mut RunningFio,
@@ -181,7 +181,7 @@ fn fixed_rates(
         if let Some(bandwidth) = &bandwidth {
             options.extend(["--max-bandwidth", bandwidth]);
         }
-        // The copy that the way back left would be compared, and hardly anything be sent.
+        // The copy left by the way back would be compared, and hardly anything sent.
         cluster.node("b").godwit(&["disk", "rm", DISK]).json()?;
         let there = migrate(cluster, "a", "b", &options)?;
         stay(fio, QUIET)?;
@@ -218,7 +218,7 @@ fn migrate(cluster: &Cluster, from: &str, to: &str, options: &[&str]) -> io::Res
     })
 }
 
-/// Lets the load run, and notices when it does not.
+/// Lets the load run; fails if the load has ended.
 fn stay(fio: &mut RunningFio, how_long: Duration) -> io::Result<()> {
     std::thread::sleep(how_long);
     if fio.alive() {

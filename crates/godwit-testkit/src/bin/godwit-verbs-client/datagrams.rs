@@ -1,5 +1,5 @@
-//! Datagrams until the end. Each has a number and says what has come from the other side, so that nobody sends more than is
-//! received, and what is lost is found with the next one that comes.
+//! Datagrams until the end. Each has a number and acknowledges the datagrams from the other side. No side thus sends
+//! more than the other can receive, and the next datagram to arrive reveals a loss.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use super::receives::Receives;
 use super::rounds::{self, Load};
 use super::traffic::{BATCH, NUMBER, wr_id};
 
-/// How long an event is waited for: what would be told of may be lost.
+/// Longest wait for an event: the datagram behind the event may be lost.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 struct Datagrams {
@@ -25,14 +25,14 @@ struct Datagrams {
     pairs: Vec<Pair>,
     receives: Receives,
     ending: bool,
-    /// Datagrams may be lost while this is there.
+    /// File during whose existence datagrams may be lost.
     losses_while: PathBuf,
 }
 
 struct Pair {
-    /// Where the peer's queue pair is.
+    /// Address of the peer's queue pair.
     to: ibv_ud,
-    /// The place among those that share its peer.
+    /// Place among the queue pairs of the same peer.
     place: usize,
     sent: InOrder,
     window: Window,
@@ -42,7 +42,7 @@ struct Pair {
     last_received: bool,
 }
 
-/// Talks with the peer until the end; says what was checked.
+/// Talks with the peer until the end; returns a summary of the checks.
 pub(crate) fn run(arguments: &Arguments) -> io::Result<String> {
     let device = Device::open(arguments)?;
     let (mut connections, mut pairs) = (Vec::new(), Vec::new());
@@ -84,7 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<String> {
     ))
 }
 
-/// Since 1970: hosts differ less in this than in how long they run.
+/// Returns the time since 1970: hosts differ less in this time than in their uptime.
 fn now() -> Duration {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -173,7 +173,7 @@ impl Datagrams {
         let one = &mut self.pairs[pair];
         let number = ledger::number_of(message);
         let note = ledger::check(message, 1 - self.side, one.place, number)?;
-        // What was received must not be taken for a later datagram.
+        // A received message must not be taken for a later datagram.
         message.fill(0xee);
         let lost = one.came.arrive(number).map_err(in_words)?;
         if !lost.is_empty() && !self.losses_while.exists() {
@@ -187,7 +187,7 @@ impl Datagrams {
         one.window.hear(note.more, sent, now()).map_err(in_words)?;
         one.received += 1;
         one.last_received |= note.last;
-        // One side's end is the other's.
+        // The end of one side is the end of the other.
         self.ending |= note.last;
         self.receives
             .post(&self.device, pair, completion.wr_id)

@@ -15,35 +15,35 @@ use super::exchange::Reach;
 use super::ledger::MESSAGE;
 use super::verbs::Verbs;
 
-/// Requests of a queue pair that are in flight at most.
+/// Requests of a queue pair in flight at most.
 pub(crate) const SENDS: u64 = 8;
-/// Receives of a queue pair that wait at most.
+/// Waiting receives of a queue pair at most.
 pub(crate) const RECEIVES: u64 = 16;
 
 /// `IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ`
 const ACCESS: c_int = 7;
 /// `IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND`: peers reach memory through windows alone.
 const ACCESS_BY_WINDOWS: c_int = 17;
-/// Masks of the three changes that connect a queue pair (ibv_modify_qp(3)).
+/// Masks of the three changes to connect a queue pair (ibv_modify_qp(3)).
 const TO_INIT: c_int = 1 | 1 << 4 | 1 << 5 | 1 << 3;
 const TO_RTR: c_int = 1 | 1 << 7 | 1 << 8 | 1 << 20 | 1 << 12 | 1 << 17 | 1 << 15;
 const TO_RTS: c_int = 1 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 16 | 1 << 13;
-/// The same for one for datagrams.
+/// The same masks for a queue pair for datagrams.
 const DATAGRAMS_TO_INIT: c_int = 1 | 1 << 4 | 1 << 5 | IBV_QP_QKEY;
 const DATAGRAMS_TO_RTR: c_int = IBV_QP_STATE;
 const DATAGRAMS_TO_RTS: c_int = IBV_QP_STATE | 1 << 16;
-/// What datagrams show so that they are taken.
+/// The key by which datagrams are accepted.
 pub(crate) const DATAGRAM_KEY: u32 = 0x1234;
 /// `IBV_MTU_1024`
 const MTU: c_int = 3;
 
-/// Bytes that a device puts in front of a datagram that it receives (`struct ibv_grh`).
+/// Bytes in front of a received datagram, written by the device (`struct ibv_grh`).
 const HEADER: usize = 40;
 /// Bytes of a slot.
 const SLOT: usize = MESSAGE + 64;
 
-/// Slots of one message each, which may have a header in front of it. For every queue pair: what is sent, what is received, where the peer writes (one
-/// place, or one for each of two windows), and what was read back.
+/// Slots of one message each, with room for a header in front. Every queue pair has slots to send and to receive,
+/// landing slots for the peer's writes (one, or one for each of two windows), and a slot for data read back.
 #[derive(Clone, Copy)]
 pub(crate) enum Slot {
     Send(usize, u64),
@@ -55,16 +55,16 @@ pub(crate) enum Slot {
 pub(crate) struct Device {
     pub(crate) verbs: Verbs,
     channel: *mut ibv_comp_channel,
-    /// The instance of epoll(7) to wait at, which has the channel.
+    /// The epoll(7) instance to wait at, which watches the channel.
     instance: Option<OwnedFd>,
     pub(crate) queue: *mut ibv_cq,
     pub(crate) shared: *mut ibv_srq,
     pub(crate) pairs: Vec<*mut ibv_qp>,
     pub(crate) domain: *mut ibv_pd,
-    /// Bytes in front of what is received.
+    /// Bytes in front of a received message.
     header: usize,
     pub(crate) region: *mut ibv_mr,
-    /// The type of the windows that peers reach memory through; 0 if they do by the region's key.
+    /// The type of the windows through which peers reach memory; 0 if they use the region's key.
     pub(crate) windows: c_int,
     memory: *mut u8,
     gid: ibv_gid,
@@ -87,7 +87,7 @@ pub(crate) fn done(result: c_int, what: &str) -> io::Result<()> {
     Err(io::Error::other(format!("{what}: {error}")))
 }
 
-/// Memory that is mapped shared, for as long as the process runs.
+/// Maps shared memory, for as long as the process runs.
 fn shared_memory(length: usize) -> io::Result<*mut u8> {
     // SAFETY: new memory at a place of the kernel's choice.
     let mapped = unsafe {
@@ -105,7 +105,7 @@ impl Device {
     pub(crate) fn open(arguments: &Arguments) -> io::Result<Self> {
         let verbs = Verbs::load()?;
         let count = arguments.peers() * usize::from(arguments.pairs);
-        // SAFETY: the calls are in the order that verbs demand, with what they have made.
+        // SAFETY: the calls are in the order that verbs demand, with the objects made before.
         unsafe {
             let mut devices = 0;
             let list = made(
@@ -217,7 +217,7 @@ impl Device {
         }
     }
 
-    /// What a peer needs to know that talks with these queue pairs.
+    /// Returns the addresses and keys for a peer of these queue pairs.
     pub(crate) fn reach(&self, pairs: Range<usize>) -> Reach {
         // SAFETY: the objects live to the end.
         unsafe {
@@ -260,7 +260,7 @@ impl Device {
                 qp_state: IBV_QPS_RTS,
                 timeout: 14,
                 retry_cnt: 7,
-                // Without end: a receiver that moves has no receives for a while.
+                // Without end: a moving receiver has no receives for a while.
                 rnr_retry: 7,
                 max_rd_atomic: 1,
                 ..Default::default()
@@ -276,7 +276,7 @@ impl Device {
         Ok(())
     }
 
-    /// Makes these queue pairs take and send datagrams; gives what leads to the peer.
+    /// Makes these queue pairs take and send datagrams; returns the address handle of the peer.
     pub(crate) fn open_to(&self, pairs: Range<usize>, peer: &Reach) -> io::Result<*mut ibv_ah> {
         for pair in &self.pairs[pairs] {
             for (state, mask) in [
@@ -305,7 +305,7 @@ impl Device {
         made(handle, "ibv_create_ah")
     }
 
-    /// Where the peer has the landing of its queue pair at `place`, through this one of the two windows.
+    /// Returns the peer's address of the landing of the queue pair at `place`, for this one of the two windows.
     pub(crate) fn landing(peer: &Reach, place: usize, window: usize) -> u64 {
         peer.landing + ((2 * place + window) * SLOT) as u64
     }
@@ -327,21 +327,21 @@ impl Device {
         unsafe { self.memory.add(slot * SLOT) }
     }
 
-    /// A slot's bytes, as long as nothing is in flight to or from it.
+    /// Returns a slot's bytes. Nothing may be in flight to or from the slot.
     #[allow(clippy::mut_from_ref, reason = "the memory is the device's as well")]
     pub(crate) fn bytes(&self, slot: Slot) -> &mut [u8] {
         // SAFETY: within the memory; the caller uses one slot at a time, and the device none of this.
         unsafe { std::slice::from_raw_parts_mut(self.address(slot), MESSAGE) }
     }
 
-    /// As [`Device::bytes`], of a slot that a message was received into.
+    /// Returns the message in a slot of a receive; otherwise as [`Device::bytes`].
     #[allow(clippy::mut_from_ref, reason = "the memory is the device's as well")]
     pub(crate) fn received(&self, slot: Slot) -> &mut [u8] {
         // SAFETY: a slot has room for a header and a message; otherwise as in `bytes`.
         unsafe { std::slice::from_raw_parts_mut(self.address(slot).add(self.header), MESSAGE) }
     }
 
-    /// Bytes that a completion of a receive has to tell of.
+    /// Returns the right number of bytes in a completion of a receive.
     fn received_length(&self) -> usize {
         self.header + MESSAGE
     }
@@ -357,7 +357,7 @@ impl Device {
 
     pub(crate) fn post_send(&self, pair: usize, request: &mut ibv_send_wr) -> io::Result<()> {
         let mut bad = ptr::null_mut();
-        // SAFETY: what the inline function of verbs.h does.
+        // SAFETY: does the same as the inline function of verbs.h.
         unsafe {
             let pair = self.pairs[pair];
             let post = (*(*pair).context)
@@ -379,7 +379,7 @@ impl Device {
             num_sge: 1,
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: what the inline functions of verbs.h do.
+        // SAFETY: does the same as the inline functions of verbs.h.
         unsafe {
             let pair = self.pairs[pair];
             let operations = &(*(*pair).context).ops;
@@ -394,8 +394,8 @@ impl Device {
         }
     }
 
-    /// Takes what has completed. If nothing has and there is a channel, waits for an event there, for this long if that is
-    /// said, and takes nothing.
+    /// Takes completions. If there are none and there is a channel, waits there for an event, for at most `patience` if
+    /// given, and takes nothing.
     pub(crate) fn take<'a>(
         &self,
         into: &'a mut [ibv_wc],
@@ -412,7 +412,7 @@ impl Device {
         Ok(&into[..count])
     }
 
-    /// The queue pair whose request has succeeded, with as many bytes as it has to if it is a receive.
+    /// Returns the queue pair whose request has succeeded; a receive must have the right number of bytes.
     pub(crate) fn succeeded(&self, completion: &ibv_wc) -> Result<usize, String> {
         if completion.status != IBV_WC_SUCCESS {
             return Err(format!(
@@ -432,7 +432,7 @@ impl Device {
     }
 
     fn poll(&self, into: &mut [ibv_wc]) -> io::Result<usize> {
-        // SAFETY: what the inline function of verbs.h does.
+        // SAFETY: does the same as the inline function of verbs.h.
         let count = unsafe {
             let poll = (*(*self.queue).context)
                 .ops
@@ -444,7 +444,7 @@ impl Device {
     }
 
     fn ask_for_event(&self) -> io::Result<()> {
-        // SAFETY: what the inline function of verbs.h does.
+        // SAFETY: does the same as the inline function of verbs.h.
         unsafe {
             let ask = (*(*self.queue).context)
                 .ops
@@ -454,7 +454,7 @@ impl Device {
         }
     }
 
-    /// Whether the channel has an event within this time; without one, the event is waited for when it is taken.
+    /// Returns true if the channel has an event within this time; without a time, taking the event waits.
     fn becomes_readable(&self, patience: Option<Duration>) -> io::Result<bool> {
         if let Some(instance) = &self.instance {
             let patience = patience.map_or(-1, |patience| patience.as_millis() as c_int);
@@ -491,24 +491,24 @@ impl Device {
     }
 }
 
-/// The result of a wait: true if it has found something.
+/// Interprets the result of a wait; returns true if the wait found an event.
 fn told(found: c_int) -> io::Result<bool> {
     let error = io::Error::last_os_error();
     match found {
-        // A wait with a time to its end may end early when a process comes from an image.
+        // A wait with a timeout may end early when a process is restored from an image.
         -1 if error.kind() == io::ErrorKind::Interrupted => Ok(false),
         -1 => Err(error),
         found => Ok(found > 0),
     }
 }
 
-/// An instance that tells once of each event of this channel.
+/// Creates an epoll instance that reports each event of this channel once.
 fn epoll_of(channel: c_int) -> io::Result<OwnedFd> {
     let mut event = libc::epoll_event {
         events: (libc::EPOLLIN | libc::EPOLLET) as u32,
         u64: 0,
     };
-    // SAFETY: a new descriptor that nobody else owns, and an event of this function's own.
+    // SAFETY: a new descriptor without another owner, and an event of this function's own.
     unsafe {
         let instance = libc::epoll_create1(libc::EPOLL_CLOEXEC);
         if instance < 0 {

@@ -1,4 +1,4 @@
-//! What both sides tell each other over TCP before they talk over RDMA.
+//! The exchange of both sides over TCP before they talk over RDMA.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,18 +13,18 @@ use super::device::Device;
 const PORT: u16 = 18600;
 const LONGEST: u64 = 64 << 10;
 
-/// How to reach a side.
+/// The addresses and keys of a side.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Reach {
     pub(crate) gid: [u8; 16],
     pub(crate) pairs: Vec<u32>,
-    /// Where the peer may write: two messages for each queue pair.
+    /// Address for the peer's writes: two messages for each queue pair.
     pub(crate) landing: u64,
     pub(crate) key: u32,
 }
 
-/// Meets all others, and tells each how to reach its share of this side's queue pairs. Gives each with what it said, and
-/// with its share.
+/// Meets all others, and sends each the addresses of a share of this side's queue pairs. Returns each with the answer
+/// and the share.
 pub(crate) fn meet_all(arguments: &Arguments, device: &Device) -> io::Result<Vec<Met>> {
     let each = usize::from(arguments.pairs);
     let connections = Peer::meet(arguments.server.as_deref(), arguments.peers())?;
@@ -45,19 +45,19 @@ pub(crate) fn meet_all(arguments: &Arguments, device: &Device) -> io::Result<Vec
     connections.into_iter().enumerate().map(meet).collect()
 }
 
-/// Another side that was met.
+/// Another side after the exchange.
 pub(crate) struct Met {
     pub(crate) connection: Peer,
     pub(crate) reach: Reach,
-    /// This side's queue pairs for it.
+    /// This side's queue pairs for the other side.
     pub(crate) share: Range<usize>,
 }
 
-/// The other side.
+/// The connection to the other side.
 pub(crate) struct Peer(BufReader<TcpStream>);
 
 impl Peer {
-    /// Waits for so many clients, or connects to the server.
+    /// Waits for `clients` clients, or connects to the server.
     fn meet(server: Option<&str>, clients: usize) -> io::Result<Vec<Self>> {
         let Some(address) = server else {
             let listener = TcpListener::bind(("0.0.0.0", PORT))?;
@@ -78,13 +78,13 @@ impl Peer {
         Ok(vec![Self(BufReader::new(stream))])
     }
 
-    /// Says `ours` and hears the other side's.
+    /// Sends `ours` and returns the other side's.
     fn exchange(&mut self, ours: &Reach) -> io::Result<Reach> {
         self.say(&serde_json::to_string(ours)?)?;
         Ok(serde_json::from_str(&self.hear()?)?)
     }
 
-    /// Waits until the other side is as far.
+    /// Waits until the other side has reached the same point.
     pub(crate) fn barrier(&mut self, word: &str) -> io::Result<()> {
         self.say(word)?;
         let heard = self.hear()?;

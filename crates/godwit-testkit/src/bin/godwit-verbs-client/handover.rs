@@ -1,22 +1,22 @@
-//! Which memory window a peer uses, and which may be bound anew. Nothing here knows verbs.
+//! The protocol of memory windows, without verbs: the window in use by a peer, and the window to bind anew.
 //!
-//! A side has two windows for each queue pair and binds them in turns. It tells the newest key with every message. The peer
-//! uses that from its next write on, and says so once nothing is under way with the key before; only then that key's window
-//! is bound anew, with a key that is new as well.
+//! A side has two windows for each queue pair and binds them in turns. Every message carries the newest key. The peer
+//! uses this key from the next write on, and reports the change once no request with the key before is under way. Only
+//! then is the window of the old key bound anew, with a new key as well.
 
-/// What a message tells of windows.
+/// A message's fields about windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Told {
-    /// The key that was bound last.
+    /// The key of the last binding.
     pub(crate) key: u32,
-    /// How many of the peer's keys this side has changed over to.
+    /// Number of the peer's keys to which this side has changed over.
     pub(crate) adopted: u32,
 }
 
 impl Told {
     const ADOPTED_BITS: u32 = 31;
 
-    /// As a note carries it, in 63 bits.
+    /// Returns the 63 bits for a note.
     pub(crate) fn word(self) -> u64 {
         u64::from(self.key) << Self::ADOPTED_BITS | u64::from(self.adopted)
     }
@@ -29,13 +29,13 @@ impl Told {
     }
 }
 
-/// Whether the key before is invalidated, where windows have to be, by the peer that has changed over to key number `adopted`,
-/// from 1. Otherwise by the side that bound it. Each window comes to be invalidated both ways.
+/// Returns true if the peer invalidates the old key on its change to key number `adopted`, from 1, where windows have
+/// to be invalidated. Otherwise the side of the binding does. Each window is at times invalidated in both ways.
 fn peer_invalidates(adopted: u32) -> bool {
     adopted % 4 > 1
 }
 
-/// Which of two windows key number `number`, from 1, belongs to.
+/// Returns the window, of two, of key number `number`, from 1.
 fn window_of(number: u32) -> usize {
     (number as usize + 1) % 2
 }
@@ -48,12 +48,11 @@ pub(crate) struct Offered {
 }
 
 impl Offered {
-    /// The window to bind next, unless the peer may still use it.
+    /// Returns the window to bind next, unless the peer may still use it.
     pub(crate) fn next(&self) -> Option<usize> {
         (self.bound == self.adopted).then_some(window_of(self.bound + 1))
     }
 
-    /// It was bound.
     pub(crate) fn bind(&mut self) {
         self.bound += 1;
     }
@@ -62,7 +61,7 @@ impl Offered {
         self.bound
     }
 
-    /// The peer says how many keys it has changed over to. Gives the window that it has invalidated, if windows are invalidated.
+    /// Takes the peer's number of adopted keys. Returns the window invalidated by the peer, if windows are invalidated.
     pub(crate) fn hear(&mut self, adopted: u32) -> Result<Option<usize>, String> {
         if adopted == self.adopted {
             return Ok(None);
@@ -92,7 +91,7 @@ pub(crate) struct Used {
 }
 
 impl Used {
-    /// The peer says which key it has bound last.
+    /// Takes the key of the peer's last binding.
     pub(crate) fn hear(&mut self, key: u32) -> Result<(), String> {
         if self.heard > 0 && key == self.keys[0] {
             return Ok(());
@@ -107,7 +106,7 @@ impl Used {
         Ok(())
     }
 
-    /// The window to write to, and its key; nothing if none is known yet.
+    /// Returns the window for the next write, and the key; `None` if none is known yet.
     pub(crate) fn newest(&mut self) -> Option<(usize, u32)> {
         if self.using < self.heard {
             (self.using, self.old_requests) = (self.heard, self.requests);
@@ -115,19 +114,19 @@ impl Used {
         self.current()
     }
 
-    /// The window that was written to last, and its key.
+    /// Returns the window of the last write, and the key.
     pub(crate) fn current(&self) -> Option<(usize, u32)> {
         let key = self.keys[(self.heard - self.using) as usize];
         (self.using > 0).then_some((window_of(self.using), key))
     }
 
-    /// Request `number` uses the current key.
+    /// Records that request `number` uses the current key.
     pub(crate) fn used_by(&mut self, number: u64) {
         self.requests = number + 1;
     }
 
-    /// How many keys this side has changed over to, when so many requests have completed; and the key that it has to
-    /// invalidate as it says so, if windows are invalidated.
+    /// Returns the number of keys to which this side has changed over once `completed` requests have completed, and the
+    /// key for this side to invalidate with the message, if windows are invalidated.
     pub(crate) fn adopt(&mut self, completed: u64) -> (u32, Option<u32>) {
         if self.adopted == self.using || completed < self.old_requests {
             return (self.adopted, None);
@@ -137,7 +136,7 @@ impl Used {
         (self.adopted, peer_invalidates(self.adopted).then_some(old))
     }
 
-    /// A window, and the key that it had before the peer bound it anew, if the peer has bound so many.
+    /// Returns a window, and the key from before the peer bound the window anew, if the peer has bound enough keys.
     pub(crate) fn stale(&self) -> Option<(usize, u32)> {
         (self.heard >= 3).then_some((window_of(self.heard), self.keys[2]))
     }
@@ -171,7 +170,7 @@ mod tests {
         assert_eq!(offered.next(), Some(1));
         offered.bind();
         used.hear(0x207).unwrap();
-        // A read goes where the write before it went.
+        // A read goes to the window of the write before.
         assert_eq!(used.current(), Some((0, 0x107)));
         used.used_by(5);
         assert_eq!(used.newest(), Some((1, 0x207)));

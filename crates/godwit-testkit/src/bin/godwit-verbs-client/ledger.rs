@@ -1,4 +1,4 @@
-//! What has to come next. Nothing here knows verbs.
+//! The expected sequence of messages and completions, without verbs.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -9,21 +9,21 @@ pub(crate) const MESSAGE: usize = 1024;
 /// 64-bit words of a message.
 const WORDS: usize = MESSAGE / 8;
 
-/// Operations in this order, over and over: sends, then a write and the read that fetches it back.
+/// Operations in this order, over and over: sends, then a write and a read of the written data.
 const ROUND: u64 = 16;
 
-/// What operation `number` of a queue pair is.
+/// An operation of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
-    /// The message with this number.
+    /// Sends the message with this number.
     Send(u64),
     /// Writes a message with this number into the peer's memory.
     Write(u64),
-    /// Reads what was written with this number.
+    /// Reads the message written with this number.
     ReadBack(u64),
 }
 
-/// Whether operation `number` is the first of a round.
+/// Returns true if operation `number` is the first of a round.
 pub(crate) fn begins_round(number: u64) -> bool {
     number.is_multiple_of(ROUND)
 }
@@ -37,13 +37,13 @@ pub(crate) fn operation(number: u64) -> Operation {
     }
 }
 
-/// What a message says besides its number.
+/// A message's content besides the number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Note {
-    /// Whether no message follows.
+    /// True if no message follows.
     pub(crate) last: bool,
-    /// What else there is to tell, in 63 bits. Of datagrams: the number after the highest one that has come from the other
-    /// side on this queue pair. Beside windows: what [`super::handover::Told`] says.
+    /// 63 further bits. Of datagrams: the number after the highest one received from the other side on this queue pair.
+    /// With windows: the word of [`super::handover::Told`].
     pub(crate) more: u64,
 }
 
@@ -79,13 +79,13 @@ fn expected(side: u8, pair: usize, number: u64, note: Note, place: usize) -> u64
     }
 }
 
-/// The number that `message` says it has; [`check`] says whether that is true.
+/// Returns the number that `message` claims; [`check`] verifies it.
 pub(crate) fn number_of(message: &[u8]) -> u64 {
     let first = message.first_chunk().copied().unwrap_or_default();
     u64::from_le_bytes(first)
 }
 
-/// Checks that `message` is message `number`, whole. Gives what else it says.
+/// Checks that `message` is message `number`, whole. Returns the note.
 pub(crate) fn check(message: &[u8], side: u8, pair: usize, number: u64) -> Result<Note, String> {
     let words: Vec<u64> = message
         .chunks_exact(8)
@@ -110,7 +110,7 @@ pub(crate) fn check(message: &[u8], side: u8, pair: usize, number: u64) -> Resul
     }
 }
 
-/// Requests of a queue that complete in the order in which they were posted.
+/// Requests of a queue that complete in the order of posting.
 #[derive(Default)]
 pub(crate) struct InOrder {
     posted: u64,
@@ -118,13 +118,13 @@ pub(crate) struct InOrder {
 }
 
 impl InOrder {
-    /// The number of the next request.
+    /// Returns the number of the next request.
     pub(crate) fn post(&mut self) -> u64 {
         self.posted += 1;
         self.posted - 1
     }
 
-    /// Request `number` has completed.
+    /// Records the completion of request `number`.
     pub(crate) fn complete(&mut self, number: u64) -> Result<(), String> {
         if number != self.completed || number >= self.posted {
             return Err(format!(
@@ -136,7 +136,7 @@ impl InOrder {
         Ok(())
     }
 
-    /// How many were posted, which is the number of the next one.
+    /// Returns the number of posted requests, which is the number of the next one.
     pub(crate) fn posted(&self) -> u64 {
         self.posted
     }
@@ -150,7 +150,7 @@ impl InOrder {
     }
 }
 
-/// Requests of a queue that several queue pairs take from: each completes once, in any order.
+/// Requests of a queue shared by several queue pairs: each completes once, in any order.
 #[derive(Default)]
 pub(crate) struct Once {
     outstanding: BTreeSet<u64>,
@@ -180,10 +180,10 @@ pub(crate) struct AtMostOnce {
 }
 
 impl AtMostOnce {
-    /// Datagrams that may be missing before the sender is taken for broken.
+    /// Missing datagrams at which the sender counts as broken.
     const MOST_MISSING: u64 = 1 << 20;
 
-    /// Datagram `number` has come. Gives the numbers before it of which it is the first to say that they have not.
+    /// Records the arrival of datagram `number`. Returns the earlier numbers that are newly found missing.
     pub(crate) fn arrive(&mut self, number: u64) -> Result<Range<u64>, String> {
         if number < self.next {
             return if self.missing.remove(&number) {
@@ -204,19 +204,19 @@ impl AtMostOnce {
         Ok(lost)
     }
 
-    /// The number after the highest one that has come.
+    /// Returns the number after the highest one received.
     pub(crate) fn next(&self) -> u64 {
         self.next
     }
 
-    /// How many before it have not come.
+    /// Returns the number of earlier datagrams still missing.
     pub(crate) fn missing(&self) -> u64 {
         self.missing.len() as u64
     }
 }
 
-/// How far a sender of datagrams goes ahead of what it knows to have come: a window, and one more now and then while
-/// nothing is heard, since what would say so may be lost.
+/// The lead of a sender of datagrams over the acknowledged ones: a window, and one more now and then during silence,
+/// since the acknowledgement may be lost.
 #[derive(Default)]
 pub(crate) struct Window {
     seen: u64,
@@ -224,10 +224,11 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// How long nothing has to be heard before one more is sent.
+    /// Length of a silence before one more is sent.
     const SILENCE: Duration = Duration::from_millis(250);
 
-    /// Whether `number` may be sent: it is less than `size` ahead of what has come, or nothing was heard for long.
+    /// Returns true if `number` may be sent: the lead over the acknowledged ones is less than `size`, or there was a
+    /// long silence.
     pub(crate) fn allows(&mut self, number: u64, size: u64, now: Duration) -> bool {
         // Another host's clock may be behind.
         self.moved_at = self.moved_at.min(now);
@@ -241,7 +242,7 @@ impl Window {
         silent
     }
 
-    /// The other side says that `seen` is the number after the highest one that has come, of `sent` that were sent.
+    /// Takes the other side's acknowledgement: `seen` is the number after the highest one received, of `sent`.
     pub(crate) fn hear(&mut self, seen: u64, sent: u64, now: Duration) -> Result<(), String> {
         if seen > sent {
             return Err(format!(
@@ -315,7 +316,7 @@ mod tests {
         assert_eq!(came.arrive(0), Ok(0..0));
         assert_eq!(came.arrive(3), Ok(1..3));
         assert_eq!((came.missing(), came.next()), (2, 4));
-        // One of them was late.
+        // A late datagram.
         assert_eq!(came.arrive(2), Ok(0..0));
         assert_eq!(came.missing(), 1);
         for twice in [0, 2, 3] {
@@ -335,7 +336,7 @@ mod tests {
         assert!(!window.allows(9, 8, at(1100)));
         assert!(window.allows(9, 8, at(1250)));
         assert!(!window.allows(10, 8, at(1300)));
-        // What was on its way says less than what came before it.
+        // A delayed acknowledgement has a lower number than an earlier one.
         window.hear(10, 10, at(1300)).unwrap();
         window.hear(4, 10, at(1400)).unwrap();
         assert!(window.allows(17, 8, at(1400)));

@@ -1,13 +1,14 @@
-//! An RDMA application that checks what it is told: work-request ids come in sequence, every message comes
-//! once, in order and whole, and what was written at the peer can be read back.
+//! An RDMA application that checks all of its traffic: work-request ids come in sequence, every message comes once, in
+//! order and whole, and data written at the peer can be read back.
 //!
-//! Two of them talk, a server and a client, over reliable connections, or a server and several clients. All send all the time, and every
-//! sixteenth operation reads back what the one before it wrote: by the key of the peer's memory, or by those of memory windows that the
-//! peer binds anew all the time, of which old ones have to be refused in the end. Or they send each other numbered datagrams, of which
-//! none may come twice or damaged, and none may be lost unless the file that `--losses-while` names is there when that is found. They
-//! end when one of them finds the file that `--until` names; the exit status and the last line say whether everything was as it has to be.
+//! A server and one or several clients talk over reliable connections. All send all the time, and every sixteenth
+//! operation reads back the write before. Access is by the key of the peer's memory, or by the keys of memory windows,
+//! which the peer binds anew all the time; old keys have to be refused in the end. Alternatively, the sides send each
+//! other numbered datagrams. None may come twice or damaged, and none may be lost unless the file named by
+//! `--losses-while` exists when the loss is found. A side ends when one of them finds the file named by `--until`. The
+//! exit status and the last line give the outcome.
 //!
-//! It knows nothing of Godwit: it calls libibverbs, or what stands in front of it.
+//! The application knows nothing of Godwit: all calls go to libibverbs, or to a library in front.
 
 mod datagrams;
 mod device;
@@ -30,15 +31,15 @@ use clap::Parser;
 /// Sends and receives over RDMA, and checks everything
 #[derive(Parser)]
 struct Arguments {
-    /// The server's address; without it, this is the server
+    /// The server's address; without one, this is the server
     server: Option<String>,
     /// The RDMA device
     #[arg(long, default_value = "rxe0")]
     device: String,
-    /// Its GID
+    /// The device's GID index
     #[arg(long, default_value_t = 1)]
     gid_index: u8,
-    /// How many clients the server talks with
+    /// Number of clients of the server
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     clients: u8,
     /// Queue pairs of each connection of a client to the server
@@ -50,7 +51,7 @@ struct Arguments {
     /// Wait for events of a completion channel
     #[arg(long)]
     events: bool,
-    /// Wait for them with epoll(7), for each once (edge-triggered)
+    /// Wait for the events with epoll(7), for each once (edge-triggered)
     #[arg(long, requires = "events")]
     epoll: bool,
     /// Write and read through memory windows of this type
@@ -59,20 +60,20 @@ struct Arguments {
     /// Send datagrams in place of messages of reliable connections
     #[arg(long)]
     datagrams: bool,
-    /// Have so many MiB of memory beside what RDMA needs, write some of it all the time and check all in the end. What RDMA
-    /// needs is shared memory then, of which the kernel does not note what devices change
+    /// MiB of memory beside the RDMA buffers, of which some is written all the time and all checked in the end. The
+    /// RDMA buffers are then shared memory, in which the kernel does not note changes by devices
     #[arg(long, default_value_t = 0, conflicts_with = "datagrams", value_parser = clap::value_parser!(u16).range(..=4096))]
     memory: u16,
-    /// Datagrams may be lost while this file is there
+    /// Datagrams may be lost while this file exists
     #[arg(long, default_value = "/run/verbs-client-loses")]
     losses_while: PathBuf,
-    /// End when this file is there
+    /// End once this file exists
     #[arg(long, default_value = "/run/verbs-client-ends")]
     until: PathBuf,
 }
 
 impl Arguments {
-    /// How many others this process talks with: a client with the server only.
+    /// Returns the number of peers of this process: a client talks with the server only.
     fn peers(&self) -> usize {
         if self.server.is_some() {
             1

@@ -1,18 +1,18 @@
-//! Memory of the application's own: an eighth of it is written all the time, and all is checked in the end.
+//! Memory of the application's own: an eighth is written all the time, and all is checked in the end.
 
 use std::io;
 
 /// Words of a page.
 const PAGE: usize = 512;
-/// The first of so many parts is written. The others stay as they are: where Linux uses large pages, a word that is written
-/// changes 2 MiB.
+/// Number of equal parts, of which the first is written. The others stay unchanged: where Linux uses large pages, one
+/// written word dirties 2 MiB.
 const PARTS: usize = 8;
-/// Spreads what is written next over its pages: an odd number.
+/// Odd stride that spreads successive writes over the pages.
 const STRIDE: usize = 0x9e37_79b1;
-/// A page is written every so many turns: less than what is copied in the time that it takes on an emulated processor.
+/// Turns between two page writes: slow enough for pre-copy on an emulated processor.
 const PAUSE: usize = 4;
 
-/// Pages, each filled with what follows from its place and from how often it was written.
+/// Pages, each filled with a word derived from its place and its number of writes.
 pub(crate) struct Memory {
     pages: Vec<[u64; PAGE]>,
     written: Vec<u32>,
@@ -41,7 +41,7 @@ impl Memory {
         self.pages[page] = [content(page, self.written[page]); PAGE];
     }
 
-    /// Checks all of it; gives how many pages were written.
+    /// Checks all of the memory; returns the number of page writes.
     pub(crate) fn check(&self) -> io::Result<usize> {
         for (page, words) in self.pages.iter().enumerate() {
             let wanted = content(page, self.written[page]);

@@ -1,5 +1,5 @@
-//! The last thing that is checked of memory windows: a key in whose place another one was bound is refused. The queue pair fails by
-//! it, so half of them try it at one side and half at the other, when all else is over.
+//! The last check of memory windows: a replaced key is refused. The refusal breaks the queue pair. So half of the queue
+//! pairs try at one side and half at the other, after everything else.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -11,13 +11,13 @@ use super::exchange::Peer;
 use super::ledger;
 use super::traffic::{BATCH, Traffic, wr_id};
 
-/// How long a device may take to refuse a request.
+/// Longest time for a device to refuse a request.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What must not come to be anywhere: no message begins like this.
+/// Byte that must not arrive anywhere: no message begins like this.
 const FORBIDDEN: u8 = 0x55;
 
-/// Writes by old keys, which has to fail, and looks whether anything that the peer has tried came to be here. Gives how many were
-/// tried.
+/// Tries writes by old keys, which have to fail, and checks that none of the peer's attempts has landed here. Returns
+/// the number of attempts.
 pub(super) fn try_all(traffic: &mut Traffic, connections: &mut [Peer]) -> io::Result<usize> {
     let mut tried = 0;
     for pair in 0..traffic.pairs.len() {
@@ -46,7 +46,7 @@ pub(super) fn try_all(traffic: &mut Traffic, connections: &mut [Peer]) -> io::Re
     Ok(tried)
 }
 
-/// Writes by an old key of a window, to where the window's new one leads.
+/// Tries a write by an old key of a window, to the address of the window's new key.
 fn try_one(traffic: &mut Traffic, pair: usize) -> io::Result<()> {
     let (window, rkey) = traffic.pairs[pair].old_key().ok_or_else(|| {
         io::Error::other("the peer has bound no window anew, so there is no old key to try")
@@ -79,7 +79,7 @@ fn try_one(traffic: &mut Traffic, pair: usize) -> io::Result<()> {
                     )))
                 };
             }
-            // Receives of queue pairs that have failed.
+            // Receives of failed queue pairs.
             if completion.status != IBV_WC_WR_FLUSH_ERR {
                 let id = completion.wr_id;
                 return Err(io::Error::other(format!(

@@ -1,11 +1,11 @@
-//! Receives: each queue pair's own, or those of the shared queue.
+//! Receives of each queue pair, or of the shared queue.
 
 use std::io;
 
 use super::device::{Device, RECEIVES, Slot};
 use super::ledger::{InOrder, Once};
 
-/// Which receives have to complete.
+/// The receives still to complete.
 pub(crate) enum Receives {
     /// In order, for each queue pair.
     Own(Vec<InOrder>),
@@ -14,7 +14,7 @@ pub(crate) enum Receives {
 }
 
 impl Receives {
-    /// Posts as many as there is room for.
+    /// Posts as many receives as there is room for.
     pub(crate) fn fill(device: &Device) -> io::Result<Self> {
         let count = device.pairs.len();
         let mut receives = if device.shared.is_null() {
@@ -42,7 +42,7 @@ impl Receives {
         }
     }
 
-    /// Receive `number` of the queue pair has completed. Gives what it received into.
+    /// Records the completion of receive `number` of the queue pair. Returns the slot of the receive.
     pub(crate) fn complete(&mut self, pair: usize, number: u64) -> Result<Slot, String> {
         match self {
             Self::Shared(shared) => {

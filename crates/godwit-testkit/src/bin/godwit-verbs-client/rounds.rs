@@ -5,32 +5,32 @@ use std::path::Path;
 
 use super::exchange::Peer;
 
-/// What is sent and received on queue pairs until it ends.
+/// Traffic on queue pairs until the end.
 pub(super) trait Load {
-    /// How many queue pairs it uses.
+    /// Returns the number of queue pairs.
     fn pairs(&self) -> usize;
-    /// Whether both sides have sent all that they will, and this one has received it.
+    /// Returns true if both sides have sent everything, and this one has received everything.
     fn is_over(&self) -> bool;
-    /// Begins nothing new but what tells the other side of the end.
+    /// Begins nothing new but the messages about the end to the other side.
     fn end(&mut self);
-    /// Sends what there is room for on this queue pair.
+    /// Sends as much as there is room for on this queue pair.
     ///
     /// # Errors
-    /// The device refuses it.
+    /// If the device refuses a request.
     fn send(&mut self, pair: usize) -> io::Result<()>;
-    /// Takes and checks what was completed.
+    /// Takes and checks completions.
     ///
     /// # Errors
-    /// Something is lost, twice, out of order or wrong.
+    /// If something is lost, twice, out of order or wrong.
     fn take_completions(&mut self) -> io::Result<()>;
 }
 
-/// Works until this file is there, and then to the end.
+/// Works until this file exists, and then to the end.
 ///
 /// # Errors
-/// Those of the load, or the other side is gone.
+/// Any error of the load, or if the other side is gone.
 pub(super) fn work(load: &mut impl Load, connections: &mut [Peer], until: &Path) -> io::Result<()> {
-    // Nobody sends before the other side can receive.
+    // No side sends before the other can receive.
     for connection in &mut *connections {
         connection.barrier("ready")?;
     }

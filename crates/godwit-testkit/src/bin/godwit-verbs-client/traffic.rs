@@ -17,12 +17,12 @@ use super::receives::Receives;
 use super::rounds::{self, Load};
 use super::windows::PairWindows;
 
-/// Completions that are polled at a time.
+/// Completions polled at a time.
 pub(crate) const BATCH: usize = 16;
 
 pub(super) struct Traffic {
     pub(super) device: Device,
-    /// Each has as many queue pairs, one after the other.
+    /// The peers; each has as many queue pairs, one after the other.
     peers: Vec<Reach>,
     /// 0 for the server, 1 for the client.
     pub(super) side: u8,
@@ -36,9 +36,9 @@ pub(super) struct Traffic {
 pub(super) struct Pair {
     /// All requests.
     pub(super) operations: InOrder,
-    /// Those that have not completed.
+    /// Requests still to complete.
     under_way: VecDeque<Step>,
-    /// Requests that are not about windows.
+    /// Number of regular requests.
     regular: u64,
     windows: Option<PairWindows>,
     received: u64,
@@ -46,18 +46,18 @@ pub(super) struct Pair {
     last_received: bool,
 }
 
-/// What a request does.
+/// The action of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
     Regular(Operation),
     /// Invalidates this one of the queue pair's two windows.
     Invalidate(usize),
-    /// Binds it.
+    /// Binds this window.
     Bind(usize),
 }
 
 impl Step {
-    /// What its completion says that was done (`IBV_WC_*`).
+    /// Returns the operation in the request's completion (`IBV_WC_*`).
     fn completes_as(self) -> c_int {
         match self {
             Step::Regular(Operation::Send(_)) => 0,
@@ -70,7 +70,7 @@ impl Step {
 }
 
 impl Pair {
-    /// What to post next; nothing if something has to come or complete before.
+    /// Returns the next step to post; `None` if a message or a completion has to come first.
     fn next_step(&mut self, device: &Device) -> Option<Step> {
         let operation = ledger::operation(self.regular);
         let Some(windows) = &mut self.windows else {
@@ -82,8 +82,8 @@ impl Pair {
             if windows.to_invalidate(device, window).is_some() {
                 return Some(Step::Invalidate(window));
             }
-            // A binding may follow an invalidation, which waits until all before it has completed, and nothing else: when
-            // soft-RoCE sends again what was lost, it also binds once more what came behind that, and gets no further.
+            // A binding may follow nothing but an invalidation, which waits for all earlier requests to complete. When
+            // soft-RoCE repeats a lost request, it also repeats bindings behind it, and gets stuck.
             let last = self.under_way.back();
             return matches!(last, None | Some(Step::Invalidate(_))).then_some(Step::Bind(window));
         }
@@ -93,7 +93,7 @@ impl Pair {
         Some(Step::Regular(operation))
     }
 
-    /// What a message tells of windows, and the key that it invalidates.
+    /// Returns a message's fields about windows, and the key that the message invalidates.
     fn tell(&mut self, device: &Device) -> (u64, Option<u32>) {
         let Some(windows) = &mut self.windows else {
             return (0, None);
@@ -109,13 +109,13 @@ impl Pair {
         windows.map_or(0, |windows| u64::from(windows.offered.bindings()))
     }
 
-    /// A window of the peer's, and a key that it does not have any more.
+    /// Returns a window of the peer's, and a former key of the window.
     pub(super) fn old_key(&self) -> Option<(usize, u32)> {
         self.windows.as_ref()?.used.stale()
     }
 }
 
-/// Talks with the peer until the end; says what was checked.
+/// Talks with the peer until the end; returns a summary of the checks.
 pub(crate) fn run(arguments: &Arguments) -> io::Result<String> {
     let device = Device::open(arguments)?;
     let (mut connections, mut peers) = (Vec::new(), Vec::new());
@@ -207,7 +207,7 @@ impl Load for Traffic {
         Ok(())
     }
 
-    /// Checks what has completed; waits for something if nothing has and there is a channel.
+    /// Checks completions; with a channel, waits for one if there are none.
     fn take_completions(&mut self) -> io::Result<()> {
         self.memory.write_sometimes();
         let mut completions = [ibv_wc::default(); BATCH];
@@ -219,13 +219,13 @@ impl Load for Traffic {
 }
 
 impl Traffic {
-    /// Whose queue pair this is, and the place that it has among this peer's.
+    /// Returns the peer of this queue pair, and the pair's place among this peer's.
     pub(super) fn at_peer(&self, pair: usize) -> (&Reach, usize) {
         let each = self.pairs.len() / self.peers.len();
         (&self.peers[pair / each], pair % each)
     }
 
-    /// Posts what is not about windows.
+    /// Posts a regular request.
     fn post(&mut self, pair: usize, number: u64, operation: Operation) -> io::Result<()> {
         let (_, place) = self.at_peer(pair);
         // SAFETY: integers, null pointers and a union of both.
@@ -264,7 +264,7 @@ impl Traffic {
         self.device.post_send(pair, &mut request)
     }
 
-    /// Where request `number` of the queue pair writes or reads.
+    /// Returns the remote address and key of request `number` of the queue pair.
     fn remote(&mut self, pair: usize, number: u64) -> ibv_rdma {
         let used = self.pairs[pair].windows.as_mut().map(|own| &mut own.used);
         let through = used.and_then(|used| {
@@ -321,7 +321,7 @@ impl Traffic {
         let place = self.at_peer(pair).1;
         let number = self.pairs[pair].received;
         let note = ledger::check(message, 1 - self.side, place, number)?;
-        // What was received must not be taken for a later message.
+        // A received message must not be taken for a later one.
         message.fill(0xee);
         let one = &mut self.pairs[pair];
         if let Some(windows) = &mut one.windows {
@@ -334,7 +334,7 @@ impl Traffic {
         }
         one.received += 1;
         one.last_received |= note.last;
-        // One side's end is the other's.
+        // The end of one side is the end of the other.
         self.ending |= note.last;
         self.receives
             .post(&self.device, pair, completion.wr_id)
@@ -342,7 +342,7 @@ impl Traffic {
     }
 }
 
-/// A request's number, with its queue pair above.
+/// Mask of a request's number in a work-request id; the queue pair is above.
 pub(crate) const NUMBER: u64 = (1 << 48) - 1;
 
 pub(crate) fn wr_id(pair: usize, number: u64) -> u64 {

@@ -1,4 +1,4 @@
-//! The functions of libibverbs, as the dynamic linker finds them: what is preloaded comes first.
+//! The functions of libibverbs, as the dynamic linker finds them: a preloaded library comes first.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::io;
@@ -13,8 +13,8 @@ macro_rules! table {
 
         impl Verbs {
             pub(crate) fn load() -> io::Result<Self> {
-                // SAFETY: a constant name; the library's constructors are what an application that is linked
-                // to it runs.
+                // SAFETY: a constant name; the library's constructors also run in any application linked to the
+                // library.
                 let loaded = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
                 if loaded.is_null() {
                     return Err(io::Error::other("libibverbs.so.1 cannot be loaded; install libibverbs1"));

@@ -1,4 +1,4 @@
-//! Memory windows: how they are made, bound and invalidated.
+//! Memory windows: creation, binding and invalidation.
 
 use std::io;
 
@@ -11,17 +11,17 @@ use super::ledger::MESSAGE;
 /// `IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ`
 const ACCESS: u32 = 6;
 
-/// The windows of one queue pair, and those of the other side that it writes and reads through.
+/// The windows of one queue pair, and the other side's windows for its writes and reads.
 pub(crate) struct PairWindows {
     windows: [*mut ibv_mw; 2],
-    /// The keys that they are bound with.
+    /// The keys of the bound windows.
     bound: [Option<u32>; 2],
     pub(crate) offered: Offered,
     pub(crate) used: Used,
 }
 
 impl PairWindows {
-    /// Two that are not bound.
+    /// Creates two unbound windows.
     pub(crate) fn alloc(device: &Device) -> io::Result<Self> {
         Ok(Self {
             windows: [device.alloc_window()?, device.alloc_window()?],
@@ -31,12 +31,12 @@ impl PairWindows {
         })
     }
 
-    /// The window's key, which has to be invalidated before it is bound anew.
+    /// Returns the window's key, if an invalidation must precede the next binding.
     pub(crate) fn to_invalidate(&self, device: &Device, window: usize) -> Option<u32> {
         self.bound[window].filter(|_| device.windows == IBV_MW_TYPE_2)
     }
 
-    /// The key that was bound last; 0 before the first.
+    /// Returns the key of the last binding; 0 before the first.
     pub(crate) fn newest(&self) -> u32 {
         let last = (self.offered.bindings() as usize + 1) % 2;
         self.bound[last].unwrap_or(0)
@@ -56,7 +56,7 @@ impl PairWindows {
         Ok(())
     }
 
-    /// Posts a request to invalidate the window, whose key is this.
+    /// Posts a request to invalidate the window by the key.
     pub(crate) fn invalidate(
         &mut self,
         device: &Device,
@@ -72,7 +72,8 @@ impl PairWindows {
         device.post_send(pair, &mut request)
     }
 
-    /// A message came that says how many of the keys the peer has changed over to, and has invalidated a window if it has to.
+    /// Takes the peer's number of adopted keys from a message, and checks that the message has invalidated the right
+    /// window, if any.
     pub(crate) fn hear(
         &mut self,
         device: &Device,
@@ -91,10 +92,10 @@ impl PairWindows {
         ))
     }
 
-    /// Gives both back.
+    /// Deallocates both windows.
     pub(crate) fn dealloc(self) -> io::Result<()> {
         for window in self.windows {
-            // SAFETY: what the inline function of verbs.h does; nobody uses it any more.
+            // SAFETY: does the same as the inline function of verbs.h; the windows have no user any more.
             let result = unsafe {
                 let dealloc = (*(*window).context).ops.dealloc_mw;
                 dealloc.ok_or(io::ErrorKind::Unsupported)?(window)
@@ -107,7 +108,7 @@ impl PairWindows {
 
 impl Device {
     fn alloc_window(&self) -> io::Result<*mut ibv_mw> {
-        // SAFETY: what the inline function of verbs.h does.
+        // SAFETY: does the same as the inline function of verbs.h.
         let window = unsafe {
             let alloc = (*(*self.domain).context).ops.alloc_mw;
             alloc.ok_or(io::ErrorKind::Unsupported)?(self.domain, self.windows)
@@ -115,7 +116,8 @@ impl Device {
         made(window, "ibv_alloc_mw")
     }
 
-    /// Posts a request to bind it to where the peer writes through this one of the queue pair's two windows. Gives the new key.
+    /// Posts a request to bind the window to the landing of the peer's writes for this one of the queue pair's two
+    /// windows. Returns the new key.
     fn bind_window(
         &self,
         pair: usize,
@@ -129,7 +131,7 @@ impl Device {
             length: MESSAGE as u64,
             mw_access_flags: ACCESS,
         };
-        // SAFETY: the objects live; otherwise what the inline functions of verbs.h do.
+        // SAFETY: the objects live; otherwise does the same as the inline functions of verbs.h.
         unsafe {
             if self.windows == IBV_MW_TYPE_1 {
                 let mut wanted = ibv_mw_bind {

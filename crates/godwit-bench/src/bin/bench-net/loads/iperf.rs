@@ -1,4 +1,4 @@
-//! iperf3 against the guest for a while, and what it measured.
+//! Runs of iperf3 against the guest, and their results.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -8,15 +8,15 @@ use serde_json::Value;
 
 use crate::site::{GUEST, Site};
 
-/// Where the guest's servers listen: one serves a single test at a time.
+/// Port of a server in the guest. Each server serves a single test at a time.
 const PORT: u16 = 5201;
 pub(crate) const MOVING_PORT: u16 = 5202;
-/// What makes a frame of 64 bytes with the headers of Ethernet, IPv4 and UDP and the checksum of the frame.
+/// Payload of a 64-byte frame: the rest is the Ethernet, IPv4 and UDP headers and the frame's checksum.
 const SMALL: &str = "18";
-/// How long a server may be busy with the end of the test before.
+/// Longest time for which a server may be busy with the end of the previous test.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// What goes through the card.
+/// The traffic through the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Workload {
@@ -24,27 +24,26 @@ pub(crate) enum Workload {
     StreamIn,
     /// A TCP stream from the guest.
     StreamOut,
-    /// UDP in frames of 64 bytes to the guest, as many as the sender can.
+    /// UDP in frames of 64 bytes to the guest, as many as the sender can send.
     SmallIn,
-    /// UDP in frames of 64 bytes from the guest, as many as it can.
+    /// UDP in frames of 64 bytes from the guest, as many as the guest can send.
     SmallOut,
 }
 
-/// What iperf3 says.
+/// The result that iperf3 reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Outcome {
-    /// How long it sent.
+    /// Duration of the sending.
     pub(crate) seconds: f64,
-    /// Megabits a second that the receiving program got.
+    /// Megabits a second at the receiving program.
     pub(crate) mbps: f64,
-    /// Segments that the sender sent again, of a stream.
+    /// Segments that the sender retransmitted, for a stream.
     pub(crate) retransmits: Option<u64>,
-    /// Datagrams that the receiving program got.
+    /// Datagrams at the receiving program.
     pub(crate) datagrams: Option<u64>,
 }
 
 impl Workload {
-    /// All of them.
     pub(crate) const ALL: [Self; 4] = [
         Self::StreamIn,
         Self::StreamOut,
@@ -52,7 +51,7 @@ impl Workload {
         Self::SmallOut,
     ];
 
-    /// Its name in the report.
+    /// Returns the name in the report.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::StreamIn => "stream-in",
@@ -62,25 +61,25 @@ impl Workload {
         }
     }
 
-    /// Whether it is a stream.
+    /// Returns true for a TCP stream.
     pub(crate) const fn is_stream(self) -> bool {
         matches!(self, Self::StreamIn | Self::StreamOut)
     }
 
-    /// Whether it goes to the guest.
+    /// Returns true for traffic to the guest.
     pub(crate) const fn is_inward(self) -> bool {
         matches!(self, Self::StreamIn | Self::SmallIn)
     }
 
-    /// Runs it for so long.
+    /// Runs the workload for `seconds`.
     ///
     /// # Errors
-    /// When iperf3 fails, in its words.
+    /// The error that iperf3 reports.
     pub(crate) fn run(self, site: &Site, seconds: u64) -> io::Result<Outcome> {
         let until = Instant::now() + PATIENCE;
         loop {
             let mut client = site.clients().command();
-            // It waits for the other end without a limit of its own.
+            // iperf3 has no time limit for an unresponsive peer.
             client.args(["timeout", &(seconds + 30).to_string()]);
             client
                 .args(command(PORT))
@@ -134,7 +133,7 @@ impl Workload {
     }
 }
 
-/// The client against the guest's server at a port.
+/// Returns the client's command line against the guest's server at a port.
 pub(crate) fn command(port: u16) -> Vec<String> {
     let words = [
         "iperf3",

@@ -1,4 +1,4 @@
-//! What loads the guest: real programs, at the clients' end.
+//! Loads of the guest: real programs at the clients' end.
 
 pub(crate) mod iperf;
 
@@ -12,28 +12,28 @@ use serde::Serialize;
 
 use crate::site::{GUEST, Site};
 
-/// Longer than any move.
+/// Duration of a load in seconds, longer than any move.
 const SECONDS: &str = "3600";
-/// How long a program may take to end.
+/// Longest time for a program to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What goes on while a machine moves, beside the few requests and pings that are clocked.
+/// The load while a machine moves, beside the few clocked requests and pings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Load {
-    /// Nothing.
+    /// No load.
     Quiet,
-    /// A TCP stream of iperf3 to the guest, as fast as it takes it (the paper's Fig. 10-13).
+    /// A TCP stream of iperf3 to the guest at full speed (the paper's Fig. 10-13).
     Stream,
-    /// Sixteen connections on which wrk asks the guest's nginx for 10 KiB again and again (the paper's Fig. 14-17).
+    /// Sixteen connections of wrk, each requesting 10 KiB from the guest's nginx again and again (the paper's Fig.
+    /// 14-17).
     Web,
 }
 
 impl Load {
-    /// All of them.
     pub(crate) const ALL: [Self; 3] = [Self::Quiet, Self::Stream, Self::Web];
 
-    /// Its name in the report.
+    /// Returns the name in the report.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Quiet => "quiet",
@@ -42,8 +42,8 @@ impl Load {
         }
     }
 
-    /// How often the clocked clients ask beside it, as far as the guest comes to it: less often where their requests
-    /// would take an emulated processor from the load.
+    /// Returns the rate of the clocked clients' requests, an upper limit for a slow guest. The rate is lower where
+    /// requests would take an emulated processor from the load.
     pub(crate) const fn requests_per_second(self) -> u32 {
         match self {
             Self::Quiet => 1000,
@@ -51,10 +51,10 @@ impl Load {
         }
     }
 
-    /// Starts it.
+    /// Starts the load's program.
     ///
     /// # Errors
-    /// When its program does not start.
+    /// The error of a program that does not start.
     pub(crate) fn start(self, site: &Site) -> io::Result<Option<Running>> {
         let mut command = site.clients().command();
         match self {
@@ -95,15 +95,15 @@ impl Running {
         Process::spawn(&mut command).map(Self)
     }
 
-    /// Whether it has ended by itself.
+    /// Returns true if the program has ended by itself.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.0.ended().is_some()
     }
 
-    /// Ends it as a person would, so that the guest's server hears of it.
+    /// Interrupts the program, so that the guest's server sees an orderly end.
     pub(crate) fn end(mut self) {
         self.0.signal(Signal::INT);
-        // One that does not obey is killed with its handle.
+        // A program that ignores the signal is killed when the handle is dropped.
         let _ = wait_for(PATIENCE, || self.0.ended());
     }
 }

@@ -1,4 +1,4 @@
-//! What is measured of one machine.
+//! The measurements of one machine.
 
 mod moving;
 mod steady;

@@ -1,4 +1,4 @@
-//! A machine that moves under a load, as its clients see it.
+//! A machine that moves under a load, as seen by its clients.
 
 use std::fmt;
 use std::io;
@@ -13,52 +13,52 @@ use crate::loads::{Load, Running};
 use crate::machine::Machine;
 use crate::site::{GUEST, Site, WEB};
 
-/// Clients that ask the guest's web server for a few bytes, one request at a time.
+/// Number of clients of the guest's web server. Each requests a few bytes, one request at a time.
 const CLIENTS: u32 = 8;
 /// Longest wait for the first answer.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Rarely enough that a guest on an emulated processor, whose kernel answers them before its programs run, has time for
-/// its programs.
+/// Time between two pings. The guest's kernel answers pings before its programs run, so more pings would starve the
+/// programs of a guest on an emulated processor.
 const PING_EVERY: Duration = Duration::from_millis(5);
-/// How long the last pings may be on their way.
+/// Longest time in flight of the last pings.
 const LAST_PINGS: Duration = Duration::from_secs(1);
 
-/// One move.
+/// The measurements of one move.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Moved {
     pub(crate) load: Load,
     pub(crate) from: &'static str,
     pub(crate) to: &'static str,
-    /// How long the command took.
+    /// Duration of the command.
     pub(crate) seconds: f64,
-    /// How long QEMU had stopped the guest, as the node says.
+    /// Time for which QEMU had stopped the guest, as reported by the node.
     pub(crate) blackout_ms: Option<f64>,
-    /// The longest time without an answer to any of the clients' requests, from the move's begin.
+    /// Longest time without an answer to any client's request, from the start of the move.
     pub(crate) gap_ms: f64,
-    /// The same before the move: what the machine and the load do by themselves.
+    /// Longest time without an answer before the move: the baseline of the machine and the load.
     pub(crate) gap_before_ms: f64,
-    /// The longest time that one client waited for one answer.
+    /// Longest wait of a single client for a single answer.
     pub(crate) longest_wait_ms: f64,
-    /// The longest time without an answer to a ping, from the move's begin.
+    /// Longest time without an answer to a ping, from the start of the move.
     pub(crate) ping_gap_ms: f64,
     pub(crate) pings_lost: usize,
     pub(crate) pings_twice: usize,
-    /// Connections of the clients that broke.
+    /// Client connections that broke.
     pub(crate) connections_broken: u32,
-    /// Whether the load's program ended by itself, which it does when its connections break.
+    /// True if the load's program ended by itself, as on broken connections.
     pub(crate) load_ended: bool,
-    /// TCP segments that clients sent again, the load's among them, from the move's begin.
+    /// TCP segments that clients retransmitted, the load's among them, from the start of the move.
     pub(crate) retransmits: u64,
-    /// CPU seconds at both hosts from the move's begin to its end.
+    /// CPU seconds at both hosts from the start of the move to its end.
     pub(crate) cpu_seconds: f64,
-    /// What clients got and what the hosts used over time.
+    /// Throughput of the clients and CPU use of the hosts over time.
     pub(crate) timeline: Vec<Sample>,
 }
 
 /// Moves the machine to the other host under a load that lasts for `around` before and after.
 ///
 /// # Errors
-/// When the machine does not move, or its guest does not answer before.
+/// A failed move, or a guest that does not answer before the move.
 pub(crate) fn moving(
     site: &Site,
     machine: &mut Machine,
@@ -78,7 +78,7 @@ pub(crate) fn moving(
         std::thread::sleep(Duration::from_millis(20));
     }
     let mut running = load.start(site)?;
-    // The load's own begin is not part of it.
+    // Leaves out the load's start.
     std::thread::sleep(around / 2);
     if running.as_mut().is_some_and(Running::has_ended) {
         let name = load.name();
@@ -95,7 +95,7 @@ pub(crate) fn moving(
         let began = Instant::now();
         let shown = machine.migrate(site);
         let ended = Instant::now();
-        // A card that was unplugged comes back later, and clients may miss the guest then, too.
+        // An unplugged card comes back later, and clients may lose the guest then, too.
         let whole = machine.is_whole(site);
         std::thread::sleep(around);
         stop.store(true, Ordering::Relaxed);
@@ -143,14 +143,14 @@ pub(crate) fn moving(
     })
 }
 
-/// The first reading at a moment or after it, or else the last. There is one.
+/// Returns the first reading at or after a moment, or else the last. There is at least one.
 fn at_or_after(readings: &[Reading], at: Instant) -> Reading {
     let found = readings.iter().find(|reading| reading.at >= at);
     *found.unwrap_or(&readings[readings.len() - 1])
 }
 
-/// The longest time without an answer to any of the pings that were sent in this time: also before the first answer, and
-/// after the last.
+/// Returns the longest time without an answer to any ping of this interval, before the first answer and after the last
+/// included.
 fn longest_silence(pings: &[Ping], began: Instant, ended: Instant) -> Duration {
     let answers = pings.iter().filter_map(|ping| ping.answered);
     let mut moments: Vec<Instant> = answers.chain([began, ended]).collect();

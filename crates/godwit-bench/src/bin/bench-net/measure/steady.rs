@@ -9,34 +9,34 @@ use serde::Serialize;
 use crate::loads::iperf::Workload;
 use crate::site::Site;
 
-/// One workload, measured once.
+/// A measurement of one workload.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Steady {
     pub(crate) workload: Workload,
-    /// How long it was measured.
+    /// Duration of the measurement.
     pub(crate) seconds: f64,
-    /// Megabits a second that the receiving program got.
+    /// Megabits a second at the receiving program.
     pub(crate) mbps: f64,
-    /// Segments that were sent again, of a stream.
+    /// Retransmitted segments, for a stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) retransmits: Option<u64>,
-    /// Packets a second that came through the card: to the guest by its own count; from it, those that the client got. Of
-    /// a stream these are as long as the card takes them.
+    /// Packets a second through the card: the guest's count inward, the client's count outward. Packets of a stream are
+    /// as long as the card takes.
     pub(crate) packets_per_second: f64,
-    /// CPU seconds of QEMU, the node and the back end, the emulated processor among them.
+    /// CPU seconds of QEMU, the node and the back end, the emulated processor included.
     pub(crate) cpu_seconds: f64,
-    /// Those of the emulated processor alone: without them it is the card.
+    /// CPU seconds of the emulated processor alone; the rest is the card's.
     pub(crate) guest_processor_seconds: f64,
-    /// Packets for each of the CPU seconds.
+    /// Packets per CPU second.
     pub(crate) packets_per_cpu_second: f64,
-    /// Megabytes for each of the CPU seconds.
+    /// Megabytes per CPU second.
     pub(crate) megabytes_per_cpu_second: f64,
 }
 
-/// Measures every workload once, for so long each.
+/// Measures every workload once, for `seconds` each.
 ///
 /// # Errors
-/// When the guest does not answer, or iperf3 fails.
+/// A guest that does not answer, or an error of iperf3.
 pub(crate) fn steady(site: &Site, seconds: u64) -> io::Result<Vec<Steady>> {
     let each = Workload::ALL.into_iter();
     each.map(|workload| one(site, workload, seconds)).collect()

@@ -1,4 +1,4 @@
-//! What clients got and what the hosts used, ten times a second.
+//! Throughput of the clients and CPU use of the hosts, ten times a second.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,33 +12,33 @@ use crate::site::Site;
 
 const EVERY: Duration = Duration::from_millis(100);
 
-/// A tenth of a second.
+/// The measurements of a tenth of a second.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Sample {
-    /// Its end, in seconds since the move began.
+    /// End of the sample, in seconds since the start of the move.
     pub(crate) seconds: f64,
-    /// Megabits a second that clients sent and received.
+    /// Megabits a second of the clients, both directions.
     pub(crate) mbps: f64,
-    /// What QEMU, nodes and back ends at both hosts used, in per cent of one processor.
+    /// CPU use of QEMU, nodes and back ends at both hosts, in per cent of one processor.
     pub(crate) cpu_percent: f64,
 }
 
-/// What the counters said at one moment.
+/// The counters at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading {
     pub(crate) at: Instant,
-    /// Bytes that clients sent and received.
+    /// Bytes of the clients, both directions.
     pub(crate) bytes: u64,
-    /// Segments that clients' TCP sent again.
+    /// Segments that the clients' TCP retransmitted.
     pub(crate) retransmitted: u64,
     /// CPU seconds at both hosts.
     pub(crate) cpu_seconds: f64,
 }
 
-/// Reads until it is told to stop. The thread moves to the clients' network and stays there.
+/// Reads the counters until `stop` is set. The thread enters the clients' network namespace and stays there.
 ///
 /// # Errors
-/// When a counter cannot be read.
+/// A counter that cannot be read.
 pub(crate) fn read_until(stop: &AtomicBool, site: &Site) -> io::Result<Vec<Reading>> {
     site.clients().enter()?;
     let mut meter = Meter::new(site.hosts());
@@ -63,7 +63,7 @@ pub(crate) fn read_until(stop: &AtomicBool, site: &Site) -> io::Result<Vec<Readi
     }
 }
 
-/// The differences between readings, in time since `began`.
+/// Returns the differences between consecutive readings, with times relative to `began`.
 pub(crate) fn samples(readings: &[Reading], began: Instant) -> Vec<Sample> {
     let since = |at: Instant| match at.checked_duration_since(began) {
         Some(after) => after.as_secs_f64(),
@@ -82,7 +82,7 @@ pub(crate) fn samples(readings: &[Reading], began: Instant) -> Vec<Sample> {
         .collect()
 }
 
-/// Bytes that an interface received and sent, in Linux's table of them.
+/// Returns the bytes received and sent by an interface, from Linux's table of devices.
 fn bytes(table: &str, interface: &str) -> Option<u64> {
     let line = table.lines().find_map(|line| {
         let (name, counters) = line.trim().split_once(':')?;
@@ -94,7 +94,7 @@ fn bytes(table: &str, interface: &str) -> Option<u64> {
     Some(received + sent)
 }
 
-/// The TCP segments that were sent again, in Linux's table of protocols: names in one line, numbers in the next.
+/// Returns the retransmitted TCP segments from Linux's table of protocols: names in one line, numbers in the next.
 fn retransmitted(table: &str) -> Option<u64> {
     let mut lines = table.lines().filter_map(|line| line.strip_prefix("Tcp:"));
     let (names, numbers) = (lines.next()?, lines.next()?);

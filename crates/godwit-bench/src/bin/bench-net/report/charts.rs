@@ -1,4 +1,4 @@
-//! Pictures like the paper's Fig. 10 to 17: what clients got and what the hosts used while a machine moved.
+//! Charts like the paper's Fig. 10 to 17: throughput of the clients and CPU use of the hosts during a move.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use super::PeerRuns;
 use crate::loads::Load;
 use crate::measure::{Moved, Sample};
 
-/// Draws two for each load, of the move of each peer whose gap is the median, and gives their files.
+/// Draws two charts for each load, from each peer's move with the median gap. Returns their files.
 ///
 /// # Errors
-/// Those of the files.
+/// I/O errors of the files.
 pub(crate) fn draw(peers: &[PeerRuns], directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for load in Load::ALL {
@@ -60,7 +60,7 @@ pub(crate) fn draw(peers: &[PeerRuns], directory: &Path) -> io::Result<Vec<PathB
     Ok(files)
 }
 
-/// The move whose gap is the median, the longer one of two.
+/// Returns the move with the median gap, the longer one of two.
 fn usual(mut moves: Vec<&Moved>) -> Option<&Moved> {
     moves.sort_by(|one, other| one.gap_ms.total_cmp(&other.gap_ms));
     moves.get(moves.len() / 2).copied()

@@ -1,4 +1,4 @@
-//! What a run leaves behind: `target/bench-net/report.json` and charts beside it.
+//! The output of a run: `target/bench-net/report.json` and charts beside it.
 
 mod charts;
 mod targets;
@@ -17,20 +17,20 @@ use crate::options::Options;
 use crate::peers::Peer;
 use targets::Target;
 
-/// Those that take part beside `godwit` and tell their version.
+/// Programs beside `godwit` whose versions the report tells.
 const PROGRAMS: [&str; 2] = ["qemu-system-x86_64", "iperf3"];
 
-/// What one peer did, round by round.
+/// The runs of one peer, round by round.
 #[derive(Debug)]
 pub(crate) struct PeerRuns {
     pub(crate) peer: Peer,
-    /// Of each round the workloads in the order of [`Workload::ALL`].
+    /// Runs of each round, with workloads in the order of [`Workload::ALL`].
     pub(crate) steady: Vec<Vec<Steady>>,
-    /// Of each round the loads in the order of [`Load::ALL`].
+    /// Moves of each round, with loads in the order of [`Load::ALL`].
     pub(crate) moves: Vec<Vec<Moved>>,
 }
 
-/// Who did not take part.
+/// A peer that did not take part.
 #[derive(Debug, Serialize)]
 pub(crate) struct LeftOut {
     pub(crate) peer: &'static str,
@@ -84,7 +84,7 @@ struct MovesReport {
     ping_gap_ms: Figure,
     pings_lost: Figure,
     retransmits: Figure,
-    /// Of those moves of which the node knows it.
+    /// Blackout of the moves for which the node knows it.
     blackout_ms: Option<Figure>,
     seconds: Figure,
     cpu_seconds: Figure,
@@ -92,7 +92,6 @@ struct MovesReport {
 }
 
 impl PeerRuns {
-    /// None yet.
     pub(crate) const fn new(peer: Peer) -> Self {
         Self {
             peer,
@@ -101,7 +100,7 @@ impl PeerRuns {
         }
     }
 
-    /// All runs of one workload.
+    /// Returns all runs of one workload.
     fn of_workload(&self, workload: Workload) -> Vec<Steady> {
         let runs = self.steady.iter().flatten();
         runs.filter(|run| run.workload == workload)
@@ -109,7 +108,7 @@ impl PeerRuns {
             .collect()
     }
 
-    /// All moves under one load.
+    /// Returns all moves under one load.
     fn of_load(&self, load: Load) -> Vec<&Moved> {
         let moves = self.moves.iter().flatten();
         moves.filter(|moved| moved.load == load).collect()
@@ -117,7 +116,7 @@ impl PeerRuns {
 }
 
 impl Figure {
-    /// Of these values; none of nothing.
+    /// Returns the figure of `values`; `None` if there are none.
     fn of(values: &[f64]) -> Option<Self> {
         (!values.is_empty()).then(|| Self {
             median: median(values),
@@ -127,10 +126,10 @@ impl Figure {
     }
 }
 
-/// Judges a run, writes its report and its charts, and tells what came out.
+/// Judges a run, writes its report and charts, and prints the result.
 ///
 /// # Errors
-/// Those of the files.
+/// I/O errors of the files.
 pub(crate) fn conclude(
     options: &Options,
     peers: &[PeerRuns],

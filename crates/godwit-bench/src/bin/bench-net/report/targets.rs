@@ -1,4 +1,4 @@
-//! What the figures are held against.
+//! The goals of the figures.
 
 use std::fmt;
 
@@ -11,22 +11,22 @@ use crate::loads::iperf::Workload;
 use crate::measure::{Moved, Steady};
 use crate::peers::Peer;
 
-/// The most of the service gap of QEMU's cards, as in the paper (section 5.3: 0.7 s beside 1.4 s).
+/// Largest share of the service gap of QEMU's cards, as in the paper (section 5.3: 0.7 s beside 1.4 s).
 const OF_OWN_CARDS: f64 = 0.5;
-/// The most of that of a card that is unplugged for the move (the same: 1.0 s beside 3.5 s).
+/// Largest share of the service gap of a card that is unplugged for the move (section 5.3: 1.0 s beside 3.5 s).
 const OF_FAILOVER: f64 = 0.29;
 
-/// One goal and what became of it.
+/// A goal and its result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Target {
-    /// What is compared, and in which direction.
+    /// The compared figure, and the direction of the goal.
     name: String,
     goal: f64,
-    /// The median of the rounds' ratios; null when a side was not measured.
+    /// Median of the rounds' ratios; null when a side was not measured.
     measured: Option<f64>,
-    /// Whether it was measured and reaches the goal.
+    /// True if the figure was measured and reaches the goal.
     holds: bool,
-    /// Whether it is told only, and nothing is promised.
+    /// True if the figure is only reported and nothing is promised.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     reported_only: bool,
 }
@@ -37,7 +37,7 @@ enum Direction {
     AtLeast,
 }
 
-/// Holds ours against the others.
+/// Judges the Godwit peer against the others.
 pub(crate) fn judge(peers: &[PeerRuns]) -> Vec<Target> {
     let ours = runs_of(peers, Peer::Godwit);
     let mut targets = Vec::new();
@@ -69,7 +69,7 @@ pub(crate) fn judge(peers: &[PeerRuns]) -> Vec<Target> {
 
 type Pick = fn(&Steady) -> f64;
 
-/// What is compared under steady load.
+/// Returns the figures compared under steady load.
 fn figures() -> Vec<(Workload, &'static str, Pick)> {
     let mut figures: Vec<(Workload, &'static str, Pick)> = Vec::new();
     for workload in Workload::ALL {
@@ -104,7 +104,7 @@ fn steady(runs: Option<&PeerRuns>, workload: Workload) -> Vec<Steady> {
         .unwrap_or_default()
 }
 
-/// The median of what ours has for each of theirs, round by round.
+/// Returns the median of the ratios of ours to theirs, round by round.
 fn ratio<T>(ours: &[T], theirs: &[T], pick: impl Fn(&T) -> f64) -> Option<f64> {
     let pairs = ours.iter().zip(theirs);
     let ratios: Vec<f64> = pairs
@@ -222,7 +222,7 @@ mod tests {
         );
         let cost = find(&targets, "packets per CPU second, small-out / virtio-net");
         assert!((cost.measured.unwrap() - 2.2).abs() < 1e-9, "{cost}");
-        // What was not measured holds nothing.
+        // A figure that was not measured does not hold.
         let missing = find(&targets, "service gap, web / failover");
         assert!(!missing.holds && missing.measured.is_none(), "{missing}");
         assert!(find(&targets, "throughput, stream-in / testpmd").reported_only);

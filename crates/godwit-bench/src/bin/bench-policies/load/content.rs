@@ -1,4 +1,4 @@
-//! What a block of a disk holds, so that whoever reads it can tell which write it came from.
+//! The content of a disk's blocks. Each block identifies the write that produced it.
 
 use std::io;
 use std::sync::Arc;
@@ -6,25 +6,25 @@ use std::sync::Arc;
 use godwit_testkit::client::DiskReader;
 use godwit_testkit::random::{Random, mix};
 
-/// Bytes of a block: what the loads write and read at once.
+/// Bytes of a block, the unit of the loads' reads and writes.
 pub(crate) const BLOCK: usize = 256 << 10;
 /// Bytes between two stamps.
 const PAGE: usize = 4096;
 /// Bytes of random data from which blocks are cut.
 const POOL: usize = 4 << 20;
 
-/// What a block holds.
+/// The origin of a block's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// Nothing was ever written.
+    /// The block was never written.
     Zeroes,
-    /// What the base image has there.
+    /// The base image's content.
     Base,
-    /// What the load's write of this number put there.
+    /// The load's write of this number.
     Written(u32),
 }
 
-/// Makes the content of blocks: random data that nothing makes shorter, different for each write.
+/// Makes the content of blocks: incompressible random data, different for each write.
 #[derive(Clone, Debug)]
 pub(crate) struct Content(Arc<[u8]>);
 
@@ -35,9 +35,9 @@ impl Content {
         Self(pool.into())
     }
 
-    /// Fills a block of the disk of this number.
+    /// Fills a block of the disk with this number.
     pub(crate) fn fill(&self, disk: u32, block: usize, held: Held, into: &mut [u8; BLOCK]) {
-        // All disks have the base image's blocks in common.
+        // All disks share the base image's blocks.
         let (disk, version) = match held {
             Held::Zeroes => return into.fill(0),
             Held::Base => (0, 0),
@@ -55,7 +55,7 @@ impl Content {
     }
 }
 
-/// What a disk must hold, block by block.
+/// The expected content of a disk, block by block.
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     content: Content,
@@ -64,7 +64,7 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// A disk of `bytes` bytes whose first `base` are those of the base image.
+    /// Returns the model of a disk of `bytes` bytes, of which the first `base` come from the base image.
     pub(crate) fn new(content: Content, disk: u32, bytes: u64, base: u64) -> Self {
         let blocks = |bytes: u64| (bytes / BLOCK as u64) as usize;
         let held = |block| match block < blocks(base) {
@@ -82,7 +82,7 @@ impl Model {
         self.content.fill(self.disk, block, self.held[block], into);
     }
 
-    /// Fills a block with what is to be written there now.
+    /// Records a write and fills the block with the content to write.
     pub(crate) fn write(&mut self, block: usize, into: &mut [u8; BLOCK]) {
         self.held[block] = match self.held[block] {
             Held::Written(version) => Held::Written(version + 1),
@@ -91,10 +91,10 @@ impl Model {
         self.expected(block, into);
     }
 
-    /// Reads all of the disk; gives the number of bytes.
+    /// Reads the whole disk and returns its number of bytes.
     ///
     /// # Errors
-    /// It cannot be read, or a block holds something else.
+    /// The disk cannot be read, or a block differs from the expected content.
     pub(crate) fn verify(&self, disk: &mut dyn DiskReader) -> io::Result<u64> {
         let (mut read, mut expected) = (boxed(), boxed());
         for block in 0..self.held.len() {
@@ -106,10 +106,10 @@ impl Model {
     }
 }
 
-/// Sees whether a block is as it must be.
+/// Compares a block with its expected content.
 ///
 /// # Errors
-/// It is not.
+/// The block differs.
 pub(crate) fn same(block: usize, read: &[u8; BLOCK], expected: &[u8; BLOCK]) -> io::Result<()> {
     if read == expected {
         return Ok(());
@@ -121,7 +121,7 @@ pub(crate) fn same(block: usize, read: &[u8; BLOCK], expected: &[u8; BLOCK]) -> 
     )))
 }
 
-/// Room for a block.
+/// Allocates a block.
 pub(crate) fn boxed() -> Box<[u8; BLOCK]> {
     vec![0; BLOCK]
         .try_into()

@@ -1,4 +1,4 @@
-//! A guest of a disk: what it asks for, how fast it is answered, and whether what it reads is right.
+//! The load of a disk's guest: its requests, its throughput, and the verification of its reads.
 
 pub(crate) mod content;
 mod steps;
@@ -17,22 +17,22 @@ use self::content::{BLOCK, Model, boxed, same};
 pub(crate) use self::steps::{Kind, Plan};
 use self::steps::{Step, Steps};
 
-/// A load that could not go on as fast as it should does not make up for more than this.
+/// Longest backlog that a load makes up for after a delay.
 const MADE_UP: Duration = Duration::from_millis(500);
 
-/// What a load has had so far.
+/// The progress of a load so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Had {
     pub(crate) written: u64,
     pub(crate) writing: Duration,
     pub(crate) read: u64,
     pub(crate) reading: Duration,
-    /// Times that it has been through everything.
+    /// Completed passes over the whole region.
     pub(crate) passes: u64,
 }
 
 impl Had {
-    /// Bytes that it has written and read.
+    /// Returns the bytes written and read.
     pub(crate) const fn bytes(&self) -> u64 {
         self.written + self.read
     }
@@ -56,11 +56,11 @@ impl Sub for Had {
 struct Told {
     had: Had,
     stop: bool,
-    /// Where it is to go on.
+    /// The target to continue at.
     follow: Option<NbdTarget>,
 }
 
-/// A guest that works in a thread of its own, one request at a time.
+/// A guest that works in its own thread, one request at a time.
 #[derive(Debug)]
 pub(crate) struct Load {
     told: Arc<Mutex<Told>>,
@@ -68,10 +68,10 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Begins; on the left side of this link, if there is one.
+    /// Starts the load, on the left side of `across` if there is a link.
     ///
     /// # Errors
-    /// No thread can be started.
+    /// The thread cannot be started.
     pub(crate) fn start(
         at: NbdTarget,
         plan: Plan,
@@ -98,20 +98,20 @@ impl Load {
         lock(&self.told).had
     }
 
-    /// The machine is on another host now: its disk is asked for there.
+    /// Redirects the requests to the disk at another host, after the machine moved there.
     pub(crate) fn follow(&self, to: NbdTarget) {
         lock(&self.told).follow = Some(to);
     }
 
-    /// Whether it has ended by itself, which only a failure makes it do.
+    /// Returns true if the load has ended by itself, which only happens on a failure.
     pub(crate) fn failed(&self) -> bool {
         self.thread.is_finished()
     }
 
-    /// Ends it; gives what the disk must hold now.
+    /// Ends the load and returns the model of the disk's content.
     ///
     /// # Errors
-    /// A request failed, or something that was read is wrong.
+    /// A request failed, or a read returned wrong data.
     pub(crate) fn stop(self) -> io::Result<Model> {
         lock(&self.told).stop = true;
         let ended = self.thread.join();
@@ -150,7 +150,7 @@ impl Guest {
                 std::thread::sleep(Duration::from_millis(10));
                 continue;
             };
-            // What it works on is made as fast as that goes.
+            // The first pass runs at full speed.
             if let Some(rate) = plan.rate.filter(|_| steps.passes() > 0) {
                 std::thread::sleep(due.saturating_duration_since(Instant::now()));
                 due += Duration::from_secs_f64(BLOCK as f64 / rate as f64);

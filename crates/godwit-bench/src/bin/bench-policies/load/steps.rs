@@ -1,4 +1,4 @@
-//! What a load asks for, one block after another.
+//! The requests of a load, one block after another.
 
 use std::ops::Range;
 
@@ -11,13 +11,13 @@ use super::content::BLOCK;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Kind {
-    /// Its region is written once.
+    /// Writes its region once.
     Idle,
-    /// All of its region is written, then read, over and over: what IOR does.
+    /// Writes all of its region, then reads it, over and over, like IOR.
     Ior,
-    /// Its region is written from its start to its end at a pace, again and again: what AsyncWR does.
+    /// Writes its region from start to end at a pace, again and again, like AsyncWR.
     AsyncWr,
-    /// Any block of its region is written, each fourth time one is read.
+    /// Writes random blocks of its region; every fourth request is a read.
     Random,
 }
 
@@ -32,18 +32,18 @@ impl Kind {
     }
 }
 
-/// What a load does.
+/// The plan of a load.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Plan {
     pub(crate) kind: Kind,
-    /// The bytes of the disk that it works on: whole blocks.
+    /// Byte range of the disk to work on, in whole blocks.
     pub(crate) region: Range<u64>,
-    /// Bytes per second, if it is not to go as fast as it can.
+    /// Bytes per second; `None` for full speed.
     pub(crate) rate: Option<u64>,
     pub(crate) seed: u64,
 }
 
-/// One block.
+/// A request for one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Write(usize),
@@ -54,7 +54,7 @@ pub(super) struct Steps {
     kind: Kind,
     first: usize,
     blocks: usize,
-    /// How many have been taken.
+    /// Number of steps taken.
     taken: u64,
     random: Random,
 }
@@ -71,7 +71,7 @@ impl Steps {
         }
     }
 
-    /// How often it has been through its region.
+    /// Returns the number of completed passes over the region.
     pub(super) fn passes(&self) -> u64 {
         let pass = match self.kind {
             Kind::Ior => 2 * self.blocks,
@@ -91,7 +91,7 @@ impl Steps {
             Kind::Ior if turn < self.blocks => Some(Step::Write(self.first + turn)),
             Kind::Ior => Some(Step::Read(self.first + turn - self.blocks)),
             Kind::AsyncWr => Some(Step::Write(self.first + turn % self.blocks)),
-            // All of it is written once before anything is chosen.
+            // The first pass writes every block once before blocks are chosen.
             Kind::Random if self.taken <= self.blocks as u64 => {
                 Some(Step::Write(self.first + turn))
             }

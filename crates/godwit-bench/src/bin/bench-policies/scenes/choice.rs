@@ -1,4 +1,4 @@
-//! What the node chooses beside every policy that it could have chosen.
+//! The node's choice beside every policy it could have chosen.
 
 use std::io;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use crate::report::{Cell, Report};
 use crate::site::Site;
 use crate::sizes::Sizes;
 
-/// The loads: nothing, a log that is written at a pace, places all over the disk at a third of the link, and all that
-/// a guest can write.
+/// The loads: idle, a log written at a pace, random blocks all over the disk at a third of the link, and writes at full
+/// speed.
 pub(crate) const LOADS: [Kind; 4] = [Kind::Idle, Kind::AsyncWr, Kind::Random, Kind::Ior];
 
-/// Measures each load under each policy in turns.
+/// Measures each load under each policy, in turns.
 ///
 /// # Errors
 /// As [`measure`].

@@ -10,10 +10,10 @@ use crate::report::{Cell, Report};
 use crate::site::Site;
 use crate::sizes::Sizes;
 
-/// What the machines write together: less than a third of a link of 1 Gbit/s, however many they are.
+/// Total write rate of all machines: less than a third of a link of 1 Gbit/s.
 const TOGETHER: u64 = 30_000_000;
 
-/// Measures each number of them by each policy in turns.
+/// Measures each number of machines by each policy, in turns.
 ///
 /// # Errors
 /// As [`measure`].

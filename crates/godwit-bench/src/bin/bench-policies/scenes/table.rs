@@ -9,10 +9,10 @@ use crate::report::{Cell, Report};
 use crate::site::Site;
 use crate::sizes::Sizes;
 
-/// So long the load of a disk at the other node is watched.
+/// Time to watch the load of a disk at the other node.
 const WATCHED: Duration = Duration::from_secs(10);
 
-/// Measures them in turns.
+/// Measures the policies, in turns.
 ///
 /// # Errors
 /// As [`measure`].
@@ -23,7 +23,7 @@ pub(crate) fn run(site: &Site, sizes: &Sizes, report: &mut Report) -> io::Result
         for plan in [sizes.ior(), sizes.async_wr()] {
             for turn in 0..ALL.len() {
                 let policy = ALL[(turn + round) % ALL.len()];
-                // One that is given up once would be given up again.
+                // A policy that was given up once would be given up again.
                 if hopeless.contains(&(policy.name, plan.kind)) {
                     continue;
                 }
@@ -47,7 +47,7 @@ pub(crate) fn run(site: &Site, sizes: &Sizes, report: &mut Report) -> io::Result
     Ok(())
 }
 
-/// The measurements of a policy under a load.
+/// Returns the measurements of a policy under a load.
 pub(crate) fn of<'a>(
     report: &'a Report,
     policy: &'static str,

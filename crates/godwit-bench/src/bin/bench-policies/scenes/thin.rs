@@ -1,4 +1,4 @@
-//! A disk of 100 GiB with little in it, beside a full one that is as small as that.
+//! A disk of 100 GiB with little data, beside a full disk of the size of that data.
 
 use std::fs::File;
 use std::io;
@@ -19,11 +19,11 @@ use crate::site::{Site, allocated, settle};
 use crate::sizes::Sizes;
 
 const THIN: u64 = 100 << 30;
-/// In so many places lies what the thin disk has.
+/// Number of places that hold the thin disk's data.
 const PLACES: u64 = 64;
 const MIB: u64 = 1 << 20;
 
-/// One move of either disk, while nobody uses it.
+/// One move of either disk while no guest uses it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Moved {
     pub(crate) thin: bool,
@@ -32,14 +32,14 @@ pub(crate) struct Moved {
     pub(crate) wire_bytes: u64,
     pub(crate) allocated_at_source: u64,
     pub(crate) allocated_at_destination: u64,
-    /// Bytes that were compared and equal; the rest is a hole at both ends.
+    /// Bytes compared and found equal; the rest is a hole at both ends.
     pub(crate) verified_bytes: u64,
 }
 
-/// Moves both in turns.
+/// Moves both disks, in turns.
 ///
 /// # Errors
-/// When a move fails, or the destination has something else.
+/// A failed move, or a destination with different content.
 pub(crate) fn run(site: &Site, sizes: &Sizes, report: &mut Report) -> io::Result<()> {
     let bytes = (sizes.thin() / PLACES).next_multiple_of(MIB) * PLACES;
     for round in 0..sizes.rounds() {
@@ -105,7 +105,7 @@ fn write(path: &Path, size: u64, extents: &[Range<u64>], seed: u64) -> io::Resul
     file.sync_all()
 }
 
-/// Sees that both have the same in the extents, and nothing elsewhere. Gives the number of bytes.
+/// Checks that both images are equal within the extents and have no data elsewhere. Returns the bytes compared.
 fn compare(source: &Path, destination: &Path, extents: &[Range<u64>]) -> io::Result<u64> {
     let (mut here, mut there) = (RawImage::open(source)?, RawImage::open(destination)?);
     for extent in extents {
@@ -119,7 +119,7 @@ fn compare(source: &Path, destination: &Path, extents: &[Range<u64>]) -> io::Res
         return Err(io::Error::other(format!("the image has {size} bytes")));
     }
     let mut at = 0;
-    // No data follows, so the system says that there is no such place.
+    // The seek fails once no data follows.
     while let Ok(data) = seek(&file, SeekFrom::Data(at)) {
         let hole = seek(&file, SeekFrom::Hole(data))?;
         if !extents

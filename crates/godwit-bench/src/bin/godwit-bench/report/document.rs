@@ -1,4 +1,4 @@
-//! `docs/benchmarks.md`: reports for people, every table and plot of it from one run.
+//! `docs/benchmarks.md`: the reports as a document, with every table and plot from one run.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::scenes::migrate::targets::case;
 /// Writes the document and its plots.
 ///
 /// # Errors
-/// Those of the files, and when a report does not count or does not go with the others.
+/// I/O errors of the files; a report that does not count or does not match the others.
 pub(crate) fn write(reports: &[PathBuf], out: &Path) -> io::Result<()> {
     let runs = Runs::read(reports)?;
     let pictures = out.join("benchmarks");
@@ -86,7 +86,7 @@ fn introduction(report: &Report, runs: &[Report]) -> String {
         [] => String::new(),
         scenes => format!("Not measured: {}.\n\n", scenes.join(", ")),
     };
-    // What follows the number is a distribution's or a cloud's own.
+    // The suffix of the version is a distribution's or a cloud's own.
     let kernel = environment.kernel.split('-').next().unwrap_or_default();
     format!(
         "# Benchmarks\n\n\
@@ -106,7 +106,7 @@ fn introduction(report: &Report, runs: &[Report]) -> String {
     )
 }
 
-/// How quiet the machine was in each run.
+/// Describes the noise of each run.
 fn noise(runs: &[Report]) -> String {
     let of_run = |report: &Report| {
         let rest = match report.settle_seconds {
@@ -188,7 +188,7 @@ fn heading(name: &str, image_bytes: u64) -> String {
     format!("### {name}\n\n{mebibytes} MiB image")
 }
 
-/// A table for all cells that follow each other under the same heading.
+/// Renders one table for each run of cells under the same heading.
 fn tables<T>(
     cells: &[T],
     heading: impl Fn(&T) -> String,
@@ -227,10 +227,10 @@ fn row(cell: &Migrate) -> Vec<String> {
     columns
 }
 
-/// What [`guest`] tells.
+/// Columns of [`guest`].
 const GUEST: [&str; 6] = ["throughput", "p50", "p99", "p99.9", "p99.99", "longest"];
 
-/// Throughput and latencies, before → during.
+/// Returns throughput and latencies, before → during.
 fn guest(guest: &Guest) -> [String; GUEST.len()] {
     let both = |pick: fn(&Seen) -> f64, digits| match (guest.before, guest.during) {
         (Some(before), Some(during)) => format!(
@@ -342,8 +342,7 @@ fn who(mover: &str, noisy: bool) -> String {
     format!("{mover}{word}")
 }
 
-/// The time of a move, with its spread if there was more than one round, and when it was given up if it
-/// has none.
+/// Formats the time of a move, with its spread after more than one round. A move without a time shows its limit.
 fn time((seconds, spread): (Option<f64>, Option<[f64; 2]>), rounds: usize, limit: f64) -> String {
     match (seconds, spread.filter(|_| rounds > 1)) {
         (Some(seconds), Some([least, most])) => format!(

@@ -1,5 +1,5 @@
-//! Reports of one machine as one: what takes hours can be measured in parts, each of which counts, or
-//! does not, alone.
+//! Joins several reports of one machine. A long benchmark can be measured in parts. Each part counts, or does not,
+//! alone.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::report::{Report, State};
 use crate::scenes::migrate::targets::case;
 
-/// Runs that count, on one machine and with the same programs, none of which measured what another did.
+/// Runs that count, from one machine with the same programs, without overlapping measurements.
 #[derive(Debug)]
 pub(crate) struct Runs(Vec<Report>);
 
@@ -15,8 +15,8 @@ impl Runs {
     /// Reads the reports.
     ///
     /// # Errors
-    /// Those of the files; when there are none; when one does not count; when two are of different
-    /// machines or extents, or measured the same.
+    /// I/O errors of the files; no reports; a report that does not count; two reports of different machines or extents,
+    /// or with the same measurement.
     pub(crate) fn read(paths: &[PathBuf]) -> io::Result<Self> {
         let reports = paths.iter().map(|path| read(path));
         let reports = reports.collect::<io::Result<Vec<_>>>()?;
@@ -47,12 +47,12 @@ impl Runs {
         Ok(Self(reports))
     }
 
-    /// The runs, at least one.
+    /// Returns the runs, at least one.
     pub(crate) fn each(&self) -> &[Report] {
         &self.0
     }
 
-    /// All that was measured, as one report; how noisy it was is each run's own.
+    /// Returns all measurements as one report, without the noise of the later runs.
     pub(crate) fn joined(&self) -> Report {
         let mut joined = self.0[0].clone();
         for report in self.0[1..].iter().cloned() {
@@ -82,7 +82,7 @@ fn read(path: &Path) -> io::Result<Report> {
     Ok(report)
 }
 
-/// Names of what a report measured, none of which may be in two.
+/// Returns the names of a report's measurements, which must be unique across reports.
 pub(crate) fn measured(report: &Report) -> Vec<String> {
     let mut names: Vec<String> = report.migrate.iter().map(case).collect();
     names.dedup();
@@ -105,7 +105,6 @@ mod tests {
     use crate::options::Extent;
     use crate::scenes::migrate::targets::tests::cell;
 
-    /// A machine.
     fn environment() -> Environment {
         Environment {
             cpu: "fast".to_owned(),
@@ -117,7 +116,7 @@ mod tests {
         }
     }
 
-    /// A report that counts, of randwrite at such a rate.
+    /// Returns a report that counts, of randwrite at a rate.
     fn report(rate: f64) -> Report {
         let mut report = Report::new(Extent::Quick, environment());
         report.state = State::Complete;
@@ -128,7 +127,7 @@ mod tests {
         report
     }
 
-    /// What becomes of the reports when they are read from files.
+    /// Writes the reports to files and reads them back.
     fn runs(reports: &[Report]) -> io::Result<Runs> {
         let dir = tempfile::tempdir()?;
         let write = |(index, report): (usize, &Report)| {

@@ -1,4 +1,4 @@
-//! `target/bench/report.json`: what tools read, and from which `docs/benchmarks.md` is made.
+//! `target/bench/report.json`: the input of tools and of `docs/benchmarks.md`.
 
 pub(crate) mod document;
 pub(crate) mod join;
@@ -15,33 +15,33 @@ use crate::noise::Noise;
 use crate::options::Extent;
 use crate::report::targets::Target;
 
-/// Whether a report counts.
+/// The state of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum State {
     /// The run has not ended, or was refused.
     Partial,
-    /// Everything that was asked for was measured and verified.
+    /// Every requested measurement was taken and verified.
     Complete,
 }
 
 /// A run of the suite.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
-    /// Whether it counts.
+    /// State of the run; only a complete run counts.
     pub(crate) state: State,
-    /// Why it does not.
+    /// Reason for the refusal of the run.
     pub(crate) refused: Option<String>,
-    /// How much was measured.
+    /// Extent of the run.
     pub(crate) extent: Extent,
-    /// Scenes that are not part of it.
+    /// Scenes that are not part of the run.
     #[serde(default)]
     pub(crate) left_out: Vec<String>,
-    /// On what.
+    /// The machine and its programs.
     pub(crate) environment: Environment,
-    /// How quiet the machine was.
+    /// Noise of the machine.
     pub(crate) noise: Noise,
-    /// The longest that a move waited for the disk to be at rest; 0 when none did.
+    /// Longest wait of a move for the disk to be at rest; 0 without waits.
     #[serde(default)]
     pub(crate) settle_seconds: u64,
     /// Disks that moved while their guests worked.
@@ -51,55 +51,54 @@ pub(crate) struct Report {
     /// Machines that moved with their disks while their guests worked.
     #[serde(default)]
     pub(crate) vm: Vec<Vm>,
-    /// What the disk allows whoever copies it beside a guest.
+    /// Plain copies beside a guest: the limit of the disk.
     #[serde(default)]
     pub(crate) disk_limit: Vec<DiskLimit>,
-    /// A disk that moved while nobody used it.
+    /// A disk that moved while no guest used it.
     pub(crate) idle_copy: Option<IdleCopy>,
-    /// What the numbers are held against.
+    /// Goals of the numbers.
     pub(crate) targets: Vec<Target>,
 }
 
 /// One workload, rate, link and mover: medians over the rounds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Migrate {
-    /// What the guest asks for.
+    /// Workload of the guest.
     pub(crate) workload: String,
-    /// How much of it, in MB/s: 0 for an idle guest, null for as much as goes.
+    /// Rate of the workload in MB/s: 0 for an idle guest, null for full speed.
     pub(crate) rate_mbps: Option<f64>,
     /// The link's bandwidth in Gbit/s, null without a cap.
     pub(crate) link_gbps: Option<f64>,
-    /// Whether the disk went to one in memory instead of to the one that it came from.
+    /// True if the destination's disk was in memory instead of on the source's disk.
     #[serde(default)]
     pub(crate) destination_in_memory: bool,
-    /// Whether the image was full of files, and what the guest wrote compressed to half; otherwise
-    /// nothing of it became shorter.
+    /// True if the image was full of files and the guest's writes compressed to half; otherwise nothing was
+    /// compressible.
     #[serde(default)]
     pub(crate) files: bool,
-    /// Who moved the disk.
+    /// Mover of the disk.
     pub(crate) mover: String,
-    /// The disk's size.
+    /// Size of the disk.
     pub(crate) image_bytes: u64,
-    /// A move that took longer had not converged.
+    /// Time after which a move counts as not converged.
     pub(crate) limit_seconds: f64,
-    /// Whether the move ended in time, in every round; a round in which it did not is the last.
+    /// True if the move ended in time in every round. A round without convergence is the last.
     pub(crate) converged: bool,
-    /// From the command to the end of the switchover; null unless it converged.
+    /// Time from the command to the end of the switchover; null unless the move converged.
     pub(crate) lm_seconds: Option<f64>,
-    /// Bytes that left the source's host and came back, headers included.
+    /// Bytes out of and into the source's host, headers included.
     pub(crate) wire_bytes: f64,
-    /// What the guest saw.
+    /// Measurements of the guest.
     pub(crate) guest: Guest,
-    /// CPU seconds of all processes that moved and served the disk, in the time of the move.
+    /// CPU seconds of all processes that moved and served the disk, during the move.
     pub(crate) cpu_seconds: f64,
-    /// The longest time without an answer around the switchover; null without one or for an idle
-    /// guest.
+    /// Longest time without an answer around the switchover; null without a switchover or for an idle guest.
     pub(crate) blackout_ms: Option<f64>,
-    /// Whether the rounds disagree about the guest before the move, or it had much less than others then.
+    /// True if the rounds disagree about the guest before the move, or this guest had much less than others then.
     pub(crate) noisy: bool,
     /// The least and the most of the rounds' `lm_seconds`.
     pub(crate) lm_seconds_spread: Option<[f64; 2]>,
-    /// What the guest saw over time in the round whose time is the median; of two, the shorter.
+    /// Guest over time in the round with the median time; of two, the shorter.
     pub(crate) series: Vec<Point>,
     /// Every repetition.
     pub(crate) rounds: Vec<Move>,
@@ -108,9 +107,9 @@ pub(crate) struct Migrate {
 /// One move of a disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Move {
-    /// Whether it ended in time.
+    /// True if the move ended in time.
     pub(crate) converged: bool,
-    /// From the command to the end of the switchover, or to giving up.
+    /// Time from the command to the end of the switchover, or to giving up.
     pub(crate) seconds: f64,
     /// As in [`Migrate`].
     pub(crate) wire_bytes: u64,
@@ -120,22 +119,22 @@ pub(crate) struct Move {
     pub(crate) cpu_seconds: f64,
     /// As in [`Migrate`].
     pub(crate) blackout_ms: Option<f64>,
-    /// Blocks that were compared between both images afterwards; null when nothing had moved.
+    /// Blocks compared between both images afterwards; null when nothing had moved.
     pub(crate) compared_blocks: Option<u64>,
-    /// Whether the disk was at rest when the guest began; null when nobody looked.
+    /// True if the disk was at rest when the guest began; null when not checked.
     #[serde(default)]
     pub(crate) disk_at_rest: Option<bool>,
-    /// What the guest saw over time; the cell keeps that of one round.
+    /// Guest over time; the cell keeps the series of one round.
     #[serde(skip)]
     pub(crate) series: Vec<Point>,
 }
 
-/// What the guest saw.
+/// The measurements of a guest.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Guest {
-    /// With nothing moving; null for an idle guest.
+    /// Measurements before the move; null for an idle guest.
     pub(crate) before: Option<Seen>,
-    /// While the disk moved.
+    /// Measurements during the move.
     pub(crate) during: Option<Seen>,
 }
 
@@ -152,11 +151,11 @@ pub(crate) struct Seen {
     pub(crate) p999_us: f64,
     /// 99.99th percentile.
     pub(crate) p9999_us: f64,
-    /// The longest.
+    /// Longest latency.
     pub(crate) max_us: f64,
 }
 
-/// A short time of a guest's life.
+/// A short interval of a guest's load.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Point {
     /// Seconds since the command.
@@ -165,42 +164,42 @@ pub(crate) struct Point {
     pub(crate) mbps: f64,
     /// Median latency.
     pub(crate) p50_us: f64,
-    /// The longest latency: so short a time has no higher percentile.
+    /// Longest latency: so short an interval has no higher percentile.
     pub(crate) max_us: f64,
 }
 
 /// One load and mover of a machine: medians over the rounds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Vm {
-    /// What the guest writes, in MB/s, null for as much as it can.
+    /// Write rate of the guest in MB/s, null for full speed.
     pub(crate) rate_mbps: Option<f64>,
-    /// Who moved the machine.
+    /// Mover of the machine.
     pub(crate) mover: String,
-    /// The disk's size.
+    /// Size of the disk.
     pub(crate) image_bytes: u64,
-    /// A move that took longer had not converged.
+    /// Time after which a move counts as not converged.
     pub(crate) limit_seconds: f64,
-    /// Whether the move ended in time, in every round.
+    /// True if the move ended in time in every round.
     pub(crate) converged: bool,
-    /// From the command to the guest running at the destination with the source released; null unless
-    /// it converged.
+    /// Time from the command until the guest runs at the destination and the source is released; null unless the move
+    /// converged.
     pub(crate) lm_seconds: Option<f64>,
     /// The least and the most of the rounds' `lm_seconds`.
     pub(crate) lm_seconds_spread: Option<[f64; 2]>,
-    /// The longest time between two completed writes of the guest during the move, on the host's clock;
-    /// null unless it converged.
+    /// Longest time between two completed writes of the guest during the move, on the host's clock; null unless the
+    /// move converged.
     pub(crate) blackout_ms: Option<f64>,
-    /// The part of it in which QEMU had stopped the guest.
+    /// Part of the blackout in which QEMU had stopped the guest.
     pub(crate) stopped_ms: Option<f64>,
-    /// What the guest saw.
+    /// Measurements of the guest.
     pub(crate) guest: VmGuest,
-    /// CPU seconds of all QEMUs and nodes during the move. An emulated guest's own work is in it.
+    /// CPU seconds of all QEMUs and nodes during the move, including an emulated guest's own work.
     pub(crate) cpu_seconds: f64,
-    /// CPU seconds that they used for each second before it.
+    /// CPU seconds per second of the same processes before the move.
     pub(crate) cpu_before: f64,
-    /// Bytes that left the source's host and came back, headers included.
+    /// Bytes out of and into the source's host, headers included.
     pub(crate) wire_bytes: f64,
-    /// Whether the rounds disagree about the guest before the move, or it had much less than others then.
+    /// True if the rounds disagree about the guest before the move, or this guest had much less than others then.
     pub(crate) noisy: bool,
     /// Every repetition.
     pub(crate) rounds: Vec<VmMove>,
@@ -209,9 +208,9 @@ pub(crate) struct Vm {
 /// One move of a machine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct VmMove {
-    /// Whether it ended in time.
+    /// True if the move ended in time.
     pub(crate) converged: bool,
-    /// From the command to the end, or to giving up.
+    /// Time from the command to the end, or to giving up.
     pub(crate) seconds: f64,
     /// As in [`Vm`].
     pub(crate) blackout_ms: Option<f64>,
@@ -228,24 +227,24 @@ pub(crate) struct VmMove {
     /// As in [`Move`].
     #[serde(default)]
     pub(crate) disk_at_rest: Option<bool>,
-    /// Writes that the guest made in all. It compared every block of its file with what it had written.
+    /// Total writes of the guest, which compared every block of its file with its writes.
     pub(crate) verified_writes: u64,
 }
 
-/// What a machine's guest saw.
+/// The measurements of a machine's guest.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct VmGuest {
-    /// With nothing moving.
+    /// Measurements before the move.
     pub(crate) before: VmSeen,
-    /// While the machine moved.
+    /// Measurements during the move.
     pub(crate) during: VmSeen,
 }
 
-/// A guest's throughput, and how long its writes, reads and syncs took on its own clock, which stands
-/// still while it is stopped.
+/// A guest's throughput, and the latency of its writes, reads and syncs. The latency is on the guest's clock, which
+/// stands still while the guest is stopped.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct VmSeen {
-    /// What it wrote in MB/s, on the host's clock.
+    /// Write throughput in MB/s, on the host's clock.
     pub(crate) mbps: f64,
     /// Median latency.
     pub(crate) p50_us: f64,
@@ -253,16 +252,16 @@ pub(crate) struct VmSeen {
     pub(crate) p99_us: f64,
     /// 99.9th percentile.
     pub(crate) p999_us: f64,
-    /// The longest.
+    /// Longest latency.
     pub(crate) max_us: f64,
 }
 
 /// One server, front end and load: medians over the rounds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Steady {
-    /// How the client reaches the disk: `nbd` or `vhost-user-blk`.
+    /// Access of the client to the disk: `nbd` or `vhost-user-blk`.
     pub(crate) front_end: String,
-    /// Who serves it.
+    /// Server of the disk.
     pub(crate) server: String,
     /// Bytes of a request.
     pub(crate) bs: u64,
@@ -274,13 +273,13 @@ pub(crate) struct Steady {
     pub(crate) iops: f64,
     /// Median latency.
     pub(crate) p50_us: f64,
-    /// The server's CPU seconds for a million requests.
+    /// CPU seconds of the server for a million requests.
     pub(crate) cpu_seconds_per_mio: f64,
-    /// Whether the server reaches the image with direct I/O.
+    /// True if the server uses direct I/O on the image.
     pub(crate) direct: bool,
-    /// How the server reaches the image, in its own words.
+    /// Server's options for the image.
     pub(crate) disk_options: String,
-    /// Whether the rounds disagree about the CPU time of a request.
+    /// True if the rounds disagree about the CPU time of a request.
     pub(crate) noisy: bool,
     /// Every repetition.
     pub(crate) rounds: Vec<Measured>,
@@ -289,19 +288,19 @@ pub(crate) struct Steady {
 /// A plain copy of a disk beside its guest: medians over the rounds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct DiskLimit {
-    /// Pieces of 256 KiB that are read and written at the same time.
+    /// Pieces of 256 KiB in flight at the same time.
     pub(crate) in_flight: u32,
-    /// What the guest writes, in MB/s; half as much is written to the copy meanwhile.
+    /// Write rate of the guest in MB/s; half of this rate goes to the copy in addition.
     pub(crate) rate_mbps: f64,
-    /// The disk's size.
+    /// Size of the disk.
     pub(crate) image_bytes: u64,
-    /// From the first piece's read to the last one's write.
+    /// Time from the first piece's read to the last piece's write.
     pub(crate) copy_seconds: f64,
     /// The least and the most of the rounds' `copy_seconds`.
     pub(crate) copy_seconds_spread: [f64; 2],
-    /// What the guest saw of the source.
+    /// Measurements of the guest on the source.
     pub(crate) guest: Guest,
-    /// Whether the rounds disagree about the guest before the copy.
+    /// True if the rounds disagree about the guest before the copy.
     pub(crate) noisy: bool,
     /// Every repetition.
     pub(crate) rounds: Vec<DiskLimitRound>,
@@ -321,21 +320,21 @@ pub(crate) struct DiskLimitRound {
 /// An idle disk's move beside a plain copy: medians over the rounds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct IdleCopy {
-    /// From the command to the destination serving.
+    /// Time from the command until the destination serves.
     pub(crate) godwit_seconds: f64,
-    /// The same bytes with `nbdcopy`.
+    /// Time of `nbdcopy` for the same bytes.
     pub(crate) nbdcopy_seconds: f64,
-    /// What the slower of disk and loopback needs at least.
+    /// Minimum time of the slower of disk and loopback.
     pub(crate) limit_seconds: f64,
-    /// The same bytes with `cp --sparse=never`, synced.
+    /// Time of `cp --sparse=never` for the same bytes, synced.
     pub(crate) cp_seconds: f64,
-    /// The disk reads and writes as many bytes, both at the same time, with direct I/O.
+    /// Time of the disk to read and write as many bytes simultaneously with direct I/O.
     pub(crate) disk_limit_seconds: f64,
-    /// As many bytes through a TCP connection over loopback.
+    /// Time of a TCP connection over loopback for as many bytes.
     pub(crate) loopback_limit_seconds: f64,
-    /// The disk's size.
+    /// Size of the disk.
     pub(crate) image_bytes: u64,
-    /// Whether the rounds disagree about the disk's limit.
+    /// True if the rounds disagree about the disk's limit.
     pub(crate) noisy: bool,
     /// Every repetition.
     pub(crate) rounds: Vec<IdleCopyRound>,
@@ -360,7 +359,7 @@ pub(crate) struct IdleCopyRound {
 const BLOCK: f64 = 4096.0;
 
 impl Seen {
-    /// What was seen in a stretch of time.
+    /// Returns the measurements of a window.
     pub(crate) fn of(window: &Window) -> Self {
         Self {
             mbps: window.iops * BLOCK / 1e6,
@@ -372,7 +371,7 @@ impl Seen {
         }
     }
 
-    /// The median of each number; `None` of none.
+    /// Returns the median of each number; `None` for an empty slice.
     pub(crate) fn median(all: &[Self]) -> Option<Self> {
         let of = |value: fn(&Self) -> f64| median(&all.iter().map(value).collect::<Vec<_>>());
         (!all.is_empty()).then(|| Self {
@@ -386,7 +385,7 @@ impl Seen {
     }
 }
 
-/// The least and the most.
+/// Returns the least and the most.
 pub(crate) fn spread(values: &[f64]) -> [f64; 2] {
     [
         values.iter().copied().fold(f64::MAX, f64::min),
@@ -395,7 +394,7 @@ pub(crate) fn spread(values: &[f64]) -> [f64; 2] {
 }
 
 impl Report {
-    /// One in which nothing was measured yet.
+    /// Returns a report without measurements.
     pub(crate) fn new(extent: Extent, environment: Environment) -> Self {
         Self {
             state: State::Partial,
@@ -414,7 +413,7 @@ impl Report {
         }
     }
 
-    /// Moves that began although the disk was not at rest.
+    /// Returns the number of moves that began with a disk not at rest.
     pub(crate) fn restless(&self) -> usize {
         let disks = self.migrate.iter().flat_map(|cell| &cell.rounds);
         let machines = self.vm.iter().flat_map(|cell| &cell.rounds);
@@ -425,7 +424,7 @@ impl Report {
             .count()
     }
 
-    /// How many cells were measured, and how many of them are noisy.
+    /// Returns the number of measured cells, and the number of noisy ones.
     pub(crate) fn cells(&self) -> (usize, usize) {
         let noisy: Vec<bool> = self
             .migrate

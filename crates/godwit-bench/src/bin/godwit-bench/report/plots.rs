@@ -1,4 +1,4 @@
-//! The pictures of `docs/benchmarks.md`.
+//! The plots of `docs/benchmarks.md`.
 
 use std::io;
 use std::path::Path;
@@ -8,24 +8,24 @@ use godwit_bench::chart::{Chart, Line};
 use crate::report::{Migrate, Report};
 use crate::scenes::migrate::targets::case;
 
-/// A picture that was drawn.
+/// A drawn plot.
 #[derive(Debug)]
 pub(crate) struct Plot {
-    /// Its file's name.
+    /// Name of the file.
     pub(crate) file: String,
-    /// What it shows.
+    /// Title of the plot.
     pub(crate) title: String,
 }
 
-/// The workload of the pictures over rates.
+/// Workload of the plots over rates.
 const WORKLOAD: &str = "randwrite";
-/// The rates of which the latency over time is drawn: paced and not.
+/// Rates of the latency plots: paced and unpaced.
 const RATES: [Option<f64>; 2] = [Some(40.0), None];
 
-/// Draws what the runs have enough numbers for, each picture from one of them.
+/// Draws every plot with enough numbers, each from one run.
 ///
 /// # Errors
-/// Those of the files.
+/// I/O errors of the files.
 pub(crate) fn draw(runs: &[Report], dir: &Path) -> io::Result<Vec<Plot>> {
     let over_time = runs.iter().map(|run| latency_over_time(&run.migrate));
     let mut charts: Vec<(String, Chart)> = over_time.flatten().collect();
@@ -59,7 +59,7 @@ pub(crate) fn draw(runs: &[Report], dir: &Path) -> io::Result<Vec<Plot>> {
     Ok(plots)
 }
 
-/// One picture for each case that is drawn, one line for each mover.
+/// Returns one plot for each case with a series, one line for each mover.
 fn latency_over_time(cells: &[Migrate]) -> Vec<(String, Chart)> {
     let drawn = |cell: &&Migrate| !cell.series.is_empty() && RATES.contains(&cell.rate_mbps);
     let mut cases: Vec<String> = Vec::new();
@@ -88,7 +88,7 @@ fn latency_over_time(cells: &[Migrate]) -> Vec<(String, Chart)> {
     cases.iter().map(picture).collect()
 }
 
-/// A quarter without an answer has no latency.
+/// Returns the points of a line. A quarter of a second without an answer has no latency.
 fn points(cell: &Migrate) -> Vec<(f64, f64)> {
     let answered = cell.series.iter().filter(|point| point.mbps > 0.0);
     answered
@@ -135,7 +135,7 @@ fn over_rate(
     })
 }
 
-/// The cells that differ in rate and mover alone.
+/// Returns the cells that differ only in rate and mover.
 fn comparable(cells: &[Migrate]) -> Vec<&Migrate> {
     let usual = |cell: &&Migrate| {
         cell.workload == WORKLOAD

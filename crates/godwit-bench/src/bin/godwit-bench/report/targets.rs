@@ -1,4 +1,4 @@
-//! What the numbers are held against.
+//! The goals of the numbers.
 
 use std::fmt;
 
@@ -10,23 +10,23 @@ use crate::scenes::migrate;
 use crate::scenes::steady;
 use crate::scenes::vm;
 
-/// One goal and what became of it.
+/// A goal and its result.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Target {
-    /// What is compared, and in which direction.
+    /// The compared figure, and the direction of the goal.
     pub(crate) name: String,
-    /// The least or the most that it may be, as the name says.
+    /// Least or greatest allowed value, by the direction in the name.
     pub(crate) goal: f64,
-    /// What it is; null when it was not measured.
+    /// Measured value; null when not measured.
     pub(crate) value: Option<f64>,
-    /// Whether it was measured and reaches the goal.
+    /// True if the figure was measured and reaches the goal.
     pub(crate) met: bool,
-    /// Why it was not measured.
+    /// Reason for a missing measurement.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) reason: Option<String>,
 }
 
-/// All targets of the scenes that ran.
+/// Returns the targets of the scenes that ran.
 pub(crate) fn all(report: &Report) -> Vec<Target> {
     let mut targets = migrate::targets::of(&report.migrate);
     targets.extend(steady::targets(&report.steady));
@@ -36,17 +36,17 @@ pub(crate) fn all(report: &Report) -> Vec<Target> {
 }
 
 impl Target {
-    /// The value may not be less than the goal.
+    /// Returns a target with a lower limit.
     pub(crate) fn at_least(name: impl Into<String>, goal: f64, value: f64) -> Self {
         Self::measured(name.into() + ", at least", goal, value, value >= goal)
     }
 
-    /// The value may not be more than the goal.
+    /// Returns a target with an upper limit.
     pub(crate) fn at_most(name: impl Into<String>, goal: f64, value: f64) -> Self {
         Self::measured(name.into() + ", at most", goal, value, value <= goal)
     }
 
-    /// Nobody knows.
+    /// Returns a target without a measurement.
     pub(crate) fn unknown(name: impl Into<String>, goal: f64, reason: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -61,7 +61,7 @@ impl Target {
         Self {
             name,
             goal,
-            // JSON has no number for what is not finite, so neither is it a measurement.
+            // JSON has no infinity or NaN, so a non-finite value counts as not measured.
             value: value.is_finite().then_some(value),
             met: met && value.is_finite(),
             reason: (!value.is_finite()).then(|| "a peer measured nothing".to_owned()),

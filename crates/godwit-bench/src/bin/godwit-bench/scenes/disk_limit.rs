@@ -1,6 +1,5 @@
-//! The scene that shows what the disk allows: a plain copy of the image beside the same guest, by nobody
-//! who computes, encrypts or sends anything. Source and destination share the disk, so a mover can be
-//! no better than this here.
+//! The disk-limit scene: a plain copy of the image beside the same guest, without computation, encryption or network.
+//! Source and destination share the disk, so no mover can beat this copy here.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,11 +21,11 @@ use crate::suite::Suite;
 
 const GIB: u64 = 1 << 30;
 
-/// Pieces of the copy on their way at the same time.
+/// Numbers of pieces in flight.
 const IN_FLIGHT: [usize; 5] = [1, 2, 4, 8, 16];
-/// What the guest writes, in MB/s.
+/// Write rate of the guest in MB/s.
 const MBPS: f64 = 40.0;
-/// How long the guest works before the copy begins: until it counts, and while it does.
+/// Times of the guest's load before the copy: warm-up, then measured.
 const WARM_UP: Duration = Duration::from_secs(1);
 const BEFORE: Duration = Duration::from_secs(3);
 
@@ -89,7 +88,7 @@ impl Disk {
         rustix::fs::sync();
         let disk_at_rest = self.rest.wait()?;
         await_quiet()?;
-        // Of the guest's writes half are of what was copied already, on average, and go to both.
+        // On average, half of the guest's writes hit copied data and go to both images.
         let mut guest = self.load("guest", MBPS, &self.source)?;
         let mut doubled = self.load("doubled", MBPS / 2.0, &self.copy)?;
         interrupt::sleep(WARM_UP)?;

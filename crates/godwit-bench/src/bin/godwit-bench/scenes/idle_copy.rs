@@ -1,4 +1,4 @@
-//! The scene in which a disk moves that nobody uses.
+//! The idle-copy scene: moves a disk that no guest uses.
 
 use std::io;
 
@@ -17,7 +17,7 @@ const GIB: u64 = 1 << 30;
 
 const WAYS: [Way; 5] = [Way::Godwit, Way::Disk, Way::Nbdcopy, Way::Loopback, Way::Cp];
 
-/// Moves and copies, in an order that rotates from round to round.
+/// Moves and copies the disk, in an order that rotates from round to round.
 pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
     let full = suite.report.extent == Extent::Full;
     let bytes = if full { 4 * GIB } else { 2 * GIB };
@@ -46,7 +46,7 @@ pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
     Ok(())
 }
 
-/// The goal of the scene.
+/// Returns the target of the scene.
 pub(crate) fn target(idle: &IdleCopy) -> Target {
     Target::at_least(
         "idle copy: share of the lower of the disk's and loopback's limits",

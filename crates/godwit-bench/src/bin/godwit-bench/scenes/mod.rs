@@ -1,4 +1,4 @@
-//! What is measured.
+//! The scenes of the benchmark.
 
 pub(crate) mod disk_limit;
 pub(crate) mod idle_copy;

@@ -1,4 +1,4 @@
-//! What clients are told of which ranges of the disk are allocated, and where zeroes are cheap.
+//! Answers to clients about allocated ranges of the disk, and about cheap zeroes.
 
 use crate::engine::connections::ConnectionKey;
 use crate::engine::run::Engine;
@@ -10,19 +10,19 @@ use godwit_io::stream::{Frame, Keep, Payload};
 const MOST_RANGES: usize = 64;
 
 impl Engine {
-    /// Whether the image here is all there is of the disk. It is not while the disk moves, here or away, nor
-    /// when another node owns it.
+    /// Returns true if the local image is the whole disk. False while the disk moves, here or away, and while another
+    /// node owns the disk.
     fn image_is_the_disk(&self) -> bool {
         self.core.is_alone()
     }
 
-    /// Whether zeroes are made faster here than by writing them.
+    /// Returns true if zeroes are made faster here than by writing them.
     pub(in crate::engine) fn zeroes_fast(&mut self) -> bool {
         self.image_is_the_disk() && self.disk.zeroes_fast()
     }
 
-    /// Answers a client that asks which parts of a range, in bytes, are allocated. What is not known to be a
-    /// hole is told to be data, which is always true enough: a client reads it.
+    /// Tells a client the allocated parts of a range, in bytes. Parts not known to be holes are reported as data, which
+    /// is always safe: the client reads them.
     pub(in crate::engine) fn tell_allocation(
         &mut self,
         key: ConnectionKey,
@@ -36,13 +36,13 @@ impl Engine {
             return;
         };
         let (bytes, length) = (reply.as_ptr(), reply.len());
-        // SAFETY: the bytes of a vector stay where they are when it moves, and nobody changes it.
+        // SAFETY: the bytes of a vector stay in place when the vector moves, and no code changes them.
         let payload = unsafe { Payload::new(bytes, length, Keep::Packed(reply)) };
         connection.stream.queue(Frame::new(&[], Some(payload)));
         self.connections.mark(key);
     }
 
-    /// The parts of a range from its start on, at least one and at most so many.
+    /// Returns the parts of a range from its start, at least one and at most `most`.
     fn allocation(&self, (offset, length): (u64, u32), most: usize) -> Vec<Allocation> {
         let end = offset + u64::from(length);
         if !self.image_is_the_disk() {
@@ -53,13 +53,13 @@ impl Engine {
         }
         let mut ranges: Vec<Allocation> = Vec::new();
         let mut at = offset;
-        // Neighbours may be merged, so that the ranges alone do not bound the work.
+        // Neighbours may be merged, so the number of ranges alone does not bound the work.
         for _ in 0..most {
             if at >= end {
                 break;
             }
             let found = extent_at(self.disk.file(), at, end);
-            // A write that is under way may be seen by a reader already, and must not be denied afterwards.
+            // A reader may already have seen a pending write, which must not be denied afterwards.
             let hole = found.hole && !self.disk.is_changing(at, found.end);
             // Within the request, whose length fits.
             let length = (found.end - at) as u32;

@@ -17,11 +17,11 @@ use crate::nbd::Errno;
 use crate::nbd::{Command, REQUEST_HEADER_SIZE, ReplyHeader, RequestHeader};
 use godwit_io::stream::{Frame, Stream};
 
-/// How long a client that leaves may take to read its last answers.
+/// Time limit for a leaving client to read its last answers.
 const FAREWELL: std::time::Duration = std::time::Duration::from_secs(30);
 
 impl Engine {
-    /// Serves a client, or sends it away when there are too many.
+    /// Serves a client, or disconnects the client if there are too many.
     pub(in crate::engine) fn attach(&mut self, client: ClientStream) {
         let ClientStream {
             socket,
@@ -32,7 +32,7 @@ impl Engine {
             address,
             place,
         } = client;
-        // The place of one that is gone is free.
+        // The place of a client that is gone is free.
         self.look_for_hang_ups();
         let disk = &self.config.disk;
         if self.shutdown.is_some() || self.clients >= self.config.max_clients {
@@ -71,7 +71,7 @@ impl Engine {
         self.advance(key);
     }
 
-    /// A client's request starts.
+    /// Handles the start of a client's request.
     pub(in crate::engine) fn client_header(
         &mut self,
         key: ConnectionKey,
@@ -165,7 +165,7 @@ impl Engine {
         Ok(())
     }
 
-    /// What a client's request needs: its class, owner, buffer, and data to receive.
+    /// Returns the needs of a client's request: class, owner, buffer length, and bytes to receive.
     pub(in crate::engine) fn client_needs(
         &self,
         connection: ConnectionKey,
@@ -193,7 +193,7 @@ impl Engine {
         )
     }
 
-    /// A client's request is here, with its data.
+    /// Handles a client's request that is complete, with its data.
     pub(in crate::engine) fn client_request(
         &mut self,
         key: ConnectionKey,
@@ -213,7 +213,7 @@ impl Engine {
         self.drain();
     }
 
-    /// The controller answered a client's request.
+    /// Passes the controller's answer to the client.
     pub(in crate::engine) fn answer_client(
         &mut self,
         tag: RequestTag,

@@ -1,5 +1,5 @@
-//! Requests of clients that are carried out in pieces, so that each piece fits a lane and a client that stops
-//! in the middle of one holds no more than that.
+//! Requests of clients carried out in pieces: each piece fits a lane, and a client that stalls in the middle of a piece
+//! holds only the piece.
 
 use godwit_core::request::{Operation, RequestError, RequestTag};
 use godwit_core::units::{Bytes, Extent, Lba, Sectors};
@@ -12,23 +12,23 @@ use crate::engine::slots::{Class, Owner, Waiter};
 use crate::nbd::{ReplyHeader, RequestHeader};
 use godwit_io::stream::Frame;
 
-/// Which part of what a client asked for a request is.
+/// The part of a client's request that an engine request covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Part {
-    /// All of it.
+    /// The whole request.
     All,
     /// A piece of a write, or of a read whose pieces may be answered in any order.
     Piece {
         whole: WholeKey,
-        /// What comes after it.
+        /// Range after the piece.
         left: Option<Extent>,
     },
-    /// A piece of a read whose answer has to come in one: it is carried out when nothing else is, and the
-    /// next one after it.
+    /// A piece of a read whose answer must come in one. Carried out once nothing else of the connection is pending,
+    /// with the next piece after it.
     Alone { first: bool, left: Option<Extent> },
 }
 
-/// Names a request of several pieces.
+/// The index of a request of several pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) struct WholeKey(u32);
 
@@ -37,14 +37,14 @@ pub(in crate::engine) struct WholeKey(u32);
 struct Whole {
     /// Pieces that were handed over and not answered.
     pieces: u32,
-    /// No more follow.
+    /// True if no more pieces follow.
     complete: bool,
-    /// What befell the first piece that failed.
+    /// Error of the first piece that failed.
     failed: Option<RequestError>,
 }
 
-/// The requests of several pieces under way: for each connection the one that is being received, and those
-/// of which pieces are in slots.
+/// The requests of several pieces under way: for each connection the one being received, and those with pieces in
+/// slots.
 #[derive(Default)]
 pub(in crate::engine) struct Wholes {
     entries: Vec<Whole>,
@@ -70,14 +70,14 @@ impl Wholes {
         }
     }
 
-    /// A piece is handed over; it is the last one if nothing is left.
+    /// Counts a piece as handed over; the piece is the last if `left` is `None`.
     fn begin(&mut self, key: WholeKey, left: Option<Extent>) {
         let whole = &mut self.entries[key.0 as usize];
         whole.pieces += 1;
         whole.complete = left.is_none();
     }
 
-    /// A piece was answered. The result of all of them, if it was the last.
+    /// Counts a piece as answered. Returns the overall result after the last piece.
     fn end(
         &mut self,
         key: WholeKey,
@@ -90,7 +90,7 @@ impl Wholes {
         self.close_if_over(key).then_some(outcome)
     }
 
-    /// No more pieces come.
+    /// Records that no more pieces come.
     fn cut_off(&mut self, key: WholeKey) {
         self.entries[key.0 as usize].complete = true;
         self.close_if_over(key);
@@ -106,7 +106,7 @@ impl Wholes {
     }
 }
 
-/// The first piece of a range, and what comes after it.
+/// Returns the first piece of a range, and the rest.
 fn cut(extent: Extent) -> (Extent, Option<Extent>) {
     let most = Bytes(LANE as u64).sectors().unwrap_or(1) as u32;
     let sectors = extent.sectors().min(most);
@@ -115,7 +115,7 @@ fn cut(extent: Extent) -> (Extent, Option<Extent>) {
     (first, Extent::new(next, extent.sectors() - sectors))
 }
 
-/// What follows a piece of a client's request.
+/// Returns the next piece of a client's request.
 fn following(head: Head) -> Option<Head> {
     let Head::Client {
         request,
@@ -150,7 +150,7 @@ fn following(head: Head) -> Option<Head> {
 }
 
 impl Engine {
-    /// A client asks for a read, a write or a flush: takes it, or the first piece of it.
+    /// Takes a client's read, write or flush, or its first piece.
     pub(in crate::engine) fn begin_parts(
         &mut self,
         key: ConnectionKey,
@@ -194,7 +194,7 @@ impl Engine {
         }
     }
 
-    /// A client's request, or a piece of it, is here with its data. Goes on with the next piece.
+    /// Handles a client's request, or a piece of one, that is complete with its data, and goes on with the next piece.
     pub(in crate::engine) fn part_received(
         &mut self,
         key: ConnectionKey,
@@ -208,7 +208,7 @@ impl Engine {
             return;
         };
         let next = following(head);
-        // Before it is handed over: it may be answered, or the connection lost, at once.
+        // Set before the handover, which may answer the piece or lose the connection at once.
         if let Some(connection) = self.connections.get_mut(key) {
             match (part, next) {
                 (Part::Alone { .. }, next) => connection.parse = Parse::Alone(next),
@@ -227,7 +227,7 @@ impl Engine {
         }
     }
 
-    /// What is left of a request will not be received.
+    /// Ends a request whose rest will not be received.
     pub(in crate::engine) fn cut_off(&mut self, head: Head) {
         if let Head::Client {
             part: Part::Piece { whole, .. },
@@ -238,8 +238,7 @@ impl Engine {
         }
     }
 
-    /// A connection that waits until all that it asked for is answered goes on, if that is so, at the end of
-    /// the turn.
+    /// Resumes a waiting connection at the end of the turn, once all of its requests are answered.
     pub(in crate::engine) fn go_on_alone(&mut self, key: ConnectionKey) {
         if let Some(connection) = self.connections.get(key)
             && let Parse::Alone(_) = connection.parse
@@ -249,7 +248,7 @@ impl Engine {
         }
     }
 
-    /// The controller answered a piece of a client's request.
+    /// Passes the controller's answer for a piece to the client.
     pub(in crate::engine) fn answer_part(
         &mut self,
         tag: RequestTag,
@@ -294,7 +293,7 @@ impl Engine {
                     connection.parse = Parse::Alone(None);
                     Some(reply(Err(error)))
                 }
-                // The client was told that all of it would come.
+                // The client was promised the whole answer.
                 Err(_) => return self.lost(key, &Lost::Unreadable),
             },
             Part::All | Part::Piece { .. } => match (data, ended) {

@@ -6,13 +6,12 @@ use godwit_vhost::protocol::session::FrontEndCommand;
 use crate::engine::EngineHandle;
 use crate::virtio_block::config_space;
 
-/// A disk that virtual machines attach to. Guests read the first 20 bytes of its name as its serial
-/// number.
+/// A disk for virtual machines to attach to. Guests read the first 20 bytes of the disk's name as the serial number.
 #[derive(Clone, Debug)]
 pub struct BlockDevice(EngineHandle);
 
 impl BlockDevice {
-    /// The disk that this engine serves.
+    /// Returns the disk that this engine serves.
     pub const fn new(engine: EngineHandle) -> Self {
         Self(engine)
     }

@@ -1,5 +1,5 @@
-//! How a guest and the engine wake each other: event counters on which the guest tells of new
-//! requests and the engine of answers.
+//! The signals between a guest and the engine: event counters for the guest's new requests and for the engine's
+//! answers.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -8,28 +8,28 @@ use io_uring::{opcode, types};
 use crate::engine::run::Engine;
 use godwit_io::ring::{Completion, Ring, Token};
 
-/// What is written to an event counter to signal it.
+/// The value that signals an event counter.
 static ONE: u64 = 1;
 
 /// The watch on a ring's kick descriptor.
 struct Watch {
     kick: OwnedFd,
-    /// `None` when the ring has stopped, and the kernel has yet to let go of the descriptor.
+    /// Ring of the watch; `None` once the ring has stopped, until the kernel has let go of the descriptor.
     ring: Option<u16>,
 }
 
-/// Where the other side is signalled. At most one signal is on its way: the other side may let its
-/// counter grow until it takes none.
+/// An event counter that signals the other side. At most one signal is on its way: the other side may let its counter
+/// grow until it takes no more.
 struct Bell {
     counter: OwnedFd,
     sending: bool,
-    /// Something happened since the signal was sent on its way, which may have come before that.
+    /// True if another signal is due: the one on its way may be too early for the latest event.
     again: bool,
-    /// Nobody uses it any more, and the kernel has yet to let go of the descriptor.
+    /// True once unused, until the kernel has let go of the descriptor.
     retired: bool,
 }
 
-/// Names a [`Bell`].
+/// The index of a [`Bell`].
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct BellId(u32);
 
@@ -41,7 +41,7 @@ pub(in crate::engine) struct EventCounters {
 }
 
 impl EventCounters {
-    /// Where to signal from now on.
+    /// Adds an event counter to signal.
     pub(in crate::engine) fn install(&mut self, counter: OwnedFd) -> BellId {
         let index = match self.bells.iter().position(Option::is_none) {
             Some(index) => index,
@@ -59,13 +59,13 @@ impl EventCounters {
         BellId(index as u32)
     }
 
-    /// Whether all signals of a bell were sent.
+    /// Returns true if all signals of a bell were sent.
     pub(in crate::engine) fn are_sent(&self, bell: Option<BellId>) -> bool {
         let bell = bell.and_then(|id| self.bells[id.0 as usize].as_ref());
         bell.is_none_or(|bell| !bell.sending)
     }
 
-    /// Signals when this turn's operations are submitted.
+    /// Sends a signal with this turn's operations.
     pub(in crate::engine) fn signal(&mut self, uring: &mut Ring, id: BellId) {
         if let Some(bell) = &mut self.bells[id.0 as usize] {
             if std::mem::replace(&mut bell.sending, true) {
@@ -74,13 +74,13 @@ impl EventCounters {
             }
             let fd = types::Fd(bell.counter.as_raw_fd());
             let entry = opcode::Write::new(fd, (&raw const ONE).cast(), 8).build();
-            // SAFETY: the kernel only reads the number, which is static; the descriptor stays open
-            // until the write has ended.
+            // SAFETY: the kernel only reads the number, which is static; the descriptor stays open until the write has
+            // ended.
             unsafe { uring.push(entry, Token::Signal(id.0)) };
         }
     }
 
-    /// Signals there no more. What is on its way may not arrive.
+    /// Removes an event counter. A signal on its way may not arrive.
     pub(in crate::engine) fn retire(&mut self, uring: &mut Ring, id: Option<BellId>) {
         let Some(id) = id else { return };
         let place = &mut self.bells[id.0 as usize];
@@ -114,7 +114,7 @@ impl EventCounters {
         if let Some(watch) = &self.watches[index as usize] {
             let fd = types::Fd(watch.kick.as_raw_fd());
             let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true);
-            // SAFETY: polling uses no memory; the descriptor stays open until it has ended.
+            // SAFETY: polling uses no memory; the descriptor stays open until the poll has ended.
             unsafe { uring.push(entry.build(), Token::Kick(index)) };
         }
     }
@@ -133,7 +133,7 @@ impl EventCounters {
         }
     }
 
-    /// Waits for the ring's kicks no more.
+    /// Stops waiting for the ring's kicks.
     pub(in crate::engine) fn unwatch(&mut self, uring: &mut Ring, watch: u32, ring: u16) {
         let state = self.watches[watch as usize].as_mut();
         // A watch that failed may be another ring's by now.
@@ -141,8 +141,7 @@ impl EventCounters {
             return;
         };
         state.ring = None;
-        // What the guest signalled is the ring's next server's to see for itself; left there, the
-        // front end would take it for new.
+        // The ring's next server looks for requests itself; the front end would take a signal left here for a new one.
         drain(&state.kick);
         uring.cancel(Token::Kick(watch));
     }
@@ -153,12 +152,12 @@ fn drain(counter: &OwnedFd) {
     let mut count = [0; 8];
     let mut buffers = [std::io::IoSliceMut::new(&mut count)];
     let flags = rustix::io::ReadWriteFlags::NOWAIT;
-    // It may be zero already.
+    // The counter may be zero already.
     let _ = rustix::io::preadv2(counter, &mut buffers, u64::MAX, flags);
 }
 
 impl Engine {
-    /// A signal was sent, or cancelled.
+    /// Handles a signal that was sent, or cancelled.
     pub(in crate::engine) fn signalled(&mut self, index: u32) {
         let place = &mut self.vhost.events.bells[index as usize];
         let Some(bell) = place else { return };
@@ -172,7 +171,7 @@ impl Engine {
         }
     }
 
-    /// A guest told of new requests, or a watch ended.
+    /// Handles a guest's notification of new requests, or the end of a watch.
     pub(in crate::engine) fn kicked(&mut self, index: u32, completion: Completion) {
         let Some(watch) = &self.vhost.events.watches[index as usize] else {
             return;

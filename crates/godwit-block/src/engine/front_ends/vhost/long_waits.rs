@@ -1,8 +1,7 @@
-//! Requests of a virtual machine that wait long for a part of the disk which is not here: the machine can be stopped
-//! meanwhile.
+//! Requests of a virtual machine that wait long for a missing part of the disk: the machine can be stopped meanwhile.
 //!
-//! A machine stops only when its rings do. So what waits is given back then, as if an earlier engine had left it, and its
-//! ring's next life finds it. The disk goes on to ask for what it waited for, and tells when that is here.
+//! A machine stops only when its rings do. So the waiting requests are given back, as if left by an earlier engine, and
+//! the ring's next life finds them. The disk keeps asking for the missing part, and reports its arrival.
 
 use godwit_core::request::{RequestError, RequestTag};
 
@@ -12,13 +11,14 @@ use crate::engine::run::Engine;
 use crate::engine::slots::Owner;
 
 impl Engine {
-    /// Whether somebody waits for as long as is worth stopping a machine, or would if it were not stopped.
+    /// Returns true if a request has waited long enough to justify stopping a machine, or would have if the machine
+    /// still ran.
     pub(in crate::engine) fn waits_long(&self) -> bool {
         let pauses = self.config.missing_pauses_after.is_some();
         self.is_worth_stopping() || pauses && self.core.wants_missing()
     }
 
-    /// Whether somebody waits for as long as is worth stopping a machine that runs.
+    /// Returns true if a request has waited long enough to justify stopping a running machine.
     fn is_worth_stopping(&self) -> bool {
         let Some(limit) = self.config.missing_pauses_after else {
             return false;
@@ -27,7 +27,7 @@ impl Engine {
         since.is_some_and(|since| since.after(limit) <= self.now)
     }
 
-    /// Tells of a machine that waits for long, again and again. Whether there may be something to tell of soon.
+    /// Reports a long wait of a machine, again and again. Returns true if there may be something to report soon.
     pub(in crate::engine) fn look_for_long_waits(&mut self) -> bool {
         if self.config.missing_pauses_after.is_none() {
             return false;
@@ -47,7 +47,7 @@ impl Engine {
         waits || self.core.wants_missing()
     }
 
-    /// Gives back what waits, once the machine is about to stand still.
+    /// Gives back the waiting requests, once the machine is about to stand still.
     pub(in crate::engine) fn give_back_missing(&mut self) {
         if !self.may_be_given_back() {
             return;
@@ -58,7 +58,7 @@ impl Engine {
         self.drain();
     }
 
-    /// Whether this is the answer to a request that was given back.
+    /// Returns true if this is the answer to a request that was given back.
     pub(in crate::engine) fn was_given_back(&self, result: Result<(), RequestError>) -> bool {
         result == Err(RequestError::NotServing) && self.may_be_given_back()
     }
@@ -66,7 +66,7 @@ impl Engine {
     fn may_be_given_back(&self) -> bool {
         let still = |front_end: &super::FrontEnd| {
             let mut rings = front_end.rings.iter().flatten();
-            // Only what is noted in memory that outlasts the ring is found again.
+            // Only records in memory that outlasts the ring are found again.
             front_end.machine_still && rings.all(|ring| ring.inflight.is_some())
         };
         self.config.missing_pauses_after.is_some()

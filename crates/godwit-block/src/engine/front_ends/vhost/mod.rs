@@ -1,5 +1,5 @@
-//! The virtual machine that uses the disk: its rings' lives. `requests.rs` is what goes through
-//! them, `events.rs` how both sides wake each other.
+//! The virtual machine that uses the disk: the lives of its rings. `requests.rs` handles their requests, `events.rs`
+//! the signals of both sides.
 
 pub(in crate::engine) mod device;
 pub(in crate::engine) mod events;
@@ -34,59 +34,58 @@ use godwit_vhost::rings::split::SplitRing;
 /// A ring being served.
 pub(in crate::engine) struct GuestRing {
     pub(in crate::engine) split: SplitRing,
-    /// Which of its requests are being worked on, where the next engine finds it.
+    /// Record of requests in progress, for the next engine to find.
     pub(in crate::engine) inflight: Option<InflightRing>,
-    /// Requests that an earlier engine took and did not answer.
+    /// Requests taken and not answered by an earlier engine.
     pub(in crate::engine) again: VecDeque<u16>,
     /// Requests for which the image had no room.
     pub(in crate::engine) without_room: VecDeque<u16>,
-    /// Requests that were given back because a part of the disk is not here that they need.
+    /// Requests given back because they need a missing part of the disk.
     pub(in crate::engine) given_back: VecDeque<u16>,
-    /// Requests may be taken.
+    /// True if requests may be taken.
     pub(in crate::engine) enabled: bool,
-    /// What the guest put there cannot be served.
+    /// True if the ring's contents cannot be served.
     pub(in crate::engine) broken: bool,
-    /// It waits for a slot.
+    /// True while the ring waits for a slot.
     pub(in crate::engine) waiting: bool,
-    /// Since when requests wait that could not be taken, and the index after the last of them.
+    /// Beginning of a wait of untaken requests, and the index after the last of them.
     pub(in crate::engine) since: Option<(Time, u16)>,
-    /// Requests that the controller has.
+    /// Requests held by the controller.
     pub(in crate::engine) in_flight: u32,
-    /// The front end waits for the ring to stop.
+    /// Reply to the front end, which waits for the ring to stop.
     pub(in crate::engine) stopping: Option<FrontEndReply>,
     watch: u32,
     pub(in crate::engine) call: Option<BellId>,
     pub(in crate::engine) error: Option<BellId>,
 }
 
-/// A virtual machine.
 pub(in crate::engine) struct FrontEnd {
     pub(in crate::engine) socket: UnixStream,
     pub(in crate::engine) ram: Option<Arc<GuestRam>>,
     pub(in crate::engine) log: Option<Arc<DirtyLog>>,
     pub(in crate::engine) features: u64,
     pub(in crate::engine) rings: [Option<Box<GuestRing>>; MOST_RINGS as usize],
-    /// Requests that the controller has.
+    /// Requests held by the controller.
     pub(in crate::engine) in_flight: u32,
-    /// Nothing is taken from its rings until its memory changes.
+    /// True if no request is taken from the rings until the memory changes.
     pub(in crate::engine) still: bool,
-    /// The machine is known to stand still, so that a ring may stop while requests wait for room.
+    /// True if the machine is known to stand still: a ring may then stop while requests wait for room.
     machine_still: bool,
-    /// Who waits until nothing that was taken is left.
+    /// Reply once no taken request is left.
     stilled: Option<FrontEndReply>,
-    /// It left, and its last requests are waited for.
+    /// True once the front end has left, while its last requests are pending.
     left: bool,
-    /// Who waits for that.
+    /// Reply once the last requests have ended.
     gone: Option<FrontEndReply>,
 }
 
 impl FrontEnd {
-    /// The log of written pages, while it is to be kept.
+    /// Returns the log of written pages, while logging is on.
     pub(in crate::engine) fn log(&self) -> Option<&DirtyLog> {
         self.log.as_deref().filter(|_| self.features & LOG_ALL != 0)
     }
 
-    /// True if pages of anything that it shares are lost.
+    /// Returns true if pages of anything that the front end shares are lost.
     fn has_lost_pages(&self) -> bool {
         let mut rings = self.rings.iter().flatten();
         self.ram.as_ref().is_some_and(|ram| ram.has_lost_pages())
@@ -99,37 +98,37 @@ impl FrontEnd {
     }
 }
 
-/// The front end, and what its requests use.
+/// The front end, and the memory for its requests.
 pub(in crate::engine) struct Vhost {
     pub(in crate::engine) front_end: Option<FrontEnd>,
-    /// One that comes when this one has gone.
+    /// Next front end, which waits until this one is gone.
     next: Option<(UnixStream, FrontEndReply)>,
-    /// What is known of each slot's request, when it came from a ring.
+    /// Ring request of each slot, if any.
     pub(in crate::engine) requests: Box<[RingRequest]>,
-    /// When it is told again that a request waits long for a part of the disk that is not here.
+    /// Time of the next event for a long wait for a missing part of the disk.
     tell_of_wait: Option<Time>,
-    /// Space for the chain that is looked at.
+    /// Reused memory for a chain.
     pub(in crate::engine) chain: Chain,
-    /// Space for its data.
+    /// Reused memory for the chain's data.
     pub(in crate::engine) data: Vec<Segment>,
-    /// Rings that may have requests, one bit each.
+    /// Rings that may have requests, a bit each.
     pub(in crate::engine) ready: u16,
-    /// Rings that have answers for the guest, or broke, one bit each.
+    /// Rings that have answers for the guest, or broke, a bit each.
     pub(in crate::engine) answered: u16,
-    /// A ring has more requests than a turn may take.
+    /// True if a ring has more requests than a turn may take.
     pub(in crate::engine) eager: bool,
-    /// The disk is elsewhere, and finding its owner has failed since it was last asked for.
+    /// True if the disk is elsewhere and the last search for its owner has failed.
     pub(in crate::engine) hopeless: bool,
-    /// Whether requests wait for room in the image.
+    /// State of requests that wait for room in the image.
     pub(in crate::engine) room: Room,
-    /// The last front end was disconnected because pages of what it shared were lost.
+    /// True if the last front end was disconnected because pages of its shared memory were lost.
     pub(in crate::engine) lost_pages: bool,
-    /// How the guest and this engine wake each other.
+    /// Signals between the guest and this engine.
     pub(in crate::engine) events: EventCounters,
 }
 
 impl Vhost {
-    /// Room for this many slots.
+    /// Returns the state for this many slots.
     pub(in crate::engine) fn new(slots: usize) -> Self {
         Self {
             front_end: None,
@@ -148,7 +147,7 @@ impl Vhost {
         }
     }
 
-    /// As others see it.
+    /// Returns the published state.
     pub(in crate::engine) fn state(&self) -> FrontEndState {
         match &self.front_end {
             None => FrontEndState::Absent,
@@ -159,17 +158,18 @@ impl Vhost {
         }
     }
 
-    /// Whether requests are there that this turn left.
+    /// Returns true if this turn left requests in a ring.
     pub(in crate::engine) const fn is_eager(&self) -> bool {
         self.eager
     }
 
-    /// Requests that wait for the disk's owner are to fail.
+    /// Lets requests fail that wait for the disk's owner.
     pub(in crate::engine) const fn owner_unreachable(&mut self) {
         self.hopeless = self.ready != 0;
     }
 
-    /// The front end left before all of its memory had arrived, or pages of what it shares are lost.
+    /// Returns true if the front end left before all of its memory had arrived, or if pages of its shared memory are
+    /// lost.
     fn has_lost_memory(&self) -> bool {
         self.front_end.as_ref().is_some_and(|front_end| {
             let ram = front_end.ram.as_ref();
@@ -182,7 +182,7 @@ impl Vhost {
         rings.get_mut(usize::from(index))?.as_deref_mut()
     }
 
-    /// Requests of the ring cannot be taken now.
+    /// Records that requests of the ring cannot be taken now.
     pub(in crate::engine) fn stall(&mut self, index: u16, now: Time) {
         let Some(front_end) = &mut self.front_end else {
             return;
@@ -297,7 +297,7 @@ impl Engine {
                 if let Some(state) = &mut front_end.rings[usize::from(ring)] {
                     events.retire(&mut self.ring, state.call);
                     state.call = call.map(|counter| events.install(counter));
-                    // What was signalled on the old one may have come too late to be seen.
+                    // A signal on the old counter may have come too late to be seen.
                     self.call_guest(ring);
                 }
             }
@@ -374,14 +374,14 @@ impl Engine {
             front_end.machine_still = false;
         }
         if self.vhost.room == Room::LeftBehind {
-            // What was left is in `again`; whether there is room for it now will show.
+            // The requests left behind are in `again`; a retry shows if there is room for them.
             self.vhost.room = Room::Until(self.now.after(RETRY));
         }
-        // Requests that came before the watch are found without a kick. And whoever served the ring
-        // before may have ended between an answer and its signal.
+        // Requests from before the watch are found without a kick. And the ring's last server may have ended between an
+        // answer and its signal.
         self.vhost.ready |= 1 << index;
         self.call_guest(index);
-        // A hypervisor starts rings only where the machine runs, and stops it elsewhere before.
+        // A hypervisor starts rings only where the machine runs, and stops the machine elsewhere first.
         self.core.handle_guest_here(self.now);
         self.drain();
         Ok(())
@@ -400,7 +400,7 @@ impl Engine {
             Some(ring) if ring.stopping.is_some() => reply(Err(FrontEndError::Running)),
             Some(ring) => {
                 ring.stopping = Some(reply);
-                // Requests of an earlier engine are finished, whatever the guest may do.
+                // Requests of an earlier engine are finished, even if the guest misbehaves.
                 self.vhost.ready |= 1 << index;
                 self.give_back_missing();
                 self.settle_front_end();
@@ -408,7 +408,7 @@ impl Engine {
         }
     }
 
-    /// The machine is about to stand still: its rings may stop at once.
+    /// Prepares for a machine that is about to stand still: its rings may stop at once.
     pub(in crate::engine) fn machine_stands_still(&mut self) {
         if let Some(front_end) = &mut self.vhost.front_end {
             front_end.machine_still = true;
@@ -417,8 +417,8 @@ impl Engine {
         }
     }
 
-    /// The machine runs, or could not be stopped: what waits in rings that have not stopped is done now. That for which
-    /// there is no room is tried again anyway.
+    /// Resumes the waiting requests of rings that have not stopped, once the machine runs or could not be stopped.
+    /// Requests without room are retried anyway.
     pub(in crate::engine) fn machine_goes_on(&mut self) {
         let Some(front_end) = &mut self.vhost.front_end else {
             return;
@@ -433,7 +433,7 @@ impl Engine {
         }
     }
 
-    /// The memory is about to change: nothing may use it then.
+    /// Stills the rings before a change of the memory.
     fn still_rings(&mut self, reply: FrontEndReply) {
         match &mut self.vhost.front_end {
             None => reply(Err(FrontEndError::Left)),
@@ -445,7 +445,7 @@ impl Engine {
         }
     }
 
-    /// The front end left: its memory may be gone or given to another.
+    /// Detaches a front end that has left: its memory may be gone or given to another.
     fn detach_front_end(&mut self, reply: FrontEndReply) {
         match &mut self.vhost.front_end {
             None => reply(Ok(0)),
@@ -458,7 +458,7 @@ impl Engine {
         }
     }
 
-    /// Disconnects a front end when pages of what it shares are lost: its guest's requests cannot be served any more.
+    /// Disconnects a front end with lost pages in its shared memory: its guest's requests cannot be served any more.
     pub(in crate::engine) fn look_for_lost_pages(&mut self) {
         let front_end = self.vhost.front_end.as_ref();
         let Some(front_end) = front_end.filter(|it| it.has_lost_pages()) else {
@@ -467,13 +467,13 @@ impl Engine {
         if !std::mem::replace(&mut self.vhost.lost_pages, true) {
             let disk = &self.config.disk;
             tracing::error!(disk, "the virtual machine is disconnected: {LOST_PAGES}");
-            // The protocol's thread sees that, and detaches it.
+            // The protocol's thread sees the shutdown, and detaches the front end.
             let _ = front_end.socket.shutdown(Shutdown::Both);
             self.publish();
         }
     }
 
-    /// The engine ends: the front end is disconnected.
+    /// Disconnects the front end at the engine's end.
     pub(in crate::engine) fn hang_up(&mut self) {
         if let Some(front_end) = &self.vhost.front_end {
             let _ = front_end.socket.shutdown(Shutdown::Both);
@@ -499,7 +499,7 @@ impl Engine {
         }
     }
 
-    /// Reports rings that have stopped, and a front end whose last request is done.
+    /// Reports rings that have stopped, and a front end whose last request has ended.
     pub(in crate::engine) fn settle_front_end(&mut self) {
         let Some(front_end) = &mut self.vhost.front_end else {
             return;
@@ -509,8 +509,8 @@ impl Engine {
             let Some(ring) = ring.as_ref().filter(|ring| ring.stopping.is_some()) else {
                 continue;
             };
-            // A ring has stopped when the guest was told of its last answer: whoever serves it next
-            // does not know of a signal that is missing.
+            // A ring has stopped once the guest was signalled for the last answer: the ring's next server does not know
+            // of a missing signal.
             let told = self.vhost.events.are_sent(ring.call);
             let done = ring.in_flight == 0
                 && ring.again.is_empty()
@@ -559,11 +559,11 @@ impl Engine {
         }
     }
 
-    /// Serves a ring no more, until the guest resets the device.
+    /// Stops serving a ring, until the guest resets the device.
     pub(in crate::engine) fn break_ring(&mut self, index: u16, why: &dyn std::fmt::Display) {
         let disk = &self.config.disk;
         if self.vhost.has_lost_memory() {
-            // Nothing in it makes sense, and whoever had it is gone.
+            // Nothing in lost memory makes sense, and its owner is gone.
             return;
         }
         let Some(ring) = self.vhost.ring(index) else {
@@ -578,7 +578,7 @@ impl Engine {
             "device broken: {why}; the ring is not served until the guest resets the device"
         );
         let error = ring.error;
-        // Who waits for it to stop need wait no longer.
+        // A broken ring keeps no one waiting for its stop.
         self.vhost.answered |= 1 << index;
         if let Some(error) = error {
             self.vhost.events.signal(&mut self.ring, error);
@@ -587,7 +587,7 @@ impl Engine {
     }
 }
 
-/// A descriptor table's address, for chains.
+/// Returns a descriptor table's address, for chains.
 pub(in crate::engine) const fn table_of(ring: &SplitRing) -> GuestAddress {
     ring.layout().descriptors
 }

@@ -1,10 +1,9 @@
-//! Requests of a virtual machine for which the image has no room. They wait instead of failing, as
-//! QEMU's own disks have it: a file system in the guest survives that, and no I/O error.
+//! Requests of a virtual machine for which the image has no room. They wait instead of failing, as with QEMU's own
+//! disks: a file system in the guest survives a wait, but not an I/O error.
 //!
-//! Such a request is over for the controller and not answered, as if an earlier engine had left it. It
-//! is tried again every [`RETRY`] until there is room. A ring stops only when all its requests are
-//! answered, unless the machine is known to stand still: then what waits is left where the ring's
-//! next life finds it.
+//! For the controller such a request is over. The guest gets no answer, as if an earlier engine had left the request.
+//! The engine retries every [`RETRY`] until there is room. A ring stops only when all its requests are answered, unless
+//! the machine is known to stand still: then the waiting requests are left for the ring's next life.
 
 use std::time::Duration;
 
@@ -15,23 +14,23 @@ use crate::engine::config::EngineEvent;
 use crate::engine::front_ends::vhost::GuestRing;
 use crate::engine::run::Engine;
 
-/// How long requests wait before they are tried again.
+/// Time between two attempts of waiting requests.
 pub(in crate::engine) const RETRY: Duration = Duration::from_secs(1);
 
-/// Whether requests wait for room.
+/// The state of requests that wait for room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::engine) enum Room {
-    /// None does, as far as is known.
+    /// No request waits, as far as known.
     #[default]
     Enough,
-    /// Some do, and are tried again then.
+    /// Requests wait, and are retried at this time.
     Until(Time),
-    /// Some do, and were left for the next life of their rings.
+    /// Requests wait, and were left for the next life of their rings.
     LeftBehind,
 }
 
 impl GuestRing {
-    /// Whether the ring may stop as far as requests are concerned that wait for room, or were given back.
+    /// Returns true if requests that wait for room, or were given back, do not keep the ring from stopping.
     pub(in crate::engine) fn may_stop(&self, still: bool) -> bool {
         let none_waits = self.without_room.is_empty() && self.given_back.is_empty();
         none_waits || still && self.inflight.is_some()
@@ -39,8 +38,8 @@ impl GuestRing {
 }
 
 impl Engine {
-    /// Lets the request at `head` wait if its answer would be that the image has no room, or if it was given back. False
-    /// when it is to be answered.
+    /// Lets the request at `head` wait if the image has no room for it, or if it was given back. Returns false if the
+    /// request is to be answered.
     pub(in crate::engine) fn waits_for_room(
         &mut self,
         index: u16,
@@ -76,7 +75,7 @@ impl Engine {
         true
     }
 
-    /// Tries again what waits, when its time has come.
+    /// Retries the waiting requests, once due.
     pub(in crate::engine) fn retry_for_room(&mut self) {
         match self.vhost.room {
             Room::Until(at) if at <= self.now => {}
@@ -96,11 +95,11 @@ impl Engine {
         }
         self.vhost.ready |= lacking;
         self.vhost.room = Room::Until(self.now.after(RETRY));
-        // Whoever can make the machine wait may not have been able to do so before.
+        // Repeated: the receiver may not have been able to stop the machine before.
         self.tell(EngineEvent::OutOfSpace(true));
     }
 
-    /// Nothing waits for room any more.
+    /// Ends the state of waiting for room.
     pub(in crate::engine) fn room_again(&mut self) {
         if std::mem::take(&mut self.vhost.room) != Room::Enough {
             self.publish();

@@ -1,4 +1,4 @@
-//! What goes through the rings of a virtual machine: requests in, answers out.
+//! The traffic of a virtual machine's rings: requests in, answers out.
 
 use std::sync::Arc;
 
@@ -20,8 +20,7 @@ use godwit_vhost::memory::{GuestRam, Segment};
 use godwit_vhost::rings::chain::ChainError;
 use godwit_vhost::rings::split::RingError;
 
-/// Disk operations that are handed to the kernel at once for requests that came by a ring: they are
-/// all there already, so that more of them share a call.
+/// Disk operations submitted together for ring requests: all of them are there already, so more can share a call.
 const RING_GROUP: u32 = 4;
 
 /// A request that came by a ring.
@@ -33,26 +32,25 @@ pub(in crate::engine) struct RingRequest {
     status: u64,
     /// Its data in guest memory.
     data: Vec<Segment>,
-    /// The memory that the data is in.
+    /// Memory that holds the data.
     ram: Option<Arc<GuestRam>>,
-    /// What is written was copied to the slot's buffer. It stays as it is there, whatever the guest
-    /// does meanwhile.
+    /// True once the data to write was copied to the slot's buffer, where later changes by the guest have no effect.
     gathered: bool,
-    /// The disk puts what is read where the guest wants it.
+    /// True if the disk reads straight into guest memory.
     direct: bool,
 }
 
-/// What became of the first request of a ring.
+/// The outcome for the first request of a ring.
 enum Step {
-    /// It was taken.
+    /// The request was taken.
     Taken,
-    /// There is none, or none may be taken.
+    /// No request is there, or none may be taken.
     Idle,
-    /// It needs a slot.
+    /// The request needs a slot.
     Wait,
 }
 
-/// Why a ring cannot be served any further.
+/// The reason for the end of a ring's service.
 #[derive(Debug, thiserror::Error)]
 enum Broken {
     #[error(transparent)]
@@ -85,8 +83,8 @@ impl Engine {
         self.vhost.hopeless = false;
     }
 
-    /// Whether requests may be taken from rings now. What would only be held stays there: a ring
-    /// can be stopped while its requests are its own.
+    /// Returns true if requests may be taken from rings now. Requests that would only be held stay in the ring: a ring
+    /// can be stopped before its requests are taken.
     fn rings_may_go(&mut self) -> bool {
         let refused = self.core.refuses_requests() && !self.vhost.hopeless;
         if !refused && !self.core.holds_requests() {
@@ -130,7 +128,7 @@ impl Engine {
         self.vhost.eager = true;
     }
 
-    /// Takes the request for which the ring waited. False when there is still no slot for it.
+    /// Takes the request for which the ring waited. Returns false if there is still no slot for it.
     pub(in crate::engine) fn admit_waiting_ring(&mut self, index: u16) -> bool {
         let waits = self.vhost.ring(index).is_some_and(|ring| ring.waiting);
         if waits && !self.core.holds_requests() {
@@ -255,7 +253,7 @@ impl Engine {
         self.slots.set_arrived(tag, arrived);
         let ram = Arc::clone(ram);
         if ram.arrival().is_under_way() {
-            // Only what has been looked at is known to be what the guest wrote.
+            // Only data that has been touched here is known to be the guest's.
             if let Operation::Write { .. } = operation {
                 self.gather(tag);
             }
@@ -274,11 +272,11 @@ impl Engine {
         Ok(Step::Taken)
     }
 
-    /// Prepares the disk to transfer the data of a ring's request from or to guest memory itself, which is
-    /// returned. `None` when the slot's buffer is to be used; then it holds what is to be written.
+    /// Prepares the disk to transfer a ring request's data from or to guest memory directly. Returns the guest memory,
+    /// or `None` if the slot's buffer is to be used; the buffer then holds the data to write.
     ///
-    /// What is also sent to another node must be the same in both places: the guest may change
-    /// its memory at any time.
+    /// Data that is also sent to another node must be the same in both places, and the guest may change its memory at
+    /// any time.
     pub(in crate::engine) fn guest_memory_for(
         &mut self,
         tag: RequestTag,
@@ -313,7 +311,7 @@ impl Engine {
         None
     }
 
-    /// True if what this operation of a ring's request would write need not be what the guest wanted.
+    /// Returns true if the data of this write may differ from the guest's.
     pub(in crate::engine) fn has_lost_data(
         &self,
         tag: RequestTag,
@@ -323,8 +321,7 @@ impl Engine {
         matches!(operation, DiskOperation::Write { .. }) && ram.is_some_and(|ram| ram.is_lost())
     }
 
-    /// A frame about a ring's request is to be sent: its data must be in the slot's buffer, or is to
-    /// arrive there.
+    /// Prepares a frame about a ring's request: the data must be in the slot's buffer, or must arrive there.
     pub(in crate::engine) fn leave_guest_memory(&mut self, tag: RequestTag, operation: Operation) {
         self.vhost.requests[tag.0 as usize].direct = false;
         if let Operation::Write { .. } = operation {
@@ -345,7 +342,7 @@ impl Engine {
         }
     }
 
-    /// The controller answered a ring's request.
+    /// Passes the controller's answer to the guest.
     pub(in crate::engine) fn answer_ring(
         &mut self,
         tag: RequestTag,
@@ -359,7 +356,7 @@ impl Engine {
         }
         let request = &self.vhost.requests[tag.0 as usize];
         let (index, head, status) = (request.ring, request.head, request.status);
-        // A front end that left gets no answers: who comes next does the request again.
+        // A front end that left gets no answers: the next front end repeats the request.
         if let Some(ring) = self.vhost.ring(index) {
             ring.in_flight -= 1;
             let broken = ring.broken;
@@ -387,7 +384,7 @@ impl Engine {
         self.slots.finish(tag);
     }
 
-    /// Puts what was read where the guest wants it, and returns how much that is.
+    /// Puts the data of a read into guest memory, and returns its length.
     fn deliver(
         &mut self,
         tag: RequestTag,
@@ -412,7 +409,7 @@ impl Engine {
         Ok(extent.bytes() as u32)
     }
 
-    /// Writes a request's status and counts it among its ring's answers.
+    /// Writes a request's status and counts the request among its ring's answers.
     fn finish_ring_request(
         &mut self,
         index: u16,
@@ -441,7 +438,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Shows the guest the answers of this turn, and tells it where it wants to know.
+    /// Shows the guest the answers of this turn, and signals the guest if wanted.
     pub(in crate::engine) fn publish_rings(&mut self) {
         let mut answered = std::mem::take(&mut self.vhost.answered);
         if answered == 0 {
@@ -476,7 +473,7 @@ impl Engine {
     }
 }
 
-/// The extent whose data a request carries.
+/// Returns the extent whose data a request carries.
 const fn data_of(operation: &Operation) -> Option<Extent> {
     match *operation {
         Operation::Read(extent) | Operation::Write { extent, .. } => Some(extent),

@@ -1,31 +1,29 @@
-//! Whether the memory of a guest that runs will ever be at the other node: what the guest writes
-//! while it is sent must be sent again.
+//! Detection of a pre-copy that does not converge: memory written by the guest during a pass must be sent again.
 
 use std::time::{Duration, Instant};
 
 use godwit_qemu::migration::Seen;
 
-/// How long what is left may stay as it is before somebody should know.
+/// Time without progress before the user is warned.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The first pass is over all memory, and says nothing of what the guest writes.
+/// The first pass that counts. The pass before covers all memory, and says nothing about the guest's writes.
 const FIRST_PASS: u64 = 2;
 
-/// Passes that must have begun since what was left was least.
+/// Passes begun since the least remainder, at least, before the user is warned.
 const PASSES: u64 = 2;
 
-/// Watches what is left at the start of each pass: as long as it becomes less, there is an end.
+/// Watches the bytes left at the start of each pass. While the bytes decrease, the pre-copy converges.
 #[derive(Debug, Default)]
 pub(in crate::vms) struct Convergence {
-    /// Bytes that were left when a pass began, the fewest so far; that pass, and when it was.
+    /// The fewest bytes left at the start of a pass so far, with the pass and its time.
     least: Option<(u64, u64, Instant)>,
     pass: u64,
     warned: bool,
 }
 
 impl Convergence {
-    /// Takes what QEMU says now. Returns, once, what the user should know when there is no end in
-    /// sight.
+    /// Takes QEMU's progress. Returns a warning for the user, once, if there is no convergence in sight.
     pub(in crate::vms) fn look(&mut self, seen: &Seen, now: Instant) -> Option<String> {
         let progress = seen.progress;
         if seen.status != "active" || progress.passes < FIRST_PASS {
@@ -34,7 +32,7 @@ impl Convergence {
         if progress.passes != self.pass {
             self.pass = progress.passes;
             let begins = (progress.bytes_left, self.pass, now);
-            // A tenth less is progress; the rest is chance.
+            // A tenth less is progress; a smaller change is chance.
             let least = self.least.get_or_insert(begins);
             if progress.bytes_left / 9 < least.0 / 10 {
                 *least = begins;
@@ -69,7 +67,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// What is told when each pass of this many seconds begins with so much left.
+    /// Returns the warnings for passes of `seconds` that begin with the bytes of `left`, in MiB.
     fn told(seconds: f64, left: &[u64]) -> Vec<(usize, String)> {
         let begun = Instant::now();
         let mut convergence = Convergence::default();

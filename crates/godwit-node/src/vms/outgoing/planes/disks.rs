@@ -1,4 +1,5 @@
-//! The disks of a machine that moves. Each has a migration of its own; the group makes them change hands together.
+//! The plane of a moving VM's disks. Each disk has a migration of its own; the group makes all of them switch over
+//! together.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -31,8 +32,8 @@ impl Disks {
         }
     }
 
-    /// Why one of the disks does not move any more, or must not: what waits for room is not part of
-    /// what moves with the guest.
+    /// Returns the error if a disk cannot move any more, or must not: requests that wait for room are not part of the
+    /// moving state.
     fn trouble(&self, of: &Departure) -> Option<ErrorBody> {
         let full = of.disks().into_iter().find(|disk| {
             let disk = of.node.disks.find(disk);
@@ -55,7 +56,7 @@ impl Disks {
         })
     }
 
-    /// Tells the engines of all disks to hand them over.
+    /// Tells the engines of all disks to switch over.
     async fn switch_over(of: &Departure) -> Result<(), ErrorBody> {
         let mut answers = Vec::new();
         for name in of.disks() {
@@ -70,7 +71,7 @@ impl Disks {
             }));
             answers.push((name, answer));
         }
-        // Not one after the other: the guest stands still.
+        // All disks are told before the first answer is awaited: the guest stands still.
         for (name, answer) in answers {
             if !answer.await.unwrap_or(false) {
                 let why = format!("disk {name} does not move any more");
@@ -125,7 +126,7 @@ impl Plane for Disks {
         }
     }
 
-    /// A guest that stands still writes nothing: what was written is sent when the disks are handed over.
+    /// Does nothing: a guest that stands still writes nothing, and earlier writes are sent at the switchover.
     async fn freeze(&mut self, _: &Departure, _: &mut SourceLink) -> Result<(), ErrorBody> {
         Ok(())
     }
@@ -157,7 +158,7 @@ impl Plane for Disks {
         }
     }
 
-    /// The disks take requests again as soon as their engines know: the guest must not wait for the rest.
+    /// Cancels in the engines first: the disks take requests again at once, and the guest must not wait for the rest.
     async fn take_back(&mut self, of: &Departure) {
         for disk in of.disks() {
             let disk = of.node.disks.find(&disk);
@@ -168,13 +169,13 @@ impl Plane for Disks {
         }
     }
 
-    /// Also of a disk whose offer is still being made: its task does not know of the machine's move's end.
+    /// Also cancels a disk whose offer is still being made: the disk's task does not see the end of the VM's move.
     async fn clear(&mut self, of: &Departure) {
         for disk in of.disks() {
             let disk = of.node.disks.find(&disk);
             let leaves = disk.and_then(|disk| disk.lock().activity.migration());
             if let Some(id) = leaves {
-                // One that has ended meanwhile is what is wanted.
+                // A migration that has ended meanwhile needs no cancellation.
                 let _ = outgoing::cancel(&of.node, &id.to_string()).await;
             }
         }

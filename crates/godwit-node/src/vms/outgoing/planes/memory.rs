@@ -1,4 +1,4 @@
-//! The memory of a machine that moves, with the state of its devices: QEMU's own migration, through the nodes'
+//! The plane of a moving VM's memory, with the state of its devices: QEMU's own migration, through the nodes'
 //! connection.
 
 use std::pin::pin;
@@ -24,24 +24,24 @@ use godwit_qemu::machine::Machine;
 use godwit_qemu::migration;
 use godwit_qemu::monitor::qmp::QmpEvent;
 
-/// Longest wait for the destination's QEMU to have everything that was sent.
+/// Longest wait for the destination's QEMU to have all sent memory.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The plane of memory.
 #[derive(Default)]
 pub(in crate::vms::outgoing) struct Memory {
-    /// Carries QEMU's migration to the other node.
+    /// The task that carries QEMU's migration to the other node.
     pub(in crate::vms::outgoing) tunnel: Option<AbortHandle>,
-    /// What QEMU has said since its migration began, to be read.
+    /// The unread events of QEMU since the start of its migration.
     events: Option<broadcast::Receiver<QmpEvent>>,
-    /// Whether the guest runs, but for the move; nothing before its memory moves.
+    /// True if the guest runs, or would run without the move; `None` before the memory moves.
     ran: Option<bool>,
-    /// When the guest stopped here.
+    /// The time of the guest's stop here.
     pub(in crate::vms::outgoing) stopped: Option<Instant>,
 }
 
 impl Memory {
-    /// Whether the guest ran when it was stopped for the move.
+    /// Returns true if the guest ran before the move stopped it.
     pub(in crate::vms::outgoing) fn ran(&self) -> bool {
         self.ran.unwrap_or(true)
     }
@@ -51,8 +51,7 @@ impl Memory {
         of.store_ran(ran).await
     }
 
-    /// QEMU said that the guest stands still, or goes on: either the move stopped it, or somebody who wants it to
-    /// stand still.
+    /// Handles QEMU's report that the guest stopped or resumed: by the move, or by an operator's command.
     async fn stopped_or_resumed(
         &mut self,
         of: &Departure,
@@ -104,14 +103,14 @@ impl Plane for Memory {
         Ok(())
     }
 
-    /// Ready when the guest stands still: what it writes until then is sent again.
+    /// Waits until the guest stands still: earlier writes are sent again until then.
     async fn converged(&mut self, of: &Departure) -> Result<(), ErrorBody> {
         let mode = of.request.memory;
         let mut stops = of.qemu.qmp.events();
         let (node, id) = (Arc::clone(&of.node), of.id);
         let mut convergence = Convergence::default();
         let tell = |seen: &migration::Seen| {
-            // What is pulled need not have been sent before.
+            // Pulled memory need not be sent before the guest's stop.
             let asked = (!mode.pulls()).then(|| convergence.look(seen, Instant::now()));
             node.vm_migrations.change(id, |view| {
                 view.memory = memory_progress(seen.progress);
@@ -125,7 +124,7 @@ impl Plane for Memory {
             loop {
                 tokio::select! {
                     copied = &mut copying => {
-                        // The guest stood still a moment before QEMU said that it is so far.
+                        // The guest stood still a moment before QEMU's report.
                         self.stopped.get_or_insert_with(Instant::now);
                         break copied;
                     }
@@ -144,7 +143,7 @@ impl Plane for Memory {
         of.error(ErrorCode::Conflict, &"its QEMU has ended")
     }
 
-    /// All of the memory with pre-copy, the state of the devices when the rest is pulled.
+    /// Sends the rest: all of the memory with pre-copy, only the state of the devices if the rest is pulled.
     async fn freeze(
         &mut self,
         of: &Departure,
@@ -172,8 +171,8 @@ impl Plane for Memory {
         destination.say(Order::Load { runs }).await;
         let mut loaded = false;
         {
-            // Until this QEMU says so it may still fail, and then it lets the guest run by itself,
-            // whatever the destination has.
+            // Until this report QEMU may still fail, and would then resume the guest by itself, even if the destination
+            // has everything.
             let sent = if of.request.memory.pulls() {
                 ["completed", migration::PULLING].as_slice()
             } else {
@@ -211,7 +210,7 @@ impl Plane for Memory {
         }
     }
 
-    /// It is where the disks are: who has them runs the guest.
+    /// Does nothing: the owner of the disks runs the guest.
     async fn hand_over(&mut self, _: &Departure) -> Result<(), ErrorBody> {
         Ok(())
     }

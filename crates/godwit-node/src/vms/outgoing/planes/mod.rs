@@ -1,5 +1,5 @@
-//! The planes of a machine's move: its disks, its memory and its NICs, which move each in a way of their own until all of
-//! them change hands together.
+//! The planes of a VM's move: its disks, its memory and its NICs. Each moves in its own way until all of them switch
+//! over together.
 
 pub(in crate::vms) mod convergence;
 pub(super) mod disks;
@@ -13,51 +13,50 @@ use godwit_qemu::machine::Machine;
 
 use crate::vms::outgoing::departure::{Departure, SourceLink};
 
-/// One plane, at the source. The coordinator calls `start`, `converged`, `freeze` and `hand_over` in this order, and
-/// may drop any of these calls to give the move up: then it calls `take_back` of all planes, and after that `clear`
-/// of all. How far it is a plane tells the table of the machines' moves.
+/// A plane at the source. The coordinator calls `start`, `converged`, `freeze` and `hand_over` in this order. The
+/// coordinator may drop any of these calls to cancel the move, and then calls `take_back` of all planes, and after that
+/// `clear` of all. A plane records its progress in the table of the VMs' moves.
 ///
-/// A method that waits ends with an error once its own plane cannot go on; [`Self::broken`] is for who waits for
-/// something else.
+/// A waiting method returns an error once its own plane cannot go on; [`Self::broken`] reports the same to a
+/// coordinator that waits for another plane.
 pub(super) trait Plane {
-    /// What stands in its way at this node, a sentence each.
+    /// Returns the blockers at this node, a sentence each.
     fn preflight(of: &Departure, machine: &Machine, facts: &Facts) -> Vec<String>;
 
-    /// Begins to move, beside the guest that runs.
+    /// Begins to move the plane, beside the running guest.
     ///
     /// # Errors
-    /// It cannot.
+    /// The plane cannot move.
     fn start(&mut self, of: &Departure) -> impl Future<Output = Result<(), ErrorBody>> + Send;
 
-    /// Ready when nothing is left to move but what the guest changes from now on, and what a guest that stands still
-    /// waits for.
+    /// Waits until only later changes of the guest are left to move, and the parts that need a stopped guest.
     ///
     /// # Errors
-    /// It does not move any more.
+    /// The plane cannot go on.
     fn converged(&mut self, of: &Departure) -> impl Future<Output = Result<(), ErrorBody>> + Send;
 
-    /// Ready, with the reason, when a plane that was started cannot go on.
+    /// Waits until a started plane cannot go on, and returns the reason.
     fn broken(&self, of: &Departure) -> impl Future<Output = ErrorBody> + Send;
 
-    /// The guest stands still: the destination gets what it cannot run the guest without.
+    /// Sends the destination the state that the guest needs to run, once the guest stands still.
     ///
     /// # Errors
-    /// It does not get it.
+    /// The destination does not get the state.
     fn freeze(
         &mut self,
         of: &Departure,
         destination: &mut SourceLink,
     ) -> impl Future<Output = Result<(), ErrorBody>> + Send;
 
-    /// Every plane is frozen: gives the plane to the destination, for good.
+    /// Hands the plane over to the destination, for good, once every plane is frozen.
     ///
     /// # Errors
-    /// It was not given away.
+    /// The plane was not given away.
     fn hand_over(&mut self, of: &Departure) -> impl Future<Output = Result<(), ErrorBody>> + Send;
 
-    /// The move is given up before anything was given away: what the guest has of the plane is as it was before.
+    /// Restores the guest's view of the plane after a move cancelled before the handover.
     fn take_back(&mut self, of: &Departure) -> impl Future<Output = ()> + Send;
 
-    /// The guest goes on: ends what is still under way on behalf of the move.
+    /// Ends the rest of the move's work once the guest goes on.
     fn clear(&mut self, of: &Departure) -> impl Future<Output = ()> + Send;
 }

@@ -1,5 +1,5 @@
-//! The NICs of a machine that moves. What they hold for the guest is small, and moves while the guest stands still;
-//! what comes to them here until the network knows the machine's new place follows the guest.
+//! The plane of a moving VM's NICs. Packets held for the guest are few, and move while the guest stands still. Packets
+//! that arrive here before the network knows the VM's new place follow the guest.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,21 +20,21 @@ use crate::vms::outgoing::departure::{Departure, SourceLink};
 use crate::vms::outgoing::planes::Plane;
 use crate::vms::vm::{Qemu, Vm};
 
-/// How often the NICs are asked whether something came.
+/// Time between two checks of the NICs for packets.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// How long the destination's announcements may take to reach this node's uplinks once they left. A network that does
-/// not bring them here does not tell when nothing more comes, either.
+/// Time for the destination's announcements to reach this node's uplinks. A network that does not deliver them here
+/// gives no sign of the last packet, either.
 const ANNOUNCED: Duration = Duration::from_millis(250);
 
-/// How long the destination may take to announce the machine.
+/// Longest wait for the destination to announce the VM.
 const ANNOUNCES: Duration = Duration::from_secs(2);
 
-/// How long packets are taken that an announcement has overtaken.
+/// Time for packets that an announcement has overtaken.
 const OVERTAKEN: Duration = Duration::from_millis(100);
 
-/// How much longer if some still come: those for groups to which the guest listens come here where switches do not know yet
-/// that it does so elsewhere.
+/// Further time while packets still come. Multicast packets come here until the switches know that the guest listens
+/// elsewhere.
 const GROUPS: Duration = Duration::from_secs(1);
 
 /// The plane of NICs.
@@ -45,7 +45,7 @@ fn served(vm: &Vm) -> Vec<Arc<ServedNic>> {
     vm.lock().nics.clone()
 }
 
-/// Tells the network where the cards are that QEMU itself serves, while others go on.
+/// Announces the place of the cards that QEMU itself serves, in the background.
 pub(in crate::vms) fn announce_cards(vm: &str, machine: &Machine, qemu: &Qemu) {
     if cards::own(machine).is_empty() {
         return;
@@ -59,7 +59,7 @@ pub(in crate::vms) fn announce_cards(vm: &str, machine: &Machine, qemu: &Qemu) {
 }
 
 impl Nics {
-    /// What the move costs the clients of cards that QEMU itself serves.
+    /// Returns the notice on the packets that a move loses for cards that QEMU itself serves.
     pub(in crate::vms::outgoing) fn notice(machine: &Machine) -> Option<String> {
         let cards = cards::own(machine);
         (!cards.is_empty()).then(|| {
@@ -71,10 +71,10 @@ impl Nics {
         })
     }
 
-    /// The machine as the destination is to run it, where its taps and bridges may have other names.
+    /// Returns the VM for the destination, where its taps and bridges may have other names.
     ///
     /// # Errors
-    /// A name is given for one that it does not have.
+    /// The request renames an uplink that the VM does not have.
     pub(in crate::vms::outgoing) fn elsewhere(
         of: &Departure,
         machine: &Machine,
@@ -99,7 +99,7 @@ impl Nics {
         Ok(machine)
     }
 
-    /// What keeps a node from having them that knows no more than this.
+    /// Returns the reason if a node with these features cannot receive the VM's NICs.
     pub(in crate::vms::outgoing) fn unknown(
         peer: &str,
         knows: Features,
@@ -114,8 +114,8 @@ impl Nics {
         })
     }
 
-    /// The machine is the destination's: sends what still comes here, until nothing more can. When the destination
-    /// announces the machine is told with `announced`.
+    /// Sends packets that still arrive here after the handover, until no more can come. `announced` gives the time of
+    /// the destination's announcement.
     pub(in crate::vms::outgoing) fn forward(
         of: &Departure,
         speaker: mpsc::Sender<Order>,
@@ -130,7 +130,7 @@ impl Nics {
             let mut quiet: Option<Instant> = None;
             let mut came = began;
             loop {
-                // What came until the end of a wait is still asked for.
+                // Packets that arrived until the end of a wait are still sent.
                 let waited = announced
                     .borrow()
                     .is_some_and(|at: Instant| at.elapsed() >= ANNOUNCED);
@@ -157,20 +157,20 @@ impl Nics {
     }
 }
 
-/// What has come to the NICs.
+/// The packets that have come to the NICs.
 struct New {
-    /// Any packet.
+    /// True if any packet has come.
     any: bool,
-    /// The announcement, to all of them.
+    /// True if the announcement has come to all NICs.
     is_all: bool,
 }
 
-/// Sends what has come to the NICs since this was last done.
+/// Sends the packets that have come to the NICs since the last call.
 async fn send_new(nics: &[Arc<ServedNic>], speaker: &mpsc::Sender<Order>) -> New {
     let (mut any, mut all) = (false, true);
     for (number, nic) in nics.iter().enumerate() {
         let answer = nic.ask(|device, reply| device.copy_late(reply)).await;
-        // Nothing comes to one that has ended.
+        // An ended NIC gets no packets.
         let Some(LatePackets { packets, is_all }) = answer else {
             continue;
         };
@@ -218,7 +218,7 @@ impl Plane for Nics {
         std::future::pending().await
     }
 
-    /// Holds packets back from now on, and sends each NIC's state with those that it holds.
+    /// Holds packets back from now on, and sends each NIC's state with the held packets.
     async fn freeze(
         &mut self,
         of: &Departure,
@@ -237,19 +237,19 @@ impl Plane for Nics {
         Ok(())
     }
 
-    /// They are where the disks are.
+    /// Does nothing: the NICs are at the place of the disks.
     async fn hand_over(&mut self, _: &Departure) -> Result<(), ErrorBody> {
         Ok(())
     }
 
-    /// Everything that was held goes to the guest here, in order.
+    /// Gives all held packets to the guest here, in order.
     async fn take_back(&mut self, of: &Departure) {
         for nic in served(&of.vm) {
             nic.device.release();
         }
     }
 
-    /// The destination's QEMU may have told the network that its own cards are there.
+    /// The destination's QEMU may have announced its own cards to the network.
     async fn clear(&mut self, of: &Departure) {
         let machine = of.vm.lock().entry.machine.clone();
         announce_cards(&of.vm.name, &machine, &of.qemu);

@@ -1,4 +1,4 @@
-//! Source: gives QEMU's migration up and lets the guest go on here.
+//! Source: cancels QEMU's migration and resumes the guest here.
 
 use std::time::{Duration, Instant};
 
@@ -10,36 +10,36 @@ use godwit_qemu::monitor::Monitor;
 use godwit_qemu::monitor::qmp::{Qmp, QmpError};
 use godwit_qemu::{debugger, inspect};
 
-/// How often QEMU is asked how far it is.
+/// Time between two queries of QEMU's progress.
 const POLL: Duration = Duration::from_millis(20);
 
-/// How long QEMU may take to leave a migration that is given up.
+/// Longest wait for QEMU to leave a cancelled migration.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long it takes at most as long as it is well. Its main loop answers, so it waits for nothing.
+/// Longest cancellation of a healthy QEMU, whose main loop answers and waits for nothing.
 const CANCEL_USUALLY: Duration = Duration::from_secs(1);
 
-/// What QEMU calls a guest that it stopped to send the rest.
+/// QEMU's state of a guest that was stopped to send the rest.
 const STOPPED: &str = "finish-migrate";
 
-/// What is the matter with a machine that is [`TakenBack::Bound`].
+/// The trouble of a VM that is [`TakenBack::Bound`].
 pub(in crate::vms) const BOUND: &str = "its QEMU keeps a migration that broke off and begins no other: to \
      move the machine, stop it first and run it anew";
 
-/// What a guest that goes on here can do.
+/// The abilities of a guest that goes on here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::vms) enum TakenBack {
     /// Everything, as before.
     AsBefore,
-    /// Everything but move: see [`BOUND`].
+    /// Everything but a move: see [`BOUND`].
     Bound,
 }
 
-/// Gives QEMU's migration up and lets the guest run here again if it ran before. To be called only
-/// while all its disks are here, so that it runs nowhere else and never will.
+/// Cancels QEMU's migration and resumes the guest here if the guest ran before. To be called only while all of the VM's
+/// disks are here, so the guest runs nowhere else and never will.
 ///
 /// # Errors
-/// [`QmpError`] when QEMU does not let it run.
+/// [`QmpError`] if QEMU does not let the guest run.
 pub(in crate::vms) async fn take_back(
     vm: &Vm,
     qmp: &Qmp,
@@ -51,20 +51,20 @@ pub(in crate::vms) async fn take_back(
         match status.as_str() {
             "" | "none" | "failed" | "cancelled" | "completed" => break,
             PULL_BROKEN => return let_go(vm, qmp, ran).await,
-            // The connection broke as QEMU began to send the devices: some versions end the
-            // migration then without saying so, and the guest stands still.
+            // The connection broke as QEMU began to send the devices: some versions then end the migration without a
+            // report, and the guest stands still.
             "cancelling" => {
                 if began.elapsed() >= CANCEL_USUALLY && inspect::run_state(qmp).await? == STOPPED {
                     return let_go(vm, qmp, ran).await;
                 }
             }
-            // It refuses to cancel what the destination could go on with, but the connection can be
-            // broken, after which nothing moves by itself. It may have broken already.
+            // QEMU refuses to cancel a migration that the destination could complete. The connection can be broken
+            // instead, after which nothing moves by itself. The connection may have broken already.
             _ if status.starts_with("postcopy") => {
                 let _ = migration::break_off(&Monitor::Main(qmp.clone())).await;
             }
             _ => {
-                // It may end by itself in the meantime.
+                // The migration may end by itself in the meantime.
                 let _ = qmp.execute("migrate_cancel", json!({})).await;
             }
         }
@@ -76,7 +76,7 @@ pub(in crate::vms) async fn take_back(
     if !ran {
         return Ok(TakenBack::AsBefore);
     }
-    // QEMU itself goes on after a failure, but not after it has sent everything.
+    // QEMU itself resumes the guest after a failure, but not after everything was sent.
     loop {
         match inspect::run_state(qmp).await?.as_str() {
             "running" => return Ok(TakenBack::AsBefore),
@@ -86,18 +86,17 @@ pub(in crate::vms) async fn take_back(
     }
 }
 
-/// A guest that QEMU takes for one that runs elsewhere: nothing of it is lost, yet QEMU refuses to
-/// let it go on.
+/// Resumes a guest whose migration QEMU considers complete: nothing is lost, yet QEMU refuses to resume the guest.
 async fn let_go(vm: &Vm, qmp: &Qmp, ran: bool) -> Result<TakenBack, QmpError> {
     tracing::warn!(vm = vm.name, "{BOUND}");
-    // The node may have been started again since it was let go.
+    // The node may have restarted since the guest was resumed.
     if inspect::run_state(qmp).await? == STOPPED {
         if !ran {
-            // Whoever stopped it could not let it go on, and the debugger cannot leave it stopped.
+            // The guest could not be resumed later, and the debugger cannot leave the guest stopped.
             return Err(QmpError::Unexpected(String::from(BOUND)));
         }
         debugger::run(qmp, &vm.places.debugger()).await?;
-        // Once more, for what QEMU's own command does beyond letting it run.
+        // QEMU's own command also does more than resume the guest.
         go_on(qmp).await?;
     }
     Ok(TakenBack::Bound)

@@ -1,4 +1,4 @@
-//! What is measured: which guest, at which rate, over which link.
+//! The cases of the scene: a guest, its rate, and the link.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,12 +9,12 @@ use godwit_testkit::fio::{FioLoad, Requests};
 
 use crate::site::{Data, Destination};
 
-/// Requests that the guest keeps in flight.
+/// Requests in flight of the guest.
 const DEPTH: u32 = 16;
-/// Longer than any run.
+/// Runtime of the load, longer than any run.
 const RUNTIME: Duration = Duration::from_secs(7200);
 
-/// What the guest asks for, 4 KiB at a time.
+/// The guest's requests, 4 KiB at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Workload {
     /// Random writes
@@ -29,20 +29,20 @@ pub(crate) enum Workload {
     Seqwrite,
 }
 
-/// How much the guest asks for.
+/// The rate of the guest's requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Rate {
-    /// MB/s; nothing at 0.
+    /// MB/s; 0 for an idle guest.
     Megabytes(f64),
-    /// As much as goes.
+    /// Full speed.
     Unthrottled,
 }
 
-/// How fast the link is: Gbit/s, or as fast as the kernel.
+/// The bandwidth of the link in Gbit/s; `None` for as fast as the kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Bandwidth(pub(crate) Option<f64>);
 
-/// One workload, rate, link, destination and sort of data.
+/// A workload with its rate, link, destination and kind of data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Case {
     pub(crate) workload: Workload,
@@ -53,7 +53,7 @@ pub(crate) struct Case {
 }
 
 impl Workload {
-    /// How the report calls it.
+    /// Returns the name in the report.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Randwrite => "randwrite",
@@ -76,7 +76,7 @@ impl Workload {
 }
 
 impl Rate {
-    /// As the report has it.
+    /// Returns the rate in the report.
     pub(crate) const fn mbps(self) -> Option<f64> {
         match self {
             Self::Megabytes(rate) => Some(rate),
@@ -86,7 +86,7 @@ impl Rate {
 }
 
 impl Case {
-    /// The guest of a disk of this size; none when it is idle.
+    /// Returns the guest of a disk of this size; `None` for an idle guest.
     pub(crate) fn guest(&self, bytes: u64) -> Option<FioLoad> {
         let mbps = self.rate.mbps();
         (mbps != Some(0.0)).then(|| FioLoad {
@@ -96,7 +96,7 @@ impl Case {
     }
 }
 
-/// The guest that writes so many MB/s at random to a disk of this size.
+/// Returns a guest that writes at random with this rate in MB/s to a disk of this size.
 pub(crate) fn random_writes(mbps: f64, bytes: u64) -> FioLoad {
     load(Workload::Randwrite, Some(mbps), bytes)
 }

@@ -1,4 +1,4 @@
-//! All rounds of one case and mover.
+//! Summary of all rounds of one case and mover.
 
 use std::time::Duration;
 
@@ -9,27 +9,27 @@ use crate::report::{Guest, Migrate, Move, Seen, spread};
 use crate::scenes::migrate::case::Case;
 use crate::site::{Data, Destination};
 
-/// Rounds whose guests did that much differently before anything moved disagree, as do rounds with
-/// an idle guest whose moves took that much longer.
+/// Largest factor between the rounds' guests before the move, or between the move times of an idle guest. Rounds with a
+/// larger factor disagree.
 const NOISY: f64 = 1.3;
-/// A guest got its rate with at least this part of it.
+/// Fraction of the rate from which a guest counts as having reached the rate.
 const REACHED: f64 = 0.98;
-/// And was held back by something else with less than this part, when others got it.
+/// Fraction of the rate below which a guest was held back, if other guests of the case reached the rate.
 const HELD_BACK: f64 = 0.9;
-/// A guest whose p99.99 before the move is this many times the best of the case was disturbed.
+/// Factor over the best p99.99 of the case from which a guest was disturbed before its move.
 const DISTURBED: f64 = 10.0;
 
-/// What the machine gave the guests of a case, whoever served them, before anything moved.
+/// The machine's best service to any guest of a case before the move, regardless of the server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Standard {
-    /// The rate, when some guest got it.
+    /// Rate, if a guest reached it.
     rate: Option<f64>,
-    /// The best p99.99.
+    /// Best p99.99.
     p9999_us: f64,
 }
 
 impl Standard {
-    /// By all moves of the case.
+    /// Returns the standard of all moves of the case.
     pub(crate) fn new<'a>(case: &Case, moves: impl Iterator<Item = &'a Move>) -> Self {
         let before: Vec<Seen> = moves.filter_map(|round| round.guest.before).collect();
         let most = before.iter().map(|seen| seen.mbps).fold(0.0, f64::max);
@@ -43,14 +43,14 @@ impl Standard {
         }
     }
 
-    /// Whether a guest got much less.
+    /// Returns true if a guest was far below the standard.
     fn missed(&self, before: &Seen) -> bool {
         self.rate.is_some_and(|rate| before.mbps < rate * HELD_BACK)
             || before.p9999_us > self.p9999_us * DISTURBED
     }
 }
 
-/// Medians over the rounds. `standard` is that of the case.
+/// Returns the medians over the rounds, with the `standard` of the case.
 pub(crate) fn summary(
     case: &Case,
     mover: &str,
@@ -118,7 +118,7 @@ fn median_round(rounds: &[Move]) -> Option<&Move> {
     sorted.get(sorted.len().saturating_sub(1) / 2).copied()
 }
 
-/// The names of what [`print`] prints.
+/// Prints the column headings of [`print`].
 pub(crate) fn print_header() {
     println!(
         "{:<44} {:<20} {:>8} {:>9} {:>8} {:>9} {:>9} {:>12} {:>12} {:>9}",
@@ -135,7 +135,7 @@ pub(crate) fn print_header() {
     );
 }
 
-/// One move, for people who wait.
+/// Prints one move.
 pub(crate) fn print(case: &Case, mover: &str, measured: &Move) {
     let number = |value: Option<f64>, digits: usize| {
         value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
@@ -205,7 +205,7 @@ mod tests {
         assert!(!noisy(paced, moved(40.0, 4000.0), &[moved(40.0, 1000.0)]));
         assert!(noisy(paced, moved(30.0, 4000.0), &[moved(40.0, 1000.0)]));
         assert!(noisy(paced, moved(40.0, 40_000.0), &[moved(40.0, 1000.0)]));
-        // What nobody gets is not the machine's mood.
+        // A rate that no guest reaches is no sign of noise.
         assert!(!noisy(paced, moved(30.0, 1000.0), &[moved(31.0, 1000.0)]));
         assert!(!noisy(
             Rate::Unthrottled,

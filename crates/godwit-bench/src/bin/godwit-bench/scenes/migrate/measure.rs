@@ -14,16 +14,16 @@ use crate::scenes::migrate::case::Case;
 use crate::scenes::migrate::movers::{Mover, Moving};
 use crate::site::Site;
 
-/// How often a move is looked at; its time is known to about this much.
+/// Time between two looks at a move, about the precision of its duration.
 const LOOK: Duration = Duration::from_millis(50);
-/// Around the end of a move: in this time before and after it the switchover took place.
+/// Milliseconds before and after the end of a move within which the switchover took place.
 const SWITCHOVER_MS: u64 = 1000;
-/// How long the guest goes on.
+/// Time for which the guest continues after the move.
 const AFTER: Duration = Duration::from_millis(SWITCHOVER_MS + 200);
-/// The unit of the series.
+/// Milliseconds of a point of the series.
 const STEP_MS: u64 = 250;
 
-/// How long the guest works before the move.
+/// Times of the guest's work before the move.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Quiet {
     warm_up: Duration,
@@ -46,8 +46,7 @@ impl Quiet {
 /// Moves the site's image once.
 ///
 /// # Errors
-/// When the machine does not become quiet, the mover fails, the guest sees an error, or the images
-/// differ afterwards.
+/// The machine does not become quiet, the mover fails, the guest sees an error, or the images differ afterwards.
 pub(crate) fn measure(
     mover: &dyn Mover,
     site: &Site,
@@ -121,8 +120,7 @@ pub(crate) fn measure(
     })
 }
 
-/// Watches a move until it ends and tells how long it took; `None` when it does not end within the
-/// limit.
+/// Watches a move to its end and returns the duration; `None` if the move exceeds the limit.
 fn follow(
     moving: &mut dyn Moving,
     guest: &mut Option<RunningFio>,
@@ -148,7 +146,7 @@ fn alive(guest: &mut Option<RunningFio>) -> io::Result<()> {
     Ok(())
 }
 
-/// Whole steps from the command on, in both directions.
+/// Returns points in whole steps from the command on, in both directions.
 fn series(seen: &FioReport, first: u64, zero: u64, end: u64) -> Vec<Point> {
     let first = zero - (zero - first) / STEP_MS * STEP_MS;
     let starts = (first..end).step_by(STEP_MS as usize);

@@ -1,4 +1,4 @@
-//! The scene `migrate`: a disk moves while its guest works, moved by Godwit and by its peers in turn.
+//! The scene `migrate`: a disk moves while its guest works, moved by Godwit and by its peers in turns.
 
 mod case;
 mod cell;
@@ -21,19 +21,19 @@ use crate::report::Move;
 use crate::site::Site;
 use crate::suite::Suite;
 
-/// A move may take this long, however fast an idle disk moves; in a quick run, whose disks are small
-/// and in which most moves of peers end with it, this long.
+/// Lower bound of a move's limit, however fast an idle disk moves. A quick run has the shorter one: its disks are
+/// small, and most moves of peers run into the limit.
 const LEAST_LIMIT: Duration = Duration::from_secs(30);
 const LEAST_QUICK_LIMIT: Duration = Duration::from_secs(20);
-/// And this many times as long as an idle disk takes.
+/// Limit of a move relative to the time of an idle disk.
 const LIMIT_FACTOR: f64 = 6.0;
-/// How long an idle disk may take at most.
+/// Longest time for the move of an idle disk.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Runs the scene.
 ///
 /// # Errors
-/// When a mover fails, a run does not verify, or the machine is too noisy.
+/// A mover fails, a run does not verify, or the machine is too noisy.
 pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
     let extent = suite.report.extent;
     let rounds = options.rounds.unwrap_or(match extent {
@@ -51,7 +51,7 @@ pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
             ..case
         };
         if place.as_ref().is_none_or(|(last, ..)| *last != idle) {
-            // The old namespaces go before there are new ones: both have the same addresses.
+            // The old namespaces must go first: the new ones have the same addresses.
             drop(place.take());
             let settle = options.settle(extent);
             let site = Site::new(case.link.0, bytes, case.destination, case.data, settle)?;
@@ -66,7 +66,7 @@ pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
             for turn in 0..movers.len() {
                 let index = (round + turn) % movers.len();
                 let mover = movers[index].as_ref();
-                // That it does not converge is settled, and what it writes in vain disturbs the rest.
+                // The mover has failed to converge, and its futile writes would disturb the rest.
                 if moves[index].iter().any(|moved| !moved.converged) {
                     continue;
                 }
@@ -86,7 +86,7 @@ pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
     Ok(())
 }
 
-/// What a move may take at this site: known from QEMU's plain mirror of an idle disk.
+/// Returns the limit of a move at this site, derived from QEMU's plain mirror of an idle disk.
 fn limit(site: &Site, idle: &Case, extent: Extent) -> io::Result<Duration> {
     let plain = movers::qemu::Qemu {
         mode: movers::qemu::CopyMode::Background,

@@ -1,4 +1,4 @@
-//! Which cases and movers a run of the scene has.
+//! Selection of cases and movers for a run of the scene.
 
 use std::path::PathBuf;
 
@@ -9,11 +9,11 @@ use crate::scenes::migrate::case::{Bandwidth, Case, Rate, Workload};
 use crate::scenes::migrate::movers::{self, Mover};
 use crate::site::{Data, Destination};
 
-/// What of the scene `migrate` is measured; the defaults depend on quick or full.
+/// The measured part of the scene `migrate`; the defaults depend on quick or full.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Scene migrate")]
 pub(crate) struct Selection {
-    /// What the guest does
+    /// Workload of the guest
     #[arg(long = "workload", value_name = "WORKLOAD", value_delimiter = ',')]
     workloads: Vec<Workload>,
     /// MB/s that the guest asks for; 0 is an idle guest, max one without a limit
@@ -22,13 +22,13 @@ pub(crate) struct Selection {
     /// Gbit/s between the hosts
     #[arg(long = "link", value_name = "GBIT/s|uncapped", value_delimiter = ',')]
     links: Vec<Bandwidth>,
-    /// Where the disk goes; same-disk when left out
+    /// Destination of the disk; same-disk when left out
     #[arg(long = "destination", value_delimiter = ',')]
     destinations: Vec<Destination>,
-    /// What the disk is full of; random when left out
+    /// Content of the disk; random when left out
     #[arg(long = "data", value_delimiter = ',')]
     data: Vec<Data>,
-    /// Who moves the disk
+    /// Movers of the disk
     #[arg(long = "mover", value_name = "NAME", value_delimiter = ',')]
     movers: Vec<String>,
     /// Also moves by another build of Godwit
@@ -54,7 +54,7 @@ const fn case(workload: Workload, rate: Rate, link: Option<f64>) -> Case {
 
 const IDLE: Rate = Rate::Megabytes(0.0);
 
-/// What says most in little time.
+/// The cases that tell most in little time.
 const QUICK: [Case; 4] = [
     case(Workload::Randwrite, IDLE, None),
     case(Workload::Randwrite, Rate::Megabytes(40.0), None),
@@ -85,7 +85,7 @@ const LINKS: [Bandwidth; 4] = [
 ];
 
 impl Selection {
-    /// The cases, those of one destination, sort of data and link together.
+    /// Returns the cases, grouped by destination, kind of data and link.
     pub(crate) fn cases(&self, extent: Extent) -> Vec<Case> {
         let to = |(destination, data)| {
             let cases = self.guests(extent).into_iter();
@@ -104,7 +104,7 @@ impl Selection {
         places.flat_map(to).collect()
     }
 
-    /// The cases of a destination, those of one link together.
+    /// Returns the cases of a destination, grouped by link.
     fn guests(&self, extent: Extent) -> Vec<Case> {
         let chosen = !(self.workloads.is_empty() && self.rates.is_empty() && self.links.is_empty());
         if extent == Extent::Quick && !chosen {
@@ -114,7 +114,7 @@ impl Selection {
         for &link in or(&self.links, &LINKS) {
             for &rate in or(&self.rates, &RATES) {
                 let workloads = or(&self.workloads, &WORKLOADS);
-                // Guests that do nothing do not differ.
+                // Idle guests do not differ.
                 let count = if rate == IDLE { 1 } else { workloads.len() };
                 let workloads = workloads.iter().take(count);
                 cases.extend(workloads.map(|&workload| case(workload, rate, link.0)));
@@ -123,10 +123,10 @@ impl Selection {
         cases
     }
 
-    /// The movers.
+    /// Returns the movers.
     ///
     /// # Errors
-    /// When there is none of a name.
+    /// A name without a mover.
     pub(crate) fn movers(&self, extent: Extent) -> std::io::Result<Vec<Box<dyn Mover>>> {
         let mut all = movers::all();
         let names: Vec<String> = all.iter().map(|mover| mover.name().to_owned()).collect();
@@ -147,7 +147,7 @@ impl Selection {
         Ok(all)
     }
 
-    /// Bytes of the image.
+    /// Returns the size of the image in bytes.
     pub(crate) fn image_bytes(&self, extent: Extent) -> u64 {
         self.image.unwrap_or(match extent {
             Extent::Quick => 1 << 30,
@@ -160,7 +160,7 @@ fn or<'a, T>(chosen: &'a [T], all: &'a [T]) -> &'a [T] {
     if chosen.is_empty() { all } else { chosen }
 }
 
-/// `1GiB`, `512MiB`: whole MiB, because fio and the comparison work on whole blocks.
+/// Parses a size like `1GiB` or `512MiB`: whole MiB, because fio and the comparison work on whole blocks.
 fn bytes(text: &str) -> Result<u64, String> {
     let units = [("MiB", 20), ("GiB", 30)];
     let found = units

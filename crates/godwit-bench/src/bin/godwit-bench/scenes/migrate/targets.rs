@@ -1,15 +1,15 @@
-//! What the scene `migrate` must show.
+//! The targets of the scene `migrate`.
 
 use crate::report::Migrate;
 use crate::report::targets::Target;
 use crate::scenes::migrate::movers::godwit::Godwit;
 use crate::scenes::migrate::movers::{AUTO, GODWITS};
 
-/// The rate in MB/s at which the guest may notice nothing.
+/// Rate in MB/s at which the guest must not notice the move.
 const UNNOTICED: f64 = 40.0;
-/// A guest that keeps less than this part of its throughput is degraded.
+/// Fraction of its throughput below which a guest is degraded.
 const KEPT: f64 = 0.9;
-/// And so is one whose p99.99 grows by more than this factor.
+/// Growth of the p99.99 above which a guest is degraded, too.
 const GROWN: f64 = 1.5;
 
 const NOT_CONVERGED: &str = "godwit did not converge";
@@ -19,7 +19,7 @@ const BACKGROUND: &str = "qemu-background";
 const WRITE_BLOCKING: &str = "qemu-write-blocking";
 const PEERS: [&str; 3] = [BACKGROUND, WRITE_BLOCKING, "qemu-proxmox"];
 
-/// Holds Godwit's cells against those of the peers.
+/// Judges Godwit's cells against the peers' cells.
 pub(crate) fn of(cells: &[Migrate]) -> Vec<Target> {
     let ours = cells.iter().filter_map(|cell| {
         let godwit = GODWITS.iter().find(|godwit| cell.mover == godwit.name)?;
@@ -47,7 +47,7 @@ fn of_case(ours: &Migrate, godwit: &Godwit, cells: &[Migrate]) -> Vec<Target> {
 
     let converged = f64::from(u8::from(ours.converged));
     let mut targets = vec![Target::at_least(name("converged"), 1.0, converged)];
-    // Where a peer does not converge there is no time to compare with: Godwit need only converge.
+    // Without a peer's convergence there is no time to compare: Godwit need only converge.
     if let Some(theirs) = seconds(peer(BACKGROUND)) {
         targets.push(time("LM time / background", 0.5, theirs));
     }
@@ -84,7 +84,7 @@ fn of_case(ours: &Migrate, godwit: &Godwit, cells: &[Migrate]) -> Vec<Target> {
     targets
 }
 
-/// What is compared where write-blocking degrades the guest.
+/// Returns the comparisons for cases in which write-blocking degrades the guest.
 fn degraded(
     ours: &Migrate,
     blocking: &Migrate,
@@ -113,7 +113,7 @@ fn cpu(ours: &Migrate, peers: &[Option<&Migrate>], name: String) -> Target {
     }
 }
 
-/// What a cell has in common with those of other movers.
+/// Returns the name of a cell's case, equal for all movers.
 pub(crate) fn case(cell: &Migrate) -> String {
     let rate = match cell.rate_mbps {
         Some(0.0) => "idle".to_owned(),
@@ -137,7 +137,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::report::{Guest, Seen};
 
-    /// A mover with random writes at 40 MB/s over an uncapped link.
+    /// Returns a cell with random writes at 40 MB/s over an uncapped link.
     pub(crate) fn cell(
         mover: &str,
         seconds: Option<f64>,
@@ -232,7 +232,7 @@ pub(crate) mod tests {
         );
     }
 
-    /// Whether each target about CPU time is met.
+    /// Returns the result of each target about CPU time.
     fn cpu_met(cells: &[Migrate]) -> Vec<bool> {
         let met = met(cells).into_iter();
         met.filter(|(name, _)| name.starts_with("CPU"))

@@ -1,4 +1,4 @@
-//! What a server that does not move a disk is held against.
+//! The goals of a server that does not move a disk.
 
 use std::collections::BTreeSet;
 
@@ -7,12 +7,12 @@ use godwit_bench::steady::Kind;
 use crate::report::Steady;
 use crate::report::targets::Target;
 
-/// The depth at which work for a CPU second counts.
+/// Depth at which requests per CPU second count.
 const BUSY: u32 = 32;
-/// The depth at which latency counts.
+/// Depth at which latency counts.
 const ALONE: u32 = 1;
 
-/// Each front end and load against the best peer of its own.
+/// Returns targets for each front end and load, against the best peer of the same front end.
 pub(crate) fn targets(rows: &[Steady]) -> Vec<Target> {
     let loads: BTreeSet<_> = rows
         .iter()
@@ -47,7 +47,7 @@ pub(crate) fn targets(rows: &[Steady]) -> Vec<Target> {
             targets.push(latency(&peers, "peer's"));
             let direct: Vec<&Steady> = peers.iter().copied().filter(|row| row.direct).collect();
             if direct.len() < peers.len() {
-                // Another answers a write when it is in memory.
+                // Other peers answer a write once it is in memory.
                 targets.push(latency(&direct, "peer's with direct I/O"));
             }
         }
@@ -55,7 +55,8 @@ pub(crate) fn targets(rows: &[Steady]) -> Vec<Target> {
     targets
 }
 
-/// The least among the peers. No peer gives a ratio that is not finite, which counts as not measured.
+/// Returns the least value among the peers. Without peers the NaN makes the ratio non-finite, which counts as not
+/// measured.
 fn least(peers: &[&Steady], pick: fn(&Steady) -> f64) -> f64 {
     let least = peers.iter().map(|row| pick(row)).min_by(f64::total_cmp);
     least.unwrap_or(f64::NAN)

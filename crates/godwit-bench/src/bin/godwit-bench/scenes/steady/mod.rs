@@ -1,8 +1,8 @@
 //! The scene in which a disk is served and does not move.
 //!
-//! Each server takes its turn alone, at the same image, under the same client; the order rotates
-//! from round to round. The client is the testkit's own, the same for both front ends. Everything
-//! read is checked against what was written last, and after each turn the whole image.
+//! Each server takes its turn alone, on the same image, under the same client; the order rotates from round to round.
+//! The client is the testkit's own, the same for both front ends. Every read is checked against the last write, and the
+//! whole image after each turn.
 
 mod goals;
 
@@ -22,7 +22,7 @@ use crate::options::{Extent, Options};
 use crate::report::Steady;
 use crate::suite::Suite;
 
-/// What the extent means here.
+/// The extent of the scene.
 struct Plan {
     rounds: usize,
     image_bytes: u64,
@@ -49,7 +49,7 @@ impl Plan {
     }
 }
 
-/// Everything measured of one server and load.
+/// All measurements by server and load.
 type Cells = BTreeMap<(FrontEnd, Workload, Kind), Vec<Measured>>;
 
 /// Measures all servers of both front ends.
@@ -78,7 +78,7 @@ pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
                     dir: dir.path(),
                     seed: round as u64,
                 };
-                // What the last turn left in the page cache is none of this one's business.
+                // Flushes the last turn's pages, so that they do not disturb this turn.
                 rustix::fs::sync();
                 await_quiet()?;
                 turn.take(&plan, &mut stamps, &mut cells)?;

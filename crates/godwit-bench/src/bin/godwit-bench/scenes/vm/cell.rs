@@ -1,4 +1,4 @@
-//! All rounds of one load and mover.
+//! Summary of all rounds of one load and mover.
 
 use std::time::Duration;
 
@@ -7,20 +7,20 @@ use godwit_testkit::report::median;
 use crate::noise::{disagree, outliers};
 use crate::report::{Vm, VmGuest, VmMove, VmSeen, spread};
 
-/// Rounds whose guests did that much differently before anything moved disagree.
+/// Largest factor between the rounds' guests before the move. Rounds with a larger factor disagree.
 const NOISY: f64 = 1.3;
-/// A guest that has a rate was held back with less than this part of what others got. It is not closer
-/// to 1 because behind a slower back end a guest falls back more often, and does not catch up.
+/// Fraction of the best guest's throughput below which a guest with a rate was held back. The fraction is not closer to
+/// 1, because a guest behind a slower back end falls back more often and does not catch up.
 const HELD_BACK: f64 = 0.8;
 
-/// The most that any guest got before its move.
+/// Returns the highest throughput of any guest before its move.
 pub(crate) fn best_before<'a>(moves: impl Iterator<Item = &'a VmMove>) -> f64 {
     moves
         .map(|round| round.guest.before.mbps)
         .fold(0.0, f64::max)
 }
 
-/// Medians over the rounds. `best` is what the best guest of this load got before its move.
+/// Returns the medians over the rounds. `best` is the highest throughput of any guest of this load before its move.
 pub(crate) fn summary(
     rate_mbps: Option<f64>,
     mover: &str,
@@ -31,7 +31,7 @@ pub(crate) fn summary(
 ) -> Vm {
     let of = |pick: &dyn Fn(&VmMove) -> f64| median(&rounds.iter().map(pick).collect::<Vec<_>>());
     let converged = rounds.iter().all(|round| round.converged);
-    // A round that did not converge has no such number.
+    // A round without convergence lacks this number.
     let when_converged = |pick: fn(&VmMove) -> Option<f64>| {
         let values: Vec<f64> = rounds.iter().filter_map(pick).collect();
         converged.then(|| median(&values))
@@ -76,7 +76,7 @@ fn seen(rounds: &[VmMove], pick: fn(&VmGuest) -> VmSeen) -> VmSeen {
     }
 }
 
-/// The load, for people.
+/// Describes the load for the screen.
 pub(crate) fn load(rate_mbps: Option<f64>) -> String {
     rate_mbps.map_or_else(
         || "as much as goes".to_owned(),
@@ -84,7 +84,7 @@ pub(crate) fn load(rate_mbps: Option<f64>) -> String {
     )
 }
 
-/// The names of what [`print`] prints.
+/// Prints the column headings of [`print`].
 pub(crate) fn print_header() {
     println!(
         "{:<16} {:<20} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>11} {:>8} {:>8}",
@@ -103,7 +103,7 @@ pub(crate) fn print_header() {
     );
 }
 
-/// One move, for people who wait.
+/// Prints one move.
 pub(crate) fn print(rate_mbps: Option<f64>, mover: &str, measured: &VmMove) {
     let number =
         |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"));

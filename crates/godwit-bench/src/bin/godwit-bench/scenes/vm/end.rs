@@ -13,34 +13,34 @@ use serde_json::{Value, json};
 use crate::qmp::Qmp;
 use crate::site::Site;
 
-/// How long QEMU may take to end.
+/// Longest time for QEMU to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A machine as one end of the link runs it.
+/// A machine at one end of the link.
 #[derive(Debug)]
 pub(crate) struct End<'a> {
-    /// Where QEMU lives.
+    /// Namespace of QEMU.
     pub(crate) namespace: &'a Namespace,
     machine: GuestMachine,
     image: PathBuf,
     monitor: PathBuf,
 }
 
-/// Its QEMU.
+/// A running QEMU.
 #[derive(Debug)]
 pub(crate) struct Running {
-    /// Its monitor.
+    /// Monitor of QEMU.
     pub(crate) qmp: Qmp,
-    /// The image of its disk.
+    /// Image of the machine's disk.
     pub(crate) image: PathBuf,
     process: Process,
 }
 
 impl<'a> End<'a> {
-    /// The machine with this image for its disk, whose guest talks to whoever listens at `console`.
+    /// Returns a machine with `image` as its disk. The guest connects to the listener at `console`.
     ///
     /// # Errors
-    /// When there is no guest to boot.
+    /// There is no guest to boot.
     pub(crate) fn new(
         site: &Site,
         namespace: &'a Namespace,
@@ -60,12 +60,12 @@ impl<'a> End<'a> {
         })
     }
 
-    /// Starts QEMU, with these arguments besides.
+    /// Starts QEMU with `further` arguments.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// QEMU does not come up.
     pub(crate) fn start(&self, further: &[&str]) -> io::Result<Running> {
-        // What is left of the last run would look like the socket of this one.
+        // A leftover of the last run would be taken for this run's socket.
         let _ = std::fs::remove_file(&self.monitor);
         let mut command = self.namespace.command();
         command
@@ -88,10 +88,10 @@ impl<'a> End<'a> {
 }
 
 impl Running {
-    /// Switches capabilities of a migration on.
+    /// Enables migration capabilities.
     ///
     /// # Errors
-    /// When QEMU has no such thing.
+    /// QEMU lacks a capability.
     pub(crate) fn enable(&mut self, capabilities: &[&str]) -> io::Result<()> {
         let states: Vec<Value> = capabilities
             .iter()
@@ -102,10 +102,10 @@ impl Running {
         Ok(())
     }
 
-    /// Waits for an event of which `fits` holds.
+    /// Waits for an event that satisfies `fits`.
     ///
     /// # Errors
-    /// When none comes in time.
+    /// No such event in time.
     pub(crate) fn await_event(
         &mut self,
         what: &str,
@@ -122,7 +122,7 @@ impl Running {
     /// Waits until QEMU has ended by itself.
     ///
     /// # Errors
-    /// When it does not, or not well.
+    /// QEMU does not end, or ends with a failure.
     pub(crate) fn ended(&mut self) -> io::Result<()> {
         let status = self.process.wait(PATIENCE)?;
         if status.success() {

@@ -1,4 +1,4 @@
-//! A machine that one Godwit node moves to the other: `godwit migrate vm/NAME`, with no options.
+//! A machine moved between two Godwit nodes: `godwit migrate vm/NAME`, with no options.
 
 use std::fs::File;
 use std::io;
@@ -17,11 +17,11 @@ use crate::site::Site;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const DISK: &str = "disk";
-/// The nodes: where the machine is at first, and where it goes.
+/// Names of the source and the destination node.
 const FROM: &str = "a";
 const TO: &str = "b";
 
-/// A machine that its node moves.
+/// A mover that uses the machine's node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Godwit;
 
@@ -52,17 +52,17 @@ impl Mover for Godwit {
 struct OnNodes {
     cluster: Cluster,
     guest: NodeGuest,
-    /// What moves it, once it began.
+    /// The command that moves the machine, once begun.
     command: Option<Process>,
-    /// What that prints: its standard output and its standard error.
+    /// Standard output and standard error of the command.
     output: PathBuf,
     messages: PathBuf,
-    /// Where the machine is.
+    /// Current node of the machine.
     at: &'static str,
 }
 
 impl OnNodes {
-    /// Whether the command ends in this time, and well.
+    /// Returns the success of the command, `None` if it does not end within `time`.
     fn ends_within(&mut self, time: Duration) -> io::Result<Option<bool>> {
         let command = self.command.as_mut();
         let command = command.ok_or_else(|| io::Error::other("the move has not begun"))?;
@@ -82,8 +82,8 @@ impl Machine for OnNodes {
 
     fn begin(&mut self) -> io::Result<()> {
         let spec = self.cluster.node(FROM).spec();
-        // The operator's own command until it returns: to ask for the migration again and again with
-        // a command each would take the processors from who is measured.
+        // Runs the operator's own command until it returns: repeated queries with a command each would take processors
+        // from the measured guest.
         let mut command = Command::new(&spec.godwit);
         command
             .args(["--json", "migrate", &format!("vm/{VM}"), "--to", TO])

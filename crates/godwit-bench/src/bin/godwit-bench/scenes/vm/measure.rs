@@ -13,21 +13,21 @@ use crate::report::{VmGuest, VmMove, VmSeen};
 use crate::scenes::vm::mover::{Machine, Mover};
 use crate::site::Site;
 
-/// How often a move is looked at.
+/// Time between two looks at a move.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long a guest may take for anything.
+/// Longest time for any reaction of a guest.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long the guest works before it is measured: the first touches of its file are slower.
+/// Warm-up of the guest: the first accesses to its file are slower.
 const WARM_UP: Duration = Duration::from_secs(3);
-/// And how long it is measured before the move.
+/// Time to measure the guest before the move.
 const BEFORE: Duration = Duration::from_secs(5);
-/// Bytes of one of the guest's writes.
+/// Bytes of a write of the guest.
 pub(crate) const BLOCK: f64 = 4096.0;
 
 /// Boots a machine and moves it once.
 ///
 /// # Errors
-/// When the machine does not become quiet, the mover fails, or the guest finds anything wrong.
+/// The machine does not become quiet, the mover fails, or the guest finds an error.
 pub(crate) fn measure(
     mover: &dyn Mover,
     site: &Site,
@@ -77,7 +77,7 @@ pub(crate) fn measure(
     })
 }
 
-/// Watches a move until it ends; says whether it did within the limit.
+/// Watches a move; returns true if it ends within the limit.
 fn follow(
     machine: &mut dyn Machine,
     cpu: &mut Meter<'_>,
@@ -94,7 +94,7 @@ fn follow(
     Ok(false)
 }
 
-/// The guest compares everything with what it wrote, and must have run once, not twice.
+/// Checks that the guest verified all of its writes, and that it ran once and not twice. Returns its number of writes.
 fn verified(machine: &mut dyn Machine) -> io::Result<u64> {
     let finished = machine.finish()?;
     let console = machine.console();
@@ -109,7 +109,7 @@ fn verified(machine: &mut dyn Machine) -> io::Result<u64> {
     )))
 }
 
-/// A time of a guest's life, from its begin.
+/// A watched interval of a guest's work, from its start.
 #[derive(Clone, Copy, Debug)]
 struct Watch {
     writes: u64,
@@ -117,7 +117,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// From now on.
+    /// Starts the interval now.
     fn begin(console: &GuestConsole) -> io::Result<Self> {
         console.mark(PATIENCE)?;
         let (writes, at) = console
@@ -126,7 +126,7 @@ impl Watch {
         Ok(Self { writes, at })
     }
 
-    /// What the guest saw until its first write after `end`.
+    /// Returns the guest's measurements until its first write after `end`.
     fn end(self, console: &GuestConsole, end: Instant) -> io::Result<VmSeen> {
         let later = || console.writes().filter(|(_, at)| *at > end);
         let (writes, at) = wait_for(PATIENCE, later)

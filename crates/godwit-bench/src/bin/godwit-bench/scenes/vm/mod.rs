@@ -1,5 +1,5 @@
-//! The scene `vm`: a machine moves with its disk while its guest works and checks, moved by Godwit and
-//! by QEMU as libvirt drives it, in turn.
+//! The scene `vm`: a machine moves with its disk while its guest works and verifies. Godwit and QEMU, driven as by
+//! libvirt, move it in turns.
 
 mod cell;
 mod end;
@@ -21,15 +21,15 @@ use crate::report::VmMove;
 use crate::site::{Data, Destination, Site};
 use crate::suite::Suite;
 
-/// A move may take this long.
+/// Longest time for a move.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Writes a second of a guest that does not ask for all it can get.
+/// Writes a second of a paced guest.
 const PACED: u64 = 500;
 
 /// Runs the scene.
 ///
 /// # Errors
-/// When a mover fails, a guest does not verify, or the machine is too noisy.
+/// A mover fails, a guest does not verify, or the machine is too noisy.
 pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
     let extent = suite.report.extent;
     let rounds = options.rounds.unwrap_or(match extent {
@@ -77,7 +77,7 @@ pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
     Ok(())
 }
 
-/// A file of half of the disk, and memory of which some is rewritten.
+/// Returns a load with a file of half of the disk, and memory that is partly rewritten.
 fn guest_load(rate: u64, bytes: u64) -> GuestLoad {
     GuestLoad {
         rate,

@@ -1,4 +1,4 @@
-//! Who can move a machine. Another peer takes part by a [`Mover`] in [`all`].
+//! Movers of a machine. Another peer takes part by a [`Mover`] in [`all`].
 
 use std::fmt::Debug;
 use std::io;
@@ -10,57 +10,56 @@ use crate::scenes::vm::godwit::Godwit;
 use crate::scenes::vm::qemu::Qemu;
 use crate::site::Site;
 
-/// Something that moves machines with their disks.
+/// A way to move machines with their disks.
 pub(crate) trait Mover: Debug {
-    /// How the report calls it.
+    /// Returns the name in the report.
     fn name(&self) -> &str;
 
-    /// Starts a machine on the site's image at the left end of its link and waits until its guest
-    /// works.
+    /// Starts a machine on the site's image at the left end of its link and waits until its guest works.
     ///
     /// # Errors
-    /// When it does not.
+    /// A machine or guest that does not start.
     fn start<'a>(&self, site: &'a Site, load: &GuestLoad) -> io::Result<Box<dyn Machine + 'a>>;
 }
 
-/// A machine that can be moved, once.
+/// A machine that can be moved once.
 pub(crate) trait Machine: Debug {
-    /// Its guest's console, wherever it runs.
+    /// Returns the guest's console, valid at both ends.
     fn console(&self) -> &GuestConsole;
 
-    /// Begins to move: what an operator's command does.
+    /// Begins the move, like an operator's command.
     ///
     /// # Errors
-    /// When it is refused.
+    /// The move is refused.
     fn begin(&mut self) -> io::Result<()>;
 
-    /// Goes on for about so long, less when something happens; says whether the guest runs at the
-    /// destination and the source is released.
+    /// Advances the move for up to about `time`. Returns true once the guest runs at the destination and the source is
+    /// released.
     ///
     /// # Errors
-    /// When the move failed.
+    /// The move failed.
     fn advance(&mut self, time: Duration) -> io::Result<bool>;
 
-    /// How long QEMU had stopped the guest, in milliseconds, once it has moved.
+    /// Returns the milliseconds for which QEMU had stopped the guest, after the move.
     ///
     /// # Errors
-    /// When that is not known.
+    /// The time is not known.
     fn stopped_ms(&mut self) -> io::Result<f64>;
 
-    /// Stops a move that has not ended; the machine stays where it is.
+    /// Cancels a move that has not ended; the machine stays.
     ///
     /// # Errors
-    /// When it does not stop.
+    /// The move does not stop.
     fn cancel(&mut self) -> io::Result<()>;
 
-    /// Lets the guest compare everything, and ends the machine; its file system is checked.
+    /// Lets the guest verify its data, ends the machine, and checks its file system.
     ///
     /// # Errors
-    /// Whatever is wrong.
+    /// Any failure of these steps.
     fn finish(&mut self) -> io::Result<Finished>;
 }
 
-/// All movers, in the order of the report.
+/// Returns all movers, in the order of the report.
 pub(crate) fn all() -> Vec<Box<dyn Mover>> {
     vec![
         Box::new(Godwit),

@@ -1,6 +1,5 @@
-//! Two QEMUs, and what libvirt tells them to move a machine whose disk is not shared: the disk is
-//! mirrored into an NBD server of the destination, then memory is sent, and while the guest stands
-//! still the mirror ends and the destination takes over.
+//! Two QEMUs with libvirt's procedure for a machine with local disks. The disk is mirrored into an NBD server of the
+//! destination, then memory is sent. While the guest is stopped, the mirror ends and the destination takes over.
 
 use std::fs::File;
 use std::io;
@@ -18,20 +17,19 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const DISK: &str = "disk0";
 const TARGET: &str = "target";
 const JOB: &str = "mirror";
-/// Where the destination listens in its namespace: NBD's own port, and libvirt's first.
+/// Ports of the destination in its namespace: the NBD default, and libvirt's first.
 const NBD_PORT: &str = "10809";
 const MEMORY_PORT: &str = "49152";
-/// As much as goes, in whole MiB. libvirt says so unless it is told otherwise; what QEMU takes by
-/// itself is 128 MiB a second.
+/// Unlimited bandwidth in whole MiB, libvirt's default. QEMU's own default is 128 MiB a second.
 const BANDWIDTH: u64 = (i64::MAX as u64) >> 20 << 20;
 
-/// A machine that is moved as libvirt does it.
+/// A mover that follows libvirt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Qemu {
-    /// How the report calls it.
+    /// Name in the report.
     pub(crate) name: &'static str,
-    /// How the mirror treats what the guest writes: `background` unless libvirt is asked for
-    /// synchronous writes, `write-blocking` then.
+    /// The mirror's treatment of the guest's writes: `background` is libvirt's default, `write-blocking` its option for
+    /// synchronous writes.
     pub(crate) copy_mode: &'static str,
 }
 
@@ -43,7 +41,7 @@ impl Mover for Qemu {
     fn start<'a>(&self, site: &'a Site, load: &GuestLoad) -> io::Result<Box<dyn Machine + 'a>> {
         let console = GuestConsole::new();
         let line = site.dir().join("console.sock");
-        // What is left of the last run would look like the socket of this one.
+        // A leftover of the last run would be taken for this run's socket.
         let _ = std::fs::remove_file(&line);
         console.listen(&line)?;
         let copy = site.dir().join("destination.img");
@@ -64,16 +62,16 @@ impl Mover for Qemu {
     }
 }
 
-/// How far a move is.
+/// The progress of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Until the mirror says that it is ready.
+    /// Until the mirror is ready.
     Mirroring,
     /// Memory is sent, until QEMU has stopped the guest.
     SendingMemory,
     /// Until the mirror has sent the rest.
     EndingMirror,
-    /// The rest of the machine is sent.
+    /// The rest of the machine's state is sent.
     SwitchingOver,
     /// The guest runs at the destination.
     Moved,
@@ -84,12 +82,12 @@ enum Step {
 struct Mirrored<'a> {
     copy_mode: &'static str,
     console: GuestConsole,
-    /// What the destination will be.
+    /// The future destination.
     there: End<'a>,
     source: Running,
     destination: Option<Running>,
     step: Step,
-    /// When the guest stopped and went on, in seconds of QEMU's clock.
+    /// Stop and resumption of the guest, in seconds of QEMU's clock.
     stopped: Option<f64>,
     resumed: Option<f64>,
 }
@@ -108,7 +106,7 @@ impl Mirrored<'_> {
 
     fn end_mirror(&mut self) -> io::Result<()> {
         self.step = Step::EndingMirror;
-        // Of a mirror that is ready this makes one that sends what is left and completes.
+        // On a ready mirror this command sends the rest and completes the job.
         self.source
             .qmp
             .call("block-job-cancel", &json!({"device": JOB, "force": false}))?;
@@ -125,7 +123,7 @@ impl Mirrored<'_> {
         Ok(())
     }
 
-    /// Everything has left the source.
+    /// Resumes the guest at the destination, after everything has left the source.
     fn take_over(&mut self) -> io::Result<()> {
         let Some(destination) = &mut self.destination else {
             return Err(io::Error::other("a machine moved that nobody moved"));
@@ -227,7 +225,7 @@ impl Machine for Mirrored<'_> {
         self.source
             .qmp
             .call("block-job-cancel", &json!({"device": JOB, "force": true}))?;
-        // A job that the command found at its very end has completed instead.
+        // A job may complete before the command cancels it.
         self.source.await_event("cancel its mirror", |event| {
             event["event"] == "BLOCK_JOB_CANCELLED" || event["event"] == "BLOCK_JOB_COMPLETED"
         })?;
@@ -251,14 +249,14 @@ fn memory_uri(there: &End<'_>) -> String {
     format!("tcp:{}:{MEMORY_PORT}", there.namespace.address())
 }
 
-/// What an event says of the migration.
+/// Returns the migration status of an event.
 fn migration(event: &Value) -> Option<&str> {
     (event["event"] == "MIGRATION")
         .then(|| event["data"]["status"].as_str())
         .flatten()
 }
 
-/// When an event took place.
+/// Returns the time of an event.
 fn seconds(event: &Value) -> Option<f64> {
     let stamp = &event["timestamp"];
     Some(stamp["seconds"].as_f64()? + stamp["microseconds"].as_f64()? / 1e6)

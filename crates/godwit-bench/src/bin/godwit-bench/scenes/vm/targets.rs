@@ -1,4 +1,4 @@
-//! What the scene `vm` must show: what is promised of a disk that moves holds for one with a machine.
+//! The targets of the scene `vm`: the promises for a moving disk hold with a machine, too.
 
 use crate::report::Vm;
 use crate::report::targets::Target;
@@ -6,10 +6,10 @@ use crate::scenes::vm::cell::load;
 
 const GODWIT: &str = "godwit";
 const NOT_CONVERGED: &str = "godwit did not converge";
-/// The part of its throughput that a guest keeps.
+/// Fraction of its throughput that a guest keeps.
 const KEPT: f64 = 0.98;
 
-/// Holds Godwit's cells against those of the peers.
+/// Judges Godwit's cells against the peers' cells.
 pub(crate) fn of(cells: &[Vm]) -> Vec<Target> {
     let ours = cells.iter().filter(|cell| cell.mover == GODWIT);
     ours.flat_map(|ours| of_load(ours, cells)).collect()
@@ -35,8 +35,8 @@ fn of_load(ours: &Vm, cells: &[Vm]) -> Vec<Target> {
         };
         targets.push(not_more("LM time", |cell| cell.lm_seconds));
         targets.push(not_more("blackout", |cell| cell.blackout_ms));
-        // Who keeps the whole rate cannot keep more: what both keep may differ by as much as a guest
-        // that keeps everything may miss.
+        // A guest cannot keep more than the whole rate, so the kept fractions may differ by the loss allowed to a
+        // guest.
         targets.push(Target::at_least(
             against("throughput kept"),
             KEPT,

@@ -1,4 +1,4 @@
-//! Certificates for QEMU, so that its movers can encrypt and prove who they are, as Godwit's do.
+//! Certificates for QEMU, so that its movers encrypt and authenticate as Godwit's do.
 
 use std::io;
 use std::os::unix::fs::symlink;
@@ -6,20 +6,20 @@ use std::path::{Path, PathBuf};
 
 use godwit_testkit::cluster::{authority, issue, release_binary};
 
-/// The name in all certificates.
+/// Host name in all certificates.
 pub(in crate::scenes::migrate) const HOST: &str = "qemu";
-/// The id of the object with them.
+/// Id of QEMU's credentials object.
 pub(in crate::scenes::migrate) const ID: &str = "tls";
 
-/// A directory with an authority and a certificate for both ends, under the names that QEMU expects.
+/// A directory with an authority and a certificate for both ends, under the file names that QEMU expects.
 #[derive(Debug)]
 pub(in crate::scenes::migrate) struct Credentials(PathBuf);
 
 impl Credentials {
-    /// Makes them in a directory of their own below this one.
+    /// Issues the certificates in a subdirectory of `below`.
     ///
     /// # Errors
-    /// When `godwit certs` fails.
+    /// `godwit certs` fails.
     pub(in crate::scenes::migrate) fn new(below: &Path) -> io::Result<Self> {
         let dir = below.join("credentials");
         if !dir.exists() {
@@ -35,12 +35,12 @@ impl Credentials {
         Ok(Self(dir))
     }
 
-    /// The options that give a daemon what it needs as this end, `client` or `server`.
+    /// Returns a daemon's options for the credentials of this end, `client` or `server`.
     pub(in crate::scenes::migrate) fn object(&self, end: &str) -> [String; 2] {
         let dir = self.0.display();
         [
             "--object".to_owned(),
-            // QEMU's check of its own wants keys that encipher others, which TLS 1.3 has no use for.
+            // QEMU's sanity check demands keys for key encipherment, which TLS 1.3 does not use.
             format!(
                 "tls-creds-x509,id={ID},endpoint={end},dir={dir},verify-peer=on,sanity-check=off"
             ),

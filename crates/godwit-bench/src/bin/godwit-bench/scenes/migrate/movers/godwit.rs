@@ -20,13 +20,13 @@ const DISK: &str = "disk";
 /// `godwit migrate` with these options.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Godwit {
-    /// How the report calls it.
+    /// Name in the report.
     pub(crate) name: &'static str,
-    /// What the command is given.
+    /// Options of the command.
     pub(crate) options: &'static [&'static str],
-    /// Whether the nodes send data unencrypted, as QEMU does unless it is told otherwise.
+    /// True if the nodes send data unencrypted, like QEMU by default.
     pub(crate) unencrypted_data: bool,
-    /// Whether a quick run has it, too.
+    /// True if a quick run includes this mover.
     pub(crate) in_quick: bool,
 }
 
@@ -65,16 +65,16 @@ impl Godwit {
     }
 }
 
-/// Godwit as it is not.
+/// A modified Godwit.
 #[derive(Clone, Debug)]
 pub(crate) struct Variant {
-    /// How the report calls it.
+    /// Name in the report.
     pub(crate) name: String,
-    /// How it moves the disk.
+    /// Options of the move.
     pub(crate) godwit: Godwit,
-    /// The program, when it is not this build's.
+    /// The program, if from another build.
     pub(crate) program: Option<PathBuf>,
-    /// What nodes are given beside what they need.
+    /// Additional options of the nodes.
     pub(crate) node_options: Vec<String>,
 }
 
@@ -98,7 +98,7 @@ impl Mover for Variant {
 struct Nodes {
     cluster: Cluster,
     options: &'static [&'static str],
-    /// The migration's, once it began.
+    /// Id of the migration, once begun.
     id: String,
     watched: Option<Watched>,
 }

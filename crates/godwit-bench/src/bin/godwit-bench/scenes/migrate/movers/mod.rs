@@ -1,4 +1,4 @@
-//! Who can move a disk. Another policy or peer takes part by a [`Mover`] in [`all`].
+//! Movers of a disk. Another policy or peer takes part by a [`Mover`] in [`all`].
 
 mod credentials;
 pub(super) mod godwit;
@@ -15,67 +15,66 @@ use crate::scenes::migrate::movers::godwit::{Godwit, Variant};
 use crate::scenes::migrate::movers::qemu::{CopyMode, Qemu};
 use crate::site::Site;
 
-/// Something that moves disks.
+/// A way to move disks.
 pub(crate) trait Mover: Debug {
-    /// How the report calls it.
+    /// Returns the name in the report.
     fn name(&self) -> &str;
 
-    /// Whether a quick run has it, too.
+    /// Returns true if a quick run includes this mover.
     fn in_quick(&self) -> bool {
         true
     }
 
-    /// Serves the site's image at the left end of its link, ready to be moved to the right end.
+    /// Serves the site's image at the left end of its link, ready to move to the right end.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// A server that does not come up.
     fn open(&self, site: &Site) -> io::Result<Box<dyn Moving>>;
 }
 
-/// A disk that is served and can be moved, once.
+/// A served disk that can be moved once.
 pub(crate) trait Moving: Debug {
-    /// Where the guest uses the disk, before and after the move.
+    /// Returns the guest's target, valid before and after the move.
     fn guest(&self) -> NbdTarget;
 
-    /// CPU seconds so far of all processes that serve and move the disk.
+    /// Returns the CPU seconds so far of all processes that serve and move the disk.
     ///
     /// # Errors
-    /// When one of them is gone.
+    /// A process is gone.
     fn cpu_seconds(&self) -> io::Result<f64>;
 
-    /// Begins to move: what an operator's command does.
+    /// Begins the move, like an operator's command.
     ///
     /// # Errors
-    /// When it is refused.
+    /// The move is refused.
     fn begin(&mut self) -> io::Result<()>;
 
-    /// Goes on for about so long, less when something happens; says whether the switchover has
-    /// ended.
+    /// Advances the move for up to about `time`. Returns true once the switchover has ended.
     ///
     /// # Errors
-    /// When the move failed.
+    /// The move failed.
     fn advance(&mut self, time: Duration) -> io::Result<bool>;
 
-    /// Stops a move that has not ended; the disk stays where it is.
+    /// Cancels a move that has not ended; the disk stays.
     ///
     /// # Errors
-    /// When it does not stop.
+    /// The move does not stop.
     fn cancel(&mut self) -> io::Result<()>;
 
-    /// The image at the left end and the one at the right end.
+    /// Returns the images at the left and the right end.
     ///
     /// # Errors
-    /// When they are not known.
+    /// The images are not known.
     fn images(&self) -> io::Result<[PathBuf; 2]>;
 
-    /// Ends everything that serves the disk, with all that it wrote written.
+    /// Ends all processes that serve the disk, with their writes complete.
     ///
     /// # Errors
-    /// When something fails at the end.
+    /// A process fails at the end.
     fn close(&mut self) -> io::Result<()>;
 }
 
-/// Godwit with the promise that it makes by itself.
+/// Godwit with its default promise.
 pub(in crate::scenes::migrate) const AUTO: Godwit = Godwit {
     name: "godwit",
     options: &["--policy", "double-write", "--sla", "auto"],
@@ -83,7 +82,7 @@ pub(in crate::scenes::migrate) const AUTO: Godwit = Godwit {
     in_quick: true,
 };
 
-/// Godwit when somebody states a promise that leaves room, and so takes time before throughput.
+/// Godwit with a stated promise that leaves room, and so favours move time over throughput.
 const STATED: Godwit = Godwit {
     name: "godwit-20ms",
     options: &["--policy", "double-write", "--sla", "p99.9<20ms"],
@@ -91,7 +90,7 @@ const STATED: Godwit = Godwit {
     ..AUTO
 };
 
-/// Godwit, in each way that is held against the targets.
+/// Godwit's variants that are judged against the targets.
 pub(in crate::scenes::migrate) const GODWITS: [Godwit; 4] = [
     AUTO,
     STATED,
@@ -108,7 +107,7 @@ pub(in crate::scenes::migrate) const GODWITS: [Godwit; 4] = [
     },
 ];
 
-/// Godwit by its other policies.
+/// Godwit with its other policies.
 const POLICIES: [Godwit; 2] = [
     Godwit {
         name: "godwit-pre-copy",
@@ -124,7 +123,7 @@ const POLICIES: [Godwit; 2] = [
     },
 ];
 
-/// Another build of Godwit, which may know no policies.
+/// Returns another build of Godwit, which may know no policies.
 pub(in crate::scenes::migrate) fn other_build(program: PathBuf) -> Variant {
     Variant {
         name: String::from("godwit-other"),
@@ -137,7 +136,7 @@ pub(in crate::scenes::migrate) fn other_build(program: PathBuf) -> Variant {
     }
 }
 
-/// Godwit without a part of its governor.
+/// Returns Godwit without a part of its governor.
 pub(in crate::scenes::migrate) fn without(part: &str) -> Variant {
     Variant {
         name: format!("without-{part}"),
@@ -147,7 +146,7 @@ pub(in crate::scenes::migrate) fn without(part: &str) -> Variant {
     }
 }
 
-/// All movers, in the order of the report.
+/// Returns all movers, in the order of the report.
 pub(crate) fn all() -> Vec<Box<dyn Mover>> {
     let mut all: Vec<Box<dyn Mover>> = Vec::from(GODWITS.map(|godwit| Box::new(godwit) as _));
     all.extend(POLICIES.map(|godwit| Box::new(godwit) as Box<dyn Mover>));

@@ -1,5 +1,5 @@
-//! QEMU's `blockdev-mirror` between two `qemu-storage-daemon`s: the source's mirrors its node into an
-//! NBD export of the destination's, and with the end of the job the guest's export sits on that.
+//! QEMU's `blockdev-mirror` between two `qemu-storage-daemon`s. The source mirrors its node into an NBD export of the
+//! destination. When the job ends, the guest's export uses the mirror's target.
 
 use std::fs::File;
 use std::io;
@@ -23,17 +23,17 @@ use crate::site::Site;
 const PATIENCE: Duration = Duration::from_secs(60);
 const EXPORT: &str = "disk";
 const JOB: &str = "move";
-/// Where the destination's export listens in its namespace: NBD's own port.
+/// Port of the destination's export in its namespace: the NBD default.
 const PORT: u16 = 10809;
 
-/// How the mirror treats what the guest writes.
+/// The mirror's treatment of the guest's writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CopyMode {
-    /// Marked and copied later.
+    /// Marked dirty and copied later.
     Background,
     /// Written to both sides at once.
     WriteBlocking,
-    /// Proxmox's way: the first until the job is ready, then the second.
+    /// Proxmox's way: background until the job is ready, then write-blocking.
     Switched,
 }
 
@@ -41,12 +41,12 @@ pub(crate) enum CopyMode {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Qemu {
     pub(crate) mode: CopyMode,
-    /// Whether the daemons talk over mutual TLS, as Godwit's nodes always do between hosts.
+    /// True if the daemons use mutual TLS, like Godwit's nodes between hosts.
     pub(crate) encrypted: bool,
 }
 
 impl CopyMode {
-    /// The mode in which the job begins, as QEMU spells it.
+    /// Returns the copy mode at the start of the job, in QEMU's spelling.
     const fn first(self) -> &'static str {
         match self {
             Self::Background | Self::Switched => "background",
@@ -90,7 +90,7 @@ impl Mover for Qemu {
             command.args(credentials.object("server"));
             listen += &format!(",tls-creds={}", credentials::ID);
         }
-        // Written once it listens.
+        // The daemon writes the pid file once it listens.
         let listens = site.dir().join("destination.pid");
         let _ = std::fs::remove_file(&listens);
         command.arg("--nbd-server").arg(listen).args(export());
@@ -103,7 +103,7 @@ impl Mover for Qemu {
         let socket = site.dir().join("guest.sock");
         let monitor = site.dir().join("monitor.sock");
         for old in [&socket, &monitor] {
-            // What is left of the last run would look like the socket of this one.
+            // A leftover of the last run would be taken for this run's socket.
             let _ = std::fs::remove_file(old);
         }
         let mut command = daemon(left, &site.image());
@@ -142,7 +142,7 @@ impl Mover for Qemu {
     }
 }
 
-/// A `qemu-storage-daemon` with an image, on a node of the export's name.
+/// Returns a `qemu-storage-daemon` with an image, on a node of the export's name.
 fn daemon(namespace: &Namespace, image: &Path) -> Command {
     let mut command = namespace.command();
     command
@@ -159,12 +159,12 @@ fn export() -> [String; 2] {
     ]
 }
 
-/// How far a job is.
+/// The progress of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Until QEMU says that it is ready.
+    /// Until QEMU reports that the job is ready.
     Copying,
-    /// Ready, and told to write to both sides from now on; not yet everything was sent.
+    /// Ready and switched to write-blocking; earlier dirty data is still to be sent.
     Switching,
     /// Told to complete.
     Completing,
@@ -175,13 +175,13 @@ enum Step {
 struct Mirror {
     mode: CopyMode,
     encrypted: bool,
-    /// The source's and the destination's.
+    /// The source's and the destination's daemons.
     processes: [Process; 2],
     guest: NbdTarget,
     qmp: Qmp,
     target: Value,
     images: [PathBuf; 2],
-    /// Where the second one is, when it is in memory.
+    /// The destination's disk, if in memory.
     _memory: Option<MemoryDisk>,
     step: Step,
 }
@@ -204,7 +204,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Whether everything that was written before the switch of modes was sent, too.
+    /// Returns true once everything written before the switch of modes was sent.
     fn actively_synced(&mut self) -> io::Result<bool> {
         let jobs = self.qmp.call("query-block-jobs", &json!({}))?;
         Ok(jobs[0]["actively-synced"] == true)
@@ -275,7 +275,7 @@ impl Moving for Mirror {
     fn cancel(&mut self) -> io::Result<()> {
         self.qmp
             .call("block-job-cancel", &json!({"device": JOB, "force": true}))?;
-        // A job that the command found at its very end has completed instead.
+        // A job may complete before the command cancels it.
         let over = ["BLOCK_JOB_CANCELLED", "BLOCK_JOB_COMPLETED"];
         while let Some(event) = self.qmp.event(PATIENCE)? {
             if over.iter().any(|name| event["event"] == *name) {
