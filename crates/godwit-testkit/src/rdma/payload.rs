@@ -32,7 +32,7 @@ pub fn payload(into: &Path) -> io::Result<Vec<PathBuf>> {
             .status()?;
         if !stripped.success() {
             return Err(io::Error::other(format!(
-                "{} is missing; make demo-rdma-build builds it",
+                "{} is missing; make rdma-programs builds it",
                 built.join(name).display()
             )));
         }

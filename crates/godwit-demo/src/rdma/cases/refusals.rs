@@ -4,7 +4,7 @@ use std::io;
 
 use godwit_testkit::rdma::{Bed, Place, RdmaGuest, listening, preflight};
 
-use crate::report::Refusal;
+use crate::rdma::report::Refusal;
 
 const WITH: &str = "env LD_PRELOAD=/opt/godwit/libgodwit_verbs.so ";
 

@@ -14,6 +14,8 @@ use godwit_testkit::scenario::{PATIENCE, finish, import_pattern, load, migrate, 
 use godwit_testkit::{Cluster, Node, VerifyingClient};
 use serde::Serialize;
 
+use crate::tell;
+
 const DISK: &str = "demo";
 const SIZE: u64 = 4 << 30;
 const SEED: u64 = 7;
@@ -43,21 +45,8 @@ struct Report {
     problems: Vec<String>,
 }
 
-fn main() -> ExitCode {
-    match demo() {
-        Ok(problems) if problems.is_empty() => ExitCode::SUCCESS,
-        Ok(problems) => {
-            eprintln!("\nThe demo found problems:");
-            problems
-                .iter()
-                .for_each(|problem| eprintln!("  - {problem}"));
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("\nThe demo could not finish: {error}");
-            ExitCode::FAILURE
-        }
-    }
+pub(crate) fn play() -> ExitCode {
+    tell(demo())
 }
 
 fn step(what: &str) {

@@ -8,7 +8,7 @@ use godwit_testkit::rdma::{
     ALIAS, Bed, Moved, PARTNER_ALIAS, Place, checked_end, connected, move_process, said,
 };
 
-use crate::report::Checked;
+use crate::rdma::report::Checked;
 
 /// A kind of traffic and of moves.
 pub(crate) struct Variant {

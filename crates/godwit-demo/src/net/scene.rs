@@ -12,7 +12,7 @@ use godwit_testkit::process::wait_for;
 use godwit_testkit::vm::{GuestLoad, GuestNetwork, NodeGuest, VM};
 use serde_json::Value;
 
-use crate::report::{Moved, Report};
+use crate::net::report::{Moved, Report};
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 80, 0, 10);
 const ECHO_PORT: u16 = 7000;

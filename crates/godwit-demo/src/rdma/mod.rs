@@ -1,24 +1,16 @@
 //! Unmodified RDMA programs of Debian move between virtual machines while they run.
 
-mod checking;
-mod compared;
-mod container;
-mod deaths;
-mod holder;
-mod plain;
-mod programs;
-mod refusals;
+mod cases;
 mod report;
 mod run;
-mod talkers;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::Args;
 
 /// Moves RDMA programs between virtual machines with soft-RoCE
-#[derive(Parser)]
-struct Arguments {
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
     /// Only programs whose name contains this; more than once for several
     #[arg(long)]
     only: Vec<String>,
@@ -46,12 +38,12 @@ impl Arguments {
     }
 }
 
-fn main() -> ExitCode {
-    match run::run(&Arguments::parse()) {
+pub(crate) fn play(arguments: &Arguments) -> ExitCode {
+    match run::run(arguments) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("godwit-demo-rdma: {error}");
+            eprintln!("godwit-demo: {error}");
             ExitCode::FAILURE
         }
     }

@@ -10,8 +10,8 @@ use godwit_testkit::fio::{RunningFio, now_ms};
 use godwit_testkit::report::write_report;
 use serde_json::Value;
 
-use crate::guest_disk::GuestDisk;
-use crate::report::{Cpu, Guest, Rate, Report, RoundTrip};
+use crate::disk::guest_disk::GuestDisk;
+use crate::disk::report::{Cpu, Guest, Rate, Report, RoundTrip};
 
 const DISK: &str = "demo";
 const WARM_UP: Duration = Duration::from_secs(2);

@@ -7,7 +7,7 @@ use godwit_testkit::cluster::{ClusterOptions, MemoryPool, Node, release_binary};
 use godwit_testkit::vm::{DirtyPages, GuestLoad, NodeGuest, NodeMachine, PointerChase, VM};
 use serde_json::Value;
 
-use crate::report::{Mode, Moved, Played};
+use crate::memory::report::{Mode, Moved, Played};
 
 /// Milliseconds between two beats of the guest: the resolution of a blackout.
 const BEAT_MS: u64 = 2;

@@ -5,7 +5,7 @@ use std::io;
 
 use godwit_testkit::rdma::Bed;
 
-use crate::report::Compared;
+use crate::rdma::report::Compared;
 
 /// The commands at guest 1 and at guest 3. Their addresses stand for `$a` and `$b`.
 struct Pair {

@@ -6,12 +6,12 @@ mod scene;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::Args;
 use godwit_testkit::report::conclude;
 
 /// Moves a virtual machine between two hosts while a client outside watches the network
-#[derive(Debug, Parser)]
-struct Arguments {
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
     /// Number of moves
     #[arg(long, default_value_t = 20)]
     moves: usize,
@@ -20,8 +20,7 @@ struct Arguments {
     disk_mib: u64,
 }
 
-fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+pub(crate) fn play(arguments: &Arguments) -> ExitCode {
     let report = match scene::play(arguments.moves, arguments.disk_mib) {
         Ok(report) => report,
         Err(error) => {

@@ -7,7 +7,7 @@ use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, release_binary};
 use godwit_testkit::vm::{GuestLoad, NodeGuest};
 
-use crate::report::{Moved, Played};
+use crate::vm::report::{Moved, Played};
 
 /// The parameters of one machine's moves.
 #[derive(Clone, Debug)]

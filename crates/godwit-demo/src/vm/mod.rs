@@ -6,15 +6,15 @@ mod scene;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::Args;
 use godwit_testkit::report::conclude;
 
 use report::Report;
 use scene::Scene;
 
 /// Moves a running virtual machine between two nodes
-#[derive(Debug, Parser)]
-struct Arguments {
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
     /// Number of moves
     #[arg(long, default_value_t = 3)]
     moves: usize,
@@ -32,10 +32,9 @@ struct Arguments {
 /// Modes of memory moves.
 const MEMORY_MODES: [&str; 3] = ["pre-copy", "post-copy", "hybrid"];
 
-fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+pub(crate) fn play(arguments: &Arguments) -> ExitCode {
     let mut report = Report::default();
-    for scene in scenes(&arguments) {
+    for scene in scenes(arguments) {
         match scene.play() {
             Ok(played) => report.add(played),
             Err(error) => {

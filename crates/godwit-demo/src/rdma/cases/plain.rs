@@ -5,8 +5,8 @@ use std::io;
 
 use godwit_testkit::rdma::{ALIAS, Bed, Moved, Place, move_control_group};
 
-use crate::container;
-use crate::report::{Move, Report};
+use crate::rdma::cases::container;
+use crate::rdma::report::{Move, Report};
 
 /// Name in the report.
 pub(crate) const NAME: &str = "a process without RDMA";

@@ -3,7 +3,7 @@
 use godwit_testkit::rdma::{Breakdown, Moved};
 use serde::Serialize;
 
-use crate::deaths::Death;
+use crate::rdma::cases::deaths::Death;
 
 #[derive(Serialize)]
 pub(crate) struct Report {

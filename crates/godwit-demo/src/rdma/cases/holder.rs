@@ -5,7 +5,7 @@ use std::io;
 
 use godwit_testkit::rdma::Bed;
 
-use crate::report::Holder;
+use crate::rdma::report::Holder;
 
 /// Dumps the process at guest 1 without the plugin, which fails, and with the plugin, and restores the process at guest
 /// 2.

@@ -6,15 +6,15 @@ mod scene;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::Args;
 use godwit_testkit::report::conclude;
 
 use report::Report;
 use scene::Scene;
 
 /// Moves running virtual machines between two nodes that share memory
-#[derive(Debug, Parser)]
-struct Arguments {
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
     /// MiB of memory of each guest
     #[arg(long, value_delimiter = ',', default_values_t = [1024, 4096])]
     guest_mib: Vec<u64>,
@@ -26,8 +26,7 @@ struct Arguments {
     disk_mib: u64,
 }
 
-fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+pub(crate) fn play(arguments: Arguments) -> ExitCode {
     let mut report = Report::default();
     // Guests in sequence: for a moment, a guest may have twice as much memory as its size.
     for guest_mib in arguments.guest_mib {

@@ -10,7 +10,7 @@ use godwit_testkit::rdma::{
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::report::{Move, Refusal, Report};
+use crate::rdma::report::{Move, Refusal, Report};
 
 /// The folder of bundles in each guest, with a folder for each container.
 pub(crate) const BUNDLES: &str = "/run/bundles";

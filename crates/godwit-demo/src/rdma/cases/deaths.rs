@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use godwit_testkit::rdma::{Bed, MoveSeen, clean_up, kill_node, see_move, start_node};
 use serde::Serialize;
 
-use crate::checking::{self, VARIANTS};
-use crate::container;
-use crate::talkers::{Talkers, What};
+use crate::rdma::cases::checking::{self, VARIANTS};
+use crate::rdma::cases::container;
+use crate::rdma::cases::talkers::{Talkers, What};
 
 /// Time of work before the move.
 const WORK: Duration = Duration::from_millis(500);

@@ -6,8 +6,8 @@ use godwit_testkit::rdma::{
     ALIAS, Bed, Place, checked_end, connected, detach_container_move, detach_move,
 };
 
-use crate::checking::{self, ENDS, Variant};
-use crate::container::{self, BUNDLES};
+use crate::rdma::cases::checking::{self, ENDS, Variant};
+use crate::rdma::cases::container::{self, BUNDLES};
 
 const CONTAINER: &str = "checker";
 

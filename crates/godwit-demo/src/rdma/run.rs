@@ -10,16 +10,16 @@ use godwit_testkit::rdma::{
 };
 use godwit_testkit::report::write_report;
 
-use crate::Arguments;
-use crate::checking::{VARIANTS, check};
-use crate::compared::compared;
-use crate::container::containers;
-use crate::deaths::deaths;
-use crate::holder::move_holder;
-use crate::plain;
-use crate::programs::PROGRAMS;
-use crate::refusals::refusals;
-use crate::report::{Compared, Move, Report};
+use crate::rdma::Arguments;
+use crate::rdma::cases::checking::{VARIANTS, check};
+use crate::rdma::cases::compared::compared;
+use crate::rdma::cases::container::containers;
+use crate::rdma::cases::deaths::deaths;
+use crate::rdma::cases::holder::move_holder;
+use crate::rdma::cases::plain;
+use crate::rdma::cases::programs::PROGRAMS;
+use crate::rdma::cases::refusals::refusals;
+use crate::rdma::report::{Compared, Move, Report};
 
 pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
     let began = Instant::now();
