@@ -1,13 +1,20 @@
 //! Godwit beside its peers, on one machine, in one run. See bench/README.md for the scenes and the report.
 
+mod idle;
+mod memory;
+mod net;
 mod noise;
 mod options;
+mod policies;
 mod qmp;
+mod rdma;
 mod report;
 mod rest;
 mod scenes;
 mod site;
+mod sla;
 mod suite;
+mod vhost;
 
 use std::io;
 use std::path::Path;
@@ -36,6 +43,13 @@ fn main() -> ExitCode {
         Command::Quick(options) => bench(Extent::Quick, &options),
         Command::Full(options) => bench(Extent::Full, &options),
         Command::Document { reports, out } => report::document::write(&reports, &out),
+        Command::Sla(arguments) => sla::bench(arguments),
+        Command::Policies(arguments) => policies::bench(&arguments),
+        Command::Vhost(arguments) => vhost::bench(&arguments),
+        Command::Memory(arguments) => memory::bench(&arguments),
+        Command::Net(options) => net::bench(&options),
+        Command::Rdma(arguments) => rdma::bench(&arguments),
+        Command::Idle => idle::bench(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -31,6 +31,14 @@ pub(crate) enum Command {
         #[arg(long, default_value = "docs")]
         out: PathBuf,
     },
+    Sla(crate::sla::Arguments),
+    Policies(crate::policies::Arguments),
+    Vhost(crate::vhost::Arguments),
+    Memory(crate::memory::Arguments),
+    Net(crate::net::options::Options),
+    Rdma(crate::rdma::Arguments),
+    /// An idle disk that moves, beside nbdcopy between two nbdkit servers
+    Idle,
 }
 
 /// The extent of a run.

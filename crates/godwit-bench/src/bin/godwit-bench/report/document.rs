@@ -63,7 +63,7 @@ fn introduction(report: &Report, runs: &[Report]) -> String {
     let environment = &report.environment;
     let (extent, part, command) = match report.extent {
         Extent::Quick => ("quick", ", of a selection", "make bench"),
-        Extent::Full => ("full", "", "make bench-full"),
+        Extent::Full => ("full", "", "make bench SCENE=full"),
     };
     let made = match runs.len() {
         1 => format!(
