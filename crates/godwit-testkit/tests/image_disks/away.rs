@@ -143,7 +143,7 @@ fn is_image(fixture: &Fixture, disk: &str, model: &mut Model) {
 }
 
 #[test]
-#[ignore = "takes minutes: make test-images"]
+#[ignore = "takes minutes: make test-slow ONLY='--test image_disks'"]
 fn of_two_things_that_a_name_has_stood_for_the_later_counts_and_an_older_one_is_told_of() {
     let turn = turn("of_two_things_that_a_name_has_stood_for");
     let mut fixture = Fixture::start(&["a", "b", "c"], &[]);
@@ -182,7 +182,7 @@ fn of_two_things_that_a_name_has_stood_for_the_later_counts_and_an_older_one_is_
 }
 
 #[test]
-#[ignore = "takes minutes: make test-images"]
+#[ignore = "takes minutes: make test-slow ONLY='--test image_disks'"]
 fn a_name_that_stood_for_something_else_is_told_of_when_the_repository_is_back() {
     let turn = turn("a_name_that_stood_for_something_else");
     let (fixture, mut model) = one_node_has_it(&turn);
@@ -225,7 +225,7 @@ fn refused_beside(name: &str, odd: Odd) -> (OddNode, String) {
 }
 
 #[test]
-#[ignore = "takes minutes: make test-images"]
+#[ignore = "takes minutes: make test-slow ONLY='--test image_disks'"]
 fn a_node_that_knows_no_names_is_not_asked_for_one() {
     let (node, refused) = refused_beside("a_node_that_knows_no_names", Odd::KnowsNoNames);
     assert!(!node.was_asked_for_a_name());
@@ -242,7 +242,7 @@ fn a_node_that_answers_something_else_tells_nothing() {
 }
 
 #[test]
-#[ignore = "takes minutes: make test-images"]
+#[ignore = "takes minutes: make test-slow ONLY='--test image_disks'"]
 fn a_name_that_stands_for_nothing_makes_no_disk() {
     let (node, refused) = refused_beside("a_name_that_stands_for_nothing", Odd::LiesOfNames);
     assert!(node.was_asked_for_a_name());
@@ -253,7 +253,7 @@ fn a_name_that_stands_for_nothing_makes_no_disk() {
 }
 
 #[test]
-#[ignore = "takes minutes: make test-images"]
+#[ignore = "takes minutes: make test-slow ONLY='--test image_disks'"]
 fn an_s3_server_that_is_away_keeps_no_disk_from_being_created_and_hears_of_it_later() {
     let turn = turn("an_s3_server_that_is_away");
     let secure = ClusterOptions::secure().unwrap();

@@ -119,7 +119,7 @@ fn a_machine_starts_from_an_image_moves_what_it_wrote_and_needs_no_repository_be
 }
 
 #[test]
-#[ignore = "16 GiB of storage and some minutes: make test-images"]
+#[ignore = "16 GiB of storage and some minutes: make test-slow ONLY='--test image_disks'"]
 fn a_machine_on_an_image_of_4_gib_starts_moves_and_needs_no_repository_beside_another_node() {
     let turn = turn("a_machine_on_an_image_of_4_gib");
     starts_moves_and_starts_without_the_repository(&turn, 4096 * MIB);

@@ -121,7 +121,7 @@ impl Monitor {
 }
 
 #[test]
-#[ignore = "takes minutes: make test-images"]
+#[ignore = "takes minutes: make test-slow ONLY='--test image_disks'"]
 fn a_machine_that_may_not_go_on_is_told_of_and_goes_on_when_it_may() {
     let turn = turn("a_machine_that_may_not_go_on_is_told_of");
     let (fixture, _) = stands_still(&turn);
@@ -210,7 +210,7 @@ fn cut_monitor(pid: Pid, path: &Path) {
 }
 
 #[test]
-#[ignore = "takes minutes: make test-images"]
+#[ignore = "takes minutes: make test-slow ONLY='--test image_disks'"]
 fn a_machine_that_stands_still_is_found_by_a_node_that_cannot_talk_to_it_at_first() {
     let turn = turn("a_machine_that_stands_still_is_found");
     let (mut fixture, _) = stands_still(&turn);
@@ -228,7 +228,7 @@ fn a_machine_that_stands_still_is_found_by_a_node_that_cannot_talk_to_it_at_firs
 }
 
 #[test]
-#[ignore = "takes minutes: make test-images"]
+#[ignore = "takes minutes: make test-slow ONLY='--test image_disks'"]
 fn a_machine_that_stands_still_is_known_as_such_though_its_monitor_is_lost_at_once() {
     let turn = turn("a_machine_that_stands_still_is_known_as_such");
     let (mut fixture, _) = stands_still(&turn);

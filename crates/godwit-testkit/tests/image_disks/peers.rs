@@ -74,7 +74,7 @@ fn half_closed(port: u16) -> usize {
 }
 
 #[test]
-#[ignore = "half a minute: make test-images"]
+#[ignore = "half a minute: make test-slow ONLY='--test image_disks'"]
 fn connections_to_a_node_that_is_asked_no_more_are_closed() {
     let turn = turn("connections_to_a_node_that_is_asked_no_more");
     let mut fixture = Fixture::start(&["a", "b"], &[]);

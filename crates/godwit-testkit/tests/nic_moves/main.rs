@@ -2,6 +2,8 @@
 
 mod adopted;
 mod announcements;
+mod foreign_front_end;
+mod libvirt_nics;
 mod queues;
 mod uplinks;
 

@@ -90,7 +90,7 @@ fn a_guest_that_reboots_or_panics_in_a_step_of_its_move_misses_no_write() {
 /// A request in flight at the reset of a device gets no answer, as on hardware. The disk must have the acknowledged
 /// writes.
 #[test]
-#[ignore = "takes minutes: make test-nics"]
+#[ignore = "takes minutes: make test-slow ONLY=endings"]
 fn a_guest_that_reboots_at_any_moment_of_its_move_misses_no_write() {
     let turn = Scenario::among(
         AT_ONCE,

@@ -194,27 +194,27 @@ fn blows(test: &str, all: &[Blow]) {
 }
 
 #[test]
-#[ignore = "takes minutes: make test-nics"]
+#[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn a_conversation_goes_on_when_the_source_dies() {
     blows("a_conversation_goes_on_when_the_source_dies", SOURCE_DIES);
 }
 
 #[test]
-#[ignore = "takes minutes: make test-nics"]
+#[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn a_conversation_goes_on_when_the_destination_dies() {
     let test = "a_conversation_goes_on_when_the_destination_dies";
     blows(test, DESTINATION_DIES);
 }
 
 #[test]
-#[ignore = "takes minutes: make test-nics"]
+#[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn a_conversation_goes_on_when_the_nodes_lose_each_other() {
     let test = "a_conversation_goes_on_when_the_nodes_lose_each_other";
     blows(test, LINK_IS_CUT);
 }
 
 #[test]
-#[ignore = "takes minutes: make test-nics"]
+#[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn a_new_conversation_begins_when_the_sources_qemu_dies_and_an_old_one_goes_on_where_it_can() {
     let test =
         "a_new_conversation_begins_when_the_sources_qemu_dies_and_an_old_one_goes_on_where_it_can";
@@ -222,14 +222,14 @@ fn a_new_conversation_begins_when_the_sources_qemu_dies_and_an_old_one_goes_on_w
 }
 
 #[test]
-#[ignore = "takes minutes: make test-nics"]
+#[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn a_new_conversation_begins_when_the_destinations_qemu_dies_and_an_old_one_goes_on_where_it_can() {
     let test = "a_new_conversation_begins_when_the_destinations_qemu_dies_and_an_old_one_goes_on_where_it_can";
     blows(test, DESTINATIONS_QEMU_DIES);
 }
 
 #[test]
-#[ignore = "takes minutes: make test-nics"]
+#[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn no_ping_is_lost_whenever_a_move_is_cancelled() {
     let turn = Scenario::among(
         AT_ONCE,
@@ -256,7 +256,7 @@ fn no_ping_is_lost_whenever_a_move_is_cancelled() {
 }
 
 #[test]
-#[ignore = "takes minutes: make test-nics"]
+#[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn a_conversation_waits_for_a_node_that_dies_again_and_again_under_the_guest() {
     let test = "a_conversation_waits_for_a_node_that_dies_again_and_again_under_the_guest";
     let turn = Scenario::among(AT_ONCE, "vm_crash", test);

@@ -60,7 +60,7 @@ fn blows(test: &str, all: &[(&Moment, Victim, Outcome, After)]) {
 }
 
 #[test]
-#[ignore = "takes minutes: make test-memory-deaths"]
+#[ignore = "takes minutes: make test-slow ONLY=zero_copy"]
 fn a_guest_whose_devices_are_sent_survives_the_link() {
     blows(
         "a_guest_whose_devices_are_sent_survives_the_link",
@@ -76,7 +76,7 @@ fn a_guest_whose_devices_are_sent_survives_the_link() {
 }
 
 #[test]
-#[ignore = "takes minutes: make test-memory-deaths"]
+#[ignore = "takes minutes: make test-slow ONLY=zero_copy"]
 fn a_guest_whose_devices_are_sent_survives_the_sources_node() {
     blows(
         "a_guest_whose_devices_are_sent_survives_the_sources_node",
@@ -92,7 +92,7 @@ fn a_guest_whose_devices_are_sent_survives_the_sources_node() {
 }
 
 #[test]
-#[ignore = "takes minutes: make test-memory-deaths"]
+#[ignore = "takes minutes: make test-slow ONLY=zero_copy"]
 fn a_guest_whose_devices_are_sent_survives_the_destinations_node() {
     blows(
         "a_guest_whose_devices_are_sent_survives_the_destinations_node",

@@ -281,7 +281,7 @@ fn a_guest_whose_memory_stays_survives_a_few_deaths() {
 }
 
 #[test]
-#[ignore = "takes minutes: make test-memory-deaths"]
+#[ignore = "takes minutes: make test-slow ONLY=zero_copy"]
 fn a_guest_whose_memory_stays_survives_each_death_of_a_move() {
     play("a_guest_whose_memory_stays_survives_each_death", |_| {
         (BLOWS.to_vec(), Vec::new())
@@ -289,7 +289,7 @@ fn a_guest_whose_memory_stays_survives_each_death_of_a_move() {
 }
 
 #[test]
-#[ignore = "takes minutes: make test-memory-deaths"]
+#[ignore = "takes minutes: make test-slow ONLY=zero_copy"]
 fn a_guest_survives_each_death_while_its_memory_follows() {
     play("a_guest_survives_each_death_while_its_memory", |_| {
         (Vec::new(), MOVERS.to_vec())

@@ -241,7 +241,7 @@ fn the_memory_of_a_guest_under_load_follows_and_goes_back() {
 
 /// Each move is a full one: the guest goes to the other node, and all of the memory follows.
 #[test]
-#[ignore = "takes minutes on a busy machine: make test-memory"]
+#[ignore = "takes minutes on a busy machine: make test-slow ONLY=zero_copy"]
 fn three_full_moves_and_ten_round_trips_of_memory_under_load() {
     memory_moves_under_load("three_full_moves_and_ten_round_trips", 3, 10);
 }
@@ -319,7 +319,7 @@ fn local_files(qemu: u64) -> Vec<PathBuf> {
 /// QEMU is stopped for longer than its agent may take, and handles a request late. The node has not heard the place of
 /// the chunk: QEMU's mappings tell, and the disks go on.
 #[test]
-#[ignore = "waits for longer than the agent may take: make test-memory"]
+#[ignore = "waits for longer than the agent may take: make test-slow ONLY=zero_copy"]
 fn memory_that_a_qemu_moves_too_late_is_found() {
     let turn = Scenario::begin("zero_copy", "memory_that_a_qemu_moves_too_late_is_found");
     let pool = MemoryPool::new().unwrap();
@@ -355,7 +355,7 @@ fn memory_that_a_qemu_moves_too_late_is_found() {
 /// The same, and the move is cancelled before QEMU answers. Then the machine can be stopped, and when QEMU handles the
 /// request after all, the disks go on at the memory's place.
 #[test]
-#[ignore = "waits for longer than the agent may take, twice: make test-memory"]
+#[ignore = "waits for longer than the agent may take, twice: make test-slow ONLY=zero_copy"]
 fn memory_that_a_cancelled_move_lost_is_found() {
     let turn = Scenario::begin("zero_copy", "memory_that_a_cancelled_move_lost_is_found");
     let pool = MemoryPool::new().unwrap();

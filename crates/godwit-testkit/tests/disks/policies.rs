@@ -1,0 +1,92 @@
+//! Disks and machines move by every policy, under load, and nothing is lost.
+
+use godwit_testkit::Cluster;
+use godwit_testkit::scenario::{PATIENCE, Scenario, finish, import_pattern, load, migrate, verify};
+use godwit_testkit::vm::{GuestLoad, NodeGuest};
+
+const SIZE: u64 = 96 << 20;
+const POLICIES: [&str; 3] = ["pre-copy", "mirror", "double-write"];
+
+#[test]
+fn a_disk_moves_by_every_policy_under_load() {
+    let turn = Scenario::begin("disks", "a_disk_moves_by_every_policy_under_load");
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let model = import_pattern(cluster.node("a"), "tour", SIZE, turn.seed).unwrap();
+    let client = load(cluster.node("a"), "tour", turn.seed, model).unwrap();
+    let ways = [("a", "b"), ("b", "a")].into_iter().cycle();
+    let options: [&[&str]; 2] = [&["--verify"], &["--sla", "off"]];
+    let moves = POLICIES
+        .iter()
+        .flat_map(|policy| options.map(|rest| (policy, rest)));
+    for ((policy, rest), (from, to)) in moves.zip(ways) {
+        let words = [&["--no-delta", "--policy", policy], rest].concat();
+        let moved = migrate(cluster.node(from), "tour", to, &words).unwrap();
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        assert_eq!(moved["verified"], rest == ["--verify"], "{moved}");
+        assert_eq!(moved["options"]["policy"], *policy, "{moved}");
+        let doubled = moved["progress"]["double_write_bytes"].as_u64().unwrap();
+        let copied = moved["progress"]["bytes_copied"].as_u64().unwrap();
+        println!("{policy} {rest:?}: {doubled} bytes of double writes, {copied} copied");
+        match *policy {
+            "pre-copy" => assert!(copied > SIZE, "the guest wrote meanwhile: {moved}"),
+            _ => assert_eq!(copied, SIZE, "{moved}"),
+        }
+        assert!(client.progress(300, PATIENCE), "{:?}", client.stats());
+    }
+    let mut model = finish(client).unwrap();
+    verify(cluster.node("a"), "tour", &mut model).unwrap();
+}
+
+#[test]
+fn a_machine_moves_by_every_policy() {
+    let turn = Scenario::begin("disks", "a_machine_moves_by_every_policy");
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let load = GuestLoad {
+        seed: turn.seed,
+        ..GuestLoad::default()
+    };
+    let guest = NodeGuest::start(&cluster, "a", 2, 96, &load).unwrap();
+    let mut at = "a";
+    for policy in POLICIES {
+        let to = if at == "a" { "b" } else { "a" };
+        let options = ["--policy", policy, "--verify"];
+        let (moved, gaps) = guest.migrate(cluster.node(at), to, &options).unwrap();
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        println!("{policy}: {gaps:?}");
+        at = to;
+    }
+    println!("{:?}", guest.finish(cluster.node(at)).unwrap());
+}
+
+#[test]
+fn rounds_are_what_pre_copy_has() {
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let a = cluster.node("a");
+    a.godwit(&["disk", "create", "d", "--size", "8MiB"])
+        .json()
+        .unwrap();
+    let refused = |options: &[&str]| a.refusal(&[&["migrate", "d", "--to", "b"], options].concat());
+    let no_rounds = refused(&["--policy", "mirror", "--max-rounds", "2"]);
+    assert!(no_rounds.contains("mirror"), "{no_rounds}");
+    let odd = refused(&["--policy", "pre-copy", "--round-block", "5000"]);
+    assert!(odd.contains("4 KiB"), "{odd}");
+    let none = refused(&["--policy", "pre-copy", "--max-rounds", "0"]);
+    assert!(none.contains("round"), "{none}");
+    let options = [
+        "--policy",
+        "pre-copy",
+        "--round-block",
+        "1G",
+        "--round-left",
+        "0",
+        "--max-rounds",
+        "1",
+    ];
+    let moved = migrate(a, "d", "b", &options).unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    assert_eq!(
+        moved["options"]["rounds"]["block_bytes"],
+        1 << 30,
+        "{moved}"
+    );
+}

@@ -1,0 +1,547 @@
+//! A disk changes hands before all data has moved, and the new owner pulls the rest: under load, and whichever node
+//! dies meanwhile.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use godwit_testkit::Cluster;
+use godwit_testkit::cluster::{ClusterOptions, Node};
+use godwit_testkit::nbd::NbdConnection;
+use godwit_testkit::process::wait_for;
+use godwit_testkit::scenario::{
+    PATIENCE, Scenario, becomes_whole, finish, import_pattern, load, migrate, verify,
+};
+use godwit_testkit::small_fs::SmallFileSystem;
+use godwit_testkit::vm::{GuestLoad, NodeGuest};
+use rustix::process::{Pid, Signal, kill_process};
+
+const DISK: &str = "pulled";
+const SIZE: u64 = 96 << 20;
+/// Holds the connection on which the rest is pulled.
+const HELD: (&str, &str) = ("pull::connect", "sleep(3600000)");
+
+/// Starts two nodes. `a` does not make the connection over which a disk is pulled.
+fn held() -> Cluster {
+    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let a = cluster.node_mut("a");
+    a.terminate(PATIENCE).unwrap();
+    a.start(&[HELD]).unwrap();
+    cluster
+}
+
+#[test]
+fn a_disk_changes_hands_before_all_of_it_has_moved() {
+    let turn = Scenario::begin("disks", "a_disk_changes_hands_before_all_of_it_has_moved");
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    let client = load(cluster.node("a"), DISK, turn.seed, model).unwrap();
+    assert!(client.progress(300, PATIENCE));
+    let ways = [("a", "b"), ("b", "a")].into_iter().cycle();
+    let options: [&[&str]; 4] = [
+        &["--policy", "post-copy"],
+        &["--policy", "push-pull"],
+        &["--policy", "push-pull", "--push-threshold", "1"],
+        &["--policy", "push-pull", "--push-for", "0"],
+    ];
+    for (words, (from, to)) in options.into_iter().zip(ways) {
+        let started = Instant::now();
+        let moved = migrate(cluster.node(from), DISK, to, words).unwrap();
+        let handed_over = started.elapsed();
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        assert_eq!(moved["options"]["policy"], words[1], "{moved}");
+        let pushed = moved["progress"]["bytes_copied"].as_u64().unwrap();
+        if words[1] == "post-copy" {
+            assert_eq!(pushed, 0, "{moved}");
+        }
+        assert!(client.progress(300, PATIENCE), "{:?}", client.stats());
+        becomes_whole(cluster.node(to), cluster.node(from), DISK);
+        println!(
+            "{words:?}: pushed {pushed} bytes, handed over after {handed_over:?}, whole after {:?}",
+            started.elapsed()
+        );
+    }
+    let mut model = finish(client).unwrap();
+    verify(cluster.node("a"), DISK, &mut model).unwrap();
+    // The disk is like any other.
+    let moved = migrate(cluster.node("a"), DISK, "b", &["--verify"]).unwrap();
+    assert_eq!(moved["verified"], true, "{moved}");
+    verify(cluster.node("b"), DISK, &mut model).unwrap();
+}
+
+#[test]
+fn what_a_node_owes_is_kept_until_it_has_been_pulled_whoever_dies() {
+    let turn = Scenario::begin(
+        "disks",
+        "what_a_node_owes_is_kept_until_it_has_been_pulled_whoever_dies",
+    );
+    let mut cluster = held();
+    let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    let moved = migrate(cluster.node("a"), DISK, "b", &["--policy", "post-copy"]).unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let shown = b.disk(DISK).unwrap();
+    assert_eq!(shown["missing_bytes"], SIZE, "{shown}");
+    assert_eq!(shown["serves"], true, "{shown}");
+    let status = shown["status"].as_str().unwrap().to_owned();
+    assert!(
+        status.contains("96 MiB of it still at node 'a'"),
+        "{status}"
+    );
+    let shown = a.disk(DISK).unwrap();
+    assert_eq!(shown["owes"], true, "{shown}");
+    let status = shown["status"].as_str().unwrap().to_owned();
+    assert!(status.contains("still needs a part"), "{status}");
+
+    let id = moved["id"].as_str().unwrap();
+    let shown = godwit_testkit::scenario::migration(b, id);
+    assert_eq!(shown["missing_bytes"], SIZE, "{shown}");
+    let shown = a.godwit(&["migration", "show", id]).text().unwrap();
+    assert!(
+        shown.contains("node 'a': a part of the disk is there only"),
+        "{shown}"
+    );
+
+    let text = a.refusal(&["disk", "rm", DISK]);
+    assert!(
+        text.contains("node 'b' serves it and still lacks a part"),
+        "{text}"
+    );
+    let text = b.refusal(&["migrate", DISK, "--to", "a"]);
+    assert!(text.contains("cannot be moved yet"), "{text}");
+    let copy = cluster.dir().join("copy.raw");
+    let text = b.refusal(&["disk", "export", DISK, copy.to_str().unwrap()]);
+    assert!(text.contains("cannot be exported yet"), "{text}");
+
+    // Both die, in either order, and the owner is back first.
+    cluster.node_mut("b").kill();
+    cluster.node_mut("a").kill();
+    cluster.node_mut("b").start(&[]).unwrap();
+    let shown = cluster.node("b").disk(DISK).unwrap();
+    assert_eq!(shown["missing_bytes"], SIZE, "{shown}");
+    cluster.node_mut("a").start(&[]).unwrap();
+    becomes_whole(cluster.node("b"), cluster.node("a"), DISK);
+    verify(cluster.node("b"), DISK, &mut model).unwrap();
+    cluster
+        .node("a")
+        .godwit(&["disk", "rm", DISK])
+        .text()
+        .unwrap();
+}
+
+#[test]
+fn a_read_of_what_is_missing_fails_when_the_source_is_away_for_too_long_and_all_else_goes_on() {
+    let turn = Scenario::begin(
+        "disks",
+        "a_read_of_what_is_missing_fails_when_the_source_is_away_for_too_long",
+    );
+    let wait = Duration::from_secs(3);
+    let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
+    let words = ["--read-wait", "3s"].map(str::to_owned);
+    cluster.node_mut("b").spec_mut().options.extend(words);
+    cluster.start_all().unwrap();
+    let a = cluster.node_mut("a");
+    a.terminate(PATIENCE).unwrap();
+    a.start(&[HELD]).unwrap();
+    let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    let other = import_pattern(cluster.node("b"), "other", SIZE, turn.seed).unwrap();
+    let other = load(cluster.node("b"), "other", turn.seed, other).unwrap();
+    let moved = migrate(cluster.node("a"), DISK, "b", &["--policy", "post-copy"]).unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    cluster.node_mut("a").kill();
+    let b = cluster.node("b");
+    let status = b.disk(DISK).unwrap()["status"].as_str().unwrap().to_owned();
+    assert!(status.contains("needed and not connected"), "{status}");
+    let shown = b.godwit(&["migration", "show", moved["id"].as_str().unwrap()]);
+    let shown = shown.text().unwrap();
+    assert!(shown.contains("node 'a': 96.0 MiB of the disk"), "{shown}");
+
+    let mut reader = NbdConnection::connect(&b.nbd(DISK)).unwrap();
+    let reading = std::thread::spawn(move || {
+        let begun = Instant::now();
+        (reader.read_at(50 << 20, &mut [0; 4096]), begun.elapsed())
+    });
+    // Meanwhile whole blocks can be written, and present parts can be read.
+    let mut client = NbdConnection::connect(&b.nbd(DISK)).unwrap();
+    let begun = Instant::now();
+    let mut rounds = 0;
+    while !reading.is_finished() {
+        let ticket = model.begin_write(32 * 2048..33 * 2048, true);
+        client.write_at(32 << 20, &vec![0; 1 << 20]).unwrap();
+        client.flush().unwrap();
+        model.end_write(&ticket);
+        let mut data = vec![1; 1 << 20];
+        client.read_at(32 << 20, &mut data).unwrap();
+        assert!(data.iter().all(|byte| *byte == 0));
+        rounds += 1;
+    }
+    let (failed, waited) = reading.join().unwrap();
+    println!(
+        "{rounds} rounds in {:?}; the read waited {waited:?}: {failed:?}",
+        begun.elapsed()
+    );
+    assert!(
+        failed.is_err() && rounds > 10,
+        "{failed:?}, {rounds} rounds"
+    );
+    assert!(waited >= wait && waited < wait + PATIENCE / 4, "{waited:?}");
+    assert!(other.progress(100, PATIENCE), "{:?}", other.stats());
+
+    cluster.node_mut("a").start(&[]).unwrap();
+    becomes_whole(cluster.node("b"), cluster.node("a"), DISK);
+    verify(cluster.node("b"), DISK, &mut model).unwrap();
+    finish(other).unwrap();
+}
+
+#[test]
+fn a_guest_works_on_what_is_there_while_its_owner_dies_and_comes_back() {
+    let turn = Scenario::begin(
+        "disks",
+        "a_guest_works_on_what_is_there_while_its_owner_dies_and_comes_back",
+    );
+    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    let client = load(cluster.node("a"), DISK, turn.seed, model).unwrap();
+    assert!(client.progress(500, PATIENCE));
+    for round in 0..3 {
+        let (from, to) = if round % 2 == 0 {
+            ("a", "b")
+        } else {
+            ("b", "a")
+        };
+        let moved = migrate(cluster.node(from), DISK, to, &["--policy", "post-copy"]).unwrap();
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        // As a rule the kill comes during the pull; the client's own node lives.
+        if to == "b" {
+            std::thread::sleep(Duration::from_millis(20 * (round + 1)));
+            let left = cluster.node("b").disk(DISK).unwrap()["missing_bytes"].clone();
+            cluster.node_mut("b").kill();
+            println!("killed with {left} bytes left");
+            cluster.node_mut("b").start(&[]).unwrap();
+        }
+        assert!(client.progress(300, PATIENCE), "{:?}", client.stats());
+        becomes_whole(cluster.node(to), cluster.node(from), DISK);
+    }
+    let mut model = finish(client).unwrap();
+    verify(cluster.node("b"), DISK, &mut model).unwrap();
+}
+
+#[test]
+fn a_machine_runs_on_while_its_disks_are_pulled() {
+    let turn = Scenario::begin("disks", "a_machine_runs_on_while_its_disks_are_pulled");
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let load = GuestLoad {
+        seed: turn.seed,
+        ..GuestLoad::default()
+    };
+    let guest = NodeGuest::start(&cluster, "a", 2, 96, &load).unwrap();
+    let ways = [("a", "b"), ("b", "a")];
+    for ((from, to), policy) in ways.into_iter().zip(["push-pull", "post-copy"]) {
+        let options = ["--policy", policy];
+        let (moved, gaps) = guest.migrate(cluster.node(from), to, &options).unwrap();
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        println!("{policy}: {gaps:?}");
+        let whole = || {
+            let disks = cluster.node(to).godwit(&["disk", "list"]).json().ok()?;
+            let disks = disks.as_array()?.clone();
+            let rests = |disk: &serde_json::Value| disk["missing_bytes"].is_null();
+            disks.iter().all(rests).then_some(disks.len())
+        };
+        assert_eq!(wait_for(PATIENCE, whole), Some(2));
+    }
+    println!("{:?}", guest.finish(cluster.node("a")).unwrap());
+}
+
+#[test]
+fn what_is_owed_is_told_by_command_lists_and_log() {
+    let turn = Scenario::begin("disks", "what_is_owed_is_told_by_command_lists_and_log");
+    let mut cluster = held();
+    let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let moving = ["migrate", DISK, "--to", "b", "--policy", "post-copy"];
+    let told = a.godwit(&moving).text().unwrap();
+    assert!(told.contains("still needed: 96.0 MiB"), "{told}");
+    let list = a.godwit(&["disk", "list"]).text().unwrap();
+    assert!(list.contains("a part to b"), "{list}");
+    let list = b.godwit(&["disk", "list"]).text().unwrap();
+    assert!(list.contains("96.0 MiB at a"), "{list}");
+    // The fail point on the connection keeps the process from ending.
+    let _ = cluster.node_mut("a").terminate(Duration::from_secs(2));
+    let log = cluster.node("a").log_tail(200);
+    assert!(log.contains("still needs a part of it"), "{log}");
+    cluster.node_mut("a").kill();
+    cluster.node_mut("a").start(&[]).unwrap();
+    becomes_whole(cluster.node("b"), cluster.node("a"), DISK);
+    // A waiting command returns when the disk is whole.
+    let moving = ["--policy", "post-copy", "--wait"];
+    migrate(cluster.node("b"), DISK, "a", &moving).unwrap();
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    assert!(a.disk(DISK).unwrap()["missing_bytes"].is_null());
+    assert_eq!(b.disk(DISK).unwrap()["owes"], false);
+    verify(cluster.node("a"), DISK, &mut model).unwrap();
+}
+
+#[test]
+fn a_disk_goes_on_without_what_is_lost_for_good() {
+    let turn = Scenario::begin("disks", "a_disk_goes_on_without_what_is_lost_for_good");
+    let mut cluster = held();
+    import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    migrate(cluster.node("a"), DISK, "b", &["--policy", "post-copy"]).unwrap();
+    cluster.node_mut("a").kill();
+    let b = cluster.node("b");
+    let text = b.refusal(&["disk", "abandon", DISK]);
+    assert!(text.contains("96 MiB") && text.contains("--lost"), "{text}");
+    let mut waits = NbdConnection::connect(&b.nbd(DISK)).unwrap();
+    let waiting = std::thread::spawn(move || waits.read_at(8 << 20, &mut [0; 4096]));
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!waiting.is_finished());
+    b.godwit(&["disk", "abandon", DISK, "--lost"])
+        .text()
+        .unwrap();
+    assert!(waiting.join().unwrap().is_err(), "nobody waits any more");
+    let warnings = b.disk(DISK).unwrap()["warnings"].to_string();
+    assert!(warnings.contains("given up as lost"), "{warnings}");
+    // Written data is there, and a restart changes nothing.
+    cluster.node_mut("b").kill();
+    cluster.node_mut("b").start(&[]).unwrap();
+    let mut client = NbdConnection::connect(&cluster.node("b").nbd(DISK)).unwrap();
+    client.write_at(1 << 20, &[5; 4096]).unwrap();
+    let mut read = [0; 4096];
+    client.read_at(1 << 20, &mut read).unwrap();
+    assert_eq!(read, [5; 4096]);
+    assert!(client.read_at(8 << 20, &mut read).is_err());
+    // The missing data was not lost after all.
+    cluster.node_mut("a").start(&[]).unwrap();
+    becomes_whole(cluster.node("b"), cluster.node("a"), DISK);
+}
+
+#[test]
+fn a_source_that_stands_still_is_noticed_within_seconds() {
+    let turn = Scenario::begin(
+        "disks",
+        "a_source_that_stands_still_is_noticed_within_seconds",
+    );
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    let options = ["--policy", "post-copy", "--max-bandwidth", "1MiB"];
+    migrate(cluster.node("a"), DISK, "b", &options).unwrap();
+    let b = cluster.node("b");
+    let says = |part: &str| {
+        let status = b.disk(DISK).ok()?["status"].as_str()?.to_owned();
+        status.contains(part).then_some(())
+    };
+    assert!(wait_for(PATIENCE, || says("which is needed until it has come")).is_some());
+    let stopped = stop(cluster.node("a"));
+    let begun = Instant::now();
+    let noticed = wait_for(PATIENCE, || says("needed and not connected"));
+    let took = begun.elapsed();
+    drop(stopped);
+    assert!(
+        noticed.is_some() && took < Duration::from_secs(8),
+        "{took:?}"
+    );
+    assert!(wait_for(PATIENCE, || says("which is needed until it has come")).is_some());
+}
+
+#[test]
+fn an_owner_that_stands_still_is_noticed_within_seconds() {
+    let turn = Scenario::begin(
+        "disks",
+        "an_owner_that_stands_still_is_noticed_within_seconds",
+    );
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    let options = ["--policy", "post-copy", "--max-bandwidth", "1MiB"];
+    migrate(cluster.node("a"), DISK, "b", &options).unwrap();
+    let a = cluster.node("a");
+    let is_there = |expected: bool| {
+        let said = || {
+            let status = a.disk(DISK).ok()?["status"].as_str()?.to_owned();
+            let lacks = status.contains("needs a part of it from here");
+            (lacks && status.contains("not connected") != expected).then_some(())
+        };
+        wait_for(PATIENCE, said).expect("the status says so");
+    };
+    is_there(true);
+    let stopped = stop(cluster.node("b"));
+    let begun = Instant::now();
+    is_there(false);
+    let took = begun.elapsed();
+    drop(stopped);
+    assert!(took < Duration::from_secs(8), "{took:?}");
+    is_there(true);
+}
+
+#[test]
+fn a_destination_that_runs_full_while_it_pulls_says_so_and_goes_on_when_there_is_room() {
+    const PARTS: u64 = 3;
+    let _turn = Scenario::begin(
+        "disks",
+        "a_destination_that_runs_full_while_it_pulls_says_so_and_goes_on_when_there_is_room",
+    );
+    let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
+    let small = SmallFileSystem::new(2 * SIZE).unwrap();
+    let records = small.path().join("b");
+    std::fs::create_dir(&records).unwrap();
+    cluster.node_mut("b").spec_mut().dir = records;
+    cluster.start_all().unwrap();
+    // A disk without holes has its storage before the pull.
+    let a = cluster.node("a");
+    let size = SIZE.to_string();
+    a.godwit(&["disk", "create", DISK, "--size", &size])
+        .json()
+        .unwrap();
+    let mut client = NbdConnection::connect(&a.nbd(DISK)).unwrap();
+    let data = vec![7; 16 << 20];
+    let places = (0..PARTS).map(|part| part << 24);
+    for place in places.clone() {
+        client.write_at(place, &data).unwrap();
+    }
+    drop(client);
+    let options = ["--policy", "post-copy", "--max-bandwidth", "8MiB"];
+    migrate(a, DISK, "b", &options).unwrap();
+    let filler = small.fill().unwrap();
+    let b = cluster.node("b");
+    let full = || b.disk(DISK).ok()?["problem"].as_str().map(str::to_owned);
+    let problem = wait_for(PATIENCE, full).expect("the node says that it is full");
+    assert!(problem.contains("no space"), "{problem}");
+    let left = b.disk(DISK).unwrap()["missing_bytes"].as_u64().unwrap();
+    assert!(left > 0 && left < PARTS << 24, "{left}");
+    std::fs::remove_file(filler).unwrap();
+    becomes_whole(b, cluster.node("a"), DISK);
+    assert!(b.disk(DISK).unwrap()["problem"].is_null());
+    let mut found = vec![0; data.len()];
+    let mut client = NbdConnection::connect(&b.nbd(DISK)).unwrap();
+    for place in places {
+        client.read_at(place, &mut found).unwrap();
+        assert!(found == data);
+    }
+}
+
+/// A node that stands still until this guard is dropped.
+struct Stopped(Pid);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::CONT);
+    }
+}
+
+fn stop(node: &Node) -> Stopped {
+    let pid = i32::try_from(node.pid().unwrap()).unwrap();
+    let pid = Pid::from_raw(pid).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    Stopped(pid)
+}
+
+/// Moves a thin disk of `tib` TiB with 8 MiB of data. Returns the longest wait of a client that writes all the time,
+/// and the time after which the disk was whole at the new node.
+fn move_thin(policy: &str, tib: u64) -> (Duration, Duration) {
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let size = format!("{tib}TiB");
+    let create = ["disk", "create", DISK, "--size", &size];
+    a.godwit(&create).json().unwrap();
+    let mut client = NbdConnection::connect(&a.nbd(DISK)).unwrap();
+    let data = vec![7; 1 << 20];
+    for part in 0..8 {
+        client.write_at((tib << 37) * part, &data).unwrap();
+    }
+    client.flush().unwrap();
+    let ended = Arc::new(AtomicBool::new(false));
+    let ends = Arc::clone(&ended);
+    let writing = std::thread::spawn(move || {
+        let mut longest = Duration::ZERO;
+        while !ends.load(Ordering::Relaxed) {
+            let begun = Instant::now();
+            client.write_at(4 << 20, &[9; 4096]).unwrap();
+            longest = longest.max(begun.elapsed());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        longest
+    });
+    let begun = Instant::now();
+    let moved = migrate(a, DISK, "b", &["--policy", policy]).unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    becomes_whole(b, a, DISK);
+    let whole = begun.elapsed();
+    ended.store(true, Ordering::Relaxed);
+    let longest = writing.join().unwrap();
+    let mut there = NbdConnection::connect(&b.nbd(DISK)).unwrap();
+    let mut read = vec![0; 1 << 20];
+    for part in 0..8 {
+        there.read_at((tib << 37) * part, &mut read).unwrap();
+        assert!(read == data, "part {part} of {tib} TiB by {policy}");
+    }
+    there.read_at((tib << 37) - (1 << 20), &mut read).unwrap();
+    assert!(read.iter().all(|byte| *byte == 0));
+    println!("{policy}, {tib} TiB: a client waited {longest:?} at most, whole after {whole:?}");
+    (longest, whole)
+}
+
+#[test]
+fn a_thin_disk_of_a_tib_leaves_at_once() {
+    let _turn = Scenario::begin("disks", "a_thin_disk_of_a_tib_leaves_at_once");
+    let (longest, whole) = move_thin("post-copy", 1);
+    // A busy machine is allowed several times the time of an idle one.
+    assert!(longest < Duration::from_millis(800), "{longest:?}");
+    assert!(whole < Duration::from_secs(20), "{whole:?}");
+}
+
+/// Prints a table for docs and people.
+#[test]
+#[ignore = "takes minutes and measures: make bench SCENE=thin"]
+fn thin_disks_of_many_tib_by_every_policy() {
+    let _turn = Scenario::begin("disks", "thin_disks_of_many_tib_by_every_policy");
+    for policy in [
+        "double-write",
+        "pre-copy",
+        "mirror",
+        "push-pull",
+        "post-copy",
+    ] {
+        for tib in [1, 4, 8] {
+            move_thin(policy, tib);
+        }
+    }
+}
+
+#[test]
+fn what_is_pulled_keeps_to_the_moves_bandwidth() {
+    let turn = Scenario::begin("disks", "what_is_pulled_keeps_to_the_moves_bandwidth");
+    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let size = 24 << 20;
+    let mut model = import_pattern(cluster.node("a"), DISK, size, turn.seed).unwrap();
+    let options = ["--policy", "post-copy", "--max-bandwidth", "2MiB"];
+    let begun = Instant::now();
+    let moved = migrate(cluster.node("a"), DISK, "b", &options).unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    // Either node may start anew: the source knows the bound.
+    cluster.node_mut("b").kill();
+    cluster.node_mut("b").start(&[]).unwrap();
+    cluster.node_mut("a").kill();
+    cluster.node_mut("a").start(&[]).unwrap();
+    let first = NbdConnection::connect(&cluster.node("b").nbd(DISK))
+        .and_then(|mut client| client.read_at(20 << 20, &mut [0; 4096]));
+    assert!(first.is_ok(), "{first:?}");
+    becomes_whole(cluster.node("b"), cluster.node("a"), DISK);
+    let took = begun.elapsed();
+    assert!(took > Duration::from_secs(9), "{size} bytes in {took:?}");
+    verify(cluster.node("b"), DISK, &mut model).unwrap();
+}
+
+#[test]
+fn what_is_asked_of_pushing_must_go_with_the_policy() {
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let a = cluster.node("a");
+    a.godwit(&["disk", "create", "d", "--size", "8MiB"])
+        .json()
+        .unwrap();
+    let refused = |options: &[&str]| a.refusal(&[&["migrate", "d", "--to", "b"], options].concat());
+    let text = refused(&["--policy", "mirror", "--push-for", "3"]);
+    assert!(text.contains("mirror pushes nothing"), "{text}");
+    let text = refused(&["--policy", "push-pull", "--verify"]);
+    assert!(text.contains("cannot be compared"), "{text}");
+    let text = refused(&["--policy", "post-copy", "--push-threshold", "2"]);
+    assert!(text.contains("post-copy pushes nothing"), "{text}");
+}
