@@ -7,6 +7,7 @@ mod config;
 mod daemon;
 mod disks;
 mod failpoint;
+mod ids;
 mod images;
 mod listeners;
 mod logging;

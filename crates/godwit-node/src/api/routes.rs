@@ -21,13 +21,14 @@ use super::{
 use super::{ErrorBody, ErrorCode};
 use super::{memory_routes, nic_routes, process_routes, vm_routes};
 use crate::clock;
-use crate::disks::lifecycle::{abandon, claim, create, remove, resize};
+use crate::disks::lifecycle::{abandon, claim, remove, resize};
 use crate::disks::storage::promised;
 use crate::disks::{jobs, view};
+use crate::images::creation;
 use crate::metrics;
 use crate::migrations::{change, live, outgoing};
 use crate::node::{Node, blocking};
-use crate::peers;
+use crate::owners;
 
 /// The route of imports.
 pub(super) const IMPORT: &str = "/v1/disks/import";
@@ -247,7 +248,7 @@ pub(super) async fn create_disk(
 ) -> Result<(StatusCode, Json<Disk>), Refusal> {
     node.check_open()?;
     let made = detached(Arc::clone(&node), move |node| async move {
-        create::create(&node, request).await
+        creation::create_disk(&node, request).await
     });
     let disk = made.await?;
     let warning = promised::warning(&node, &disk).await;
@@ -471,7 +472,7 @@ pub(super) async fn switch_migration(
 /// Lists the other nodes, with their reachability now.
 #[utoipa::path(get, path = "/v1/peers", responses((status = 200, body = Vec<Peer>)))]
 pub(super) async fn list_peers(State(node): Shared) -> Json<Vec<Peer>> {
-    Json(peers::probe::probe_all(&node).await)
+    Json(owners::meet_all(&node).await)
 }
 
 /// Runs work to its end even if the client hangs up: half-done work must not remain.

@@ -9,7 +9,7 @@ use crate::disks::disk::{Activity, Disk};
 use crate::disks::lifecycle::run;
 use crate::disks::storage::image;
 use crate::disks::vhost;
-use crate::migrations::options::random_id;
+use crate::ids::random_id;
 use crate::node::{Node, blocking};
 use crate::node_error::NodeError;
 use crate::store::{DiskEntry, Mark};

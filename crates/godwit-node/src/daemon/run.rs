@@ -27,6 +27,7 @@ use crate::logging;
 use crate::migrations;
 use crate::node::{Node, keep_blocking_thread};
 use crate::node_error::NodeError;
+use crate::owners;
 use crate::peers;
 use crate::peers::dial::Dialer;
 use crate::peers::tls::NodeTls;
@@ -73,7 +74,7 @@ pub async fn run(
     let mut tasks = JoinSet::new();
     listeners.serve(&node, tls.as_ref(), &mut tasks);
     tasks.spawn(migrations::sample_rates(Arc::clone(&node)));
-    tasks.spawn(peers::probe::watch(Arc::clone(&node)));
+    tasks.spawn(owners::watch(Arc::clone(&node)));
     tasks.spawn(retire::watch(Arc::clone(&node)));
     tasks.spawn(images::uses::watch(Arc::clone(&node)));
     tasks.spawn(processes::incoming::partners::watch(Arc::clone(&node)));

@@ -16,6 +16,8 @@
 //! At any time, before and after a crash, all disks of the group therefore have the same answer to "was it given
 //! away?". The destination needs no more to decide whether to run the machine.
 
+use std::fmt;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,7 +31,6 @@ use crate::failpoint;
 use crate::node::Node;
 use crate::store::DiskEntry;
 use crate::store::machine::VmEntry;
-use crate::vms::memory::pooled;
 
 /// Time between two attempts to store the records.
 const STORE_RETRY: Duration = Duration::from_secs(1);
@@ -48,14 +49,18 @@ pub(crate) enum GroupState {
 }
 
 /// The disks of one moving machine.
-#[derive(Debug)]
 pub(crate) struct SwitchGroup {
     vm: String,
     moved: VmEntry,
     disks: usize,
     held: Mutex<Vec<Held>>,
     state: watch::Sender<GroupState>,
+    handed_over: HandedOver,
 }
+
+/// Runs once the records are stored that give the machine away, and before its disks hear of them.
+pub(crate) type HandedOver =
+    Box<dyn Fn(VmEntry) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
 #[derive(Debug)]
 struct Held {
@@ -65,15 +70,31 @@ struct Held {
     record: AuthorityRecord,
 }
 
+impl fmt::Debug for SwitchGroup {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("SwitchGroup")
+            .field("vm", &self.vm)
+            .field("state", &*self.state.borrow())
+            .finish_non_exhaustive()
+    }
+}
+
 impl SwitchGroup {
     /// Creates a group of `disks` disks. `moved` is the VM's entry once the disks are given away.
-    pub(crate) fn new(vm: String, moved: VmEntry, disks: usize) -> Arc<Self> {
+    pub(crate) fn new(
+        vm: String,
+        moved: VmEntry,
+        disks: usize,
+        handed_over: HandedOver,
+    ) -> Arc<Self> {
         Arc::new(Self {
             vm,
             moved,
             disks,
             held: Mutex::default(),
             state: watch::Sender::new(GroupState::Gathering),
+            handed_over,
         })
     }
 
@@ -172,7 +193,7 @@ impl SwitchGroup {
             }
         }
         failpoint::reach(String::from("persist::after::group")).await;
-        pooled::hand_over(node, &self.vm, &self.moved).await;
+        (self.handed_over)(self.moved.clone()).await;
         failpoint::reach(String::from("vm::memory-given")).await;
         for held in all {
             {

@@ -11,16 +11,45 @@ use tokio::sync::MutexGuard;
 use crate::disks::disk::Disk;
 use crate::disks::lifecycle::{create, lacking};
 use crate::disks::storage::image;
+use crate::ids::new_id;
 use crate::images::blocks::{pieces, words};
 use crate::images::uses::told::{self, Told};
 use crate::images::{NoAnswer, peers, uses};
-use crate::migrations::options::new_id;
+use crate::names;
 use crate::node::{Node, blocking};
 use crate::store::BaseImage;
-use godwit_api::{ErrorBody, ErrorCode};
+use godwit_api::{CreateDisk, ErrorBody, ErrorCode};
 
 /// Time limit for the repository to describe an image.
 const ANSWER: std::time::Duration = std::time::Duration::from_secs(30);
+
+/// Creates a disk, from an image if the request names one.
+///
+/// # Errors
+/// The name or size is not valid, the name is taken, or the image cannot be made or used.
+pub(crate) async fn create_disk(
+    node: &Arc<Node>,
+    request: CreateDisk,
+) -> Result<Arc<Disk>, ErrorBody> {
+    let Some(image) = &request.image else {
+        return create::create(node, request).await;
+    };
+    names::check("disk", &request.name)?;
+    if request.path.is_some() || request.preallocate {
+        let text = format!("disk {}: it is made from image {image}", request.name);
+        return Err(ErrorBody::new(ErrorCode::Invalid, text)
+            .hint("leave --path and --preallocate out, or --image"));
+    }
+    let image = image.clone();
+    create(
+        node,
+        request.name,
+        &image,
+        request.size_bytes,
+        request.prefetch,
+    )
+    .await
+}
 
 /// Creates and serves the disk; `size` is the image's size, or larger.
 ///

@@ -24,6 +24,7 @@ use crate::disks::disk::{Activity, ActivityGuard, Disk};
 use crate::disks::group::SwitchGroup;
 use crate::disks::storage::image;
 use crate::failpoint;
+use crate::ids;
 use crate::images::comparison;
 use crate::node::{Node, PEER_TIMEOUT, blocking};
 use crate::peers::dial::{Agreed, DialError, refused};
@@ -91,7 +92,7 @@ pub(crate) async fn start_in(
         .hint("name another node"));
     }
     let peer = node.peer(&request.to)?.clone();
-    let id = options::new_id()?;
+    let id = ids::new_id()?;
     let mut capacity = Sectors(0);
     let mut record = AuthorityRecord::vacant();
     let guard = disk.begin(Activity::Outgoing(id), |inner| {

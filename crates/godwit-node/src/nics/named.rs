@@ -253,13 +253,7 @@ fn free(node: &Node, name: &str) -> Result<(), ErrorBody> {
         let text = format!("this node has {MOST} NICs with names, the most it can");
         return Err(ErrorBody::new(ErrorCode::Busy, text));
     }
-    let uses = |vm: &Arc<crate::vms::vm::Vm>| {
-        let inner = vm.lock();
-        let is_here = inner.holds_disks() || !inner.nics.is_empty();
-        let names = &inner.entry.named_nics;
-        (is_here && names.iter().any(|used| used == name)).then(|| vm.name.clone())
-    };
-    match node.vms.all().iter().find_map(uses) {
+    match node.vms.user_of_nic(name) {
         None => Ok(()),
         Some(vm) => {
             let text = format!("NIC {name} is VM {vm}'s, whose QEMU uses its socket");

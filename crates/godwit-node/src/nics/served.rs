@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use godwit_api::{ErrorBody, ErrorCode};
 use godwit_net::device::handle::{NetDevice, NetThread};
 use godwit_net::mac::Mac;
 use godwit_net::state::nic::Nic;
@@ -13,13 +12,10 @@ use godwit_qemu::machine::MachineNic;
 use godwit_vhost::VhostUserServer;
 use tokio::sync::oneshot;
 
-use crate::disks::vhost::{self, listen};
-use crate::failpoint;
+use crate::disks::vhost::listen;
 use crate::nics::links::{Links, Way};
 use crate::nics::uplinks;
-use crate::node::{Node, blocking};
-use crate::store::machine::VmMark;
-use crate::vms::vm::Vm;
+use crate::node::Node;
 
 /// Time limit for a NIC's thread to close its uplink.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
@@ -55,7 +51,7 @@ impl Drop for ServedNic {
 
 impl ServedNic {
     /// Stops serving. The uplink is closed afterwards, unless the thread takes too long.
-    fn close(&self) {
+    pub(crate) fn close(&self) {
         let parts = self
             .parts
             .lock()
@@ -137,75 +133,23 @@ impl ServedNic {
     }
 }
 
-/// Serves the NICs of a VM, unless they are served. The VM's folder must exist.
-///
-/// # Errors
-/// [`ErrorCode::Conflict`] if an uplink cannot be used, with the remedy.
-pub(crate) async fn serve(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
-    let (wanted, named, arrives) = {
-        let inner = vm.lock();
-        if !inner.nics.is_empty() {
-            return Ok(());
-        }
-        let entry = &inner.entry;
-        let arrives = matches!(entry.mark, Some(VmMark::Incoming { .. }));
-        let named = entry.named_nics.clone();
-        (entry.machine.nics.clone(), named, arrives)
-    };
-    let mut served = Vec::with_capacity(wanted.len());
-    if let Err(error) = serve_all(node, vm, (wanted, named), arrives, &mut served).await {
-        // Dropping a served NIC waits for the NIC's thread.
-        let _ = blocking(move || drop(served)).await;
-        return Err(error);
-    }
-    vm.lock().nics = served;
-    Ok(())
-}
-
-async fn serve_all(
-    node: &Arc<Node>,
-    vm: &Arc<Vm>,
-    (wanted, named): (Vec<MachineNic>, Vec<String>),
-    arrives: bool,
-    served: &mut Vec<Arc<ServedNic>>,
-) -> Result<(), ErrorBody> {
-    for (number, nic) in wanted.into_iter().enumerate() {
-        let place = NicPlace {
-            label: format!("{}/{number}", vm.name),
-            owner: &vm.name,
-            number,
-            // An adopted QEMU uses the socket of the named NIC.
-            socket: match named.get(number) {
-                Some(name) => node.config.nic_socket(name),
-                None => vm.places.nic(number),
-            },
-        };
-        let opened = open(node, nic, place, arrives).await.map_err(|why| {
-            let text = format!("VM {}: NIC {number} cannot be served: {why}", vm.name);
-            ErrorBody::new(ErrorCode::Conflict, text)
-        })?;
-        served.push(opened);
-    }
-    Ok(())
-}
-
 /// The place and the owner of a served NIC.
-pub(super) struct NicPlace<'a> {
+pub(crate) struct NicPlace<'a> {
     /// Name in logs.
-    pub(super) label: String,
+    pub(crate) label: String,
     /// The owner. A tap's name is made from the owner and `number`.
-    pub(super) owner: &'a str,
+    pub(crate) owner: &'a str,
     /// The number among the owner's NICs.
-    pub(super) number: usize,
+    pub(crate) number: usize,
     /// The socket for QEMU.
-    pub(super) socket: PathBuf,
+    pub(crate) socket: PathBuf,
 }
 
 /// Opens a NIC's uplink and serves the NIC.
 ///
 /// # Errors
 /// The reason for the failure, in a sentence.
-pub(super) async fn open(
+pub(crate) async fn open(
     node: &Node,
     nic: MachineNic,
     place: NicPlace<'_>,
@@ -255,25 +199,5 @@ fn start(
             device.end();
             Err(error)
         }
-    }
-}
-
-/// Stops serving a VM's NICs, and returns when their uplinks are closed.
-pub(crate) async fn end(vm: &Vm) {
-    // A second caller meanwhile also returns when the NICs have ended.
-    let _turn = vm.nics_end.lock().await;
-    let nics = {
-        let mut inner = vm.lock();
-        let nics = std::mem::take(&mut inner.nics);
-        // Before they are taken out: afterwards another server may listen at the same path.
-        for nic in &nics {
-            let _ = vhost::remove(&nic.socket);
-        }
-        nics
-    };
-    if !nics.is_empty() {
-        failpoint::reach(String::from("nics::ending")).await;
-        // Later questions are answered with the end of the NIC.
-        let _ = blocking(move || nics.iter().for_each(|nic| nic.close())).await;
     }
 }

@@ -7,6 +7,7 @@
 
 mod disks;
 mod machines;
+mod meeting;
 
 use std::io;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use crate::node::Node;
 use crate::peers::{PeerConnection, framed};
 
 pub(crate) use self::machines::look_at_memory;
+pub(crate) use self::meeting::{meet_all, watch};
 
 /// Most records of a message.
 const BATCH: usize = 256;
@@ -101,11 +103,7 @@ fn record(epoch: u64, part: Part) -> AuthorityRecord {
 ///
 /// # Errors
 /// The connection fails, or a message is invalid.
-pub(crate) async fn compare(
-    node: &Arc<Node>,
-    peer: &str,
-    mut connection: PeerConnection,
-) -> io::Result<()> {
+async fn compare(node: &Arc<Node>, peer: &str, mut connection: PeerConnection) -> io::Result<()> {
     let mut owned = disks::owned(node);
     owned.extend(machines::owned(node));
     for batch in owned.chunks(BATCH) {

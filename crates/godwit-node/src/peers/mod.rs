@@ -18,7 +18,6 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use crate::config::PeerConfig;
-use crate::disks::disk::Disk;
 use crate::node::Node;
 use crate::transport::Transport;
 
@@ -65,12 +64,12 @@ pub(crate) async fn into_stream(mut connection: PeerConnection) -> std::io::Resu
 /// Text for the log: the peer cannot be reached, or refused.
 pub(crate) async fn open_for(
     node: &Node,
-    disk: &Disk,
+    disk: &str,
     peer: &PeerConfig,
     (class, purpose): (TrafficClass, Purpose),
     migration: MigrationId,
 ) -> Result<PeerStream, String> {
-    let hello = greeting::hello(&node.config.name, &disk.name, class, purpose, migration);
+    let hello = greeting::hello(&node.config.name, disk, class, purpose, migration);
     let dialled = node.dialer.dial(peer, hello).await;
     let (connection, _) = dialled.map_err(|error| error.to_string())?;
     into_stream(connection)

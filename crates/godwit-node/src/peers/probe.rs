@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use godwit_core::units::MigrationId;
 use godwit_core::wire::{Features, Purpose, TrafficClass};
@@ -11,11 +10,8 @@ use tokio::task::JoinSet;
 use super::greeting;
 use crate::config::PeerConfig;
 use crate::node::Node;
-use crate::owners;
+use crate::peers::PeerConnection;
 use godwit_api::Peer;
-
-/// Time between two probes for the metrics.
-const PROBE_EVERY: Duration = Duration::from_secs(15);
 
 /// The results of the last probes.
 #[derive(Debug, Default)]
@@ -40,19 +36,26 @@ impl PeerHealth {
     }
 }
 
+/// A probed peer.
+pub(crate) struct Met {
+    pub(crate) peer: Peer,
+    /// The connection, if the peer compares disks and machines on it.
+    pub(crate) connection: Option<PeerConnection>,
+}
+
 /// Probes all peers at once.
-pub(crate) async fn probe_all(node: &Arc<Node>) -> Vec<Peer> {
+pub(crate) async fn probe_all(node: &Arc<Node>) -> Vec<Met> {
     let mut probes = JoinSet::new();
     for peer in node.config.peers.clone() {
         let node = Arc::clone(node);
         probes.spawn(async move { probe(&node, peer).await });
     }
     let mut peers = probes.join_all().await;
-    peers.sort_by(|a, b| a.name.cmp(&b.name));
+    peers.sort_by(|a, b| a.peer.name.cmp(&b.peer.name));
     peers
 }
 
-async fn probe(node: &Arc<Node>, peer: PeerConfig) -> Peer {
+async fn probe(node: &Arc<Node>, peer: PeerConfig) -> Met {
     let hello = greeting::hello(
         &node.config.name,
         "",
@@ -60,22 +63,15 @@ async fn probe(node: &Arc<Node>, peer: PeerConfig) -> Peer {
         Purpose::Resolve,
         MigrationId::default(),
     );
-    let (agreed, error) = match node.dialer.dial(&peer, hello).await {
+    let (connection, agreed, error) = match node.dialer.dial(&peer, hello).await {
         Ok((connection, agreed)) => {
-            if agreed.features.contain(Features::OWNERS) {
-                let (node, peer) = (Arc::clone(node), peer.name.clone());
-                tokio::spawn(async move {
-                    if let Err(error) = owners::compare(&node, &peer, connection).await {
-                        tracing::debug!(peer, %error, "what both nodes have was not compared");
-                    }
-                });
-            }
-            (Some(agreed), None)
+            let compares = agreed.features.contain(Features::OWNERS);
+            (Some(connection).filter(|_| compares), Some(agreed), None)
         }
-        Err(error) => (None, Some(error.into_note(&peer.name))),
+        Err(error) => (None, None, Some(error.into_note(&peer.name))),
     };
     node.peer_health.set(&peer.name, error.is_none());
-    Peer {
+    let peer = Peer {
         name: peer.name,
         address: peer.address,
         reachable: error.is_none(),
@@ -85,19 +81,6 @@ async fn probe(node: &Arc<Node>, peer: PeerConfig) -> Peer {
         }),
         compression: agreed.map(|agreed| agreed.features.contain(Features::COMPRESSION)),
         error,
-    }
-}
-
-/// Probes the peers from time to time until the node ends.
-pub(crate) async fn watch(node: Arc<Node>) {
-    let mut ticks = tokio::time::interval(PROBE_EVERY);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            _ = ticks.tick() => {}
-            () = node.closed() => return,
-        }
-        probe_all(&node).await;
-        owners::look_at_memory(&node).await;
-    }
+    };
+    Met { peer, connection }
 }

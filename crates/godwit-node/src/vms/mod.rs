@@ -5,6 +5,7 @@ mod incoming;
 pub(crate) mod lifecycle;
 pub(crate) mod memory;
 mod messages;
+mod nics;
 pub(crate) mod outgoing;
 pub(crate) mod stream_keeper;
 pub(crate) mod tunnel;

@@ -349,6 +349,17 @@ impl Vms {
         self.lock().values().cloned().collect()
     }
 
+    /// Returns the name of the VM that uses the socket of the named NIC.
+    pub(crate) fn user_of_nic(&self, nic: &str) -> Option<String> {
+        let uses = |vm: &Arc<Vm>| {
+            let inner = vm.lock();
+            let is_here = inner.holds_disks() || !inner.nics.is_empty();
+            let names = &inner.entry.named_nics;
+            (is_here && names.iter().any(|used| used == nic)).then(|| vm.name.clone())
+        };
+        self.all().iter().find_map(uses)
+    }
+
     /// Gives a new VM its name, with `activity` under way: until the activity ends no other VM gets the name. Replaces
     /// a VM of the same name that does not run here.
     ///

@@ -8,8 +8,7 @@ use godwit_core::units::{Bytes, DiskId, Sectors};
 
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::storage::image;
-use crate::images::creation;
-use crate::migrations::options::random_id;
+use crate::ids::random_id;
 use crate::names;
 use crate::node::{Node, blocking};
 use crate::store::{DiskEntry, Mark};
@@ -21,15 +20,6 @@ use godwit_api::{CreateDisk, ErrorBody, ErrorCode, ImageFormat};
 /// The name or size is not valid, the name is taken, or the image cannot be made or used.
 pub(crate) async fn create(node: &Arc<Node>, request: CreateDisk) -> Result<Arc<Disk>, ErrorBody> {
     names::check("disk", &request.name)?;
-    if let Some(image) = &request.image {
-        if request.path.is_some() || request.preallocate {
-            let text = format!("disk {}: it is made from image {image}", request.name);
-            return Err(ErrorBody::new(ErrorCode::Invalid, text)
-                .hint("leave --path and --preallocate out, or --image"));
-        }
-        let prefetch = request.prefetch;
-        return creation::create(node, request.name, image, request.size_bytes, prefetch).await;
-    }
     match (request.path, request.size_bytes) {
         (Some(path), _) if request.preallocate => Err(ErrorBody::new(
             ErrorCode::Invalid,

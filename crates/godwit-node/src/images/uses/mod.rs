@@ -34,7 +34,7 @@ pub(super) async fn user(node: &Arc<Node>, disk: &str) -> Result<User, ErrorBody
         {
             return Ok(text);
         }
-        let id = crate::migrations::options::new_id().map_err(std::io::Error::other)?;
+        let id = crate::ids::new_id().map_err(std::io::Error::other)?;
         let text = id.to_string();
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)?;

@@ -46,7 +46,7 @@ async fn connect(node: Arc<Node>, disk: Arc<Disk>) {
         }
         for peer in candidates(&node, &disk) {
             let about = (TrafficClass::Sync, Purpose::Forward);
-            match open_for(&node, &disk, peer, about, MigrationId::default()).await {
+            match open_for(&node, &disk.name, peer, about, MigrationId::default()).await {
                 Ok(sync) => {
                     tracing::info!(
                         disk = disk.name,

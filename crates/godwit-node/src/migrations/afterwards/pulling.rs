@@ -64,7 +64,7 @@ async fn connect(node: Arc<Node>, disk: Arc<Disk>, wait: Duration) {
             return;
         };
         let opened = match node.peer(&owner) {
-            Ok(peer) => open_for(&node, &disk, peer, PULLED, migration).await,
+            Ok(peer) => open_for(&node, &disk.name, peer, PULLED, migration).await,
             Err(error) => Err(error.message),
         };
         match opened {

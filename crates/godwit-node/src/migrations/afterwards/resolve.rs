@@ -61,7 +61,7 @@ async fn resolve(node: Arc<Node>, disk: Arc<Disk>, migration: MigrationId) {
         let counterpart = counterpart.unwrap_or_default();
         let error = match node.peer(&counterpart) {
             Err(error) => error.message,
-            Ok(peer) => match open_for(&node, &disk, peer, QUESTION, migration).await {
+            Ok(peer) => match open_for(&node, &disk.name, peer, QUESTION, migration).await {
                 Ok(control) => {
                     tracing::info!(
                         disk = disk.name,

@@ -7,7 +7,7 @@ use godwit_core::{PolicyOptions, RoundOptions};
 
 use crate::config::PeerConfig;
 use crate::disks::disk::Disk;
-use crate::migrations::options;
+use crate::ids;
 use crate::node::Node;
 use crate::peers::greeting;
 use crate::store::BaseImage;
@@ -61,7 +61,7 @@ pub(in crate::migrations) async fn choose(
         );
         return Ok(None);
     }
-    let id = options::new_id()?;
+    let id = ids::new_id()?;
     let name = &node.config.name;
     let hello = greeting::hello(
         name,

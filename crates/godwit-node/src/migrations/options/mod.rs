@@ -8,10 +8,9 @@ mod rounds;
 mod tests;
 
 use godwit_block::engine::InterfaceCounter;
-use godwit_core::units::{Bytes, MigrationId};
+use godwit_core::units::Bytes;
 use godwit_core::wire::{MAX_PLACE, Place};
 use godwit_core::{MAX_MOVED, MAX_PULLED, MAX_VERIFIED};
-use rustls::crypto::aws_lc_rs;
 
 pub(crate) use self::in_flight::InFlight;
 pub(super) use self::policy::{policy, transfer};
@@ -283,30 +282,4 @@ pub(crate) fn open_interface(
         )
         .hint(format!("this node has {}", there.join(", ")))
     })
-}
-
-/// Returns an unused migration id.
-///
-/// # Errors
-/// The system has no randomness.
-pub(crate) fn new_id() -> Result<MigrationId, ErrorBody> {
-    random_id().map(MigrationId)
-}
-
-/// Returns an id unique among migrations, disks and machines.
-///
-/// # Errors
-/// The system has no random bytes.
-pub(crate) fn random_id() -> Result<[u8; 16], ErrorBody> {
-    let mut id = [0; 16];
-    aws_lc_rs::default_provider()
-        .secure_random
-        .fill(&mut id)
-        .map_err(|_| {
-            ErrorBody::new(
-                ErrorCode::Internal,
-                "the system gave no random bytes for an id",
-            )
-        })?;
-    Ok(id)
 }

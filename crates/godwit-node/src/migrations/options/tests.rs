@@ -294,8 +294,3 @@ fn what_is_too_large_to_be_moved_is_refused() {
         assert!(error.message.contains(part), "{part}: {}", error.message);
     }
 }
-
-#[test]
-fn ids_differ() {
-    assert_ne!(new_id().expect("random"), new_id().expect("random"));
-}

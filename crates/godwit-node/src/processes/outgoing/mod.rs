@@ -33,7 +33,7 @@ use super::messages::Ask;
 use super::{check_enabled, files_of_ours, folder, view};
 use crate::clock;
 use crate::failpoint;
-use crate::migrations::options::new_id;
+use crate::ids::new_id;
 use crate::node::Node;
 use crate::processes::host::address::OwnAddress;
 use crate::processes::host::criu;

@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio::task::AbortHandle;
 
 use crate::disks::disk::{Activity, Disk};
-use crate::nics::{follow, served};
+use crate::nics::follow;
 use crate::node::Node;
 use crate::peers::PeerConnection;
 use crate::store::machine::{VmMark, VmOrigin};
@@ -220,7 +220,7 @@ pub(crate) async fn start(
     }
     line.extend(["-incoming", "defer", "-S"].map(str::to_owned));
     run::make_folder(node, &vm.name, vm.places.clone()).await?;
-    served::serve(node, vm).await?;
+    super::nics::serve(node, vm).await?;
     let pulls = offer.memory.pulls();
     let failed = |error: &dyn std::fmt::Display| {
         let text = format!("VM {} cannot be received: {error}", vm.name);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::failpoint;
-use crate::migrations::options::new_id;
+use crate::ids::new_id;
 use crate::names;
 use crate::nics::named::NamedNic;
 use crate::nics::served::ServedNic;

@@ -9,13 +9,14 @@ use godwit_core::units::Bytes;
 use crate::config::MAX_SOCKET_PATH;
 use crate::disks::disk::Activity;
 use crate::failpoint;
-use crate::migrations::options::new_id;
+use crate::ids::new_id;
 use crate::names;
-use crate::nics::{request, served};
+use crate::nics::request;
 use crate::node::{Node, blocking};
 use crate::store::machine::{PooledMemory, VmEntry, VmMark, VmOrigin};
 use crate::vms::lifecycle::watch;
 use crate::vms::memory::{pooled, qemu_fits, released};
+use crate::vms::nics;
 use crate::vms::vm::{Qemu, Vm, VmActivity, VmGuard, disk_in_use};
 use godwit_api::{Accelerator, DiskState, ErrorBody, ErrorCode, RunVm};
 use godwit_memory::mover::agent;
@@ -411,7 +412,7 @@ async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let program = entry.machine.program.clone();
     let places = vm.places.clone();
     make_folder(node, &vm.name, places).await?;
-    served::serve(node, vm).await?;
+    nics::serve(node, vm).await?;
     let user = node.config.qemu_user.as_ref();
     let preload = preload(&entry.machine);
     let (process, qmp) = process::start(&program, &line, &vm.places, user, preload)
@@ -481,7 +482,7 @@ pub(crate) fn check_memory(vm: &str, machine: &Machine, facts: &Facts) -> Result
 
 /// Removes the rest of a VM without a QEMU here, and at last frees the name.
 pub(crate) async fn forget(node: &Arc<Node>, vm: &Arc<Vm>, under_way: VmGuard) {
-    served::end(vm).await;
+    nics::end(vm).await;
     let entry = vm.lock().entry.clone();
     released::release(node, &vm.name, &entry).await;
     failpoint::reach(String::from("vm::forgetting")).await;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::nics::served;
 use crate::node::Node;
 use crate::store::machine::VmEntry;
+use crate::vms::nics;
 use crate::vms::vm::{Qemu, Vm, VmActivity};
 use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::Qmp;
@@ -23,7 +23,7 @@ pub(crate) async fn attach(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu) {
     let departed = vm.lock().entry.moved_to.is_some();
     let served = match departed {
         true => Ok(()),
-        false => served::serve(node, vm).await,
+        false => nics::serve(node, vm).await,
     };
     {
         let mut inner = vm.lock();
@@ -56,7 +56,7 @@ async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
         inner.problem = None;
         inner.qemu = Some(qemu.clone());
     }
-    served::end(&vm).await;
+    nics::end(&vm).await;
     let log = vm.places.log();
     let (asked, problem, entry) = {
         let mut inner = vm.lock();

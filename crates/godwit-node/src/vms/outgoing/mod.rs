@@ -24,9 +24,9 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use crate::clock;
 use crate::disks::disk::{Activity, Disk};
-use crate::disks::group::{GroupState, SwitchGroup};
+use crate::disks::group::{GroupState, HandedOver, SwitchGroup};
 use crate::failpoint;
-use crate::migrations::options;
+use crate::ids;
 use crate::nics::links::Links;
 use crate::nics::uplinks;
 use crate::node::Node;
@@ -85,7 +85,7 @@ pub(crate) async fn migrate(
             .hint("give --memory zero-copy as well, or leave --stay-in-pool out"));
     }
     let peer = node.peer(&request.to)?.clone();
-    let id = options::new_id()?;
+    let id = ids::new_id()?;
     let guard = vm.begin(VmActivity::Outgoing(id), |inner| {
         vm.is_here(inner)?;
         vm.is_current(inner)?;
@@ -254,7 +254,7 @@ impl Move {
             .map_err(|error| self.of.error(ErrorCode::Conflict, &error))?;
         let mut entry = self.of.vm.lock().entry.clone();
         if entry.id.is_empty() {
-            entry.id = options::new_id()?.to_string();
+            entry.id = ids::new_id()?.to_string();
         }
         let mut blockers = Disks::preflight(&self.of, &entry.machine, &facts);
         blockers.extend(Memory::preflight(&self.of, &entry.machine, &facts));
@@ -360,7 +360,12 @@ impl Move {
             memory.given_to = entry.moved_to.clone();
         }
         let disks = entry.machine.disks.len();
-        let group = SwitchGroup::new(self.of.vm.name.clone(), entry, disks);
+        let (node, name) = (Arc::clone(&self.of.node), self.of.vm.name.clone());
+        let handed_over: HandedOver = Box::new(move |moved| {
+            let (node, name) = (Arc::clone(&node), name.clone());
+            Box::pin(async move { pooled::hand_over(&node, &name, &moved).await })
+        });
+        let group = SwitchGroup::new(self.of.vm.name.clone(), entry, disks, handed_over);
         Ok(Working {
             link,
             disks: Disks::new(group),
