@@ -1,4 +1,4 @@
-//! Tests on a real DAX device named by the environment. `make test-dax` boots a machine with such a device. All data on
+//! Tests on a real DAX device named by the environment. `make test-slow` boots a machine with such a device. All data on
 //! the device is overwritten.
 
 use std::fs::File;
@@ -32,7 +32,7 @@ fn with_part<R>(file: &File, part: Extent, work: impl FnOnce(&mut [u8]) -> R) ->
 }
 
 #[test]
-#[ignore = "needs a DAX device: make test-dax"]
+#[ignore = "needs a DAX device: make test-slow"]
 fn a_dax_device_is_a_pool() {
     let path = PathBuf::from(std::env::var_os(DEVICE).expect(DEVICE));
     let file = File::options().read(true).write(true).open(&path).unwrap();

@@ -149,7 +149,9 @@ impl Side {
         let handle = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
         if handle.is_null() {
             let why = std::ffi::CStr::from_ptr(libc::dlerror()).to_string_lossy();
-            return Err(io::Error::other(format!("{why}; run make bench-verbs")));
+            return Err(io::Error::other(format!(
+                "{why}; run make bench SCENE=verbs"
+            )));
         }
         // The list is always the provider's: the library in front has no list.
         let provider = libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW);

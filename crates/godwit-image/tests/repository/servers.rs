@@ -302,7 +302,7 @@ impl Moto {
         let port = free.local_addr().expect("an address").port().to_string();
         drop(free);
         let program = std::env::var("GODWIT_TEST_MOTO").expect(
-            "GODWIT_TEST_MOTO names moto's server: run 'make test-s3', which installs it and sets this",
+            "GODWIT_TEST_MOTO names moto's server: run 'make test-slow ONLY=s3', which installs it and sets this",
         );
         let process = Command::new(program)
             .args(["-H", "127.0.0.1", "-p", &port])
@@ -329,7 +329,7 @@ impl Drop for Moto {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs moto's server: make test-s3"]
+#[ignore = "needs moto's server: make test-slow ONLY=s3"]
 async fn moto_does_its_work() {
     let moto = Moto::start();
     let repository = open("s3://images", &moto.endpoint, &keys("secret"));

@@ -86,9 +86,9 @@ mod tests {
         assert!(map(&file, 0, 4096).expect("is looked at").is_none());
     }
 
-    /// A real device, named by the environment: `make test-dax` boots a machine with a DAX device.
+    /// A real device, named by the environment: `make test-slow` boots a machine with a DAX device.
     #[test]
-    #[ignore = "needs a DAX device: make test-dax"]
+    #[ignore = "needs a DAX device: make test-slow"]
     fn a_region_of_a_dax_device_is_mapped() {
         let path = std::env::var_os("GODWIT_DAX_DEVICE").expect("a device");
         let file = File::options().read(true).write(true).open(path);

@@ -18,7 +18,7 @@ pub(in crate::controller) mod rate_and_pause {
     /// Initial rate of copies and delayed writes, bounded by a quarter of the interface budget and by the least rate.
     /// The amount in flight starts small, which spares a slow path.
     ///
-    /// From: docs/lab/a-closed-loop-is-promised-what-its-share-means-and-copies-begin-faster.md.
+    /// From: docs/lab/governor.md#a-closed-loop-is-promised-what-its-share-means-and-copies-begin-faster.
     pub(in crate::controller) const FIRST_RATE_BYTES: u64 = 256 << 20;
 
     /// Lower bound on the rate, whatever strains the guest.
@@ -29,7 +29,7 @@ pub(in crate::controller) mod rate_and_pause {
     /// Lower bound on the rate under an implicit promise, raised to the guest's own reads and writes. An implicit
     /// promise is not worth a migration without an end.
     ///
-    /// From: docs/lab/a-guest-that-takes-everything.md.
+    /// From: docs/lab/governor.md#a-guest-that-takes-everything.
     pub(in crate::controller) const LEAST_AUTOMATIC_RATE_BYTES: u64 = 32 << 20;
 
     /// Lower bound while only delayed writes are left: the rate must outrun the writes added by pauses.
@@ -42,7 +42,7 @@ pub(in crate::controller) mod rate_and_pause {
 
     /// Smallest part of the rate kept by copies when the guest gets too little done.
     ///
-    /// From: docs/lab/what-a-guest-missed-not-what-a-window-shows.md.
+    /// From: docs/lab/governor.md#what-a-guest-missed-not-what-a-window-shows.
     pub(in crate::controller) const LEAST_KEPT_PART: f64 = 0.3;
 
     /// Largest part of the rate kept by copies.
@@ -80,7 +80,7 @@ pub(in crate::controller) mod haste {
 
     /// Time over which answers are counted before a judgement.
     ///
-    /// From: docs/lab/what-a-guest-missed-not-what-a-window-shows.md.
+    /// From: docs/lab/governor.md#what-a-guest-missed-not-what-a-window-shows.
     pub(in crate::controller) const WINDOW: Duration = Duration::from_millis(100);
 
     /// Time for which copies must be held back continuously before they may hurry.
@@ -120,18 +120,18 @@ pub(in crate::controller) mod net_progress {
 
     /// Time between judgements of the gain.
     ///
-    /// From: docs/lab/a-guest-that-writes-as-fast-as-the-link-takes-it.md.
+    /// From: docs/lab/governor.md#a-guest-that-writes-as-fast-as-the-link-takes-it.
     pub(in crate::controller) const WINDOW: Duration = Duration::from_millis(250);
 
     /// Least gain of copies, as a part of the bytes written by the guest.
     ///
-    /// From: docs/lab/a-guest-that-writes-as-fast-as-the-link-takes-it.md.
+    /// From: docs/lab/governor.md#a-guest-that-writes-as-fast-as-the-link-takes-it.
     pub(in crate::controller) const LEAST_GAIN_PART: f64 = 0.5;
 
     /// Factor on the easing of the promise after a window without sufficient gain; [`FALL_FACTOR`] after a window with
     /// sufficient gain.
     ///
-    /// From: docs/lab/a-guest-that-writes-as-fast-as-the-link-takes-it.md.
+    /// From: docs/lab/governor.md#a-guest-that-writes-as-fast-as-the-link-takes-it.
     pub(in crate::controller) const RISE_FACTOR: f64 = 1.5;
 
     /// See [`RISE_FACTOR`].
@@ -182,14 +182,14 @@ pub(in crate::controller) mod obstacles {
 pub(in crate::controller) mod rate_search {
     /// Unstrained periods after which a strained period counts as a new onset.
     ///
-    /// From: docs/lab/what-a-guest-missed-not-what-a-window-shows.md.
+    /// From: docs/lab/governor.md#what-a-guest-missed-not-what-a-window-shows.
     pub(in crate::controller) const CALM_PERIODS: u32 = 15;
 
     /// Divisors of the rate, for its rise in a period: [`FIRST_PARTS`] without knowledge, [`FAR_BELOW_PARTS`] below
     /// half of the strained rate, [`FAR_PARTS`] elsewhere far from the strained rate, and [`NEAR_PARTS`] near the
     /// strained rate.
     ///
-    /// From: docs/lab/a-closed-loop-is-promised-what-its-share-means-and-copies-begin-faster.md.
+    /// From: docs/lab/governor.md#a-closed-loop-is-promised-what-its-share-means-and-copies-begin-faster.
     pub(in crate::controller) const FIRST_PARTS: u64 = 2;
 
     /// See [`FIRST_PARTS`].
@@ -203,7 +203,7 @@ pub(in crate::controller) mod rate_search {
 
     /// Unstrained periods in which half of the knowledge about a rate is forgotten.
     ///
-    /// From: docs/lab/what-a-guest-missed-not-what-a-window-shows.md.
+    /// From: docs/lab/governor.md#what-a-guest-missed-not-what-a-window-shows.
     pub(in crate::controller) const FORGET_PERIODS: u32 = 50;
 }
 
@@ -255,13 +255,13 @@ pub(in crate::controller) mod throughput {
 
     /// Time over which answers are counted before a judgement.
     ///
-    /// From: docs/lab/what-a-guest-missed-not-what-a-window-shows.md.
+    /// From: docs/lab/governor.md#what-a-guest-missed-not-what-a-window-shows.
     pub(in crate::controller) const WINDOW: Duration = Duration::from_millis(100);
 
     /// Sufficient part of the guest's former rate. [`ENOUGH_AT_A_PACE_PART`] applies to a guest with its own pace,
     /// whose rate hardly drops by chance.
     ///
-    /// From: docs/lab/what-a-guest-missed-not-what-a-window-shows.md.
+    /// From: docs/lab/governor.md#what-a-guest-missed-not-what-a-window-shows.
     pub(in crate::controller) const ENOUGH_PART: f64 = 0.97;
 
     /// See [`ENOUGH_PART`].
@@ -269,14 +269,14 @@ pub(in crate::controller) mod throughput {
 
     /// A guest above this part of its former rate makes up for missed requests.
     ///
-    /// From: docs/lab/what-a-guest-missed-not-what-a-window-shows.md.
+    /// From: docs/lab/governor.md#what-a-guest-missed-not-what-a-window-shows.
     pub(in crate::controller) const CATCHING_UP_PART: f64 = 1.02;
 
     /// A guest is short after missing its former requests of this time, plus [`CHANCE_REQUESTS`]. A guest held up for a
     /// moment makes its requests later. Even a steady guest makes fewer requests in some windows by chance;
     /// [`CHANCE_REQUESTS`] covers the chance at any rate, except about once in a thousand windows.
     ///
-    /// From: docs/lab/what-a-guest-missed-not-what-a-window-shows.md.
+    /// From: docs/lab/governor.md#what-a-guest-missed-not-what-a-window-shows.
     pub(in crate::controller) const SLACK: Duration = Duration::from_millis(15);
 
     /// See [`SLACK`].
@@ -284,30 +284,30 @@ pub(in crate::controller) mod throughput {
 
     /// Part owed to a guest that behaves like a closed loop.
     ///
-    /// From: docs/lab/a-guest-that-takes-everything.md.
+    /// From: docs/lab/governor.md#a-guest-that-takes-everything.
     pub(in crate::controller) const OWED_ON_TRIAL_PART: f64 = 0.25;
 
     /// Time of the first trial. An apparent closed loop may be a guest whose disk was in its way for unusually long, so
     /// the guest is tried out again after this time, and each time after twice as long.
     ///
-    /// From: docs/lab/a-guest-that-takes-everything.md.
+    /// From: docs/lab/governor.md#a-guest-that-takes-everything.
     pub(in crate::controller) const FIRST_TRIAL: Duration = Duration::from_secs(1);
 
     /// Consecutive windows needed for a decision. With too little throughput although copies hardly move, this many
     /// windows are no stall: after a stall a guest catches up as soon as there is room. With enough throughput, this
     /// many windows prove a stall.
     ///
-    /// From: docs/lab/a-guest-that-takes-everything.md.
+    /// From: docs/lab/governor.md#a-guest-that-takes-everything.
     pub(in crate::controller) const SATURATING_WINDOWS: u32 = 4;
 
     /// Weight of the last window in the average.
     ///
-    /// From: docs/lab/a-guest-that-takes-everything.md.
+    /// From: docs/lab/governor.md#a-guest-that-takes-everything.
     pub(in crate::controller) const WEIGHT_PART: f64 = 0.4;
 
     /// A guest that does no more although the migration has stepped back for this long asks for no more.
     ///
-    /// From: docs/lab/a-guest-that-takes-everything.md.
+    /// From: docs/lab/governor.md#a-guest-that-takes-everything.
     pub(in crate::controller) const PATIENCE: Duration = Duration::from_secs(3);
 }
 
@@ -326,28 +326,28 @@ pub(in crate::controller) mod token_bucket {
 pub(in crate::controller) mod busy_window {
     /// Shortest chunk: 32 KiB.
     ///
-    /// From: docs/lab/the-window-follows-the-guest.md.
+    /// From: docs/lab/governor.md#the-window-follows-the-guest.
     pub(in crate::controller) const LEAST_CHUNK_SECTORS: u32 = 64;
 
     /// Chunks that take this many times the time of a chunk alone mostly wait for each other. A smaller crowd keeps the
     /// path busy.
     ///
-    /// From: docs/lab/chunks-do-not-wait-for-each-other.md.
+    /// From: docs/lab/governor.md#chunks-do-not-wait-for-each-other.
     pub(in crate::controller) const CROWDED_FACTOR: f64 = 6.0;
 
     /// Below this part of [`CROWDED_FACTOR`] one more chunk may join.
     ///
-    /// From: docs/lab/chunks-do-not-wait-for-each-other.md.
+    /// From: docs/lab/governor.md#chunks-do-not-wait-for-each-other.
     pub(in crate::controller) const ROOMY_PART: f64 = 0.8;
 
     /// Chunks that take less than the promise divided by this number are no crowd to the guest.
     ///
-    /// From: docs/lab/the-path-is-filled-sooner-and-further-while-the-guest-does-not-notice.md.
+    /// From: docs/lab/governor.md#the-path-is-filled-sooner-and-further-while-the-guest-does-not-notice.
     pub(in crate::controller) const NOTICEABLE_PARTS: u32 = 2;
 
     /// From this many chunks in flight on, longer chunks are better than more chunks.
     ///
-    /// From: docs/lab/few-long-chunks-instead-of-many-short-ones.md.
+    /// From: docs/lab/governor.md#few-long-chunks-instead-of-many-short-ones.
     pub(in crate::controller) const FEWEST_CHUNKS: u16 = 4;
 
     /// Unit of a chunk's length: 4 KiB.
@@ -357,7 +357,7 @@ pub(in crate::controller) mod busy_window {
 
     /// At most this many chunks are never a crowd.
     ///
-    /// From: docs/lab/chunks-do-not-wait-for-each-other.md.
+    /// From: docs/lab/governor.md#chunks-do-not-wait-for-each-other.
     pub(in crate::controller) const FEW_CHUNKS: u16 = 2;
 }
 
@@ -367,18 +367,18 @@ pub(in crate::controller) mod idle_window {
 
     /// A chunk that takes longer makes the window smaller again.
     ///
-    /// From: docs/lab/more-in-flight-while-the-guest-is-idle.md.
+    /// From: docs/lab/governor.md#more-in-flight-while-the-guest-is-idle.
     pub(in crate::controller) const QUICK: Duration = Duration::from_millis(15);
 
     /// Like [`QUICK`], for a guest that has made no request for [`LONG`]: such a guest meets the delay once, and not
     /// with each of a few requests per second.
     ///
-    /// From: docs/lab/more-in-flight-while-the-guest-is-idle.md.
+    /// From: docs/lab/governor.md#more-in-flight-while-the-guest-is-idle.
     pub(in crate::controller) const QUICK_ENOUGH: Duration = Duration::from_millis(30);
 
     /// Idle time of the guest after which [`QUICK_ENOUGH`] applies.
     ///
-    /// From: docs/lab/more-in-flight-while-the-guest-is-idle.md.
+    /// From: docs/lab/governor.md#more-in-flight-while-the-guest-is-idle.
     pub(in crate::controller) const LONG: Duration = Duration::from_secs(1);
 }
 
@@ -388,12 +388,12 @@ pub(in crate::controller) mod queueing_ratio {
 
     /// Weight of a chunk in the recent average.
     ///
-    /// From: docs/lab/chunks-do-not-wait-for-each-other.md.
+    /// From: docs/lab/governor.md#chunks-do-not-wait-for-each-other.
     pub(in crate::controller) const WEIGHT_PART: f64 = 1.0 / 8.0;
 
     /// Growth of the least average per sampling period with few chunks in flight: the path may have become longer.
     ///
-    /// From: docs/lab/chunks-do-not-wait-for-each-other.md.
+    /// From: docs/lab/governor.md#chunks-do-not-wait-for-each-other.
     pub(in crate::controller) const LONGER_FACTOR: f64 = 1.01;
 
     /// Shortest measurable time.

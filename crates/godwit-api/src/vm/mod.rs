@@ -1,5 +1,8 @@
 //! Virtual machines.
 
+mod memory;
+mod nic;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -7,8 +10,10 @@ use utoipa::ToSchema;
 
 use crate::error::ErrorBody;
 use crate::migration::{MigrateRequest, Migration, Policy};
-use crate::nic::RunNic;
 use crate::yes;
+
+pub use memory::*;
+pub use nic::*;
 
 /// The state of a VM, as known to its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
