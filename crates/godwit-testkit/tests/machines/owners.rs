@@ -9,7 +9,7 @@ use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, MemoryPool, Node, godwit_binary};
 use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, Scenario, migrate, start_migration};
+use godwit_testkit::scenario::{PATIENCE, Scenario, migrate, migration, start_migration};
 
 const DISK: &str = "d";
 const MACHINE: &str = "bare";
@@ -103,7 +103,7 @@ fn a_disk_in_doubt_can_be_claimed() {
     cluster.node_mut("b").start(&[]).unwrap();
     let create = ["disk", "create", DISK, "--size", "8M"];
     cluster.node("a").godwit(&create).json().unwrap();
-    start_migration(cluster.node("a"), DISK, "b", &[]).unwrap();
+    let id = start_migration(cluster.node("a"), DISK, "b", &[]).unwrap();
     comes_to(cluster.node("b"), "accepted");
     cluster.node_mut("a").kill();
     let b = cluster.node("b");
@@ -114,6 +114,12 @@ fn a_disk_in_doubt_can_be_claimed() {
         .unwrap();
     assert_eq!(b.disk_state(DISK), "serving");
     NbdConnection::connect(&b.nbd(DISK)).expect("it is served");
+    let moved = migration(b, &id);
+    assert_eq!(moved["phase"], "aborted", "{moved}");
+    assert!(
+        moved["error"].to_string().contains("was not decided"),
+        "{moved}"
+    );
 }
 
 fn machine(node: &Node) -> serde_json::Value {

@@ -82,7 +82,7 @@ pub(crate) async fn claim(
             Some(surpassed) => Epoch(surpassed.next(record.epoch.0)),
             None => record.epoch.next(),
         };
-        let record = AuthorityRecord {
+        let claimed = AuthorityRecord {
             epoch,
             ownership: Ownership::Serving,
             // Parts that were missing when this node accepted the disk are still missing.
@@ -93,15 +93,15 @@ pub(crate) async fn claim(
                 )
             }),
         };
-        entry.adopt(&record);
-        if let Err(error) = node.store.put_disk(name, &entry, record).await {
+        entry.adopt(&claimed);
+        if let Err(error) = node.store.put_disk(name, &entry, claimed).await {
             run::open_and_start(node, &disk).await;
             return Err(create::stored_badly(&disk, &error));
         }
         {
             let mut inner = disk.lock();
             inner.entry = entry;
-            inner.record = record;
+            inner.record = claimed;
         }
         node.owners.send_replace(());
         if let Some(migration) = undecided.filter(|_| record.ownership != Ownership::Serving) {
