@@ -1,5 +1,6 @@
 //! The end of connections.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use godwit_core::units::Time;
@@ -83,6 +84,16 @@ impl Engine {
                 // The client has announced its departure, and need not wait for the last answers.
                 Lost::Stream(_) if connection.life != Life::Open => {
                     tracing::info!(disk, client = address, "client left");
+                }
+                // An answer may meet the closed socket before the announcement of the departure is read.
+                Lost::Stream(StreamError::Socket(error))
+                    if error.kind() == ErrorKind::BrokenPipe =>
+                {
+                    tracing::info!(
+                        disk,
+                        client = address,
+                        "client left before its last answers"
+                    );
                 }
                 why => tracing::warn!(disk, client = address, "client disconnected: {why}"),
             },
