@@ -11,15 +11,11 @@
 //! a standstill from the arrival times of the ticks.
 
 mod beat;
-mod blocks;
-mod card;
-mod commands;
 mod console;
+mod disks;
 mod echo;
-mod ending;
-mod files;
 mod memory;
-mod options;
+mod orders;
 mod random;
 mod run;
 mod stats;
@@ -27,7 +23,7 @@ mod stats;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match options::Options::from_kernel().and_then(|options| run::run(&options)) {
+    match orders::options::Options::from_kernel().and_then(|options| run::run(&options)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             console::say_text("fatal", &error.to_string());

@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::beat;
-use crate::blocks::Blocks;
-use crate::commands;
 use crate::console;
+use crate::disks::blocks::Blocks;
+use crate::disks::files::Files;
 use crate::echo;
-use crate::ending;
-use crate::files::Files;
 use crate::memory;
-use crate::options::Options;
+use crate::orders::commands;
+use crate::orders::ending;
+use crate::orders::options::Options;
 use crate::stats::Stats;
 
 const DISKS_APPEAR: Duration = Duration::from_secs(30);

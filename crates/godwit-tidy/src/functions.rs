@@ -7,12 +7,15 @@ use crate::tree::Tree;
 
 /// Lines of a function, from its signature to its closing brace.
 const LINES: usize = 70;
-/// Longer functions that read better in one piece, as `file: function`.
-const EXCUSED: &[&str] = &[];
+/// This file, in the checkout.
+const OWN: &str = "crates/godwit-tidy/src/functions.rs";
+/// Longer functions of today, a line each as `file: function`. The list gets shorter, not longer.
+const EXCUSED: &str = include_str!("../excused.txt");
 
 /// Functions that are too long; and excuses that nothing needs.
 pub(crate) fn long_functions(tree: &Tree) -> Vec<String> {
     let mut places = Vec::new();
+    let excuses: Vec<&str> = EXCUSED.lines().collect();
     let mut excused: Vec<&str> = Vec::new();
     for file in &tree.rust {
         let mut lengths = Lengths::default();
@@ -22,15 +25,18 @@ pub(crate) fn long_functions(tree: &Tree) -> Vec<String> {
         }
         for (name, line, lines) in lengths.functions {
             let place = format!("{}: {name}", file.path);
-            match EXCUSED.iter().find(|excuse| **excuse == place) {
+            match excuses.iter().find(|excuse| **excuse == place) {
                 _ if lines <= LINES => {}
                 Some(excuse) => excused.push(excuse),
                 None => places.push(format!("{}:{line}: {name} has {lines} lines", file.path)),
             }
         }
     }
-    let needless = EXCUSED.iter().filter(|excuse| !excused.contains(excuse));
-    places.extend(needless.map(|excuse| format!("{excuse} needs no excuse any more")));
+    // The trees of this crate's tests have none of these files.
+    if tree.rust.iter().any(|file| file.path == OWN) {
+        let needless = excuses.iter().filter(|excuse| !excused.contains(excuse));
+        places.extend(needless.map(|excuse| format!("{excuse} needs no excuse any more")));
+    }
     places
 }
 

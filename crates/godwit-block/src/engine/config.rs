@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::image::Fingerprint;
-use crate::image::missing::MissingNotes;
+use crate::image::notes::missing::MissingNotes;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::Event;
 use godwit_core::units::{Bytes, MigrationId};
@@ -31,7 +31,7 @@ pub struct EngineConfig {
     pub shared: bool,
     /// True if missing parts of the disk are pulled on demand only.
     pub pull_on_demand_only: bool,
-    /// File for the set of blocks written since the disk arrived, stored at an orderly end ([`crate::image::written`]).
+    /// File for the set of blocks written since the disk arrived, stored at an orderly end ([`crate::image::notes::written`]).
     pub written: Option<PathBuf>,
     /// Files for the blocks known to differ from the disk's image, and for the blocks known to be equal, stored at an
     /// orderly end: as [`Self::written`].
@@ -53,10 +53,10 @@ pub struct EngineConfig {
 /// The state of a disk that earlier processes stored.
 #[derive(Debug, Default)]
 pub struct Restored {
-    /// Missing parts ([`crate::image::missing::load`]). Required if the record has a remainder and this node serves the
+    /// Missing parts ([`crate::image::notes::missing::load`]). Required if the record has a remainder and this node serves the
     /// disk, or has accepted it.
     pub missing: Option<(Missing, MissingNotes)>,
-    /// Blocks written since the disk arrived ([`crate::image::written::take`]), if this node serves the disk.
+    /// Blocks written since the disk arrived ([`crate::image::notes::written::take`]), if this node serves the disk.
     pub written: Option<Written>,
     /// Contents of the files in [`EngineConfig::compared`].
     pub compared: Option<[Written; 2]>,
@@ -135,7 +135,7 @@ pub enum EngineEvent {
     /// ([`EngineHandle::machine_stands_still`](crate::engine::EngineHandle::machine_stands_still)) until
     /// [`Snapshot::waits_long`](crate::engine::Snapshot::waits_long) turns false. Repeated every second.
     WaitsLong,
-    /// Store durably the missing parts of the disk ([`crate::image::missing`]), then call
+    /// Store durably the missing parts of the disk ([`crate::image::notes::missing`]), then call
     /// [`EngineHandle::missing_stored`](crate::engine::EngineHandle::missing_stored). The stored state can be removed
     /// at [`Event::Whole`] or [`Event::ReceiveAborted`].
     StoreMissing(MissingSnapshot),

@@ -17,7 +17,7 @@ use crate::engine::peers::link_signal::InterfaceCounter;
 use crate::engine::slots::chunks::ChunkMemory;
 use crate::engine::stats::baseline::LatencyBaseline;
 use crate::engine::stats::snapshot::Snapshot;
-use crate::image::missing::MissingNotes;
+use crate::image::notes::missing::MissingNotes;
 use godwit_vhost::protocol::device::FrontEndReply;
 use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError};
 

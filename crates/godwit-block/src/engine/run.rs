@@ -32,8 +32,8 @@ use crate::engine::slots::chunks::Chunks;
 use crate::engine::stats::snapshot::Snapshot;
 use crate::engine::stats::{Stats, thread_cpu_time};
 use crate::image::Image;
-use crate::image::missing::MissingNotes;
-use crate::image::written;
+use crate::image::notes::missing::MissingNotes;
+use crate::image::notes::written;
 use godwit_io::page_buffers::Staging;
 use godwit_io::ring::{Completion, Ring, Token};
 

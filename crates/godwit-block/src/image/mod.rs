@@ -6,9 +6,8 @@ mod error;
 pub(crate) mod extents;
 pub(crate) mod fingerprint;
 mod format;
-pub mod missing;
+pub mod notes;
 mod open;
-pub mod written;
 
 #[cfg(test)]
 mod tests;

@@ -1,15 +1,9 @@
 //! The engine against real sockets and files.
 
-mod after_a_move;
-mod compression;
-mod double_writes;
-mod forwarding;
 mod holes;
 mod hostile;
-mod migrate;
+mod moving;
 mod pair;
-mod pause;
-mod pulls;
 mod puppet;
 mod serve;
 mod stalled;

@@ -12,9 +12,9 @@ use godwit_io::tls::{Handshake, Session};
 use godwit_testkit::tls::{TlsSettings, node_name};
 use rustls::{ClientConnection, ServerConnection};
 
-use crate::migrate::load_and_move;
+use crate::moving::migrate::load_and_move;
+use crate::moving::pause::pause_and_move;
 use crate::pair::start;
-use crate::pause::pause_and_move;
 use crate::support::*;
 
 const MIB: u64 = 1 << 20;

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::options::Options;
+use crate::orders::options::Options;
 use crate::random::mix;
 use crate::stats::Stats;
 

@@ -213,7 +213,7 @@ impl Repository {
     }
 }
 
-fn shown(users: &[super::uses::User]) -> Vec<String> {
+fn shown(users: &[super::removal::uses::User]) -> Vec<String> {
     let shown = users
         .iter()
         .map(|user| format!("{}/{}", user.node, user.disk));

@@ -1,17 +1,14 @@
 //! A repository: requests to the store and the meaning of the answers.
 
 pub(crate) mod catalog;
-pub(crate) mod collect;
-mod hedge;
-mod lease;
-mod patience;
 pub(crate) mod progress;
 pub(crate) mod pull;
 pub(crate) mod push;
+pub(crate) mod removal;
 pub(crate) mod restore;
+mod slow;
 #[cfg(test)]
 mod stale;
-pub(crate) mod uses;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +22,7 @@ use crate::chunk::ChunkId;
 use crate::error::RepositoryError;
 use crate::location::{Keys, Location};
 use crate::manifest::{Manifest, ManifestId};
-use crate::repository::hedge::Hedge;
+use crate::repository::slow::hedge::Hedge;
 
 /// Parallel requests while chunks are moved.
 pub(crate) const PARALLEL: usize = 16;
@@ -85,12 +82,12 @@ impl Repository {
     /// # Errors
     /// The lag is longer than [`Self::collect`] supports.
     pub fn with_lag(self, lag: Duration) -> Result<Self, RepositoryError> {
-        if lag > lease::LONGEST_LAG {
+        if lag > removal::lease::LONGEST_LAG {
             return Err(RepositoryError::Open {
                 repository: self.shown.to_string(),
                 why: format!(
                     "caches that lag for more than {} s are not supported",
-                    lease::LONGEST_LAG.as_secs()
+                    removal::lease::LONGEST_LAG.as_secs()
                 ),
             });
         }

@@ -8,7 +8,7 @@ use crate::error::RepositoryError;
 use crate::manifest::{Manifest, ManifestChunk};
 use crate::name::ImageName;
 use crate::push_time::PushTime;
-use crate::repository::uses::User;
+use crate::repository::removal::uses::User;
 use crate::repository::{Repository, chunk_path, manifest_path};
 
 /// Chunks checked and sent in parallel. The disk's own guest uses the same storage and the same link.

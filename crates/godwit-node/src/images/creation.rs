@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use godwit_block::image::missing;
+use godwit_block::image::notes::missing;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::units::{Bytes, Sectors};
 use godwit_image::{ImageName, Manifest, ManifestId, PushTime};

@@ -34,7 +34,7 @@ const ASKED_AT_ONCE: usize = 32;
 /// The node's knowledge of processes.
 #[derive(Debug)]
 pub(crate) struct Processes {
-    pub(crate) moves: outgoing::table::ProcessMigrations,
+    pub(crate) moves: outgoing::records::table::ProcessMigrations,
     pub(crate) held: incoming::partners::HeldPartners,
     pub(crate) sessions: Arc<Semaphore>,
     /// Serializes restores and dumps, since they change the host.

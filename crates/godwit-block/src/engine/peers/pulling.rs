@@ -11,7 +11,7 @@ use crate::engine::connections::streams::PeerStream;
 use crate::engine::connections::{ConnectionKey, Uses};
 use crate::engine::run::Engine;
 use crate::engine::slots::chunks::Chunks;
-use crate::image::missing::MissingNotes;
+use crate::image::notes::missing::MissingNotes;
 
 impl Engine {
     /// Takes a new connection for pulls, in place of an older one.

@@ -7,7 +7,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use godwit_block::engine::{EngineConfig, EngineEvent, Restored, spawn_restored};
-use godwit_block::image::{Image, missing};
+use godwit_block::image::Image;
+use godwit_block::image::notes::missing;
 use godwit_core::Missing;
 use godwit_core::action::PullSlot;
 use godwit_core::authority::{AuthorityRecord, Ownership};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_block::engine::{EngineHandle, MissingSnapshot};
-use godwit_block::image::missing::{self, MissingNotes};
+use godwit_block::image::notes::missing::{self, MissingNotes};
 use godwit_core::Missing;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::Sectors;

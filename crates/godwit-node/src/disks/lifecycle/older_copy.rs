@@ -8,7 +8,8 @@
 
 use std::path::PathBuf;
 
-use godwit_block::image::{Fingerprint, Image, written};
+use godwit_block::image::notes::written;
+use godwit_block::image::{Fingerprint, Image};
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::MigrationId;
 use godwit_core::{OlderCopy, Written};

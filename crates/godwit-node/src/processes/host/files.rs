@@ -11,7 +11,7 @@ use rustix::fs::{
 };
 use rustix::process::{Gid, Uid};
 
-use super::unmovable::MOST_FILES;
+use super::checks::unmovable::MOST_FILES;
 use crate::processes::images::ImageFile;
 
 /// Returns the reason if a file must not be put at the given path.

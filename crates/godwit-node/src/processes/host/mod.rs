@@ -1,6 +1,7 @@
 //! Changes to the host for a moving process.
 
 pub(crate) mod address;
+pub(crate) mod checks;
 pub(crate) mod criu;
 pub(crate) mod family;
 pub(crate) mod files;
@@ -8,5 +9,3 @@ pub(crate) mod runc;
 pub(crate) mod subject;
 pub(crate) mod tcp;
 pub(crate) mod threads;
-pub(crate) mod unmovable;
-mod watched;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use godwit_verbs::control;
 
-use super::chosen::Chosen;
+use super::preparing::chosen::Chosen;
 use crate::node::{Node, blocking};
 use crate::processes::host::criu;
 use crate::processes::host::runc::{self, Container, Listed};

@@ -4,7 +4,7 @@ use godwit_verbs::control::{Answer as LibraryAnswer, Request};
 use godwit_verbs::mover::Ending;
 
 use super::Running;
-use super::reach::{ANSWER, Trouble};
+use super::preparing::reach::{ANSWER, Trouble};
 use super::steps::Where;
 use crate::processes::messages::Ask;
 

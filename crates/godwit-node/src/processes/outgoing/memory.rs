@@ -10,7 +10,7 @@ use godwit_verbs::control::Request;
 use godwit_verbs::mover::another_round;
 
 use super::Running;
-use super::reach::Trouble;
+use super::preparing::reach::Trouble;
 use super::steps::failed;
 use crate::processes::host::criu;
 use crate::processes::images::Source;

@@ -1,18 +1,13 @@
 //! The source's side of a move: one task, which takes the steps of `godwit_verbs::mover` and stores each step before
 //! its start.
 
-mod ahead;
-mod chosen;
 pub(crate) mod containers;
 mod datagrams;
 mod memory;
-mod preflight;
-mod reach;
+mod preparing;
+pub(crate) mod records;
 mod recovery;
-mod shown;
 mod steps;
-mod stored;
-pub(crate) mod table;
 mod waiting;
 
 use std::net::IpAddr;
@@ -23,12 +18,12 @@ use std::time::{Duration, Instant};
 use godwit_verbs::mover::{Ahead, Ending, Happened, Move, Step, is_worth_copying};
 use godwit_verbs::shim::QueuePairState;
 
-use self::chosen::Chosen;
-use self::preflight::Clear;
-use self::reach::{ANSWER, Reach};
+use self::preparing::chosen::Chosen;
+use self::preparing::preflight::Clear;
+use self::preparing::reach::{ANSWER, Reach};
+use self::records::shown::{phase, shown};
+use self::records::stored::Outgoing;
 pub(crate) use self::recovery::recover;
-use self::shown::{phase, shown};
-use self::stored::Outgoing;
 use super::messages::Ask;
 use super::{check_enabled, files_of_ours, folder, view};
 use crate::clock;
@@ -135,7 +130,8 @@ async fn start(
     // end.
     if !held() {
         let looked =
-            preflight::look(node, &mut reach, &chosen, &to, address.as_ref(), &files).await;
+            preparing::preflight::look(node, &mut reach, &chosen, &to, address.as_ref(), &files)
+                .await;
         match looked.clear(&name, &to) {
             Ok(clear) => found = Some(clear),
             Err(_) if held() => {}

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use godwit_core::units::MigrationId;
 
 use super::begin;
-use super::reach::Reach;
-use super::stored::Outgoing;
+use super::preparing::reach::Reach;
+use super::records::stored::Outgoing;
 use crate::node::Node;
 use crate::processes::host::address::OwnAddress;
 use crate::processes::host::criu;

@@ -8,7 +8,7 @@ use godwit_verbs::mover::{Happened, Party, Step, at_moved, at_partner, peer_sent
 use godwit_verbs::shim::{QueuePairState, Recreated};
 
 use super::Running;
-use super::reach::{ANSWER, Trouble};
+use super::preparing::reach::{ANSWER, Trouble};
 use crate::processes::host::criu;
 use crate::processes::host::criu::NotRestored;
 use crate::processes::images::Source;

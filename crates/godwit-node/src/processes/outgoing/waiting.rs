@@ -8,9 +8,9 @@ use godwit_verbs::control::{Answer as LibraryAnswer, Request};
 use godwit_verbs::mover::{Taking, Wanted, ends_of};
 
 use super::Running;
-use super::preflight;
-use super::reach::{ANSWER, Trouble};
-use super::shown::shown_partners;
+use super::preparing::preflight;
+use super::preparing::reach::{ANSWER, Trouble};
+use super::records::shown::shown_partners;
 use super::steps::{failed, unexpected};
 use crate::processes::messages::{Answer, Ask};
 use crate::processes::status;

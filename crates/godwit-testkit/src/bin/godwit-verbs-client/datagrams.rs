@@ -8,9 +8,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use godwit_verbs::abi::*;
 
 use super::Arguments;
+use super::content::ledger::{self, AtMostOnce, InOrder, Note, Window};
 use super::device::{DATAGRAM_KEY, Device, SENDS, Slot};
 use super::exchange::meet_all;
-use super::ledger::{self, AtMostOnce, InOrder, Note, Window};
 use super::receives::Receives;
 use super::rounds::{self, Load};
 use super::traffic::{BATCH, NUMBER, wr_id};

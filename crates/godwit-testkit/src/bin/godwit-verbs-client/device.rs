@@ -11,8 +11,8 @@ use godwit_verbs::abi::*;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::Arguments;
+use super::content::ledger::MESSAGE;
 use super::exchange::Reach;
-use super::ledger::MESSAGE;
 use super::verbs::Verbs;
 
 /// Requests of a queue pair in flight at most.

@@ -10,18 +10,15 @@
 //!
 //! The application knows nothing of Godwit: all calls go to libibverbs, or to a library in front.
 
+mod content;
 mod datagrams;
 mod device;
 mod exchange;
 mod handover;
-mod ledger;
-mod memory;
-mod old_keys;
 mod receives;
 mod rounds;
 mod traffic;
 mod verbs;
-mod windows;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

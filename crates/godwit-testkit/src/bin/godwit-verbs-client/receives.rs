@@ -2,8 +2,8 @@
 
 use std::io;
 
+use super::content::ledger::{InOrder, Once};
 use super::device::{Device, RECEIVES, Slot};
-use super::ledger::{InOrder, Once};
 
 /// The receives still to complete.
 pub(crate) enum Receives {

@@ -7,15 +7,15 @@ use std::io;
 use godwit_verbs::abi::*;
 
 use super::Arguments;
+use super::content::ledger::{self, InOrder, Note, Operation};
+use super::content::memory::Memory;
+use super::content::old_keys;
+use super::content::windows::PairWindows;
 use super::device::{Device, SENDS, Slot};
 use super::exchange::{Reach, meet_all};
 use super::handover::Told;
-use super::ledger::{self, InOrder, Note, Operation};
-use super::memory::Memory;
-use super::old_keys;
 use super::receives::Receives;
 use super::rounds::{self, Load};
-use super::windows::PairWindows;
 
 /// Completions polled at a time.
 pub(crate) const BATCH: usize = 16;

@@ -1,0 +1,4 @@
+//! Files beside an image: missing blocks, and written blocks.
+
+pub mod missing;
+pub mod written;

@@ -1,0 +1,12 @@
+//! Guest writes during a move.
+
+#[path = "../support/acknowledge.rs"]
+mod acknowledge;
+mod combined_writes;
+mod hot_writes;
+mod late_requests;
+mod posted_writes;
+mod receiving;
+mod stopped_machine;
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,4 @@
+//! The load on disks.
+
+pub(crate) mod blocks;
+pub(crate) mod files;

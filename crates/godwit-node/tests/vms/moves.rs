@@ -1,0 +1,592 @@
+//! Virtual machines moving between two nodes, with real QEMUs.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::support::{MachineFolder, RunningNode, peer, plain};
+use serde_json::{Value, json};
+
+/// Starts two nodes with each other as peers.
+async fn pair(dir: &Path) -> (RunningNode, RunningNode) {
+    let (mut a, mut b) = (plain("a", dir), plain("b", dir));
+    a.peers = vec![peer("b", b.listen)];
+    b.peers = vec![peer("a", a.listen)];
+    (RunningNode::start(a).await, RunningNode::start(b).await)
+}
+
+/// Returns a request for a machine whose firmware waits for something to boot from.
+fn machine(disks: &[&str], arguments: &[&str]) -> String {
+    json!({
+        "name": "v",
+        "disks": disks,
+        "memory_bytes": 64 << 20,
+        "accelerator": "tcg",
+        "arguments": ([&["-nodefaults"], arguments].concat()),
+    })
+    .to_string()
+}
+
+async fn run(node: &RunningNode, arguments: &[&str]) -> Value {
+    let started = node
+        .request("POST", "/v1/vms", &machine(&[], arguments))
+        .await;
+    assert_eq!(started.status, 201, "{}", started.body);
+    started.json()
+}
+
+async fn ended(node: &RunningNode, id: &str) -> Value {
+    let path = format!("/v1/vm-migrations/{id}");
+    for _ in 0..1500 {
+        let seen = node.get(&path).await.json();
+        if matches!(seen["phase"].as_str(), Some("completed" | "aborted")) {
+            return seen;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("it does not end: {}", node.get(&path).await.body);
+}
+
+async fn migrate(node: &RunningNode, to: &str, memory: &str) -> Value {
+    let body = json!({ "to": to, "memory": memory }).to_string();
+    let started = node.request("POST", "/v1/vms/v/migrate", &body).await;
+    assert_eq!(started.status, 201, "{}", started.body);
+    let id = started.json()["id"].as_str().expect("an id").to_owned();
+    ended(node, &id).await
+}
+
+async fn state(node: &RunningNode) -> Value {
+    node.get("/v1/vms/v").await.json()["state"].clone()
+}
+
+/// Returns the value of `godwit_NAME{LABELS}`.
+async fn metric(node: &RunningNode, sample: &str) -> f64 {
+    let metrics = node.get("/metrics").await.body;
+    let wanted = format!("godwit_{sample} ");
+    let value = metrics.lines().find_map(|line| line.strip_prefix(&*wanted));
+    let value = value.unwrap_or_else(|| panic!("no {wanted} in:\n{metrics}"));
+    value.parse().expect("a number")
+}
+
+async fn state_becomes(node: &RunningNode, wanted: &str) {
+    for _ in 0..250 {
+        if state(node).await == wanted {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("{}", node.get("/v1/vms/v").await.body);
+}
+
+async fn stop(node: &RunningNode) {
+    let body = r#"{"force":true}"#;
+    let stopped = node.request("POST", "/v1/vms/v/stop", body).await;
+    assert_eq!(stopped.status, 204, "{}", stopped.body);
+}
+
+/// Checks that the former node of a machine refuses all requests for the machine and names the owner.
+async fn is_not_touched_from_where_it_was(node: &RunningNode, is_at: &str) {
+    for (path, body) in [
+        ("stop", r#"{"force":true}"#),
+        ("stop", "{}"),
+        ("migrate", r#"{"to":"elsewhere"}"#),
+    ] {
+        let path = format!("/v1/vms/v/{path}");
+        let body = body.replace("elsewhere", is_at);
+        let refused = node.request("POST", &path, &body).await;
+        assert_eq!(refused.status, 409, "{path} {body}: {}", refused.body);
+        let message = refused.json()["message"].to_string();
+        assert!(
+            message.contains(&format!("VM v moved to node '{is_at}'")),
+            "{message}"
+        );
+    }
+    assert_eq!(state(node).await, "departed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_that_left_is_forgotten_when_asked_and_one_that_is_here_is_not() {
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    run(&a, &[]).await;
+    let refused = a.request("DELETE", "/v1/vms/v?force=true", "").await;
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    state_becomes(&a, "running").await;
+    migrate(&a, "b", "pre-copy").await;
+    let forgotten = a.request("DELETE", "/v1/vms/v", "").await;
+    assert_eq!(forgotten.status, 204, "{}", forgotten.body);
+    assert_eq!(a.get("/v1/vms").await.json(), json!([]));
+    state_becomes(&b, "running").await;
+    stop(&b).await;
+    a.stop().await;
+    b.stop().await;
+}
+
+/// Returns QEMU's description of the guest's state.
+async fn status(node: &RunningNode) -> String {
+    node.get("/v1/vms/v").await.json()["status"].to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_stood_still_stands_still_after_its_move() {
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    // The QEMU left behind would remove a socket as it ends.
+    let pipe = dir.path().join("own");
+    for end in ["in", "out"] {
+        let made = std::process::Command::new("mkfifo")
+            .arg(pipe.with_extension(end))
+            .status();
+        assert!(made.expect("mkfifo").success());
+    }
+    let device = format!("pipe,id=own,path={}", pipe.display());
+    let own = ["-chardev", &device, "-mon", "chardev=own,mode=readline"];
+    let tell = |command: &str| {
+        std::fs::write(pipe.with_extension("in"), format!("{command}\n")).expect("writes");
+    };
+    for memory in ["pre-copy", "post-copy", "hybrid"] {
+        // A guest never started, and a guest stopped by its administrator.
+        run(&a, &[&own[..], &["-S"]].concat()).await;
+        let moved = migrate(&a, "b", memory).await;
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        assert_eq!(moved["blackout_ms"], Value::Null, "{moved}");
+        assert_eq!(state(&b).await, "paused", "{}", status(&b).await);
+        let still = status(&b).await;
+        if memory == "pre-copy" {
+            assert!(still.contains("prelaunch"), "{still}");
+        }
+        tell("cont");
+        state_becomes(&b, "running").await;
+        tell("stop");
+        state_becomes(&b, "paused").await;
+        let moved = migrate(&b, "a", memory).await;
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        assert_eq!(state(&a).await, "paused", "{}", status(&a).await);
+        tell("cont");
+        state_becomes(&a, "running").await;
+        // A running guest still runs afterwards.
+        let moved = migrate(&a, "b", memory).await;
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        state_becomes(&b, "running").await;
+        stop(&b).await;
+        let forgotten = a.request("DELETE", "/v1/vms/v", "").await;
+        assert_eq!(forgotten.status, 204, "{}", forgotten.body);
+    }
+    a.stop().await;
+    b.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_goes_there_and_back_with_its_memory() {
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    run(&a, &[]).await;
+    for (from, to, name) in [(&a, &b, "b"), (&b, &a, "a")] {
+        state_becomes(from, "running").await;
+        let moved = migrate(from, name, "pre-copy").await;
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        let blackout = moved["blackout_ms"].as_f64().expect("a blackout");
+        assert!(blackout > 0.0 && blackout < 5000.0, "{moved}");
+        assert!(moved["memory_bytes"].as_u64() > Some(0), "{moved}");
+        state_becomes(to, "running").await;
+        assert_eq!(state(from).await, "departed");
+        is_not_touched_from_where_it_was(from, name).await;
+        assert_eq!(state(to).await, "running");
+        println!("{moved}");
+        assert_eq!(metric(to, r#"vm_state{vm="v",state="running"}"#).await, 1.0);
+        assert_eq!(
+            metric(from, r#"vm_state{vm="v",state="running"}"#).await,
+            0.0
+        );
+        assert_eq!(
+            metric(from, r#"vm_state{vm="v",state="departed"}"#).await,
+            1.0
+        );
+        let told = metric(from, r#"vm_migration_blackout_seconds{vm="v"}"#).await;
+        assert!(
+            (told * 1000.0 - blackout).abs() < 0.001,
+            "{told} s, {blackout} ms"
+        );
+        let done = r#"vm_migrations_remembered{outcome="completed"}"#;
+        assert_eq!(metric(from, done).await, 1.0);
+    }
+    stop(&a).await;
+    a.stop().await;
+    b.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_may_follow_the_machine() {
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    run(&a, &[]).await;
+    for (from, to, name, memory) in [(&a, &b, "b", "post-copy"), (&b, &a, "a", "hybrid")] {
+        state_becomes(from, "running").await;
+        let moved = migrate(from, name, memory).await;
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        state_becomes(to, "running").await;
+        println!("{moved}");
+    }
+    stop(&a).await;
+    a.stop().await;
+    b.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_that_stands_in_the_way_is_named_at_once() {
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    let image = dir.path().join("own.raw");
+    std::fs::write(&image, vec![0; 1 << 20]).expect("writes an image");
+    let drive = format!("file={},format=raw,if=virtio", image.display());
+    run(&a, &["-drive", &drive]).await;
+    let own = json!({
+        "name": "v", "memory_bytes": 16 << 20, "accelerator": "tcg",
+        "arguments": ["-S", "-nodefaults"],
+    });
+    let taken = b.request("POST", "/v1/vms", &own.to_string()).await;
+    assert_eq!(taken.status, 201, "{}", taken.body);
+    let body = r#"{"to":"b"}"#;
+    let refused = a.request("POST", "/v1/vms/v/migrate", body).await;
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    let message = refused.json()["message"].as_str().expect("text").to_owned();
+    for part in ["2 things", "own.raw", "node 'b' has a VM named v"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    assert_eq!(state(&a).await, "running");
+    stop(&a).await;
+    stop(&b).await;
+    a.stop().await;
+    b.stop().await;
+}
+
+/// Sends a command to QEMU on a monitor of the test's own.
+fn tell(monitor: &Path, command: &Value) {
+    use std::io::{BufRead as _, Write as _};
+    let stream = std::os::unix::net::UnixStream::connect(monitor).expect("a monitor");
+    let mut lines = std::io::BufReader::new(stream.try_clone().expect("a second end")).lines();
+    for command in [&json!({ "execute": "qmp_capabilities" }), command] {
+        writeln!(&stream, "{command}").expect("writes");
+        let answer = lines.find_map(|line| {
+            let line: Value = serde_json::from_str(&line.expect("reads")).expect("JSON");
+            (line.get("return").is_some() || line.get("error").is_some()).then_some(line)
+        });
+        let answer = answer.expect("an answer");
+        assert!(answer.get("error").is_none(), "{command}: {answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn devices_that_were_plugged_in_are_found_before_anything_is_copied() {
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    let monitor = dir.path().join("own.sock");
+    let socket = format!(
+        "socket,id=own,path={},server=on,wait=off",
+        monitor.display()
+    );
+    let own = ["-chardev", &socket, "-mon", "chardev=own,mode=control"];
+    let devices = [
+        "-device",
+        "pcie-root-port,id=port1,chassis=1",
+        "-device",
+        "pcie-root-port,id=port2,chassis=2",
+        "-device",
+        "virtio-rng-pci,id=rng0",
+        "-device",
+        "virtio-balloon-pci",
+    ];
+    run(&a, &[&own[..], &devices].concat()).await;
+    for plugged in [
+        json!({ "driver": "virtio-net-pci", "bus": "port1", "id": "net9" }),
+        json!({ "driver": "virtio-rng-pci", "bus": "port2" }),
+    ] {
+        tell(
+            &monitor,
+            &json!({ "execute": "device_add", "arguments": plugged }),
+        );
+    }
+    let body = r#"{"to":"b"}"#;
+    let refused = a.request("POST", "/v1/vms/v/migrate", body).await;
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    let message = refused.json()["message"].as_str().expect("text").to_owned();
+    let expected = "devices net9 (virtio-net-pci), device[1] (virtio-rng-pci) were plugged in";
+    assert!(message.contains(expected), "{message}");
+    assert_eq!(state(&a).await, "running");
+    assert_eq!(b.get("/v1/vms").await.json(), json!([]));
+    stop(&a).await;
+    // Without the plugged devices nothing prevents the move.
+    run(&a, &[&own[..], &devices].concat()).await;
+    let moved = migrate(&a, "b", "pre-copy").await;
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    stop(&b).await;
+    a.stop().await;
+    b.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_destination_that_cannot_take_the_machine_leaves_it_running_here() {
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    run(&a, &[]).await;
+    // The folder of QEMU's sockets cannot be made.
+    std::fs::write(dir.path().join("b/vms/v"), "").expect("writes a file");
+    let moved = migrate(&a, "b", "pre-copy").await;
+    assert_eq!(moved["phase"], "aborted", "{moved}");
+    assert!(moved["error"]["message"].as_str().is_some(), "{moved}");
+    assert_eq!(state(&a).await, "running");
+    for _ in 0..250 {
+        if b.get("/v1/vms").await.json() == json!([]) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(b.get("/v1/vms").await.json(), json!([]));
+    let to_itself = a
+        .request("POST", "/v1/vms/v/migrate", r#"{"to":"a"}"#)
+        .await;
+    assert_eq!(to_itself.status, 400, "{}", to_itself.body);
+    let unknown = a
+        .request("POST", "/v1/vms/v/migrate", r#"{"to":"c"}"#)
+        .await;
+    assert_eq!(unknown.status, 422, "{}", unknown.body);
+    stop(&a).await;
+    a.stop().await;
+    b.stop().await;
+}
+
+/// Makes disks on a node and runs a machine with these disks.
+async fn run_on_disks(node: &RunningNode, disks: &[&str]) {
+    for disk in disks {
+        let body = json!({ "name": disk, "size_bytes": 16 << 20 }).to_string();
+        let made = node.request("POST", "/v1/disks", &body).await;
+        assert_eq!(made.status, 201, "{}", made.body);
+    }
+    let started = node.request("POST", "/v1/vms", &machine(disks, &[])).await;
+    assert_eq!(started.status, 201, "{}", started.body);
+}
+
+async fn disk_states(node: &RunningNode) -> Vec<String> {
+    let disks = node.get("/v1/disks").await.json();
+    let disks = disks.as_array().expect("a list");
+    let state = |disk: &Value| disk["state"].as_str().expect("a state").to_owned();
+    disks.iter().map(state).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_disks_go_with_their_machine_and_come_back() {
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    run_on_disks(&a, &["root", "data"]).await;
+    for (from, to, name, memory) in [
+        (&a, &b, "b", "pre-copy"),
+        (&b, &a, "a", "post-copy"),
+        (&a, &b, "b", "hybrid"),
+        (&b, &a, "a", "pre-copy"),
+    ] {
+        state_becomes(from, "running").await;
+        let moved = migrate(from, name, memory).await;
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        assert_eq!(moved["disks"].as_array().map(Vec::len), Some(2), "{moved}");
+        assert!(moved["switchover_ms"].as_f64().is_some(), "{moved}");
+        state_becomes(to, "running").await;
+        assert_eq!(disk_states(to).await, ["serving"; 2]);
+        assert_eq!(disk_states(from).await, ["departed"; 2]);
+        assert_eq!(state(from).await, "departed");
+    }
+    stop(&a).await;
+    a.stop().await;
+    b.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_belongs_to_its_machine() {
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    run_on_disks(&a, &["root"]).await;
+    let alone = r#"{"disk":"root","to":"b"}"#;
+    let refused = a.request("POST", "/v1/migrations", alone).await;
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    assert!(refused.body.contains("vm/v"), "{}", refused.body);
+    let refused = a.request("DELETE", "/v1/disks/root?force=true", "").await;
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    let second = json!({ "name": "w", "disks": ["root"], "accelerator": "tcg" }).to_string();
+    let refused = a.request("POST", "/v1/vms", &second).await;
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    stop(&a).await;
+    let removed = a.request("DELETE", "/v1/disks/root", "").await;
+    assert_eq!(removed.status, 204, "{}", removed.body);
+    a.stop().await;
+    b.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_that_is_cancelled_leaves_machine_and_disks_here() {
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    run_on_disks(&a, &["root", "data"]).await;
+    state_becomes(&a, "running").await;
+    // Slow enough to be cancelled while copying.
+    let body = r#"{"to":"b","max_bandwidth":2097152}"#;
+    let image = dir.path().join("a/disks/root.raw");
+    std::fs::write(&image, vec![7; 16 << 20]).expect("writes what takes time to copy");
+    let started = a.request("POST", "/v1/vms/v/migrate", body).await;
+    assert_eq!(started.status, 201, "{}", started.body);
+    let id = started.json()["id"].as_str().expect("an id").to_owned();
+    let path = format!("/v1/vm-migrations/{id}/cancel");
+    let cancelled = a.request("POST", &path, "{}").await;
+    assert_eq!(cancelled.status, 200, "{}", cancelled.body);
+    assert_eq!(cancelled.json()["phase"], "aborted", "{}", cancelled.body);
+    assert_eq!(state(&a).await, "running");
+    assert_eq!(disk_states(&a).await, ["serving"; 2]);
+    for _ in 0..250 {
+        if disk_states(&b).await.is_empty() && b.get("/v1/vms").await.json() == json!([]) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(disk_states(&b).await, [""; 0]);
+    assert_eq!(b.get("/v1/vms").await.json(), json!([]));
+    let moved = migrate(&a, "b", "pre-copy").await;
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    stop(&b).await;
+    a.stop().await;
+    b.stop().await;
+}
+
+/// Returns a boot sector that writes to 512 KiB of memory, a byte of each page, over and over.
+fn busy_sector() -> Vec<u8> {
+    let mut sector = vec![
+        0xb8, 0x00, 0x10, // start: mov ax, 0x1000
+        0x8e, 0xc0, // page: mov es, ax
+        0x26, 0xfe, 0x06, 0x00, 0x00, // inc byte [es:0]
+        0x05, 0x00, 0x01, // add ax, 0x100
+        0x3d, 0x00, 0x90, // cmp ax, 0x9000
+        0x72, 0xf1, // jb page
+        0xeb, 0xec, // jmp start
+    ];
+    sector.resize(510, 0);
+    sector.extend([0x55, 0xaa]);
+    sector
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_that_is_written_faster_than_it_is_sent_is_warned_of() {
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    let body = r#"{"name":"root","size_bytes":1048576}"#;
+    let created = a.request("POST", "/v1/disks", body).await;
+    assert_eq!(created.status, 201, "{}", created.body);
+    let image = dir.path().join("a/disks/root.raw");
+    let image = std::fs::File::options().write(true).open(image);
+    let image = image.expect("the disk's image");
+    std::os::unix::fs::FileExt::write_all_at(&image, &busy_sector(), 0).expect("a boot sector");
+    let request = machine(&["root"], &[]);
+    let started = a.request("POST", "/v1/vms", &request).await;
+    assert_eq!(started.status, 201, "{}", started.body);
+    state_becomes(&a, "running").await;
+    // Until the firmware has read the boot sector, the guest writes next to nothing.
+    for _ in 0..3000 {
+        let disk = a.get("/v1/disks/root").await.json();
+        if disk["io"]["reads"].as_u64() > Some(0) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // In each pass the guest writes half of this, which is more than may be left for the blackout.
+    let body = r#"{"to":"b","max_bandwidth":1048576}"#;
+    let started = a.request("POST", "/v1/vms/v/migrate", body).await;
+    assert_eq!(started.status, 201, "{}", started.body);
+    let id = started.json()["id"].as_str().expect("an id").to_owned();
+    let path = format!("/v1/vm-migrations/{id}");
+    let mut seen = Value::Null;
+    for _ in 0..600 {
+        seen = a.get(&path).await.json();
+        if seen["warnings"] != json!([]) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let warning = seen["warnings"][0].as_str().unwrap_or_default();
+    assert!(warning.contains("--memory post-copy or hybrid"), "{seen}");
+    assert!(warning.contains("MiB/s sent"), "{seen}");
+    assert_eq!(seen["phase"], "copying_memory", "it goes on");
+    let cancelled = a.request("POST", &format!("{path}/cancel"), "{}").await;
+    assert_eq!(cancelled.json()["phase"], "aborted", "{}", cancelled.body);
+    assert_eq!(state(&a).await, "running");
+    stop(&a).await;
+    a.stop().await;
+    b.stop().await;
+}
+
+/// Returns the arguments of the machine's QEMU.
+async fn command_line(node: &RunningNode) -> Vec<String> {
+    let pid = node.get("/v1/vms/v").await.json()["pid"].to_string();
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).expect("a process");
+    let words = line.split(|&byte| byte == 0);
+    words
+        .map(|word| String::from_utf8_lossy(word).into_owned())
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn network_cards_keep_addresses_of_their_own() {
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    // The network card added by QEMU by default, with the same address for every machine.
+    let usual = json!({ "name": "v", "memory_bytes": 64 << 20, "accelerator": "tcg" }).to_string();
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        let started = a.request("POST", "/v1/vms", &usual).await;
+        assert_eq!(started.status, 201, "{}", started.body);
+        let card = |line: Vec<String>| {
+            let cards: Vec<_> = line.into_iter().filter(|w| w.contains("mac=")).collect();
+            let [card] = &cards[..] else {
+                panic!("{cards:?}")
+            };
+            card.clone()
+        };
+        seen.push(card(command_line(&a).await));
+        let moved = migrate(&a, "b", "pre-copy").await;
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        seen.push(card(command_line(&b).await));
+        stop(&b).await;
+    }
+    assert!(seen[0].starts_with("user,mac="), "{seen:?}");
+    // The cost is told in a warning before the move.
+    let moves = a.get("/v1/vm-migrations").await.json();
+    let warned = moves[0]["warnings"][0].as_str().expect("a warning");
+    assert!(warned.contains("network card"), "{warned}");
+    assert!(seen.iter().all(|card| *card == seen[0]), "{seen:?}");
+    a.stop().await;
+    b.stop().await;
+}
+
+/// QEMU itself announces the machine's new place too early, before the move is decided. QEMU must announce again when
+/// the guest runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn cards_that_qemu_serves_are_announced_when_the_guest_runs() {
+    const BY_ITSELF: usize = 5;
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    let network = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let port = network.local_addr().expect("an address").port();
+    let own = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let theirs = own.local_addr().expect("an address").port();
+    drop(own);
+    let net = format!("socket,id=n,udp=127.0.0.1:{port},localaddr=127.0.0.1:{theirs}");
+    run(&a, &["-netdev", &net, "-device", "e1000,netdev=n"]).await;
+    let moved = migrate(&a, "b", "pre-copy").await;
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    network
+        .set_read_timeout(Some(Duration::from_secs(2)))
+        .expect("a limit");
+    let mut frame = [0; 2048];
+    let mut announced = 0;
+    while let Ok(length) = network.recv(&mut frame) {
+        announced += usize::from(frame[..length].get(12..14) == Some(&[0x80, 0x35]));
+    }
+    assert!(announced > BY_ITSELF, "{announced} announcements");
+    stop(&b).await;
+    a.stop().await;
+    b.stop().await;
+}

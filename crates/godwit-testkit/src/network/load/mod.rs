@@ -1,0 +1,7 @@
+//! Load on a network, and clients that check every answer.
+
+pub(in crate::network) mod beats;
+pub(in crate::network) mod ping;
+pub(in crate::network) mod requests;
+pub(in crate::network) mod talk;
+pub(in crate::network) mod traffic;
