@@ -71,9 +71,19 @@ impl Site {
 
     /// Returns true if the disk lacks room, by its description and by the node's metrics, which must agree.
     fn lacks_room(&self) -> bool {
-        let shown = self.a().godwit(&["disk", "show", DISK]).json().unwrap();
-        let metrics = self.a().metrics().unwrap();
-        let lacks = shown["lacks_room"].as_bool().unwrap();
+        let shown = || {
+            let disk = self.a().godwit(&["disk", "show", DISK]).json().unwrap();
+            disk["lacks_room"].as_bool().unwrap()
+        };
+        let mut lacks = shown();
+        let metrics = loop {
+            let metrics = self.a().metrics().unwrap();
+            // There may be room since the disk was shown.
+            let before = std::mem::replace(&mut lacks, shown());
+            if before == lacks {
+                break metrics;
+            }
+        };
         let value = f64::from(u8::from(lacks));
         let sample = format!("godwit_disk_lacks_room{{disk=\"{DISK}\"}} {value:.1}\n");
         assert!(metrics.contains(&sample), "no {sample} in {metrics}");
