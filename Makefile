@@ -13,7 +13,7 @@ DEMO ?=
 # Part of the slow tests, by name or by file: make test-slow ONLY=nics::, make test-slow ONLY='--test image_disks'.
 ONLY ?=
 
-.PHONY: build test test-slow test-rdma guest lint tidy fmt deny fuzz sim sim-choice sim-plants soak demo bench package
+.PHONY: build test test-slow test-rdma rdma-programs guest lint tidy fmt deny fuzz sim sim-choice sim-plants soak demo bench package
 
 build:
 	scripts/install-deps
@@ -31,7 +31,7 @@ test-slow: guest
 	scripts/install-testpmd
 	GODWIT_TEST_MOTO=$$(scripts/install-moto) GODWIT_BIN=$(CURDIR)/target/debug/godwit \
 		$(CARGO) test --locked --no-fail-fast --workspace --features godwit-cli/failpoints $(ONLY) -- \
-		--ignored --nocapture --test-threads 1
+		--ignored --nocapture --test-threads 1 --skip dax_device
 ifeq ($(filter-out zero_copy,$(ONLY)),)
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit GODWIT_MEMORY_POOL=file \
 		$(CARGO) test --locked --workspace --features godwit-cli/failpoints --test vm_crash zero_copy -- \
@@ -119,7 +119,7 @@ else ifeq ($(SCENE),thin)
 else
 	$(if $(filter net,$(SCENE)),scripts/install-net-peers && scripts/build-net-guest >/dev/null)
 	$(if $(filter rdma,$(SCENE)),scripts/build-rdma-guest >/dev/null && $(MAKE) bench SCENE=verbs)
-	$(CARGO) build --release --locked -p godwit-cli -p godwit-bench -p godwit-verbs -p godwit-testkit --lib --bins
+	$(CARGO) build --release --locked -p godwit-cli -p godwit-bench $(if $(filter rdma,$(SCENE)),-p godwit-verbs -p godwit-testkit) --lib --bins
 	target/release/godwit-bench $(or $(SCENE),quick) $(BENCH)
 endif
 
