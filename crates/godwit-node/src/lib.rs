@@ -4,6 +4,7 @@ pub mod api;
 pub mod certificates;
 mod clock;
 mod config;
+mod context;
 mod daemon;
 mod disks;
 mod failpoint;

@@ -26,7 +26,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
 /// Lists all NICs that this node serves.
 #[utoipa::path(get, path = "/v1/nics", responses((status = 200, body = Vec<Nic>)))]
 pub(super) async fn list_nics(State(node): Shared) -> Json<Vec<Nic>> {
-    Json(view::all(&node))
+    Json(view::all(&node.nics))
 }
 
 /// Creates a named NIC for a VM that Godwit did not start, and serves the NIC.
@@ -37,10 +37,10 @@ pub(super) async fn create_nic(
     State(node): Shared,
     Body(request): Body<CreateNic>,
 ) -> Result<(StatusCode, Json<Nic>), Refusal> {
-    node.check_open()?;
+    node.context.check_open()?;
     let created = detached(node, move |node| async move {
-        let nic = named::create(&node, request).await?;
-        Ok(view::named_one(&node, &nic))
+        let nic = named::create(&node.nics, request).await?;
+        Ok(view::named_one(&node.nics, &nic))
     });
     Ok((StatusCode::CREATED, Json(created.await?)))
 }
@@ -53,7 +53,7 @@ pub(super) async fn show_named_nic(
     Path(name): Path<String>,
 ) -> Result<Json<Nic>, Refusal> {
     let nic = node.nics.get(&name)?;
-    Ok(Json(view::named_one(&node, &nic)))
+    Ok(Json(view::named_one(&node.nics, &nic)))
 }
 
 /// The query of a NIC's removal.
@@ -76,9 +76,9 @@ pub(super) async fn remove_nic(
     Path(name): Path<String>,
     Parameters(parameters): Parameters<RemoveNicParameters>,
 ) -> Result<StatusCode, Refusal> {
-    node.check_open()?;
+    node.context.check_open()?;
     let removed = detached(node, move |node| async move {
-        named::remove(&node, &name, parameters.force).await
+        named::remove(&node.nics, &name, parameters.force).await
     });
     removed.await?;
     Ok(StatusCode::NO_CONTENT)
@@ -93,7 +93,9 @@ pub(super) async fn show_nic(
     Path((vm, number)): Path<(String, String)>,
 ) -> Result<Json<Nic>, Refusal> {
     let shown: String = format!("{vm}/{number}").chars().take(160).collect();
-    let found = view::all(&node).into_iter().find(|nic| nic.name == shown);
+    let found = view::all(&node.nics)
+        .into_iter()
+        .find(|nic| nic.name == shown);
     let missing = || {
         let text = format!("this node serves no NIC {shown:?}");
         ErrorBody::new(ErrorCode::NotFound, text).hint("see 'godwit nic list'")

@@ -21,13 +21,14 @@ use super::{
 use super::{ErrorBody, ErrorCode};
 use super::{memory_routes, nic_routes, process_routes, vm_routes};
 use crate::clock;
+use crate::context::blocking;
 use crate::disks::lifecycle::{abandon, claim, remove, resize};
 use crate::disks::storage::promised;
 use crate::disks::{jobs, view};
 use crate::images::creation;
 use crate::metrics;
 use crate::migrations::{change, live, outgoing};
-use crate::node::{Node, blocking};
+use crate::node::Node;
 use crate::owners;
 
 /// The route of imports.
@@ -155,7 +156,7 @@ async fn wrong_method() -> Response {
     (status = 200, description = "It does"),
     (status = 503, description = "It is shutting down", body = ErrorBody)))]
 pub(super) async fn health(State(node): Shared) -> Result<Json<Health>, Refusal> {
-    node.check_open()?;
+    node.context.check_open()?;
     Ok(Json(Health { status: "ok" }))
 }
 
@@ -198,11 +199,11 @@ pub(super) async fn openapi() -> Json<utoipa::openapi::OpenApi> {
 #[utoipa::path(get, path = "/v1/node", responses((status = 200, body = NodeView)))]
 pub(super) async fn show_node(State(node): Shared) -> Json<NodeView> {
     Json(NodeView {
-        name: node.config.name.clone(),
+        name: node.context.config.name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         protocol_version: PROTOCOL_VERSION,
-        peer_listen: node.config.listen.to_string(),
-        data_dir: node.config.data_dir.display().to_string(),
+        peer_listen: node.context.config.listen.to_string(),
+        data_dir: node.context.config.data_dir.display().to_string(),
         started_at: node.started_at.clone(),
         cpu_seconds: clock::process_cpu_seconds(),
     })
@@ -215,7 +216,7 @@ pub(super) async fn list_disks(State(node): Shared) -> Result<Json<Vec<Disk>>, R
         node.disks
             .all()
             .iter()
-            .map(|disk| view::disk(&node, disk))
+            .map(|disk| view::disk(&node.disks, disk))
             .collect()
     });
     Ok(Json(disks.await?))
@@ -233,7 +234,7 @@ pub(super) async fn show_disk(
 }
 
 async fn shown(node: Arc<Node>, disk: Arc<crate::disks::disk::Disk>) -> Result<Disk, ErrorBody> {
-    blocking(move || view::disk(&node, &disk)).await
+    blocking(move || view::disk(&node.disks, &disk)).await
 }
 
 /// Creates a disk.
@@ -246,12 +247,12 @@ pub(super) async fn create_disk(
     State(node): Shared,
     Body(request): Body<CreateDisk>,
 ) -> Result<(StatusCode, Json<Disk>), Refusal> {
-    node.check_open()?;
+    node.context.check_open()?;
     let made = detached(Arc::clone(&node), move |node| async move {
-        creation::create_disk(&node, request).await
+        creation::create_disk(&node.images, request).await
     });
     let disk = made.await?;
-    let warning = promised::warning(&node, &disk).await;
+    let warning = promised::warning(&node.disks, &disk).await;
     let mut shown = shown(node, disk).await?;
     shown.warnings.extend(warning);
     Ok((StatusCode::CREATED, Json(shown)))
@@ -267,9 +268,9 @@ pub(super) async fn import_disk(
     State(node): Shared,
     Body(request): Body<ImportDisk>,
 ) -> Result<(StatusCode, Json<Job>), Refusal> {
-    node.check_open()?;
+    node.context.check_open()?;
     let job = detached(node, move |node| async move {
-        jobs::start_import(&node, request.name, request.path, request.format).await
+        jobs::start_import(&node.disks, request.name, request.path, request.format).await
     });
     Ok((StatusCode::ACCEPTED, Json(job.await?)))
 }
@@ -283,10 +284,10 @@ pub(super) async fn export_disk(
     Path(name): Path<String>,
     Body(request): Body<ExportDisk>,
 ) -> Result<(StatusCode, Json<Job>), Refusal> {
-    node.check_open()?;
+    node.context.check_open()?;
     Ok((
         StatusCode::ACCEPTED,
-        Json(jobs::start_export(&node, &name, request.path).await?),
+        Json(jobs::start_export(&node.disks, &name, request.path).await?),
     ))
 }
 
@@ -309,9 +310,9 @@ pub(super) async fn remove_disk(
     Path(name): Path<String>,
     Parameters(parameters): Parameters<RemoveParameters>,
 ) -> Result<StatusCode, Refusal> {
-    node.check_open()?;
+    node.context.check_open()?;
     let removed = detached(node, move |node| async move {
-        remove::remove(&node, &name, parameters.force).await
+        remove::remove(&node.disks, &name, parameters.force).await
     });
     removed.await?;
     Ok(StatusCode::NO_CONTENT)
@@ -326,9 +327,9 @@ pub(super) async fn claim_disk(
     Path(name): Path<String>,
     Body(request): Body<ClaimDisk>,
 ) -> Result<Json<Disk>, Refusal> {
-    node.check_open()?;
+    node.context.check_open()?;
     let claimed = detached(Arc::clone(&node), move |node| async move {
-        claim::claim(&node, &name, request.force).await
+        claim::claim(&node.disks, &name, request.force).await
     });
     let disk = claimed.await?;
     Ok(Json(shown(node, disk).await?))
@@ -343,9 +344,9 @@ pub(super) async fn resize_disk(
     Path(name): Path<String>,
     Body(request): Body<ResizeDisk>,
 ) -> Result<Json<Disk>, Refusal> {
-    node.check_open()?;
+    node.context.check_open()?;
     let resized = detached(Arc::clone(&node), move |node| async move {
-        resize::resize(&node, &name, request).await
+        resize::resize(&node.disks, &name, request).await
     });
     let disk = resized.await?;
     Ok(Json(shown(node, disk).await?))
@@ -361,9 +362,9 @@ pub(super) async fn abandon_missing(
     Path(name): Path<String>,
     Body(request): Body<AbandonMissing>,
 ) -> Result<Json<Disk>, Refusal> {
-    node.check_open()?;
+    node.context.check_open()?;
     let abandoned = detached(Arc::clone(&node), move |node| async move {
-        abandon::abandon(&node, &name, request.lost).await
+        abandon::abandon(&node.disks, &name, request.lost).await
     });
     let disk = abandoned.await?;
     Ok(Json(shown(node, disk).await?))
@@ -372,7 +373,7 @@ pub(super) async fn abandon_missing(
 /// Lists the imports and exports since the node's start.
 #[utoipa::path(get, path = "/v1/jobs", responses((status = 200, body = Vec<Job>)))]
 pub(super) async fn list_jobs(State(node): Shared) -> Json<Vec<Job>> {
-    Json(node.jobs.all())
+    Json(node.disks.jobs.all())
 }
 
 /// Shows an import or export.
@@ -382,7 +383,7 @@ pub(super) async fn show_job(
     State(node): Shared,
     Path(id): Path<String>,
 ) -> Result<Json<Job>, Refusal> {
-    Ok(Json(node.jobs.get(&id)?))
+    Ok(Json(node.disks.jobs.get(&id)?))
 }
 
 /// Lists the migrations: all under way and the last that ended, oldest first.
@@ -393,7 +394,7 @@ pub(super) async fn list_migrations(State(node): Shared) -> Json<Vec<Migration>>
         .all()
         .into_iter()
         .map(|view| match view.id.parse() {
-            Ok(id) => live(&node, id, view),
+            Ok(id) => live(&node.migrations, id, view),
             Err(_) => view,
         });
     Json(migrations.collect())
@@ -422,7 +423,7 @@ pub(super) async fn show_migration(
 ) -> Result<Json<Migration>, Refusal> {
     let wait = Duration::from_millis(parameters.wait_ms).min(LONGEST_WAIT);
     let (id, view) = node.migrations.get_within(&id, wait).await?;
-    Ok(Json(live(&node, id, view)))
+    Ok(Json(live(&node.migrations, id, view)))
 }
 
 /// Starts to move a disk to another node. Answers once copying has begun, or after a moment if the other node has not
@@ -437,7 +438,7 @@ pub(super) async fn migrate(
     Body(request): Body<MigrateRequest>,
 ) -> Result<(StatusCode, Json<Migration>), Refusal> {
     let started = detached(node, move |node| async move {
-        outgoing::start(&node, request).await
+        outgoing::start(&node.migrations, request).await
     });
     Ok((StatusCode::CREATED, Json(started.await?)))
 }
@@ -450,7 +451,7 @@ pub(super) async fn cancel_migration(
     State(node): Shared,
     Path(id): Path<String>,
 ) -> Result<Json<Migration>, Refusal> {
-    Ok(Json(outgoing::cancel(&node, &id).await?))
+    Ok(Json(outgoing::cancel(&node.migrations, &id).await?))
 }
 
 /// Changes the options of a migration under way.
@@ -464,7 +465,7 @@ pub(super) async fn switch_migration(
     Body(request): Body<SwitchMigration>,
 ) -> Result<Json<Migration>, Refusal> {
     let changed = detached(node, move |node| async move {
-        change::change(&node, &id, &request).await
+        change::change(&node.migrations, &id, &request).await
     });
     Ok(Json(changed.await?))
 }

@@ -42,7 +42,7 @@ pub(crate) async fn listen_unix(node: Arc<Node>, listener: UnixListener) {
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            () = node.closed() => break,
+            () = node.context.closed() => break,
         };
         match accepted {
             Ok((socket, _)) => {
@@ -69,7 +69,7 @@ pub(crate) async fn listen_tls(node: Arc<Node>, listener: TcpListener, tls: Node
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            () = node.closed() => break,
+            () = node.context.closed() => break,
         };
         match accepted {
             Ok((socket, address)) => {
@@ -139,7 +139,7 @@ async fn serve(
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = node.closed() => {
+        () = node.context.closed() => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }

@@ -71,11 +71,10 @@ pub(super) async fn run_vm(
     State(node): Shared,
     Body(request): Body<RunVm>,
 ) -> Result<(StatusCode, Json<Vm>), Refusal> {
-    node.check_open()?;
-    let started = detached(
-        node,
-        move |node| async move { vms::run(&node, request).await },
-    );
+    node.context.check_open()?;
+    let started = detached(node, move |node| async move {
+        vms::run(&node.vms, request).await
+    });
     Ok((StatusCode::CREATED, Json(view::vm(started.await?.as_ref()))))
 }
 
@@ -86,11 +85,10 @@ pub(super) async fn adopt_vm(
     State(node): Shared,
     Body(request): Body<AdoptVm>,
 ) -> Result<(StatusCode, Json<Vm>), Refusal> {
-    node.check_open()?;
-    let adopted = detached(
-        node,
-        move |node| async move { vms::adopt(&node, request).await },
-    );
+    node.context.check_open()?;
+    let adopted = detached(node, move |node| async move {
+        vms::adopt(&node.vms, request).await
+    });
     Ok((StatusCode::CREATED, Json(view::vm(adopted.await?.as_ref()))))
 }
 
@@ -103,9 +101,9 @@ pub(super) async fn stop_vm(
     Path(name): Path<String>,
     Body(request): Body<StopVm>,
 ) -> Result<StatusCode, Refusal> {
-    node.check_open()?;
+    node.context.check_open()?;
     let stopped = detached(node, move |node| async move {
-        vms::stop(&node, &name, request).await
+        vms::stop(&node.vms, &name, request).await
     });
     stopped.await?;
     Ok(StatusCode::NO_CONTENT)
@@ -131,9 +129,9 @@ pub(super) async fn resume_vm(
     Path(name): Path<String>,
     Parameters(parameters): Parameters<ResumeParameters>,
 ) -> Result<StatusCode, Refusal> {
-    node.check_open()?;
+    node.context.check_open()?;
     let resumed = detached(node, move |node| async move {
-        vms::resume(&node, &name, parameters.force).await
+        vms::resume(&node.vms, &name, parameters.force).await
     });
     resumed.await?;
     Ok(StatusCode::NO_CONTENT)
@@ -149,9 +147,9 @@ pub(super) async fn move_memory(
     Path(name): Path<String>,
     Body(request): Body<MoveMemory>,
 ) -> Result<StatusCode, Refusal> {
-    node.check_open()?;
+    node.context.check_open()?;
     let begun = detached(node, move |node| async move {
-        mover::start(&node, &name, request).await
+        mover::start(&node.vms, &name, request).await
     });
     begun.await?;
     Ok(StatusCode::NO_CONTENT)
@@ -165,7 +163,7 @@ pub(super) async fn cancel_memory(
     State(node): Shared,
     Path(name): Path<String>,
 ) -> Result<StatusCode, Refusal> {
-    mover::cancel(&node, &name)?;
+    mover::cancel(&node.vms, &name)?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -189,9 +187,9 @@ pub(super) async fn forget_vm(
     Path(name): Path<String>,
     Parameters(parameters): Parameters<ForgetParameters>,
 ) -> Result<StatusCode, Refusal> {
-    node.check_open()?;
+    node.context.check_open()?;
     let forgotten = detached(node, move |node| async move {
-        vms::forget(&node, &name, parameters.force).await
+        vms::forget(&node.vms, &name, parameters.force).await
     });
     forgotten.await?;
     Ok(StatusCode::NO_CONTENT)
@@ -210,7 +208,7 @@ pub(super) async fn migrate_vm(
     Body(request): Body<MigrateVm>,
 ) -> Result<(StatusCode, Json<VmMigration>), Refusal> {
     let started = detached(node, move |node| async move {
-        vms::migrate(&node, &name, request).await
+        vms::migrate(&node.vms, &name, request).await
     });
     Ok((StatusCode::CREATED, Json(started.await?)))
 }
@@ -219,7 +217,7 @@ pub(super) async fn migrate_vm(
 #[utoipa::path(get, path = "/v1/vm-migrations", responses(
     (status = 200, body = Vec<VmMigration>)))]
 pub(super) async fn list_vm_migrations(State(node): Shared) -> Json<Vec<VmMigration>> {
-    Json(node.vm_migrations.all(&node))
+    Json(node.vms.migrations.all(&node.vms))
 }
 
 /// Shows the present state of a VM's move.
@@ -229,7 +227,7 @@ pub(super) async fn show_vm_migration(
     State(node): Shared,
     Path(id): Path<String>,
 ) -> Result<Json<VmMigration>, Refusal> {
-    Ok(Json(node.vm_migrations.get(&node, &id)?))
+    Ok(Json(node.vms.migrations.get(&node.vms, &id)?))
 }
 
 /// Changes the options of the disks of a moving VM.
@@ -243,7 +241,7 @@ pub(super) async fn switch_vm_migration(
     Body(request): Body<SwitchMigration>,
 ) -> Result<Json<VmMigration>, Refusal> {
     let changed = detached(node, move |node| async move {
-        vms::switch(&node, &id, &request).await
+        vms::switch(&node.vms, &id, &request).await
     });
     Ok(Json(changed.await?))
 }
@@ -256,5 +254,5 @@ pub(super) async fn cancel_vm_migration(
     State(node): Shared,
     Path(id): Path<String>,
 ) -> Result<Json<VmMigration>, Refusal> {
-    Ok(Json(vms::cancel(&node, &id).await?))
+    Ok(Json(vms::cancel(&node.vms, &id).await?))
 }

@@ -1,7 +1,7 @@
 //! The node as a process: start and end, data directory, recovery after a restart.
 
 pub(crate) mod data_dir;
-mod disk_events;
+mod disk_users;
 pub(crate) mod notify;
 pub(crate) mod open_files;
 pub(crate) mod recover;

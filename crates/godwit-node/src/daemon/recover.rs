@@ -5,12 +5,13 @@ use std::sync::Arc;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::{DiskId, MigrationId};
 
+use crate::context::blocking;
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::lifecycle::run;
 use crate::disks::storage::image;
 use crate::disks::vhost;
 use crate::ids::random_id;
-use crate::node::{Node, blocking};
+use crate::node::Node;
 use crate::node_error::NodeError;
 use crate::store::{DiskEntry, Mark};
 use crate::vms::outgoing::table::Moves;
@@ -27,7 +28,7 @@ enum Plan {
 
 /// Loads the store and starts the disks.
 pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
-    let store = node.store.clone();
+    let store = node.context.store.clone();
     let contents = blocking(move || store.load())
         .await
         .map_err(|error| NodeError::Store(error.message))?
@@ -48,7 +49,8 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
     }
     let open = |id: MigrationId| undecided.contains(&id);
     for (number, view) in node.migrations.restore(contents.migrations, open) {
-        node.store
+        node.context
+            .store
             .put_migration(number, &view)
             .await
             .map_err(|error| NodeError::Store(error.to_string()))?;
@@ -57,20 +59,21 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
         let found = contents.vms.iter().find(|(name, _)| *name == view.vm);
         found.map_or(Moves::Here, |(_, entry)| Moves::of(entry, &view.id))
     };
-    for (number, view) in node.vm_migrations.restore(contents.vm_migrations, moves) {
-        node.store
+    for (number, view) in node.vms.migrations.restore(contents.vm_migrations, moves) {
+        node.context
+            .store
             .put_vm_migration(number, &view)
             .await
             .map_err(|error| NodeError::Store(error.to_string()))?;
     }
-    let held = crate::vms::lifecycle::recover::hold_disks(node, &contents.vms);
-    crate::vms::memory::relocated::restore(node, &contents.vms).await;
+    let held = crate::vms::lifecycle::recover::hold_disks(&node.vms, &contents.vms);
+    crate::vms::memory::relocated::restore(&node.vms, &contents.vms).await;
     for disk in node.disks.all() {
-        run::open_and_start(node, &disk).await;
+        run::open_and_start(&node.disks, &disk).await;
     }
-    crate::vms::lifecycle::recover::recover(node, contents.vms, held).await;
-    crate::nics::named::recover(node, contents.nics).await;
-    tokio::spawn(crate::nics::follow::follow(Arc::clone(node)));
+    crate::vms::lifecycle::recover::recover(&node.vms, contents.vms, held).await;
+    crate::nics::named::recover(&node.nics, contents.nics).await;
+    tokio::spawn(crate::nics::follow::follow(Arc::clone(&node.nics)));
     Ok(())
 }
 
@@ -86,7 +89,7 @@ async fn identified(
     }
     let id = random_id().map_err(|error| NodeError::Store(error.message))?;
     entry.id = Some(DiskId(id));
-    let stored = node.store.put_disk(name, &entry, *record).await;
+    let stored = node.context.store.put_disk(name, &entry, *record).await;
     stored.map_err(|error| NodeError::Store(error.to_string()))?;
     Ok(entry)
 }
@@ -116,8 +119,8 @@ async fn remove(node: &Arc<Node>, name: &str, entry: DiskEntry) {
         }
     }
     // If the socket stays, the next disk of this name replaces the socket.
-    let _ = vhost::remove(&node.config.vhost_socket(name));
-    if let Err(error) = node.store.remove_disk(name).await {
+    let _ = vhost::remove(&node.context.config.vhost_socket(name));
+    if let Err(error) = node.context.store.remove_disk(name).await {
         tracing::error!(disk = name, %error, "cannot forget an unfinished disk");
     }
 }

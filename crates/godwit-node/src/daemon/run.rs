@@ -7,14 +7,14 @@ use std::time::Duration;
 use godwit_memory::pool::device::is_allocating;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::api;
 use crate::clock;
 use crate::config::NodeConfig;
+use crate::context::{Context, keep_blocking_thread};
 use crate::daemon::data_dir::{self, DataDirLock};
-use crate::daemon::disk_events;
+use crate::daemon::disk_users;
 use crate::daemon::notify;
 use crate::daemon::open_files;
 use crate::daemon::recover;
@@ -25,14 +25,18 @@ use crate::images::{self, Images};
 use crate::listeners::{self, nbd};
 use crate::logging;
 use crate::migrations;
-use crate::node::{Node, keep_blocking_thread};
+use crate::migrations::Migrations;
+use crate::nics::named::NamedNics;
+use crate::node::Node;
 use crate::node_error::NodeError;
 use crate::owners;
 use crate::peers;
 use crate::peers::dial::Dialer;
 use crate::peers::tls::NodeTls;
 use crate::processes;
+use crate::processes::Processes;
 use crate::store::Store;
+use crate::vms::Vms;
 
 /// Time for listeners to end after the node begins to close.
 const LISTENERS_END: Duration = Duration::from_secs(8);
@@ -73,19 +77,21 @@ pub async fn run(
 
     let mut tasks = JoinSet::new();
     listeners.serve(&node, tls.as_ref(), &mut tasks);
-    tasks.spawn(migrations::sample_rates(Arc::clone(&node)));
+    tasks.spawn(migrations::sample_rates(Arc::clone(&node.migrations)));
     tasks.spawn(owners::watch(Arc::clone(&node)));
-    tasks.spawn(retire::watch(Arc::clone(&node)));
-    tasks.spawn(images::uses::watch(Arc::clone(&node)));
+    tasks.spawn(retire::watch(Arc::clone(&node.disks)));
+    tasks.spawn(images::uses::watch(Arc::clone(&node.images)));
     tasks.spawn(processes::incoming::partners::watch(Arc::clone(&node)));
     if let Some(tls) = tls {
-        tasks.spawn(peers::renewal::watch(Arc::clone(&node), tls, reload));
+        let context = Arc::clone(&node.context);
+        let closed = async move { context.closed().await };
+        tasks.spawn(peers::renewal::watch(tls, reload, closed));
     }
-    tasks.spawn(keep_blocking_thread(Arc::clone(&node)));
+    tasks.spawn(keep_blocking_thread(Arc::clone(&node.context)));
     tracing::info!(
-        node = node.config.name,
-        listen = %node.config.listen,
-        data_dir = %node.config.data_dir.display(),
+        node = node.context.config.name,
+        listen = %node.context.config.listen,
+        data_dir = %node.context.config.data_dir.display(),
         disks = node.disks.all().len(),
         "the node runs"
     );
@@ -106,28 +112,24 @@ async fn open(config: NodeConfig, tls: Option<NodeTls>) -> Result<Arc<Node>, Nod
         .map_err(|error| NodeError::Store(error.to_string()))?
         .map_err(|error| NodeError::Store(error.to_string()))?;
     let features = config.features();
-    let images = Images::new(&config);
-    Ok(Arc::new(Node {
-        config,
-        images,
+    let context = Arc::new(Context::new(config, store, Dialer { tls, features }));
+    let disks = Arc::new(Disks::new(Arc::clone(&context)));
+    let images = Arc::new(Images::new(Arc::clone(&disks)));
+    let migrations = Arc::new(Migrations::new(Arc::clone(&images)));
+    let nics = Arc::new(NamedNics::new(Arc::clone(&context)));
+    let vms = Arc::new(Vms::new(Arc::clone(&migrations), Arc::clone(&nics)));
+    let node = Arc::new(Node {
         started_at: clock::now_text(),
-        store,
-        disk_users: disk_events::hear,
-        disks: Disks::default(),
-        migrations: migrations::Migrations::default(),
-        gatherings: migrations::incoming::gatherings::Gatherings::default(),
-        arrivals: Default::default(),
-        vms: crate::vms::Vms::default(),
-        nics: Default::default(),
-        jobs: crate::disks::jobs::Jobs::default(),
-        dialer: Dialer { tls, features },
-        peer_health: peers::probe::PeerHealth::default(),
-        owners: watch::Sender::new(()),
-        vm_migrations: Default::default(),
-        memory_doors: Default::default(),
-        processes: Default::default(),
-        closing: watch::Sender::new(false),
-    }))
+        context,
+        disks,
+        images,
+        migrations,
+        nics,
+        vms,
+        processes: Processes::default(),
+    });
+    disk_users::connect(&node);
+    Ok(node)
 }
 
 /// Warns of disks with a part only here, which wait for the node's next run.
@@ -155,8 +157,8 @@ fn warn_of_debts(node: &Node) {
 
 /// Ends the node: refuses new work, finishes the work in flight, and makes all writes durable.
 async fn close(node: Arc<Node>, mut tasks: JoinSet<()>, lock: DataDirLock) {
-    tracing::info!(node = node.config.name, "the node is ending");
-    node.closing.send_replace(true);
+    tracing::info!(node = node.context.config.name, "the node is ending");
+    node.context.close();
     let ended = async { while tasks.join_next().await.is_some() {} };
     if tokio::time::timeout(LISTENERS_END, ended).await.is_err() {
         tracing::warn!("some requests did not end in time");
@@ -172,7 +174,10 @@ async fn close(node: Arc<Node>, mut tasks: JoinSet<()>, lock: DataDirLock) {
         }
     }
     engines.join_all().await;
-    for socket in [node.config.api_socket(), node.config.nbd_socket()] {
+    for socket in [
+        node.context.config.api_socket(),
+        node.context.config.nbd_socket(),
+    ] {
         // A leftover socket does no harm: the next start replaces the socket.
         let _ = std::fs::remove_file(socket);
     }
@@ -181,11 +186,11 @@ async fn close(node: Arc<Node>, mut tasks: JoinSet<()>, lock: DataDirLock) {
     while is_allocating() {
         tokio::time::sleep(ALLOCATIONS_POLL).await;
     }
-    let store = node.store.clone();
+    let store = node.context.store.clone();
     // The call only waits for writes in flight.
     let _ = tokio::task::spawn_blocking(move || store.close()).await;
     logging::tell_left_out();
-    tracing::info!(node = node.config.name, "the node has ended");
+    tracing::info!(node = node.context.config.name, "the node has ended");
     drop(node);
     drop(lock);
 }
@@ -232,7 +237,7 @@ impl Listeners {
             tasks.spawn(api::listen_tls(shared(), listener, tls.clone()));
         }
         if let Some(listener) = self.nbd_tcp {
-            let tls = tls.filter(|_| !node.config.nbd_plain).cloned();
+            let tls = tls.filter(|_| !node.context.config.nbd_plain).cloned();
             tasks.spawn(nbd::listen_tcp(shared(), listener, tls));
         }
     }

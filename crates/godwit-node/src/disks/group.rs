@@ -26,9 +26,9 @@ use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::AbortReason;
 use tokio::sync::watch;
 
+use crate::disks::Disks;
 use crate::disks::disk::Disk;
 use crate::failpoint;
-use crate::node::Node;
 use crate::store::DiskEntry;
 use crate::store::machine::VmEntry;
 
@@ -127,7 +127,7 @@ impl SwitchGroup {
     /// disk stores all records.
     pub(crate) async fn ask(
         &self,
-        node: &Arc<Node>,
+        disks: &Arc<Disks>,
         disk: &Arc<Disk>,
         engine: EngineHandle,
         record: AuthorityRecord,
@@ -141,15 +141,15 @@ impl SwitchGroup {
             record,
         };
         if let Some(all) = self.gather(asked) {
-            self.give_away(node, all).await;
+            self.give_away(disks, all).await;
         }
     }
 
     /// Gives away a machine without disks. Returns at once: the transaction goes on even if the caller is dropped.
-    pub(crate) fn ask_without_disks(self: &Arc<Self>, node: &Arc<Node>) {
+    pub(crate) fn ask_without_disks(self: &Arc<Self>, disks: &Arc<Disks>) {
         if self.disks == 0 && self.begin() {
-            let (group, node) = (Arc::clone(self), Arc::clone(node));
-            tokio::spawn(async move { group.give_away(&node, Vec::new()).await });
+            let (group, disks) = (Arc::clone(self), Arc::clone(disks));
+            tokio::spawn(async move { group.give_away(&disks, Vec::new()).await });
         }
     }
 
@@ -178,18 +178,23 @@ impl SwitchGroup {
         free
     }
 
-    async fn give_away(&self, node: &Arc<Node>, all: Vec<Held>) {
+    async fn give_away(&self, disks: &Arc<Disks>, all: Vec<Held>) {
         failpoint::reach(String::from("persist::before::group")).await;
         let records: Vec<_> = all
             .iter()
             .map(|held| (held.disk.name.clone(), held.entry.clone(), held.record))
             .collect();
         // Retried until success, as with a single disk's record: a failed commit may still have reached the disk.
-        while let Err(error) = node.store.put_group(&records, &self.vm, &self.moved).await {
+        while let Err(error) = disks
+            .context
+            .store
+            .put_group(&records, &self.vm, &self.moved)
+            .await
+        {
             tracing::error!(vm = self.vm, %error, "cannot store that the VM is given away; trying again");
             tokio::select! {
                 () = tokio::time::sleep(STORE_RETRY) => {}
-                () = node.closed() => return,
+                () = disks.context.closed() => return,
             }
         }
         failpoint::reach(String::from("persist::after::group")).await;

@@ -9,12 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use godwit_block::image::{CopyProgress, Image, export, import};
 use godwit_core::units::Sectors;
 
+use crate::context::blocking;
+use crate::disks::Disks;
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::lifecycle::create;
 use crate::disks::lifecycle::run;
 use crate::disks::storage::image;
 use crate::names;
-use crate::node::{Node, blocking};
 use godwit_api::{DiskState, ErrorBody, ErrorCode, ImageFormat, Job, JobKind, JobState};
 
 /// Jobs remembered. The oldest ended jobs are forgotten first.
@@ -139,13 +140,13 @@ impl Tracked {
 
 /// Reports the progress of a copy, and stops the copy when the node closes.
 fn reporter(
-    node: &Arc<Node>,
+    disks: &Arc<Disks>,
     done: Arc<AtomicU64>,
 ) -> impl FnMut(CopyProgress) -> ControlFlow<()> + Send + 'static {
-    let node = Arc::clone(node);
+    let disks = Arc::clone(disks);
     move |progress| {
         done.store(progress.done.0, Ordering::Relaxed);
-        if node.is_closing() {
+        if disks.context.is_closing() {
             ControlFlow::Break(())
         } else {
             ControlFlow::Continue(())
@@ -158,7 +159,7 @@ fn reporter(
 /// # Errors
 /// The name is not valid or taken, or the image cannot be used.
 pub(crate) async fn start_import(
-    node: &Arc<Node>,
+    disks: &Arc<Disks>,
     name: String,
     path: String,
     format: Option<ImageFormat>,
@@ -176,30 +177,30 @@ pub(crate) async fn start_import(
         .flatten()?
     };
     let sectors = create::checked_sectors(&name, size)?;
-    let disks_dir = node.config.disks_dir();
+    let disks_dir = disks.context.config.disks_dir();
     image::check_space(
-        &node.config.name,
+        &disks.context.config.name,
         &name,
         &disks_dir,
         image::allocated(&from).unwrap_or(size),
     )?;
     let to = image::managed_path(&disks_dir, &name);
-    let disk = create::reserve(node, name.clone(), to.clone(), sectors).await?;
-    let (job, done) = match node.jobs.begin(JobKind::Import, &name, &path, size) {
+    let disk = create::reserve(disks, name.clone(), to.clone(), sectors).await?;
+    let (job, done) = match disks.jobs.begin(JobKind::Import, &name, &path, size) {
         Ok(begun) => begun,
-        Err(error) => return Err(create::undo(node, &disk, error).await),
+        Err(error) => return Err(create::undo(disks, &disk, error).await),
     };
-    let (node, id) = (Arc::clone(node), job.id.clone());
+    let (disks, id) = (Arc::clone(disks), job.id.clone());
     tokio::spawn(async move {
-        let report = reporter(&node, done);
+        let report = reporter(&disks, done);
         let copied = blocking(move || {
             import(&from, &to, report).map_err(|problem| image::error(&name, &problem))
         });
         let result = match copied.await.flatten() {
-            Ok(made) => create::finish(&node, &disk, made).await,
-            Err(error) => Err(create::undo(&node, &disk, error).await),
+            Ok(made) => create::finish(&disks, &disk, made).await,
+            Err(error) => Err(create::undo(&disks, &disk, error).await),
         };
-        node.jobs.end(&id, result);
+        disks.jobs.end(&id, result);
     });
     Ok(job)
 }
@@ -209,11 +210,11 @@ pub(crate) async fn start_import(
 /// # Errors
 /// The disk is not served here, is in use, or the file cannot be made.
 pub(crate) async fn start_export(
-    node: &Arc<Node>,
+    disks: &Arc<Disks>,
     name: &str,
     path: String,
 ) -> Result<Job, ErrorBody> {
-    let disk = node.disks.get(name)?;
+    let disk = disks.get(name)?;
     let to = absolute(name, &path)?;
     if to.exists() {
         return Err(ErrorBody::new(
@@ -250,25 +251,25 @@ pub(crate) async fn start_export(
             .hint("detach the clients, or copy the disk with an NBD client such as nbdcopy")),
         }
     })?;
-    let (job, done) = node.jobs.begin(JobKind::Export, name, &path, size)?;
-    let (node, id) = (Arc::clone(node), job.id.clone());
+    let (job, done) = disks.jobs.begin(JobKind::Export, name, &path, size)?;
+    let (disks, id) = (Arc::clone(disks), job.id.clone());
     tokio::spawn(async move {
-        let result = copy_out(&node, &disk, to, done).await;
+        let result = copy_out(&disks, &disk, to, done).await;
         drop(guard);
-        node.jobs.end(&id, result);
+        disks.jobs.end(&id, result);
     });
     Ok(job)
 }
 
 /// Copies the image while the engine, which holds the image's lock, is stopped.
 async fn copy_out(
-    node: &Arc<Node>,
+    disks: &Arc<Disks>,
     disk: &Arc<Disk>,
     to: PathBuf,
     done: Arc<AtomicU64>,
 ) -> Result<(), ErrorBody> {
     run::stop(disk).await;
-    let report = reporter(node, done);
+    let report = reporter(disks, done);
     let name = disk.name.clone();
     let (path, sectors) = {
         let inner = disk.lock();
@@ -280,7 +281,7 @@ async fn copy_out(
         export(&opened, &to, report).map_err(|problem| image::error(&name, &problem))
     });
     let result = copied.await.flatten();
-    run::open_and_start(node, disk).await;
+    run::open_and_start(disks, disk).await;
     result
 }
 

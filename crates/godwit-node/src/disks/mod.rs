@@ -10,16 +10,19 @@ pub(crate) mod vhost;
 pub(crate) mod view;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use disk::Disk;
 use godwit_core::event::Event;
 use godwit_core::units::MigrationId;
+use tokio::sync::watch;
 
-use crate::node::Node;
-
+use crate::context::Context;
+use crate::disks::jobs::Jobs;
+use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode};
 
 /// An engine's message to the users of disks: moves and machines.
@@ -48,20 +51,82 @@ pub(crate) enum Said {
     },
 }
 
-/// Handles messages of engines. An engine's next message waits until the future is ready.
-pub(crate) type DiskUsers =
-    fn(Arc<Node>, Arc<Disk>, Said) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+/// The standing of a disk with the repository of its image.
+#[derive(Debug, Default)]
+pub(crate) struct Standing {
+    /// True if the repository does not yet know that the disk needs the image.
+    pub(crate) unnoted: bool,
+    pub(crate) warning: Option<String>,
+}
+
+/// The users of disks: moves, images and machines. Each of them knows disks, and disks know none.
+pub(crate) trait DiskUsers: fmt::Debug + Send + Sync {
+    /// Handles a message of an engine. The engine's next message waits until the future is ready.
+    fn handle(&self, disk: Arc<Disk>, said: Said) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+
+    /// Returns the machine here that uses the disk.
+    fn machine_with(&self, disk: &str) -> Option<String>;
+
+    /// Returns true if the disk belongs to a machine that is still being received.
+    fn arrives_with_machine(&self, disk: &str) -> bool;
+
+    /// Returns the standing of the disk with the repository of its image. `fetching` is true while the disk still lacks
+    /// parts of the image.
+    fn standing(&self, disk: &str, base: &BaseImage, fetching: bool) -> Standing;
+
+    /// Notes that a disk was removed, which may have been the last user of its image.
+    fn removed(&self);
+}
 
 /// Most disks on one node.
 const MAX_DISKS: usize = 4096;
 
 /// The disks by name.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Disks {
+    pub(crate) context: Arc<Context>,
+    /// Imports and exports.
+    pub(crate) jobs: Jobs,
+    /// Signals every change of the stored owner of a disk.
+    pub(crate) owners: watch::Sender<()>,
+    users: OnceLock<Box<dyn DiskUsers>>,
     by_name: Mutex<BTreeMap<String, Arc<Disk>>>,
 }
 
 impl Disks {
+    pub(crate) fn new(context: Arc<Context>) -> Self {
+        Self {
+            context,
+            jobs: Jobs::default(),
+            owners: watch::Sender::new(()),
+            users: OnceLock::new(),
+            by_name: Mutex::default(),
+        }
+    }
+
+    /// Sets the users of disks, once, before the first disk starts.
+    pub(crate) fn set_users(&self, users: Box<dyn DiskUsers>) {
+        let earlier = self.users.set(users);
+        debug_assert!(earlier.is_ok(), "the users of disks are set once");
+    }
+
+    /// Passes an engine's message to the users of disks.
+    pub(crate) async fn tell(&self, disk: &Arc<Disk>, said: Said) {
+        if let Some(users) = self.users.get() {
+            users.handle(Arc::clone(disk), said).await;
+        }
+    }
+
+    /// Returns the machine here that uses the disk.
+    pub(crate) fn machine_with(&self, disk: &str) -> Option<String> {
+        self.users.get()?.machine_with(disk)
+    }
+
+    /// Returns the users of disks, once the node has all its parts.
+    fn users(&self) -> Option<&dyn DiskUsers> {
+        self.users.get().map(Box::as_ref)
+    }
+
     /// Returns the disk of this name.
     ///
     /// # Errors

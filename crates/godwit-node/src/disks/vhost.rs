@@ -13,8 +13,8 @@ use godwit_vhost::VhostUserServer;
 
 use crate::config::MAX_SOCKET_PATH;
 use crate::config::NodeConfig;
+use crate::disks::Disks;
 use crate::disks::disk::Disk;
-use crate::node::Node;
 use godwit_qemu::QemuUser;
 
 /// Opens a disk's socket. A disk without a socket is served to all clients but virtual machines, and `vm run` names the
@@ -59,23 +59,20 @@ pub(crate) fn listen(path: &Path, qemu: Option<&QemuUser>) -> io::Result<UnixLis
 /// has a listener.
 #[derive(Debug)]
 pub(crate) struct Held {
-    node: Arc<Node>,
-    disks: Vec<Arc<Disk>>,
+    all: Arc<Disks>,
+    held: Vec<Arc<Disk>>,
 }
 
 impl Held {
     /// Closes these disks to virtual machines. Their engines must not have been started.
-    pub(crate) fn new(node: &Arc<Node>, disks: &[String]) -> Self {
-        let disks: Vec<_> = disks
-            .iter()
-            .filter_map(|disk| node.disks.find(disk))
-            .collect();
-        for disk in &disks {
+    pub(crate) fn new(all: &Arc<Disks>, names: &[String]) -> Self {
+        let held: Vec<_> = names.iter().filter_map(|disk| all.find(disk)).collect();
+        for disk in &held {
             disk.lock().vhost_held = true;
         }
         Self {
-            node: Arc::clone(node),
-            disks,
+            all: Arc::clone(all),
+            held,
         }
     }
 }
@@ -83,16 +80,16 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         // At the end of the node the memory may still be missing.
-        if self.node.is_closing() {
+        if self.all.context.is_closing() {
             return;
         }
-        for disk in &self.disks {
+        for disk in &self.held {
             let mut inner = disk.lock();
             inner.vhost_held = false;
             if let Some(engine) = &mut inner.engine
                 && engine.vhost.is_none()
             {
-                engine.vhost = serve(&self.node.config, &disk.name, &engine.handle);
+                engine.vhost = serve(&self.all.context.config, &disk.name, &engine.handle);
             }
         }
     }

@@ -7,17 +7,17 @@ use godwit_core::{Progress, event};
 use godwit_vhost::memory::LOST_PAGES;
 
 use crate::config::NodeConfig;
+use crate::disks::Disks;
 use crate::disks::disk::{Disk, Inner};
 use crate::disks::storage::image;
-use crate::node::Node;
 use godwit_api::{
     self, DeltaBy, DiskImage, DiskState, GuestLatency, IoCounters, MigrationDelta,
     MigrationPromise, Obstacle, PauseReason, Pauses,
 };
 
 /// Returns the disk as the API shows it. Blocks while the file system describes a file.
-pub(crate) fn disk(node: &Node, disk: &Disk) -> godwit_api::Disk {
-    let config = &node.config;
+pub(crate) fn disk(disks: &Disks, disk: &Disk) -> godwit_api::Disk {
+    let config = &disks.context.config;
     let path = disk.lock().entry.path.clone();
     let allocated_bytes = image::allocated(&path);
     let inner = disk.lock();
@@ -25,9 +25,10 @@ pub(crate) fn disk(node: &Node, disk: &Disk) -> godwit_api::Disk {
     let state = inner.state();
     let base = inner.entry.base.as_ref();
     let fetching = inner.entry.fetches(&inner.record).is_some();
-    let told = base.and_then(|base| node.images.told(&disk.name, base));
-    let warning = base.zip(told.as_ref());
-    let warning = warning.and_then(|(base, told)| told.warning(&base.image, fetching));
+    let standing = base.zip(disks.users());
+    let standing = standing
+        .map(|(base, users)| users.standing(&disk.name, base, fetching))
+        .unwrap_or_default();
     godwit_api::Disk {
         name: disk.name.clone(),
         size_bytes: Sectors(inner.entry.sectors).bytes().0,
@@ -64,7 +65,7 @@ pub(crate) fn disk(node: &Node, disk: &Disk) -> godwit_api::Disk {
             fetching,
             prefetch: base.prefetch,
             trouble: inner.image_trouble.clone(),
-            noted: !fetching || told.is_none_or(|told| told.is_noted()),
+            noted: !fetching || !standing.unnoted,
         }),
         lacks_room: inner.lacks_room(),
         problem: inner
@@ -76,7 +77,11 @@ pub(crate) fn disk(node: &Node, disk: &Disk) -> godwit_api::Disk {
                 lost.then(|| format!("the virtual machine was disconnected: {LOST_PAGES}"))
             })
             .or_else(|| pulling_trouble(&inner, snapshot.as_ref())),
-        warnings: warning.into_iter().chain(abandoned(&inner)).collect(),
+        warnings: standing
+            .warning
+            .into_iter()
+            .chain(abandoned(&inner))
+            .collect(),
     }
 }
 

@@ -8,10 +8,11 @@ use godwit_core::wire::{Hello, Offer, OfferedImage, Refusal, RefusalCode};
 use godwit_image::{ImageName, Used};
 use tokio::sync::{MutexGuard, oneshot};
 
+use crate::context::blocking;
 use crate::disks::disk::Disk;
 use crate::disks::lifecycle::older_copy;
+use crate::images::Images;
 use crate::images::{body, uses};
-use crate::node::{Node, blocking};
 use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode};
 
@@ -29,7 +30,7 @@ pub(crate) struct Noted<'a> {
 /// # Errors
 /// The repository lacks the image or cannot be asked now, or the image does not fit the disk.
 pub(crate) async fn note<'a>(
-    node: &'a Arc<Node>,
+    images: &'a Arc<Images>,
     hello: &Hello,
     offer: &Offer,
     offered: &OfferedImage,
@@ -44,10 +45,10 @@ pub(crate) async fn note<'a>(
         .parse()
         .map_err(|_| invalid("that has no name"))?;
     let id = (offered.manifest.parse()).map_err(|()| invalid("nothing says which"))?;
-    let repository = node.images.repository()?;
+    let repository = images.repository()?;
     let asked = async {
-        let noting = node.images.noting.lock().await;
-        let user = uses::user(node, disk).await?;
+        let noting = images.noting.lock().await;
+        let user = uses::user(images, disk).await?;
         let found = repository.begin_use_of(id, &image, &user).await;
         let used = found.map_err(|error| body(&error))?;
         Ok::<_, ErrorBody>((noting, used))
@@ -68,11 +69,11 @@ pub(crate) async fn note<'a>(
     ) = found?;
     let size = Bytes(offer.capacity.0.saturating_mul(SECTOR_SIZE));
     if size.0 < manifest.size() {
-        node.images.release();
+        images.release();
         return Err(invalid(&format!("has {size}, less than its image")));
     }
-    let keeper = Arc::clone(node);
-    let kept = blocking(move || keeper.images.manifests.keep(&manifest)).await?;
+    let keeper = Arc::clone(images);
+    let kept = blocking(move || keeper.manifests.keep(&manifest)).await?;
     kept.map_err(|error| {
         let text = format!("disk {disk}: cannot store what it has to fetch: {error}");
         ErrorBody::new(ErrorCode::Internal, text)
@@ -104,7 +105,7 @@ pub(crate) fn refusal(error: ErrorBody) -> Refusal {
 /// # Errors
 /// The file system knows no holes, the image is not managed by the node, or a write of an earlier move is still under
 /// way.
-pub(crate) async fn empty(node: &Node, disk: &Arc<Disk>) -> Result<(), ErrorBody> {
+pub(crate) async fn empty(images: &Images, disk: &Arc<Disk>) -> Result<(), ErrorBody> {
     let (path, sectors, managed) = {
         let entry = &disk.lock().entry;
         (entry.path.clone(), entry.sectors, entry.managed)
@@ -133,7 +134,7 @@ pub(crate) async fn empty(node: &Node, disk: &Arc<Disk>) -> Result<(), ErrorBody
         let why = "something of an earlier move is still being written to it";
         return Err(failed(ErrorCode::Busy, &why));
     }
-    older_copy::spoil(&node.store, disk)
+    older_copy::spoil(&images.context.store, disk)
         .await
         .map_err(|error| failed(ErrorCode::Internal, &error))?;
     let emptied = path.clone();

@@ -4,12 +4,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use godwit_image::{ChunkId, RepositoryError};
+use godwit_image::{ChunkId, Location, RepositoryError};
 use tokio::sync::OnceCell;
 
 use crate::images::Images;
 use crate::images::peers::{self, Part};
-use crate::node::Node;
 use godwit_api::ErrorBody;
 
 /// Chunks kept in memory: 16 MiB. A disk asks for a chunk in up to four parts, and disks of machines that start
@@ -39,6 +38,32 @@ impl Chunks {
         cell
     }
 
+    /// Returns the chunk's checked bytes: from memory, or by `fetch`.
+    ///
+    /// # Errors
+    /// The chunk cannot be had now.
+    async fn once(
+        &self,
+        id: ChunkId,
+        length: u64,
+        repository: Option<&Location>,
+        fetch: impl Future<Output = Result<Bytes, ErrorBody>>,
+    ) -> Result<Bytes, ErrorBody> {
+        let cell = self.cell(id);
+        let bytes = cell.get_or_try_init(|| fetch).await.cloned()?;
+        // A malicious manifest may name one chunk at places of different lengths.
+        match bytes.len() as u64 == length {
+            true => Ok(bytes),
+            false => Err(super::body(&RepositoryError::DamagedChunk {
+                chunk: id,
+                repository: match repository {
+                    Some(location) => location.to_string(),
+                    None => String::from("another node's copy"),
+                },
+            })),
+        }
+    }
+
     /// Returns the chunk, if still in memory.
     pub(super) fn find(&self, id: ChunkId) -> Option<Bytes> {
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -51,36 +76,10 @@ impl Chunks {
 ///
 /// # Errors
 /// The chunk cannot be had now.
-pub(super) async fn chunk(node: &Arc<Node>, part: Part) -> Result<Bytes, ErrorBody> {
-    let fetch = peers::chunk(node, part);
-    node.images.once(part.id, part.length, fetch).await
-}
-
-impl Images {
-    /// Returns the chunk's checked bytes: from memory, or by `fetch`.
-    ///
-    /// # Errors
-    /// The chunk cannot be had now.
-    async fn once(
-        &self,
-        id: ChunkId,
-        length: u64,
-        fetch: impl Future<Output = Result<Bytes, ErrorBody>>,
-    ) -> Result<Bytes, ErrorBody> {
-        let cell = self.chunks.cell(id);
-        let bytes = cell.get_or_try_init(|| fetch).await.cloned()?;
-        // A malicious manifest may name one chunk at places of different lengths.
-        match bytes.len() as u64 == length {
-            true => Ok(bytes),
-            false => Err(super::body(&RepositoryError::DamagedChunk {
-                chunk: id,
-                repository: match &self.config.repository {
-                    Some(location) => location.to_string(),
-                    None => String::from("another node's copy"),
-                },
-            })),
-        }
-    }
+pub(super) async fn chunk(images: &Arc<Images>, part: Part) -> Result<Bytes, ErrorBody> {
+    let fetch = peers::chunk(images, part);
+    let (chunks, repository) = (&images.chunks, images.location());
+    chunks.once(part.id, part.length, repository, fetch).await
 }
 
 #[cfg(test)]
@@ -116,15 +115,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_chunk_counts_only_with_the_length_that_it_has_at_its_place() {
-        let images = Images::in_folder(Default::default(), std::path::PathBuf::from("images"));
+        let chunks = Chunks::default();
         let content = [7; 512];
         let id = ChunkId::of(&content);
         // The second time, the chunk is in memory.
         let fetch = || ready(Ok(Bytes::from_static(&[7; 512])));
         for _ in 0..2 {
-            let found = images.once(id, 512, fetch()).await;
+            let found = chunks.once(id, 512, None, fetch()).await;
             assert_eq!(found.expect("there"), content[..]);
-            let longer = images.once(id, 4096, fetch()).await;
+            let longer = chunks.once(id, 4096, None, fetch()).await;
             let longer = longer.expect_err("too short");
             assert!(longer.message.contains("damaged"), "{}", longer.message);
         }

@@ -18,12 +18,13 @@ use rustix::io::Errno;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use crate::context::blocking;
 use crate::disks::disk::Disk;
+use crate::images::Images;
 use crate::images::blocks::{BLOCK, words};
 use crate::images::creation::manifest_of;
 use crate::images::peers::Part;
 use crate::images::{chunks, serving};
-use crate::node::{Node, blocking};
 use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode};
 
@@ -49,21 +50,21 @@ enum Effort {
 
 /// Finds the differing blocks at little cost, if the disk still fetches from its image. Called when the disk has just
 /// been created, is served again, or has just come.
-pub(crate) fn begin_to_know(node: &Arc<Node>, disk: &Arc<Disk>, came: bool) {
+pub(crate) fn begin_to_know(images: &Arc<Images>, disk: &Arc<Disk>, came: bool) {
     let base = {
         let inner = disk.lock();
         inner.entry.fetches(&inner.record).cloned()
     };
     let Some(base) = base else { return };
-    let (node, disk) = (Arc::clone(node), Arc::clone(disk));
+    let (images, disk) = (Arc::clone(images), Arc::clone(disk));
     let effort = match came {
         true => Effort::Little,
         false => Effort::LittleOrNone,
     };
     tokio::spawn(async move {
         let compared = tokio::select! {
-            compared = compare_with(&node, &disk, &base, effort) => compared,
-            () = node.closed() => return,
+            compared = compare_with(&images, &disk, &base, effort) => compared,
+            () = images.context.closed() => return,
         };
         match compared {
             Ok(Compared { different, same }) => {
@@ -81,15 +82,15 @@ pub(crate) fn begin_to_know(node: &Arc<Node>, disk: &Arc<Disk>, came: bool) {
 /// # Errors
 /// The disk cannot be used or read, or the image's manifest cannot be found.
 pub(crate) async fn compare(
-    node: &Arc<Node>,
+    images: &Arc<Images>,
     disk: &Arc<Disk>,
     base: &BaseImage,
 ) -> Result<Compared, ErrorBody> {
-    compare_with(node, disk, base, Effort::Any).await
+    compare_with(images, disk, base, Effort::Any).await
 }
 
 async fn compare_with(
-    node: &Arc<Node>,
+    images: &Arc<Images>,
     disk: &Arc<Disk>,
     base: &BaseImage,
     effort: Effort,
@@ -111,7 +112,7 @@ async fn compare_with(
         return Ok(known);
     }
     let manifest_id = manifest_of(base).ok_or_else(|| failed(&"nothing says what that is"))?;
-    let manifest = serving::manifest(node, manifest_id).await;
+    let manifest = serving::manifest(images, manifest_id).await;
     let manifest = manifest.map_err(|why| failed(&why))?;
     let (reply, answer) = oneshot::channel();
     engine.begin_comparison(Box::new(move |begun| {
@@ -131,7 +132,7 @@ async fn compare_with(
     let given_up = Arc::new(AtomicBool::new(false));
     let _guard = GivesUp(Arc::clone(&given_up));
     let runtime = Handle::current();
-    let fetcher = Arc::clone(node);
+    let fetcher = Arc::clone(images);
     let fetch = move |number: u64, id: ChunkId, length: u64| {
         let part = Part {
             manifest: manifest_id,

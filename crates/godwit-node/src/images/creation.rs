@@ -8,15 +8,16 @@ use godwit_core::units::{Bytes, Sectors};
 use godwit_image::{ImageName, Manifest, ManifestId, PushTime};
 use tokio::sync::MutexGuard;
 
+use crate::context::blocking;
 use crate::disks::disk::Disk;
 use crate::disks::lifecycle::{create, lacking};
 use crate::disks::storage::image;
 use crate::ids::new_id;
+use crate::images::Images;
 use crate::images::blocks::{pieces, words};
 use crate::images::uses::told::{self, Told};
 use crate::images::{NoAnswer, peers, uses};
 use crate::names;
-use crate::node::{Node, blocking};
 use crate::store::BaseImage;
 use godwit_api::{CreateDisk, ErrorBody, ErrorCode};
 
@@ -28,11 +29,11 @@ const ANSWER: std::time::Duration = std::time::Duration::from_secs(30);
 /// # Errors
 /// The name or size is not valid, the name is taken, or the image cannot be made or used.
 pub(crate) async fn create_disk(
-    node: &Arc<Node>,
+    images: &Arc<Images>,
     request: CreateDisk,
 ) -> Result<Arc<Disk>, ErrorBody> {
     let Some(image) = &request.image else {
-        return create::create(node, request).await;
+        return create::create(&images.disks, request).await;
     };
     names::check("disk", &request.name)?;
     if request.path.is_some() || request.preallocate {
@@ -42,7 +43,7 @@ pub(crate) async fn create_disk(
     }
     let image = image.clone();
     create(
-        node,
+        images,
         request.name,
         &image,
         request.size_bytes,
@@ -56,7 +57,7 @@ pub(crate) async fn create_disk(
 /// # Errors
 /// The image does not exist or cannot be used now, the size does not fit, or any error of a creation.
 pub(crate) async fn create(
-    node: &Arc<Node>,
+    images: &Arc<Images>,
     name: String,
     from: &str,
     size: Option<u64>,
@@ -65,23 +66,23 @@ pub(crate) async fn create(
     let image: ImageName = from
         .parse()
         .map_err(|error: String| ErrorBody::new(ErrorCode::Invalid, error))?;
-    if !node.images.has_repository() {
+    if !images.has_repository() {
         // Returns the error about the missing repository.
-        node.images.repository()?;
+        images.repository()?;
     }
     // The image tells the size. Until then the disk has the smallest possible size.
-    let path = image::managed_path(&node.config.disks_dir(), &name);
-    let disk = create::reserve(node, name, path, Sectors(1)).await?;
-    let made = match fill(node, &disk, &image, size, prefetch).await {
+    let path = image::managed_path(&images.context.config.disks_dir(), &name);
+    let disk = create::reserve(&images.disks, name, path, Sectors(1)).await?;
+    let made = match fill(images, &disk, &image, size, prefetch).await {
         Ok(made) => made,
         Err(error) => {
-            let error = create::undo(node, &disk, error).await;
-            lacking::forget(node, &disk).await;
-            node.images.release();
+            let error = create::undo(&images.disks, &disk, error).await;
+            lacking::forget(&images.disks, &disk).await;
+            images.release();
             return Err(error);
         }
     };
-    create::finish_as(node, &disk, made.file, made.record).await?;
+    create::finish_as(&images.disks, &disk, made.file, made.record).await?;
     tracing::info!(
         disk = disk.name,
         image = image.as_str(),
@@ -91,7 +92,7 @@ pub(crate) async fn create(
     );
     if made.is_late {
         // The repository is to be told as soon as possible.
-        node.images.release();
+        images.release();
     }
     Ok(disk)
 }
@@ -107,7 +108,7 @@ struct Made {
 }
 
 async fn fill(
-    node: &Arc<Node>,
+    images: &Arc<Images>,
     disk: &Arc<Disk>,
     image: &ImageName,
     size: Option<u64>,
@@ -119,7 +120,7 @@ async fn fill(
         pushed,
         told,
         _noting,
-    } = begin(node, disk, image).await?;
+    } = begin(images, disk, image).await?;
     let size = size.unwrap_or(manifest.size());
     if size < manifest.size() {
         let text = format!(
@@ -142,7 +143,7 @@ async fn fill(
         repository: told::Repository::Away,
         lost: 0,
     });
-    let _keeping = node.images.keeping.lock().await;
+    let _keeping = images.keeping.lock().await;
     {
         let mut inner = disk.lock();
         inner.entry.sectors = sectors.0;
@@ -155,7 +156,7 @@ async fn fill(
         });
     }
     let (name, path) = (disk.name.clone(), disk.lock().entry.path.clone());
-    let node = Arc::clone(node);
+    let images = Arc::clone(images);
     let is_late = told.is_some();
     let file = blocking(move || {
         let failed = |error: std::io::Error| {
@@ -163,13 +164,13 @@ async fn fill(
             ErrorBody::new(ErrorCode::Internal, text)
                 .hint("see whether the node's data directory has space")
         };
-        node.images.manifests.keep(&manifest).map_err(failed)?;
+        images.manifests.keep(&manifest).map_err(failed)?;
         if let Some(told) = told {
             // Kept before the disk exists: every disk unknown to the repository needs this note.
-            node.images.told.keep(&name, told).map_err(failed)?;
+            images.told.keep(&name, told).map_err(failed)?;
         }
         let file = image::create(&name, &path, Bytes(size))?;
-        let map = lacking::prepare(&node.config, &name).map_err(failed)?;
+        let map = lacking::prepare(&images.context.config, &name).map_err(failed)?;
         let pieces = pieces(&words(&manifest, sectors));
         missing::create(&map, sectors, fetch, &pieces, &[], None).map_err(failed)?;
         Ok(file)
@@ -200,15 +201,15 @@ struct Begun<'a> {
 /// Notes in the repository that the disk will need the image. While the repository is away, asks other nodes for the
 /// image's manifest.
 async fn begin<'a>(
-    node: &'a Arc<Node>,
+    images: &'a Arc<Images>,
     disk: &Disk,
     image: &ImageName,
 ) -> Result<Begun<'a>, ErrorBody> {
     // Other messages to the repository take their own time.
-    let noting = node.images.noting.lock().await;
+    let noting = images.noting.lock().await;
     let asked = async {
-        let repository = node.images.open()?;
-        let user = uses::user(node, &disk.name).await?;
+        let repository = images.open()?;
+        let user = uses::user(images, &disk.name).await?;
         let used = repository.begin_use(image, &user).await?;
         Ok::<_, NoAnswer>(used)
     };
@@ -225,13 +226,13 @@ async fn begin<'a>(
         Ok(Err(NoAnswer::Away(away))) => away,
         Ok(Err(NoAnswer::Refused(error))) => return Err(error),
         Err(_) => {
-            let text = format!("{} for {} s", node.images.slowness(), ANSWER.as_secs());
+            let text = format!("{} for {} s", images.slowness(), ANSWER.as_secs());
             ErrorBody::new(ErrorCode::Conflict, text)
                 .hint("is it running, and reachable from the node? Try again when it is")
         }
     };
     drop(noting);
-    match peers::named(node, image).await {
+    match peers::named(images, image).await {
         Ok(named) => {
             tracing::warn!(
                 disk = disk.name,

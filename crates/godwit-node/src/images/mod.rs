@@ -11,13 +11,14 @@ pub(crate) mod serving;
 pub(crate) mod uses;
 
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use godwit_image::{Repository, RepositoryError};
+use godwit_image::{Location, Repository, RepositoryError};
 use tokio::sync::{Mutex, Notify};
 
-use crate::config::{ImagesConfig, NodeConfig};
+use crate::context::Context;
+use crate::disks::Disks;
 use crate::images::chunks::Chunks;
 use crate::images::creation::manifest_of;
 use crate::images::manifests::Manifests;
@@ -34,7 +35,8 @@ const ASKED: Duration = Duration::from_secs(5);
 /// The images of a node.
 #[derive(Debug)]
 pub(crate) struct Images {
-    config: ImagesConfig,
+    context: Arc<Context>,
+    pub(crate) disks: Arc<Disks>,
     repository: OnceLock<Repository>,
     folder: PathBuf,
     chunks: Chunks,
@@ -84,14 +86,13 @@ impl From<ErrorBody> for NoAnswer {
 }
 
 impl Images {
-    /// Creates the images of a node with this configuration. Nothing is opened yet.
-    pub(crate) fn new(config: &NodeConfig) -> Self {
-        Self::in_folder(config.images.clone(), config.images_dir())
-    }
-
-    fn in_folder(config: ImagesConfig, folder: PathBuf) -> Self {
+    /// Creates the images of a node. Nothing is opened yet.
+    pub(crate) fn new(disks: Arc<Disks>) -> Self {
+        let context = Arc::clone(&disks.context);
+        let folder = context.config.images_dir();
         Self {
-            config,
+            context,
+            disks,
             repository: OnceLock::new(),
             chunks: Chunks::default(),
             manifests: Manifests::new(folder.join("manifests")),
@@ -105,6 +106,11 @@ impl Images {
             keeping: Mutex::default(),
             putting_back: PuttingBack::default(),
         }
+    }
+
+    /// Returns the configured place of the repository.
+    fn location(&self) -> Option<&Location> {
+        self.context.config.images.repository.as_ref()
     }
 
     /// Returns the repository. A repository's directory may appear later than the node starts.
@@ -122,7 +128,7 @@ impl Images {
         if let Some(open) = self.repository.get() {
             return Ok(open);
         }
-        let Some(location) = &self.config.repository else {
+        let Some(location) = self.location() else {
             let text = "this node knows no repository of images";
             let error = ErrorBody::new(ErrorCode::Conflict, text).hint(
                 "start the node with --repository s3://BUCKET, or with a directory that all nodes share",
@@ -142,8 +148,8 @@ impl Images {
     }
 
     /// Returns true if this node has a repository.
-    pub(crate) const fn has_repository(&self) -> bool {
-        self.config.repository.is_some()
+    pub(crate) fn has_repository(&self) -> bool {
+        self.location().is_some()
     }
 
     /// Returns true if the repository confirms within [`ASKED`] to have the image's manifest.

@@ -17,12 +17,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+use crate::context::blocking;
 use crate::disks::disk::Disk;
 use crate::failpoint;
+use crate::images::Images;
 use crate::images::chunks;
 use crate::images::creation::manifest_of;
 use crate::images::peers::{self, Part};
-use crate::node::{Node, blocking};
 
 /// Time before a lost connection is opened again, to bound the cost of a connection that always fails.
 const AFTER_LOSS: Duration = Duration::from_millis(250);
@@ -37,7 +38,7 @@ const SLOW: Duration = Duration::from_secs(3);
 const LONGEST: u32 = 64;
 
 /// Gives the running engine of a disk the missing parts of its image, if any, for as long as this engine runs.
-pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
+pub(crate) fn start(images: &Arc<Images>, disk: &Arc<Disk>) {
     let fetches = {
         let inner = disk.lock();
         let base = inner.entry.fetches(&inner.record).cloned();
@@ -49,16 +50,16 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
     let (Some(id), Ok(fetch)) = (manifest_of(&base), base.fetch.parse()) else {
         return;
     };
-    let (node, disk) = (Arc::clone(node), Arc::clone(disk));
+    let (images, disk) = (Arc::clone(images), Arc::clone(disk));
     tokio::spawn(async move {
         if !base.prefetch {
             engine.pull_on_demand_only();
         }
         let source = loop {
-            match manifest(&node, id).await {
+            match manifest(&images, id).await {
                 Ok(manifest) => {
                     break Source {
-                        node,
+                        images,
                         disk,
                         manifest,
                         id,
@@ -76,7 +77,7 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
             }
             tokio::select! {
                 () = tokio::time::sleep(MANIFEST_RETRY) => {}
-                () = node.closed() => return,
+                () = images.context.closed() => return,
             }
             if !still_fetches(&disk, fetch, &engine) {
                 return;
@@ -87,23 +88,26 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
 }
 
 /// Returns the image's manifest: the kept one or, if unreadable, the one of another node or the repository.
-pub(super) async fn manifest(node: &Arc<Node>, id: ManifestId) -> Result<Arc<Manifest>, String> {
-    let images = Arc::clone(node);
-    let loaded = blocking(move || images.images.manifests.load(id)).await;
+pub(super) async fn manifest(
+    images: &Arc<Images>,
+    id: ManifestId,
+) -> Result<Arc<Manifest>, String> {
+    let keeper = Arc::clone(images);
+    let loaded = blocking(move || keeper.manifests.load(id)).await;
     let why = match loaded {
         Ok(Ok(manifest)) => return Ok(manifest),
         Ok(Err(error)) => error.to_string(),
         Err(error) => return Err(error.message),
     };
-    let manifest = match peers::manifest(node, id).await {
+    let manifest = match peers::manifest(images, id).await {
         Ok(manifest) => manifest,
         Err(error) => return Err(format!("{why}; and {error}")),
     };
     tracing::warn!(manifest = %id, why, "read again from another node or the repository");
-    let images = Arc::clone(node);
+    let keeper = Arc::clone(images);
     let kept = blocking(move || {
-        images.images.manifests.replace(&manifest)?;
-        images.images.manifests.load(id)
+        keeper.manifests.replace(&manifest)?;
+        keeper.manifests.load(id)
     });
     match kept.await {
         Ok(Ok(manifest)) => Ok(manifest),
@@ -143,7 +147,7 @@ fn tell(disk: &Disk, trouble: Option<String>) {
 /// The image at the other end of the connection.
 #[derive(Clone)]
 struct Source {
-    node: Arc<Node>,
+    images: Arc<Images>,
     disk: Arc<Disk>,
     manifest: Arc<Manifest>,
     id: ManifestId,
@@ -175,7 +179,7 @@ impl Source {
                 ),
             }
             tokio::time::sleep(AFTER_LOSS).await;
-            if !still_fetches(&self.disk, self.fetch, engine) || self.node.is_closing() {
+            if !still_fetches(&self.disk, self.fetch, engine) || self.images.context.is_closing() {
                 tell(&self.disk, None);
                 return;
             }
@@ -260,11 +264,11 @@ impl Source {
 
     async fn chunk(&self, part: Part) -> Option<bytes::Bytes> {
         failpoint::reach(String::from("image::chunk")).await;
-        let mut fetching = std::pin::pin!(chunks::chunk(&self.node, part));
+        let mut fetching = std::pin::pin!(chunks::chunk(&self.images, part));
         let fetched = match tokio::time::timeout(SLOW, &mut fetching).await {
             Ok(fetched) => fetched,
             Err(_) => {
-                tell(&self.disk, Some(self.node.images.slowness()));
+                tell(&self.disk, Some(self.images.slowness()));
                 fetching.await
             }
         };

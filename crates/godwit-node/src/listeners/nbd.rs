@@ -77,7 +77,7 @@ pub(crate) async fn listen_unix(node: Arc<Node>, listener: UnixListener) {
                 Ok((socket, _)) => take(&node, &slots, socket, String::from("unix socket"), None),
                 Err(error) => cannot_take("an NBD client", &error).await,
             },
-            () = node.closed() => return,
+            () = node.context.closed() => return,
         }
     }
 }
@@ -95,7 +95,7 @@ pub(crate) async fn listen_tcp(node: Arc<Node>, listener: TcpListener, tls: Opti
                 }
                 Err(error) => cannot_take("an NBD client", &error).await,
             },
-            () = node.closed() => return,
+            () = node.context.closed() => return,
         }
     }
 }
@@ -250,15 +250,15 @@ fn export(
     name: &str,
     enters: bool,
 ) -> Result<(EngineHandle, ExportInfo, Option<Place>), ExportRefusal> {
-    if node.is_closing() {
-        let text = format!("node '{}' is shutting down", node.config.name);
+    if node.context.is_closing() {
+        let text = format!("node '{}' is shutting down", node.context.config.name);
         return Err(ExportRefusal::Shutdown(text));
     }
     let disk = node.disks.find(name).ok_or_else(|| {
         let shown: String = name.chars().take(128).collect();
         ExportRefusal::Unknown(format!(
             "node '{}' has no disk named {shown:?}: see 'godwit disk list'",
-            node.config.name
+            node.context.config.name
         ))
     })?;
     let inner = disk.lock();
@@ -270,7 +270,7 @@ fn export(
         .unwrap_or("the other node");
     let refusal = match (state, inner.activity, &inner.engine) {
         (DiskState::Serving, Activity::Idle | Activity::Outgoing(_), Some(engine)) => {
-            let most = node.config.nbd_connections;
+            let most = node.context.config.nbd_connections;
             let place = disk.places.take(most);
             if let Some(place) = place {
                 let info = ExportInfo {
@@ -283,7 +283,7 @@ fn export(
                 "disk {name} has {} NBD connections at node '{}', which allows {most} \
                  (--nbd-connections): detach one",
                 disk.places.taken(),
-                node.config.name
+                node.context.config.name
             )
         }
         (DiskState::Serving, Activity::Idle | Activity::Outgoing(_), None) => format!(

@@ -38,7 +38,7 @@ pub(crate) async fn listen(node: Arc<Node>, listener: TcpListener, tls: Option<N
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            () = node.closed() => return,
+            () = node.context.closed() => return,
         };
         match accepted {
             Ok((socket, address)) => {
@@ -143,7 +143,11 @@ fn dispatch(
     tls: Option<&NodeTls>,
     hello: &Hello,
 ) -> Result<(godwit_core::wire::Reply, Action), Refusal> {
-    let reply = greeting::welcome(hello, &node.config.name, node.config.features())?;
+    let reply = greeting::welcome(
+        hello,
+        &node.context.config.name,
+        node.context.config.features(),
+    )?;
     if let Some(tls) = tls {
         let chain = connection.certificates();
         let named = chain
@@ -162,15 +166,15 @@ fn dispatch(
         text,
     };
     names::check("node", &hello.node).map_err(|error| invalid(error.message))?;
-    if hello.node == node.config.name {
+    if hello.node == node.context.config.name {
         return Err(invalid(format!(
             "node '{}' was dialled by itself: check the peers' addresses",
             hello.node
         )));
     }
     // The authority vouches for a name, but does not say which nodes may bring disks and run VMs here.
-    let own = &node.config.name;
-    if node.peer(&hello.node).is_err() {
+    let own = &node.context.config.name;
+    if node.context.peer(&hello.node).is_err() {
         return Err(identity(format!(
             "node '{own}' takes connections of its peers only, and '{}' is none of them: start node \
              '{own}' with --peer {}=HOST:PORT",
@@ -181,15 +185,23 @@ fn dispatch(
         (Purpose::Resolve, TrafficClass::Control) if hello.disk.is_empty() => Action::Probe,
         (Purpose::Migrate, TrafficClass::Control) => Action::Offer,
         (Purpose::Migrate, TrafficClass::Sync | TrafficClass::Copy) => {
-            Action::Join(node.gatherings.join(hello)?)
+            Action::Join(node.migrations.gatherings.join(hello)?)
         }
-        (Purpose::Resolve, TrafficClass::Control) => Action::Resolve(resolve::decide(node, hello)?),
+        (Purpose::Resolve, TrafficClass::Control) => {
+            Action::Resolve(resolve::decide(&node.migrations, hello)?)
+        }
         (Purpose::Machine, TrafficClass::Control) => Action::Machine,
         (Purpose::Process, TrafficClass::Control) => Action::Process,
-        (Purpose::Machine, TrafficClass::Copy) => Action::Memory(node.memory_doors.find(hello)?),
-        (Purpose::Forward, TrafficClass::Sync) => Action::Forward(forward::admit(node, hello)?),
-        (Purpose::Pull, TrafficClass::Pull) => Action::Pull(pulling::admit(node, hello)?),
-        (Purpose::Image, TrafficClass::Pull) => Action::Give(giving::admit(node)?),
+        (Purpose::Machine, TrafficClass::Copy) => {
+            Action::Memory(node.vms.memory_doors.find(hello)?)
+        }
+        (Purpose::Forward, TrafficClass::Sync) => {
+            Action::Forward(forward::admit(&node.migrations, hello)?)
+        }
+        (Purpose::Pull, TrafficClass::Pull) => {
+            Action::Pull(pulling::admit(&node.migrations, hello)?)
+        }
+        (Purpose::Image, TrafficClass::Pull) => Action::Give(giving::admit(&node.images)?),
         _ => {
             return Err(invalid(String::from(
                 "purpose and traffic class do not go together",
@@ -208,10 +220,13 @@ impl Action {
         mut connection: PeerConnection,
         hello: Hello,
     ) -> Result<(), greeting::GreetingError> {
-        let node = Arc::clone(node);
         if let Self::Resolve(answer) = self {
             tokio::spawn(resolve::take_question(
-                node, connection, hello, reply, answer,
+                Arc::clone(&node.migrations),
+                connection,
+                hello,
+                reply,
+                answer,
             ));
             return Ok(());
         }
@@ -220,18 +235,22 @@ impl Action {
         let connection = crate::peers::after_welcome(connection, hello.class, agreed)?;
         match self {
             Self::Probe if agreed.contain(Features::OWNERS) => {
-                tokio::spawn(owners::answer(node, connection, hello.node));
+                tokio::spawn(owners::answer(Arc::clone(node), connection, hello.node));
             }
             Self::Probe | Self::Resolve(_) => {}
             Self::Offer => {
-                tokio::spawn(incoming::take_offer(node, connection, hello));
+                tokio::spawn(incoming::take_offer(
+                    Arc::clone(&node.migrations),
+                    connection,
+                    hello,
+                ));
             }
             Self::Join(streams) => {
                 // The migration may have ended meanwhile: the connection is then closed.
                 let _ = streams.send((hello.class, connection)).await;
             }
             Self::Machine => {
-                tokio::spawn(vms::take_machine(node, connection, hello));
+                tokio::spawn(vms::take_machine(Arc::clone(&node.vms), connection, hello));
             }
             Self::Memory(door) => {
                 // The VM's move may have ended meanwhile: the connection is then closed.
@@ -240,14 +259,22 @@ impl Action {
             Self::Process => {
                 let id = hello.migration.to_string();
                 tokio::spawn(processes::incoming::serve::serve(
-                    node, connection, hello.node, id,
+                    Arc::clone(node),
+                    connection,
+                    hello.node,
+                    id,
                 ));
             }
             Self::Forward(disk) => {
                 tokio::spawn(forward::serve(disk, connection, hello.node));
             }
             Self::Give(place) => {
-                tokio::spawn(giving::serve(node, connection, hello.node, place));
+                tokio::spawn(giving::serve(
+                    Arc::clone(&node.images),
+                    connection,
+                    hello.node,
+                    place,
+                ));
             }
             Self::Pull(disk) => {
                 tokio::spawn(pulling::serve(disk, connection, hello));

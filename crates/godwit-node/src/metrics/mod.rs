@@ -160,32 +160,38 @@ fn gather(node: &Arc<Node>) -> Gathered {
             .iter()
             .map(|disk| {
                 let snapshot = disk.engine().map(|engine| engine.snapshot());
-                (view::disk(node, disk), snapshot)
+                (view::disk(&node.disks, disk), snapshot)
             })
             .collect(),
-        peers: node.peer_health.all().into_iter().collect(),
+        peers: node.context.peer_health.all().into_iter().collect(),
         migrations: all
             .into_iter()
             .filter(|migration| !migration.phase.ended())
             .filter_map(|migration| {
                 let id = migration.id.parse().ok()?;
-                Some(live(node, id, migration))
+                Some(live(&node.migrations, id, migration))
             })
             .collect(),
-        certificates: node.dialer.tls.as_ref().map_or_else(Vec::new, |tls| {
-            let ends = tls.current().ends;
-            vec![("node", ends.certificate), ("authority", ends.authority)]
-        }),
+        certificates: node
+            .context
+            .dialer
+            .tls
+            .as_ref()
+            .map_or_else(Vec::new, |tls| {
+                let ends = tls.current().ends;
+                vec![("node", ends.certificate), ("authority", ends.authority)]
+            }),
         vms: node
             .vms
             .all()
             .iter()
             .map(|vm| (vm.name.clone(), vm.lock().state()))
             .collect(),
-        nics: crate::nics::view::all(node),
+        nics: crate::nics::view::all(&node.nics),
         vm_moves: node
-            .vm_migrations
-            .all(node)
+            .vms
+            .migrations
+            .all(&node.vms)
             .into_iter()
             .filter(|migration| migration.phase.ended())
             .collect(),

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use super::options::push_options;
 use super::promise::{Asked, settle};
 use super::table;
-use crate::node::Node;
+use crate::migrations::Migrations;
 use godwit_api::{
     Direction, ErrorBody, ErrorCode, Migration, MigrationSettings, Policy, PushSettings,
     SwitchMigration,
@@ -22,11 +22,11 @@ use godwit_api::{
 /// The migration does not exist, has ended or can no longer change, or the request is invalid. Nothing has changed
 /// then.
 pub(crate) async fn change(
-    node: &Arc<Node>,
+    migrations: &Arc<Migrations>,
     id: &str,
     request: &SwitchMigration,
 ) -> Result<Migration, ErrorBody> {
-    carry_out(node, id, request, None).await
+    carry_out(migrations, id, request, None).await
 }
 
 /// The same for a change chosen by the node, with its reason.
@@ -34,26 +34,26 @@ pub(crate) async fn change(
 /// # Errors
 /// As [`change`].
 pub(super) async fn change_because(
-    node: &Arc<Node>,
+    migrations: &Arc<Migrations>,
     id: &str,
     request: &SwitchMigration,
     reason: String,
 ) -> Result<Migration, ErrorBody> {
-    carry_out(node, id, request, Some(reason)).await
+    carry_out(migrations, id, request, Some(reason)).await
 }
 
 async fn carry_out(
-    node: &Arc<Node>,
+    migrations: &Arc<Migrations>,
     id: &str,
     request: &SwitchMigration,
     reason: Option<String>,
 ) -> Result<Migration, ErrorBody> {
-    let (id, view) = node.migrations.get(id)?;
-    let mut wanted = Wanted::of(node, &view, request)?;
+    let (id, view) = migrations.get(id)?;
+    let mut wanted = Wanted::of(migrations, &view, request)?;
     if request.policy.is_some() {
         wanted.settings.policy_reason = reason;
     }
-    let disk = node.disks.get(&view.disk)?;
+    let disk = migrations.disks.get(&view.disk)?;
     let (reply, answer) = oneshot::channel();
     let reply = move |changed| {
         // The waiting request may be gone.
@@ -78,14 +78,11 @@ async fn carry_out(
         why = wanted.settings.policy_reason,
         "goes on otherwise"
     );
-    if let Some((number, view)) = node
-        .migrations
-        .set_options(id, wanted.settings, wanted.warnings)
-    {
-        table::store(node, number, &view).await;
+    if let Some((number, view)) = migrations.set_options(id, wanted.settings, wanted.warnings) {
+        table::store(migrations, number, &view).await;
     }
-    let (_, view) = node.migrations.get(&id.to_string())?;
-    Ok(table::live(node, id, view))
+    let (_, view) = migrations.get(&id.to_string())?;
+    Ok(table::live(migrations, id, view))
 }
 
 /// Checks that a migration could be changed as requested.
@@ -93,11 +90,11 @@ async fn carry_out(
 /// # Errors
 /// The foreseeable errors of [`change`].
 pub(crate) fn check(
-    node: &Node,
+    migrations: &Migrations,
     view: &Migration,
     request: &SwitchMigration,
 ) -> Result<(), ErrorBody> {
-    Wanted::of(node, view, request).map(|_| ())
+    Wanted::of(migrations, view, request).map(|_| ())
 }
 
 fn refused(view: &Migration, why: &dyn std::fmt::Display, hint: &str) -> ErrorBody {
@@ -116,7 +113,11 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn of(node: &Node, view: &Migration, request: &SwitchMigration) -> Result<Self, ErrorBody> {
+    fn of(
+        migrations: &Migrations,
+        view: &Migration,
+        request: &SwitchMigration,
+    ) -> Result<Self, ErrorBody> {
         let conflict = |why: &str, hint: &str| Err(refused(view, &why, hint));
         if *request == SwitchMigration::default() {
             return Err(invalid(
@@ -137,12 +138,7 @@ impl Wanted {
                 "ask that node",
             );
         };
-        let Some(agreed) = view
-            .id
-            .parse()
-            .ok()
-            .and_then(|id| node.migrations.agreed(id))
-        else {
+        let Some(agreed) = view.id.parse().ok().and_then(|id| migrations.agreed(id)) else {
             return conflict(
                 "the other node has not accepted it yet",
                 "try again shortly",
@@ -153,7 +149,7 @@ impl Wanted {
             settings: settings.clone(),
             warnings: Vec::new(),
         };
-        wanted.bounds(node, view, request)?;
+        wanted.bounds(migrations, view, request)?;
         if let Some(push) = push(view, request)? {
             if !agreed.contain(Features::PULLS) {
                 return conflict(
@@ -190,7 +186,7 @@ impl Wanted {
 
     fn bounds(
         &mut self,
-        node: &Node,
+        migrations: &Migrations,
         view: &Migration,
         request: &SwitchMigration,
     ) -> Result<(), ErrorBody> {
@@ -212,7 +208,7 @@ impl Wanted {
                     "write off, or a percentile and a time like 'p99.99<2ms'",
                 ));
             }
-            let baseline = node.migrations.baseline(&view.id);
+            let baseline = migrations.baseline(&view.id);
             let promise = settle(&view.disk, asked, baseline.as_ref())?;
             let target = promise.target;
             self.warnings.extend(promise.warnings);

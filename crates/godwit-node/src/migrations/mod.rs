@@ -20,16 +20,15 @@ pub(crate) use table::{Migrations, live, sample_rates};
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::lifecycle::lacking;
 use crate::failpoint;
-use crate::node::Node;
 use godwit_api::{ErrorBody, ErrorCode, MigrationPhase};
 
 /// Handles a controller's event about a disk.
-pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Event) {
+pub(crate) async fn handle_event(migrations: &Arc<Migrations>, disk: &Arc<Disk>, event: Event) {
     match event {
         Event::PhaseEntered { migration, phase } => {
             tracing::info!(disk = disk.name, %migration, phase = phase.name(), "migration");
             if let Some(phase) = under_way(phase) {
-                node.migrations.enter(migration, phase);
+                migrations.enter(migration, phase);
             }
             if phase == Phase::Copying {
                 failpoint::reach(String::from("phase::copying")).await;
@@ -60,7 +59,7 @@ pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Even
         }
         Event::MigrationCompleted { migration } => {
             disk.end(Activity::Outgoing(migration));
-            table::end(node, disk, migration, Ok(())).await;
+            table::end(migrations, disk, migration, Ok(())).await;
         }
         Event::MigrationAborted {
             migration,
@@ -68,20 +67,25 @@ pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Even
             mismatch,
         } => {
             disk.end(Activity::Outgoing(migration));
-            let error = aborted(&disk.name, reason, mismatch, node.is_closing());
-            table::end(node, disk, migration, Err(error)).await;
+            let error = aborted(
+                &disk.name,
+                reason,
+                mismatch,
+                migrations.context.is_closing(),
+            );
+            table::end(migrations, disk, migration, Err(error)).await;
         }
         Event::ReceiveCompleted { migration } => {
             disk.end(Activity::Incoming(migration));
-            table::end(node, disk, migration, Ok(())).await;
+            table::end(migrations, disk, migration, Ok(())).await;
         }
         Event::ReceiveAborted { migration, reason } => {
-            lacking::forget(node, disk).await;
-            let error = aborted(&disk.name, reason, None, node.is_closing());
-            table::end(node, disk, migration, Err(error)).await;
+            lacking::forget(&migrations.disks, disk).await;
+            let error = aborted(&disk.name, reason, None, migrations.context.is_closing());
+            table::end(migrations, disk, migration, Err(error)).await;
             // Spawned: discarding ends the engine, whose events this task handles.
             tokio::spawn(incoming::discard(
-                Arc::clone(node),
+                Arc::clone(migrations),
                 Arc::clone(disk),
                 migration,
             ));
@@ -89,34 +93,34 @@ pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Even
         Event::AuthorityChanged { record } => {
             use godwit_core::authority::Ownership;
             if let Ownership::Accepted { migration } = record.ownership {
-                node.migrations.enter(migration, MigrationPhase::Accepted);
+                migrations.enter(migration, MigrationPhase::Accepted);
             }
         }
         Event::Owes { migration } => {
             tracing::info!(disk = disk.name, %migration, "its new owner lacks a part of the disk");
-            pulling::start(node, disk);
+            pulling::start(migrations, disk);
         }
         Event::OwesNothing { migration } => {
             tracing::info!(disk = disk.name, %migration, "its owner has all of the disk");
         }
         Event::Whole { migration } => {
             tracing::info!(disk = disk.name, %migration, "all of the disk is here");
-            lacking::forget(node, disk).await;
+            lacking::forget(&migrations.disks, disk).await;
         }
         Event::LeftImage { migration } => {
             tracing::info!(disk = disk.name, %migration, "the disk has left, and needs its image here no more");
-            lacking::forget(node, disk).await;
+            lacking::forget(&migrations.disks, disk).await;
         }
         // Sharing is stored in the same place as records. A new base has an event of its own.
         Event::SharingChanged { .. } | Event::BecameBase { .. } => {}
-        Event::OwnerMoved => forward::start(node, disk),
-        Event::NeedPeer { migration } => resolve::start(node, disk, migration),
+        Event::OwnerMoved => forward::start(migrations, disk),
+        Event::NeedPeer { migration } => resolve::start(migrations, disk, migration),
     }
 }
 
 /// Ends a migration whose engine ended by itself.
 pub(crate) async fn engine_failed(
-    node: &Arc<Node>,
+    migrations: &Arc<Migrations>,
     disk: &Arc<Disk>,
     migration: MigrationId,
     problem: &str,
@@ -126,20 +130,24 @@ pub(crate) async fn engine_failed(
         format!("the migration of disk {} ended: {problem}", disk.name),
     )
     .hint("see the node's log; the disk is started again with the node");
-    table::end(node, disk, migration, Err(error)).await;
+    table::end(migrations, disk, migration, Err(error)).await;
     disk.end(Activity::Outgoing(migration));
-    incoming::discard(Arc::clone(node), Arc::clone(disk), migration).await;
+    incoming::discard(Arc::clone(migrations), Arc::clone(disk), migration).await;
 }
 
 /// Ends a migration still undecided when an operator claimed the disk.
-pub(crate) async fn claimed(node: &Arc<Node>, disk: &Arc<Disk>, migration: MigrationId) {
+pub(crate) async fn claimed(
+    migrations: &Arc<Migrations>,
+    disk: &Arc<Disk>,
+    migration: MigrationId,
+) {
     let text = format!(
         "the migration of disk {} was not decided when an operator claimed the disk",
         disk.name
     );
     let error = ErrorBody::new(ErrorCode::Conflict, text)
         .hint("do not start the other node with its copy of the disk: remove that there");
-    table::end(node, disk, migration, Err(error)).await;
+    table::end(migrations, disk, migration, Err(error)).await;
 }
 
 /// Converts the phase for the API, while the migration has not ended.

@@ -20,13 +20,14 @@ use super::options::{self, InFlight};
 use super::promise::{self, Asked, Promise};
 use super::table::{self, Begin};
 use crate::config::PeerConfig;
+use crate::context::{PEER_TIMEOUT, blocking};
 use crate::disks::disk::{Activity, ActivityGuard, Disk};
 use crate::disks::group::SwitchGroup;
 use crate::disks::storage::image;
 use crate::failpoint;
 use crate::ids;
 use crate::images::comparison;
-use crate::node::{Node, PEER_TIMEOUT, blocking};
+use crate::migrations::Migrations;
 use crate::peers::dial::{Agreed, DialError, refused};
 use crate::peers::{PeerConnection, greeting, into_stream};
 use crate::store::BaseImage;
@@ -53,10 +54,10 @@ const CANCEL_WAIT: Duration = Duration::from_secs(5);
 /// # Errors
 /// The request is invalid, the peer cannot be reached, or the peer refused.
 pub(crate) async fn start(
-    node: &Arc<Node>,
+    migrations: &Arc<Migrations>,
     request: MigrateRequest,
 ) -> Result<Migration, ErrorBody> {
-    if let Some(vm) = node.vms.user_of(&request.disk, None) {
+    if let Some(vm) = migrations.disks.machine_with(&request.disk) {
         return Err(ErrorBody::new(
             ErrorCode::Conflict,
             format!("disk {} is used by VM {vm}", request.disk),
@@ -66,7 +67,7 @@ pub(crate) async fn start(
             request.to
         )));
     }
-    start_in(node, request, None).await
+    start_in(migrations, request, None).await
 }
 
 /// As [`start`], for a disk of a moving machine: the disk waits for the order to switch over, and switches over
@@ -75,23 +76,23 @@ pub(crate) async fn start(
 /// # Errors
 /// As [`start`].
 pub(crate) async fn start_in(
-    node: &Arc<Node>,
+    migrations: &Arc<Migrations>,
     request: MigrateRequest,
     group: Option<Arc<SwitchGroup>>,
 ) -> Result<Migration, ErrorBody> {
-    node.check_open()?;
+    migrations.context.check_open()?;
     let asked = Asked::parse(&request.disk, request.sla.as_deref())?;
     let mut settings = options::settings(&request, asked)?;
     let place = options::place(&request)?;
-    let disk = node.disks.get(&request.disk)?;
-    if request.to == node.config.name {
+    let disk = migrations.disks.get(&request.disk)?;
+    if request.to == migrations.context.config.name {
         return Err(ErrorBody::new(
             ErrorCode::Invalid,
             format!("disk {} is on node '{}' already", disk.name, request.to),
         )
         .hint("name another node"));
     }
-    let peer = node.peer(&request.to)?.clone();
+    let peer = migrations.context.peer(&request.to)?.clone();
     let id = ids::new_id()?;
     let mut capacity = Sectors(0);
     let mut record = AuthorityRecord::vacant();
@@ -115,14 +116,14 @@ pub(crate) async fn start_in(
             None => error.hint("see 'godwit disk show'"),
         })
     })?;
-    let on_image = base::choose(node, &disk, &peer, &request).await?;
+    let on_image = base::choose(migrations, &disk, &peer, &request).await?;
     options::check_size(&disk.name, &settings, capacity.bytes())?;
     let taken = taken(&disk, capacity).await?;
     if request.policy.is_some() || settings.verify {
         options::check_deadline(&disk.name, &settings, taken)?;
     }
     if request.policy.is_none() {
-        settings.policy_reason = Some(auto::first_reason(taken, &node.config.name));
+        settings.policy_reason = Some(auto::first_reason(taken, &migrations.context.config.name));
     }
     let as_whole = settings.clone();
     if let Some(on_image) = &on_image {
@@ -135,10 +136,10 @@ pub(crate) async fn start_in(
     for warning in &promise.warnings {
         tracing::warn!(migration = %id, "{warning}");
     }
-    let (number, view, cancelled) = node.migrations.begin(Begin {
+    let (number, view, cancelled) = migrations.begin(Begin {
         id,
         disk: disk.name.clone(),
-        from: node.config.name.clone(),
+        from: migrations.context.config.name.clone(),
         to: peer.name.clone(),
         direction: Direction::Outgoing,
         phase: MigrationPhase::Offering,
@@ -148,7 +149,7 @@ pub(crate) async fn start_in(
         baseline,
         warnings: promise.warnings.clone(),
     });
-    table::store(node, number, &view).await;
+    table::store(migrations, number, &view).await;
     tracing::info!(
         disk = disk.name,
         to = peer.name,
@@ -158,7 +159,7 @@ pub(crate) async fn start_in(
         "offering the disk"
     );
     let attempt = Attempt {
-        node: Arc::clone(node),
+        migrations: Arc::clone(migrations),
         disk,
         peer,
         id,
@@ -181,8 +182,8 @@ pub(crate) async fn start_in(
             ));
         }
     }
-    let (_, view) = node.migrations.get(&id.to_string())?;
-    Ok(table::live(node, id, view))
+    let (_, view) = migrations.get(&id.to_string())?;
+    Ok(table::live(migrations, id, view))
 }
 
 fn given_up(disk: &Disk, code: ErrorCode, how: &str) -> ErrorBody {
@@ -210,7 +211,7 @@ struct Connected {
 
 /// A migration about to start.
 struct Attempt {
-    node: Arc<Node>,
+    migrations: Arc<Migrations>,
     disk: Arc<Disk>,
     peer: PeerConfig,
     id: MigrationId,
@@ -234,13 +235,13 @@ impl Attempt {
         (capacity, record): (Sectors, AuthorityRecord),
         interface: Option<InterfaceCounter>,
     ) -> Result<(), ErrorBody> {
-        let (disk, node) = (Arc::clone(&self.disk), Arc::clone(&self.node));
+        let (disk, migrations) = (Arc::clone(&self.disk), Arc::clone(&self.migrations));
         let prepared = tokio::select! {
             prepared = self.prepare(capacity, record) => prepared,
             () = cancelled.notified() => {
                 Err(given_up(&disk, ErrorCode::Conflict, "was cancelled"))
             }
-            () = node.closed() => {
+            () = migrations.context.closed() => {
                 Err(given_up(&disk, ErrorCode::ShuttingDown, "ended with the node"))
             }
         };
@@ -252,8 +253,8 @@ impl Attempt {
             let id = self.id;
             tracing::warn!(disk = self.disk.name, migration = %id, %error, "did not start");
             drop(guard);
-            if let Some((number, view)) = self.node.migrations.end(id, Err(error.clone()), None) {
-                table::store(&self.node, number, &view).await;
+            if let Some((number, view)) = self.migrations.end(id, Err(error.clone()), None) {
+                table::store(&self.migrations, number, &view).await;
             }
             return Err(error);
         }
@@ -296,13 +297,13 @@ impl Attempt {
             base::goes_as_a_whole(&mut self.settings, &on_image, &self.peer.name);
         }
         tracing::warn!(disk = self.disk.name, migration = %self.id, %why, "the disk moves as a whole");
-        let told = self.node.migrations.set_options(
+        let told = self.migrations.set_options(
             self.id,
             self.settings.clone(),
             vec![format!("the disk moves without its image: {why}")],
         );
         if let Some((number, view)) = told {
-            table::store(&self.node, number, &view).await;
+            table::store(&self.migrations, number, &view).await;
         }
         match self.connect(capacity, record).await {
             Ok(connected) => Ok((connected, self.memory().await?)),
@@ -320,7 +321,8 @@ impl Attempt {
         let body = |error: DialError| error.into_body(&self.peer.name, &attempted);
         let allocated = match &self.on_image {
             Some(on_image) => {
-                let found = comparison::compare(&self.node, &self.disk, on_image).await?;
+                let found =
+                    comparison::compare(&self.migrations.images, &self.disk, on_image).await?;
                 tracing::info!(
                     disk = self.disk.name,
                     migration = %self.id,
@@ -409,7 +411,7 @@ impl Attempt {
             Ok(_) => return Err(lost(&"it answered something else").into()),
             Err(error) => return Err(lost(&error).into()),
         };
-        self.node.migrations.accepted(self.id);
+        self.migrations.accepted(self.id);
         let (sync, agreed) = self.dial(TrafficClass::Sync).await.map_err(body)?;
         let mut copies = Vec::with_capacity(usize::from(COPY_CONNECTIONS));
         for _ in 0..COPY_CONNECTIONS {
@@ -431,9 +433,9 @@ impl Attempt {
     }
 
     async fn dial(&self, class: TrafficClass) -> Result<(PeerConnection, Agreed), DialError> {
-        let name = &self.node.config.name;
+        let name = &self.migrations.context.config.name;
         let hello = greeting::hello(name, &self.disk.name, class, Purpose::Migrate, self.id);
-        self.node.dialer.dial(&self.peer, hello).await
+        self.migrations.context.dialer.dial(&self.peer, hello).await
     }
 
     /// Returns the engine's options for a node with these features and this older copy.
@@ -465,7 +467,7 @@ impl Attempt {
             verify: self.settings.verify,
             older_copy,
             find_holes: agreed.contain(Features::HOLES),
-            governor: self.node.config.governor,
+            governor: self.migrations.context.config.governor,
             switchover: match self.settings.with_guest {
                 true => Switchover::WhenTold,
                 false => Switchover::WhenConverged,
@@ -535,7 +537,7 @@ impl Attempt {
         );
         match answer.await {
             Ok(Ok(())) => {
-                self.node.migrations.goes_on(self.id, agreed);
+                self.migrations.goes_on(self.id, agreed);
                 Ok(())
             }
             Ok(Err(error)) => Err(self.failed(&error)),
@@ -548,23 +550,23 @@ impl Attempt {
 ///
 /// # Errors
 /// The migration does not exist or has ended, or the disk is already given away.
-pub(crate) async fn cancel(node: &Arc<Node>, id: &str) -> Result<Migration, ErrorBody> {
+pub(crate) async fn cancel(migrations: &Arc<Migrations>, id: &str) -> Result<Migration, ErrorBody> {
     let deadline = tokio::time::Instant::now() + CANCEL_WAIT;
-    let (id, view) = node.migrations.get(id)?;
+    let (id, view) = migrations.get(id)?;
     if view.phase.ended() {
         return Err(ErrorBody::new(
             ErrorCode::Conflict,
             format!("migration {id} has ended: it is {}", view.phase.name()),
         ));
     }
-    let disk = node.disks.get(&view.disk)?;
-    node.migrations.cancel_offer(id);
+    let disk = migrations.disks.get(&view.disk)?;
+    migrations.cancel_offer(id);
     let mut stopped = view.phase == MigrationPhase::Offering;
     if !stopped && disk.lock().activity.migration() == Some(id) {
         stopped = cancel_in_engine(&disk).await;
     }
     loop {
-        let (_, view) = node.migrations.get(&id.to_string())?;
+        let (_, view) = migrations.get(&id.to_string())?;
         if view.phase.ended() {
             return Ok(view);
         }

@@ -16,9 +16,13 @@ use super::choice::auto;
 use super::choice::pace::{LatelySent, Sent};
 use super::recent_rate::{RecentRate, Sample};
 use crate::clock;
+use crate::context::Context;
+use crate::disks::Disks;
 use crate::disks::disk::Disk;
 use crate::disks::view;
-use crate::node::Node;
+use crate::images::Images;
+use crate::migrations::incoming::admission::Arrivals;
+use crate::migrations::incoming::gatherings::Gatherings;
 use godwit_api::{
     Direction, ErrorBody, ErrorCode, Migration, MigrationPhase, MigrationProgress,
     MigrationSettings,
@@ -34,8 +38,15 @@ pub(crate) const SAMPLE_EVERY: Duration = Duration::from_millis(500);
 const FINAL_PROGRESS_WAIT: Duration = Duration::from_millis(500);
 
 /// Migrations under way and ended.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Migrations {
+    pub(crate) context: Arc<Context>,
+    pub(crate) disks: Arc<Disks>,
+    pub(crate) images: Arc<Images>,
+    /// Incoming migrations whose connections are not complete.
+    pub(crate) gatherings: Gatherings,
+    /// Disks being received, with their senders.
+    pub(crate) arrivals: Arrivals,
     table: Mutex<Table>,
     /// Notified whenever a migration has ended.
     ended: Notify,
@@ -97,6 +108,18 @@ pub(crate) struct Begin {
 }
 
 impl Migrations {
+    pub(crate) fn new(images: Arc<Images>) -> Self {
+        Self {
+            context: Arc::clone(&images.disks.context),
+            disks: Arc::clone(&images.disks),
+            images,
+            gatherings: Gatherings::default(),
+            arrivals: Arrivals::default(),
+            table: Mutex::default(),
+            ended: Notify::new(),
+        }
+    }
+
     /// Takes the stored migrations. Aborts unfinished ones, which ended with the node, unless `open` reports that the
     /// disk still waits for the outcome. Returns the aborted migrations, to be stored.
     pub(crate) fn restore(
@@ -448,8 +471,8 @@ fn adopt(view: &mut Migration, progress: &Progress) {
 }
 
 /// Returns the migration with the engine's current values.
-pub(crate) fn live(node: &Node, id: MigrationId, mut view: Migration) -> Migration {
-    let Some(disk) = node.disks.find(&view.disk) else {
+pub(crate) fn live(migrations: &Migrations, id: MigrationId, mut view: Migration) -> Migration {
+    let Some(disk) = migrations.disks.find(&view.disk) else {
         return view;
     };
     let (record, fetches) = {
@@ -490,39 +513,39 @@ pub(crate) fn live(node: &Node, id: MigrationId, mut view: Migration) -> Migrati
 }
 
 /// Measures the rate of migrations under way until the node ends.
-pub(crate) async fn sample_rates(node: Arc<Node>) {
+pub(crate) async fn sample_rates(migrations: Arc<Migrations>) {
     let mut ticks = tokio::time::interval(SAMPLE_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
-            () = node.closed() => return,
+            () = migrations.context.closed() => return,
         }
-        for (id, disk) in node.migrations.under_way() {
-            let snapshot = node
+        for (id, disk) in migrations.under_way() {
+            let snapshot = migrations
                 .disks
                 .find(&disk)
                 .and_then(|disk| disk.engine())
                 .map(|engine| engine.snapshot());
             let Some(snapshot) = snapshot else { continue };
             if let Some(progress) = snapshot.progress.filter(|it| it.migration == id) {
-                node.migrations.sample(id, &progress, &snapshot);
+                migrations.sample(id, &progress, &snapshot);
             }
         }
-        auto::reconsider_all(&node).await;
+        auto::reconsider_all(&migrations).await;
     }
 }
 
 /// Stores a new or changed migration. A failure leaves a gap in the history and does not stop the migration.
-pub(crate) async fn store(node: &Node, number: u64, view: &Migration) {
-    if let Err(error) = node.store.put_migration(number, view).await {
+pub(crate) async fn store(migrations: &Migrations, number: u64, view: &Migration) {
+    if let Err(error) = migrations.context.store.put_migration(number, view).await {
         tracing::error!(migration = view.id, %error, "cannot store the migration's history");
     }
 }
 
 /// Ends a migration. The engine may take a moment to publish the last progress.
 pub(crate) async fn end(
-    node: &Arc<Node>,
+    migrations: &Arc<Migrations>,
     disk: &Arc<Disk>,
     id: MigrationId,
     result: Result<(), ErrorBody>,
@@ -533,12 +556,11 @@ pub(crate) async fn end(
             tracing::warn!(disk = disk.name, migration = %id, %error, "the migration ended");
         }
     }
-    let outgoing = node
-        .migrations
+    let outgoing = migrations
         .get(&id.to_string())
         .is_ok_and(|(_, view)| view.direction == Direction::Outgoing);
     let engine = disk.engine().filter(|_| outgoing);
-    let node = Arc::clone(node);
+    let migrations = Arc::clone(migrations);
     let finish = async move {
         let mut progress = None;
         let deadline = Instant::now() + FINAL_PROGRESS_WAIT;
@@ -558,8 +580,8 @@ pub(crate) async fn end(
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         }
-        if let Some((number, view)) = node.migrations.end(id, result, progress) {
-            store(&node, number, &view).await;
+        if let Some((number, view)) = migrations.end(id, result, progress) {
+            store(&migrations, number, &view).await;
         }
     };
     // Spawned: the disk's next event (often a record to store) must not wait for this.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::nics::links::{Changes, Links, Way};
+use crate::nics::named::NamedNics;
 use crate::nics::served::ServedNic;
-use crate::node::Node;
 
 /// Time between two looks without a notification: the kernel drops notifications if its buffer is full.
 const LOOK: Duration = Duration::from_secs(5);
@@ -21,7 +21,7 @@ const PASSES_WITHIN: Duration = Duration::from_secs(34);
 const WAITS: Duration = Duration::from_millis(200);
 
 /// Follows the uplinks of all NICs until the node ends.
-pub(crate) async fn follow(node: Arc<Node>) {
+pub(crate) async fn follow(nics: Arc<NamedNics>) {
     let changes = Changes::open();
     if let Err(error) = &changes {
         tracing::warn!(%error, "the kernel does not tell of changed interfaces");
@@ -34,25 +34,17 @@ pub(crate) async fn follow(node: Arc<Node>) {
             }
         };
         tokio::select! {
-            () = node.closed() => return,
+            () = nics.context.closed() => return,
             () = changed => tokio::time::sleep(GATHER).await,
             () = tokio::time::sleep(LOOK) => {}
         }
-        look(&node).await;
+        look(&nics).await;
     }
 }
 
-async fn look(node: &Node) {
-    let of_machines = node
-        .vms
-        .all()
-        .into_iter()
-        .flat_map(|vm| vm.lock().nics.clone());
-    let named = node
-        .nics
-        .all()
-        .into_iter()
-        .filter_map(|nic| nic.served().ok());
+async fn look(nics: &NamedNics) {
+    let of_machines = nics.of_machines().into_iter().flat_map(|vm| vm.served);
+    let named = nics.all().into_iter().filter_map(|nic| nic.served().ok());
     let nics: Vec<Arc<ServedNic>> = of_machines.chain(named).collect();
     if nics.is_empty() {
         return;

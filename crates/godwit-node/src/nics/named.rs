@@ -3,18 +3,19 @@
 //! the NIC belongs to the machine and moves along.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use godwit_api::{CreateNic, ErrorBody, ErrorCode};
 use godwit_qemu::mac;
 use godwit_qemu::machine::MachineNic;
 
+use crate::context::{Context, blocking};
 use crate::disks::vhost;
 use crate::names;
 use crate::nics::request::{self, Odd};
 use crate::nics::served::{self, NicPlace, ServedNic};
-use crate::node::{Node, blocking};
 use crate::store::StoreError;
 
 /// Most NICs with names on one node.
@@ -55,15 +56,58 @@ impl NamedNic {
     }
 }
 
+/// The machines, as NICs know them.
+pub(crate) trait NicUsers: fmt::Debug + Send + Sync {
+    /// Returns the NICs of each machine known to this node.
+    fn nics(&self) -> Vec<MachineNics>;
+
+    /// Returns the machine whose QEMU uses the socket of the NIC with this name.
+    fn machine_with(&self, nic: &str) -> Option<String>;
+}
+
+/// The NICs of a machine.
+#[derive(Debug)]
+pub(crate) struct MachineNics {
+    pub(crate) vm: String,
+    /// True while this node has the machine's disks.
+    pub(crate) is_here: bool,
+    pub(crate) nics: Vec<MachineNic>,
+    /// The served ones, empty while the machine does not run here.
+    pub(crate) served: Vec<Arc<ServedNic>>,
+}
+
 /// The NICs with names of a node.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct NamedNics {
+    pub(crate) context: Arc<Context>,
+    users: OnceLock<Box<dyn NicUsers>>,
     by_name: Mutex<BTreeMap<String, Arc<NamedNic>>>,
     /// Held while a NIC is created, removed or adopted.
     changing: tokio::sync::Mutex<()>,
 }
 
 impl NamedNics {
+    pub(crate) fn new(context: Arc<Context>) -> Self {
+        Self {
+            context,
+            users: OnceLock::new(),
+            by_name: Mutex::default(),
+            changing: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Sets the users of NICs, once, before the first NIC is served.
+    pub(crate) fn set_users(&self, users: Box<dyn NicUsers>) {
+        let earlier = self.users.set(users);
+        debug_assert!(earlier.is_ok(), "the users of NICs are set once");
+    }
+
+    /// Returns the machines' NICs.
+    pub(super) fn of_machines(&self) -> Vec<MachineNics> {
+        let users = self.users.get();
+        users.map(|users| users.nics()).unwrap_or_default()
+    }
+
     /// Returns all NICs in the order of their names.
     pub(crate) fn all(&self) -> Vec<Arc<NamedNic>> {
         self.lock().values().cloned().collect()
@@ -123,7 +167,7 @@ impl NamedNics {
 /// # Errors
 /// The request is invalid, the name or address is taken, or the uplink or socket cannot be used. Nothing is left then.
 pub(crate) async fn create(
-    node: &Arc<Node>,
+    nics: &Arc<NamedNics>,
     request: CreateNic,
 ) -> Result<Arc<NamedNic>, ErrorBody> {
     let CreateNic { name, nic } = request;
@@ -134,34 +178,34 @@ pub(crate) async fn create(
     let vm = owner(&name);
     let owner = mac::Owner {
         host: &host,
-        node: &node.config.name,
+        node: &nics.context.config.name,
         vm: &vm,
     };
-    let _changing = node.nics.change().await;
-    free(node, &name)?;
+    let _changing = nics.change().await;
+    free(nics, &name)?;
     // An earlier NIC of this name keeps its address wherever its machine has moved.
     let mut number = 0;
-    while request::is_known(node, &owner.served(number)) {
+    while request::is_known(nics, &owner.served(number)) {
         number += 1;
     }
     let address = || owner.served(number);
     let nic = request::one(&nic, address)
         .map_err(|Odd { why, hint }| refused(ErrorCode::Invalid, &why).hint(hint))?;
-    if let Some(taken) = request::address_taken(node, "", std::slice::from_ref(&nic)) {
+    if let Some(taken) = request::address_taken(nics, "", std::slice::from_ref(&nic)) {
         return Err(refused(ErrorCode::Conflict, &taken)
             .hint("give it another with mac=, or leave it out and the node chooses one"));
     }
-    let served = serve(node, &name, &nic)
+    let served = serve(nics, &name, &nic)
         .await
         .map_err(|why| refused(ErrorCode::Conflict, &format!("it cannot be served: {why}")))?;
     let named = NamedNic::new(name, nic, Ok(served));
-    if let Err(error) = node.store.put_nic(&named.name, &named.nic).await {
+    if let Err(error) = nics.context.store.put_nic(&named.name, &named.nic).await {
         let failed = stored_badly(&named.name, &error);
-        end(node, named).await;
+        end(nics, named).await;
         return Err(failed);
     }
     tracing::info!(nic = named.name, "created the NIC");
-    node.nics.insert(Arc::clone(&named));
+    nics.insert(Arc::clone(&named));
     Ok(named)
 }
 
@@ -169,27 +213,31 @@ pub(crate) async fn create(
 ///
 /// # Errors
 /// The NIC does not exist, or a machine uses it; `force` overrides the latter.
-pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<(), ErrorBody> {
-    let _changing = node.nics.change().await;
-    let nic = node.nics.get(name)?;
+pub(crate) async fn remove(
+    nics: &Arc<NamedNics>,
+    name: &str,
+    force: bool,
+) -> Result<(), ErrorBody> {
+    let _changing = nics.change().await;
+    let nic = nics.get(name)?;
     let is_used = nic.served().is_ok_and(|nic| nic.device.snapshot().attached);
     if is_used && !force {
         let text = format!("NIC {name} is used by a virtual machine");
         return Err(ErrorBody::new(ErrorCode::Conflict, text)
             .hint("end the machine first; --force takes its network away"));
     }
-    let removed = node.store.remove_nic(name).await;
+    let removed = nics.context.store.remove_nic(name).await;
     removed.map_err(|error| stored_badly(name, &error))?;
-    node.nics.remove(&nic);
-    end(node, nic).await;
+    nics.remove(&nic);
+    end(nics, nic).await;
     tracing::info!(nic = name, force, "removed the NIC");
     Ok(())
 }
 
 /// Serves the stored NICs. A failure is retried: the tap may be made later than the node starts.
-pub(crate) async fn recover(node: &Arc<Node>, stored: Vec<(String, MachineNic)>) {
+pub(crate) async fn recover(nics: &Arc<NamedNics>, stored: Vec<(String, MachineNic)>) {
     for (name, nic) in stored {
-        let served = serve(node, &name, &nic).await;
+        let served = serve(nics, &name, &nic).await;
         if let Err(why) = &served {
             tracing::warn!(
                 nic = name,
@@ -199,24 +247,24 @@ pub(crate) async fn recover(node: &Arc<Node>, stored: Vec<(String, MachineNic)>)
         }
         let is_served = served.is_ok();
         let nic = NamedNic::new(name, nic, served);
-        node.nics.insert(Arc::clone(&nic));
+        nics.insert(Arc::clone(&nic));
         if !is_served {
-            tokio::spawn(serve_patiently(Arc::clone(node), nic));
+            tokio::spawn(serve_patiently(Arc::clone(nics), nic));
         }
     }
 }
 
-async fn serve_patiently(node: Arc<Node>, nic: Arc<NamedNic>) {
+async fn serve_patiently(nics: Arc<NamedNics>, nic: Arc<NamedNic>) {
     loop {
         tokio::select! {
-            () = node.closed() => return,
+            () = nics.context.closed() => return,
             () = tokio::time::sleep(RETRY) => {}
         }
-        let _changing = node.nics.change().await;
-        if !node.nics.has(&nic) {
+        let _changing = nics.change().await;
+        if !nics.has(&nic) {
             return;
         }
-        let served = serve(&node, &nic.name, &nic.nic).await;
+        let served = serve(&nics, &nic.name, &nic.nic).await;
         let is_served = served.is_ok();
         *nic.lock() = served;
         if is_served {
@@ -231,20 +279,22 @@ fn owner(name: &str) -> String {
     format!("nic/{name}")
 }
 
-async fn serve(node: &Node, name: &str, nic: &MachineNic) -> Result<Arc<ServedNic>, String> {
+async fn serve(nics: &NamedNics, name: &str, nic: &MachineNic) -> Result<Arc<ServedNic>, String> {
     let place = NicPlace {
         label: name.to_owned(),
         owner: &owner(name),
         number: 0,
-        socket: node.config.nic_socket(name),
+        socket: nics.context.config.nic_socket(name),
     };
-    served::open(node, nic.clone(), place, false).await
+    served::open(nics, nic.clone(), place, false).await
 }
 
 /// Refuses the name of an existing NIC, or of an adopted NIC whose QEMU still uses the socket.
-fn free(node: &Node, name: &str) -> Result<(), ErrorBody> {
-    let here = &node.config.name;
-    let nics = node.nics.lock();
+fn free(nics: &NamedNics, name: &str) -> Result<(), ErrorBody> {
+    let here = &nics.context.config.name;
+    // Not under the table's lock: the machines have locks of their own.
+    let user = nics.users.get().and_then(|users| users.machine_with(name));
+    let nics = nics.lock();
     if nics.contains_key(name) {
         let text = format!("node '{here}' has a NIC {name} already");
         return Err(ErrorBody::new(ErrorCode::Exists, text).hint("choose another name"));
@@ -253,7 +303,7 @@ fn free(node: &Node, name: &str) -> Result<(), ErrorBody> {
         let text = format!("this node has {MOST} NICs with names, the most it can");
         return Err(ErrorBody::new(ErrorCode::Busy, text));
     }
-    match node.vms.user_of_nic(name) {
+    match user {
         None => Ok(()),
         Some(vm) => {
             let text = format!("NIC {name} is VM {vm}'s, whose QEMU uses its socket");
@@ -263,8 +313,8 @@ fn free(node: &Node, name: &str) -> Result<(), ErrorBody> {
 }
 
 /// Stops serving a NIC, and returns when its uplink is closed.
-async fn end(node: &Node, nic: Arc<NamedNic>) {
-    let _ = vhost::remove(&node.config.nic_socket(&nic.name));
+async fn end(nics: &NamedNics, nic: Arc<NamedNic>) {
+    let _ = vhost::remove(&nics.context.config.nic_socket(&nic.name));
     let served = std::mem::replace(&mut *nic.lock(), Err(String::from("it is removed")));
     let _ = blocking(move || drop(served)).await;
 }

@@ -7,7 +7,7 @@ use godwit_net::mac::Mac;
 use godwit_qemu::mac::Owner;
 use godwit_qemu::machine::{MachineNic, NicUplink};
 
-use crate::node::Node;
+use crate::nics::named::NamedNics;
 
 /// Most NICs of a machine.
 pub(crate) const MOST_NICS: usize = 8;
@@ -136,36 +136,36 @@ fn trunk(text: &str) -> Result<Vec<(u16, u16)>, Odd> {
 }
 
 /// Returns true if a NIC known to this node has this address, even one on another node by now.
-pub(super) fn is_known(node: &Node, mac: &str) -> bool {
+pub(super) fn is_known(nics: &NamedNics, mac: &str) -> bool {
     let has = |nics: &[MachineNic]| nics.iter().any(|nic| nic.mac == mac);
-    let vms = node.vms.all();
-    node.nics.with_address(mac).is_some() || vms.iter().any(|vm| has(&vm.lock().entry.machine.nics))
+    nics.with_address(mac).is_some() || nics.of_machines().iter().any(|vm| has(&vm.nics))
 }
 
 /// Names the present owner of one of these addresses, in a sentence: a VM other than `except`, or a NIC with a name.
-pub(crate) fn address_taken(node: &Node, except: &str, nics: &[MachineNic]) -> Option<String> {
-    let here = &node.config.name;
+pub(crate) fn address_taken(
+    named: &NamedNics,
+    except: &str,
+    nics: &[MachineNic],
+) -> Option<String> {
+    let here = &named.context.config.name;
     for nic in nics {
-        if let Some(other) = node.nics.with_address(&nic.mac) {
+        if let Some(other) = named.with_address(&nic.mac) {
             let (mac, name) = (&nic.mac, &other.name);
             return Some(format!(
                 "NIC {name} of node '{here}' has the MAC address {mac} already"
             ));
         }
     }
-    node.vms.all().iter().find_map(|vm| {
-        let inner = vm.lock();
-        if vm.name == except || !inner.holds_disks() {
+    named.of_machines().iter().find_map(|vm| {
+        if vm.vm == except || !vm.is_here {
             return None;
         }
-        let theirs = &inner.entry.machine.nics;
         let taken = nics
             .iter()
-            .find(|nic| theirs.iter().any(|other| other.mac == nic.mac))?;
-        let mac = &taken.mac;
+            .find(|nic| vm.nics.iter().any(|other| other.mac == nic.mac))?;
+        let (mac, vm) = (&taken.mac, &vm.vm);
         Some(format!(
-            "VM {} of node '{here}' has the MAC address {mac} already",
-            vm.name
+            "VM {vm} of node '{here}' has the MAC address {mac} already"
         ))
     })
 }

@@ -14,8 +14,8 @@ use tokio::sync::oneshot;
 
 use crate::disks::vhost::listen;
 use crate::nics::links::{Links, Way};
+use crate::nics::named::NamedNics;
 use crate::nics::uplinks;
-use crate::node::Node;
 
 /// Time limit for a NIC's thread to close its uplink.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
@@ -150,7 +150,7 @@ pub(crate) struct NicPlace<'a> {
 /// # Errors
 /// The reason for the failure, in a sentence.
 pub(crate) async fn open(
-    node: &Node,
+    nics: &NamedNics,
     nic: MachineNic,
     place: NicPlace<'_>,
     arrives: bool,
@@ -161,7 +161,7 @@ pub(crate) async fn open(
         number,
         socket,
     } = place;
-    let tap = uplinks::tap_of(&node.config.name, owner, number, &nic);
+    let tap = uplinks::tap_of(&nics.context.config.name, owner, number, &nic);
     let opened = uplinks::open(&nic, &tap).await?;
     let mac: Mac = nic.mac.parse().map_err(|error| format!("{error}"))?;
     let state = if arrives {
@@ -169,7 +169,7 @@ pub(crate) async fn open(
     } else {
         Nic::new(mac)
     };
-    let made = start(node, &label, &socket, state, opened.uplink);
+    let made = start(nics, &label, &socket, state, opened.uplink);
     let (device, server, thread) =
         made.map_err(|error| format!("its socket {}: {error}", socket.display()))?;
     Ok(Arc::new(ServedNic {
@@ -185,13 +185,13 @@ pub(crate) async fn open(
 }
 
 fn start(
-    node: &Node,
+    nics: &NamedNics,
     name: &str,
     socket: &Path,
     state: Nic,
     uplink: godwit_net::device::uplink::Uplink,
 ) -> std::io::Result<(NetDevice, VhostUserServer, NetThread)> {
-    let listener = listen(socket, node.config.qemu_user.as_ref())?;
+    let listener = listen(socket, nics.context.config.qemu_user.as_ref())?;
     let (device, thread) = NetDevice::spawn(name, state, uplink)?;
     match godwit_vhost::serve(listener, device.clone()) {
         Ok(server) => Ok((device, server, thread)),

@@ -6,28 +6,27 @@ use godwit_qemu::machine::NicUplink;
 use godwit_vhost::memory::LOST_PAGES;
 
 use crate::nics::named::NamedNic;
+use crate::nics::named::NamedNics;
 use crate::nics::served::ServedNic;
-use crate::node::Node;
 
 /// Returns all NICs served by a node: machines' NICs by the machines' names, then NICs with names.
-pub(crate) fn all(node: &Node) -> Vec<godwit_api::Nic> {
-    let (vms, named) = (node.vms.all(), node.nics.all());
-    vms.iter()
-        .flat_map(|vm| {
-            let nics = vm.lock().nics.clone();
-            let name = &vm.name;
-            let shown = nics
-                .iter()
-                .enumerate()
+pub(crate) fn all(nics: &NamedNics) -> Vec<godwit_api::Nic> {
+    let (machines, named) = (nics.of_machines(), nics.all());
+    machines
+        .iter()
+        .flat_map(|machine| {
+            let name = &machine.vm;
+            let served = machine.served.iter().enumerate();
+            let shown = served
                 .map(|(number, nic)| one(format!("{name}/{number}"), Some(name.clone()), nic));
             shown.collect::<Vec<_>>()
         })
-        .chain(named.iter().map(|nic| named_one(node, nic)))
+        .chain(named.iter().map(|nic| named_one(nics, nic)))
         .collect()
 }
 
 /// Returns a NIC with a name of its own.
-pub(crate) fn named_one(node: &Node, nic: &NamedNic) -> godwit_api::Nic {
+pub(crate) fn named_one(nics: &NamedNics, nic: &NamedNic) -> godwit_api::Nic {
     let why = match nic.served() {
         Ok(served) => return one(nic.name.clone(), None, &served),
         Err(why) => why,
@@ -39,7 +38,12 @@ pub(crate) fn named_one(node: &Node, nic: &NamedNic) -> godwit_api::Nic {
     godwit_api::Nic {
         name: nic.name.clone(),
         vm: None,
-        socket: node.config.nic_socket(&nic.name).display().to_string(),
+        socket: nics
+            .context
+            .config
+            .nic_socket(&nic.name)
+            .display()
+            .to_string(),
         problem: Some(why),
         mac: nic.nic.mac.clone(),
         tap,

@@ -81,7 +81,7 @@ async fn judge_one(node: &Arc<Node>, disk: &Arc<Disk>, peer: &str, shown: &Shown
     let why = surpassed.why("the disk", own);
     tracing::error!(disk = disk.name, peer, why, "the disk's I/O is held");
     let keep = move |entry: &mut DiskEntry| entry.surpassed = Some(surpassed.clone());
-    if let Err(error) = node.store.change_disk(&disk.name, keep).await {
+    if let Err(error) = node.context.store.change_disk(&disk.name, keep).await {
         tracing::error!(disk = disk.name, %error, "a restart would not know at once that the disk is to be held");
     }
 }

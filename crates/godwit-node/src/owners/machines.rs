@@ -6,7 +6,8 @@ use godwit_core::authority::AuthorityRecord;
 use serde_json::json;
 
 use super::{Kind, Part, Shown, record};
-use crate::node::{Node, blocking};
+use crate::context::blocking;
+use crate::node::Node;
 use crate::store::machine::{VmEntry, VmMark};
 use crate::store::surpassed::Surpassed;
 use crate::vms::memory::pooled;
@@ -70,12 +71,12 @@ pub(crate) async fn look_at_memory(node: &Arc<Node>) {
     for vm in node.vms.all() {
         let owner = {
             let (node, vm) = (Arc::clone(node), Arc::clone(&vm));
-            blocking(move || pooled::owner(&node, &vm)).await
+            blocking(move || pooled::owner(&node.vms, &vm)).await
         };
         let title = owner.ok().flatten();
         let surpassed = |entry: &VmEntry| match (&title, &entry.surpassed) {
             (_, Some(earlier)) => Some(earlier.clone()),
-            (Some(title), None) if title.owner != node.config.name => Some(Surpassed {
+            (Some(title), None) if title.owner != node.context.config.name => Some(Surpassed {
                 by: title.owner.clone(),
                 epoch: title.epoch,
             }),
@@ -120,7 +121,7 @@ async fn hold(node: &Arc<Node>, vm: &Arc<Vm>, surpassed: impl Fn(&VmEntry) -> Op
     if is_new {
         let why = surpassed.why("the VM", entry.epoch);
         tracing::error!(vm = vm.name, why, "the VM is to stand still");
-        if let Err(error) = node.store.put_vm(&vm.name, &entry).await {
+        if let Err(error) = node.context.store.put_vm(&vm.name, &entry).await {
             tracing::error!(vm = vm.name, %error, "a restart would not know at once that the VM is to stand still");
         }
     }

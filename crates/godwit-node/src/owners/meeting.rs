@@ -6,15 +6,15 @@ use std::time::Duration;
 use godwit_api::Peer;
 
 use crate::node::Node;
+use crate::owners::probe::{Met, probe_all};
 use crate::owners::{compare, look_at_memory};
-use crate::peers::probe::{Met, probe_all};
 
 /// Time between two probes for the metrics.
 const PROBE_EVERY: Duration = Duration::from_secs(15);
 
 /// Asks all peers at once, and compares disks and machines with each peer that answers.
 pub(crate) async fn meet_all(node: &Arc<Node>) -> Vec<Peer> {
-    let met = probe_all(node).await.into_iter();
+    let met = probe_all(&node.context).await.into_iter();
     met.map(|Met { peer, connection }| {
         if let Some(connection) = connection {
             let (node, name) = (Arc::clone(node), peer.name.clone());
@@ -36,7 +36,7 @@ pub(crate) async fn watch(node: Arc<Node>) {
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
-            () = node.closed() => return,
+            () = node.context.closed() => return,
         }
         meet_all(&node).await;
         look_at_memory(&node).await;

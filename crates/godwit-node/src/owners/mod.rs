@@ -8,6 +8,7 @@
 mod disks;
 mod machines;
 mod meeting;
+mod probe;
 
 use std::io;
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 pub(crate) mod dial;
 pub(crate) mod framed;
 pub(crate) mod greeting;
+pub(crate) mod health;
 pub(crate) mod open;
-pub(crate) mod probe;
 pub(crate) mod renewal;
 pub(crate) mod tls;
 mod validity;
@@ -12,13 +12,10 @@ mod validity;
 use std::time::Duration;
 
 use godwit_block::engine::PeerStream;
-use godwit_core::units::MigrationId;
-use godwit_core::wire::{Features, Purpose, TrafficClass};
+use godwit_core::wire::{Features, TrafficClass};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use crate::config::PeerConfig;
-use crate::node::Node;
 use crate::transport::Transport;
 
 /// Longest wait for each step of a greeting.
@@ -56,23 +53,4 @@ pub(crate) async fn into_stream(mut connection: PeerConnection) -> std::io::Resu
     let socket = socket.into_std()?;
     socket.set_nonblocking(false)?;
     Ok(PeerStream { socket, tls })
-}
-
-/// Opens one connection about a disk to another node, for the disk's engine.
-///
-/// # Errors
-/// Text for the log: the peer cannot be reached, or refused.
-pub(crate) async fn open_for(
-    node: &Node,
-    disk: &str,
-    peer: &PeerConfig,
-    (class, purpose): (TrafficClass, Purpose),
-    migration: MigrationId,
-) -> Result<PeerStream, String> {
-    let hello = greeting::hello(&node.config.name, disk, class, purpose, migration);
-    let dialled = node.dialer.dial(peer, hello).await;
-    let (connection, _) = dialled.map_err(|error| error.to_string())?;
-    into_stream(connection)
-        .await
-        .map_err(|error| error.to_string())
 }

@@ -1,20 +1,20 @@
 //! Loads new certificates without a restart, and warns before the present ones expire.
 
-use std::sync::Arc;
+use std::pin::pin;
 use std::time::Duration;
 
 use time::OffsetDateTime;
 use tokio::signal::unix::Signal;
 
 use super::tls::NodeTls;
-use crate::node::Node;
 
 /// Time between two warnings about an expiring or expired certificate.
 const TELL_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Reads the files again at each signal, until the node is about to end. Unusable files change nothing. Open
+/// Reads the files again at each signal, until `closed` is ready. Unusable files change nothing. Open
 /// connections stay as they are, unless their certificate is revoked.
-pub(crate) async fn watch(node: Arc<Node>, tls: NodeTls, mut reload: Signal) {
+pub(crate) async fn watch(tls: NodeTls, mut reload: Signal, closed: impl Future<Output = ()>) {
+    let mut closed = pin!(closed);
     loop {
         tell(&tls);
         tokio::select! {
@@ -25,7 +25,7 @@ pub(crate) async fn watch(node: Arc<Node>, tls: NodeTls, mut reload: Signal) {
                 }
                 renew(&tls).await;
             }
-            () = node.closed() => return,
+            () = &mut closed => return,
         }
     }
 }

@@ -20,7 +20,8 @@ use godwit_verbs::control::{self, Answer, Request, Status};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::node::{Node, blocking};
+use crate::context::blocking;
+use crate::node::Node;
 use godwit_api::{ErrorBody, ErrorCode};
 
 /// Most connections of other nodes about processes at once.

@@ -6,18 +6,19 @@ use godwit_api::{ErrorBody, ErrorCode};
 
 use godwit_qemu::machine::MachineNic;
 
+use crate::context::blocking;
 use crate::disks::vhost;
 use crate::failpoint;
 use crate::nics::served::{NicPlace, ServedNic, open};
-use crate::node::{Node, blocking};
 use crate::store::machine::VmMark;
+use crate::vms::Vms;
 use crate::vms::vm::Vm;
 
 /// Serves the NICs of a VM, unless they are served. The VM's folder must exist.
 ///
 /// # Errors
 /// [`ErrorCode::Conflict`] if an uplink cannot be used, with the remedy.
-pub(crate) async fn serve(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
+pub(crate) async fn serve(vms: &Arc<Vms>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let (wanted, named, arrives) = {
         let inner = vm.lock();
         if !inner.nics.is_empty() {
@@ -29,7 +30,7 @@ pub(crate) async fn serve(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBod
         (entry.machine.nics.clone(), named, arrives)
     };
     let mut served = Vec::with_capacity(wanted.len());
-    if let Err(error) = serve_all(node, vm, (wanted, named), arrives, &mut served).await {
+    if let Err(error) = serve_all(vms, vm, (wanted, named), arrives, &mut served).await {
         // Dropping a served NIC waits for the NIC's thread.
         let _ = blocking(move || drop(served)).await;
         return Err(error);
@@ -39,7 +40,7 @@ pub(crate) async fn serve(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBod
 }
 
 async fn serve_all(
-    node: &Arc<Node>,
+    vms: &Arc<Vms>,
     vm: &Arc<Vm>,
     (wanted, named): (Vec<MachineNic>, Vec<String>),
     arrives: bool,
@@ -52,11 +53,11 @@ async fn serve_all(
             number,
             // An adopted QEMU uses the socket of the named NIC.
             socket: match named.get(number) {
-                Some(name) => node.config.nic_socket(name),
+                Some(name) => vms.context.config.nic_socket(name),
                 None => vm.places.nic(number),
             },
         };
-        let opened = open(node, nic, place, arrives).await.map_err(|why| {
+        let opened = open(&vms.nics, nic, place, arrives).await.map_err(|why| {
             let text = format!("VM {}: NIC {number} cannot be served: {why}", vm.name);
             ErrorBody::new(ErrorCode::Conflict, text)
         })?;

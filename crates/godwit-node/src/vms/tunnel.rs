@@ -15,8 +15,8 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 use crate::config::PeerConfig;
-use crate::node::Node;
 use crate::peers::{PeerConnection, greeting};
+use crate::vms::Vms;
 use crate::vms::incoming::arrival::DestinationLink;
 use crate::vms::lifecycle::run;
 use crate::vms::messages::Order;
@@ -126,17 +126,17 @@ impl Drop for OpenDoor<'_> {
 /// # Errors
 /// The socket cannot be made, or the other node is unreachable or refuses.
 pub(crate) async fn lead(
-    node: &Node,
+    vms: &Vms,
     vm: &Vm,
     peer: &PeerConfig,
     id: MigrationId,
 ) -> Result<(PathBuf, AbortHandle), ErrorBody> {
     let socket = vm.places.outgoing();
-    run::make_folder(node, &vm.name, vm.places.clone()).await?;
+    run::make_folder(vms, &vm.name, vm.places.clone()).await?;
     // The socket of an earlier attempt would be in the way.
     let _ = std::fs::remove_file(&socket);
     let attempted = format!("send the memory of VM {}", vm.name);
-    let user = node.config.qemu_user.as_ref();
+    let user = vms.context.config.qemu_user.as_ref();
     let listener = UnixListener::bind(&socket)
         .and_then(|listener| {
             user.map_or(Ok(()), |user| user.own(&socket))?;
@@ -146,9 +146,9 @@ pub(crate) async fn lead(
             let text = format!("cannot {attempted}: {}: {error}", socket.display());
             ErrorBody::new(ErrorCode::Internal, text)
         })?;
-    let name = &node.config.name;
+    let name = &vms.context.config.name;
     let hello = greeting::hello(name, &vm.name, TrafficClass::Copy, Purpose::Machine, id);
-    let dialled = node.dialer.dial(peer, hello).await;
+    let dialled = vms.context.dialer.dial(peer, hello).await;
     let (connection, _) = dialled.map_err(|error| error.into_body(&peer.name, &attempted))?;
     let (vm, has_nics) = (vm.name.clone(), !vm.lock().nics.is_empty());
     let carrying = tokio::spawn(async move {

@@ -6,11 +6,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use godwit_core::units::MigrationId;
 
 use crate::config::NodeConfig;
+use crate::context::Context;
+use crate::disks::Disks;
+use crate::migrations::Migrations;
+use crate::nics::named::NamedNics;
 use crate::nics::served::ServedNic;
 use crate::store::machine::{VmEntry, VmMark};
 use crate::vms::incoming::doubt::Verdicts;
 use crate::vms::lifecycle::room::Still;
 use crate::vms::memory::mover::MovingMemory;
+use crate::vms::outgoing::table::VmMigrations;
+use crate::vms::tunnel::MemoryDoors;
 use godwit_api::{ErrorBody, ErrorCode, VmState};
 use godwit_qemu::machine::Places;
 use godwit_qemu::monitor::Monitor;
@@ -319,12 +325,33 @@ impl Drop for VmGuard {
     }
 }
 
-#[derive(Debug, Default)]
+/// The machines of this node, with everything that a machine's life and moves need.
+#[derive(Debug)]
 pub(crate) struct Vms {
+    pub(crate) context: Arc<Context>,
+    pub(crate) disks: Arc<Disks>,
+    pub(crate) disk_migrations: Arc<Migrations>,
+    pub(crate) nics: Arc<NamedNics>,
+    /// Moves of VMs, under way and ended.
+    pub(crate) migrations: VmMigrations,
+    /// Incoming VMs that wait for the connection of their memory.
+    pub(crate) memory_doors: MemoryDoors,
     by_name: Mutex<BTreeMap<String, Arc<Vm>>>,
 }
 
 impl Vms {
+    pub(crate) fn new(disk_migrations: Arc<Migrations>, nics: Arc<NamedNics>) -> Self {
+        Self {
+            context: Arc::clone(&disk_migrations.context),
+            disks: Arc::clone(&disk_migrations.disks),
+            disk_migrations,
+            nics,
+            migrations: VmMigrations::default(),
+            memory_doors: MemoryDoors::default(),
+            by_name: Mutex::default(),
+        }
+    }
+
     /// Returns the VM of this name.
     ///
     /// # Errors

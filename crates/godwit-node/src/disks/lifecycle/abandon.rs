@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::disks::Disks;
 use crate::disks::disk::Disk;
 use crate::disks::lifecycle::create;
-use crate::node::Node;
 use crate::store::DiskEntry;
 use godwit_api::{ErrorBody, ErrorCode};
 
@@ -14,11 +14,11 @@ use godwit_api::{ErrorBody, ErrorCode};
 /// # Errors
 /// The other node is connected, the disk lacks nothing but parts of its base image, or `lost` is false.
 pub(crate) async fn abandon(
-    node: &Arc<Node>,
+    disks: &Arc<Disks>,
     name: &str,
     lost: bool,
 ) -> Result<Arc<Disk>, ErrorBody> {
-    let disk = node.disks.get(name)?;
+    let disk = disks.get(name)?;
     let refused =
         |text: String, hint: String| Err(ErrorBody::new(ErrorCode::Conflict, text).hint(hint));
     let (lacks, engine, other) = {
@@ -63,7 +63,7 @@ pub(crate) async fn abandon(
     );
     // Pulled parts may be stored meanwhile, so only this field is changed.
     let give_up = |entry: &mut DiskEntry| entry.abandoned = true;
-    if let Err(error) = node.store.change_disk(name, give_up).await {
+    if let Err(error) = disks.context.store.change_disk(name, give_up).await {
         return Err(create::stored_badly(&disk, &error));
     }
     disk.lock().entry.abandoned = true;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::Epoch;
 
+use crate::disks::Disks;
 use crate::disks::Said;
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::lifecycle::create;
 use crate::disks::lifecycle::run;
-use crate::node::Node;
 use godwit_api::{ErrorBody, ErrorCode};
 
 /// Makes this node the owner of a disk in doubt or of an outdated disk.
@@ -17,11 +17,11 @@ use godwit_api::{ErrorBody, ErrorCode};
 /// # Errors
 /// The disk is neither in doubt nor outdated, has another activity, or `force` is missing.
 pub(crate) async fn claim(
-    node: &Arc<Node>,
+    disks: &Arc<Disks>,
     name: &str,
     force: bool,
 ) -> Result<Arc<Disk>, ErrorBody> {
-    let disk = node.disks.get(name)?;
+    let disk = disks.get(name)?;
     let mut other = String::from("the other node");
     let mut undecided = None;
     let _guard = disk.begin(Activity::Claiming, |inner| {
@@ -94,8 +94,8 @@ pub(crate) async fn claim(
             }),
         };
         entry.adopt(&claimed);
-        if let Err(error) = node.store.put_disk(name, &entry, claimed).await {
-            run::open_and_start(node, &disk).await;
+        if let Err(error) = disks.context.store.put_disk(name, &entry, claimed).await {
+            run::open_and_start(disks, &disk).await;
             return Err(create::stored_badly(&disk, &error));
         }
         {
@@ -103,12 +103,12 @@ pub(crate) async fn claim(
             inner.entry = entry;
             inner.record = claimed;
         }
-        node.owners.send_replace(());
+        disks.owners.send_replace(());
         if let Some(migration) = undecided.filter(|_| record.ownership != Ownership::Serving) {
             let said = Said::Claimed(migration);
-            (node.disk_users)(Arc::clone(node), Arc::clone(&disk), said).await;
+            disks.tell(&disk, said).await;
         }
     }
-    run::open_and_start(node, &disk).await;
+    run::open_and_start(disks, &disk).await;
     Ok(disk)
 }

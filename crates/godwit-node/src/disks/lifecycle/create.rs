@@ -6,11 +6,12 @@ use std::sync::Arc;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::units::{Bytes, DiskId, Sectors};
 
+use crate::context::blocking;
+use crate::disks::Disks;
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::storage::image;
 use crate::ids::random_id;
 use crate::names;
-use crate::node::{Node, blocking};
 use crate::store::{DiskEntry, Mark};
 use godwit_api::{CreateDisk, ErrorBody, ErrorCode, ImageFormat};
 
@@ -18,7 +19,10 @@ use godwit_api::{CreateDisk, ErrorBody, ErrorCode, ImageFormat};
 ///
 /// # Errors
 /// The name or size is not valid, the name is taken, or the image cannot be made or used.
-pub(crate) async fn create(node: &Arc<Node>, request: CreateDisk) -> Result<Arc<Disk>, ErrorBody> {
+pub(crate) async fn create(
+    disks: &Arc<Disks>,
+    request: CreateDisk,
+) -> Result<Arc<Disk>, ErrorBody> {
     names::check("disk", &request.name)?;
     match (request.path, request.size_bytes) {
         (Some(path), _) if request.preallocate => Err(ErrorBody::new(
@@ -28,9 +32,9 @@ pub(crate) async fn create(node: &Arc<Node>, request: CreateDisk) -> Result<Arc<
         .hint("leave --preallocate out, or let the node make an image of its own")),
         (Some(path), size) => {
             let path = PathBuf::from(path);
-            attach(node, request.name, path, size, request.format).await
+            attach(disks, request.name, path, size, request.format).await
         }
-        (None, Some(size)) => create_managed(node, request.name, size, request.preallocate).await,
+        (None, Some(size)) => create_managed(disks, request.name, size, request.preallocate).await,
         (None, None) => Err(ErrorBody::new(
             ErrorCode::Invalid,
             format!("disk {} has neither a size nor a path", request.name),
@@ -40,17 +44,17 @@ pub(crate) async fn create(node: &Arc<Node>, request: CreateDisk) -> Result<Arc<
 }
 
 async fn create_managed(
-    node: &Arc<Node>,
+    disks: &Arc<Disks>,
     name: String,
     size: u64,
     preallocate: bool,
 ) -> Result<Arc<Disk>, ErrorBody> {
     let sectors = checked_sectors(&name, size)?;
-    let path = image::managed_path(&node.config.disks_dir(), &name);
-    let disk = reserve(node, name, path, sectors).await?;
+    let path = image::managed_path(&disks.context.config.disks_dir(), &name);
+    let disk = reserve(disks, name, path, sectors).await?;
     let made = {
         let (name, path) = (disk.name.clone(), disk.lock().entry.path.clone());
-        let here = node.config.name.clone();
+        let here = disks.context.config.name.clone();
         blocking(move || {
             if preallocate {
                 image::create_full(&here, &name, &path, Bytes(size))
@@ -62,8 +66,8 @@ async fn create_managed(
         .flatten()
     };
     match made {
-        Ok(made) => finish(node, &disk, made).await?,
-        Err(error) => return Err(undo(node, &disk, error).await),
+        Ok(made) => finish(disks, &disk, made).await?,
+        Err(error) => return Err(undo(disks, &disk, error).await),
     }
     tracing::info!(disk = disk.name, bytes = size, "created the disk");
     Ok(disk)
@@ -92,7 +96,7 @@ pub(crate) fn checked_sectors(name: &str, size: u64) -> Result<Sectors, ErrorBod
 
 /// Takes the name and stores the mark of an unfinished creation. From now on a crash leaves nothing behind.
 pub(crate) async fn reserve(
-    node: &Arc<Node>,
+    disks: &Arc<Disks>,
     name: String,
     path: PathBuf,
     sectors: Sectors,
@@ -114,7 +118,7 @@ pub(crate) async fn reserve(
     };
     let record = AuthorityRecord::created();
     let disk = Disk::new(name, entry.clone(), record, Activity::Creating);
-    node.disks.insert(&disk)?;
+    disks.insert(&disk)?;
     // A file not owned by a disk of this node must not be replaced. Once the mark is stored, a restart would delete the
     // file.
     let stored = if entry.path.exists() {
@@ -128,13 +132,15 @@ pub(crate) async fn reserve(
         )
         .hint("move the file away, or use it with 'godwit disk create --path'"))
     } else {
-        node.store
+        disks
+            .context
+            .store
             .put_disk(&disk.name, &entry, record)
             .await
             .map_err(|e| stored_badly(&disk, &e))
     };
     if let Err(error) = stored {
-        node.disks.remove(&disk.name);
+        disks.remove(&disk.name);
         return Err(error);
     }
     Ok(disk)
@@ -142,32 +148,37 @@ pub(crate) async fn reserve(
 
 /// Serves the disk, whose image is complete.
 pub(crate) async fn finish(
-    node: &Arc<Node>,
+    disks: &Arc<Disks>,
     disk: &Arc<Disk>,
     made: godwit_block::image::Image,
 ) -> Result<(), ErrorBody> {
-    finish_as(node, disk, made, AuthorityRecord::created()).await
+    finish_as(disks, disk, made, AuthorityRecord::created()).await
 }
 
 /// Serves the disk with this record, which tells whether the image is complete.
 pub(crate) async fn finish_as(
-    node: &Arc<Node>,
+    disks: &Arc<Disks>,
     disk: &Arc<Disk>,
     made: godwit_block::image::Image,
     record: AuthorityRecord,
 ) -> Result<(), ErrorBody> {
     let mut entry = disk.lock().entry.clone();
     entry.mark = None;
-    if let Err(error) = node.store.put_disk(&disk.name, &entry, record).await {
+    if let Err(error) = disks
+        .context
+        .store
+        .put_disk(&disk.name, &entry, record)
+        .await
+    {
         drop(made);
-        return Err(undo(node, disk, stored_badly(disk, &error)).await);
+        return Err(undo(disks, disk, stored_badly(disk, &error)).await);
     }
     {
         let mut inner = disk.lock();
         inner.entry = entry;
         inner.record = record;
     }
-    let started = crate::disks::lifecycle::run::start(node, disk, made);
+    let started = crate::disks::lifecycle::run::start(disks, disk, made);
     if let Err(error) = &started {
         disk.lock().problem = Some(error.message.clone());
     }
@@ -176,30 +187,30 @@ pub(crate) async fn finish_as(
 }
 
 /// Removes the leftovers of an unfinished creation, and returns its error.
-pub(crate) async fn undo(node: &Arc<Node>, disk: &Arc<Disk>, error: ErrorBody) -> ErrorBody {
+pub(crate) async fn undo(disks: &Arc<Disks>, disk: &Arc<Disk>, error: ErrorBody) -> ErrorBody {
     let path = disk.lock().entry.path.clone();
     // A file from before the creation is not the node's to delete.
     let ours = error.code != ErrorCode::Exists;
     let deleted = blocking(move || if ours { image::delete(&path) } else { Ok(()) }).await;
-    if let Err(error) = node.store.remove_disk(&disk.name).await {
+    if let Err(error) = disks.context.store.remove_disk(&disk.name).await {
         tracing::error!(disk = disk.name, %error, "cannot forget the disk that was not created");
     }
     if let Ok(Err(error)) = deleted {
         tracing::error!(disk = disk.name, %error, "cannot delete the unfinished image");
     }
-    node.disks.remove(&disk.name);
+    disks.remove(&disk.name);
     error
 }
 
 async fn attach(
-    node: &Arc<Node>,
+    disks: &Arc<Disks>,
     name: String,
     path: PathBuf,
     size: Option<u64>,
     format: Option<ImageFormat>,
 ) -> Result<Arc<Disk>, ErrorBody> {
     names::check_path(&format!("disk {name}"), &path)?;
-    if let Some(other) = user_of(node, &path) {
+    if let Some(other) = user_of(disks, &path) {
         return Err(ErrorBody::new(
             ErrorCode::Conflict,
             format!(
@@ -249,16 +260,21 @@ async fn attach(
     };
     let record = AuthorityRecord::created();
     let disk = Disk::new(name, entry.clone(), record, Activity::Creating);
-    node.disks.insert(&disk)?;
-    let started = match node.store.put_disk(&disk.name, &entry, record).await {
-        Ok(()) => crate::disks::lifecycle::run::start(node, &disk, opened),
+    disks.insert(&disk)?;
+    let started = match disks
+        .context
+        .store
+        .put_disk(&disk.name, &entry, record)
+        .await
+    {
+        Ok(()) => crate::disks::lifecycle::run::start(disks, &disk, opened),
         Err(error) => Err(stored_badly(&disk, &error)),
     };
     if let Err(error) = started {
-        if let Err(error) = node.store.remove_disk(&disk.name).await {
+        if let Err(error) = disks.context.store.remove_disk(&disk.name).await {
             tracing::error!(disk = disk.name, %error, "cannot forget the disk");
         }
-        node.disks.remove(&disk.name);
+        disks.remove(&disk.name);
         return Err(error);
     }
     disk.end(Activity::Creating);
@@ -267,7 +283,7 @@ async fn attach(
 }
 
 /// Returns the disk with this image.
-pub(in crate::disks) fn user_of(node: &Arc<Node>, path: &Path) -> Option<String> {
+pub(in crate::disks) fn user_of(disks: &Arc<Disks>, path: &Path) -> Option<String> {
     let identity = |path: &Path| {
         use std::os::unix::fs::MetadataExt;
         std::fs::metadata(path)
@@ -275,7 +291,7 @@ pub(in crate::disks) fn user_of(node: &Arc<Node>, path: &Path) -> Option<String>
             .map(|metadata| (metadata.dev(), metadata.ino()))
     };
     let wanted = identity(path)?;
-    node.disks
+    disks
         .all()
         .into_iter()
         .find(|disk| identity(&disk.lock().entry.path) == Some(wanted))

@@ -12,8 +12,9 @@ use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::Sectors;
 
 use crate::config::NodeConfig;
+use crate::context::blocking;
+use crate::disks::Disks;
 use crate::disks::disk::Disk;
-use crate::node::{Node, blocking};
 use godwit_api::{ErrorBody, ErrorCode};
 
 /// Time between two attempts to store.
@@ -38,7 +39,7 @@ pub(crate) fn prepare(config: &NodeConfig, disk: &str) -> std::io::Result<PathBu
 
 /// Stores the missing parts and tells the engine. Retries until success or the node's end.
 pub(crate) async fn store(
-    node: Arc<Node>,
+    disks: Arc<Disks>,
     disk: Arc<Disk>,
     engine: EngineHandle,
     snapshot: MissingSnapshot,
@@ -46,7 +47,10 @@ pub(crate) async fn store(
     let snapshot = Arc::new(snapshot);
     let capacity = Sectors(disk.lock().entry.sectors);
     loop {
-        let (path, it) = (file(&node.config, &disk.name), Arc::clone(&snapshot));
+        let (path, it) = (
+            file(&disks.context.config, &disk.name),
+            Arc::clone(&snapshot),
+        );
         let stored = blocking(move || -> std::io::Result<Option<MissingNotes>> {
             let Some(first) = &it.first else {
                 return missing::store(&path, capacity, &it.pieces).map(|()| None);
@@ -70,7 +74,7 @@ pub(crate) async fn store(
         );
         tokio::select! {
             () = tokio::time::sleep(STORE_RETRY) => {}
-            () = node.closed() => return,
+            () = disks.context.closed() => return,
         }
     }
 }
@@ -107,8 +111,8 @@ pub(crate) fn load(
 }
 
 /// Removes the file of a disk that is whole, or did not come after all.
-pub(crate) async fn forget(node: &Node, disk: &Disk) {
-    let path = file(&node.config, &disk.name);
+pub(crate) async fn forget(disks: &Disks, disk: &Disk) {
+    let path = file(&disks.context.config, &disk.name);
     let shown = path.display().to_string();
     match blocking(move || missing::remove(&path)).await {
         Ok(Ok(())) => {}

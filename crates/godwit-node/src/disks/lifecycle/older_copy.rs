@@ -15,8 +15,9 @@ use godwit_core::units::MigrationId;
 use godwit_core::{OlderCopy, Written};
 
 use crate::config::NodeConfig;
+use crate::context::blocking;
+use crate::disks::Disks;
 use crate::disks::disk::{Activity, Disk};
-use crate::node::{Node, blocking};
 use crate::store::{DiskEntry, KeptImage, Store, StoreError};
 
 /// The sets of blocks of a disk, each with a folder in the data directory.
@@ -72,9 +73,9 @@ pub(crate) fn take(
 }
 
 /// Removes the sets of a removed disk.
-pub(crate) async fn forget(node: &Node, disk: &Disk) {
+pub(crate) async fn forget(disks: &Disks, disk: &Disk) {
     let sets = [Blocks::Written, Blocks::Different, Blocks::Same];
-    let paths = sets.map(|blocks| file(&node.config, blocks, &disk.name));
+    let paths = sets.map(|blocks| file(&disks.context.config, blocks, &disk.name));
     // A remaining file belongs to another image than the next disk's.
     let _ = blocking(move || paths.map(std::fs::remove_file)).await;
 }
@@ -82,7 +83,7 @@ pub(crate) async fn forget(node: &Node, disk: &Disk) {
 /// Records that the image equals the disk as it left by this migration, while the image has this fingerprint. Without
 /// the record, a move back costs more.
 pub(crate) async fn keep(
-    node: &Node,
+    disks: &Disks,
     disk: &Disk,
     migration: MigrationId,
     fingerprint: Fingerprint,
@@ -99,7 +100,12 @@ pub(crate) async fn keep(
         });
         (inner.entry.clone(), inner.record)
     };
-    if let Err(error) = node.store.put_disk(&disk.name, &entry, record).await {
+    if let Err(error) = disks
+        .context
+        .store
+        .put_disk(&disk.name, &entry, record)
+        .await
+    {
         tracing::warn!(disk = disk.name, %error, "cannot store that the disk's image may be of use");
     }
 }

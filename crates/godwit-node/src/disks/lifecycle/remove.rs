@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use crate::context::blocking;
+use crate::disks::Disks;
 use crate::disks::disk::{Activity, Disk, Inner};
 use crate::disks::lifecycle::run;
 use crate::disks::lifecycle::{create, lacking, older_copy};
 use crate::disks::storage::image;
-use crate::node::{Node, blocking};
 use crate::store::Mark;
 use godwit_api::{ErrorBody, ErrorCode};
 
@@ -15,25 +16,27 @@ use godwit_api::{ErrorBody, ErrorCode};
 /// # Errors
 /// The disk is used by a VM, has another activity, has clients, is needed by its owner or is in doubt; `force`
 /// overrides the last three.
-pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<(), ErrorBody> {
-    let disk = node.disks.get(name)?;
-    no_machine_has(node, name)?;
+pub(crate) async fn remove(disks: &Arc<Disks>, name: &str, force: bool) -> Result<(), ErrorBody> {
+    let disk = disks.get(name)?;
+    no_machine_has(disks, name)?;
     let guard = disk.begin(Activity::Removing, |inner| allowed(&disk, inner, force))?;
     // From now on the start of a machine with this disk finds the disk being removed.
-    no_machine_has(node, name)?;
+    no_machine_has(disks, name)?;
     run::stop(&disk).await;
-    if let Err(error) = finish(node, &disk).await {
+    if let Err(error) = finish(disks, &disk).await {
         disk.lock().problem = Some(error.message.clone());
         return Err(error);
     }
     guard.keep();
-    node.images.release();
+    if let Some(users) = disks.users() {
+        users.removed();
+    }
     tracing::info!(disk = name, "removed the disk");
     Ok(())
 }
 
-fn no_machine_has(node: &Node, disk: &str) -> Result<(), ErrorBody> {
-    let Some(vm) = node.vms.user_of(disk, None) else {
+fn no_machine_has(disks: &Disks, disk: &str) -> Result<(), ErrorBody> {
+    let Some(vm) = disks.machine_with(disk) else {
         return Ok(());
     };
     let text = format!("disk {disk} is used by VM {vm}");
@@ -88,7 +91,7 @@ fn allowed(disk: &Disk, inner: &Inner, force: bool) -> Result<(), ErrorBody> {
 
 /// Removes the entry and the image of a disk whose engine has ended. After a crash meanwhile, the mark makes the next
 /// start go on.
-pub(crate) async fn finish(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), ErrorBody> {
+pub(crate) async fn finish(disks: &Arc<Disks>, disk: &Arc<Disk>) -> Result<(), ErrorBody> {
     let (mut entry, record) = {
         let inner = disk.lock();
         (inner.entry.clone(), inner.record)
@@ -103,7 +106,9 @@ pub(crate) async fn finish(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), Err
         );
         if !unfinished {
             entry.mark = Some(Mark::Removing);
-            node.store
+            disks
+                .context
+                .store
                 .put_disk(&disk.name, &entry, record)
                 .await
                 .map_err(stored)?;
@@ -124,10 +129,15 @@ pub(crate) async fn finish(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), Err
             })?;
     }
     // The next disk of this name replaces a remaining socket.
-    let _ = crate::disks::vhost::remove(&node.config.vhost_socket(&disk.name));
-    node.store.remove_disk(&disk.name).await.map_err(stored)?;
-    lacking::forget(node, disk).await;
-    older_copy::forget(node, disk).await;
-    node.disks.remove(&disk.name);
+    let _ = crate::disks::vhost::remove(&disks.context.config.vhost_socket(&disk.name));
+    disks
+        .context
+        .store
+        .remove_disk(&disk.name)
+        .await
+        .map_err(stored)?;
+    lacking::forget(disks, disk).await;
+    older_copy::forget(disks, disk).await;
+    disks.remove(&disk.name);
     Ok(())
 }

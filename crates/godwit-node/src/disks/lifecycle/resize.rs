@@ -11,10 +11,11 @@ use godwit_block::image::{Image, ImageKind};
 use godwit_core::authority::Ownership;
 use godwit_core::units::{Bytes, Sectors};
 
+use crate::context::blocking;
+use crate::disks::Disks;
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::lifecycle::{create, run};
 use crate::disks::storage::image;
-use crate::node::{Node, blocking};
 use crate::store::{DiskEntry, Mark};
 use godwit_api::{ErrorBody, ErrorCode, ResizeDisk};
 
@@ -24,11 +25,11 @@ use godwit_api::{ErrorBody, ErrorCode, ResizeDisk};
 /// The disk would become smaller, is not whole, or is in use in a forbidden way, or the image cannot be larger. The
 /// disk is then served as before.
 pub(crate) async fn resize(
-    node: &Arc<Node>,
+    disks: &Arc<Disks>,
     name: &str,
     request: ResizeDisk,
 ) -> Result<Arc<Disk>, ErrorBody> {
-    let disk = node.disks.get(name)?;
+    let disk = disks.get(name)?;
     let _guard = disk.begin(Activity::Resizing, |inner| {
         if inner.record.ownership != Ownership::Serving {
             let text = format!("disk {name} is {} here", inner.state().name());
@@ -42,7 +43,10 @@ pub(crate) async fn resize(
             request.size_bytes,
         )
     })?;
-    if node.vms.receiving().contains(name) {
+    if disks
+        .users()
+        .is_some_and(|users| users.arrives_with_machine(name))
+    {
         let text = format!("disk {name}: the memory of its machine is still on its way here");
         return Err(ErrorBody::new(ErrorCode::Conflict, text).hint("try again when it is here"));
     }
@@ -54,8 +58,8 @@ pub(crate) async fn resize(
             .hint("detach them, and attach them again when the disk is larger"));
     }
     run::stop(&disk).await;
-    let grown = grow(node, &disk, request.size_bytes).await;
-    run::open_and_start(node, &disk).await;
+    let grown = grow(disks, &disk, request.size_bytes).await;
+    run::open_and_start(disks, &disk).await;
     grown?;
     let size = Sectors(disk.lock().entry.sectors).bytes();
     tracing::info!(disk = name, %size, "the disk is larger now");
@@ -90,7 +94,7 @@ fn allowed(name: &str, now: Bytes, wanted: Option<u64>) -> Result<(), ErrorBody>
 }
 
 /// Makes the image and the entry larger. The disk is not served meanwhile.
-async fn grow(node: &Arc<Node>, disk: &Arc<Disk>, wanted: Option<u64>) -> Result<(), ErrorBody> {
+async fn grow(disks: &Arc<Disks>, disk: &Arc<Disk>, wanted: Option<u64>) -> Result<(), ErrorBody> {
     let (name, path) = (disk.name.clone(), disk.lock().entry.path.clone());
     let opened = open(name.clone(), path.clone()).await?;
     let has = opened.capacity.bytes();
@@ -119,20 +123,20 @@ async fn grow(node: &Arc<Node>, disk: &Arc<Disk>, wanted: Option<u64>) -> Result
         );
     }
     let sectors = wanted.0 / 512;
-    store(node, disk, Some(Mark::Resizing { sectors }), None).await?;
+    store(disks, disk, Some(Mark::Resizing { sectors }), None).await?;
     let grown = blocking(move || image::grow(&name, &opened, wanted))
         .await
         .flatten();
     if let Err(error) = grown {
-        store(node, disk, None, None).await?;
+        store(disks, disk, None, None).await?;
         return Err(error);
     }
-    store(node, disk, None, Some(sectors)).await
+    store(disks, disk, None, Some(sectors)).await
 }
 
 /// Finishes an interrupted change after a restart. The size of the image tells whether the image was enlarged.
 pub(super) async fn finish(
-    node: &Arc<Node>,
+    disks: &Arc<Disks>,
     disk: &Arc<Disk>,
     image: &Image,
 ) -> Result<(), ErrorBody> {
@@ -146,7 +150,7 @@ pub(super) async fn finish(
         grown = grown.is_some(),
         "finished to make the disk larger"
     );
-    store(node, disk, None, grown).await
+    store(disks, disk, None, grown).await
 }
 
 async fn open(name: String, path: PathBuf) -> Result<Image, ErrorBody> {
@@ -155,7 +159,7 @@ async fn open(name: String, path: PathBuf) -> Result<Image, ErrorBody> {
 
 /// Stores the mark of the disk, and its size if given.
 async fn store(
-    node: &Arc<Node>,
+    disks: &Arc<Disks>,
     disk: &Arc<Disk>,
     mark: Option<Mark>,
     sectors: Option<u64>,
@@ -164,7 +168,11 @@ async fn store(
         entry.mark.clone_from(&mark);
         entry.sectors = sectors.unwrap_or(entry.sectors);
     };
-    let stored = node.store.change_disk(&disk.name, change.clone()).await;
+    let stored = disks
+        .context
+        .store
+        .change_disk(&disk.name, change.clone())
+        .await;
     stored.map_err(|error| create::stored_badly(disk, &error))?;
     change(&mut disk.lock().entry);
     Ok(())

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use godwit_block::engine::FrontEndState;
 use godwit_core::authority::Ownership;
 
+use crate::disks::Disks;
 use crate::disks::disk::{Activity, Disk, Inner};
 use crate::disks::lifecycle::run;
 use crate::disks::vhost;
-use crate::node::Node;
 
 /// Time between two looks at the disks.
 const LOOK: Duration = Duration::from_secs(1);
@@ -24,40 +24,40 @@ const AFTER_USE: Duration = Duration::from_secs(4);
 const AFTER_START: Duration = Duration::from_secs(30);
 
 /// Ends unused engines until the node closes.
-pub(crate) async fn watch(node: Arc<Node>) {
+pub(crate) async fn watch(disks: Arc<Disks>) {
     let later = Instant::now() + (AFTER_START - AFTER_USE);
-    let found = node.disks.all();
+    let found = disks.all();
     let mut unused: HashMap<String, Instant> = found
         .iter()
         .map(|disk| (disk.name.clone(), later))
         .collect();
     loop {
-        let disks = node.disks.all();
+        let all = disks.all();
         let now = Instant::now();
-        unused.retain(|name, _| disks.iter().any(|disk| disk.name == *name));
-        for disk in disks {
-            if !is_unused(&node, &disk) {
+        unused.retain(|name, _| all.iter().any(|disk| disk.name == *name));
+        for disk in all {
+            if !is_unused(&disks, &disk) {
                 unused.remove(&disk.name);
                 continue;
             }
             let since = *unused.entry(disk.name.clone()).or_insert(now);
             if now.duration_since(since) >= AFTER_USE {
                 unused.remove(&disk.name);
-                retire(&node, &disk).await;
+                retire(&disks, &disk).await;
             }
         }
         tokio::select! {
             () = tokio::time::sleep(LOOK) => {}
-            () = node.closed() => return,
+            () = disks.context.closed() => return,
         }
     }
 }
 
 /// Returns true if the disk's engine serves no user and is not about to.
-fn is_unused(node: &Node, disk: &Disk) -> bool {
+fn is_unused(disks: &Disks, disk: &Disk) -> bool {
     let idle = is_idle(disk, &disk.lock());
     // Not under the disk's lock: a holder of the machines' lock may wait for the disk's.
-    idle && node.vms.user_of(&disk.name, None).is_none()
+    idle && disks.machine_with(&disk.name).is_none()
 }
 
 fn is_idle(disk: &Disk, inner: &Inner) -> bool {
@@ -86,7 +86,7 @@ fn is_idle(disk: &Disk, inner: &Inner) -> bool {
 }
 
 /// Ends the disk's engine unless the disk is no longer idle. The disk's return starts an engine again.
-async fn retire(node: &Node, disk: &Arc<Disk>) {
+async fn retire(disks: &Disks, disk: &Arc<Disk>) {
     let _ending = disk.ending.lock().await;
     let engine = {
         let mut inner = disk.lock();
@@ -94,7 +94,7 @@ async fn retire(node: &Node, disk: &Arc<Disk>) {
             return;
         }
         // Under the lock, before another engine can open a socket in the same place. A missing socket is fine.
-        let _ = vhost::remove(&node.config.vhost_socket(&disk.name));
+        let _ = vhost::remove(&disks.context.config.vhost_socket(&disk.name));
         inner.engine.take()
     };
     if let Some(engine) = engine {

@@ -12,13 +12,14 @@ use godwit_core::units::Sectors;
 use tokio::sync::mpsc;
 
 use crate::config::AfterReadWait;
+use crate::context::blocking;
+use crate::disks::Disks;
 use crate::disks::Said;
 use crate::disks::disk::{Disk, Engine};
 use crate::disks::lifecycle::older_copy::Blocks;
 use crate::disks::lifecycle::{lacking, older_copy, resize};
 use crate::disks::vhost;
 use crate::failpoint;
-use crate::node::{Node, blocking};
 use godwit_api::{ErrorBody, ErrorCode};
 
 /// Time between two attempts to store.
@@ -28,7 +29,11 @@ const STORE_RETRY: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// The image's size differs from the disk's (a larger device is fine), or the engine cannot start.
-pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, mut image: Image) -> Result<(), ErrorBody> {
+pub(crate) fn start(
+    disks: &Arc<Disks>,
+    disk: &Arc<Disk>,
+    mut image: Image,
+) -> Result<(), ErrorBody> {
     let (record, sectors, shared, on_demand_only, on_image, surpassed, owed_bandwidth) = {
         let inner = disk.lock();
         let (entry, record) = (&inner.entry, inner.record);
@@ -63,11 +68,11 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, mut image: Image) -> Res
         )));
     }
     let mut config = EngineConfig::new(disk.name.clone());
-    config.max_clients = node.config.nbd_connections;
+    config.max_clients = disks.context.config.nbd_connections;
     config.shared = shared;
     config.pull_on_demand_only = on_demand_only;
-    let read_wait = node.config.read_wait;
-    match node.config.read_wait_then {
+    let read_wait = disks.context.config.read_wait;
+    match disks.context.config.read_wait_then {
         AfterReadWait::Error => config.longest_missing_wait = read_wait,
         AfterReadWait::Pause => config.missing_pauses_after = read_wait,
     }
@@ -88,8 +93,9 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, mut image: Image) -> Res
             let _ = sender.send(event);
         }
     };
-    let prepare = |blocks| older_copy::prepare(&node.config, blocks, &disk.name);
-    let take = |blocks| older_copy::take(&node.config, blocks, &disk.name, &record, &image);
+    let prepare = |blocks| older_copy::prepare(&disks.context.config, blocks, &disk.name);
+    let take =
+        |blocks| older_copy::take(&disks.context.config, blocks, &disk.name, &record, &image);
     config.written = prepare(Blocks::Written);
     if on_image {
         config.compared = prepare(Blocks::Different)
@@ -98,15 +104,16 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, mut image: Image) -> Res
     }
     let compared = take(Blocks::Different).zip(take(Blocks::Same));
     let restored = Restored {
-        missing: lacking::load(&node.config, &disk.name, Sectors(sectors), &record)?,
+        missing: lacking::load(&disks.context.config, &disk.name, Sectors(sectors), &record)?,
         written: take(Blocks::Written),
         compared: compared.map(<[_; 2]>::from).filter(|_| on_image),
     };
     let handle = engine::spawn_restored(config, image, record, restored, Box::new(report))
         .map_err(|error| ErrorBody::new(ErrorCode::Internal, chain(&error)))?;
-    let task = run_events(Arc::clone(node), Arc::clone(disk), handle.clone(), events);
+    let task = run_events(Arc::clone(disks), Arc::clone(disk), handle.clone(), events);
     let mut inner = disk.lock();
-    let vhost = (!inner.vhost_held).then(|| vhost::serve(&node.config, &disk.name, &handle));
+    let vhost =
+        (!inner.vhost_held).then(|| vhost::serve(&disks.context.config, &disk.name, &handle));
     let vhost = vhost.flatten();
     inner.problem = None;
     inner.engine = Some(Engine {
@@ -166,59 +173,59 @@ pub(crate) fn abandon(disk: &Arc<Disk>) {
 }
 
 /// Tells the users of disks, and waits until they have reacted.
-async fn tell(node: &Arc<Node>, disk: &Arc<Disk>, said: Said) {
-    (node.disk_users)(Arc::clone(node), Arc::clone(disk), said).await;
+async fn tell(disks: &Arc<Disks>, disk: &Arc<Disk>, said: Said) {
+    disks.tell(disk, said).await;
 }
 
 async fn run_events(
-    node: Arc<Node>,
+    disks: Arc<Disks>,
     disk: Arc<Disk>,
     handle: EngineHandle,
     mut events: mpsc::UnboundedReceiver<EngineEvent>,
 ) {
-    tell(&node, &disk, Said::Started).await;
+    tell(&disks, &disk, Said::Started).await;
     while let Some(event) = events.recv().await {
         match event {
             EngineEvent::Persist(record) => {
                 let leaves = matches!(record.ownership, Ownership::Relinquished { .. });
                 let group = disk.lock().group.clone().filter(|_| leaves);
                 if let Some(group) = group {
-                    group.ask(&node, &disk, handle.clone(), record).await;
-                } else if persist(&node, &disk, record).await {
+                    group.ask(&disks, &disk, handle.clone(), record).await;
+                } else if persist(&disks, &disk, record).await {
                     handle.persisted();
                 }
             }
             EngineEvent::Core(Event::SharingChanged { shared }) => {
-                if keep_sharing(&node, &disk, shared).await {
+                if keep_sharing(&disks, &disk, shared).await {
                     handle.sharing_stored();
                 }
             }
-            EngineEvent::Core(event) => tell(&node, &disk, Said::Core(event)).await,
+            EngineEvent::Core(event) => tell(&disks, &disk, Said::Core(event)).await,
             EngineEvent::StoreMissing(snapshot) => {
-                let (node, disk) = (Arc::clone(&node), Arc::clone(&disk));
-                tokio::spawn(lacking::store(node, disk, handle.clone(), snapshot));
+                let (disks, disk) = (Arc::clone(&disks), Arc::clone(&disk));
+                tokio::spawn(lacking::store(disks, disk, handle.clone(), snapshot));
             }
             EngineEvent::BecameBase {
                 migration,
                 fingerprint,
-            } => older_copy::keep(&node, &disk, migration, fingerprint).await,
-            EngineEvent::PullDown => tell(&node, &disk, Said::PullDown).await,
-            EngineEvent::ForwardDown => tell(&node, &disk, Said::ForwardDown).await,
-            EngineEvent::WaitsLong => tell(&node, &disk, Said::WaitsLong).await,
-            EngineEvent::OutOfSpace(true) => tell(&node, &disk, Said::OutOfSpace).await,
+            } => older_copy::keep(&disks, &disk, migration, fingerprint).await,
+            EngineEvent::PullDown => tell(&disks, &disk, Said::PullDown).await,
+            EngineEvent::ForwardDown => tell(&disks, &disk, Said::ForwardDown).await,
+            EngineEvent::WaitsLong => tell(&disks, &disk, Said::WaitsLong).await,
+            EngineEvent::OutOfSpace(true) => tell(&disks, &disk, Said::OutOfSpace).await,
             EngineEvent::OutOfSpace(false) => {
                 tracing::info!(disk = disk.name, "there is room for the disk again");
             }
             // Counted by `report`.
             EngineEvent::Clients(_) => {}
-            EngineEvent::Failed(problem) => failed(&node, &disk, problem).await,
+            EngineEvent::Failed(problem) => failed(&disks, &disk, problem).await,
         }
     }
 }
 
 /// Cleans up after an engine that ended by itself. The engine's migration ends too, unless only another node can decide
 /// the migration.
-async fn failed(node: &Arc<Node>, disk: &Arc<Disk>, problem: String) {
+async fn failed(disks: &Arc<Disks>, disk: &Arc<Disk>, problem: String) {
     tracing::error!(disk = disk.name, problem, "the disk is not served any more");
     let migration = {
         let mut inner = disk.lock();
@@ -233,25 +240,25 @@ async fn failed(node: &Arc<Node>, disk: &Arc<Disk>, problem: String) {
     };
     disk.clients.store(0, Ordering::Relaxed);
     if let Some(migration) = migration {
-        tell(node, disk, Said::EngineFailed { migration, problem }).await;
+        tell(disks, disk, Said::EngineFailed { migration, problem }).await;
     }
 }
 
 /// Stores whether more than one party may have written to the disk. At the owner at once: the engine holds I/O
 /// meanwhile. At a destination, the flag is stored with the next record. Returns false if the node ended first.
-async fn keep_sharing(node: &Arc<Node>, disk: &Arc<Disk>, shared: bool) -> bool {
+async fn keep_sharing(disks: &Arc<Disks>, disk: &Arc<Disk>, shared: bool) -> bool {
     let (serves, record) = {
         let mut inner = disk.lock();
         inner.entry.shared = shared;
         let serves = inner.record.ownership == Ownership::Serving;
         (serves, inner.record)
     };
-    !serves || store(node, disk, record, "who writes to the disk").await
+    !serves || store(disks, disk, record, "who writes to the disk").await
 }
 
 /// Makes a record durable, together with its consequences for the entry. Retries until success: the engine holds the
 /// guest's I/O meanwhile, and going on without the record would risk two owners. Returns false if the node ended first.
-async fn persist(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord) -> bool {
+async fn persist(disks: &Arc<Disks>, disk: &Arc<Disk>, record: AuthorityRecord) -> bool {
     let step = match record.ownership {
         Ownership::Vacant => "vacant",
         Ownership::Serving => "serving",
@@ -260,11 +267,11 @@ async fn persist(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord) ->
         Ownership::Departed { .. } => "departed",
     };
     failpoint::reach(format!("persist::before::{step}")).await;
-    if !store(node, disk, record, "who owns the disk").await {
+    if !store(disks, disk, record, "who owns the disk").await {
         return false;
     }
     failpoint::reach(format!("persist::after::{step}")).await;
-    node.owners.send_replace(());
+    disks.owners.send_replace(());
     tracing::info!(
         disk = disk.name,
         epoch = record.epoch.0,
@@ -276,15 +283,20 @@ async fn persist(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord) ->
 
 /// Stores the disk's entry with this record. `what` names the awaited state in messages about a failure. Retries until
 /// success; returns false if the node ended first.
-async fn store(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord, what: &str) -> bool {
+async fn store(disks: &Arc<Disks>, disk: &Arc<Disk>, record: AuthorityRecord, what: &str) -> bool {
     let mut entry = disk.lock().entry.clone();
     entry.adopt(&record);
-    while let Err(error) = node.store.put_disk(&disk.name, &entry, record).await {
+    while let Err(error) = disks
+        .context
+        .store
+        .put_disk(&disk.name, &entry, record)
+        .await
+    {
         tracing::error!(disk = disk.name, %error, "cannot store {what}; trying again");
         disk.lock().problem = Some(format!("{what} cannot be stored: {error}"));
         tokio::select! {
             () = tokio::time::sleep(STORE_RETRY) => {}
-            () = node.closed() => return false,
+            () = disks.context.closed() => return false,
         }
     }
     let mut inner = disk.lock();
@@ -295,7 +307,7 @@ async fn store(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord, what
 }
 
 /// Opens the disk's image and starts its engine. An error is kept as the disk's problem.
-pub(crate) async fn open_and_start(node: &Arc<Node>, disk: &Arc<Disk>) {
+pub(crate) async fn open_and_start(disks: &Arc<Disks>, disk: &Arc<Disk>) {
     let path = disk.lock().entry.path.clone();
     let name = disk.name.clone();
     let _ending = disk.ending.lock().await;
@@ -303,14 +315,14 @@ pub(crate) async fn open_and_start(node: &Arc<Node>, disk: &Arc<Disk>) {
         .await
         .flatten();
     let opened = match opened {
-        Ok(image) => resize::finish(node, disk, &image).await.map(|()| image),
+        Ok(image) => resize::finish(disks, disk, &image).await.map(|()| image),
         Err(error) => Err(error),
     };
-    if let Err(error) = opened.and_then(|image| start(node, disk, image)) {
+    if let Err(error) = opened.and_then(|image| start(disks, disk, image)) {
         tracing::error!(disk = disk.name, %error, "cannot start the disk");
         disk.lock().problem = Some(error.message);
     } else if disk.lock().record.owes().is_some() {
-        tell(node, disk, Said::PullDown).await;
+        tell(disks, disk, Said::PullDown).await;
     }
 }
 

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use godwit_core::wire::Place;
 
 use crate::config::NodeConfig;
+use crate::disks::Disks;
 use crate::disks::disk::Disk;
 use crate::disks::lifecycle::create;
 use crate::disks::storage::image;
-use crate::node::Node;
 use godwit_api::{ErrorBody, ErrorCode};
 
 /// Returns the path of the image of a disk at `place`. Blocks.
@@ -90,12 +90,12 @@ fn known(config: &NodeConfig) -> String {
 /// # Errors
 /// Something else is there, another disk uses the path, or there is no room.
 pub(crate) fn admit(
-    node: &Arc<Node>,
+    disks: &Arc<Disks>,
     disk: &str,
     path: &Path,
     needed: u64,
 ) -> Result<bool, ErrorBody> {
-    let here = &node.config.name;
+    let here = &disks.context.config.name;
     match std::fs::metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             if path.is_symlink() {
@@ -110,7 +110,7 @@ pub(crate) fn admit(
             }
             image::check_space(here, disk, folder, needed).map(|()| false)
         }
-        Ok(found) if found.file_type().is_block_device() => match create::user_of(node, path) {
+        Ok(found) if found.file_type().is_block_device() => match create::user_of(disks, path) {
             None => Ok(true),
             Some(other) => {
                 let text = format!(
@@ -132,10 +132,10 @@ pub(crate) fn admit(
 }
 
 /// Returns another disk with an image, or a planned image, at the path of this one.
-pub(crate) fn rival(node: &Arc<Node>, disk: &Arc<Disk>) -> Option<String> {
+pub(crate) fn rival(disks: &Arc<Disks>, disk: &Arc<Disk>) -> Option<String> {
     let path = disk.lock().entry.path.clone();
     let same = |other: &Arc<Disk>| !Arc::ptr_eq(other, disk) && other.lock().entry.path == path;
-    let rival = node.disks.all().into_iter().find(same)?;
+    let rival = disks.all().into_iter().find(same)?;
     Some(rival.name.clone())
 }
 

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use godwit_block::image::free_space;
 use godwit_core::units::{Bytes, Sectors};
 
+use crate::context::blocking;
+use crate::disks::Disks;
 use crate::disks::disk::Disk;
-use crate::node::{Node, blocking};
 
 /// An image file: its device number, the disk's size, and the allocated bytes.
 struct Thin {
@@ -19,7 +20,7 @@ struct Thin {
 
 /// Returns a warning if the file system of a new disk has less room than its disks may still need. Returns nothing for
 /// a disk on a device.
-pub(crate) async fn warning(node: &Arc<Node>, disk: &Arc<Disk>) -> Option<String> {
+pub(crate) async fn warning(disks: &Arc<Disks>, disk: &Arc<Disk>) -> Option<String> {
     let image = |disk: &Arc<Disk>| {
         let inner = disk.lock();
         (
@@ -28,7 +29,7 @@ pub(crate) async fn warning(node: &Arc<Node>, disk: &Arc<Disk>) -> Option<String
         )
     };
     let (path, size) = image(disk);
-    let all: Vec<_> = node.disks.all().iter().map(image).collect();
+    let all: Vec<_> = disks.all().iter().map(image).collect();
     let asked = blocking(move || {
         let new = thin(&path, size)?;
         let others = all.iter().filter_map(|(path, size)| thin(path, *size));

@@ -13,7 +13,7 @@ use super::idle::Idle;
 use super::messages::{Answer, Question};
 use super::places::HEAD_START;
 use crate::config::PeerConfig;
-use crate::node::Node;
+use crate::images::Images;
 use crate::peers::dial::Agreed;
 use crate::peers::{PeerConnection, greeting};
 
@@ -148,40 +148,40 @@ impl How<'_> {
 
 /// Asks nodes not at rest. A node that exceeds the limit rests from then on.
 pub(super) async fn quick<T>(
-    node: &Arc<Node>,
+    images: &Arc<Images>,
     question: Question,
     right: impl Fn(Bytes) -> Option<T>,
 ) -> Option<T> {
-    ask_all(node, question, right, How::Quick).await
+    ask_all(images, question, right, How::Quick).await
 }
 
 /// Asks nodes that may have the part, and gives each the time needed.
 pub(super) async fn patient<T>(
-    node: &Arc<Node>,
+    images: &Arc<Images>,
     question: Question,
     right: impl Fn(Bytes) -> Option<T>,
 ) -> Option<T> {
-    ask_all(node, question, right, How::Patient).await
+    ask_all(images, question, right, How::Patient).await
 }
 
 /// Asks every node that may have the part, except nodes in `silent`, which left an earlier question unanswered.
 pub(super) async fn every<T>(
-    node: &Arc<Node>,
+    images: &Arc<Images>,
     question: Question,
     right: impl Fn(Bytes) -> Option<T>,
     silent: &Silent,
 ) -> Option<T> {
-    ask_all(node, question, right, How::All(silent)).await
+    ask_all(images, question, right, How::All(silent)).await
 }
 
 async fn ask_all<T>(
-    node: &Arc<Node>,
+    images: &Arc<Images>,
     question: Question,
     right: impl Fn(Bytes) -> Option<T>,
     how: How<'_>,
 ) -> Option<T> {
-    let asked = &node.images.asked;
-    for peer in chosen(&node.config.peers, question, asked, how) {
+    let asked = &images.asked;
+    for peer in chosen(&images.context.config.peers, question, asked, how) {
         if how.passes_over(&peer.name) {
             // The node did not answer another question meanwhile.
             continue;
@@ -191,7 +191,7 @@ async fn ask_all<T>(
             peer: &peer.name,
             why: Some(Rest::Slow),
         };
-        let answer = match tokio::time::timeout(how.limit(), ask(node, &peer, question)).await {
+        let answer = match tokio::time::timeout(how.limit(), ask(images, &peer, question)).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(why)) => {
                 how.is_silent(&peer.name);
@@ -278,18 +278,18 @@ fn chosen(
 
 /// Asks this node, which must know such questions.
 pub(super) async fn ask(
-    node: &Arc<Node>,
+    images: &Arc<Images>,
     peer: &PeerConfig,
     question: Question,
 ) -> Result<Answer, Rest> {
-    let asked = &node.images.asked;
+    let asked = &images.asked;
     let idle = asked.with(&peer.name, |it| Arc::clone(&it.idle));
     loop {
         let kept = idle.take();
         let is_new = kept.is_none();
         let mut connection = match kept {
             Some(connection) => connection,
-            None => connect(node, peer).await?,
+            None => connect(images, peer).await?,
         };
         match question.ask(&mut connection).await {
             Ok(answer) => {
@@ -309,12 +309,12 @@ pub(super) async fn ask(
     }
 }
 
-async fn connect(node: &Arc<Node>, peer: &PeerConfig) -> Result<PeerConnection, Rest> {
-    let asked = &node.images.asked;
-    if !asked.with(&peer.name, |it| it.gives) && !knows(node, peer, Features::default()).await? {
+async fn connect(images: &Arc<Images>, peer: &PeerConfig) -> Result<PeerConnection, Rest> {
+    let asked = &images.asked;
+    if !asked.with(&peer.name, |it| it.gives) && !knows(images, peer, Features::default()).await? {
         return Err(Rest::Useless);
     }
-    let dialled = dial(node, peer, TrafficClass::Pull, Purpose::Image).await;
+    let dialled = dial(images, peer, TrafficClass::Pull, Purpose::Image).await;
     if dialled.is_err() {
         // Another version may run there now.
         asked.with(&peer.name, |it| it.gives = false);
@@ -326,28 +326,33 @@ async fn connect(node: &Arc<Node>, peer: &PeerConfig) -> Result<PeerConnection, 
 /// Returns true if the node's current version gives parts of images and knows the features `beside`. An older node does
 /// not know [`Purpose::Image`], and tells its features in the answer to another purpose.
 pub(super) async fn knows(
-    node: &Arc<Node>,
+    images: &Arc<Images>,
     peer: &PeerConfig,
     beside: Features,
 ) -> Result<bool, Rest> {
-    let (_, agreed) = dial(node, peer, TrafficClass::Control, Purpose::Resolve).await?;
+    let (_, agreed) = dial(images, peer, TrafficClass::Control, Purpose::Resolve).await?;
     let gives = agreed.features.contain(Features::IMAGE_CHUNKS);
-    node.images.asked.with(&peer.name, |it| it.gives = gives);
+    images.asked.with(&peer.name, |it| it.gives = gives);
     Ok(gives && agreed.features.contain(beside))
 }
 
 async fn dial(
-    node: &Arc<Node>,
+    images: &Arc<Images>,
     peer: &PeerConfig,
     class: TrafficClass,
     purpose: Purpose,
 ) -> Result<(PeerConnection, Agreed), Rest> {
-    let own = &node.config.name;
+    let own = &images.context.config.name;
     let hello = greeting::hello(own, "", class, purpose, MigrationId::default());
-    node.dialer.dial(peer, hello).await.map_err(|error| {
-        tracing::debug!(peer = peer.name, %error, "cannot ask for a part of an image");
-        Rest::Slow
-    })
+    images
+        .context
+        .dialer
+        .dial(peer, hello)
+        .await
+        .map_err(|error| {
+            tracing::debug!(peer = peer.name, %error, "cannot ask for a part of an image");
+            Rest::Slow
+        })
 }
 
 #[cfg(test)]

@@ -21,8 +21,9 @@ use super::Part;
 use super::messages::{Answer, Question};
 use super::names;
 use super::places::HEAD_START;
+use crate::context::blocking;
+use crate::images::Images;
 use crate::images::creation::manifest_of;
-use crate::node::{Node, blocking};
 use crate::peers::PeerConnection;
 
 /// Connections on which other nodes ask.
@@ -67,20 +68,20 @@ impl Default for Giving {
 ///
 /// # Errors
 /// All places are taken.
-pub(crate) fn admit(node: &Node) -> Result<OwnedSemaphorePermit, Refusal> {
-    let connections = Arc::clone(&node.images.giving.connections);
+pub(crate) fn admit(images: &Images) -> Result<OwnedSemaphorePermit, Refusal> {
+    let connections = Arc::clone(&images.giving.connections);
     connections.try_acquire_owned().map_err(|_| Refusal {
         code: RefusalCode::Busy,
         text: format!(
             "node '{}' has {CONNECTIONS} connections on which chunks of images are asked for",
-            node.config.name
+            images.context.config.name
         ),
     })
 }
 
 /// Answers the other node's questions until the connection ends.
 pub(crate) async fn serve(
-    node: Arc<Node>,
+    images: Arc<Images>,
     mut connection: PeerConnection,
     peer: String,
     place: OwnedSemaphorePermit,
@@ -95,7 +96,7 @@ pub(crate) async fn serve(
                 return Ok(());
             };
             // The permit is held until the answer is written, which bounds the waiting answers.
-            let (answer, _one) = answer(&node, question).await;
+            let (answer, _one) = answer(&images, question).await;
             tokio::time::timeout(TAKEN, answer.write(&mut connection)).await??;
         }
     };
@@ -105,28 +106,28 @@ pub(crate) async fn serve(
                 tracing::debug!(peer, %error, "no more chunks of images for that node");
             }
         }
-        () = node.closed() => {}
+        () = images.context.closed() => {}
     }
     drop(place);
 }
 
 /// Returns the answer. The answer with a manifest, which may be long, comes with the read permit.
-async fn answer(node: &Arc<Node>, question: Question) -> (Answer, Option<SemaphorePermit<'_>>) {
+async fn answer(images: &Arc<Images>, question: Question) -> (Answer, Option<SemaphorePermit<'_>>) {
     let id = match question {
         Question::Chunk { manifest, .. } | Question::Manifest(manifest) => manifest,
         Question::Name(name) => {
-            let known = names::known(node, name);
+            let known = names::known(images, name);
             let answer = known.map_or(Answer::Nothing, |known| Answer::Here(known.encode()));
             return (answer, None);
         }
     };
-    let paths = files(node, id);
+    let paths = files(images, id);
     if paths.is_empty() {
         return (Answer::Nothing, None);
     }
     // The semaphore is never closed.
-    let one = node.images.giving.reads.acquire().await.ok();
-    let giver = Arc::clone(node);
+    let one = images.giving.reads.acquire().await.ok();
+    let giver = Arc::clone(images);
     let read = blocking(move || {
         let manifest = manifest(&giver, id)?;
         let Question::Chunk { number, .. } = question else {
@@ -142,27 +143,27 @@ async fn answer(node: &Arc<Node>, question: Question) -> (Answer, Option<Semapho
 
 /// Returns a whole chunk of this node, not changed by a guest. Blocks.
 pub(in crate::images) fn own_chunk(
-    node: &Node,
+    images: &Images,
     id: ManifestId,
     manifest: &Manifest,
     number: u64,
 ) -> Option<Bytes> {
-    find(node, manifest, number, files(node, id))
+    find(images, manifest, number, files(images, id))
 }
 
 /// Returns a chunk that a disk of this node lacks, if another disk has the chunk and reading its file is quick.
-pub(super) async fn of_another_disk(node: &Arc<Node>, part: Part) -> Option<Bytes> {
-    let paths = files(node, part.manifest);
+pub(super) async fn of_another_disk(images: &Arc<Images>, part: Part) -> Option<Bytes> {
+    let paths = files(images, part.manifest);
     if paths.len() < 2 {
         return None;
     }
-    let reads = Arc::clone(&node.images.giving.own_reads);
-    let giver = Arc::clone(node);
+    let reads = Arc::clone(&images.giving.own_reads);
+    let giver = Arc::clone(images);
     let found = async {
         let one = reads.acquire_owned().await.ok()?;
         let read = blocking(move || {
             let _one = one;
-            let manifest = giver.images.manifests.load(part.manifest).ok()?;
+            let manifest = giver.manifests.load(part.manifest).ok()?;
             find(&giver, &manifest, part.number, paths)
         });
         part.right(read.await.ok()??)
@@ -171,17 +172,17 @@ pub(super) async fn of_another_disk(node: &Arc<Node>, part: Part) -> Option<Byte
 }
 
 /// Returns the chunk from memory or from one of these files. Blocks.
-fn find(node: &Node, manifest: &Manifest, number: u64, paths: Vec<PathBuf>) -> Option<Bytes> {
+fn find(images: &Images, manifest: &Manifest, number: u64, paths: Vec<PathBuf>) -> Option<Bytes> {
     let id = manifest.chunk(number)?;
     let length = manifest.length(number);
     // The disk may have only a part of the chunk.
-    if let Some(bytes) = node.images.chunks.find(id) {
+    if let Some(bytes) = images.chunks.find(id) {
         return Some(bytes);
     }
     for path in paths {
         // An unreadable file counts as one without the chunk.
         if let Ok(Some(bytes)) = chunk_in(&path, number, length, id) {
-            *lock(&node.images.giving.last) = Some(path);
+            *lock(&images.giving.last) = Some(path);
             return Some(bytes);
         }
     }
@@ -189,12 +190,12 @@ fn find(node: &Node, manifest: &Manifest, number: u64, paths: Vec<PathBuf>) -> O
 }
 
 /// Returns a kept manifest. Blocks.
-fn manifest(node: &Node, id: ManifestId) -> Option<Arc<Manifest>> {
-    let mut last = lock(&node.images.giving.manifest);
+fn manifest(images: &Images, id: ManifestId) -> Option<Arc<Manifest>> {
+    let mut last = lock(&images.giving.manifest);
     if let Some((_, manifest)) = last.as_ref().filter(|(of, _)| *of == id) {
         return Some(Arc::clone(manifest));
     }
-    let manifest = node.images.manifests.load(id).ok()?;
+    let manifest = images.manifests.load(id).ok()?;
     *last = Some((id, Arc::clone(&manifest)));
     Some(manifest)
 }
@@ -204,14 +205,14 @@ fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Returns the files of disks created from this manifest, beginning with the file of the last hit.
-fn files(node: &Node, manifest: ManifestId) -> Vec<PathBuf> {
+fn files(images: &Images, manifest: ManifestId) -> Vec<PathBuf> {
     let of_it = |disk: Arc<crate::disks::disk::Disk>| {
         let inner = disk.lock();
         let base = inner.entry.base.as_ref().and_then(manifest_of);
         (base == Some(manifest)).then(|| inner.entry.path.clone())
     };
-    let mut paths: Vec<PathBuf> = node.disks.all().into_iter().filter_map(of_it).collect();
-    let last = lock(&node.images.giving.last).clone();
+    let mut paths: Vec<PathBuf> = images.disks.all().into_iter().filter_map(of_it).collect();
+    let last = lock(&images.giving.last).clone();
     if let Some(at) = paths.iter().position(|path| Some(path) == last.as_ref()) {
         paths.swap(0, at);
     }

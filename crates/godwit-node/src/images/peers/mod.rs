@@ -19,8 +19,8 @@ pub(crate) use self::asking::Asked;
 pub(in crate::images) use self::asking::Silent;
 use self::messages::Question;
 pub(super) use self::names::named;
+use crate::images::Images;
 use crate::images::body;
-use crate::node::Node;
 
 /// The place of a chunk in an image, and its hash.
 #[derive(Clone, Copy, Debug)]
@@ -63,12 +63,12 @@ impl Fetched {
 ///
 /// # Errors
 /// The repository's reason why the chunk cannot be had now.
-pub(super) async fn chunk(node: &Arc<Node>, part: Part) -> Result<Bytes, ErrorBody> {
-    let fetched = &node.images.fetched;
+pub(super) async fn chunk(images: &Arc<Images>, part: Part) -> Result<Bytes, ErrorBody> {
+    let fetched = &images.fetched;
     let count = |counter: &AtomicU64, bytes: &Bytes| {
         counter.fetch_add(bytes.len() as u64, Ordering::Relaxed);
     };
-    if let Some(bytes) = giving::of_another_disk(node, part).await {
+    if let Some(bytes) = giving::of_another_disk(images, part).await {
         count(&fetched.from_disks, &bytes);
         return Ok(bytes);
     }
@@ -78,14 +78,14 @@ pub(super) async fn chunk(node: &Arc<Node>, part: Part) -> Result<Bytes, ErrorBo
     };
     let right = |bytes| part.right(bytes);
     let repository = async {
-        let found = node.images.repository()?.chunk(part.id, part.length).await;
+        let found = images.repository()?.chunk(part.id, part.length).await;
         found.map_err(|error| body(&error))
     };
     let (bytes, from) = places::first(
         places::WAITS,
-        asking::quick(node, question, right),
+        asking::quick(images, question, right),
         repository,
-        asking::patient(node, question, right),
+        asking::patient(images, question, right),
     )
     .await?;
     let counter = match from {
@@ -98,7 +98,7 @@ pub(super) async fn chunk(node: &Arc<Node>, part: Part) -> Result<Bytes, ErrorBo
 
 /// Returns a chunk's checked bytes from any other node with the chunk, except nodes in `silent`.
 pub(super) async fn chunk_of_others(
-    node: &Arc<Node>,
+    images: &Arc<Images>,
     part: Part,
     silent: &Silent,
 ) -> Option<Bytes> {
@@ -106,25 +106,25 @@ pub(super) async fn chunk_of_others(
         manifest: part.manifest,
         number: part.number,
     };
-    asking::every(node, question, |bytes| part.right(bytes), silent).await
+    asking::every(images, question, |bytes| part.right(bytes), silent).await
 }
 
 /// Returns an image's manifest from another node or from the repository.
 ///
 /// # Errors
 /// The repository's reason why the manifest cannot be had now.
-pub(super) async fn manifest(node: &Arc<Node>, id: ManifestId) -> Result<Manifest, ErrorBody> {
+pub(super) async fn manifest(images: &Arc<Images>, id: ManifestId) -> Result<Manifest, ErrorBody> {
     let question = Question::Manifest(id);
     let right = |bytes: Bytes| Manifest::decode(id, &bytes).ok();
     let repository = async {
-        let found = node.images.repository()?.manifest(id).await;
+        let found = images.repository()?.manifest(id).await;
         found.map_err(|error| body(&error))
     };
     let (manifest, _) = places::first(
         places::WAITS,
-        asking::quick(node, question, right),
+        asking::quick(images, question, right),
         repository,
-        asking::patient(node, question, right),
+        asking::patient(images, question, right),
     )
     .await?;
     Ok(manifest)

@@ -15,9 +15,10 @@ use tokio::task::JoinSet;
 use super::asking::{self, PATIENCE};
 use super::messages::{Answer, Meaning, NameHash, Question};
 use crate::config::PeerConfig;
+use crate::context::blocking;
+use crate::images::Images;
 use crate::images::creation::manifest_of;
 use crate::images::uses::told;
-use crate::node::{Node, blocking};
 
 /// Nodes asked at the same time.
 const AT_ONCE: usize = 16;
@@ -46,25 +47,25 @@ type Said = (String, Meaning);
 /// # Errors
 /// No node knows the name, two nodes know different pushes of the same second, or the manifest cannot be had.
 pub(in crate::images) async fn named(
-    node: &Arc<Node>,
+    images: &Arc<Images>,
     image: &ImageName,
 ) -> Result<Named, ErrorBody> {
     let name = NameHash::of(image.as_str());
     let mut said = Vec::new();
-    for some in node.config.peers.chunks(AT_ONCE) {
+    for some in images.context.config.peers.chunks(AT_ONCE) {
         let mut asked = JoinSet::new();
         for peer in some.iter().cloned() {
-            let node = Arc::clone(node);
-            asked.spawn(async move { ask(&node, &peer, name).await.map(|it| (peer.name, it)) });
+            let images = Arc::clone(images);
+            asked.spawn(async move { ask(&images, &peer, name).await.map(|it| (peer.name, it)) });
         }
         said.extend(asked.join_all().await.into_iter().flatten());
     }
     // This node last: others with the same answer also have the image's chunks.
-    said.extend(known(node, name).map(|meaning| (node.config.name.clone(), meaning)));
+    said.extend(known(images, name).map(|meaning| (images.context.config.name.clone(), meaning)));
     let said = believed(said, PushTime::at(SystemTime::now() + AHEAD));
     let give = |by: String, id| {
-        let node = Arc::clone(node);
-        async move { manifest(&node, &by, id).await }
+        let images = Arc::clone(images);
+        async move { manifest(&images, &by, id).await }
     };
     match latest_to_be_had(&said, give).await {
         Ok(Some((by, meaning, manifest))) => Ok(Named {
@@ -134,15 +135,15 @@ where
     }
 }
 
-async fn ask(node: &Arc<Node>, peer: &PeerConfig, name: NameHash) -> Option<Meaning> {
+async fn ask(images: &Arc<Images>, peer: &PeerConfig, name: NameHash) -> Option<Meaning> {
     let asked = async {
-        if !asking::knows(node, peer, Features::IMAGE_NAMES)
+        if !asking::knows(images, peer, Features::IMAGE_NAMES)
             .await
             .ok()?
         {
             return None;
         }
-        match asking::ask(node, peer, Question::Name(name)).await.ok()? {
+        match asking::ask(images, peer, Question::Name(name)).await.ok()? {
             Answer::Here(bytes) => Meaning::decode(&bytes),
             Answer::NotThatChunk | Answer::Nothing => None,
         }
@@ -166,13 +167,13 @@ fn latest(said: &[Said]) -> Result<Option<Meaning>, (&str, &str)> {
 }
 
 /// Returns the manifest from the node `by`, which may be this node.
-async fn manifest(node: &Arc<Node>, by: &str, id: ManifestId) -> Option<Manifest> {
-    let Ok(peer) = node.peer(by) else {
-        let own = Arc::clone(node);
-        let loaded = blocking(move || own.images.manifests.load(id)).await;
+async fn manifest(images: &Arc<Images>, by: &str, id: ManifestId) -> Option<Manifest> {
+    let Ok(peer) = images.context.peer(by) else {
+        let own = Arc::clone(images);
+        let loaded = blocking(move || own.manifests.load(id)).await;
         return loaded.ok()?.ok().map(Arc::unwrap_or_clone);
     };
-    let asked = asking::ask(node, peer, Question::Manifest(id));
+    let asked = asking::ask(images, peer, Question::Manifest(id));
     let answer = tokio::time::timeout(MANIFEST, asked).await.ok()?.ok()?;
     let Answer::Here(bytes) = answer else {
         return None;
@@ -185,14 +186,14 @@ async fn manifest(node: &Arc<Node>, by: &str, id: ManifestId) -> Option<Manifest
 }
 
 /// Returns the repository's meaning of a name, as far as known from disks of this node with an image of this name.
-pub(super) fn known(node: &Node, name: NameHash) -> Option<Meaning> {
+pub(super) fn known(images: &Images, name: NameHash) -> Option<Meaning> {
     let of_it = |disk: Arc<crate::disks::disk::Disk>| {
         let inner = disk.lock();
         let base = inner.entry.base.as_ref()?;
         if NameHash::of(&base.image) != name {
             return None;
         }
-        let told = node.images.told.of(&disk.name, &base.fetch);
+        let told = images.told.of(&disk.name, &base.fetch);
         let pushed = match told {
             None => base.pushed.clone()?,
             // Another node's answer is not passed on before the repository agrees.
@@ -204,7 +205,7 @@ pub(super) fn known(node: &Node, name: NameHash) -> Option<Meaning> {
             pushed: pushed.parse().ok()?,
         })
     };
-    let meanings = node.disks.all().into_iter().filter_map(of_it);
+    let meanings = images.disks.all().into_iter().filter_map(of_it);
     meanings.max_by_key(|meaning| meaning.pushed)
 }
 

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use godwit_image::{ImageName, PushTime, RepositoryError};
 
+use crate::context::blocking;
 use crate::disks::disk::Disk;
 use crate::failpoint;
+use crate::images::Images;
 use crate::images::body;
 use crate::images::creation::manifest_of;
 use crate::images::uses::told::{Repository, Told};
 use crate::images::uses::{self, put_back};
-use crate::node::{Node, blocking};
 use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode};
 
@@ -20,15 +21,15 @@ use godwit_api::{ErrorBody, ErrorCode};
 ///
 /// # Errors
 /// The repository could not be told of a disk now; to be tried again soon.
-pub(super) async fn note(node: &Arc<Node>) -> Result<(), ErrorBody> {
+pub(super) async fn note(images: &Arc<Images>) -> Result<(), ErrorBody> {
     let mut all = Ok(());
-    for disk in node.disks.all() {
-        let Some((base, told)) = late(node, &disk) else {
+    for disk in images.disks.all() {
+        let Some((base, told)) = late(images, &disk) else {
             continue;
         };
         if told.is_noted() {
-            put_back::begin(node, &disk, &base);
-        } else if let Err(error) = note_one(node, &disk, &base, told).await {
+            put_back::begin(images, &disk, &base);
+        } else if let Err(error) = note_one(images, &disk, &base, told).await {
             all = Err(error);
         }
     }
@@ -37,15 +38,15 @@ pub(super) async fn note(node: &Arc<Node>) -> Result<(), ErrorBody> {
 
 /// Returns the base image of a disk still fetching, if the repository does not know of the disk, or has lost chunks of
 /// the image.
-pub(super) fn late(node: &Node, disk: &Disk) -> Option<(BaseImage, Told)> {
+pub(super) fn late(images: &Images, disk: &Disk) -> Option<(BaseImage, Told)> {
     let inner = disk.lock();
     let base = inner.entry.fetches(&inner.record)?;
-    let told = node.images.told(&disk.name, base)?;
+    let told = images.told(&disk.name, base)?;
     (!told.is_noted() || told.lost > 0).then(|| (base.clone(), told))
 }
 
 async fn note_one(
-    node: &Arc<Node>,
+    images: &Arc<Images>,
     disk: &Arc<Disk>,
     base: &BaseImage,
     told: Told,
@@ -53,18 +54,18 @@ async fn note_one(
     let (Some(id), Ok(image)) = (manifest_of(base), base.image.parse::<ImageName>()) else {
         return Ok(());
     };
-    let repository = node.images.repository()?;
-    let user = uses::user(node, &disk.name).await?;
+    let repository = images.repository()?;
+    let user = uses::user(images, &disk.name).await?;
     // If the disk is removed meanwhile, `release` removes its note afterwards.
     let pushed = match repository.begin_use_of(id, &image, &user).await {
         Ok(used) => used.pushed,
         Err(RepositoryError::NoManifest { .. } | RepositoryError::DamagedManifest { .. }) => {
-            put_back::begin(node, disk, base);
+            put_back::begin(images, disk, base);
             return Ok(());
         }
         Err(error) => return Err(body(&error)),
     };
-    keep(node, disk, base, told, pushed, 0).await
+    keep(images, disk, base, told, pushed, 0).await
 }
 
 /// Keeps the result of telling the repository. `pushed` is the time of the push if the name stands for this manifest,
@@ -73,7 +74,7 @@ async fn note_one(
 /// # Errors
 /// The note cannot be stored.
 pub(super) async fn keep(
-    node: &Arc<Node>,
+    images: &Arc<Images>,
     disk: &Disk,
     base: &BaseImage,
     told: Told,
@@ -90,7 +91,7 @@ pub(super) async fn keep(
         lost,
         ..told
     };
-    if node.images.told(&disk.name, base).as_ref() == Some(&told) {
+    if images.told(&disk.name, base).as_ref() == Some(&told) {
         return Ok(());
     }
     match told.warning(&base.image, true) {
@@ -101,13 +102,13 @@ pub(super) async fn keep(
             "the repository knows what the disk needs"
         ),
     }
-    let _keeping = node.images.keeping.lock().await;
-    if node.images.told(&disk.name, base).is_none() {
+    let _keeping = images.keeping.lock().await;
+    if images.told(&disk.name, base).is_none() {
         // The disk was removed, and another disk has its name.
         return Ok(());
     }
-    let (keeper, name) = (Arc::clone(node), disk.name.clone());
-    let kept = blocking(move || keeper.images.told.keep(&name, told)).await?;
+    let (keeper, name) = (Arc::clone(images), disk.name.clone());
+    let kept = blocking(move || keeper.told.keep(&name, told)).await?;
     kept.map_err(|error| {
         let text = format!(
             "disk {}: cannot store that the repository knows of it: {error}",

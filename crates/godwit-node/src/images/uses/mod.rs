@@ -11,9 +11,10 @@ use std::time::Duration;
 use godwit_core::authority::Ownership;
 use godwit_image::{ManifestId, User};
 
+use crate::context::blocking;
 use crate::disks::disk::Activity;
+use crate::images::Images;
 use crate::images::creation::manifest_of;
-use crate::node::{Node, blocking};
 use godwit_api::{DiskState, ErrorBody, ErrorCode};
 
 /// Time between two attempts.
@@ -25,8 +26,8 @@ const LATE_RETRY: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// This node's id cannot be stored.
-pub(super) async fn user(node: &Arc<Node>, disk: &str) -> Result<User, ErrorBody> {
-    let path = node.images.folder.join("id");
+pub(super) async fn user(images: &Arc<Images>, disk: &str) -> Result<User, ErrorBody> {
+    let path = images.folder.join("id");
     let read = blocking(move || -> std::io::Result<String> {
         if let Ok(text) = std::fs::read_to_string(&path)
             && text.len() == 32
@@ -55,7 +56,7 @@ pub(super) async fn user(node: &Arc<Node>, disk: &str) -> Result<User, ErrorBody
             .hint("see whether the node's data directory has space")
     })?;
     Ok(User {
-        node: node.config.name.clone(),
+        node: images.context.config.name.clone(),
         node_id,
         disk: disk.to_owned(),
     })
@@ -63,15 +64,15 @@ pub(super) async fn user(node: &Arc<Node>, disk: &str) -> Result<User, ErrorBody
 
 /// Tells the repository about disks that fetch no more, until the node ends: at the node's start, and whenever a disk
 /// has become whole or was removed. Also tells of disks unknown to the repository, as soon as the repository answers.
-pub(crate) async fn watch(node: Arc<Node>) {
-    if node.images.config.repository.is_none() {
+pub(crate) async fn watch(images: Arc<Images>) {
+    if !images.has_repository() {
         return;
     }
     let mut told = None;
     loop {
         let late = tokio::select! {
-            late = late::note(&node) => late,
-            () = node.closed() => return,
+            late = late::note(&images) => late,
+            () = images.context.closed() => return,
         };
         let why = late.as_ref().err().map(ToString::to_string);
         if why != told {
@@ -83,7 +84,7 @@ pub(crate) async fn watch(node: Arc<Node>) {
             }
             told = why;
         }
-        let released = release(&node).await;
+        let released = release(&images).await;
         if let Err(error) = &released {
             tracing::debug!(%error, "cannot tell the repository which disks fetch no more");
         }
@@ -100,22 +101,22 @@ pub(crate) async fn watch(node: Arc<Node>) {
         };
         tokio::select! {
             () = later => {}
-            () = node.images.released.notified() => {}
-            () = node.closed() => return,
+            () = images.released.notified() => {}
+            () = images.context.closed() => return,
         }
     }
 }
 
-async fn release(node: &Arc<Node>) -> Result<(), ErrorBody> {
+async fn release(images: &Arc<Images>) -> Result<(), ErrorBody> {
     // A disk created meanwhile waits: its note may equal one removed here.
-    let _noting = node.images.noting.lock().await;
-    let own = user(node, "").await?;
-    let repository = node.images.repository()?;
+    let _noting = images.noting.lock().await;
+    let own = user(images, "").await?;
+    let repository = images.repository()?;
     let noted = repository
         .uses()
         .await
         .map_err(|error| super::body(&error))?;
-    let needed = needed(node);
+    let needed = needed(images);
     let vain = noted.into_iter().filter(|(id, user)| {
         let its = user.node == own.node && user.node_id == own.node_id;
         its && !needed.contains(&(Some(*id), user.disk.clone()))
@@ -126,25 +127,25 @@ async fn release(node: &Arc<Node>) -> Result<(), ErrorBody> {
         ended.map_err(|error| super::body(&error))?;
         tracing::info!(disk = user.disk, manifest = %id, "the disk needs the image no more");
     }
-    let _keeping = node.images.keeping.lock().await;
-    let node = Arc::clone(node);
+    let _keeping = images.keeping.lock().await;
+    let images = Arc::clone(images);
     blocking(move || {
-        let known: HashSet<_> = disks_bases(&node).collect();
-        node.images.manifests.retain(|id| known.contains(&id));
+        let known: HashSet<_> = disks_bases(&images).collect();
+        images.manifests.retain(|id| known.contains(&id));
         // Collected before the answers are locked: a holder of a disk's lock looks at the disk's answer.
-        let disks = node.disks.all().into_iter().filter_map(|disk| {
+        let disks = images.disks.all().into_iter().filter_map(|disk| {
             let fetch = disk.lock().entry.base.as_ref()?.fetch.clone();
             Some((disk.name.clone(), fetch))
         });
         let disks = disks.collect();
-        node.images.told.retain(&disks);
+        images.told.retain(&disks);
     })
     .await
 }
 
 /// Returns the fetching disks with their manifests. A disk under creation may have noted any manifest.
-fn needed(node: &Node) -> HashSet<(Option<ManifestId>, String)> {
-    let disks = node.disks.all().into_iter().filter_map(|disk| {
+fn needed(images: &Images) -> HashSet<(Option<ManifestId>, String)> {
+    let disks = images.disks.all().into_iter().filter_map(|disk| {
         let inner = disk.lock();
         if inner.activity == Activity::Creating || inner.state() == DiskState::Importing {
             return Some((None, disk.name.clone()));
@@ -161,7 +162,7 @@ fn needed(node: &Node) -> HashSet<(Option<ManifestId>, String)> {
     disks.collect()
 }
 
-fn disks_bases(node: &Node) -> impl Iterator<Item = ManifestId> {
-    let disks = node.disks.all().into_iter();
+fn disks_bases(images: &Images) -> impl Iterator<Item = ManifestId> {
+    let disks = images.disks.all().into_iter();
     disks.filter_map(|disk| manifest_of(disk.lock().entry.base.as_ref()?))
 }

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use godwit_image::{ImageName, ManifestChunk, PutBack, User};
 
+use crate::context::blocking;
 use crate::disks::disk::Disk;
 use crate::failpoint;
+use crate::images::Images;
 use crate::images::creation::manifest_of;
 use crate::images::peers::{self, Part, Silent, giving};
 use crate::images::uses::{self, late};
 use crate::images::{body, serving};
-use crate::node::{Node, blocking};
 use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode};
 
@@ -39,39 +40,39 @@ impl PuttingBack {
 
 /// A running task for this disk; removed from the set on drop.
 struct Seen {
-    node: Arc<Node>,
+    images: Arc<Images>,
     fetch: String,
 }
 
 impl Drop for Seen {
     fn drop(&mut self) {
-        self.node.images.putting_back.lock().remove(&self.fetch);
+        self.images.putting_back.lock().remove(&self.fetch);
         // Removes the note of a removed disk, and tells the repository of the rest.
-        self.node.images.release();
+        self.images.release();
     }
 }
 
 /// Begins a task unless this disk has one. Returns at once.
-pub(in crate::images) fn begin(node: &Arc<Node>, disk: &Arc<Disk>, base: &BaseImage) {
+pub(in crate::images) fn begin(images: &Arc<Images>, disk: &Arc<Disk>, base: &BaseImage) {
     let fetch = base.fetch.clone();
-    if !node.images.putting_back.lock().insert(fetch.clone()) {
+    if !images.putting_back.lock().insert(fetch.clone()) {
         return;
     }
-    let (node, disk) = (Arc::clone(node), Arc::clone(disk));
-    let seen = Seen { node, fetch };
+    let (images, disk) = (Arc::clone(images), Arc::clone(disk));
+    let seen = Seen { images, fetch };
     tokio::spawn(async move {
         tokio::select! {
             () = until_all_is_there(&seen, &disk) => {}
-            () = seen.node.closed() => {}
+            () = seen.images.context.closed() => {}
         }
     });
 }
 
 async fn until_all_is_there(seen: &Seen, disk: &Disk) {
-    let Seen { node, fetch } = seen;
+    let Seen { images, fetch } = seen;
     let mut said = None;
     loop {
-        let after = match once(node, disk, fetch).await {
+        let after = match once(images, disk, fetch).await {
             Ok(0) => return,
             Ok(_) => {
                 said = None;
@@ -95,30 +96,34 @@ async fn until_all_is_there(seen: &Seen, disk: &Disk) {
 }
 
 /// Returns the number of chunks not found at any node; 0 also if the disk needs the image no more.
-async fn once(node: &Arc<Node>, disk: &Disk, fetch: &str) -> Result<u64, ErrorBody> {
-    let _turn = node.images.putting_back.turn.lock().await;
-    let Some((base, told)) = late::late(node, disk).filter(|(it, _)| it.fetch == fetch) else {
+async fn once(images: &Arc<Images>, disk: &Disk, fetch: &str) -> Result<u64, ErrorBody> {
+    let _turn = images.putting_back.turn.lock().await;
+    let Some((base, told)) = late::late(images, disk).filter(|(it, _)| it.fetch == fetch) else {
         return Ok(0);
     };
-    let user = uses::user(node, &disk.name).await?;
-    let done = put_back(node, &base, &user).await?;
-    late::keep(node, disk, &base, told, done.pushed, done.lost).await?;
+    let user = uses::user(images, &disk.name).await?;
+    let done = put_back(images, &base, &user).await?;
+    late::keep(images, disk, &base, told, done.pushed, done.lost).await?;
     Ok(done.lost)
 }
 
 /// Puts back the parts lost by the repository, and notes the disk's need of the image.
-async fn put_back(node: &Arc<Node>, base: &BaseImage, user: &User) -> Result<PutBack, ErrorBody> {
+async fn put_back(
+    images: &Arc<Images>,
+    base: &BaseImage,
+    user: &User,
+) -> Result<PutBack, ErrorBody> {
     let (Some(id), Ok(image)) = (manifest_of(base), base.image.parse::<ImageName>()) else {
         let text = format!("disk {}: its entry names no image", user.disk);
         return Err(ErrorBody::new(ErrorCode::Internal, text));
     };
-    let manifest = serving::manifest(node, id).await.map_err(|why| {
+    let manifest = serving::manifest(images, id).await.map_err(|why| {
         let text = format!("what image '{image}' consists of cannot be put back: {why}");
         ErrorBody::new(ErrorCode::Conflict, text)
     })?;
     let silent = Silent::default();
     let find = |chunk: ManifestChunk| {
-        let (node, manifest, silent) = (Arc::clone(node), Arc::clone(&manifest), &silent);
+        let (images, manifest, silent) = (Arc::clone(images), Arc::clone(&manifest), &silent);
         let part = Part {
             manifest: id,
             number: chunk.number,
@@ -128,16 +133,16 @@ async fn put_back(node: &Arc<Node>, base: &BaseImage, user: &User) -> Result<Put
         async move {
             failpoint::reach(String::from("image::put-back")).await;
             let own = {
-                let node = Arc::clone(&node);
-                blocking(move || giving::own_chunk(&node, id, &manifest, part.number)).await
+                let images = Arc::clone(&images);
+                blocking(move || giving::own_chunk(&images, id, &manifest, part.number)).await
             };
             match own.ok().flatten().and_then(|bytes| part.right(bytes)) {
                 Some(bytes) => Some(bytes),
-                None => peers::chunk_of_others(&node, part, silent).await,
+                None => peers::chunk_of_others(&images, part, silent).await,
             }
         }
     };
-    let repository = node.images.repository()?;
+    let repository = images.repository()?;
     let done = repository.put_back(&manifest, &image, user, find).await;
     let done = done.map_err(|error| body(&error))?;
     if done.chunks == 0 {

@@ -10,8 +10,8 @@ use tokio::time::Instant;
 
 use crate::config::PeerConfig;
 use crate::disks::disk::Disk;
-use crate::node::Node;
-use crate::peers::{PeerConnection, into_stream, open_for};
+use crate::migrations::Migrations;
+use crate::peers::{PeerConnection, into_stream};
 
 /// Time for which the owner may be out of reach before clients see errors.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
@@ -21,7 +21,7 @@ const MIN_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
 /// Looks for the disk's owner, unless a task does already.
-pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
+pub(crate) fn start(migrations: &Arc<Migrations>, disk: &Arc<Disk>) {
     {
         let mut inner = disk.lock();
         if inner.forwarding {
@@ -29,10 +29,10 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
         }
         inner.forwarding = true;
     }
-    tokio::spawn(connect(Arc::clone(node), Arc::clone(disk)));
+    tokio::spawn(connect(Arc::clone(migrations), Arc::clone(disk)));
 }
 
-async fn connect(node: Arc<Node>, disk: Arc<Disk>) {
+async fn connect(migrations: Arc<Migrations>, disk: Arc<Disk>) {
     let deadline = Instant::now() + GIVE_UP_AFTER;
     let mut backoff = MIN_BACKOFF;
     loop {
@@ -40,13 +40,17 @@ async fn connect(node: Arc<Node>, disk: Arc<Disk>) {
             disk.lock().record.ownership,
             Ownership::Departed { .. } | Ownership::Relinquished { .. } | Ownership::Vacant
         );
-        if node.is_closing() || !elsewhere {
+        if migrations.context.is_closing() || !elsewhere {
             disk.lock().forwarding = false;
             return;
         }
-        for peer in candidates(&node, &disk) {
+        for peer in candidates(&migrations, &disk) {
             let about = (TrafficClass::Sync, Purpose::Forward);
-            match open_for(&node, &disk.name, peer, about, MigrationId::default()).await {
+            match migrations
+                .context
+                .open_for(&disk.name, peer, about, MigrationId::default())
+                .await
+            {
                 Ok(sync) => {
                     tracing::info!(
                         disk = disk.name,
@@ -86,7 +90,7 @@ async fn connect(node: Arc<Node>, disk: Arc<Disk>) {
 
 /// Returns the peers to ask. The node that took the disk comes first, then all others, because the disk may have moved
 /// on.
-fn candidates<'a>(node: &'a Node, disk: &Disk) -> Vec<&'a PeerConfig> {
+fn candidates<'a>(migrations: &'a Migrations, disk: &Disk) -> Vec<&'a PeerConfig> {
     let first = {
         let inner = disk.lock();
         inner
@@ -95,7 +99,7 @@ fn candidates<'a>(node: &'a Node, disk: &Disk) -> Vec<&'a PeerConfig> {
             .clone()
             .or_else(|| inner.entry.counterpart.clone())
     };
-    let mut peers: Vec<_> = node.config.peers.iter().collect();
+    let mut peers: Vec<_> = migrations.context.config.peers.iter().collect();
     peers.sort_by_key(|peer| Some(&peer.name) != first.as_ref());
     peers
 }
@@ -104,13 +108,13 @@ fn candidates<'a>(node: &'a Node, disk: &Disk) -> Vec<&'a PeerConfig> {
 ///
 /// # Errors
 /// [`RefusalCode::Unknown`] if this node neither serves the disk nor is about to.
-pub(crate) fn admit(node: &Arc<Node>, hello: &Hello) -> Result<Arc<Disk>, Refusal> {
+pub(crate) fn admit(migrations: &Arc<Migrations>, hello: &Hello) -> Result<Arc<Disk>, Refusal> {
     let refuse = |text| Refusal {
         code: RefusalCode::Unknown,
         text,
     };
-    let name = &node.config.name;
-    let disk = node
+    let name = &migrations.context.config.name;
+    let disk = migrations
         .disks
         .find(&hello.disk)
         .ok_or_else(|| refuse(format!("node '{name}' has no disk named {:?}", hello.disk)))?;

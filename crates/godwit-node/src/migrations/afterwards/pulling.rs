@@ -10,8 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::disks::disk::Disk;
 use crate::failpoint;
-use crate::node::Node;
-use crate::peers::{PeerConnection, into_stream, open_for};
+use crate::migrations::Migrations;
+use crate::peers::{PeerConnection, into_stream};
 
 /// The traffic class and purpose of the connection.
 const PULLED: (TrafficClass, Purpose) = (TrafficClass::Pull, Purpose::Pull);
@@ -25,16 +25,16 @@ const MAX_BACKOFF: Duration = Duration::from_secs(2);
 const STORES_WITHIN: Duration = Duration::from_secs(2);
 
 /// Connects to the owner of a disk just moved, unless a task does already.
-pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
-    begin(node, disk, Duration::ZERO);
+pub(crate) fn start(migrations: &Arc<Migrations>, disk: &Arc<Disk>) {
+    begin(migrations, disk, Duration::ZERO);
 }
 
 /// The same after a connection was lost, or the node has started.
-pub(crate) fn start_again(node: &Arc<Node>, disk: &Arc<Disk>) {
-    begin(node, disk, AFTER_LOSS);
+pub(crate) fn start_again(migrations: &Arc<Migrations>, disk: &Arc<Disk>) {
+    begin(migrations, disk, AFTER_LOSS);
 }
 
-fn begin(node: &Arc<Node>, disk: &Arc<Disk>, wait: Duration) {
+fn begin(migrations: &Arc<Migrations>, disk: &Arc<Disk>, wait: Duration) {
     {
         let mut inner = disk.lock();
         if inner.connecting_owner {
@@ -42,10 +42,10 @@ fn begin(node: &Arc<Node>, disk: &Arc<Disk>, wait: Duration) {
         }
         inner.connecting_owner = true;
     }
-    tokio::spawn(connect(Arc::clone(node), Arc::clone(disk), wait));
+    tokio::spawn(connect(Arc::clone(migrations), Arc::clone(disk), wait));
 }
 
-async fn connect(node: Arc<Node>, disk: Arc<Disk>, wait: Duration) {
+async fn connect(migrations: Arc<Migrations>, disk: Arc<Disk>, wait: Duration) {
     tokio::time::sleep(wait).await;
     let mut backoff = MIN_BACKOFF;
     let mut told = false;
@@ -53,7 +53,10 @@ async fn connect(node: Arc<Node>, disk: Arc<Disk>, wait: Duration) {
     loop {
         let (owed, owner) = {
             let mut inner = disk.lock();
-            let owed = inner.record.owes().filter(|_| !node.is_closing());
+            let owed = inner
+                .record
+                .owes()
+                .filter(|_| !migrations.context.is_closing());
             inner.connecting_owner = owed.is_some();
             let entry = &inner.entry;
             let owner = entry.moved_to.clone().or_else(|| entry.counterpart.clone());
@@ -63,8 +66,13 @@ async fn connect(node: Arc<Node>, disk: Arc<Disk>, wait: Duration) {
             disk.lock().connecting_owner = false;
             return;
         };
-        let opened = match node.peer(&owner) {
-            Ok(peer) => open_for(&node, &disk.name, peer, PULLED, migration).await,
+        let opened = match migrations.context.peer(&owner) {
+            Ok(peer) => {
+                migrations
+                    .context
+                    .open_for(&disk.name, peer, PULLED, migration)
+                    .await
+            }
             Err(error) => Err(error.message),
         };
         match opened {
@@ -90,7 +98,7 @@ async fn connect(node: Arc<Node>, disk: Arc<Disk>, wait: Duration) {
         }
         tokio::select! {
             () = tokio::time::sleep(backoff) => {}
-            () = node.closed() => {}
+            () = migrations.context.closed() => {}
         }
         backoff = (backoff * 2).min(MAX_BACKOFF);
     }
@@ -101,10 +109,10 @@ async fn connect(node: Arc<Node>, disk: Arc<Disk>, wait: Duration) {
 /// # Errors
 /// This node has no such disk, cannot use the disk now, or lacks a part that another node has: the data on the
 /// connection becomes the disk's content.
-pub(crate) fn admit(node: &Arc<Node>, hello: &Hello) -> Result<Arc<Disk>, Refusal> {
-    let (name, disk) = (&node.config.name, &hello.disk);
+pub(crate) fn admit(migrations: &Arc<Migrations>, hello: &Hello) -> Result<Arc<Disk>, Refusal> {
+    let (name, disk) = (&migrations.context.config.name, &hello.disk);
     let refuse = |code, text| Err(Refusal { code, text });
-    let Some(found) = node.disks.find(disk) else {
+    let Some(found) = migrations.disks.find(disk) else {
         let text = format!("node '{name}' has no disk named {disk:?}");
         return refuse(RefusalCode::Unknown, text);
     };

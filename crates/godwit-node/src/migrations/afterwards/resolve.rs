@@ -11,8 +11,8 @@ use godwit_core::wire::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::disks::disk::Disk;
-use crate::node::Node;
-use crate::peers::{PeerConnection, greeting, into_stream, open_for};
+use crate::migrations::Migrations;
+use crate::peers::{PeerConnection, greeting, into_stream};
 
 /// The traffic class and purpose of the connection.
 const QUESTION: (TrafficClass, Purpose) = (TrafficClass::Control, Purpose::Resolve);
@@ -26,7 +26,7 @@ const ANSWER_IDLE: Duration = Duration::from_secs(10);
 const MAX_BODY: u32 = 64;
 
 /// Looks for the other node of an undecided migration, unless a task does already.
-pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, migration: MigrationId) {
+pub(crate) fn start(migrations: &Arc<Migrations>, disk: &Arc<Disk>, migration: MigrationId) {
     let mut inner = disk.lock();
     if inner
         .resolver
@@ -35,15 +35,15 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, migration: MigrationId) 
     {
         return;
     }
-    let task = tokio::spawn(resolve(Arc::clone(node), Arc::clone(disk), migration));
+    let task = tokio::spawn(resolve(Arc::clone(migrations), Arc::clone(disk), migration));
     inner.resolver = Some(task.abort_handle());
 }
 
-async fn resolve(node: Arc<Node>, disk: Arc<Disk>, migration: MigrationId) {
+async fn resolve(migrations: Arc<Migrations>, disk: Arc<Disk>, migration: MigrationId) {
     let mut backoff = MIN_BACKOFF;
     // Both nodes may look for each other at once, and each connection replaces the one before. Different waits keep the
     // two from undoing each other's work.
-    tokio::time::sleep(jitter(&node.config.name)).await;
+    tokio::time::sleep(jitter(&migrations.context.config.name)).await;
     let mut told = false;
     loop {
         let (open, counterpart, engine) = {
@@ -55,13 +55,17 @@ async fn resolve(node: Arc<Node>, disk: Arc<Disk>, migration: MigrationId) {
                 engine,
             )
         };
-        let (true, Some(engine), false) = (open, engine, node.is_closing()) else {
+        let (true, Some(engine), false) = (open, engine, migrations.context.is_closing()) else {
             return;
         };
         let counterpart = counterpart.unwrap_or_default();
-        let error = match node.peer(&counterpart) {
+        let error = match migrations.context.peer(&counterpart) {
             Err(error) => error.message,
-            Ok(peer) => match open_for(&node, &disk.name, peer, QUESTION, migration).await {
+            Ok(peer) => match migrations
+                .context
+                .open_for(&disk.name, peer, QUESTION, migration)
+                .await
+            {
                 Ok(control) => {
                     tracing::info!(
                         disk = disk.name,
@@ -114,12 +118,12 @@ pub(crate) enum Answer {
 ///
 /// # Errors
 /// [`RefusalCode::Unknown`] if the disk does not exist; [`RefusalCode::Identity`] if the migration is another node's.
-pub(crate) fn decide(node: &Arc<Node>, hello: &Hello) -> Result<Answer, Refusal> {
-    let disk = node.disks.find(&hello.disk).ok_or_else(|| Refusal {
+pub(crate) fn decide(migrations: &Arc<Migrations>, hello: &Hello) -> Result<Answer, Refusal> {
+    let disk = migrations.disks.find(&hello.disk).ok_or_else(|| Refusal {
         code: RefusalCode::Unknown,
         text: format!(
             "node '{}' has no disk named {:?}",
-            node.config.name, hello.disk
+            migrations.context.config.name, hello.disk
         ),
     })?;
     let mut inner = disk.lock();
@@ -146,7 +150,7 @@ pub(crate) fn decide(node: &Arc<Node>, hello: &Hello) -> Result<Answer, Refusal>
 
 /// Takes a connection on which another node asks; `answer` was decided from the hello.
 pub(crate) async fn take_question(
-    node: Arc<Node>,
+    migrations: Arc<Migrations>,
     mut control: PeerConnection,
     hello: Hello,
     welcome: Reply,
@@ -172,7 +176,7 @@ pub(crate) async fn take_question(
                 result = answering => if let Err(error) = result {
                     tracing::debug!(disk = disk.name, peer = hello.node, %error, "answered");
                 },
-                () = node.closed() => {}
+                () = migrations.context.closed() => {}
             }
         }
     }

@@ -9,9 +9,9 @@ use godwit_core::auto::{Facts, Leave, Why, reconsider};
 use godwit_core::event::Obstacle;
 use godwit_core::units::Bytes;
 
+use crate::migrations::Migrations;
 use crate::migrations::change;
 use crate::migrations::table::Chosen;
-use crate::node::Node;
 use godwit_api::text::format_seconds;
 use godwit_api::{Migration, MigrationPhase, Policy, SwitchMigration};
 
@@ -78,10 +78,10 @@ fn told(why: Why, left: u64) -> String {
 }
 
 /// Reconsiders the policies chosen by the node.
-pub(in crate::migrations) async fn reconsider_all(node: &Arc<Node>) {
-    for chosen in node.migrations.chosen_by_node() {
+pub(in crate::migrations) async fn reconsider_all(migrations: &Arc<Migrations>) {
+    for chosen in migrations.chosen_by_node() {
         if let Some(leave) = facts(&chosen).as_ref().and_then(reconsider) {
-            take_up(node, &chosen, leave).await;
+            take_up(migrations, &chosen, leave).await;
         }
     }
 }
@@ -115,14 +115,14 @@ fn left(chosen: &Chosen) -> u64 {
     chosen.pace.map_or(in_pass, |pace| pace.left.min(in_pass))
 }
 
-async fn take_up(node: &Arc<Node>, chosen: &Chosen, leave: Leave) {
+async fn take_up(migrations: &Arc<Migrations>, chosen: &Chosen, leave: Leave) {
     let why = told(leave.why, left(chosen));
     let request = SwitchMigration {
         policy: Some(Policy::PushPull),
         push_seconds: leave.push_for.map(|time| time.as_secs()),
         ..SwitchMigration::default()
     };
-    match change::change_because(node, &chosen.view.id, &request, why).await {
+    match change::change_because(migrations, &chosen.view.id, &request, why).await {
         Ok(_) => {}
         // The migration may have ended, or the other node cannot pull: the policy stays.
         Err(error) => tracing::debug!(migration = chosen.view.id, %error, "the policy stays"),

@@ -8,7 +8,7 @@ use godwit_core::{PolicyOptions, RoundOptions};
 use crate::config::PeerConfig;
 use crate::disks::disk::Disk;
 use crate::ids;
-use crate::node::Node;
+use crate::migrations::Migrations;
 use crate::peers::greeting;
 use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings, Policy};
@@ -19,7 +19,7 @@ use godwit_api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings, Policy
 /// A part of the disk is only in its base image, and the move needs the whole disk, or the destination has no
 /// repository.
 pub(in crate::migrations) async fn choose(
-    node: &Arc<Node>,
+    migrations: &Arc<Migrations>,
     disk: &Arc<Disk>,
     peer: &PeerConfig,
     request: &MigrateRequest,
@@ -47,13 +47,13 @@ pub(in crate::migrations) async fn choose(
             "leave out --no-delta, --verify and --round-block, or wait until all of it is here",
         );
     }
-    if !node.images.has_repository() {
+    if !migrations.images.has_repository() {
         return whole(
             String::from("this node knows no repository any more"),
             "start the node with its --repository again",
         );
     }
-    if !fetches && !node.images.has_image(&base).await {
+    if !fetches && !migrations.images.has_image(&base).await {
         tracing::info!(
             disk = disk.name,
             image = base.image,
@@ -62,7 +62,7 @@ pub(in crate::migrations) async fn choose(
         return Ok(None);
     }
     let id = ids::new_id()?;
-    let name = &node.config.name;
+    let name = &migrations.context.config.name;
     let hello = greeting::hello(
         name,
         &disk.name,
@@ -70,7 +70,7 @@ pub(in crate::migrations) async fn choose(
         Purpose::Migrate,
         id,
     );
-    let knows = match node.dialer.dial(peer, hello).await {
+    let knows = match migrations.context.dialer.dial(peer, hello).await {
         Ok((_, agreed)) => agreed.features,
         Err(error) => {
             return Err(error.into_body(&peer.name, &format!("migrate disk {}", disk.name)));

@@ -7,7 +7,7 @@ use godwit_core::units::MigrationId;
 use godwit_core::wire::{Hello, Refusal, RefusalCode, TrafficClass};
 use tokio::sync::mpsc;
 
-use crate::node::Node;
+use crate::migrations::Migrations;
 use crate::peers::PeerConnection;
 
 /// Incoming migrations whose connections are not complete.
@@ -51,12 +51,12 @@ impl Gatherings {
 
 /// Takes the gathering out of the table on drop.
 pub(in crate::migrations) struct Listed<'a> {
-    pub(in crate::migrations) node: &'a Arc<Node>,
+    pub(in crate::migrations) migrations: &'a Arc<Migrations>,
     pub(in crate::migrations) migration: MigrationId,
 }
 
 impl Drop for Listed<'_> {
     fn drop(&mut self) {
-        self.node.gatherings.lock().remove(&self.migration);
+        self.migrations.gatherings.lock().remove(&self.migration);
     }
 }

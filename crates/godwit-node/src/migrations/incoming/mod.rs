@@ -21,14 +21,15 @@ use tokio::time::Instant;
 use self::gatherings::{Gathering, Listed};
 use self::images::{open_device, open_new_image, replace_image};
 use super::table::{self, Begin};
+use crate::context::{PEER_TIMEOUT, blocking};
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::lifecycle::{older_copy, remove, run};
 use crate::disks::storage::{image, placement};
 use crate::failpoint;
 use crate::ids::random_id;
 use crate::images::arrival;
+use crate::migrations::Migrations;
 use crate::names;
-use crate::node::{Node, PEER_TIMEOUT, blocking};
 use crate::peers::{PeerConnection, greeting, into_stream};
 use crate::store::{BaseImage, DiskEntry, Mark};
 use godwit_api::{Direction, ErrorBody, ErrorCode, MigrationPhase};
@@ -46,7 +47,11 @@ const MAX_GATHERINGS: usize = 16;
 const MAX_COPY_CONNECTIONS: u8 = 16;
 
 /// Takes a control connection whose hello was welcomed: an offer follows.
-pub(crate) async fn take_offer(node: Arc<Node>, mut control: PeerConnection, hello: Hello) {
+pub(crate) async fn take_offer(
+    migrations: Arc<Migrations>,
+    mut control: PeerConnection,
+    hello: Hello,
+) {
     let offer = match greeting::read(&mut control).await {
         Ok(Greeting::Offer(offer)) => offer,
         other => {
@@ -57,15 +62,18 @@ pub(crate) async fn take_offer(node: Arc<Node>, mut control: PeerConnection, hel
     tracing::info!(peer = hello.node, disk = hello.disk, migration = %hello.migration, policy = ?offer.policy, "offered");
     let admitted = async {
         let bytes = offer.capacity.0.saturating_mul(Sectors(1).bytes().0);
-        let place = node.arrivals.admit(
-            (&node.config.name, node.config.incoming),
+        let place = migrations.arrivals.admit(
+            (
+                &migrations.context.config.name,
+                migrations.context.config.incoming,
+            ),
             (&hello.node, hello.migration, bytes),
             || {
-                let all = node.migrations.under_way();
+                let all = migrations.under_way();
                 all.into_iter().map(|(id, _)| id).collect()
             },
         )?;
-        let (disk, older_copy) = prepare(&node, &hello, &offer).await?;
+        let (disk, older_copy) = prepare(&migrations, &hello, &offer).await?;
         Ok((disk, older_copy, place))
     };
     let (disk, older_copy, place) = match admitted.await {
@@ -76,11 +84,11 @@ pub(crate) async fn take_offer(node: Arc<Node>, mut control: PeerConnection, hel
             return;
         }
     };
-    let (number, view, _) = node.migrations.begin(Begin {
+    let (number, view, _) = migrations.begin(Begin {
         id: hello.migration,
         disk: disk.name.clone(),
         from: hello.node.clone(),
-        to: node.config.name.clone(),
+        to: migrations.context.config.name.clone(),
         direction: Direction::Incoming,
         phase: MigrationPhase::Receiving,
         options: None,
@@ -90,7 +98,7 @@ pub(crate) async fn take_offer(node: Arc<Node>, mut control: PeerConnection, hel
         warnings: Vec::new(),
     });
     place.keep();
-    table::store(&node, number, &view).await;
+    table::store(&migrations, number, &view).await;
     failpoint::reach(String::from("offer::received")).await;
     let needed = match older_copy {
         OlderCopy::Zeroes => Features::ZEROES,
@@ -100,15 +108,15 @@ pub(crate) async fn take_offer(node: Arc<Node>, mut control: PeerConnection, hel
         true => older_copy,
         false => OlderCopy::None,
     };
-    if let Err(error) = receive(&node, &disk, control, (&hello, &offer, older_copy)).await {
-        table::end(&node, &disk, hello.migration, Err(error)).await;
-        discard(node, disk, hello.migration).await;
+    if let Err(error) = receive(&migrations, &disk, control, (&hello, &offer, older_copy)).await {
+        table::end(&migrations, &disk, hello.migration, Err(error)).await;
+        discard(migrations, disk, hello.migration).await;
     }
 }
 
 /// Accepts the offer, waits for the other connections, and starts the engine's part.
 async fn receive(
-    node: &Arc<Node>,
+    migrations: &Arc<Migrations>,
     disk: &Arc<Disk>,
     mut control: PeerConnection,
     (hello, offer, older_copy): (&Hello, &Offer, OlderCopy),
@@ -129,16 +137,19 @@ async fn receive(
         disk: disk.name.clone(),
         streams: sender,
     };
-    node.gatherings.lock().insert(hello.migration, gathering);
+    migrations
+        .gatherings
+        .lock()
+        .insert(hello.migration, gathering);
     let _listed = Listed {
-        node,
+        migrations,
         migration: hello.migration,
     };
     let accepted = Greeting::Reply(Reply::Accepted(older_copy));
     greeting::write(&mut control, &accepted)
         .await
         .map_err(|error| failed(&error))?;
-    node.migrations.accepted(hello.migration);
+    migrations.accepted(hello.migration);
     let gather = gather(&mut arrivals, usize::from(offer.copy_connections));
     let (sync, copies) = tokio::select! {
         gathered = tokio::time::timeout(GATHER_TIMEOUT, gather) => match gathered {
@@ -147,7 +158,7 @@ async fn receive(
             Err(_) => return Err(failed(&"its connections did not arrive in time")),
         },
         () = control.closed() => return Err(failed(&"it gave the migration up")),
-        () = node.closed() => return Err(failed(&"this node is shutting down")),
+        () = migrations.context.closed() => return Err(failed(&"this node is shutting down")),
     };
     let control = into_stream(control).await.map_err(|error| failed(&error))?;
     let streams = PeerStreams {
@@ -162,7 +173,7 @@ async fn receive(
         .engine()
         .ok_or_else(|| failed(&"the disk is not served any more"))?;
     // Until now nothing was written to the image, which may serve another migration.
-    older_copy::spoil(&node.store, disk)
+    older_copy::spoil(&migrations.context.store, disk)
         .await
         .map_err(|error| failed(&error))?;
     let (reply, answer) = oneshot::channel();
@@ -205,15 +216,15 @@ async fn gather(
 
 /// Makes the image ready to receive. The disk's current activity here gets a moment to end.
 async fn prepare(
-    node: &Arc<Node>,
+    migrations: &Arc<Migrations>,
     hello: &Hello,
     offer: &Offer,
 ) -> Result<(Arc<Disk>, OlderCopy), Refusal> {
-    check(node, hello, offer)?;
+    check(migrations, hello, offer)?;
     // Held until the disk is known, to protect the note about its image from removal as an earlier disk's.
     let noted = match &offer.image {
         Some(offered) => {
-            let noted = arrival::note(node, hello, offer, offered).await;
+            let noted = arrival::note(&migrations.images, hello, offer, offered).await;
             Some(noted.map_err(arrival::refusal)?)
         }
         None => None,
@@ -221,14 +232,14 @@ async fn prepare(
     let base = noted.as_ref().map(|noted| &noted.base);
     let deadline = Instant::now() + SETTLE_TIMEOUT;
     loop {
-        let prepared = match node.disks.find(&hello.disk) {
-            None => prepare_new(node, hello, offer, base)
+        let prepared = match migrations.disks.find(&hello.disk) {
+            None => prepare_new(migrations, hello, offer, base)
                 .await
                 .map(|disk| (Arc::clone(&disk), new_image(&disk))),
-            Some(disk) => prepare_known(node, &disk, hello, offer, base).await,
+            Some(disk) => prepare_known(migrations, &disk, hello, offer, base).await,
         };
         if prepared.is_err() && base.is_some() {
-            node.images.release();
+            migrations.images.release();
         }
         match prepared {
             Err(refusal) if refusal.code == RefusalCode::Busy && Instant::now() < deadline => {
@@ -239,9 +250,9 @@ async fn prepare(
     }
 }
 
-fn check(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<(), Refusal> {
+fn check(migrations: &Arc<Migrations>, hello: &Hello, offer: &Offer) -> Result<(), Refusal> {
     let refuse = |code, text: String| Err(Refusal { code, text });
-    if let Err(error) = node.check_open() {
+    if let Err(error) = migrations.context.check_open() {
         return refuse(RefusalCode::Busy, error.message);
     }
     if let Err(error) = names::check("disk", &hello.disk) {
@@ -263,12 +274,12 @@ fn check(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<(), Refusal> 
             ),
         );
     }
-    if node.gatherings.lock().len() >= MAX_GATHERINGS {
+    if migrations.gatherings.lock().len() >= MAX_GATHERINGS {
         return refuse(
             RefusalCode::Busy,
             format!(
                 "node '{}' has {MAX_GATHERINGS} offers to answer already",
-                node.config.name
+                migrations.context.config.name
             ),
         );
     }
@@ -277,16 +288,16 @@ fn check(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<(), Refusal> 
 
 /// Prepares a disk new to this node.
 async fn prepare_new(
-    node: &Arc<Node>,
+    migrations: &Arc<Migrations>,
     hello: &Hello,
     offer: &Offer,
     base: Option<&BaseImage>,
 ) -> Result<Arc<Disk>, Refusal> {
-    let wanted = wanted(node, hello, offer).await?;
+    let wanted = wanted(migrations, hello, offer).await?;
     let is_device = {
-        let (node, name) = (Arc::clone(node), hello.disk.clone());
+        let (migrations, name) = (Arc::clone(migrations), hello.disk.clone());
         let (path, needed) = (wanted.clone(), offer.allocated);
-        blocking(move || placement::admit(&node, &name, &path, needed))
+        blocking(move || placement::admit(&migrations.disks, &name, &path, needed))
             .await
             .flatten()
             .map_err(refusal)?
@@ -298,7 +309,7 @@ async fn prepare_new(
                 "disk {} is on an image, and {} at node '{}' is a device: only files can be on images",
                 hello.disk,
                 wanted.display(),
-                node.config.name
+                migrations.context.config.name
             ),
         });
     }
@@ -329,33 +340,35 @@ async fn prepare_new(
     let activity = Activity::Incoming(hello.migration);
     let disk = Disk::new(hello.disk.clone(), entry.clone(), record, activity);
     // Another offer was faster: try again.
-    node.disks.insert(&disk).map_err(|error| Refusal {
+    migrations.disks.insert(&disk).map_err(|error| Refusal {
         code: RefusalCode::Busy,
         text: error.message,
     })?;
     // Two offers at once may want one place. Nothing of this disk is there yet.
-    if let Some(rival) = placement::rival(node, &disk) {
-        node.disks.remove(&disk.name);
+    if let Some(rival) = placement::rival(&migrations.disks, &disk) {
+        migrations.disks.remove(&disk.name);
         return Err(Refusal {
             code: RefusalCode::DiskExists,
             text: format!(
                 "{} at node '{}' is the image of disk {rival}",
                 entry.path.display(),
-                node.config.name
+                migrations.context.config.name
             ),
         });
     }
     let ready = async {
-        node.store
+        migrations
+            .context
+            .store
             .put_disk(&disk.name, &entry, record)
             .await
-            .map_err(|error| internal(node, &disk, &error))?;
+            .map_err(|error| internal(migrations, &disk, &error))?;
         failpoint::reach(String::from("offer::admitted")).await;
         match is_device {
-            true => open_device(node, &disk).await,
+            true => open_device(migrations, &disk).await,
             // The image's content is fetched later, and its holes stay holes.
-            false if base.is_some() => open_new_image(node, &disk, 0).await,
-            false => open_new_image(node, &disk, offer.allocated).await,
+            false if base.is_some() => open_new_image(migrations, &disk, 0).await,
+            false => open_new_image(migrations, &disk, offer.allocated).await,
         }
     };
     if let Err(refusal) = ready.await {
@@ -363,16 +376,24 @@ async fn prepare_new(
             // Another program made a file there meanwhile, which must not be deleted.
             disk.lock().entry.managed = false;
         }
-        discard(Arc::clone(node), Arc::clone(&disk), hello.migration).await;
+        discard(Arc::clone(migrations), Arc::clone(&disk), hello.migration).await;
         return Err(refusal);
     }
     Ok(disk)
 }
 
 /// Returns the path at which the offer wants the disk's image.
-async fn wanted(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<PathBuf, Refusal> {
-    let (node, disk, place) = (Arc::clone(node), hello.disk.clone(), offer.place.clone());
-    blocking(move || placement::path(&node.config, &disk, place.as_ref()))
+async fn wanted(
+    migrations: &Arc<Migrations>,
+    hello: &Hello,
+    offer: &Offer,
+) -> Result<PathBuf, Refusal> {
+    let (migrations, disk, place) = (
+        Arc::clone(migrations),
+        hello.disk.clone(),
+        offer.place.clone(),
+    );
+    blocking(move || placement::path(&migrations.context.config, &disk, place.as_ref()))
         .await
         .flatten()
         .map_err(refusal)
@@ -380,15 +401,15 @@ async fn wanted(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<PathBu
 
 /// Prepares a disk known from before: its stale image is filled again.
 async fn prepare_known(
-    node: &Arc<Node>,
+    migrations: &Arc<Migrations>,
     disk: &Arc<Disk>,
     hello: &Hello,
     offer: &Offer,
     base: Option<&BaseImage>,
 ) -> Result<(Arc<Disk>, OlderCopy), Refusal> {
-    let name = &node.config.name;
+    let name = &migrations.context.config.name;
     if offer.place.is_some() {
-        let wanted = wanted(node, hello, offer).await?;
+        let wanted = wanted(migrations, hello, offer).await?;
         let path = disk.lock().entry.path.clone();
         if path != wanted {
             return Err(Refusal {
@@ -447,7 +468,7 @@ async fn prepare_known(
         (inner.entry.sectors == offer.capacity.0, ended)
     };
     if same && ended {
-        run::open_and_start(node, disk).await;
+        run::open_and_start(&migrations.disks, disk).await;
     }
     let (usable, managed, path) = {
         let inner = disk.lock();
@@ -477,7 +498,7 @@ async fn prepare_known(
                 ),
             });
         }
-        replace_image(node, disk, offer).await?;
+        replace_image(migrations, disk, offer).await?;
     }
     let (entry, record) = {
         let mut inner = disk.lock();
@@ -488,7 +509,9 @@ async fn prepare_known(
     };
     // Blocks not brought by a disk on an image are holes here, not an older copy.
     if base.is_some() {
-        arrival::empty(node, disk).await.map_err(refusal)?;
+        arrival::empty(&migrations.images, disk)
+            .await
+            .map_err(refusal)?;
         guard.keep();
         return Ok((Arc::clone(disk), OlderCopy::None));
     }
@@ -503,7 +526,7 @@ async fn prepare_known(
         && offer.policy == TransferPolicy::PushPull
         && older_copy == OlderCopy::Unknown
         && managed
-        && arrival::empty(node, disk).await.is_ok();
+        && arrival::empty(&migrations.images, disk).await.is_ok();
     if is_empty {
         older_copy = OlderCopy::Zeroes;
     }
@@ -522,7 +545,7 @@ fn new_image(disk: &Disk) -> OlderCopy {
 
 /// Removes the leftovers of an incoming migration that did not make this node the owner. For a disk unknown here
 /// before, this is everything.
-pub(crate) async fn discard(node: Arc<Node>, disk: Arc<Disk>, migration: MigrationId) {
+pub(crate) async fn discard(migrations: Arc<Migrations>, disk: Arc<Disk>, migration: MigrationId) {
     {
         let mut inner = disk.lock();
         if inner.activity != Activity::Incoming(migration) {
@@ -530,7 +553,7 @@ pub(crate) async fn discard(node: Arc<Node>, disk: Arc<Disk>, migration: Migrati
         }
         if inner.entry.base.is_some() {
             // The note about the disk's image is not needed once this is done.
-            node.images.release();
+            migrations.images.release();
         }
         if !matches!(inner.entry.mark, Some(Mark::Receiving { new: true, .. })) {
             inner.activity = Activity::Idle;
@@ -539,7 +562,7 @@ pub(crate) async fn discard(node: Arc<Node>, disk: Arc<Disk>, migration: Migrati
         inner.activity = Activity::Removing;
     }
     run::stop(&disk).await;
-    if let Err(error) = remove::finish(&node, &disk).await {
+    if let Err(error) = remove::finish(&migrations.disks, &disk).await {
         tracing::error!(disk = disk.name, %error, "cannot remove the image that was not received");
         let mut inner = disk.lock();
         inner.problem = Some(error.message);
@@ -561,12 +584,12 @@ fn refusal(error: ErrorBody) -> Refusal {
     }
 }
 
-fn internal(node: &Arc<Node>, disk: &Disk, error: &dyn std::fmt::Display) -> Refusal {
+fn internal(migrations: &Arc<Migrations>, disk: &Disk, error: &dyn std::fmt::Display) -> Refusal {
     Refusal {
         code: RefusalCode::Internal,
         text: format!(
             "disk {} cannot be received at node '{}': {error}",
-            disk.name, node.config.name
+            disk.name, migrations.context.config.name
         ),
     }
 }

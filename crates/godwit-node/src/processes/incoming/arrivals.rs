@@ -13,8 +13,9 @@ use tokio::io::AsyncRead;
 
 use super::holder::Holder;
 use super::rounds;
+use crate::context::blocking;
 use crate::failpoint;
-use crate::node::{Node, blocking};
+use crate::node::Node;
 use crate::processes::host::criu::NotRestored;
 use crate::processes::host::{criu, files};
 use crate::processes::messages::{Answer, ImageOffer};

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use godwit_verbs::control;
 
 use super::preparing::chosen::Chosen;
-use crate::node::{Node, blocking};
+use crate::context::blocking;
+use crate::node::Node;
 use crate::processes::host::criu;
 use crate::processes::host::runc::{self, Container, Listed};
 use godwit_api::{ErrorBody, ErrorCode, MigrateContainer, MigrateProcess, ProcessMigration};

@@ -19,9 +19,9 @@ use crate::disks::disk::{Activity, Disk};
 use crate::disks::vhost::Held;
 use crate::failpoint;
 use crate::migrations::outgoing::cancel_in_engine;
-use crate::node::Node;
 use crate::peers::PeerConnection;
 use crate::store::machine::{VmMark, VmOrigin};
+use crate::vms::Vms;
 use crate::vms::control::Link;
 use crate::vms::incoming::doubt::{self, Decided, Doubt, Verdict};
 use crate::vms::incoming::nics::ArrivingNics;
@@ -65,7 +65,7 @@ type Starting = JoinHandle<Result<Qemu, ErrorBody>>;
 
 /// An incoming VM.
 pub(crate) struct Incoming<'a> {
-    node: &'a Arc<Node>,
+    vms: &'a Arc<Vms>,
     vm: &'a Arc<Vm>,
     offer: Option<MachineOffer>,
     link: Option<DestinationLink>,
@@ -104,7 +104,7 @@ enum Happened {
 impl<'a> Incoming<'a> {
     /// Returns a VM whose offer was accepted.
     pub(crate) fn new(
-        node: &'a Arc<Node>,
+        vms: &'a Arc<Vms>,
         vm: &'a Arc<Vm>,
         offer: MachineOffer,
         link: DestinationLink,
@@ -115,19 +115,19 @@ impl<'a> Incoming<'a> {
             link: Some(link),
             door: Some(door),
             given_up: None,
-            ..Self::found(node, vm, None, None)
+            ..Self::found(vms, vm, None, None)
         }
     }
 
     /// Returns a VM found incoming after a restart; QEMU may still run.
     pub(crate) fn found(
-        node: &'a Arc<Node>,
+        vms: &'a Arc<Vms>,
         vm: &'a Arc<Vm>,
         qemu: Option<Qemu>,
         held: Option<Held>,
     ) -> Self {
         Self {
-            node,
+            vms,
             vm,
             offer: None,
             link: None,
@@ -150,7 +150,7 @@ impl<'a> Incoming<'a> {
     /// before the source is told the end, so a caller told of the end finds no activity of the VM.
     pub(crate) async fn decide(mut self, guard: VmGuard) {
         loop {
-            let mut owners = self.node.owners.subscribe();
+            let mut owners = self.vms.disks.owners.subscribe();
             let mut wait = POLL;
             match self.claim() {
                 Claim::Owned => {
@@ -167,7 +167,7 @@ impl<'a> Incoming<'a> {
                 Claim::Open if self.given_up.is_some() => {
                     self.stop_receiving().await;
                     if self.link.is_none() {
-                        self.doubt.begin(self.node, self.vm);
+                        self.doubt.begin(self.vms, self.vm);
                     }
                 }
                 Claim::Open => {}
@@ -188,7 +188,7 @@ impl<'a> Incoming<'a> {
                 started = started(&mut self.starting) => Happened::Started(started),
                 () = ended(self.qemu.as_ref()) => Happened::QemuEnded,
                 decided = self.doubt.next() => Happened::Decided(decided),
-                () = self.node.closed() => Happened::Closing,
+                () = self.vms.context.closed() => Happened::Closing,
                 _ = owners.changed() => Happened::Nothing,
                 () = tokio::time::sleep(wait) => Happened::Nothing,
             };
@@ -215,7 +215,7 @@ impl<'a> Incoming<'a> {
                 }
                 Happened::Decided(Decided::BySource(given)) => self.given = Some(given),
                 Happened::Decided(Decided::ByOperator(Verdict::Ours, reply)) => {
-                    let claimed = doubt::claim_all(self.node, self.vm).await;
+                    let claimed = doubt::claim_all(self.vms, self.vm).await;
                     if claimed.is_ok() {
                         self.given = Some(true);
                     }
@@ -237,9 +237,9 @@ impl<'a> Incoming<'a> {
         match order {
             Some(Order::Start) => {
                 if let (Some(offer), None, None) = (&self.offer, &self.qemu, &self.starting) {
-                    let (node, vm) = (Arc::clone(self.node), Arc::clone(self.vm));
+                    let (vms, vm) = (Arc::clone(self.vms), Arc::clone(self.vm));
                     let offer = offer.clone();
-                    let starting = async move { start(&node, &vm, offer).await };
+                    let starting = async move { start(&vms, &vm, offer).await };
                     self.starting = Some(tokio::spawn(starting));
                 }
             }
@@ -288,7 +288,7 @@ impl<'a> Incoming<'a> {
             *runs = now;
             inner.entry.clone()
         };
-        let stored = self.node.store.put_vm(&self.vm.name, &entry).await;
+        let stored = self.vms.context.store.put_vm(&self.vm.name, &entry).await;
         stored.map_err(|error| format!("cannot store whether its guest is to run: {error}"))
     }
 
@@ -315,7 +315,7 @@ impl<'a> Incoming<'a> {
             (entry.machine.disks.clone(), entry.disk_ids.clone())
         };
         let found = names.iter().enumerate().filter_map(|(number, name)| {
-            let disk = self.node.disks.find(name)?;
+            let disk = self.vms.disks.find(name)?;
             let id = disk.lock().entry.id.map(|id| id.to_string());
             let is_it = match (ids.get(number), id) {
                 (Some(wanted), Some(id)) => *wanted == id,
@@ -329,7 +329,7 @@ impl<'a> Incoming<'a> {
 
     fn claim(&self) -> Claim {
         let disks = self.disks();
-        let memory = pooled::arrival(self.node, self.vm);
+        let memory = pooled::arrival(self.vms, self.vm);
         if disks.is_empty() {
             // The title of the memory decides, or else the source's word. The source gives nothing away before
             // [`Answer::Loaded`]; a restarted node does not know if the answer was sent.
@@ -383,7 +383,7 @@ impl<'a> Incoming<'a> {
         );
         // The network is told first: the guest's packets would tell the network, too.
         ArrivingNics::take_over(self.vm, self.link.as_ref()).await;
-        let ready = match pooled::may_run(self.node, self.vm) {
+        let ready = match pooled::may_run(self.vms, self.vm) {
             Ok(()) if runs => let_run(qemu).await,
             Ok(()) => Ok(()),
             Err(error) => Err(QmpError::Unexpected(error.message)),
@@ -429,7 +429,7 @@ impl<'a> Incoming<'a> {
         let Some((migration, from)) = pulls else {
             return;
         };
-        let (here, process) = ((self.node, self.vm), Arc::clone(&qemu.process));
+        let (here, process) = ((self.vms, self.vm), Arc::clone(&qemu.process));
         let held = self.held.take();
         let pulling = match self.door.take() {
             Some(door) => Pulling::new(
@@ -454,7 +454,7 @@ impl<'a> Incoming<'a> {
             hold_us: None,
             max_bandwidth: None,
         };
-        if let Err(error) = mover::start(self.node, &self.vm.name, request).await {
+        if let Err(error) = mover::start(self.vms, &self.vm.name, request).await {
             tracing::warn!(vm = self.vm.name, %error, "the VM's memory stays in its memory pool");
             self.vm.lock().problem = Some(error.message);
         }
@@ -501,7 +501,7 @@ impl<'a> Incoming<'a> {
             inner.entry.clone()
         };
         // A restart would find the mark, and come to the same end.
-        if let Err(error) = self.node.store.put_vm(&self.vm.name, &entry).await {
+        if let Err(error) = self.vms.context.store.put_vm(&self.vm.name, &entry).await {
             tracing::error!(vm = self.vm.name, %error, "cannot store the VM");
         }
         drop(guard);
@@ -520,7 +520,7 @@ impl<'a> Incoming<'a> {
         if let Some(qemu) = self.qemu.take().or(watched) {
             qemu.process.kill().await;
         }
-        forget(self.node, self.vm, guard).await;
+        forget(self.vms, self.vm, guard).await;
     }
 }
 

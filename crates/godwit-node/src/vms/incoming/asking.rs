@@ -8,8 +8,8 @@ use godwit_core::wire::{Purpose, TrafficClass};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use crate::node::Node;
 use crate::peers::greeting;
+use crate::vms::Vms;
 use crate::vms::messages::{self, Answer, Order, SILENCE, Word};
 
 /// Time between two questions to the source.
@@ -24,17 +24,17 @@ pub(super) struct Asking {
 impl Asking {
     /// Asks node `from`, which offered the VM `id`.
     pub(super) fn begin(
-        node: &Arc<Node>,
+        vms: &Arc<Vms>,
         (vm, id): (&str, &str),
         from: &str,
         migration: MigrationId,
     ) -> Self {
         let (told, said) = watch::channel(Ok(Word::Undecided));
-        let (node, vm, id) = (Arc::clone(node), vm.to_owned(), id.to_owned());
+        let (vms, vm, id) = (Arc::clone(vms), vm.to_owned(), id.to_owned());
         let from = from.to_owned();
         let task = tokio::spawn(async move {
             loop {
-                let heard = ask(&node, (&vm, &id), &from, migration).await;
+                let heard = ask(&vms, (&vm, &id), &from, migration).await;
                 if let Err(why) = &heard {
                     tracing::debug!(vm, from, why, "cannot ask whether the VM was given away");
                 }
@@ -70,15 +70,15 @@ impl Drop for Asking {
 }
 
 async fn ask(
-    node: &Node,
+    vms: &Vms,
     (vm, id): (&str, &str),
     from: &str,
     migration: MigrationId,
 ) -> Result<Word, String> {
-    let peer = node.peer(from).map_err(|error| error.message)?;
+    let peer = vms.context.peer(from).map_err(|error| error.message)?;
     let (class, purpose) = (TrafficClass::Control, Purpose::Machine);
-    let hello = greeting::hello(&node.config.name, vm, class, purpose, migration);
-    let dialled = node.dialer.dial(peer, hello).await;
+    let hello = greeting::hello(&vms.context.config.name, vm, class, purpose, migration);
+    let dialled = vms.context.dialer.dial(peer, hello).await;
     let (mut connection, _) = dialled.map_err(|error| error.to_string())?;
     let question = Order::Ask { id: id.to_owned() };
     let asked = async {

@@ -7,8 +7,8 @@ use godwit_api::{ErrorBody, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::disks::lifecycle::claim;
-use crate::node::Node;
 use crate::store::machine::{VmMark, VmOrigin};
+use crate::vms::Vms;
 use crate::vms::incoming::asking::Asking;
 use crate::vms::memory::pooled;
 use crate::vms::messages::Word;
@@ -53,7 +53,7 @@ pub(super) struct Doubt {
 impl Doubt {
     /// Begins to wait for an operator's verdict. For a VM with neither disks nor memory in a pool, also asks for the
     /// source's word.
-    pub(super) fn begin(&mut self, node: &Arc<Node>, vm: &Arc<Vm>) {
+    pub(super) fn begin(&mut self, vms: &Arc<Vms>, vm: &Arc<Vm>) {
         if self.verdicts.is_some() {
             return;
         }
@@ -70,7 +70,7 @@ impl Doubt {
         if entry.machine.disks.is_empty() && entry.memory.is_none() {
             let migration = migration.parse().unwrap_or_default();
             let machine = (vm.name.as_str(), entry.id.as_str());
-            self.asking = Some(Asking::begin(node, machine, from, migration));
+            self.asking = Some(Asking::begin(vms, machine, from, migration));
         }
         inner.problem = Some(format!(
             "node '{from}' has to say whether it gave the VM away, and is not heard of"
@@ -201,22 +201,22 @@ pub(in crate::vms) fn warning(vm: &str, inner: &Inner) -> ErrorBody {
 ///
 /// # Errors
 /// A disk is not in doubt, or cannot be claimed.
-pub(super) async fn claim_all(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
+pub(super) async fn claim_all(vms: &Arc<Vms>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let (disks, memory) = {
         let entry = &vm.lock().entry;
         (entry.machine.disks.clone(), entry.memory.clone())
     };
     if let Some(memory) = memory {
-        pooled::claim(node, &vm.name, &memory)?;
+        pooled::claim(vms, &vm.name, &memory)?;
     }
     for disk in disks {
         let is_owned = {
-            let found = node.disks.get(&disk)?;
+            let found = vms.disks.get(&disk)?;
             let inner = found.lock();
             inner.record.ownership == godwit_core::authority::Ownership::Serving
         };
         if !is_owned {
-            claim::claim(node, &disk, true).await?;
+            claim::claim(&vms.disks, &disk, true).await?;
         }
     }
     Ok(())

@@ -16,9 +16,9 @@ use tokio::task::AbortHandle;
 
 use crate::disks::disk::{Activity, Disk};
 use crate::nics::follow;
-use crate::node::Node;
 use crate::peers::PeerConnection;
 use crate::store::machine::{VmMark, VmOrigin};
+use crate::vms::Vms;
 use crate::vms::control::Link;
 use crate::vms::incoming::arrival::{DestinationLink, Incoming};
 use crate::vms::lifecycle::run;
@@ -46,7 +46,7 @@ const LEFTOVERS: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Handles a welcomed control connection: an offer of a VM follows, or a question or order about an earlier move.
-pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection, hello: Hello) {
+pub(crate) async fn take_machine(vms: Arc<Vms>, mut connection: PeerConnection, hello: Hello) {
     let order = tokio::time::timeout(SILENCE, messages::read(&mut connection)).await;
     let link = |connection| {
         Link::open(
@@ -58,14 +58,14 @@ pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection
     let offer = match order {
         Ok(Ok(Order::Offer(offer))) => offer,
         Ok(Ok(Order::Ask { id })) => {
-            let word = given::word(&node, &hello, &id);
+            let word = given::word(&vms, &hello, &id);
             tracing::info!(peer = hello.node, vm = hello.disk, migration = %hello.migration, ?word, "asked who has the VM");
             // A node without the answer asks again.
             let _ = messages::write(&mut connection, &Answer::Word(word)).await;
             return;
         }
         Ok(Ok(order @ (Order::Resume | Order::Lost { .. }))) => {
-            return let_return(&node, link(connection), order, &hello).await;
+            return let_return(&vms, link(connection), order, &hello).await;
         }
         _ => {
             tracing::debug!(peer = hello.node, "no offer of a VM followed the hello");
@@ -74,49 +74,49 @@ pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection
     };
     let link = link(connection);
     tracing::info!(peer = hello.node, vm = hello.disk, migration = %hello.migration, "offered a VM");
-    outlive_leftovers(&node, &hello.disk, &offer).await;
-    let mut blockers = preflight::coming(&node, &hello.disk, &offer).await;
+    outlive_leftovers(&vms, &hello.disk, &offer).await;
+    let mut blockers = preflight::coming(&vms, &hello.disk, &offer).await;
     if let Some(pool) = &offer.pool {
         let migration = hello.migration.to_string();
-        blockers.extend(pooled::take_up(&node, &hello.disk, &migration, pool).err());
+        blockers.extend(pooled::take_up(&vms, &hello.disk, &migration, pool).err());
     }
     if !blockers.is_empty() {
         tracing::warn!(vm = hello.disk, ?blockers, "the VM cannot come");
         link.say(Answer::Blocked(blockers)).await;
         return;
     }
-    let most = node.config.incoming.count as usize;
-    if node.memory_doors.open_for(&hello.node) >= most {
+    let most = vms.context.config.incoming.count as usize;
+    if vms.memory_doors.open_for(&hello.node) >= most {
         let why = format!(
             "node '{}' receives {most} virtual machines of node '{}' already, the most that its \
              --max-incoming allows: wait until one has arrived",
-            node.config.name, hello.node
+            vms.context.config.name, hello.node
         );
         tracing::warn!(vm = hello.disk, why, "the VM cannot come");
         link.say(Answer::Blocked(vec![why])).await;
         return;
     }
-    let (vm, guard) = match reserve(&node, &hello, &offer).await {
+    let (vm, guard) = match reserve(&vms, &hello, &offer).await {
         Ok(reserved) => reserved,
         Err(error) => {
             link.say(Answer::Blocked(vec![error.message])).await;
             return;
         }
     };
-    let notices = preflight::notices(&node, &offer).await;
+    let notices = preflight::notices(&vms, &offer).await;
     if !notices.is_empty() {
         link.say(Answer::Notices(notices)).await;
     }
     link.say(Answer::Ready).await;
-    let door = node.memory_doors.open(hello.migration, &hello.node);
-    Incoming::new(&node, &vm, *offer, link, door)
+    let door = vms.memory_doors.open(hello.migration, &hello.node);
+    Incoming::new(&vms, &vm, *offer, link, door)
         .decide(guard)
         .await;
 }
 
 /// Waits until the rest of an earlier attempt to bring the VM here is gone. The rest goes once this node knows the
 /// attempt's end, such as a moment after a restart.
-async fn outlive_leftovers(node: &Node, vm: &str, offer: &MachineOffer) {
+async fn outlive_leftovers(vms: &Vms, vm: &str, offer: &MachineOffer) {
     let until = Instant::now() + LEFTOVERS;
     let is_left = || {
         let comes = |vm: &Arc<Vm>| vm.lock().state() == VmState::Incoming;
@@ -125,8 +125,8 @@ async fn outlive_leftovers(node: &Node, vm: &str, offer: &MachineOffer) {
             matches!(inner.activity, Activity::Incoming(_) | Activity::Removing)
         };
         let mut disks = offer.disks.iter();
-        node.vms.find(vm).is_some_and(|vm| comes(&vm))
-            || disks.any(|(disk, _)| node.disks.find(disk).is_some_and(|disk| goes(&disk)))
+        vms.find(vm).is_some_and(|vm| comes(&vm))
+            || disks.any(|(disk, _)| vms.disks.find(disk).is_some_and(|disk| goes(&disk)))
     };
     while is_left() && Instant::now() < until {
         tokio::time::sleep(LOOK).await;
@@ -134,13 +134,13 @@ async fn outlive_leftovers(node: &Node, vm: &str, offer: &MachineOffer) {
 }
 
 /// Handles a source with lost connections or lost memory, for a VM pulling memory from there.
-async fn let_return(node: &Node, link: DestinationLink, order: Order, hello: &Hello) {
-    if let Some(returns) = node.memory_doors.returns(hello) {
+async fn let_return(vms: &Vms, link: DestinationLink, order: Order, hello: &Hello) {
+    if let Some(returns) = vms.memory_doors.returns(hello) {
         // A single queued return is enough: the source tries again.
         let _ = returns.try_send((link, order));
         return;
     }
-    if let Some(answer) = without_door(node, hello) {
+    if let Some(answer) = without_door(vms, hello) {
         let migration = hello.migration.to_string();
         tracing::info!(
             peer = hello.node,
@@ -154,8 +154,8 @@ async fn let_return(node: &Node, link: DestinationLink, order: Order, hello: &He
 }
 
 /// Returns the answer to the source of a VM without a door for memory, or `None` if the source should try again.
-fn without_door(node: &Node, hello: &Hello) -> Option<Answer> {
-    let Some(vm) = node.vms.find(&hello.disk) else {
+fn without_door(vms: &Vms, hello: &Hello) -> Option<Answer> {
+    let Some(vm) = vms.find(&hello.disk) else {
         let why = String::from("it is not there any more");
         return Some(Answer::Failed(why));
     };
@@ -177,7 +177,7 @@ fn without_door(node: &Node, hello: &Hello) -> Option<Answer> {
 }
 
 async fn reserve(
-    node: &Arc<Node>,
+    vms: &Arc<Vms>,
     hello: &Hello,
     offer: &MachineOffer,
 ) -> Result<(Arc<Vm>, VmGuard), ErrorBody> {
@@ -192,10 +192,10 @@ async fn reserve(
     let memory = offer.pool.as_ref().map(PoolOffer::expected);
     let machine = offer.machine.clone();
     let id = (offer.id.clone(), offer.epoch);
-    let mut entry = run::entry(node, &hello.disk, machine, id, (origin, mark), memory)?;
+    let mut entry = run::entry(vms, &hello.disk, machine, id, (origin, mark), memory)?;
     entry.disk_ids.clone_from(&offer.disk_ids);
     let activity = VmActivity::Incoming(hello.migration);
-    run::reserve(node, &hello.disk, entry, activity).await
+    run::reserve(vms, &hello.disk, entry, activity).await
 }
 
 /// Starts a QEMU for the VM's incoming memory. Dropping the future ends the QEMU.
@@ -203,35 +203,35 @@ async fn reserve(
 /// # Errors
 /// QEMU does not start, or cannot do the kind of move.
 pub(crate) async fn start(
-    node: &Arc<Node>,
+    vms: &Arc<Vms>,
     vm: &Arc<Vm>,
     offer: MachineOffer,
 ) -> Result<Qemu, ErrorBody> {
     let machine = &offer.machine;
-    let socket = |disk: &str| node.config.vhost_socket(disk);
+    let socket = |disk: &str| vms.context.config.vhost_socket(disk);
     let expected = offer.pool.as_ref().map(PoolOffer::expected);
-    let version = run::version(node, &vm.name, &machine.program).await?;
-    qemu_fits::check(node, &vm.name, version, expected.as_ref())?;
-    let memory = pooled::mapped(node, vm).await?;
+    let version = run::version(vms, &vm.name, &machine.program).await?;
+    qemu_fits::check(vms, &vm.name, version, expected.as_ref())?;
+    let memory = pooled::mapped(vms, vm).await?;
     let machine_type = offer.machine_type.as_deref();
     let mut line = machine.command_line(version, &vm.places, socket, machine_type, memory.as_ref());
-    if node.config.qemu_sandbox {
+    if vms.context.config.qemu_sandbox {
         line.extend(sandbox::words(&line));
     }
     line.extend(["-incoming", "defer", "-S"].map(str::to_owned));
-    run::make_folder(node, &vm.name, vm.places.clone()).await?;
-    super::nics::serve(node, vm).await?;
+    run::make_folder(vms, &vm.name, vm.places.clone()).await?;
+    super::nics::serve(vms, vm).await?;
     let pulls = offer.memory.pulls();
     let failed = |error: &dyn std::fmt::Display| {
         let text = format!("VM {} cannot be received: {error}", vm.name);
         ErrorBody::new(ErrorCode::Internal, text)
     };
     if pulls {
-        spare::make_pipes(&vm.places, node.config.qemu_user.as_ref())
+        spare::make_pipes(&vm.places, vms.context.config.qemu_user.as_ref())
             .map_err(|error| failed(&error))?;
         line.extend(spare::arguments(&vm.places));
     }
-    let user = node.config.qemu_user.as_ref();
+    let user = vms.context.config.qemu_user.as_ref();
     let preload = run::preload(machine);
     let (process, qmp) = process::start(&machine.program, &line, &vm.places, user, preload)
         .await
@@ -255,9 +255,9 @@ pub(crate) async fn start(
         qemu.process.kill().await;
         return Err(failed(&why));
     }
-    watch::attach(node, vm, qemu.clone()).await;
+    watch::attach(vms, vm, qemu.clone()).await;
     unwatched.keep();
-    page_tables::fill(node, vm, qemu.process.pid).await;
+    page_tables::fill(vms, vm, qemu.process.pid).await;
     Ok(qemu)
 }
 

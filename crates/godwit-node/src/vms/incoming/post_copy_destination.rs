@@ -13,7 +13,7 @@ use godwit_core::units::MigrationId;
 use tokio::task::AbortHandle;
 
 use crate::disks::vhost::Held;
-use crate::node::Node;
+use crate::vms::Vms;
 use crate::vms::incoming::arrival::{DestinationLink, hear};
 use crate::vms::incoming::pour;
 use crate::vms::messages::{Answer, Order};
@@ -34,7 +34,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// A guest pulling memory from the source.
 pub(crate) struct Pulling<'a> {
-    node: &'a Arc<Node>,
+    vms: &'a Arc<Vms>,
     vm: &'a Arc<Vm>,
     process: Arc<Process>,
     door: OpenDoor<'a>,
@@ -50,7 +50,7 @@ pub(crate) struct Pulling<'a> {
 impl<'a> Pulling<'a> {
     /// Returns a guest resumed just now.
     pub(crate) fn new(
-        (node, vm): (&'a Arc<Node>, &'a Arc<Vm>),
+        (vms, vm): (&'a Arc<Vms>, &'a Arc<Vm>),
         process: Arc<Process>,
         door: OpenDoor<'a>,
         link: Option<DestinationLink>,
@@ -58,7 +58,7 @@ impl<'a> Pulling<'a> {
         held: Option<Held>,
     ) -> Self {
         Self {
-            node,
+            vms,
             vm,
             process,
             door,
@@ -71,13 +71,13 @@ impl<'a> Pulling<'a> {
 
     /// Returns a guest found running after a restart of the node.
     pub(crate) fn found(
-        (node, vm): (&'a Arc<Node>, &'a Arc<Vm>),
+        (vms, vm): (&'a Arc<Vms>, &'a Arc<Vm>),
         process: Arc<Process>,
         (migration, from): (MigrationId, &str),
         held: Option<Held>,
     ) -> Self {
-        let door = node.memory_doors.open(migration, from);
-        Self::new((node, vm), process, door, None, None, held)
+        let door = vms.memory_doors.open(migration, from);
+        Self::new((vms, vm), process, door, None, None, held)
     }
 
     /// Receives the rest of the memory. Returns early when the node closes: QEMU waits for the next run of the node.
@@ -128,7 +128,7 @@ impl<'a> Pulling<'a> {
                     let why = String::from("its QEMU has ended");
                     return self.end(None, Answer::Failed(why)).await;
                 }
-                () = self.node.closed() => return,
+                () = self.vms.context.closed() => return,
                 () = tokio::time::sleep(POLL) => {}
             }
         }
@@ -231,10 +231,10 @@ impl<'a> Pulling<'a> {
             // A stop forgets its VM by itself.
             (inner.activity != VmActivity::Stopping).then(|| inner.entry.clone())
         };
-        let kept = self.node.vms.find(&self.vm.name);
+        let kept = self.vms.find(&self.vm.name);
         if let Some(entry) = entry
             && kept.is_some_and(|kept| Arc::ptr_eq(&kept, self.vm))
-            && let Err(error) = self.node.store.put_vm(&self.vm.name, &entry).await
+            && let Err(error) = self.vms.context.store.put_vm(&self.vm.name, &entry).await
         {
             // A restart would find the mark, and come to the same end.
             tracing::error!(vm = self.vm.name, %error, "cannot store the VM");

@@ -8,8 +8,8 @@ use crate::ids::new_id;
 use crate::names;
 use crate::nics::named::NamedNic;
 use crate::nics::served::ServedNic;
-use crate::node::Node;
 use crate::store::machine::{VmEntry, VmOrigin};
+use crate::vms::Vms;
 use crate::vms::lifecycle::run::{self, stored_badly, usable};
 use crate::vms::lifecycle::watch;
 use crate::vms::memory::adopted;
@@ -24,7 +24,7 @@ use godwit_qemu::process::{self, Process};
 ///
 /// # Errors
 /// No QEMU answers there, or the VM cannot be one of this node's.
-pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>, ErrorBody> {
+pub(crate) async fn adopt(vms: &Arc<Vms>, request: AdoptVm) -> Result<Arc<Vm>, ErrorBody> {
     names::check("VM", &request.name)?;
     let name = request.name;
     let refused = |code, why: &dyn std::fmt::Display| {
@@ -32,7 +32,7 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
     };
     let path = PathBuf::from(&request.qmp);
     names::check_path(&format!("cannot adopt VM {name}"), &path)?;
-    if let Some(user) = user_of(node, &path) {
+    if let Some(user) = user_of(vms, &path) {
         let why = format!("VM {user} uses the monitor {}", path.display());
         return Err(refused(ErrorCode::Conflict, &why));
     }
@@ -56,15 +56,15 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
             .hint("the node must run as the user that runs QEMU, or as root")
     })?;
     // Meanwhile no used NIC is removed, or adopted with another VM.
-    let _changing = node.nics.change().await;
-    let mut machine = Machine::adopt(&command, |path| served_at(node, path))
+    let _changing = vms.nics.change().await;
+    let mut machine = Machine::adopt(&command, |path| served_at(vms, path))
         .ok_or_else(|| refused(ErrorCode::Conflict, &"QEMU's command line is empty"))?;
-    note_what_was_plugged(node, &facts, &mut machine);
+    note_what_was_plugged(vms, &facts, &mut machine);
     for disk in &machine.disks {
-        usable(node, &name, disk)?;
+        usable(vms, &name, disk)?;
     }
     run::check_memory(&name, &machine, &facts)?;
-    let nics = nics(node, &name, &machine)?;
+    let nics = nics(vms, &name, &machine)?;
     let process = Process::open(pid).map_err(|error| refused(ErrorCode::Conflict, &error))?;
     let mut entry = VmEntry {
         id: new_id()?.to_string(),
@@ -81,20 +81,20 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
         named_nics: nics.iter().map(|nic| nic.named.name.clone()).collect(),
         ended: None,
     };
-    let vm = Vm::new(&node.config, name.clone(), entry.clone());
+    let vm = Vm::new(&vms.context.config, name.clone(), entry.clone());
     // Until QEMU is watched, no request stops the VM, or starts or sends another VM of the name.
-    let (claim, _adopting) = node.vms.claim(&vm, VmActivity::Starting)?;
+    let (claim, _adopting) = vms.claim(&vm, VmActivity::Starting)?;
     let places = vm.places.clone();
-    run::make_folder(node, &name, places).await?;
+    run::make_folder(vms, &name, places).await?;
     failpoint::reach(String::from("vm::adopting")).await;
     // The VM has the name by now, and so the segment of the name.
-    entry.memory = adopted::take(node, &name, pid, &mut entry.machine, &facts).await?;
+    entry.memory = adopted::take(vms, &name, pid, &mut entry.machine, &facts).await?;
     vm.lock().entry = entry.clone();
-    let stored = node.store.put_adopted_vm(&name, &entry).await;
+    let stored = vms.context.store.put_adopted_vm(&name, &entry).await;
     stored.map_err(|error| stored_badly(&name, &error))?;
     claim.keep();
     for UsedNic { named, served } in nics {
-        node.nics.remove(&named);
+        vms.nics.remove(&named);
         vm.lock().nics.push(served);
     }
     tracing::info!(vm = name, pid, "adopted the VM");
@@ -102,7 +102,7 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
         qmp,
         process: Arc::new(process),
     };
-    watch::attach(node, &vm, qemu).await;
+    watch::attach(vms, &vm, qemu).await;
     Ok(vm)
 }
 
@@ -113,9 +113,9 @@ struct UsedNic {
 }
 
 /// Returns the named NICs that the VM's QEMU uses, in their order, for the VM to take over.
-fn nics(node: &Node, vm: &str, machine: &Machine) -> Result<Vec<UsedNic>, ErrorBody> {
+fn nics(vms: &Vms, vm: &str, machine: &Machine) -> Result<Vec<UsedNic>, ErrorBody> {
     let found = machine.nics.iter().enumerate().map(|(number, nic)| {
-        let named = node.nics.with_address(&nic.mac).ok_or_else(|| {
+        let named = vms.nics.with_address(&nic.mac).ok_or_else(|| {
             let text = format!("cannot adopt VM {vm}: its NIC {number} has gone");
             ErrorBody::new(ErrorCode::Conflict, text).hint("see 'godwit nic list'")
         })?;
@@ -134,9 +134,9 @@ fn nics(node: &Node, vm: &str, machine: &Machine) -> Result<Vec<UsedNic>, ErrorB
 
 /// Records used disks and NICs missing from QEMU's command line. Another node would start the VM without these later
 /// additions.
-fn note_what_was_plugged(node: &Node, facts: &Facts, machine: &mut Machine) {
-    for disk in node.disks.all() {
-        if facts.uses_socket(&node.config.vhost_socket(&disk.name))
+fn note_what_was_plugged(vms: &Vms, facts: &Facts, machine: &mut Machine) {
+    for disk in vms.disks.all() {
+        if facts.uses_socket(&vms.context.config.vhost_socket(&disk.name))
             && !machine.disks.contains(&disk.name)
         {
             machine
@@ -145,8 +145,9 @@ fn note_what_was_plugged(node: &Node, facts: &Facts, machine: &mut Machine) {
             machine.disks.push(disk.name.clone());
         }
     }
-    for nic in node.nics.all() {
-        if facts.uses_socket(&node.config.nic_socket(&nic.name)) && !machine.nics.contains(&nic.nic)
+    for nic in vms.nics.all() {
+        if facts.uses_socket(&vms.context.config.nic_socket(&nic.name))
+            && !machine.nics.contains(&nic.nic)
         {
             machine
                 .bound_here
@@ -156,33 +157,29 @@ fn note_what_was_plugged(node: &Node, facts: &Facts, machine: &mut Machine) {
 }
 
 /// Returns the VM with this monitor.
-fn user_of(node: &Node, path: &Path) -> Option<String> {
+fn user_of(vms: &Vms, path: &Path) -> Option<String> {
     let uses = |vm: &Arc<Vm>| {
         let inner = vm.lock();
         inner.holds_disks() && inner.entry.qmp == path
     };
-    node.vms
-        .all()
-        .into_iter()
-        .find(uses)
-        .map(|vm| vm.name.clone())
+    vms.all().into_iter().find(uses).map(|vm| vm.name.clone())
 }
 
 /// Returns the disk or NIC served at this socket, compared by the file behind the path.
-fn served_at(node: &Node, path: &Path) -> Option<Served> {
+fn served_at(vms: &Vms, path: &Path) -> Option<Served> {
     let file = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let wanted = file(path);
     let is_it = |socket: PathBuf| file(&socket) == wanted;
-    let disks = node.disks.all();
+    let disks = vms.disks.all();
     if let Some(disk) = disks
         .iter()
-        .find(|disk| is_it(node.config.vhost_socket(&disk.name)))
+        .find(|disk| is_it(vms.context.config.vhost_socket(&disk.name)))
     {
         return Some(Served::Disk(disk.name.clone()));
     }
-    let nics = node.nics.all();
+    let nics = vms.nics.all();
     let nic = nics
         .iter()
-        .find(|nic| is_it(node.config.nic_socket(&nic.name)))?;
+        .find(|nic| is_it(vms.context.config.nic_socket(&nic.name)))?;
     Some(Served::Nic(nic.nic.clone()))
 }

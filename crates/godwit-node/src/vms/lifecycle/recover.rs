@@ -9,9 +9,10 @@ use godwit_core::authority::Ownership;
 use godwit_core::units::MigrationId;
 use tokio::net::UnixStream;
 
+use crate::context::blocking;
 use crate::disks::vhost::Held;
-use crate::node::{Node, blocking};
 use crate::store::machine::{PooledMemory, VmEntry, VmMark, VmOrigin};
+use crate::vms::Vms;
 use crate::vms::incoming::arrival::Incoming;
 use crate::vms::incoming::post_copy_destination::Pulling;
 use crate::vms::lifecycle::room;
@@ -31,13 +32,13 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Finds the QEMUs of the stored VMs, whose disks are served already. `held` has the holds of VMs whose memory was on
 /// the way.
 pub(crate) async fn recover(
-    node: &Arc<Node>,
+    vms: &Arc<Vms>,
     stored: Vec<(String, VmEntry)>,
     mut held: HashMap<String, Held>,
 ) {
     for (name, entry) in stored {
-        let vm = Vm::new(&node.config, name, entry);
-        node.vms.restore(&vm);
+        let vm = Vm::new(&vms.context.config, name, entry);
+        vms.restore(&vm);
         let held = held.remove(&vm.name);
         // Most VMs have no spare monitor.
         vm.lock().spare = Spare::open(&vm.places).ok();
@@ -46,28 +47,28 @@ pub(crate) async fn recover(
             (inner.entry.qmp.clone(), inner.entry.mark.clone())
         };
         if let Some(VmMark::Pulling { .. } | VmMark::Giving { .. }) = mark {
-            tokio::spawn(take_up(Arc::clone(node), vm, held));
+            tokio::spawn(take_up(Arc::clone(vms), vm, held));
             continue;
         }
         let error = match Qmp::connect(&path).await {
             Ok(qmp) => {
-                settle(node, &vm, find(qmp), held).await;
+                settle(vms, &vm, find(qmp), held).await;
                 continue;
             }
             Err(error) => error,
         };
-        match silent(node, &vm, &path).await {
+        match silent(vms, &vm, &path).await {
             None => {
                 tracing::info!(vm = vm.name, %error, "no QEMU runs the VM");
-                settle(node, &vm, None, held).await;
+                settle(vms, &vm, None, held).await;
             }
-            Some(_) if runs_unheard(node, &vm) => {
-                tokio::spawn(take_up(Arc::clone(node), vm, held));
+            Some(_) if runs_unheard(vms, &vm) => {
+                tokio::spawn(take_up(Arc::clone(vms), vm, held));
             }
             Some(process) => {
                 let pid = process.pid;
                 tracing::warn!(vm = vm.name, pid, %error, "the VM's QEMU does not answer");
-                wait_for_answer(node, &vm, process, held).await;
+                wait_for_answer(vms, &vm, process, held).await;
             }
         }
     }
@@ -75,11 +76,11 @@ pub(crate) async fn recover(
 
 /// Finds the QEMU of a VM whose monitor does not answer. QEMU may not listen yet, or has stopped answering and has no
 /// room for a new connection.
-async fn silent(node: &Node, vm: &Vm, monitor: &Path) -> Option<Process> {
+async fn silent(vms: &Vms, vm: &Vm, monitor: &Path) -> Option<Process> {
     match listener(monitor).await {
         Some(process) => Some(process),
         None => {
-            let (places, user) = (vm.places.clone(), node.config.qemu_user.clone());
+            let (places, user) = (vm.places.clone(), vms.context.config.qemu_user.clone());
             let find = move || Process::started_in(&places, user.as_ref());
             blocking(find).await.ok()?
         }
@@ -88,10 +89,10 @@ async fn silent(node: &Node, vm: &Vm, monitor: &Path) -> Option<Process> {
 
 /// Waits for a running but silent QEMU. A QEMU without a right to run the guest, now or later, is ended: a wait for a
 /// lost disk may last for ever. Any other QEMU gets unlimited time, and no second QEMU is started meanwhile.
-async fn wait_for_answer(node: &Arc<Node>, vm: &Arc<Vm>, process: Process, held: Option<Held>) {
-    if never_runs(node, vm) {
+async fn wait_for_answer(vms: &Arc<Vms>, vm: &Arc<Vm>, process: Process, held: Option<Held>) {
+    if never_runs(vms, vm) {
         process.kill().await;
-        return settle(node, vm, None, held).await;
+        return settle(vms, vm, None, held).await;
     }
     let process = Arc::new(process);
     let path = {
@@ -99,26 +100,26 @@ async fn wait_for_answer(node: &Arc<Node>, vm: &Arc<Vm>, process: Process, held:
         inner.silent = Some(Arc::clone(&process));
         inner.entry.qmp.clone()
     };
-    let (node, vm) = (Arc::clone(node), Arc::clone(vm));
+    let (vms, vm) = (Arc::clone(vms), Arc::clone(vm));
     tokio::spawn(async move {
         let qemu = tokio::select! {
-            qemu = connect_patiently(&node, &vm, &path, Arc::clone(&process)) => qemu,
+            qemu = connect_patiently(&vms, &vm, &path, Arc::clone(&process)) => qemu,
             // The sending node may have taken the disks back meanwhile.
-            () = never_will_run(&node, &vm) => {
+            () = never_will_run(&vms, &vm) => {
                 process.kill().await;
                 vm.lock().silent = None;
                 None
             }
         };
-        if qemu.is_some() || !node.is_closing() {
-            settle(&node, &vm, qemu, held).await;
+        if qemu.is_some() || !vms.context.is_closing() {
+            settle(&vms, &vm, qemu, held).await;
         }
     });
 }
 
 /// Returns true if the QEMU was started in vain: the start was not finished, or the disks belong to another node and no
 /// disk comes.
-fn never_runs(node: &Node, vm: &Vm) -> bool {
+fn never_runs(vms: &Vms, vm: &Vm) -> bool {
     let (mark, moved, disks) = {
         let entry = &vm.lock().entry;
         let disks = entry.machine.disks.clone();
@@ -126,7 +127,7 @@ fn never_runs(node: &Node, vm: &Vm) -> bool {
     };
     let none_is_here = || {
         let undecided = |disk: &String| {
-            let disk = node.disks.find(disk);
+            let disk = vms.disks.find(disk);
             disk.is_some_and(|disk| {
                 let ownership = &disk.lock().record.ownership;
                 matches!(ownership, Ownership::Serving | Ownership::Accepted { .. })
@@ -141,14 +142,14 @@ fn never_runs(node: &Node, vm: &Vm) -> bool {
     }
 }
 
-async fn never_will_run(node: &Node, vm: &Vm) {
-    while !never_runs(node, vm) {
+async fn never_will_run(vms: &Vms, vm: &Vm) {
+    while !never_runs(vms, vm) {
         tokio::time::sleep(RETRY).await;
     }
 }
 
 /// Settles a VM after the restart, once the QEMU is found or known to be gone.
-async fn settle(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Option<Qemu>, held: Option<Held>) {
+async fn settle(vms: &Arc<Vms>, vm: &Arc<Vm>, qemu: Option<Qemu>, held: Option<Held>) {
     let (mark, moved) = {
         let entry = &vm.lock().entry;
         (entry.mark.clone(), entry.moved_to.is_some())
@@ -162,7 +163,7 @@ async fn settle(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Option<Qemu>, held: Option
                 qemu.process.kill().await;
             }
             if let Ok(guard) = vm.begin(VmActivity::Stopping, |_| Ok(())) {
-                run::forget(node, vm, guard).await;
+                run::forget(vms, vm, guard).await;
             }
         }
         // The disks moved with the VM: a QEMU left here must never run the guest.
@@ -170,31 +171,31 @@ async fn settle(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Option<Qemu>, held: Option
             if let Some(qemu) = qemu {
                 qemu.process.kill().await;
             }
-            give_memory(node, vm).await;
+            give_memory(vms, vm).await;
         }
         (Some(VmMark::Incoming { migration, .. }), qemu) => {
-            take_in(node, vm, &migration, qemu, held).await;
+            take_in(vms, vm, &migration, qemu, held).await;
         }
         (Some(VmMark::Outgoing { runs, .. }), Some(qemu)) => {
-            take_back(node, vm, qemu, runs).await;
+            take_back(vms, vm, qemu, runs).await;
         }
         (_, Some(qemu)) => {
-            relocated::note(node, vm, qemu.process.pid);
-            watch::attach(node, vm, qemu).await;
-            room::take_up(node, vm).await;
+            relocated::note(vms, vm, qemu.process.pid);
+            watch::attach(vms, vm, qemu).await;
+            room::take_up(vms, vm).await;
         }
         (Some(VmMark::Outgoing { .. }), None) => {
             // Without a QEMU the VM cannot go on, and the destination learns of the end.
             let entry = vm.lock().entry.clone();
-            pooled::keep(node, &vm.name, &entry);
-            unmark(node, vm).await;
+            pooled::keep(vms, &vm.name, &entry);
+            unmark(vms, vm).await;
         }
-        (_, None) => note_end(node, vm).await,
+        (_, None) => note_end(vms, vm).await,
     }
 }
 
 /// Records the reason for a QEMU's end while the node was down.
-async fn note_end(node: &Arc<Node>, vm: &Arc<Vm>) {
+async fn note_end(vms: &Arc<Vms>, vm: &Arc<Vm>) {
     let monitor = vm.lock().entry.qmp.clone();
     let times = move || {
         // QEMU makes the socket when it starts, and removes the socket at an orderly end.
@@ -210,7 +211,7 @@ async fn note_end(node: &Arc<Node>, vm: &Arc<Vm>) {
         inner.entry.ended = Some(String::from(end_of(started, booted)));
         inner.entry.clone()
     };
-    watch::keep_end(node, vm, &entry).await;
+    watch::keep_end(vms, vm, &entry).await;
 }
 
 /// Returns the reason for a QEMU's end from its start time and the host's boot time.
@@ -234,31 +235,31 @@ fn boot_time() -> Option<SystemTime> {
 
 /// Settles a VM found incoming: the disks decide if the VM runs here.
 async fn take_in(
-    node: &Arc<Node>,
+    vms: &Arc<Vms>,
     vm: &Arc<Vm>,
     migration: &str,
     qemu: Option<Qemu>,
     held: Option<Held>,
 ) {
     if let Some(qemu) = qemu.clone() {
-        watch::attach(node, vm, qemu).await;
+        watch::attach(vms, vm, qemu).await;
     }
     let migration = migration.parse::<MigrationId>().unwrap_or_default();
-    let (node, vm) = (Arc::clone(node), Arc::clone(vm));
+    let (vms, vm) = (Arc::clone(vms), Arc::clone(vm));
     tokio::spawn(async move {
         let Ok(guard) = vm.begin(VmActivity::Incoming(migration), |_| Ok(())) else {
             return;
         };
-        Incoming::found(&node, &vm, qemu, held).decide(guard).await;
+        Incoming::found(&vms, &vm, qemu, held).decide(guard).await;
     });
 }
 
 /// Returns true if a silent QEMU waits for memory, and marks the VM as pulling: the guest was resumed before the node
 /// could store the mark. Without the disks the guest was not resumed.
-fn runs_unheard(node: &Node, vm: &Vm) -> bool {
+fn runs_unheard(vms: &Vms, vm: &Vm) -> bool {
     let disks = vm.lock().entry.machine.disks.clone();
     let is_here = |disk: &String| {
-        let disk = node.disks.find(disk);
+        let disk = vms.disks.find(disk);
         disk.is_some_and(|disk| disk.lock().record.ownership == Ownership::Serving)
     };
     if !disks.iter().all(is_here) {
@@ -287,7 +288,7 @@ fn runs_unheard(node: &Node, vm: &Vm) -> bool {
 
 /// Takes up a VM whose QEMU here has the only copy of some memory. The QEMU is gone only if no process listens at the
 /// monitor, and may take long to answer.
-async fn take_up(node: Arc<Node>, vm: Arc<Vm>, held: Option<Held>) {
+async fn take_up(vms: Arc<Vms>, vm: Arc<Vm>, held: Option<Held>) {
     let (path, mark, moved_to) = {
         let inner = vm.lock();
         let entry = &inner.entry;
@@ -297,7 +298,7 @@ async fn take_up(node: Arc<Node>, vm: Arc<Vm>, held: Option<Held>) {
             entry.moved_to.clone(),
         )
     };
-    let process = silent(&node, &vm, &path).await.map(Arc::new);
+    let process = silent(&vms, &vm, &path).await.map(Arc::new);
     match (mark, moved_to, process) {
         (Some(VmMark::Giving { migration }), Some(to), process) => {
             let id = migration.parse().unwrap_or_default();
@@ -305,18 +306,18 @@ async fn take_up(node: Arc<Node>, vm: Arc<Vm>, held: Option<Held>) {
                 return;
             };
             let qemu = match process {
-                Some(process) => attach_patiently(&node, &vm, &path, process).await,
+                Some(process) => attach_patiently(&vms, &vm, &path, process).await,
                 None => None,
             };
-            post_copy_source::take_up(node, vm, (to, id), qemu, guard).await;
+            post_copy_source::take_up(vms, vm, (to, id), qemu, guard).await;
         }
         (Some(VmMark::Pulling { migration, from }), _, Some(process)) => {
             vm.lock().silent = Some(Arc::clone(&process));
             let id = migration.parse().unwrap_or_default();
-            let here = (&node, &vm);
+            let here = (&vms, &vm);
             let pulling = Pulling::found(here, Arc::clone(&process), (id, &from), held).run();
             // QEMU may answer only once the memory moves again.
-            let attaching = attach_patiently(&node, &vm, &path, process);
+            let attaching = attach_patiently(&vms, &vm, &path, process);
             tokio::join!(pulling, attaching);
         }
         _ => {
@@ -326,7 +327,7 @@ async fn take_up(node: Arc<Node>, vm: Arc<Vm>, held: Option<Held>) {
                 inner.problem = Some(String::from("QEMU ended while the node was away"));
                 inner.entry.clone()
             };
-            if let Err(error) = node.store.put_vm(&vm.name, &entry).await {
+            if let Err(error) = vms.context.store.put_vm(&vm.name, &entry).await {
                 tracing::error!(vm = vm.name, %error, "cannot store the VM");
             }
         }
@@ -342,20 +343,20 @@ async fn listener(path: &Path) -> Option<Process> {
 
 /// Attaches the QEMU of a VM, without a time limit. Returns `None` if QEMU ends.
 async fn attach_patiently(
-    node: &Arc<Node>,
+    vms: &Arc<Vms>,
     vm: &Arc<Vm>,
     path: &Path,
     process: Arc<Process>,
 ) -> Option<Qemu> {
-    let qemu = connect_patiently(node, vm, path, process).await?;
+    let qemu = connect_patiently(vms, vm, path, process).await?;
     tracing::info!(vm = vm.name, pid = qemu.process.pid, "found the VM's QEMU");
-    watch::attach(node, vm, qemu.clone()).await;
+    watch::attach(vms, vm, qemu.clone()).await;
     Some(qemu)
 }
 
 /// Connects to the monitor of a QEMU, without a time limit. Returns `None` if QEMU ends or the node closes.
 async fn connect_patiently(
-    node: &Arc<Node>,
+    vms: &Arc<Vms>,
     vm: &Arc<Vm>,
     path: &Path,
     process: Arc<Process>,
@@ -367,7 +368,7 @@ async fn connect_patiently(
                 vm.lock().silent = None;
                 return None;
             }
-            () = node.closed() => return None,
+            () = vms.context.closed() => return None,
         };
         match connected {
             Ok(qmp) => return Some(Qemu { qmp, process }),
@@ -380,7 +381,7 @@ async fn connect_patiently(
 }
 
 /// Holds the disks of VMs with memory on the way until the memory arrives. To be called before the disks are served.
-pub(crate) fn hold_disks(node: &Arc<Node>, stored: &[(String, VmEntry)]) -> HashMap<String, Held> {
+pub(crate) fn hold_disks(vms: &Arc<Vms>, stored: &[(String, VmEntry)]) -> HashMap<String, Held> {
     let waits = |entry: &VmEntry| {
         matches!(
             entry.mark,
@@ -388,13 +389,13 @@ pub(crate) fn hold_disks(node: &Arc<Node>, stored: &[(String, VmEntry)]) -> Hash
         )
     };
     let held = stored.iter().filter(|(_, entry)| waits(entry));
-    held.map(|(name, entry)| (name.clone(), Held::new(node, &entry.machine.disks)))
+    held.map(|(name, entry)| (name.clone(), Held::new(&vms.disks, &entry.machine.disks)))
         .collect()
 }
 
 /// Takes back a leaving VM whose disks have not left. The guest goes on here if running at the move's start and not
 /// stopped by an operator since.
-async fn take_back(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu, ran: bool) {
+async fn take_back(vms: &Arc<Vms>, vm: &Arc<Vm>, qemu: Qemu, ran: bool) {
     // A guest stopped by an operator meanwhile does not show a migration's state.
     let state = inspect::run_state(&qemu.qmp).await;
     let moved = |state: String| {
@@ -402,24 +403,24 @@ async fn take_back(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu, ran: bool) {
     };
     let ran = ran && state.is_ok_and(moved);
     let entry = vm.lock().entry.clone();
-    pooled::keep(node, &vm.name, &entry);
-    let problem = match pooled::may_run(node, vm) {
+    pooled::keep(vms, &vm.name, &entry);
+    let problem = match pooled::may_run(vms, vm) {
         Ok(()) => crate::vms::outgoing::planes::rollback::take_back(vm, &qemu.qmp, ran)
             .await
             .err()
             .map(|error| error.to_string()),
         Err(error) => Some(error.message),
     };
-    watch::attach(node, vm, qemu).await;
+    watch::attach(vms, vm, qemu).await;
     vm.lock().problem = problem.map(|error| format!("the guest does not go on: {error}"));
-    unmark(node, vm).await;
+    unmark(vms, vm).await;
 }
 
 /// Removes the mark of the move. The destination may learn of the end afterwards.
-async fn unmark(node: &Arc<Node>, vm: &Arc<Vm>) {
+async fn unmark(vms: &Arc<Vms>, vm: &Arc<Vm>) {
     let mut entry = vm.lock().entry.clone();
     entry.mark = None;
-    match node.store.put_vm(&vm.name, &entry).await {
+    match vms.context.store.put_vm(&vm.name, &entry).await {
         Ok(()) => vm.lock().entry = entry,
         Err(error) => tracing::error!(vm = vm.name, %error, "cannot store that the VM stays"),
     }
@@ -427,20 +428,20 @@ async fn unmark(node: &Arc<Node>, vm: &Arc<Vm>) {
 
 /// Gives away or releases the memory of a departed VM: the memory moved too, or was copied and has no use here any
 /// more.
-async fn give_memory(node: &Arc<Node>, vm: &Arc<Vm>) {
+async fn give_memory(vms: &Arc<Vms>, vm: &Arc<Vm>) {
     let entry = vm.lock().entry.clone();
     let is_given = |memory: &PooledMemory| memory.given_to.is_some();
     if entry.memory.as_ref().is_some_and(is_given) {
-        let (node, vm) = (Arc::clone(node), Arc::clone(vm));
+        let (vms, vm) = (Arc::clone(vms), Arc::clone(vm));
         // Held until the pool is usable again. Meanwhile the VM is not forgotten, and the name is not reused: the
         // memory would look like this node's.
         let guard = vm.begin(VmActivity::GivingMemory, |_| Ok(()));
         tokio::spawn(async move {
-            pooled::hand_over(&node, &vm.name, &entry).await;
+            pooled::hand_over(&vms, &vm.name, &entry).await;
             drop(guard);
         });
     } else {
-        released::release(node, &vm.name, &entry).await;
+        released::release(vms, &vm.name, &entry).await;
     }
 }
 

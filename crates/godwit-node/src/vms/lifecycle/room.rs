@@ -13,9 +13,10 @@ use std::time::Duration;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use serde_json::json;
 
+use crate::context::blocking;
 use crate::disks::disk::Disk;
 use crate::failpoint;
-use crate::node::{Node, blocking};
+use crate::vms::Vms;
 use crate::vms::incoming::doubt::{self, Verdict};
 use crate::vms::lifecycle::run::stored_badly;
 use crate::vms::memory::pooled;
@@ -71,18 +72,17 @@ const ROOM_NOTE: &str = "godwit-lacks-room";
 const MISSING_NOTE: &str = "godwit-lacks-part";
 
 /// Handles a disk's engine whose requests wait for room, or for a long time for a part of the disk. Returns at once.
-pub(crate) fn ran_out(node: &Arc<Node>, why: Still) {
-    let Some(vm) = node
-        .vms
+pub(crate) fn ran_out(vms: &Arc<Vms>, why: Still) {
+    let Some(vm) = vms
         .user_of(why.disk(), None)
-        .and_then(|name| node.vms.find(&name))
+        .and_then(|name| vms.find(&name))
     else {
         return;
     };
-    let node = Arc::clone(node);
+    let vms = Arc::clone(vms);
     tokio::spawn(async move {
-        match pause(&node, &vm, &why).await {
-            Ok(true) => until_it_can_go_on(&node, &vm).await,
+        match pause(&vms, &vm, &why).await {
+            Ok(true) => until_it_can_go_on(&vms, &vm).await,
             // The VM has another activity, and the engine will report again.
             Ok(false) => {}
             Err(error) => {
@@ -94,17 +94,17 @@ pub(crate) fn ran_out(node: &Arc<Node>, why: Still) {
 }
 
 /// Takes up the wait that was under way when the node ended.
-pub(in crate::vms) async fn take_up(node: &Arc<Node>, vm: &Arc<Vm>) {
+pub(in crate::vms) async fn take_up(vms: &Arc<Vms>, vm: &Arc<Vm>) {
     failpoint::reach(String::from("vm::take-up")).await;
     let found = look_for_note(vm).await;
-    let (node, vm) = (Arc::clone(node), Arc::clone(vm));
+    let (vms, vm) = (Arc::clone(vms), Arc::clone(vm));
     match found {
         Ok(false) => {}
-        Ok(true) => _ = tokio::spawn(async move { until_it_can_go_on(&node, &vm).await }),
+        Ok(true) => _ = tokio::spawn(async move { until_it_can_go_on(&vms, &vm).await }),
         Err(error) => {
             // A VM without the note would look paused by an operator, and would stand still for ever.
             tracing::warn!(vm = vm.name, %error, "whether the VM stands still for its disks is not known yet");
-            tokio::spawn(async move { until_its_note_is_read(&node, &vm).await });
+            tokio::spawn(async move { until_its_note_is_read(&vms, &vm).await });
         }
     }
 }
@@ -126,22 +126,22 @@ async fn look_for_note(vm: &Vm) -> Result<bool, QmpError> {
     Ok(true)
 }
 
-async fn until_its_note_is_read(node: &Arc<Node>, vm: &Arc<Vm>) {
+async fn until_its_note_is_read(vms: &Arc<Vms>, vm: &Arc<Vm>) {
     loop {
         tokio::select! {
-            () = node.closed() => return,
+            () = vms.context.closed() => return,
             () = tokio::time::sleep(ASK_EVERY) => {}
         }
         match look_for_note(vm).await {
             Ok(false) => return,
-            Ok(true) => return until_it_can_go_on(node, vm).await,
+            Ok(true) => return until_it_can_go_on(vms, vm).await,
             Err(error) => tracing::debug!(vm = vm.name, %error, "the monitor does not answer yet"),
         }
     }
 }
 
 /// Pauses the VM. Returns false if impossible now.
-async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, why: &Still) -> Result<bool, ErrorBody> {
+async fn pause(vms: &Arc<Vms>, vm: &Arc<Vm>, why: &Still) -> Result<bool, ErrorBody> {
     let may = |inner: &Inner| {
         let runs = inner.run_state.as_deref() == Some("running");
         let entry = &inner.entry;
@@ -170,7 +170,7 @@ async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, why: &Still) -> Result<bool, Erro
         inner.cannot_go_on = None;
     }
     let engines = || {
-        machine_disks(node, vm)
+        machine_disks(vms, vm)
             .into_iter()
             .filter_map(|disk| disk.engine())
     };
@@ -198,10 +198,10 @@ fn still_runs(inner: &Inner, process: &Arc<Process>) -> bool {
 }
 
 /// Waits until the VM can go on, and resumes the VM; returns early if the VM runs again for another reason.
-async fn until_it_can_go_on(node: &Arc<Node>, vm: &Arc<Vm>) {
+async fn until_it_can_go_on(vms: &Arc<Vms>, vm: &Arc<Vm>) {
     loop {
         tokio::select! {
-            () = node.closed() => return,
+            () = vms.context.closed() => return,
             () = tokio::time::sleep(ASK_EVERY) => {}
         }
         // Also cleared when QEMU has ended.
@@ -212,7 +212,7 @@ async fn until_it_can_go_on(node: &Arc<Node>, vm: &Arc<Vm>) {
             continue;
         };
         let goes_on = inspect::run_state(&qmp).await.is_ok_and(|s| s == "running");
-        let disks = machine_disks(node, vm);
+        let disks = machine_disks(vms, vm);
         let waits = waits_long(&disks)
             || match why {
                 Still::Room(_) => !has_room(disks).await,
@@ -222,7 +222,7 @@ async fn until_it_can_go_on(node: &Arc<Node>, vm: &Arc<Vm>) {
             vm.lock().cannot_go_on = None;
             continue;
         }
-        match resume(node, &vm.name, false).await {
+        match resume(vms, &vm.name, false).await {
             Ok(()) => return,
             Err(error) => tell(vm, error.message),
         }
@@ -243,8 +243,8 @@ fn tell(vm: &Vm, error: String) {
 /// # Errors
 /// The VM is not here, has an activity, or QEMU refuses. Without `force` also: the VM arrives without the source's word
 /// on the handover, or another node has had the VM since.
-pub(crate) async fn resume(node: &Arc<Node>, name: &str, force: bool) -> Result<(), ErrorBody> {
-    let vm = node.vms.get(name)?;
+pub(crate) async fn resume(vms: &Arc<Vms>, name: &str, force: bool) -> Result<(), ErrorBody> {
+    let vm = vms.get(name)?;
     let verdicts = vm.lock().verdicts.clone();
     if let Some(verdicts) = verdicts {
         return match force {
@@ -257,8 +257,8 @@ pub(crate) async fn resume(node: &Arc<Node>, name: &str, force: bool) -> Result<
         if force { Ok(()) } else { vm.is_current(inner) }
     })?;
     let qmp = vm.qemu()?.qmp;
-    pooled::may_run(node, &vm)?;
-    override_later_owner(node, &vm).await?;
+    pooled::may_run(vms, &vm)?;
+    override_later_owner(vms, &vm).await?;
     qmp.execute("cont", json!({})).await.map_err(|error| {
         let text = format!("VM {name} does not go on: {error}");
         ErrorBody::new(ErrorCode::Conflict, text).hint(format!("see 'godwit vm show {name}'"))
@@ -266,28 +266,28 @@ pub(crate) async fn resume(node: &Arc<Node>, name: &str, force: bool) -> Result<
     if let Ok(state) = inspect::run_state(&qmp).await {
         vm.lock().run_state = Some(state);
     }
-    for disk in machine_disks(node, &vm) {
+    for disk in machine_disks(vms, &vm) {
         if let Some(engine) = disk.engine() {
             engine.machine_goes_on();
         }
     }
     tracing::info!(vm = name, "the VM goes on");
     if let Some(why) = forget(&vm, &qmp).await {
-        let node = Arc::clone(node);
-        tokio::spawn(async move { until_its_note_is_removed(&node, &vm, &why).await });
+        let vms = Arc::clone(vms);
+        tokio::spawn(async move { until_its_note_is_removed(&vms, &vm, &why).await });
     }
     Ok(())
 }
 
 /// Makes the VM this node's by an operator's order although another node has had the VM since: the other node then
 /// holds the VM.
-async fn override_later_owner(node: &Node, vm: &Vm) -> Result<(), ErrorBody> {
+async fn override_later_owner(vms: &Vms, vm: &Vm) -> Result<(), ErrorBody> {
     let mut entry = vm.lock().entry.clone();
     let Some(surpassed) = entry.surpassed.take() else {
         return Ok(());
     };
     entry.epoch = surpassed.next(entry.epoch);
-    let stored = node.store.put_vm(&vm.name, &entry).await;
+    let stored = vms.context.store.put_vm(&vm.name, &entry).await;
     stored.map_err(|error| stored_badly(&vm.name, &error))?;
     vm.lock().entry = entry;
     Ok(())
@@ -345,10 +345,10 @@ async fn forget(vm: &Vm, qmp: &Qmp) -> Option<Still> {
 }
 
 /// Removes a stale note: with the note, the node's next run would resume a VM paused by an operator since.
-async fn until_its_note_is_removed(node: &Arc<Node>, vm: &Arc<Vm>, why: &Still) {
+async fn until_its_note_is_removed(vms: &Arc<Vms>, vm: &Arc<Vm>, why: &Still) {
     loop {
         tokio::select! {
-            () = node.closed() => return,
+            () = vms.context.closed() => return,
             () = tokio::time::sleep(ASK_EVERY) => {}
         }
         let Ok(Qemu { qmp, .. }) = vm.qemu() else {
@@ -377,11 +377,11 @@ fn waits_long(disks: &[Arc<Disk>]) -> bool {
     disks.iter().any(waits)
 }
 
-fn machine_disks(node: &Node, vm: &Vm) -> Vec<Arc<Disk>> {
+fn machine_disks(vms: &Vms, vm: &Vm) -> Vec<Arc<Disk>> {
     let disks = vm.lock().entry.machine.disks.clone();
     disks
         .iter()
-        .filter_map(|disk| node.disks.find(disk))
+        .filter_map(|disk| vms.disks.find(disk))
         .collect()
 }
 

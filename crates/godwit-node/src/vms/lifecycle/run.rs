@@ -7,13 +7,14 @@ use std::sync::Arc;
 use godwit_core::units::Bytes;
 
 use crate::config::MAX_SOCKET_PATH;
+use crate::context::blocking;
 use crate::disks::disk::Activity;
 use crate::failpoint;
 use crate::ids::new_id;
 use crate::names;
 use crate::nics::request;
-use crate::node::{Node, blocking};
 use crate::store::machine::{PooledMemory, VmEntry, VmMark, VmOrigin};
+use crate::vms::Vms;
 use crate::vms::lifecycle::watch;
 use crate::vms::memory::{pooled, qemu_fits, released};
 use crate::vms::nics;
@@ -38,36 +39,42 @@ const MAX_ARGUMENTS: usize = 1024;
 ///
 /// # Errors
 /// The request is invalid, a disk cannot be used, or QEMU does not start.
-pub(crate) async fn run(node: &Arc<Node>, request: RunVm) -> Result<Arc<Vm>, ErrorBody> {
+pub(crate) async fn run(vms: &Arc<Vms>, request: RunVm) -> Result<Arc<Vm>, ErrorBody> {
     let host = mac::host();
-    let user = node.config.qemu_user.as_ref();
-    let poolable = !node.config.memory_pools.is_empty();
+    let user = vms.context.config.qemu_user.as_ref();
+    let poolable = !vms.context.config.memory_pools.is_empty();
     let (accelerator, warning) = accelerator(&request, user).await?;
-    let machine = machine(&request, &node.config.name, &host, accelerator, poolable)?;
+    let machine = machine(
+        &request,
+        &vms.context.config.name,
+        &host,
+        accelerator,
+        poolable,
+    )?;
     // Without this check the error would blame the disks, whose client is the running VM.
-    if let Some(other) = node.vms.find(&request.name) {
+    if let Some(other) = vms.find(&request.name) {
         other.may_be_replaced()?;
     }
-    let memory = pooled_memory(node, &request, &machine)?;
+    let memory = pooled_memory(vms, &request, &machine)?;
     for disk in &machine.disks {
-        usable(node, &request.name, disk)?;
-        unused(node, &request.name, disk)?;
+        usable(vms, &request.name, disk)?;
+        unused(vms, &request.name, disk)?;
     }
     let entry = entry(
-        node,
+        vms,
         &request.name,
         machine,
         (new_id()?.to_string(), 1),
         (VmOrigin::Run, VmMark::Starting),
         memory,
     )?;
-    let (vm, guard) = reserve(node, &request.name, entry, VmActivity::Starting).await?;
+    let (vm, guard) = reserve(vms, &request.name, entry, VmActivity::Starting).await?;
     if let Some(warning) = &warning {
         tracing::warn!(vm = vm.name, "{warning}");
     }
     vm.lock().warnings.extend(warning);
-    if let Err(error) = launch(node, &vm).await {
-        forget(node, &vm, guard).await;
+    if let Err(error) = launch(vms, &vm).await {
+        forget(vms, &vm, guard).await;
         return Err(error);
     }
     Ok(vm)
@@ -75,14 +82,14 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunVm) -> Result<Arc<Vm>, Err
 
 /// Returns the memory pool's part of a requested VM.
 fn pooled_memory(
-    node: &Node,
+    vms: &Vms,
     request: &RunVm,
     machine: &Machine,
 ) -> Result<Option<PooledMemory>, ErrorBody> {
     let Some(pool) = &request.memory_pool else {
         return Ok(None);
     };
-    pooled::open(&node.config, pool)?;
+    pooled::open(&vms.context.config, pool)?;
     if !machine.is_poolable() {
         let text = format!(
             "VM {}: its arguments for QEMU say where its memory is, so it cannot be put in memory pool {pool}",
@@ -141,11 +148,11 @@ async fn accelerator(
 /// # Errors
 /// QEMU cannot be run, or gives no version.
 pub(in crate::vms) async fn version(
-    node: &Node,
+    vms: &Vms,
     vm: &str,
     program: &str,
 ) -> Result<Version, ErrorBody> {
-    let found = Version::of(program, node.config.qemu_user.as_ref()).await;
+    let found = Version::of(program, vms.context.config.qemu_user.as_ref()).await;
     found.map_err(|why| {
         ErrorBody::new(ErrorCode::Invalid, format!("cannot start VM {vm}: {why}"))
             .hint("install QEMU, or name it with --qemu PATH")
@@ -259,8 +266,8 @@ fn names_type(value: &str) -> bool {
 ///
 /// # Errors
 /// The disk is not here, not served, or used by another VM.
-pub(crate) fn usable(node: &Node, vm: &str, name: &str) -> Result<(), ErrorBody> {
-    let disk = node.disks.get(name)?;
+pub(crate) fn usable(vms: &Vms, vm: &str, name: &str) -> Result<(), ErrorBody> {
+    let disk = vms.disks.get(name)?;
     let conflict = |text: String, hint: String| {
         Err(ErrorBody::new(ErrorCode::Conflict, format!("VM {vm}: {text}")).hint(hint))
     };
@@ -278,15 +285,15 @@ pub(crate) fn usable(node: &Node, vm: &str, name: &str) -> Result<(), ErrorBody>
             format!("see 'godwit disk show {name}'"),
         );
     }
-    match node.vms.user_of(name, Some(vm)) {
+    match vms.user_of(name, Some(vm)) {
         Some(user) => Err(disk_in_use(vm, name, &user)),
         None => Ok(()),
     }
 }
 
 /// Refuses a disk with other writers.
-fn unused(node: &Node, vm: &str, name: &str) -> Result<(), ErrorBody> {
-    let clients = node.disks.get(name)?.clients();
+fn unused(vms: &Vms, vm: &str, name: &str) -> Result<(), ErrorBody> {
+    let clients = vms.disks.get(name)?.clients();
     if clients == 0 {
         return Ok(());
     }
@@ -302,7 +309,7 @@ fn unused(node: &Node, vm: &str, name: &str) -> Result<(), ErrorBody> {
 /// # Errors
 /// The path of a socket is too long.
 pub(crate) fn entry(
-    node: &Node,
+    vms: &Vms,
     name: &str,
     machine: Machine,
     (id, epoch): (String, u64),
@@ -310,7 +317,7 @@ pub(crate) fn entry(
     memory: Option<PooledMemory>,
 ) -> Result<VmEntry, ErrorBody> {
     let places = Places {
-        folder: node.config.vms_dir().join(name),
+        folder: vms.context.config.vms_dir().join(name),
     };
     let longest = [
         places.qmp(),
@@ -323,7 +330,7 @@ pub(crate) fn entry(
         check_socket_path(name, path)?;
     }
     for disk in &machine.disks {
-        check_socket_path(name, &node.config.vhost_socket(disk))?;
+        check_socket_path(name, &vms.context.config.vhost_socket(disk))?;
     }
     for nic in 0..machine.nics.len() {
         check_socket_path(name, &places.nic(nic))?;
@@ -351,7 +358,7 @@ pub(crate) fn entry(
 /// # Errors
 /// The name, a disk or an address is taken, or the VM cannot be stored.
 pub(crate) async fn reserve(
-    node: &Arc<Node>,
+    vms: &Arc<Vms>,
     name: &str,
     entry: VmEntry,
     activity: VmActivity,
@@ -359,17 +366,17 @@ pub(crate) async fn reserve(
     let nics = &entry.machine.nics;
     let _changing = match nics.is_empty() {
         true => None,
-        false => Some(node.nics.change().await),
+        false => Some(vms.nics.change().await),
     };
-    if let Some(taken) = request::address_taken(node, name, nics) {
+    if let Some(taken) = request::address_taken(&vms.nics, name, nics) {
         let text = format!("VM {name}: {taken}");
         return Err(ErrorBody::new(ErrorCode::Conflict, text)
             .hint("give the NIC another with mac=, or leave it out and the node chooses one"));
     }
-    let vm = Vm::new(&node.config, name.to_owned(), entry.clone());
-    let (claim, guard) = node.vms.claim(&vm, activity)?;
+    let vm = Vm::new(&vms.context.config, name.to_owned(), entry.clone());
+    let (claim, guard) = vms.claim(&vm, activity)?;
     failpoint::reach(String::from("vm::claimed")).await;
-    let stored = node.store.put_vm(name, &entry).await;
+    let stored = vms.context.store.put_vm(name, &entry).await;
     stored.map_err(|error| stored_badly(name, &error))?;
     claim.keep();
     Ok((vm, guard))
@@ -391,29 +398,29 @@ pub(crate) fn check_socket_path(vm: &str, path: &Path) -> Result<(), ErrorBody> 
     .hint("choose shorter names, or start the node with a shorter --data-dir"))
 }
 
-async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
+async fn launch(vms: &Arc<Vms>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let mut entry = vm.lock().entry.clone();
     // A disk of a VM cannot be removed, but a removal may have begun before.
     for disk in &entry.machine.disks {
-        usable(node, &vm.name, disk)?;
+        usable(vms, &vm.name, disk)?;
     }
-    let version = version(node, &vm.name, &entry.machine.program).await?;
-    qemu_fits::check(node, &vm.name, version, entry.memory.as_ref())?;
-    pooled::allocate(node, &vm.name, &mut entry).await?;
+    let version = version(vms, &vm.name, &entry.machine.program).await?;
+    qemu_fits::check(vms, &vm.name, version, entry.memory.as_ref())?;
+    pooled::allocate(vms, &vm.name, &mut entry).await?;
     vm.lock().entry.memory = entry.memory.clone();
-    let memory = pooled::mapped(node, vm).await?;
-    let socket = |disk: &str| node.config.vhost_socket(disk);
+    let memory = pooled::mapped(vms, vm).await?;
+    let socket = |disk: &str| vms.context.config.vhost_socket(disk);
     let mut line = entry
         .machine
         .command_line(version, &vm.places, socket, None, memory.as_ref());
-    if node.config.qemu_sandbox {
+    if vms.context.config.qemu_sandbox {
         line.extend(sandbox::words(&line));
     }
     let program = entry.machine.program.clone();
     let places = vm.places.clone();
-    make_folder(node, &vm.name, places).await?;
-    nics::serve(node, vm).await?;
-    let user = node.config.qemu_user.as_ref();
+    make_folder(vms, &vm.name, places).await?;
+    nics::serve(vms, vm).await?;
+    let user = vms.context.config.qemu_user.as_ref();
     let preload = preload(&entry.machine);
     let (process, qmp) = process::start(&program, &line, &vm.places, user, preload)
         .await
@@ -425,7 +432,8 @@ async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
         })?;
         check_memory(&vm.name, &entry.machine, &facts)?;
         entry.mark = None;
-        node.store
+        vms.context
+            .store
             .put_vm(&vm.name, &entry)
             .await
             .map_err(|error| stored_badly(&vm.name, &error))
@@ -436,7 +444,7 @@ async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     }
     tracing::info!(vm = vm.name, pid = qemu.process.pid, "started the VM");
     vm.lock().entry = entry;
-    watch::attach(node, vm, qemu).await;
+    watch::attach(vms, vm, qemu).await;
     Ok(())
 }
 
@@ -449,9 +457,9 @@ pub(crate) fn preload(machine: &Machine) -> Option<Preload<'static>> {
 }
 
 /// Makes the VM's folder.
-pub(crate) async fn make_folder(node: &Node, vm: &str, places: Places) -> Result<(), ErrorBody> {
+pub(crate) async fn make_folder(vms: &Vms, vm: &str, places: Places) -> Result<(), ErrorBody> {
     let folder = places.folder.clone();
-    let user = node.config.qemu_user.clone();
+    let user = vms.context.config.qemu_user.clone();
     blocking(move || process::make_folder(&places, user.as_ref()))
         .await?
         .map_err(|error| {
@@ -481,12 +489,12 @@ pub(crate) fn check_memory(vm: &str, machine: &Machine, facts: &Facts) -> Result
 }
 
 /// Removes the rest of a VM without a QEMU here, and at last frees the name.
-pub(crate) async fn forget(node: &Arc<Node>, vm: &Arc<Vm>, under_way: VmGuard) {
+pub(crate) async fn forget(vms: &Arc<Vms>, vm: &Arc<Vm>, under_way: VmGuard) {
     nics::end(vm).await;
     let entry = vm.lock().entry.clone();
-    released::release(node, &vm.name, &entry).await;
+    released::release(vms, &vm.name, &entry).await;
     failpoint::reach(String::from("vm::forgetting")).await;
-    if let Err(error) = node.store.remove_vm(&vm.name).await {
+    if let Err(error) = vms.context.store.remove_vm(&vm.name).await {
         tracing::error!(vm = vm.name, %error, "cannot forget the VM");
     }
     let folder = vm.places.folder.clone();
@@ -496,7 +504,7 @@ pub(crate) async fn forget(node: &Arc<Node>, vm: &Arc<Vm>, under_way: VmGuard) {
     {
         tracing::warn!(vm = vm.name, %error, "cannot remove the VM's folder");
     }
-    node.vms.remove(vm);
+    vms.remove(vm);
     drop(under_way);
 }
 

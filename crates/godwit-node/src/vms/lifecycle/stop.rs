@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::node::Node;
 use crate::store::machine::VmMark;
+use crate::vms::Vms;
 use crate::vms::incoming::doubt::{self, Verdict};
 use crate::vms::lifecycle::run;
 use crate::vms::vm::{Vm, VmActivity};
@@ -27,8 +27,8 @@ const POLL: Duration = Duration::from_millis(5);
 ///
 /// # Errors
 /// The VM has another activity or moved to another node, or the guest does not shut down in time.
-pub(crate) async fn stop(node: &Arc<Node>, name: &str, request: StopVm) -> Result<(), ErrorBody> {
-    let vm = node.vms.get(name)?;
+pub(crate) async fn stop(vms: &Arc<Vms>, name: &str, request: StopVm) -> Result<(), ErrorBody> {
+    let vm = vms.get(name)?;
     let limit = match request.timeout_seconds {
         None => DEFAULT_TIMEOUT,
         Some(seconds @ 1..=MAX_TIMEOUT) => Duration::from_secs(seconds),
@@ -50,7 +50,7 @@ pub(crate) async fn stop(node: &Arc<Node>, name: &str, request: StopVm) -> Resul
     }
     let guard = match vm.begin(VmActivity::Stopping, |inner| vm.is_here(inner)) {
         Err(_) if request.force && vm.lock().activity == VmActivity::Stopping => {
-            return hasten(node, &vm).await;
+            return hasten(vms, &vm).await;
         }
         begun => begun?,
     };
@@ -95,24 +95,24 @@ pub(crate) async fn stop(node: &Arc<Node>, name: &str, request: StopVm) -> Resul
     let disks = vm.lock().entry.machine.disks.clone();
     let released = async {
         for disk in &disks {
-            released(node, disk).await;
+            released(vms, disk).await;
         }
     };
     // Another client may use a disk.
     let _ = tokio::time::timeout(RELEASE_TIMEOUT, released).await;
-    run::forget(node, &vm, guard).await;
+    run::forget(vms, &vm, guard).await;
     tracing::info!(vm = name, forced = request.force, "stopped the VM");
     Ok(())
 }
 
 /// Ends QEMU during another request's wait for the guest to shut down. Returns once the VM is removed.
-async fn hasten(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
+async fn hasten(vms: &Arc<Vms>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let qemu = vm.lock().qemu.clone();
     if let Some(qemu) = qemu {
         qemu.process.kill().await;
     }
     let is_there = || {
-        let found = node.vms.find(&vm.name);
+        let found = vms.find(&vm.name);
         found.is_some_and(|found| Arc::ptr_eq(&found, vm))
     };
     let gone = async {
@@ -131,8 +131,8 @@ async fn hasten(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
 /// # Errors
 /// The VM is here, has an activity, or the rest of the memory is here: `force` overrides the last, once no activity is
 /// under way.
-pub(crate) async fn forget(node: &Arc<Node>, name: &str, force: bool) -> Result<(), ErrorBody> {
-    let vm = node.vms.get(name)?;
+pub(crate) async fn forget(vms: &Arc<Vms>, name: &str, force: bool) -> Result<(), ErrorBody> {
+    let vm = vms.get(name)?;
     let guard = vm.begin(VmActivity::Stopping, |inner| {
         let Some(to) = &inner.entry.moved_to else {
             let text = format!("VM {name} is on this node");
@@ -147,14 +147,14 @@ pub(crate) async fn forget(node: &Arc<Node>, name: &str, force: bool) -> Result<
         }
         Ok(())
     })?;
-    run::forget(node, &vm, guard).await;
+    run::forget(vms, &vm, guard).await;
     tracing::info!(vm = name, force, "forgot the VM, which moved away");
     Ok(())
 }
 
 /// Waits until a disk has no clients: after the VM's stop a caller may then remove the disk at once.
-async fn released(node: &Node, disk: &str) {
-    while node.disks.find(disk).is_some_and(|disk| disk.clients() > 0) {
+async fn released(vms: &Vms, disk: &str) {
+    while vms.disks.find(disk).is_some_and(|disk| disk.clients() > 0) {
         tokio::time::sleep(POLL).await;
     }
 }

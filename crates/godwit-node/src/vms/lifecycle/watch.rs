@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::node::Node;
 use crate::store::machine::VmEntry;
+use crate::vms::Vms;
 use crate::vms::nics;
 use crate::vms::vm::{Qemu, Vm, VmActivity};
 use godwit_qemu::inspect;
@@ -17,13 +17,13 @@ use godwit_qemu::process;
 const RECONNECT_EVERY: Duration = Duration::from_secs(1);
 
 /// Makes a QEMU the VM's own and watches the process until QEMU ends or the node closes.
-pub(crate) async fn attach(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu) {
+pub(crate) async fn attach(vms: &Arc<Vms>, vm: &Arc<Vm>, qemu: Qemu) {
     let state = inspect::run_state(&qemu.qmp).await.ok();
     // A recovered QEMU connects again by itself.
     let departed = vm.lock().entry.moved_to.is_some();
     let served = match departed {
         true => Ok(()),
-        false => nics::serve(node, vm).await,
+        false => nics::serve(vms, vm).await,
     };
     {
         let mut inner = vm.lock();
@@ -32,21 +32,21 @@ pub(crate) async fn attach(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu) {
         inner.silent = None;
         inner.qemu = Some(qemu.clone());
     }
-    tokio::spawn(watch(Arc::clone(node), Arc::clone(vm), qemu));
+    tokio::spawn(watch(Arc::clone(vms), Arc::clone(vm), qemu));
 }
 
-async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
+async fn watch(vms: Arc<Vms>, vm: Arc<Vm>, mut qemu: Qemu) {
     loop {
         let process = Arc::clone(&qemu.process);
         tokio::select! {
             () = process.ended() => break,
-            () = node.closed() => return,
+            () = vms.context.closed() => return,
             () = follow(&vm, &qemu.qmp) => {}
         }
         vm.lock().problem = Some(String::from("QEMU's monitor does not answer"));
         let again = tokio::select! {
             () = process.ended() => break,
-            () = node.closed() => return,
+            () = vms.context.closed() => return,
             again = reconnect(&vm, process.pid) => again,
         };
         qemu.qmp = again;
@@ -78,7 +78,7 @@ async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
         (asked, problem, stays.then(|| inner.entry.clone()))
     };
     if let Some(entry) = entry {
-        keep_end(&node, &vm, &entry).await;
+        keep_end(&vms, &vm, &entry).await;
     }
     let mut inner = vm.lock();
     inner.qemu = None;
@@ -91,13 +91,12 @@ async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
 }
 
 /// Stores the reason for the end of a VM's QEMU. Without a record a restart would guess.
-pub(super) async fn keep_end(node: &Arc<Node>, vm: &Arc<Vm>, entry: &VmEntry) {
+pub(super) async fn keep_end(vms: &Arc<Vms>, vm: &Arc<Vm>, entry: &VmEntry) {
     // A name given away meanwhile is not overwritten.
-    let is_known = node
-        .vms
+    let is_known = vms
         .find(&vm.name)
         .is_some_and(|known| Arc::ptr_eq(&known, vm));
-    if is_known && let Err(error) = node.store.put_vm(&vm.name, entry).await {
+    if is_known && let Err(error) = vms.context.store.put_vm(&vm.name, entry).await {
         tracing::error!(vm = vm.name, %error, "cannot store why QEMU has ended");
     }
 }

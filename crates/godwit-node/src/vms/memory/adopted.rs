@@ -10,8 +10,9 @@ use godwit_memory::pool::segment::Segment;
 use godwit_memory::pool::{Place, Pool};
 
 use crate::config::NodeConfig;
-use crate::node::{Node, blocking};
+use crate::context::blocking;
 use crate::store::machine::PooledMemory;
+use crate::vms::Vms;
 use crate::vms::memory::{pooled, relocated};
 use godwit_api::{ErrorBody, ErrorCode};
 use godwit_qemu::inspect::Facts;
@@ -22,13 +23,13 @@ use godwit_qemu::machine::{Machine, MemoryFile, is_set};
 /// # Errors
 /// The memory is in a pool, or may be, and could not be given to another node in this state: the required change.
 pub(crate) async fn take(
-    node: &Arc<Node>,
+    vms: &Arc<Vms>,
     vm: &str,
     pid: u32,
     machine: &mut Machine,
     facts: &Facts,
 ) -> Result<Option<PooledMemory>, ErrorBody> {
-    let Some(found) = find(&node.config, vm, pid, machine)? else {
+    let Some(found) = find(&vms.context.config, vm, pid, machine)? else {
         return Ok(None);
     };
     let Found {
@@ -79,7 +80,7 @@ pub(crate) async fn take(
         let why = String::from("QEMU would wipe it when it ends (discard-data)");
         return Err(refused(why, "start QEMU without discard-data"));
     }
-    let (here, segment) = (node.config.name.clone(), vm.to_owned());
+    let (here, segment) = (vms.context.config.name.clone(), vm.to_owned());
     let made = blocking(move || {
         // A file in the place of QEMU's file would be given away instead.
         relocated::find(pid, &place).map_err(|error| error.to_string())?;
@@ -88,10 +89,10 @@ pub(crate) async fn take(
     let made = made
         .await?
         .map_err(|why| refused(why, "start QEMU anew, with its memory in that file"))?;
-    let failed = |error| pooled::refused(&node.config.name, &name, &error);
+    let failed = |error| pooled::refused(&vms.context.config.name, &name, &error);
     let made = made.map_err(failed)?;
     let title = made.title().map_err(failed)?;
-    if let Some(user) = &node.config.qemu_user {
+    if let Some(user) = &vms.context.config.qemu_user {
         pooled::give_to(user, vm, made.place())?;
     }
     machine.take_memory_file(&told);

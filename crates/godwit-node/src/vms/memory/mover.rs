@@ -22,8 +22,9 @@ use godwit_vhost::memory::relocated::{Part, Relocation};
 use godwit_vhost::protocol::device::Device;
 use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError};
 
+use crate::context::blocking;
 use crate::failpoint;
-use crate::node::{Node, blocking};
+use crate::vms::Vms;
 use crate::vms::memory::relocated::{self, Found, InPool};
 use crate::vms::memory::{blockers, pooled};
 use crate::vms::vm::{Vm, VmActivity};
@@ -74,11 +75,11 @@ impl MovingMemory {
 /// # Errors
 /// The VM has another activity, or there is a blocker.
 pub(crate) async fn start(
-    node: &Arc<Node>,
+    vms: &Arc<Vms>,
     name: &str,
     request: MoveMemory,
 ) -> Result<(), ErrorBody> {
-    let vm = node.vms.get(name)?;
+    let vm = vms.get(name)?;
     let guard = vm.begin(VmActivity::MovingMemory, |inner| vm.is_here(inner))?;
     let refused = |code, why: String| {
         ErrorBody::new(
@@ -96,7 +97,7 @@ pub(crate) async fn start(
     let qemu = vm.qemu()?;
     let pid = qemu.process.pid;
     let machine = vm.lock().entry.machine.clone();
-    let mut blockers = blockers::of(&node.config, &memory.pool, &machine);
+    let mut blockers = blockers::of(&vms.context.config, &memory.pool, &machine);
     let direct = inspect::direct_drives(&qemu.qmp).await.map_err(|error| {
         refused(
             ErrorCode::Conflict,
@@ -113,15 +114,15 @@ pub(crate) async fn start(
         return Err(refused(ErrorCode::Conflict, blockers.join("; "))
             .hint("nothing was moved; put this right and try again"));
     }
-    let (pool, segment) = pooled::segment(node, name, &memory)?;
+    let (pool, segment) = pooled::segment(vms, name, &memory)?;
     if request.to == MemoryPlace::Pool {
         segment
             .take_back(&pool)
-            .map_err(|error| pooled::refused(&node.config.name, &memory.pool, &error))?;
+            .map_err(|error| pooled::refused(&vms.context.config.name, &memory.pool, &error))?;
     }
     let place = segment.place().clone();
     let of = Of {
-        node: Arc::clone(node),
+        vms: Arc::clone(vms),
         vm: Arc::clone(&vm),
         socket: vm.places.agent(),
         pid,
@@ -132,7 +133,7 @@ pub(crate) async fn start(
     let mut work = match prepared.await? {
         Ok(work) => work,
         Err(why) => {
-            relocated::note(node, &vm, pid);
+            relocated::note(vms, &vm, pid);
             return Err(refused(ErrorCode::Conflict, why));
         }
     };
@@ -149,15 +150,15 @@ pub(crate) async fn start(
         problem: None,
         cancelled: Arc::clone(&cancelled),
     });
-    let node = Arc::clone(node);
+    let vms = Arc::clone(vms);
     tokio::spawn(async move {
-        let closing = Arc::clone(&node);
+        let closing = Arc::clone(&vms);
         let moved = blocking(move || {
-            let stop = || cancelled.load(Ordering::Relaxed) || closing.is_closing();
+            let stop = || cancelled.load(Ordering::Relaxed) || closing.context.is_closing();
             let moved = work.run(hold, request.max_bandwidth, stop);
             if !matches!(moved, Err(Trouble::Lost(_))) {
                 let away = work.of.vm.lock().local_bytes;
-                relocated::give_up_room(&work.of.node, &work.of.vm, away);
+                relocated::give_up_room(&work.of.vms, &work.of.vm, away);
             }
             moved.map_err(|trouble| match trouble {
                 Trouble::Ended(why) => (why, None),
@@ -183,7 +184,7 @@ pub(crate) async fn start(
         // A VM whose QEMU does not answer can be stopped.
         drop(guard);
         let Some(of) = lost else { return };
-        match blocking(move || of.look(|| node.is_closing())).await {
+        match blocking(move || of.look(|| vms.context.is_closing())).await {
             Ok(None | Some(Ok(()))) => {}
             Ok(Some(Err(why))) => tracing::warn!(vm = vm.name, why, "its disks stand still"),
             Err(error) => tracing::warn!(vm = vm.name, %error, "its disks stand still"),
@@ -196,8 +197,8 @@ pub(crate) async fn start(
 ///
 /// # Errors
 /// No move is under way.
-pub(crate) fn cancel(node: &Arc<Node>, name: &str) -> Result<(), ErrorBody> {
-    let vm = node.vms.get(name)?;
+pub(crate) fn cancel(vms: &Arc<Vms>, name: &str) -> Result<(), ErrorBody> {
+    let vm = vms.get(name)?;
     let inner = vm.lock();
     match inner.moving.as_ref().filter(|moving| !moving.ended) {
         Some(moving) => {
@@ -213,7 +214,7 @@ pub(crate) fn cancel(node: &Arc<Node>, name: &str) -> Result<(), ErrorBody> {
 
 /// The VM whose memory moves.
 struct Of {
-    node: Arc<Node>,
+    vms: Arc<Vms>,
     vm: Arc<Vm>,
     /// The agent's socket.
     socket: PathBuf,
@@ -228,7 +229,7 @@ impl Of {
         let disks = self.vm.lock().entry.machine.disks.clone();
         let engines = disks
             .iter()
-            .filter_map(|disk| self.node.disks.find(disk)?.engine());
+            .filter_map(|disk| self.vms.disks.find(disk)?.engine());
         engines.collect()
     }
 
@@ -273,7 +274,7 @@ impl Of {
         go_on(&devices);
         relocated::give_back(self.pid, found, self.place.extent.bytes);
         self.vm.lock().local_bytes = away;
-        relocated::give_up_room(&self.node, &self.vm, away);
+        relocated::give_up_room(&self.vms, &self.vm, away);
         Ok(())
     }
 }
@@ -499,7 +500,7 @@ impl Move {
         match self.to {
             MemoryPlace::Local => {
                 self.home.free(offset, bytes);
-                relocated::give_up_room(&self.of.node, &self.of.vm, now);
+                relocated::give_up_room(&self.of.vms, &self.of.vm, now);
             }
             MemoryPlace::Pool => relocated::free(&self.away, offset, bytes),
         }

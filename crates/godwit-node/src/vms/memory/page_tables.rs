@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use godwit_memory::mover::agent::Agent;
 
-use crate::node::{Node, blocking};
+use crate::context::blocking;
+use crate::vms::Vms;
 use crate::vms::memory::{pooled, relocated};
 use crate::vms::vm::Vm;
 
@@ -18,10 +19,10 @@ const PATIENCE: Duration = Duration::from_millis(250);
 
 /// Has the QEMU of an incoming VM map the VM's memory, as far as possible before the guest's memory begins to move. A
 /// failure only makes the guest slower for a moment.
-pub(crate) async fn fill(node: &Node, vm: &Arc<Vm>, pid: u32) {
+pub(crate) async fn fill(vms: &Vms, vm: &Arc<Vm>, pid: u32) {
     let memory = vm.lock().entry.memory.clone();
     let Some(memory) = memory else { return };
-    let Ok(place) = pooled::place_of(node, &vm.name, &memory) else {
+    let Ok(place) = pooled::place_of(vms, &vm.name, &memory) else {
         return;
     };
     let (vm, socket) = (Arc::clone(vm), vm.places.agent());

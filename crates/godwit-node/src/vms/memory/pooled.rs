@@ -12,9 +12,10 @@ use godwit_memory::pool::{Place, Pool, PoolError};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{MemoryPoolConfig, NodeConfig};
+use crate::context::blocking;
 use crate::names;
-use crate::node::{Node, blocking};
 use crate::store::machine::{PooledMemory, VmEntry, VmMark};
+use crate::vms::Vms;
 use crate::vms::memory::{released, relocated};
 use crate::vms::vm::Vm;
 use godwit_api::{ErrorBody, ErrorCode, MemoryPool, MemorySegment};
@@ -225,18 +226,18 @@ pub(crate) fn refused(here: &str, pool: &str, error: &PoolError) -> ErrorBody {
 /// # Errors
 /// The pool is missing or full, or the name is taken.
 pub(crate) async fn allocate(
-    node: &Arc<Node>,
+    vms: &Arc<Vms>,
     vm: &str,
     entry: &mut VmEntry,
 ) -> Result<(), ErrorBody> {
     let Some(memory) = &mut entry.memory else {
         return Ok(());
     };
-    let pool = open(&node.config, &memory.pool)?;
-    let (shared, name, bytes) = (Arc::clone(node), vm.to_owned(), memory.bytes);
+    let pool = open(&vms.context.config, &memory.pool)?;
+    let (shared, name, bytes) = (Arc::clone(vms), vm.to_owned(), memory.bytes);
     let pool_name = memory.pool.clone();
     let allocated = blocking(move || {
-        let here = &shared.config.name;
+        let here = &shared.context.config.name;
         let failed = |error| refused(here, &pool_name, &error);
         // The node has no VM of the name, so its segment there is a leftover of a crash, or of devices that do not end.
         if let Ok(left) = Segment::open(&pool, &name)
@@ -249,12 +250,12 @@ pub(crate) async fn allocate(
             left.remove(&pool).map_err(failed)?;
         }
         Segment::clear(&pool, &name, here).map_err(failed)?;
-        let ends = || shared.is_closing();
+        let ends = || shared.context.is_closing();
         Segment::allocate_unless(&pool, &name, bytes, here, &ends).map_err(failed)
     })
     .await??;
     memory.id = allocated.id();
-    if let Some(user) = &node.config.qemu_user {
+    if let Some(user) = &vms.context.config.qemu_user {
         give_to(user, vm, allocated.place())?;
     }
     Ok(())
@@ -297,12 +298,12 @@ fn closed_to(user: &QemuUser, path: &Path) -> Option<String> {
 /// # Errors
 /// The segment is gone, or another segment has its name.
 pub(super) fn segment(
-    node: &Node,
+    vms: &Vms,
     vm: &str,
     memory: &PooledMemory,
 ) -> Result<(Pool, Segment), ErrorBody> {
-    let pool = open(&node.config, &memory.pool)?;
-    let failed = |error| refused(&node.config.name, &memory.pool, &error);
+    let pool = open(&vms.context.config, &memory.pool)?;
+    let failed = |error| refused(&vms.context.config.name, &memory.pool, &error);
     let segment = Segment::open(&pool, vm).map_err(failed)?;
     if !memory.id.is_empty() && segment.id() != memory.id {
         let why = "another machine's segment has its name";
@@ -318,20 +319,20 @@ pub(super) fn segment(
 ///
 /// # Errors
 /// The segment is gone.
-pub(super) fn place_of(node: &Node, vm: &str, memory: &PooledMemory) -> Result<Place, ErrorBody> {
-    segment(node, vm, memory).map(|(_, segment)| segment.place().clone())
+pub(super) fn place_of(vms: &Vms, vm: &str, memory: &PooledMemory) -> Result<Place, ErrorBody> {
+    segment(vms, vm, memory).map(|(_, segment)| segment.place().clone())
 }
 
 /// Returns the pool memory that the QEMU of a VM maps at its start here.
 ///
 /// # Errors
 /// The segment is gone.
-pub(crate) async fn mapped(node: &Arc<Node>, vm: &Vm) -> Result<Option<PoolMemory>, ErrorBody> {
+pub(crate) async fn mapped(vms: &Arc<Vms>, vm: &Vm) -> Result<Option<PoolMemory>, ErrorBody> {
     let memory = vm.lock().entry.memory.clone();
     let Some(memory) = memory else {
         return Ok(None);
     };
-    let (shared, name) = (Arc::clone(node), vm.name.clone());
+    let (shared, name) = (Arc::clone(vms), vm.name.clone());
     let place = blocking(move || {
         let place = place_of(&shared, &name, &memory)?;
         // A file system reuses the inode number of a deleted file, and a device reuses its parts: the local memory of
@@ -351,7 +352,7 @@ pub(crate) async fn mapped(node: &Arc<Node>, vm: &Vm) -> Result<Option<PoolMemor
 ///
 /// # Errors
 /// The memory belongs to another node, or is unreadable.
-pub(crate) fn may_run(node: &Node, vm: &Vm) -> Result<(), ErrorBody> {
+pub(crate) fn may_run(vms: &Vms, vm: &Vm) -> Result<(), ErrorBody> {
     let (memory, gone) = {
         let inner = vm.lock();
         (inner.entry.memory.clone(), inner.entry.moved_to.is_some())
@@ -359,11 +360,11 @@ pub(crate) fn may_run(node: &Node, vm: &Vm) -> Result<(), ErrorBody> {
     let Some(memory) = memory else {
         return Ok(());
     };
-    let (_, segment) = segment(node, &vm.name, &memory)?;
+    let (_, segment) = segment(vms, &vm.name, &memory)?;
     let title = segment
         .title()
-        .map_err(|error| refused(&node.config.name, &memory.pool, &error))?;
-    if title.may_run(&node.config.name, gone) {
+        .map_err(|error| refused(&vms.context.config.name, &memory.pool, &error))?;
+    if title.may_run(&vms.context.config.name, gone) {
         return Ok(());
     }
     let text = format!(
@@ -375,13 +376,13 @@ pub(crate) fn may_run(node: &Node, vm: &Vm) -> Result<(), ErrorBody> {
 }
 
 /// Returns the title of the memory of a VM that is here, or `None` if the memory is in no pool or unreadable.
-pub(crate) fn owner(node: &Node, vm: &Vm) -> Option<Title> {
+pub(crate) fn owner(vms: &Vms, vm: &Vm) -> Option<Title> {
     let memory = {
         let inner = vm.lock();
         let is_here = inner.entry.moved_to.is_none();
         inner.entry.memory.clone().filter(|_| is_here)?
     };
-    let (_, segment) = segment(node, &vm.name, &memory).ok()?;
+    let (_, segment) = segment(vms, &vm.name, &memory).ok()?;
     segment.title().ok()
 }
 
@@ -414,7 +415,7 @@ fn sentence(error: ErrorBody) -> String {
 /// # Errors
 /// A sentence with the blocker of moving the memory.
 pub(crate) fn offer(
-    node: &Node,
+    vms: &Vms,
     vm: &str,
     entry: &mut VmEntry,
     migration: &str,
@@ -425,10 +426,11 @@ pub(crate) fn offer(
              memory-backend-file whose mem-path is NAME.memory in the pool's folder; or use another way of moving memory",
         ));
     };
-    let failed = |error: PoolError| sentence(refused(&node.config.name, &memory.pool, &error));
-    let (pool, segment) = segment(node, vm, memory).map_err(sentence)?;
+    let failed =
+        |error: PoolError| sentence(refused(&vms.context.config.name, &memory.pool, &error));
+    let (pool, segment) = segment(vms, vm, memory).map_err(sentence)?;
     let title = segment.title().map_err(failed)?;
-    if title.owner != node.config.name {
+    if title.owner != vms.context.config.name {
         return Err(format!("its memory belongs to node '{}'", title.owner));
     }
     let question = Question::ask(&pool, vm, migration).map_err(failed)?;
@@ -449,17 +451,18 @@ pub(crate) fn offer(
 /// # Errors
 /// A sentence with the blocker here.
 pub(crate) fn take_up(
-    node: &Node,
+    vms: &Vms,
     vm: &str,
     migration: &str,
     offer: &PoolOffer,
 ) -> Result<(), String> {
-    let failed = |error: PoolError| sentence(refused(&node.config.name, &offer.pool, &error));
+    let failed =
+        |error: PoolError| sentence(refused(&vms.context.config.name, &offer.pool, &error));
     // The name becomes part of file names.
     names::check("VM", vm).map_err(|error| error.message)?;
-    let pool = open(&node.config, &offer.pool).map_err(sentence)?;
-    proof::answer(&pool, vm, migration, &offer.nonce, &node.config.name).map_err(failed)?;
-    let (_, segment) = segment(node, vm, &offer.expected()).map_err(sentence)?;
+    let pool = open(&vms.context.config, &offer.pool).map_err(sentence)?;
+    proof::answer(&pool, vm, migration, &offer.nonce, &vms.context.config.name).map_err(failed)?;
+    let (_, segment) = segment(vms, vm, &offer.expected()).map_err(sentence)?;
     let title = segment.title().map_err(failed)?;
     if title.epoch != offer.epoch || segment.bytes() != offer.bytes {
         return Err(format!(
@@ -467,9 +470,14 @@ pub(crate) fn take_up(
             offer.pool
         ));
     }
-    let user = node.config.qemu_user.as_ref().filter(|_| pool.is_device());
+    let user = vms
+        .context
+        .config
+        .qemu_user
+        .as_ref()
+        .filter(|_| pool.is_device());
     match user.and_then(|user| closed_to(user, pool.path())) {
-        Some(why) => Err(format!("node '{}': {why}: let it", node.config.name)),
+        Some(why) => Err(format!("node '{}': {why}: let it", vms.context.config.name)),
         None => Ok(()),
     }
 }
@@ -489,15 +497,15 @@ impl PoolOffer {
 
 /// Destination: returns the present word of the title, or `None` if the memory is in no pool. An unreadable title is
 /// undecided.
-pub(crate) fn arrival(node: &Node, vm: &Vm) -> Option<Arrival> {
+pub(crate) fn arrival(vms: &Vms, vm: &Vm) -> Option<Arrival> {
     let memory = vm.lock().entry.memory.clone()?;
-    let title = segment(node, &vm.name, &memory).and_then(|(_, segment)| {
+    let title = segment(vms, &vm.name, &memory).and_then(|(_, segment)| {
         segment
             .title()
-            .map_err(|error| refused(&node.config.name, &memory.pool, &error))
+            .map_err(|error| refused(&vms.context.config.name, &memory.pool, &error))
     });
     match title {
-        Ok(title) => Some(title.arrival(&node.config.name, memory.epoch)),
+        Ok(title) => Some(title.arrival(&vms.context.config.name, memory.epoch)),
         Err(error) => {
             tracing::debug!(vm = vm.name, %error, "the VM's memory cannot be looked at");
             Some(Arrival::Undecided)
@@ -510,10 +518,10 @@ pub(crate) fn arrival(node: &Node, vm: &Vm) -> Option<Arrival> {
 ///
 /// # Errors
 /// The segment is unreadable now, or has gone elsewhere.
-pub(crate) fn claim(node: &Node, vm: &str, memory: &PooledMemory) -> Result<(), ErrorBody> {
-    let here = &node.config.name;
+pub(crate) fn claim(vms: &Vms, vm: &str, memory: &PooledMemory) -> Result<(), ErrorBody> {
+    let here = &vms.context.config.name;
     let failed = |error: PoolError| refused(here, &memory.pool, &error);
-    let (_, segment) = segment(node, vm, memory)?;
+    let (_, segment) = segment(vms, vm, memory)?;
     let title = segment.title().map_err(failed)?;
     if title.owner == *here {
         return Ok(());
@@ -524,11 +532,11 @@ pub(crate) fn claim(node: &Node, vm: &str, memory: &PooledMemory) -> Result<(), 
 
 /// Source: writes the durably stored handover of the VM into the title. Tries again until the write works or the node
 /// closes; the node's next run then goes on.
-pub(crate) async fn hand_over(node: &Arc<Node>, vm: &str, gone: &VmEntry) {
+pub(crate) async fn hand_over(vms: &Arc<Vms>, vm: &str, gone: &VmEntry) {
     let mut said = false;
     let try_once = || {
-        let (node, vm, gone) = (Arc::clone(node), vm.to_owned(), gone.clone());
-        async move { blocking(move || give(&node, &vm, &gone)).await.flatten() }
+        let (vms, vm, gone) = (Arc::clone(vms), vm.to_owned(), gone.clone());
+        async move { blocking(move || give(&vms, &vm, &gone)).await.flatten() }
     };
     while let Err(error) = try_once().await {
         // Logged only once: a pool may stay away for long.
@@ -537,7 +545,7 @@ pub(crate) async fn hand_over(node: &Arc<Node>, vm: &str, gone: &VmEntry) {
         }
         tokio::select! {
             () = tokio::time::sleep(RETRY) => {}
-            () = node.closed() => return,
+            () = vms.context.closed() => return,
         }
     }
 }
@@ -546,11 +554,11 @@ pub(crate) async fn hand_over(node: &Arc<Node>, vm: &str, gone: &VmEntry) {
 ///
 /// # Errors
 /// The segment is unreadable now.
-pub(super) fn give(node: &Node, vm: &str, gone: &VmEntry) -> Result<(), ErrorBody> {
+pub(super) fn give(vms: &Vms, vm: &str, gone: &VmEntry) -> Result<(), ErrorBody> {
     let Some((memory, to)) = given(gone) else {
         return Ok(());
     };
-    let pool = open(&node.config, &memory.pool)?;
+    let pool = open(&vms.context.config, &memory.pool)?;
     let decided = Segment::open(&pool, vm).and_then(|segment| {
         if segment.id() != memory.id {
             tracing::info!(
@@ -560,7 +568,7 @@ pub(super) fn give(node: &Node, vm: &str, gone: &VmEntry) -> Result<(), ErrorBod
             return Ok(());
         }
         segment
-            .decide(&node.config.name, memory.epoch, to)
+            .decide(&vms.context.config.name, memory.epoch, to)
             .map(drop)
     });
     match decided {
@@ -570,7 +578,7 @@ pub(super) fn give(node: &Node, vm: &str, gone: &VmEntry) -> Result<(), ErrorBod
             Ok(())
         }
         // A pool that is not mounted also looks like a missing segment.
-        decided => decided.map_err(|error| refused(&node.config.name, &memory.pool, &error)),
+        decided => decided.map_err(|error| refused(&vms.context.config.name, &memory.pool, &error)),
     }
 }
 
@@ -581,15 +589,19 @@ pub(super) fn given(entry: &VmEntry) -> Option<(&PooledMemory, &str)> {
 }
 
 /// Source: ends an offer in this node's own favour. The destination then knows that the VM does not come.
-pub(crate) fn keep(node: &Node, vm: &str, entry: &VmEntry) {
+pub(crate) fn keep(vms: &Vms, vm: &str, entry: &VmEntry) {
     let Some(memory) = &entry.memory else { return };
     if !matches!(entry.mark, Some(VmMark::Outgoing { .. })) {
         return;
     }
-    let kept = segment(node, vm, memory).and_then(|(_, segment)| {
+    let kept = segment(vms, vm, memory).and_then(|(_, segment)| {
         segment
-            .decide(&node.config.name, memory.epoch, &node.config.name)
-            .map_err(|error| refused(&node.config.name, &memory.pool, &error))
+            .decide(
+                &vms.context.config.name,
+                memory.epoch,
+                &vms.context.config.name,
+            )
+            .map_err(|error| refused(&vms.context.config.name, &memory.pool, &error))
     });
     if let Err(error) = kept {
         // The title is this node's all the same.

@@ -2,8 +2,8 @@
 //! frees the wrong pages of such a file when a guest's balloon or virtio-mem returns memory: QEMU ignores the offset of
 //! the guest's part, and another guest loses its memory.
 
-use crate::node::Node;
 use crate::store::machine::PooledMemory;
+use crate::vms::Vms;
 use crate::vms::memory::pooled;
 use godwit_api::{ErrorBody, ErrorCode};
 use godwit_qemu::version::Version;
@@ -26,7 +26,7 @@ pub(crate) fn unfit(version: Version) -> Option<String> {
 /// # Errors
 /// The version has the fault.
 pub(crate) fn check(
-    node: &Node,
+    vms: &Vms,
     vm: &str,
     qemu: Version,
     memory: Option<&PooledMemory>,
@@ -34,7 +34,7 @@ pub(crate) fn check(
     let Some(memory) = memory else {
         return Ok(());
     };
-    if !pooled::open(&node.config, &memory.pool)?.is_device() {
+    if !pooled::open(&vms.context.config, &memory.pool)?.is_device() {
         return Ok(());
     }
     match unfit(qemu) {

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use godwit_memory::pool::Place;
 use godwit_vhost::memory::live;
 
-use crate::node::{Node, blocking};
+use crate::context::blocking;
 use crate::store::machine::VmEntry;
+use crate::vms::Vms;
 use crate::vms::memory::{pooled, relocated};
 use godwit_api::{ErrorBody, ErrorCode};
 
@@ -49,32 +50,32 @@ pub(super) fn still_in_use(vm: &str, pool: &str) -> ErrorBody {
 
 /// Frees a VM's segment if this node owns the segment, once neither a QEMU nor a device of this node maps it any more.
 /// Waits in the background for devices that go on, without a limit; until then the VM keeps the memory.
-pub(crate) async fn release(node: &Arc<Node>, vm: &str, entry: &VmEntry) {
+pub(crate) async fn release(vms: &Arc<Vms>, vm: &str, entry: &VmEntry) {
     if entry.memory.is_none() {
         return;
     }
     let begun = Instant::now();
-    while !free(node, vm, entry).await {
+    while !free(vms, vm, entry).await {
         if begun.elapsed() > PATIENCE {
             tracing::warn!(
                 vm,
                 "devices still use the VM's memory, which is freed when they have ended"
             );
-            tokio::spawn(go_on(Arc::clone(node), vm.to_owned(), entry.clone()));
+            tokio::spawn(go_on(Arc::clone(vms), vm.to_owned(), entry.clone()));
             return;
         }
         tokio::time::sleep(POLL).await;
     }
 }
 
-async fn go_on(node: Arc<Node>, vm: String, entry: VmEntry) {
+async fn go_on(vms: Arc<Vms>, vm: String, entry: VmEntry) {
     loop {
         tokio::select! {
             () = tokio::time::sleep(RETRY) => {}
             // This node keeps the memory, and frees it at its next VM of this name.
-            () = node.closed() => return,
+            () = vms.context.closed() => return,
         }
-        if free(&node, &vm, &entry).await {
+        if free(&vms, &vm, &entry).await {
             tracing::info!(vm, "no device uses the VM's memory any more: it is freed");
             return;
         }
@@ -82,29 +83,29 @@ async fn go_on(node: Arc<Node>, vm: String, entry: VmEntry) {
 }
 
 /// Frees the segment if possible now. Returns false if devices use the memory.
-async fn free(node: &Arc<Node>, vm: &str, entry: &VmEntry) -> bool {
-    let (node, name, entry) = (Arc::clone(node), vm.to_owned(), entry.clone());
-    let freed = blocking(move || try_free(&node, &name, &entry)).await;
+async fn free(vms: &Arc<Vms>, vm: &str, entry: &VmEntry) -> bool {
+    let (vms, name, entry) = (Arc::clone(vms), vm.to_owned(), entry.clone());
+    let freed = blocking(move || try_free(&vms, &name, &entry)).await;
     freed.flatten().unwrap_or_else(|error| {
         tracing::debug!(vm, %error, "the VM's memory is not there to be freed");
         true
     })
 }
 
-fn try_free(node: &Node, vm: &str, entry: &VmEntry) -> Result<bool, ErrorBody> {
+fn try_free(vms: &Vms, vm: &str, entry: &VmEntry) -> Result<bool, ErrorBody> {
     let Some(memory) = &entry.memory else {
         return Ok(true);
     };
     if pooled::given(entry).is_some() {
-        if let Ok(place) = pooled::place_of(node, vm, memory) {
+        if let Ok(place) = pooled::place_of(vms, vm, memory) {
             let _ = relocated::forget(&place);
         }
         // The guest runs on the memory elsewhere, regardless of the title.
-        return pooled::give(node, vm, entry).map(|()| true);
+        return pooled::give(vms, vm, entry).map(|()| true);
     }
-    let (pool, segment) = pooled::segment(node, vm, memory)?;
-    let failed = |error| pooled::refused(&node.config.name, &memory.pool, &error);
-    let is_own = segment.title().map_err(failed)?.owner == node.config.name;
+    let (pool, segment) = pooled::segment(vms, vm, memory)?;
+    let failed = |error| pooled::refused(&vms.context.config.name, &memory.pool, &error);
+    let is_own = segment.title().map_err(failed)?.owner == vms.context.config.name;
     if is_own && is_in_use(segment.place()) {
         return Ok(false);
     }

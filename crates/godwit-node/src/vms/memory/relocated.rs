@@ -16,9 +16,10 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
+use crate::context::blocking;
 use crate::disks::vhost::Held;
-use crate::node::{Node, blocking};
 use crate::store::machine::{PooledMemory, VmEntry};
+use crate::vms::Vms;
 use crate::vms::memory::pooled;
 use crate::vms::vm::Vm;
 use godwit_qemu::machine::Places;
@@ -159,23 +160,23 @@ pub(super) fn give_back(pid: u32, found: &Found, bytes: u64) {
 }
 
 /// Records the bytes of a VM's memory outside its memory pool.
-pub(crate) fn note(node: &Node, vm: &Vm, pid: u32) {
+pub(crate) fn note(vms: &Vms, vm: &Vm, pid: u32) {
     let memory = vm.lock().entry.memory.clone();
     let Some(memory) = memory else { return };
-    let found = pooled::place_of(node, &vm.name, &memory)
+    let found = pooled::place_of(vms, &vm.name, &memory)
         .ok()
         .and_then(|place| find(pid, &place).ok());
     if let Some(found) = found {
         vm.lock().local_bytes = found.layout.away;
-        give_up_room(node, vm, found.layout.away);
+        give_up_room(vms, vm, found.layout.away);
     }
 }
 
 /// Releases the pool's room behind the local start of a VM's memory to other VMs.
-pub(super) fn give_up_room(node: &Node, vm: &Vm, away: u64) {
+pub(super) fn give_up_room(vms: &Vms, vm: &Vm, away: u64) {
     let memory = vm.lock().entry.memory.clone();
     let Some(memory) = memory else { return };
-    match pooled::segment(node, &vm.name, &memory) {
+    match pooled::segment(vms, &vm.name, &memory) {
         Ok((_, segment)) => segment.give_up(away),
         Err(error) => {
             tracing::warn!(vm = vm.name, %error, "the room of memory that has left the pool stays the VM's");
@@ -205,12 +206,12 @@ fn find_settled(
 /// # Errors
 /// A sentence: the layout cannot be found out.
 pub(crate) async fn local_bytes(
-    node: &Node,
+    vms: &Vms,
     vm: &Vm,
     memory: &PooledMemory,
     pid: u32,
 ) -> Result<u64, String> {
-    let place = pooled::place_of(node, &vm.name, memory).map_err(|error| error.message)?;
+    let place = pooled::place_of(vms, &vm.name, memory).map_err(|error| error.message)?;
     let agent = vm.places.agent();
     let found = blocking(move || {
         let found = find_settled(&agent, pid, &place).map_err(|error| error.to_string());
@@ -223,19 +224,19 @@ pub(crate) async fn local_bytes(
 /// Makes the devices map moved memory at its new place, before their sockets are served again after a restart of this
 /// node. The disks of a VM whose memory cannot be found get no socket until the memory is found or QEMU has ended:
 /// writes to the wrong memory would be worse.
-pub(crate) async fn restore(node: &Arc<Node>, stored: &[(String, VmEntry)]) {
+pub(crate) async fn restore(vms: &Arc<Vms>, stored: &[(String, VmEntry)]) {
     // All VMs are restored at once: a silent QEMU does not delay the others.
     let mut restoring = JoinSet::new();
     for (name, entry) in stored {
-        let (node, name, entry) = (Arc::clone(node), name.clone(), entry.clone());
-        restoring.spawn(async move { restore_or_hold(&node, name, entry).await });
+        let (vms, name, entry) = (Arc::clone(vms), name.clone(), entry.clone());
+        restoring.spawn(async move { restore_or_hold(&vms, name, entry).await });
     }
     restoring.join_all().await;
 }
 
 /// Restores a VM's memory, or keeps trying with its disks held.
-async fn restore_or_hold(node: &Arc<Node>, name: String, entry: VmEntry) {
-    let Err(error) = restore_one(node, &name, &entry).await else {
+async fn restore_or_hold(vms: &Arc<Vms>, name: String, entry: VmEntry) {
+    let Err(error) = restore_one(vms, &name, &entry).await else {
         return;
     };
     tracing::error!(
@@ -243,18 +244,18 @@ async fn restore_or_hold(node: &Arc<Node>, name: String, entry: VmEntry) {
         error,
         "cannot find the VM's memory, so its disks are not served to it yet"
     );
-    let held = Held::new(node, &entry.machine.disks);
-    let node = Arc::clone(node);
+    let held = Held::new(&vms.disks, &entry.machine.disks);
+    let vms = Arc::clone(vms);
     tokio::spawn(async move {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(RETRY) => {}
-                () = node.closed() => return,
+                () = vms.context.closed() => return,
             }
-            match restore_one(&node, &name, &entry).await {
+            match restore_one(&vms, &name, &entry).await {
                 Ok(away) => {
                     tracing::info!(vm = name, "the VM's memory is found, or its QEMU has ended");
-                    if let Some(vm) = node.vms.find(&name) {
+                    if let Some(vm) = vms.find(&name) {
                         vm.lock().local_bytes = away;
                     }
                     return drop(held);
@@ -268,7 +269,7 @@ async fn restore_or_hold(node: &Arc<Node>, name: String, entry: VmEntry) {
 }
 
 /// Restores a VM's memory. Returns the bytes outside its memory pool, 0 without a QEMU.
-async fn restore_one(node: &Arc<Node>, name: &str, entry: &VmEntry) -> Result<u64, String> {
+async fn restore_one(vms: &Arc<Vms>, name: &str, entry: &VmEntry) -> Result<u64, String> {
     let Some(memory) = entry.memory.as_ref().filter(|_| entry.moved_to.is_none()) else {
         return Ok(0);
     };
@@ -276,9 +277,9 @@ async fn restore_one(node: &Arc<Node>, name: &str, entry: &VmEntry) -> Result<u6
     let Some(pid) = listener.map_err(|error| format!("its QEMU's monitor: {error}"))? else {
         return Ok(0);
     };
-    let place = pooled::place_of(node, name, memory).map_err(|error| error.message)?;
+    let place = pooled::place_of(vms, name, memory).map_err(|error| error.message)?;
     let places = Places {
-        folder: node.config.vms_dir().join(name),
+        folder: vms.context.config.vms_dir().join(name),
     };
     let restored = blocking(move || {
         let restored = restore_of(&places.agent(), pid, &place);

@@ -6,9 +6,10 @@ use std::time::Duration;
 use godwit_core::units::MigrationId;
 
 use crate::config::PeerConfig;
+use crate::context::blocking;
 use crate::disks::storage::image;
-use crate::node::{Node, blocking};
 use crate::store::machine::{VmEntry, VmMark};
+use crate::vms::Vms;
 use crate::vms::control::Link;
 use crate::vms::lifecycle::run::stored_badly;
 use crate::vms::messages::{Answer, Order};
@@ -23,7 +24,7 @@ pub(super) type SourceLink = Link<Order, Answer>;
 
 /// The VM that leaves this node, with its destination.
 pub(super) struct Departure {
-    pub(super) node: Arc<Node>,
+    pub(super) vms: Arc<Vms>,
     pub(super) vm: Arc<Vm>,
     pub(super) peer: PeerConfig,
     pub(super) id: MigrationId,
@@ -34,7 +35,7 @@ pub(super) struct Departure {
 impl Departure {
     /// Returns the error of a move that was cancelled, or that the closing node ended.
     pub(super) fn given_up(&self) -> ErrorBody {
-        match self.node.is_closing() {
+        match self.vms.context.is_closing() {
             true => self
                 .error(ErrorCode::ShuttingDown, &"this node was stopped meanwhile")
                 .hint("start the migration again when the node is back"),
@@ -60,15 +61,15 @@ impl Departure {
 
     pub(super) fn enter(&self, phase: Phase) {
         tracing::info!(vm = self.vm.name, phase = phase.name(), "migration of a VM");
-        self.node
-            .vm_migrations
+        self.vms
+            .migrations
             .change(self.id, |view| view.phase = phase);
     }
 
     /// Adds a warning to the move's view.
     pub(super) fn warn(&self, warning: String) {
-        self.node
-            .vm_migrations
+        self.vms
+            .migrations
             .change(self.id, |view| view.warnings.push(warning));
     }
 
@@ -81,7 +82,7 @@ impl Departure {
     pub(super) async fn disk_sizes(&self) -> Result<Vec<(String, u64)>, ErrorBody> {
         let mut sizes = Vec::new();
         for name in self.disks() {
-            let disk = self.node.disks.find(&name);
+            let disk = self.vms.disks.find(&name);
             let path = disk.map(|disk| disk.lock().entry.path.clone());
             let size = blocking(move || path.and_then(|path| image::allocated(&path))).await?;
             sizes.push((name, size.unwrap_or(0)));
@@ -92,7 +93,7 @@ impl Departure {
     /// Returns the ids of the disks, in their order; none if any disk lacks an id.
     pub(super) fn disk_ids(&self) -> Vec<String> {
         let id = |name: &String| {
-            let disk = self.node.disks.find(name)?;
+            let disk = self.vms.disks.find(name)?;
             let id = disk.lock().entry.id?;
             Some(id.to_string())
         };
@@ -101,7 +102,8 @@ impl Departure {
     }
 
     pub(super) async fn store(&self, entry: &VmEntry) -> Result<(), ErrorBody> {
-        self.node
+        self.vms
+            .context
             .store
             .put_vm(&self.vm.name, entry)
             .await

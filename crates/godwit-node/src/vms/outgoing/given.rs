@@ -2,16 +2,16 @@
 
 use godwit_core::wire::Hello;
 
-use crate::node::Node;
 use crate::store::machine::{VmEntry, VmMark};
+use crate::vms::Vms;
 use crate::vms::messages::Word;
 use crate::vms::outgoing::table::Moves;
 use godwit_api::VmMigrationPhase as Phase;
 
 /// Returns the word on the move that `hello` names, for the VM of this id.
-pub(in crate::vms) fn word(node: &Node, hello: &Hello, id: &str) -> Word {
+pub(in crate::vms) fn word(vms: &Vms, hello: &Hello, id: &str) -> Word {
     let migration = hello.migration.to_string();
-    if let Some(vm) = node.vms.find(&hello.disk) {
+    if let Some(vm) = vms.find(&hello.disk) {
         let inner = vm.lock();
         let leaves = inner.activity.migration() == Some(hello.migration);
         if let Some(word) = stored(&inner.entry, (&migration, id, &hello.node), leaves) {
@@ -19,7 +19,7 @@ pub(in crate::vms) fn word(node: &Node, hello: &Hello, id: &str) -> Word {
         }
     }
     // The VM was forgotten here, or another VM has its name.
-    match node.vm_migrations.get(node, &migration) {
+    match vms.migrations.get(vms, &migration) {
         Ok(view) if view.to != hello.node || view.vm != hello.disk => Word::Nothing,
         Ok(view) => match view.phase {
             Phase::Completed | Phase::PullingMemory => Word::Given,

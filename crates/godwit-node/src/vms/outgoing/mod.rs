@@ -29,9 +29,9 @@ use crate::failpoint;
 use crate::ids;
 use crate::nics::links::Links;
 use crate::nics::uplinks;
-use crate::node::Node;
 use crate::peers::greeting;
 use crate::store::machine::{VmEntry, VmMark};
+use crate::vms::Vms;
 use crate::vms::memory::{blockers, pooled, released, relocated};
 use crate::vms::messages::{Answer, MachineOffer, Order};
 use crate::vms::outgoing::departure::{Departure, POLL, SourceLink};
@@ -68,13 +68,13 @@ const FORGET_TIMEOUT: Duration = Duration::from_secs(8);
 /// The request is invalid, the peer is unreachable, or there are blockers: the error names all of them, and nothing has
 /// moved.
 pub(crate) async fn migrate(
-    node: &Arc<Node>,
+    vms: &Arc<Vms>,
     name: &str,
     request: MigrateVm,
 ) -> Result<VmMigration, ErrorBody> {
-    node.check_open()?;
-    let vm = node.vms.get(name)?;
-    if request.to == node.config.name {
+    vms.context.check_open()?;
+    let vm = vms.get(name)?;
+    if request.to == vms.context.config.name {
         let text = format!("VM {name} is on node '{}' already", request.to);
         return Err(ErrorBody::new(ErrorCode::Invalid, text).hint("name another node"));
     }
@@ -84,7 +84,7 @@ pub(crate) async fn migrate(
         return Err(ErrorBody::new(ErrorCode::Invalid, text)
             .hint("give --memory zero-copy as well, or leave --stay-in-pool out"));
     }
-    let peer = node.peer(&request.to)?.clone();
+    let peer = vms.context.peer(&request.to)?.clone();
     let id = ids::new_id()?;
     let guard = vm.begin(VmActivity::Outgoing(id), |inner| {
         vm.is_here(inner)?;
@@ -96,7 +96,7 @@ pub(crate) async fn migrate(
     let view = VmMigration {
         id: id.to_string(),
         vm: name.to_owned(),
-        from: node.config.name.clone(),
+        from: vms.context.config.name.clone(),
         to: peer.name.clone(),
         phase: Phase::Checking,
         memory_mode: request.memory,
@@ -112,13 +112,11 @@ pub(crate) async fn migrate(
         error: None,
         warnings: Vec::new(),
     };
-    let (number, cancelled) = node
-        .vm_migrations
-        .begin(view.clone(), request.max_bandwidth);
-    store(node, number, &view).await;
+    let (number, cancelled) = vms.migrations.begin(view.clone(), request.max_bandwidth);
+    store(vms, number, &view).await;
     let (begun, told) = oneshot::channel();
     let of = Departure {
-        node: Arc::clone(node),
+        vms: Arc::clone(vms),
         vm,
         peer,
         id,
@@ -131,7 +129,7 @@ pub(crate) async fn migrate(
         let text = format!("the task that moves VM {name} failed");
         Err(ErrorBody::new(ErrorCode::Internal, text))
     })?;
-    node.vm_migrations.get(node, &id.to_string())
+    vms.migrations.get(vms, &id.to_string())
 }
 
 fn memory_is_here(vm: &Inner) -> Result<(), ErrorBody> {
@@ -154,8 +152,8 @@ fn nothing_waits_for_room(vm: &Inner) -> Result<(), ErrorBody> {
 }
 
 /// Stores a move in the history. A failure is no reason to stop the move.
-pub(super) async fn store(node: &Node, number: u64, view: &VmMigration) {
-    if let Err(error) = node.store.put_vm_migration(number, view).await {
+pub(super) async fn store(vms: &Vms, number: u64, view: &VmMigration) {
+    if let Err(error) = vms.context.store.put_vm_migration(number, view).await {
         tracing::error!(migration = view.id, %error, "cannot store the migration's history");
     }
 }
@@ -164,16 +162,16 @@ pub(super) async fn store(node: &Node, number: u64, view: &VmMigration) {
 ///
 /// # Errors
 /// The move is unknown, has ended, or is too far.
-pub(crate) async fn cancel(node: &Arc<Node>, id: &str) -> Result<VmMigration, ErrorBody> {
+pub(crate) async fn cancel(vms: &Arc<Vms>, id: &str) -> Result<VmMigration, ErrorBody> {
     let deadline = Instant::now() + CANCEL_WAIT;
-    let view = node.vm_migrations.get(node, id)?;
+    let view = vms.migrations.get(vms, id)?;
     if view.phase.ended() {
         let text = format!("migration {id} has ended: it is {}", view.phase.name());
         return Err(ErrorBody::new(ErrorCode::Conflict, text));
     }
-    node.vm_migrations.cancel(id);
+    vms.migrations.cancel(id);
     loop {
-        let view = node.vm_migrations.get(node, id)?;
+        let view = vms.migrations.get(vms, id)?;
         match view.phase {
             Phase::Aborted => return Ok(view),
             Phase::Completed | Phase::PullingMemory => {}
@@ -232,15 +230,15 @@ impl Move {
             Err(error) => tracing::warn!(vm = self.of.vm.name, %error, "the VM was not moved"),
         }
         let gives = matches!(self.of.vm.lock().entry.mark, Some(VmMark::Giving { .. }));
-        if gives && self.of.node.is_closing() {
+        if gives && self.of.vms.context.is_closing() {
             // The move has not ended: the node's next run goes on with the move.
             return;
         }
         // A caller that sees the move's end must find the VM without an activity.
         drop(guard);
-        let node = Arc::clone(&self.of.node);
-        if let Some((number, view)) = node.vm_migrations.end(&node, self.of.id, result.clone()) {
-            store(&node, number, &view).await;
+        let vms = Arc::clone(&self.of.vms);
+        if let Some((number, view)) = vms.migrations.end(&vms, self.of.id, result.clone()) {
+            store(&vms, number, &view).await;
         }
         if let Some(begun) = refused {
             let _ = begun.send(result);
@@ -260,14 +258,14 @@ impl Move {
         blockers.extend(Memory::preflight(&self.of, &entry.machine, &facts));
         blockers.extend(Nics::preflight(&self.of, &entry.machine, &facts));
         let hello = greeting::hello(
-            &self.of.node.config.name,
+            &self.of.vms.context.config.name,
             &self.of.vm.name,
             TrafficClass::Control,
             Purpose::Machine,
             self.of.id,
         );
         let attempted = format!("migrate VM {}", self.of.vm.name);
-        let dialled = self.of.node.dialer.dial(&self.of.peer, hello).await;
+        let dialled = self.of.vms.context.dialer.dial(&self.of.peer, hello).await;
         let (connection, agreed) =
             dialled.map_err(|error| error.into_body(&self.of.peer.name, &attempted))?;
         let peer = &self.of.peer.name;
@@ -281,11 +279,11 @@ impl Move {
         let mut pool = None;
         if self.of.request.memory == MemoryMode::ZeroCopy {
             let (name, migration) = (&self.of.vm.name, self.of.id.to_string());
-            match pooled::offer(&self.of.node, name, &mut entry, &migration) {
+            match pooled::offer(&self.of.vms, name, &mut entry, &migration) {
                 Ok((mut offer, asked)) => {
                     offer.stays = self.of.request.stay_in_pool;
                     if !offer.stays {
-                        let config = &self.of.node.config;
+                        let config = &self.of.vms.context.config;
                         blockers.extend(blockers::of(config, &offer.pool, &entry.machine));
                     }
                     blockers.extend(blockers::unsent(&entry.machine));
@@ -360,10 +358,10 @@ impl Move {
             memory.given_to = entry.moved_to.clone();
         }
         let disks = entry.machine.disks.len();
-        let (node, name) = (Arc::clone(&self.of.node), self.of.vm.name.clone());
+        let (vms, name) = (Arc::clone(&self.of.vms), self.of.vm.name.clone());
         let handed_over: HandedOver = Box::new(move |moved| {
-            let (node, name) = (Arc::clone(&node), name.clone());
-            Box::pin(async move { pooled::hand_over(&node, &name, &moved).await })
+            let (vms, name) = (Arc::clone(&vms), name.clone());
+            Box::pin(async move { pooled::hand_over(&vms, &name, &moved).await })
         });
         let group = SwitchGroup::new(self.of.vm.name.clone(), entry, disks, handed_over);
         Ok(Working {
@@ -378,7 +376,7 @@ impl Move {
     /// knowledge may be from before a restart.
     async fn not_in_pool(&self, entry: &VmEntry, pool: &str) -> Option<String> {
         let (of, memory) = (&self.of, entry.memory.as_ref()?);
-        match relocated::local_bytes(&of.node, &of.vm, memory, of.qemu.process.pid).await {
+        match relocated::local_bytes(&of.vms, &of.vm, memory, of.qemu.process.pid).await {
             Ok(0) => None,
             Ok(local) => Some(format!(
                 "{} of its memory is not in memory pool {pool}: bring it back first with \
@@ -408,10 +406,10 @@ impl Move {
         cancelled: &Notify,
     ) -> Result<(), ErrorBody> {
         let given = working.disks.group.state();
-        let node = Arc::clone(&self.of.node);
+        let vms = Arc::clone(&self.of.vms);
         let moved = tokio::select! {
             moved = self.until_given(&mut working) => Some(moved),
-            () = until_cancelled(&node, cancelled, given) => None,
+            () = until_cancelled(&vms, cancelled, given) => None,
         };
         let moved = moved.unwrap_or_else(|| Err(self.of.given_up()));
         if let Err(error) = moved
@@ -426,7 +424,7 @@ impl Move {
         let is_given = |state: &GroupState| *state == GroupState::Given;
         tokio::select! {
             _ = state.wait_for(is_given) => {}
-            () = self.of.node.closed() => {
+            () = self.of.vms.context.closed() => {
                 return Err(self.of.error(ErrorCode::ShuttingDown, &"the node is shutting down"));
             }
         }
@@ -506,7 +504,7 @@ impl Move {
         };
         if pulls && result.is_ok() {
             let giving = Giving::new(
-                Arc::clone(&self.of.node),
+                Arc::clone(&self.of.vms),
                 Arc::clone(&self.of.vm),
                 (self.of.peer.name.clone(), self.of.id),
                 self.of.qemu.clone(),
@@ -516,12 +514,12 @@ impl Move {
         } else {
             quit(&self.of.qemu).await;
             if pulls {
-                unmark(&self.of.node, &self.of.vm).await;
+                unmark(&self.of.vms, &self.of.vm).await;
             }
         }
         // Memory copied out of a memory pool has no use in the pool any more.
         let entry = self.of.vm.lock().entry.clone();
-        released::release(&self.of.node, &self.of.vm.name, &entry).await;
+        released::release(&self.of.vms, &self.of.vm.name, &entry).await;
         // If the other node is gone, the disks stay in doubt here.
         let _ = tokio::time::timeout(DEPART_TIMEOUT, self.disks_departed()).await;
         result
@@ -536,7 +534,7 @@ impl Move {
                 && matches!(inner.record.ownership, Ownership::Departed { .. })
         };
         for name in self.of.disks() {
-            while !self.of.node.disks.find(&name).is_none_or(departed) {
+            while !self.of.vms.disks.find(&name).is_none_or(departed) {
                 tokio::time::sleep(POLL).await;
             }
         }
@@ -557,7 +555,7 @@ impl Move {
         let between = |from: Option<Instant>, micros| Some(milliseconds(from?, age(micros)?));
         let blackout = running_for_us.and_then(|micros| between(stopped, micros));
         let switchover = between(self.told, owned_for_us);
-        self.of.node.vm_migrations.change(self.of.id, |view| {
+        self.of.vms.migrations.change(self.of.id, |view| {
             view.blackout_ms = blackout;
             view.switchover_ms = switchover;
         });
@@ -581,7 +579,7 @@ pub(super) async fn quit(qemu: &Qemu) {
 }
 
 /// Waits until the move is cancelled before the handover, or the node is closing.
-async fn until_cancelled(node: &Arc<Node>, cancelled: &Notify, given: watch::Receiver<GroupState>) {
+async fn until_cancelled(vms: &Arc<Vms>, cancelled: &Notify, given: watch::Receiver<GroupState>) {
     loop {
         tokio::select! {
             () = cancelled.notified() => {
@@ -589,7 +587,7 @@ async fn until_cancelled(node: &Arc<Node>, cancelled: &Notify, given: watch::Rec
                     return;
                 }
             }
-            () = node.closed() => return,
+            () = vms.context.closed() => return,
         }
     }
 }

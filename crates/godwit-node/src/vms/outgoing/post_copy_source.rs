@@ -12,9 +12,9 @@ use godwit_core::units::MigrationId;
 use godwit_core::wire::{Purpose, TrafficClass};
 use tokio::task::AbortHandle;
 
-use crate::node::Node;
 use crate::peers::greeting;
 use crate::store::machine::VmMark;
+use crate::vms::Vms;
 use crate::vms::messages::{Answer, Order};
 use crate::vms::outgoing::{SourceLink, quit, store};
 use crate::vms::tunnel;
@@ -51,7 +51,7 @@ enum End {
 
 /// A guest's memory on its way.
 pub(in crate::vms) struct Giving {
-    node: Arc<Node>,
+    vms: Arc<Vms>,
     vm: Arc<Vm>,
     /// The destination.
     to: String,
@@ -67,14 +67,14 @@ pub(in crate::vms) struct Giving {
 impl Giving {
     /// Serves a guest's memory through the connections of its move, which may have ended.
     pub(in crate::vms) fn new(
-        node: Arc<Node>,
+        vms: Arc<Vms>,
         vm: Arc<Vm>,
         (to, id): (String, MigrationId),
         qemu: Qemu,
         connections: (Option<SourceLink>, Option<AbortHandle>),
     ) -> Self {
         Self {
-            node,
+            vms,
             vm,
             to,
             id,
@@ -97,7 +97,7 @@ impl Giving {
         let (why, told) = match ended {
             End::Whole => {
                 quit(&self.qemu).await;
-                unmark(&self.node, &self.vm).await;
+                unmark(&self.vms, &self.vm).await;
                 return Ok(());
             }
             End::Closing => {
@@ -108,7 +108,7 @@ impl Giving {
             End::LostHere(why) => match self.tell_lost(&why).await {
                 Some(Answer::Pulled) => {
                     quit(&self.qemu).await;
-                    unmark(&self.node, &self.vm).await;
+                    unmark(&self.vms, &self.vm).await;
                     return Ok(());
                 }
                 told => (why, told.is_some()),
@@ -117,10 +117,10 @@ impl Giving {
         tracing::error!(vm = name, why, "the rest of the memory did not move");
         quit(&self.qemu).await;
         if told {
-            unmark(&self.node, &self.vm).await;
+            unmark(&self.vms, &self.vm).await;
         } else {
             let to = (self.to.clone(), self.id);
-            let told = tell_until_heard(self.node, self.vm, to, why.clone());
+            let told = tell_until_heard(self.vms, self.vm, to, why.clone());
             tokio::spawn(told);
         }
         let text = if there {
@@ -135,7 +135,7 @@ impl Giving {
 
     async fn until_over(&mut self) -> End {
         let process = Arc::clone(&self.qemu.process);
-        let node = Arc::clone(&self.node);
+        let vms = Arc::clone(&self.vms);
         let mut wait = FIRST_WAIT;
         let mut next = Instant::now();
         let mut recovers_since: Option<Instant> = None;
@@ -159,7 +159,7 @@ impl Giving {
                         let again = tokio::select! {
                             again = self.connect_again() => again,
                             () = process.ended() => return self.qemu_ended(),
-                            () = node.closed() => return End::Closing,
+                            () = vms.context.closed() => return End::Closing,
                         };
                         match again {
                             Ok(None) => {}
@@ -196,7 +196,7 @@ impl Giving {
                     None => self.link = None,
                 },
                 () = process.ended() => return self.qemu_ended(),
-                () = node.closed() => return End::Closing,
+                () = vms.context.closed() => return End::Closing,
                 () = tokio::time::sleep(POLL) => {}
             }
         }
@@ -215,7 +215,7 @@ impl Giving {
     async fn look(&self) -> Option<String> {
         let qmp = self.vm.lock().qemu.as_ref().map(|qemu| qemu.qmp.clone());
         let seen = migration::look(&qmp?).await.ok()?;
-        self.node.vm_migrations.change(self.id, |view| {
+        self.vms.migrations.change(self.id, |view| {
             if seen.progress.bytes_total > 0 {
                 view.memory = memory_progress(seen.progress);
             }
@@ -250,7 +250,7 @@ impl Giving {
             times => format!("{times} times"),
         };
         let text = format!("{BROKEN} {times}: {what}");
-        self.node.vm_migrations.change(self.id, |view| {
+        self.vms.migrations.change(self.id, |view| {
             view.warnings.retain(|warning| !warning.starts_with(BROKEN));
             view.warnings.push(text);
         });
@@ -262,7 +262,7 @@ impl Giving {
         if let Some(tunnel) = self.tunnel.take() {
             tunnel.abort();
         }
-        let mut link = dial(&self.node, &self.vm, (&self.to, self.id)).await?;
+        let mut link = dial(&self.vms, &self.vm, (&self.to, self.id)).await?;
         link.say(Order::Resume).await;
         match link.hear_within(READY_TIMEOUT).await {
             Some(Answer::Ready) => {}
@@ -273,8 +273,8 @@ impl Giving {
                 return Err(ErrorBody::new(ErrorCode::PeerUnreachable, text));
             }
         }
-        let peer = self.node.peer(&self.to)?;
-        let (socket, tunnel) = tunnel::lead(&self.node, &self.vm, peer, self.id).await?;
+        let peer = self.vms.context.peer(&self.to)?;
+        let (socket, tunnel) = tunnel::lead(&self.vms, &self.vm, peer, self.id).await?;
         self.link = Some(link);
         self.tunnel = Some(tunnel);
         let qmp = self.vm.qemu()?.qmp;
@@ -300,7 +300,7 @@ impl Giving {
     async fn tell_lost(&mut self, why: &str) -> Option<Answer> {
         let link = match self.link.take() {
             Some(link) => link,
-            None => dial(&self.node, &self.vm, (&self.to, self.id)).await.ok()?,
+            None => dial(&self.vms, &self.vm, (&self.to, self.id)).await.ok()?,
         };
         say_lost(link, why).await
     }
@@ -313,15 +313,11 @@ async fn hear(link: &mut Option<SourceLink>) -> Option<Answer> {
     }
 }
 
-async fn dial(
-    node: &Node,
-    vm: &Vm,
-    (to, id): (&str, MigrationId),
-) -> Result<SourceLink, ErrorBody> {
-    let peer = node.peer(to)?;
-    let name = &node.config.name;
+async fn dial(vms: &Vms, vm: &Vm, (to, id): (&str, MigrationId)) -> Result<SourceLink, ErrorBody> {
+    let peer = vms.context.peer(to)?;
+    let name = &vms.context.config.name;
     let hello = greeting::hello(name, &vm.name, TrafficClass::Control, Purpose::Machine, id);
-    let dialled = node.dialer.dial(peer, hello).await;
+    let dialled = vms.context.dialer.dial(peer, hello).await;
     let attempted = format!("send the rest of the memory of VM {}", vm.name);
     let (connection, _) = dialled.map_err(|error| error.into_body(to, &attempted))?;
     Ok(SourceLink::open(
@@ -346,42 +342,42 @@ async fn say_lost(mut link: SourceLink, why: &str) -> Option<Answer> {
 
 /// Tells the destination that the rest will not come, until the destination answers. Its guest stands still meanwhile.
 async fn tell_until_heard(
-    node: Arc<Node>,
+    vms: Arc<Vms>,
     vm: Arc<Vm>,
     (to, id): (String, MigrationId),
     why: String,
 ) {
     let mut wait = FIRST_WAIT;
     let marked = || {
-        let kept = node.vms.find(&vm.name);
+        let kept = vms.find(&vm.name);
         let same = kept.is_some_and(|kept| Arc::ptr_eq(&kept, &vm));
         same && matches!(vm.lock().entry.mark, Some(VmMark::Giving { .. }))
     };
     while marked() {
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
-            () = node.closed() => return,
+            () = vms.context.closed() => return,
         }
         wait = (wait * 2).min(LONGEST_WAIT);
-        let link = dial(&node, &vm, (&to, id)).await;
+        let link = dial(&vms, &vm, (&to, id)).await;
         if let Ok(link) = link
             && say_lost(link, &why).await.is_some()
         {
-            return unmark(&node, &vm).await;
+            return unmark(&vms, &vm).await;
         }
     }
 }
 
 /// Stores that this node holds nothing more that the VM needs.
-pub(in crate::vms) async fn unmark(node: &Node, vm: &Arc<Vm>) {
+pub(in crate::vms) async fn unmark(vms: &Vms, vm: &Arc<Vm>) {
     let entry = {
         let mut inner = vm.lock();
         inner.entry.mark = None;
         inner.entry.clone()
     };
-    let kept = node.vms.find(&vm.name);
+    let kept = vms.find(&vm.name);
     if kept.is_some_and(|kept| Arc::ptr_eq(&kept, vm))
-        && let Err(error) = node.store.put_vm(&vm.name, &entry).await
+        && let Err(error) = vms.context.store.put_vm(&vm.name, &entry).await
     {
         // A restart would find the mark, and ask the destination.
         tracing::error!(vm = vm.name, %error, "cannot store that the VM's memory has moved");
@@ -390,7 +386,7 @@ pub(in crate::vms) async fn unmark(node: &Node, vm: &Arc<Vm>) {
 
 /// Takes up the transfer that was under way when the node ended. Without a QEMU the memory is lost.
 pub(in crate::vms) async fn take_up(
-    node: Arc<Node>,
+    vms: Arc<Vms>,
     vm: Arc<Vm>,
     (to, id): (String, MigrationId),
     qemu: Option<Qemu>,
@@ -400,26 +396,26 @@ pub(in crate::vms) async fn take_up(
         drop(guard);
         let why = String::from("QEMU at the source ended while its node was away");
         let text = format!("VM {} lost memory on its way: {why}", vm.name);
-        end(&node, id, Err(ErrorBody::new(ErrorCode::Internal, text))).await;
-        return tell_until_heard(node, vm, (to, id), why).await;
+        end(&vms, id, Err(ErrorBody::new(ErrorCode::Internal, text))).await;
+        return tell_until_heard(vms, vm, (to, id), why).await;
     };
     tracing::info!(
         vm = vm.name,
         to,
         "goes on giving the rest of the VM's memory"
     );
-    let giving = Giving::new(Arc::clone(&node), vm, (to, id), qemu, (None, None));
+    let giving = Giving::new(Arc::clone(&vms), vm, (to, id), qemu, (None, None));
     let result = giving.see_through().await;
-    if node.is_closing() {
+    if vms.context.is_closing() {
         return;
     }
     // A caller that sees the move's end must find the VM without an activity.
     drop(guard);
-    end(&node, id, result).await;
+    end(&vms, id, result).await;
 }
 
-async fn end(node: &Node, id: MigrationId, result: Result<(), ErrorBody>) {
-    if let Some((number, view)) = node.vm_migrations.end(node, id, result) {
-        store(node, number, &view).await;
+async fn end(vms: &Vms, id: MigrationId, result: Result<(), ErrorBody>) {
+    if let Some((number, view)) = vms.migrations.end(vms, id, result) {
+        store(vms, number, &view).await;
     }
 }

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use godwit_core::units::Bytes;
 
+use crate::context::blocking;
 use crate::disks::disk::Activity;
 use crate::disks::storage::image;
 use crate::names;
 use crate::nics::links::Links;
 use crate::nics::{request, uplinks};
-use crate::node::{Node, blocking};
+use crate::vms::Vms;
 use crate::vms::memory::{pooled, qemu_fits};
 use crate::vms::messages::MachineOffer;
 use crate::vms::outgoing::planes::rollback::BOUND;
@@ -27,11 +28,11 @@ use godwit_qemu::version::{Version, printed};
 const FIRST_SOUND_TCG: Version = Version([10, 0, 0]);
 
 /// Source: returns the blockers of the disks here.
-pub(super) fn disks_leaving(node: &Node, machine: &Machine, facts: &Facts) -> Vec<String> {
-    let here = &node.config.name;
+pub(super) fn disks_leaving(vms: &Vms, machine: &Machine, facts: &Facts) -> Vec<String> {
+    let here = &vms.context.config.name;
     let mut blockers = Vec::new();
     for disk in &machine.disks {
-        let Some(found) = node.disks.find(disk) else {
+        let Some(found) = vms.disks.find(disk) else {
             blockers.push(format!("disk {disk} is missing on node '{here}'"));
             continue;
         };
@@ -78,24 +79,24 @@ pub(super) fn memory_leaving(machine: &Machine, facts: &Facts) -> Vec<String> {
 }
 
 /// Destination: returns the blockers here.
-pub(crate) async fn coming(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> Vec<String> {
-    let here = &node.config.name;
+pub(crate) async fn coming(vms: &Arc<Vms>, vm: &str, offer: &MachineOffer) -> Vec<String> {
+    let here = &vms.context.config.name;
     let mut blockers = Vec::new();
     if let Err(error) = names::check("VM", vm) {
         return vec![error.message];
     }
-    if let Err(error) = node.check_open() {
+    if let Err(error) = vms.context.check_open() {
         return vec![error.message];
     }
-    if let Some(other) = node.vms.find(vm) {
+    if let Some(other) = vms.find(vm) {
         blockers.extend(taken(here, &other));
     }
     let places = Places {
-        folder: node.config.vms_dir().join(vm),
+        folder: vms.context.config.vms_dir().join(vm),
     };
-    blockers.extend(paths(node, vm, &offer.machine, &places));
-    blockers.extend(disks(node, vm, offer).await);
-    blockers.extend(nics(node, vm, offer).await);
+    blockers.extend(paths(vms, vm, &offer.machine, &places));
+    blockers.extend(disks(vms, vm, offer).await);
+    blockers.extend(nics(vms, vm, offer).await);
     blockers.extend(files(here, &offer.machine));
     blockers.extend(memory_files(here, &offer.machine, &places));
     let stays = offer.pool.as_ref().is_some_and(|pool| pool.stays);
@@ -119,9 +120,9 @@ pub(crate) async fn coming(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> 
         ));
     }
     let pool = offer.pool.as_ref();
-    let pool = pool.and_then(|offer| pooled::open(&node.config, &offer.pool).ok());
+    let pool = pool.and_then(|offer| pooled::open(&vms.context.config, &offer.pool).ok());
     let in_part = pool.is_some_and(|pool| pool.is_device());
-    blockers.extend(qemu(here, offer, node.config.qemu_user.as_ref(), in_part).await);
+    blockers.extend(qemu(here, offer, vms.context.config.qemu_user.as_ref(), in_part).await);
     blockers
 }
 
@@ -136,22 +137,22 @@ fn taken(here: &str, other: &Arc<Vm>) -> Option<String> {
     })
 }
 
-fn paths(node: &Node, vm: &str, machine: &Machine, places: &Places) -> Vec<String> {
+fn paths(vms: &Vms, vm: &str, machine: &Machine, places: &Places) -> Vec<String> {
     let sockets = machine
         .disks
         .iter()
-        .map(|disk| node.config.vhost_socket(disk));
+        .map(|disk| vms.context.config.vhost_socket(disk));
     let nics = (0..machine.nics.len()).map(|nic| places.nic(nic));
     sockets
         .chain(nics)
         .chain([places.qmp(), places.console(), places.incoming()])
         .filter_map(|path| crate::vms::lifecycle::run::check_socket_path(vm, &path).err())
-        .map(|error| format!("on node '{}': {}", node.config.name, error.message))
+        .map(|error| format!("on node '{}': {}", vms.context.config.name, error.message))
         .collect()
 }
 
-async fn disks(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> Vec<String> {
-    let here = &node.config.name;
+async fn disks(vms: &Arc<Vms>, vm: &str, offer: &MachineOffer) -> Vec<String> {
+    let here = &vms.context.config.name;
     let mut blockers = Vec::new();
     let mut wanted = 0_u64;
     for (disk, allocated) in &offer.disks {
@@ -160,8 +161,8 @@ async fn disks(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> Vec<String> 
             continue;
         }
         let mut held = 0;
-        match node.disks.find(disk) {
-            None if image::managed_path(&node.config.disks_dir(), disk).exists() => {
+        match vms.disks.find(disk) {
+            None if image::managed_path(&vms.context.config.disks_dir(), disk).exists() => {
                 blockers.push(format!(
                     "node '{here}' has a file for a disk {disk} already"
                 ));
@@ -176,7 +177,7 @@ async fn disks(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> Vec<String> 
                 }
             }
         }
-        if let Some(user) = node.vms.user_of(disk, Some(vm)) {
+        if let Some(user) = vms.user_of(disk, Some(vm)) {
             blockers.push(format!(
                 "VM {user} of node '{here}' uses a disk named {disk}"
             ));
@@ -192,7 +193,7 @@ async fn disks(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> Vec<String> 
              CAP_SYS_PTRACE or access to /dev/userfaultfd, or use pre-copy"
         ));
     }
-    let folder = node.config.disks_dir();
+    let folder = vms.context.config.disks_dir();
     let name = here.clone();
     let names: Vec<_> = offer.disks.iter().map(|(disk, _)| disk.as_str()).collect();
     let names = names.join(", ");
@@ -204,8 +205,8 @@ async fn disks(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> Vec<String> 
 }
 
 /// Returns the blockers of the NICs: the uplinks must exist, and match the source's.
-async fn nics(node: &Node, vm: &str, offer: &MachineOffer) -> Vec<String> {
-    let here = &node.config.name;
+async fn nics(vms: &Vms, vm: &str, offer: &MachineOffer) -> Vec<String> {
+    let here = &vms.context.config.name;
     let nics = &offer.machine.nics;
     if nics.len() > request::MOST_NICS {
         return vec![format!(
@@ -225,17 +226,21 @@ async fn nics(node: &Node, vm: &str, offer: &MachineOffer) -> Vec<String> {
         ))
     });
     let mut blockers: Vec<String> = uplinks.collect();
-    blockers.extend(request::address_taken(node, vm, nics));
+    blockers.extend(request::address_taken(&vms.nics, vm, nics));
     blockers
 }
 
 /// Returns the notices for the user of a VM that can come.
-pub(crate) async fn notices(node: &Node, offer: &MachineOffer) -> Vec<String> {
+pub(crate) async fn notices(vms: &Vms, offer: &MachineOffer) -> Vec<String> {
     if offer.nic_placings.is_empty() {
         return Vec::new();
     }
     let links = Links::read().await.unwrap_or_default();
-    links.notices(&node.config.name, &offer.machine.nics, &offer.nic_placings)
+    links.notices(
+        &vms.context.config.name,
+        &offer.machine.nics,
+        &offer.nic_placings,
+    )
 }
 
 /// Names the missing files that QEMU reads when it starts.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::migrations::change;
-use crate::node::Node;
+use crate::vms::Vms;
 use godwit_api::{ErrorBody, ErrorCode, SwitchMigration, VmMigration};
 
 /// Changes the migrations of a VM's disks, all of them or none.
@@ -11,16 +11,16 @@ use godwit_api::{ErrorBody, ErrorCode, SwitchMigration, VmMigration};
 /// # Errors
 /// The move is unknown, has ended, or is too far, or the request is invalid.
 pub(crate) async fn switch(
-    node: &Arc<Node>,
+    vms: &Arc<Vms>,
     id: &str,
     request: &SwitchMigration,
 ) -> Result<VmMigration, ErrorBody> {
-    let view = node.vm_migrations.get(node, id)?;
+    let view = vms.migrations.get(vms, id)?;
     if view.phase.ended() {
         let text = format!("migration {id} has ended: it is {}", view.phase.name());
         return Err(ErrorBody::new(ErrorCode::Conflict, text));
     }
-    let of_machine = node.vms.get(&view.vm)?.lock().entry.machine.disks.len();
+    let of_machine = vms.get(&view.vm)?.lock().entry.machine.disks.len();
     let disks = &view.disks;
     if disks.is_empty() || disks.len() < of_machine {
         let text = format!(
@@ -30,25 +30,25 @@ pub(crate) async fn switch(
         return Err(ErrorBody::new(ErrorCode::Conflict, text).hint("try again shortly"));
     }
     for disk in disks {
-        change::check(node, disk, request)?;
+        change::check(&vms.disk_migrations, disk, request)?;
     }
     for disk in disks {
-        change::change(node, &disk.id, request).await?;
+        change::change(&vms.disk_migrations, &disk.id, request).await?;
     }
     if let Some(limit) = request.max_bandwidth {
-        limit_memory(node, &view, Some(limit).filter(|limit| *limit > 0)).await?;
+        limit_memory(vms, &view, Some(limit).filter(|limit| *limit > 0)).await?;
     }
-    node.vm_migrations.get(node, id)
+    vms.migrations.get(vms, id)
 }
 
 /// Limits the bandwidth of the VM's memory in bytes per second, before and during its move.
 async fn limit_memory(
-    node: &Arc<Node>,
+    vms: &Arc<Vms>,
     view: &VmMigration,
     bandwidth: Option<u64>,
 ) -> Result<(), ErrorBody> {
-    node.vm_migrations.set_memory_bandwidth(&view.id, bandwidth);
-    let qemu = node.vms.get(&view.vm)?.qemu()?;
+    vms.migrations.set_memory_bandwidth(&view.id, bandwidth);
+    let qemu = vms.get(&view.vm)?.qemu()?;
     let limited = godwit_qemu::migration::limit(&qemu.qmp, bandwidth).await;
     limited.map_err(|error| {
         let text = format!(

@@ -9,8 +9,8 @@ use tokio::sync::Notify;
 
 use crate::clock;
 use crate::migrations::live;
-use crate::node::Node;
 use crate::store::machine::{VmEntry, VmMark};
+use crate::vms::Vms;
 use godwit_api::{ErrorBody, ErrorCode, Migration, VmMigration, VmMigrationPhase};
 
 /// Most ended moves in the history.
@@ -150,7 +150,7 @@ impl VmMigrations {
     /// Ends a move, once. Returns its number and the view to store.
     pub(crate) fn end(
         &self,
-        node: &Node,
+        vms: &Vms,
         id: MigrationId,
         result: Result<(), ErrorBody>,
     ) -> Option<(u64, VmMigration)> {
@@ -160,7 +160,7 @@ impl VmMigrations {
         if tracked.view.phase.ended() {
             return None;
         }
-        tracked.refresh(node);
+        tracked.refresh(vms);
         let view = &mut tracked.view;
         view.ended_at = Some(clock::now_text());
         match result {
@@ -174,9 +174,9 @@ impl VmMigrations {
     }
 
     /// Returns all moves, oldest first.
-    pub(crate) fn all(&self, node: &Node) -> Vec<VmMigration> {
+    pub(crate) fn all(&self, vms: &Vms) -> Vec<VmMigration> {
         let mut table = self.lock();
-        let shown = table.all.iter_mut().map(|tracked| tracked.shown(node));
+        let shown = table.all.iter_mut().map(|tracked| tracked.shown(vms));
         shown.collect()
     }
 
@@ -184,10 +184,10 @@ impl VmMigrations {
     ///
     /// # Errors
     /// [`ErrorCode::NotFound`].
-    pub(crate) fn get(&self, node: &Node, id: &str) -> Result<VmMigration, ErrorBody> {
+    pub(crate) fn get(&self, vms: &Vms, id: &str) -> Result<VmMigration, ErrorBody> {
         let mut table = self.lock();
         match table.all.iter_mut().find(|tracked| tracked.view.id == id) {
-            Some(tracked) => Ok(tracked.shown(node)),
+            Some(tracked) => Ok(tracked.shown(vms)),
             None => {
                 let shown: String = id.chars().take(64).collect();
                 let text = format!("this node knows no migration {shown} of a VM");
@@ -226,20 +226,20 @@ impl VmMigrations {
 }
 
 impl Tracked {
-    fn shown(&mut self, node: &Node) -> VmMigration {
+    fn shown(&mut self, vms: &Vms) -> VmMigration {
         if !self.view.phase.ended() {
-            self.refresh(node);
+            self.refresh(vms);
         }
         self.view.clone()
     }
 
     /// Takes the present state of the disks' migrations.
-    fn refresh(&mut self, node: &Node) {
+    fn refresh(&mut self, vms: &Vms) {
         let disks: Vec<Migration> = self
             .disks
             .iter()
-            .filter_map(|id| node.migrations.get(id).ok())
-            .map(|(id, view)| live(node, id, view))
+            .filter_map(|id| vms.disk_migrations.get(id).ok())
+            .map(|(id, view)| live(&vms.disk_migrations, id, view))
             .collect();
         let sent = |disk: &Migration| {
             let delayed = disk.promise.as_ref().map_or(0, |p| p.delayed_bytes_sent);

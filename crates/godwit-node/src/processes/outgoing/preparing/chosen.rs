@@ -1,7 +1,7 @@
 //! The subject of a move: a process, or a container with the one process inside that has RDMA connections.
 
 use super::super::containers::choose;
-use crate::node::blocking;
+use crate::context::blocking;
 use crate::processes::host::family::Users;
 use crate::processes::host::runc::{self, Container};
 

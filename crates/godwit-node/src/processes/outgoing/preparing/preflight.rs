@@ -8,7 +8,8 @@ use godwit_verbs::preflight::against;
 
 use super::chosen::Chosen;
 use super::reach::{ANSWER, Reach};
-use crate::node::{Node, blocking};
+use crate::context::blocking;
+use crate::node::Node;
 use crate::processes::host::address::OwnAddress;
 use crate::processes::host::checks::unmovable;
 use crate::processes::host::{criu, family, runc, tcp};

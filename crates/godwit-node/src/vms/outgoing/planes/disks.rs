@@ -36,7 +36,7 @@ impl Disks {
     /// moving state.
     fn trouble(&self, of: &Departure) -> Option<ErrorBody> {
         let full = of.disks().into_iter().find(|disk| {
-            let disk = of.node.disks.find(disk);
+            let disk = of.vms.disks.find(disk);
             disk.is_some_and(|disk| disk.lock().lacks_room())
         });
         if let Some(disk) = full {
@@ -47,7 +47,7 @@ impl Disks {
             );
         }
         self.moves.iter().find_map(|id| {
-            let (_, view) = of.node.migrations.get(id).ok()?;
+            let (_, view) = of.vms.disk_migrations.get(id).ok()?;
             (view.phase == MigrationPhase::Aborted).then(|| {
                 let why = view.error.map(|error| error.message);
                 let why = why.unwrap_or_else(|| format!("disk {} did not move", view.disk));
@@ -60,7 +60,7 @@ impl Disks {
     async fn switch_over(of: &Departure) -> Result<(), ErrorBody> {
         let mut answers = Vec::new();
         for name in of.disks() {
-            let engine = of.node.disks.find(&name).and_then(|disk| disk.engine());
+            let engine = of.vms.disks.find(&name).and_then(|disk| disk.engine());
             let Some(engine) = engine else {
                 let why = format!("disk {name} is not served any more");
                 return Err(of.error(ErrorCode::Conflict, &why));
@@ -84,18 +84,18 @@ impl Disks {
 
 impl Plane for Disks {
     fn preflight(of: &Departure, machine: &Machine, facts: &Facts) -> Vec<String> {
-        preflight::disks_leaving(&of.node, machine, facts)
+        preflight::disks_leaving(&of.vms, machine, facts)
     }
 
     async fn start(&mut self, of: &Departure) -> Result<(), ErrorBody> {
         for disk in of.disks() {
             let request = of.request.for_disk(&disk);
             let group = Some(Arc::clone(&self.group));
-            let started = outgoing::start_in(&of.node, request, group).await?;
+            let started = outgoing::start_in(&of.vms.disk_migrations, request, group).await?;
             for warning in &started.warnings {
                 of.warn(format!("disk {disk}: {warning}"));
             }
-            of.node.vm_migrations.add_disk(of.id, started.id.clone());
+            of.vms.migrations.add_disk(of.id, started.id.clone());
             self.moves.push(started.id);
         }
         Ok(())
@@ -107,7 +107,7 @@ impl Plane for Disks {
                 return Err(trouble);
             }
             let converged = self.moves.iter().all(|id| {
-                let found = of.node.migrations.get(id);
+                let found = of.vms.disk_migrations.get(id);
                 found.is_ok_and(|(_, view)| view.phase == MigrationPhase::Converged)
             });
             if converged {
@@ -134,7 +134,7 @@ impl Plane for Disks {
     async fn hand_over(&mut self, of: &Departure) -> Result<(), ErrorBody> {
         let told = Instant::now();
         Self::switch_over(of).await?;
-        self.group.ask_without_disks(&of.node);
+        self.group.ask_without_disks(&of.vms.disks);
         let mut state = self.group.state();
         let decided = |state: &GroupState| *state != GroupState::Gathering;
         loop {
@@ -161,7 +161,7 @@ impl Plane for Disks {
     /// Cancels in the engines first: the disks take requests again at once, and the guest must not wait for the rest.
     async fn take_back(&mut self, of: &Departure) {
         for disk in of.disks() {
-            let disk = of.node.disks.find(&disk);
+            let disk = of.vms.disks.find(&disk);
             let leaves = |disk: &Arc<Disk>| matches!(disk.lock().activity, Activity::Outgoing(_));
             if let Some(disk) = disk.filter(leaves) {
                 outgoing::cancel_in_engine(&disk).await;
@@ -172,11 +172,11 @@ impl Plane for Disks {
     /// Also cancels a disk whose offer is still being made: the disk's task does not see the end of the VM's move.
     async fn clear(&mut self, of: &Departure) {
         for disk in of.disks() {
-            let disk = of.node.disks.find(&disk);
+            let disk = of.vms.disks.find(&disk);
             let leaves = disk.and_then(|disk| disk.lock().activity.migration());
             if let Some(id) = leaves {
                 // A migration that has ended meanwhile needs no cancellation.
-                let _ = outgoing::cancel(&of.node, &id.to_string()).await;
+                let _ = outgoing::cancel(&of.vms.disk_migrations, &id.to_string()).await;
             }
         }
     }

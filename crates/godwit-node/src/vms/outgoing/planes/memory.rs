@@ -88,11 +88,11 @@ impl Plane for Memory {
             .await
             .map_err(|error| of.error(ErrorCode::Conflict, &error))?;
         self.note_ran(of, inspect::is_live(&state)).await?;
-        let (socket, carrying) = tunnel::lead(&of.node, &of.vm, &of.peer, of.id).await?;
+        let (socket, carrying) = tunnel::lead(&of.vms, &of.vm, &of.peer, of.id).await?;
         let start = async {
             let mode = of.request.memory;
             migration::set_capabilities(qmp, pull(mode), shared(mode), true).await?;
-            let bandwidth = of.node.vm_migrations.memory_bandwidth(of.id);
+            let bandwidth = of.vms.migrations.memory_bandwidth(of.id);
             migration::start(qmp, &socket, bandwidth).await
         };
         if let Err(error) = start.await {
@@ -107,12 +107,12 @@ impl Plane for Memory {
     async fn converged(&mut self, of: &Departure) -> Result<(), ErrorBody> {
         let mode = of.request.memory;
         let mut stops = of.qemu.qmp.events();
-        let (node, id) = (Arc::clone(&of.node), of.id);
+        let (vms, id) = (Arc::clone(&of.vms), of.id);
         let mut convergence = Convergence::default();
         let tell = |seen: &migration::Seen| {
             // Pulled memory need not be sent before the guest's stop.
             let asked = (!mode.pulls()).then(|| convergence.look(seen, Instant::now()));
-            node.vm_migrations.change(id, |view| {
+            vms.migrations.change(id, |view| {
                 view.memory = memory_progress(seen.progress);
                 view.warnings.extend(asked.flatten());
             });
@@ -158,10 +158,10 @@ impl Plane for Memory {
                 .await
                 .map_err(|error| failed(&error))?;
         }
-        let (node, id) = (Arc::clone(&of.node), of.id);
+        let (vms, id) = (Arc::clone(&of.vms), of.id);
         let tell = |seen: &migration::Seen| {
             if seen.progress.bytes_total > 0 {
-                node.vm_migrations
+                vms.migrations
                     .change(id, |view| view.memory = memory_progress(seen.progress));
             }
         };
@@ -217,9 +217,9 @@ impl Plane for Memory {
 
     async fn take_back(&mut self, of: &Departure) {
         let entry = of.vm.lock().entry.clone();
-        pooled::keep(&of.node, &of.vm.name, &entry);
+        pooled::keep(&of.vms, &of.vm.name, &entry);
         let Some(ran) = self.ran else { return };
-        if let Err(error) = pooled::may_run(&of.node, &of.vm) {
+        if let Err(error) = pooled::may_run(&of.vms, &of.vm) {
             tracing::error!(vm = of.vm.name, %error, "the guest does not go on");
             of.vm.lock().problem = Some(error.message);
             return;

@@ -191,7 +191,7 @@ impl Plane for Nics {
         let mut blockers = Vec::new();
         let served = served(&of.vm).len();
         if served != machine.nics.len() {
-            let here = &of.node.config.name;
+            let here = &of.vms.context.config.name;
             let count = machine.nics.len();
             blockers.push(format!(
                 "node '{here}' serves {served} of its {count} NICs: see 'godwit vm show {}'",

@@ -1,40 +1,15 @@
 //! Probes the peers.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use godwit_core::units::MigrationId;
 use godwit_core::wire::{Features, Purpose, TrafficClass};
 use tokio::task::JoinSet;
 
-use super::greeting;
 use crate::config::PeerConfig;
-use crate::node::Node;
-use crate::peers::PeerConnection;
+use crate::context::Context;
+use crate::peers::{PeerConnection, greeting};
 use godwit_api::Peer;
-
-/// The results of the last probes.
-#[derive(Debug, Default)]
-pub(crate) struct PeerHealth {
-    up: Mutex<BTreeMap<String, bool>>,
-}
-
-impl PeerHealth {
-    /// Returns the probed peers, each with true if it answered.
-    pub(crate) fn all(&self) -> BTreeMap<String, bool> {
-        self.up
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
-
-    fn set(&self, peer: &str, up: bool) {
-        self.up
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(peer.to_owned(), up);
-    }
-}
 
 /// A probed peer.
 pub(crate) struct Met {
@@ -44,40 +19,40 @@ pub(crate) struct Met {
 }
 
 /// Probes all peers at once.
-pub(crate) async fn probe_all(node: &Arc<Node>) -> Vec<Met> {
+pub(crate) async fn probe_all(context: &Arc<Context>) -> Vec<Met> {
     let mut probes = JoinSet::new();
-    for peer in node.config.peers.clone() {
-        let node = Arc::clone(node);
-        probes.spawn(async move { probe(&node, peer).await });
+    for peer in context.config.peers.clone() {
+        let context = Arc::clone(context);
+        probes.spawn(async move { probe(&context, peer).await });
     }
     let mut peers = probes.join_all().await;
     peers.sort_by(|a, b| a.peer.name.cmp(&b.peer.name));
     peers
 }
 
-async fn probe(node: &Arc<Node>, peer: PeerConfig) -> Met {
+async fn probe(context: &Arc<Context>, peer: PeerConfig) -> Met {
     let hello = greeting::hello(
-        &node.config.name,
+        &context.config.name,
         "",
         TrafficClass::Control,
         Purpose::Resolve,
         MigrationId::default(),
     );
-    let (connection, agreed, error) = match node.dialer.dial(&peer, hello).await {
+    let (connection, agreed, error) = match context.dialer.dial(&peer, hello).await {
         Ok((connection, agreed)) => {
             let compares = agreed.features.contain(Features::OWNERS);
             (Some(connection).filter(|_| compares), Some(agreed), None)
         }
         Err(error) => (None, None, Some(error.into_note(&peer.name))),
     };
-    node.peer_health.set(&peer.name, error.is_none());
+    context.peer_health.set(&peer.name, error.is_none());
     let peer = Peer {
         name: peer.name,
         address: peer.address,
         reachable: error.is_none(),
         protocol_version: agreed.map(|agreed| agreed.version),
         data_encrypted: agreed.map(|agreed| {
-            node.dialer.tls.is_some() && !agreed.features.contain(Features::CLEAR_DATA)
+            context.dialer.tls.is_some() && !agreed.features.contain(Features::CLEAR_DATA)
         }),
         compression: agreed.map(|agreed| agreed.features.contain(Features::COMPRESSION)),
         error,
