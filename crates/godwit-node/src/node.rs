@@ -3,13 +3,13 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::context::Context;
-use crate::disks::Disks;
-use crate::images::Images;
-use crate::migrations::Migrations;
-use crate::nics::named::NamedNics;
 use crate::processes::Processes;
-use crate::vms::Vms;
+use godwit_context::Context;
+use godwit_disks::disks::Disks;
+use godwit_disks::images::Images;
+use godwit_disks::migrations::Migrations;
+use godwit_machines::nics::named::NamedNics;
+use godwit_machines::vms::Vms;
 
 /// A running node.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
 use super::{ErrorBody, ErrorCode};
-use crate::roles::{Access, Holder, Role};
+use godwit_peers::roles::{Access, Holder, Role};
 
 /// Routes that tell nothing about disks and VMs.
 pub(super) const FOR_EVERYBODY: [&str; 2] = ["/health", "/openapi.json"];

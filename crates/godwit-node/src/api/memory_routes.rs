@@ -10,10 +10,10 @@ use axum::routing::{MethodRouter, get, post};
 use super::ErrorBody;
 use super::refusal::Refusal;
 use super::routes::{Body, Shared};
-use crate::context::blocking;
 use crate::node::Node;
-use crate::vms::memory::pooled;
 use godwit_api::{FormatMemoryPool, MemoryPool};
+use godwit_context::blocking;
+use godwit_machines::vms::memory::pools;
 
 pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     vec![
@@ -29,7 +29,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
 pub(super) async fn list_memory_pools(
     State(node): Shared,
 ) -> Result<Json<Vec<MemoryPool>>, Refusal> {
-    let looked = blocking(move || pooled::show_all(&node.context.config));
+    let looked = blocking(move || pools::show_all(&node.context.config));
     Ok(Json(looked.await?))
 }
 
@@ -41,7 +41,7 @@ pub(super) async fn show_memory_pool(
     State(node): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<MemoryPool>, Refusal> {
-    let looked = blocking(move || pooled::show(&node.context.config, &name));
+    let looked = blocking(move || pools::show(&node.context.config, &name));
     Ok(Json(looked.await??))
 }
 
@@ -57,7 +57,7 @@ pub(super) async fn format_memory_pool(
     Body(request): Body<FormatMemoryPool>,
 ) -> Result<StatusCode, Refusal> {
     node.context.check_open()?;
-    let made = blocking(move || pooled::format(&node.context.config, &name, request.overwrite));
+    let made = blocking(move || pools::format(&node.context.config, &name, request.overwrite));
     made.await??;
     Ok(StatusCode::NO_CONTENT)
 }

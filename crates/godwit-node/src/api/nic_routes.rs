@@ -12,8 +12,8 @@ use serde::Deserialize;
 use super::refusal::Refusal;
 use super::routes::{Body, Parameters, Shared, detached};
 use super::{ErrorBody, ErrorCode, Nic};
-use crate::nics::{named, view};
 use crate::node::Node;
+use godwit_machines::nics::{named, view};
 
 pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     vec![

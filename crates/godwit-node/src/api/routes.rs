@@ -20,16 +20,16 @@ use super::{
 };
 use super::{ErrorBody, ErrorCode};
 use super::{memory_routes, nic_routes, process_routes, vm_routes};
-use crate::clock;
-use crate::context::blocking;
-use crate::disks::lifecycle::{abandon, claim, remove, resize};
-use crate::disks::storage::promised;
-use crate::disks::{jobs, view};
-use crate::images::creation;
 use crate::metrics;
-use crate::migrations::{change, live, outgoing};
 use crate::node::Node;
 use crate::owners;
+use godwit_context::blocking;
+use godwit_disks::disks::lifecycle::{abandon, claim, remove, resize};
+use godwit_disks::disks::storage::promised;
+use godwit_disks::disks::{jobs, view};
+use godwit_disks::images::creation;
+use godwit_disks::migrations::{change, live, outgoing};
+use godwit_peers::clock;
 
 /// The route of imports.
 pub(super) const IMPORT: &str = "/v1/disks/import";
@@ -233,7 +233,10 @@ pub(super) async fn show_disk(
     Ok(Json(shown(node, disk).await?))
 }
 
-async fn shown(node: Arc<Node>, disk: Arc<crate::disks::disk::Disk>) -> Result<Disk, ErrorBody> {
+async fn shown(
+    node: Arc<Node>,
+    disk: Arc<godwit_disks::disks::disk::Disk>,
+) -> Result<Disk, ErrorBody> {
     blocking(move || view::disk(&node.disks, &disk)).await
 }
 

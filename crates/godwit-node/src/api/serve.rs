@@ -19,8 +19,8 @@ use super::{ErrorBody, ErrorCode};
 use crate::listeners::cannot_take;
 use crate::listeners::handshake_slots::HandshakeSlots;
 use crate::node::Node;
-use crate::peers::open::SocketNumber;
-use crate::peers::tls::NodeTls;
+use godwit_peers::open::SocketNumber;
+use godwit_peers::tls::NodeTls;
 
 /// Connections served at once, per listener.
 const MAX_CONNECTIONS: usize = 256;

@@ -13,9 +13,9 @@ use super::refusal::Refusal;
 use super::routes::{Body, Parameters, Shared, detached};
 use super::{AdoptVm, MigrateVm, RunVm, StopVm, SwitchMigration, Vm, VmMigration};
 use crate::node::Node;
-use crate::vms::memory::mover;
-use crate::vms::{self, view};
 use godwit_api::MoveMemory;
+use godwit_machines::vms::memory::mover;
+use godwit_machines::vms::{self, view};
 
 /// The route of adoptions.
 pub(super) const ADOPT: &str = "/v1/vms/adopt";

@@ -8,8 +8,8 @@ use std::path::Path;
 use rustix::fs::{FlockOperation, flock};
 use tokio::net::UnixListener;
 
-use crate::config::{MAX_SOCKET_PATH, NodeConfig};
-use crate::node_error::NodeError;
+use godwit_context::config::{MAX_SOCKET_PATH, NodeConfig};
+use godwit_context::node_error::NodeError;
 
 /// Keeps other nodes off the data directory until dropped, or until the process ends.
 #[derive(Debug)]

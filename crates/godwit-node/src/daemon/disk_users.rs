@@ -6,16 +6,16 @@ use std::sync::{Arc, Weak};
 
 use godwit_core::event::Event;
 
-use crate::disks::disk::Disk;
-use crate::disks::{DiskUsers, Said, Standing};
-use crate::images;
-use crate::migrations;
-use crate::nics::named::{MachineNics, NicUsers};
 use crate::node::Node;
-use crate::store::BaseImage;
-use crate::vms::Vms;
-use crate::vms::lifecycle::room::{self, Still};
-use crate::vms::vm::Vm;
+use godwit_context::store::BaseImage;
+use godwit_disks::disks::disk::Disk;
+use godwit_disks::disks::{DiskUsers, Said, Standing};
+use godwit_disks::images;
+use godwit_disks::migrations;
+use godwit_machines::nics::named::{MachineNics, NicUsers};
+use godwit_machines::vms::Vms;
+use godwit_machines::vms::lifecycle::room::{self, Still};
+use godwit_machines::vms::vm::Vm;
 
 /// Tells disks and NICs of their users. Must be called before the first disk starts.
 pub(crate) fn connect(node: &Arc<Node>) {

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::{DiskId, MigrationId};
 
-use crate::context::blocking;
-use crate::disks::disk::{Activity, Disk};
-use crate::disks::lifecycle::run;
-use crate::disks::storage::image;
-use crate::disks::vhost;
-use crate::ids::random_id;
 use crate::node::Node;
-use crate::node_error::NodeError;
-use crate::store::{DiskEntry, Mark};
-use crate::vms::outgoing::table::Moves;
 use godwit_api::VmMigration;
+use godwit_context::blocking;
+use godwit_context::ids::random_id;
+use godwit_context::node_error::NodeError;
+use godwit_context::store::{DiskEntry, Mark};
+use godwit_disks::disks::disk::{Activity, Disk};
+use godwit_disks::disks::lifecycle::run;
+use godwit_disks::disks::storage::image;
+use godwit_disks::disks::vhost;
+use godwit_machines::vms::outgoing::table::Moves;
 
 /// The recovery of a stored disk.
 #[derive(Debug, PartialEq, Eq)]
@@ -66,14 +66,16 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
             .await
             .map_err(|error| NodeError::Store(error.to_string()))?;
     }
-    let held = crate::vms::lifecycle::recover::hold_disks(&node.vms, &contents.vms);
-    crate::vms::memory::relocated::restore(&node.vms, &contents.vms).await;
+    let held = godwit_machines::vms::lifecycle::recover::hold_disks(&node.vms, &contents.vms);
+    godwit_machines::vms::memory::relocated::restore(&node.vms, &contents.vms).await;
     for disk in node.disks.all() {
         run::open_and_start(&node.disks, &disk).await;
     }
-    crate::vms::lifecycle::recover::recover(&node.vms, contents.vms, held).await;
-    crate::nics::named::recover(&node.nics, contents.nics).await;
-    tokio::spawn(crate::nics::follow::follow(Arc::clone(&node.nics)));
+    godwit_machines::vms::lifecycle::recover::recover(&node.vms, contents.vms, held).await;
+    godwit_machines::nics::named::recover(&node.nics, contents.nics).await;
+    tokio::spawn(godwit_machines::nics::follow::follow(Arc::clone(
+        &node.nics,
+    )));
     Ok(())
 }
 

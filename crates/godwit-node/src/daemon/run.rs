@@ -10,33 +10,33 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
 use crate::api;
-use crate::clock;
-use crate::config::NodeConfig;
-use crate::context::{Context, keep_blocking_thread};
 use crate::daemon::data_dir::{self, DataDirLock};
 use crate::daemon::disk_users;
 use crate::daemon::notify;
 use crate::daemon::open_files;
 use crate::daemon::recover;
-use crate::disks::Disks;
-use crate::disks::lifecycle::{retire, run};
-use crate::failpoint;
-use crate::images::{self, Images};
 use crate::listeners::{self, nbd};
 use crate::logging;
-use crate::migrations;
-use crate::migrations::Migrations;
-use crate::nics::named::NamedNics;
 use crate::node::Node;
-use crate::node_error::NodeError;
 use crate::owners;
-use crate::peers;
-use crate::peers::dial::Dialer;
-use crate::peers::tls::NodeTls;
+use godwit_context::config::NodeConfig;
+use godwit_context::failpoint;
+use godwit_context::node_error::NodeError;
+use godwit_context::{Context, keep_blocking_thread};
+use godwit_disks::disks::Disks;
+use godwit_disks::disks::lifecycle::{retire, run};
+use godwit_disks::images::{self, Images};
+use godwit_disks::migrations;
+use godwit_disks::migrations::Migrations;
+use godwit_machines::nics::named::NamedNics;
+use godwit_peers::clock;
+
 use crate::processes;
 use crate::processes::Processes;
-use crate::store::Store;
-use crate::vms::Vms;
+use godwit_context::store::Store;
+use godwit_machines::vms::Vms;
+use godwit_peers::dial::Dialer;
+use godwit_peers::tls::NodeTls;
 
 /// Time for listeners to end after the node begins to close.
 const LISTENERS_END: Duration = Duration::from_secs(8);
@@ -85,7 +85,7 @@ pub async fn run(
     if let Some(tls) = tls {
         let context = Arc::clone(&node.context);
         let closed = async move { context.closed().await };
-        tasks.spawn(peers::renewal::watch(tls, reload, closed));
+        tasks.spawn(godwit_peers::tls::renewal::watch(tls, reload, closed));
     }
     tasks.spawn(keep_blocking_thread(Arc::clone(&node.context)));
     tracing::info!(

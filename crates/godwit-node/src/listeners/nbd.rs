@@ -15,17 +15,17 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_rustls::TlsAcceptor;
 
-use crate::disks::client_places::Place;
-use crate::disks::disk::Activity;
 use crate::listeners::cannot_take;
 use crate::listeners::handshake_slots::HandshakeSlots;
 use crate::node::Node;
-use crate::peers::open::SocketNumber;
-use crate::peers::tls::NodeTls;
-use crate::roles::Holder;
-use crate::transport::Transport;
-use crate::transport::secure::SecureStream;
 use godwit_api::DiskState;
+use godwit_disks::disks::client_places::Place;
+use godwit_disks::disks::disk::Activity;
+use godwit_peers::open::SocketNumber;
+use godwit_peers::roles::Holder;
+use godwit_peers::tls::NodeTls;
+use godwit_peers::transport::Transport;
+use godwit_peers::transport::secure::SecureStream;
 
 /// Unfinished handshakes, at most, per listener.
 const MAX_HANDSHAKES: usize = 128;
@@ -232,7 +232,7 @@ fn may_attach(holder: Option<&Holder>, disk: &str) -> Result<(), ExportRefusal> 
 
 /// Returns the names of the disks that clients can attach now.
 fn names(node: &Arc<Node>) -> Vec<String> {
-    let serving = |disk: &crate::disks::disk::Disk| {
+    let serving = |disk: &godwit_disks::disks::disk::Disk| {
         let inner = disk.lock();
         inner.engine.is_some() && inner.state() == DiskState::Serving
     };

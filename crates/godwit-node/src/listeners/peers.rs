@@ -9,21 +9,21 @@ use godwit_io::tls::Handshake;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::images::peers::giving;
 use crate::listeners::cannot_take;
 use crate::listeners::handshake_slots::HandshakeSlots;
-use crate::migrations::afterwards::{forward, pulling, resolve};
-use crate::migrations::incoming;
-use crate::names;
 use crate::node::Node;
 use crate::owners;
-use crate::peers::open::SocketNumber;
-use crate::peers::tls::{NodeTls, belongs_to};
-use crate::peers::{GREETING_TIMEOUT, PeerConnection, greeting};
 use crate::processes;
-use crate::transport::Transport;
-use crate::transport::secure::shake_hands;
-use crate::vms;
+use godwit_disks::images::peers::giving;
+use godwit_disks::migrations::afterwards::{forward, pulling, resolve};
+use godwit_disks::migrations::incoming;
+use godwit_machines::vms;
+use godwit_peers::names;
+use godwit_peers::open::SocketNumber;
+use godwit_peers::tls::{NodeTls, belongs_to};
+use godwit_peers::transport::Transport;
+use godwit_peers::transport::secure::shake_hands;
+use godwit_peers::{GREETING_TIMEOUT, PeerConnection, greeting};
 
 /// Unfinished handshakes and greetings, at most.
 const MAX_HANDSHAKES: usize = 64;
@@ -117,9 +117,9 @@ enum Action {
     /// A question about the owner of a disk.
     Resolve(resolve::Answer),
     /// Forwards I/O of clients that stayed at the source.
-    Forward(Arc<crate::disks::disk::Disk>),
+    Forward(Arc<godwit_disks::disks::disk::Disk>),
     /// Pulls chunks that the disk's owner lacks.
-    Pull(Arc<crate::disks::disk::Disk>),
+    Pull(Arc<godwit_disks::disks::disk::Disk>),
     /// Requests for parts of images follow.
     Give(tokio::sync::OwnedSemaphorePermit),
     /// An offer of a VM follows.
@@ -148,6 +148,45 @@ fn dispatch(
         &node.context.config.name,
         node.context.config.features(),
     )?;
+    check_identity(node, connection, tls, hello)?;
+    let action = match (hello.purpose, hello.class) {
+        (Purpose::Resolve, TrafficClass::Control) if hello.disk.is_empty() => Action::Probe,
+        (Purpose::Migrate, TrafficClass::Control) => Action::Offer,
+        (Purpose::Migrate, TrafficClass::Sync | TrafficClass::Copy) => {
+            Action::Join(node.migrations.gatherings.join(hello)?)
+        }
+        (Purpose::Resolve, TrafficClass::Control) => {
+            Action::Resolve(resolve::decide(&node.migrations, hello)?)
+        }
+        (Purpose::Machine, TrafficClass::Control) => Action::Machine,
+        (Purpose::Process, TrafficClass::Control) => Action::Process,
+        (Purpose::Machine, TrafficClass::Copy) => {
+            Action::Memory(node.vms.memory_doors.find(hello)?)
+        }
+        (Purpose::Forward, TrafficClass::Sync) => {
+            Action::Forward(forward::admit(&node.migrations, hello)?)
+        }
+        (Purpose::Pull, TrafficClass::Pull) => {
+            Action::Pull(pulling::admit(&node.migrations, hello)?)
+        }
+        (Purpose::Image, TrafficClass::Pull) => Action::Give(giving::admit(&node.images)?),
+        _ => {
+            return Err(Refusal {
+                code: RefusalCode::Invalid,
+                text: String::from("purpose and traffic class do not go together"),
+            });
+        }
+    };
+    Ok((reply, action))
+}
+
+/// Checks that the dialling node is the peer that it claims to be.
+fn check_identity(
+    node: &Arc<Node>,
+    connection: &PeerConnection,
+    tls: Option<&NodeTls>,
+    hello: &Hello,
+) -> Result<(), Refusal> {
     if let Some(tls) = tls {
         let chain = connection.certificates();
         let named = chain
@@ -181,34 +220,7 @@ fn dispatch(
             hello.node, hello.node
         )));
     }
-    let action = match (hello.purpose, hello.class) {
-        (Purpose::Resolve, TrafficClass::Control) if hello.disk.is_empty() => Action::Probe,
-        (Purpose::Migrate, TrafficClass::Control) => Action::Offer,
-        (Purpose::Migrate, TrafficClass::Sync | TrafficClass::Copy) => {
-            Action::Join(node.migrations.gatherings.join(hello)?)
-        }
-        (Purpose::Resolve, TrafficClass::Control) => {
-            Action::Resolve(resolve::decide(&node.migrations, hello)?)
-        }
-        (Purpose::Machine, TrafficClass::Control) => Action::Machine,
-        (Purpose::Process, TrafficClass::Control) => Action::Process,
-        (Purpose::Machine, TrafficClass::Copy) => {
-            Action::Memory(node.vms.memory_doors.find(hello)?)
-        }
-        (Purpose::Forward, TrafficClass::Sync) => {
-            Action::Forward(forward::admit(&node.migrations, hello)?)
-        }
-        (Purpose::Pull, TrafficClass::Pull) => {
-            Action::Pull(pulling::admit(&node.migrations, hello)?)
-        }
-        (Purpose::Image, TrafficClass::Pull) => Action::Give(giving::admit(&node.images)?),
-        _ => {
-            return Err(invalid(String::from(
-                "purpose and traffic class do not go together",
-            )));
-        }
-    };
-    Ok((reply, action))
+    Ok(())
 }
 
 impl Action {
@@ -232,7 +244,7 @@ impl Action {
         }
         let agreed = reply.features();
         greeting::write(&mut connection, &Greeting::Reply(reply)).await?;
-        let connection = crate::peers::after_welcome(connection, hello.class, agreed)?;
+        let connection = godwit_peers::after_welcome(connection, hello.class, agreed)?;
         match self {
             Self::Probe if agreed.contain(Features::OWNERS) => {
                 tokio::spawn(owners::answer(Arc::clone(node), connection, hello.node));

@@ -120,7 +120,7 @@ impl<S: Subscriber> Filter<S> for Limit {
         let metadata = event.metadata();
         // Summaries are bounded by the lines that could be written. Tests wait for fail points, and a release has no
         // fail points.
-        let exempt = [module_path!(), "godwit_node::failpoint"];
+        let exempt = [module_path!(), "godwit_context::failpoint"];
         if *metadata.level() > Level::INFO || exempt.contains(&metadata.target()) {
             return true;
         }

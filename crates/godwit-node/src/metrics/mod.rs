@@ -14,14 +14,14 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use crate::clock;
-use crate::disks::view;
-use crate::migrations::live;
 use crate::node::Node;
 use godwit_api as api;
 use godwit_api::{
     Direction, Migration, MigrationPromise, PauseReason, VmMigration, VmMigrationPhase, VmState,
 };
+use godwit_disks::disks::view;
+use godwit_disks::migrations::live;
+use godwit_peers::clock;
 
 const MICROS: f64 = 1e6;
 
@@ -187,7 +187,7 @@ fn gather(node: &Arc<Node>) -> Gathered {
             .iter()
             .map(|vm| (vm.name.clone(), vm.lock().state()))
             .collect(),
-        nics: crate::nics::view::all(&node.nics),
+        nics: godwit_machines::nics::view::all(&node.nics),
         vm_moves: node
             .vms
             .migrations

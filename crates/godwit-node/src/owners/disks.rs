@@ -6,10 +6,10 @@ use std::sync::Arc;
 use godwit_core::authority::Ownership;
 
 use super::{Kind, Shown};
-use crate::disks::disk::Disk;
 use crate::node::Node;
-use crate::store::DiskEntry;
-use crate::store::surpassed::Surpassed;
+use godwit_context::store::DiskEntry;
+use godwit_context::store::surpassed::Surpassed;
+use godwit_disks::disks::disk::Disk;
 
 /// Returns this node's disks, as far as known here.
 pub(super) fn owned(node: &Node) -> Vec<Shown> {

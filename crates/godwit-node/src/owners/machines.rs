@@ -6,13 +6,13 @@ use godwit_core::authority::AuthorityRecord;
 use serde_json::json;
 
 use super::{Kind, Part, Shown, record};
-use crate::context::blocking;
 use crate::node::Node;
-use crate::store::machine::{VmEntry, VmMark};
-use crate::store::surpassed::Surpassed;
-use crate::vms::memory::pooled;
-use crate::vms::vm::{Inner, Vm, VmActivity};
 use godwit_api::{ErrorBody, ErrorCode};
+use godwit_context::blocking;
+use godwit_context::store::machine::{VmEntry, VmMark};
+use godwit_context::store::surpassed::Surpassed;
+use godwit_machines::vms::memory::pooled;
+use godwit_machines::vms::vm::{Inner, Vm, VmActivity};
 
 /// Returns the ownership record of a stored machine. Nothing for a machine stored by an earlier version.
 fn shown(entry: &VmEntry) -> Option<Shown> {

@@ -19,7 +19,7 @@ use godwit_core::units::{Epoch, MigrationId};
 use serde::{Deserialize, Serialize};
 
 use crate::node::Node;
-use crate::peers::{PeerConnection, framed};
+use godwit_peers::{PeerConnection, framed};
 
 pub(crate) use self::machines::look_at_memory;
 pub(crate) use self::meeting::{meet_all, watch};

@@ -6,10 +6,10 @@ use godwit_core::units::MigrationId;
 use godwit_core::wire::{Features, Purpose, TrafficClass};
 use tokio::task::JoinSet;
 
-use crate::config::PeerConfig;
-use crate::context::Context;
-use crate::peers::{PeerConnection, greeting};
 use godwit_api::Peer;
+use godwit_context::Context;
+use godwit_peers::config::PeerConfig;
+use godwit_peers::{PeerConnection, greeting};
 
 /// A probed peer.
 pub(crate) struct Met {

@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::images::ImageFile;
-use crate::peers::framed;
 use crate::processes::host::address::OwnAddress;
 use crate::processes::host::runc::Container;
 use crate::processes::host::subject::Subject;
+use godwit_peers::framed;
 
 /// Longest message in bytes: the longest answer of a process.
 const MAX_MESSAGE: u32 = 16 << 20;

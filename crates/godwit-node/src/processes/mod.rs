@@ -20,9 +20,9 @@ use godwit_verbs::control::{self, Answer, Request, Status};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::context::blocking;
 use crate::node::Node;
 use godwit_api::{ErrorBody, ErrorCode};
+use godwit_context::blocking;
 
 /// Most connections of other nodes about processes at once.
 const MAX_SESSIONS: usize = 16;

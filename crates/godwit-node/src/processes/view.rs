@@ -4,9 +4,9 @@ use godwit_verbs::control::{self, Status};
 
 use super::host::runc;
 use super::{check_enabled, outgoing, status, statuses};
-use crate::context::blocking;
 use crate::node::Node;
 use godwit_api::{Container, ErrorBody, ErrorCode, Process};
+use godwit_context::blocking;
 
 /// Returns all processes of this host that use the library and have opened a device.
 ///

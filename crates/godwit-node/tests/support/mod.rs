@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use godwit_node::certificates::{self, IssueRequest, Validity};
-use godwit_node::{IncomingLimits, NodeConfig, NodeError, PeerConfig, Role, TlsFiles};
+use godwit_node::{NodeConfig, NodeError, PeerConfig, Role, TlsFiles};
 use rustix::process::{Pid, Signal, kill_process};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -40,28 +40,8 @@ impl Answer {
 /// Returns the configuration of a node that trusts all of loopback.
 pub(crate) fn plain(name: &str, dir: &Path) -> NodeConfig {
     NodeConfig {
-        name: name.to_owned(),
-        data_dir: dir.join(name),
         listen: free_address(),
-        tls: None,
-        insecure_loopback: true,
-        unencrypted_data: false,
-        governor: godwit_core::GovernorParts::ALL,
-        compression: true,
-        api_listen: None,
-        nbd_listen: None,
-        nbd_plain: false,
-        nbd_connections: 64,
-        incoming: IncomingLimits::default(),
-        qemu_sandbox: true,
-        qemu_user: None,
-        pools: Vec::new(),
-        images: Default::default(),
-        read_wait: None,
-        read_wait_then: godwit_node::AfterReadWait::default(),
-        memory_pools: Vec::new(),
-        processes: None,
-        peers: Vec::new(),
+        ..NodeConfig::on_loopback(name, dir.join(name))
     }
 }
 

@@ -13,13 +13,13 @@ use tokio::io::AsyncRead;
 
 use super::holder::Holder;
 use super::rounds;
-use crate::context::blocking;
-use crate::failpoint;
 use crate::node::Node;
 use crate::processes::host::criu::NotRestored;
 use crate::processes::host::{criu, files};
 use crate::processes::messages::{Answer, ImageOffer};
 use crate::processes::{ask, files_of_ours, folder, images};
+use godwit_context::blocking;
+use godwit_context::failpoint;
 
 /// Serializes the steps of all arrivals.
 #[derive(Debug, Default)]

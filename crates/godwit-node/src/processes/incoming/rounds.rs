@@ -9,10 +9,10 @@ use godwit_verbs::mover::MOST_ROUNDS;
 use tokio::io::AsyncRead;
 
 use super::arrivals;
-use crate::failpoint;
 use crate::node::Node;
 use crate::processes::images;
 use crate::processes::messages::MemoryOffer;
+use godwit_context::failpoint;
 
 /// The folder of the rounds in a move's folder, each round in a folder named by number.
 pub(crate) const KEPT: &str = "rounds";

@@ -14,14 +14,14 @@ use super::arrivals;
 use super::holder::Holder;
 use super::partners::{Mover, NotHeld};
 use super::rounds;
-use crate::context::blocking;
-use crate::failpoint;
 use crate::node::Node;
-use crate::peers::PeerConnection;
 use crate::processes::host::threads::{MOST_THREADS, thread_in_image};
 use crate::processes::host::{criu, files};
 use crate::processes::messages::{self, Answer, Ask, FoundProcess};
 use crate::processes::{NotDone, ask_all, check_enabled, hear, statuses};
+use godwit_context::blocking;
+use godwit_context::failpoint;
+use godwit_peers::PeerConnection;
 
 /// Longest silence of a connection: a dump or a transfer may take as long.
 const IDLE: Duration = Duration::from_secs(900);

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use godwit_verbs::control;
 
 use super::preparing::chosen::Chosen;
-use crate::context::blocking;
 use crate::node::Node;
 use crate::processes::host::criu;
 use crate::processes::host::runc::{self, Container, Listed};
 use godwit_api::{ErrorBody, ErrorCode, MigrateContainer, MigrateProcess, ProcessMigration};
+use godwit_context::blocking;
 
 /// Moves a container to another node. Answers once no obstacle was found.
 ///

@@ -26,9 +26,6 @@ use self::records::stored::Outgoing;
 pub(crate) use self::recovery::recover;
 use super::messages::Ask;
 use super::{check_enabled, files_of_ours, folder, view};
-use crate::clock;
-use crate::failpoint;
-use crate::ids::new_id;
 use crate::node::Node;
 use crate::processes::host::address::OwnAddress;
 use crate::processes::host::criu;
@@ -36,6 +33,9 @@ use crate::processes::incoming::rounds;
 use godwit_api::{
     ErrorBody, ErrorCode, MigrateProcess, ProcessMigration, ProcessMigrationPhase as Phase,
 };
+use godwit_context::failpoint;
+use godwit_context::ids::new_id;
+use godwit_peers::clock;
 
 /// Most files that may come along.
 const MAX_FILES: usize = 64;

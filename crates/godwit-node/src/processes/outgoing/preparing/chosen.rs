@@ -1,9 +1,9 @@
 //! The subject of a move: a process, or a container with the one process inside that has RDMA connections.
 
 use super::super::containers::choose;
-use crate::context::blocking;
 use crate::processes::host::family::Users;
 use crate::processes::host::runc::{self, Container};
+use godwit_context::blocking;
 
 /// The process or container to move.
 #[derive(Debug)]

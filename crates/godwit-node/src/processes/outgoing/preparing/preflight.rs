@@ -8,7 +8,6 @@ use godwit_verbs::preflight::against;
 
 use super::chosen::Chosen;
 use super::reach::{ANSWER, Reach};
-use crate::context::blocking;
 use crate::node::Node;
 use crate::processes::host::address::OwnAddress;
 use crate::processes::host::checks::unmovable;
@@ -16,6 +15,7 @@ use crate::processes::host::{criu, family, runc, tcp};
 use crate::processes::images;
 use crate::processes::incoming::serve;
 use crate::processes::messages::{Answer, Ask};
+use godwit_context::blocking;
 
 /// The findings before a move.
 #[derive(Debug)]

@@ -9,9 +9,9 @@ use godwit_core::wire::{Purpose, TrafficClass};
 use godwit_verbs::control::{Answer as LibraryAnswer, Request};
 
 use crate::node::Node;
-use crate::peers::{PeerConnection, greeting};
 use crate::processes::incoming::serve::Session;
 use crate::processes::messages::{self, Answer, Ask};
+use godwit_peers::{PeerConnection, greeting};
 
 /// Longest wait for most answers: a process may have thousands of objects.
 pub(crate) const ANSWER: Duration = Duration::from_secs(150);

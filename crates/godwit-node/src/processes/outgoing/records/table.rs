@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::clock;
 use godwit_api::{ErrorBody, ErrorCode, ProcessMigration, ProcessMigrationPhase as Phase};
+use godwit_peers::clock;
 use godwit_verbs::shim::Redirect;
 use godwit_verbs::tables::Gid;
 

@@ -1,0 +1,600 @@
+//! Moves disks away.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_block::engine::{ChunkMemory, InterfaceCounter, PeerStreams};
+use godwit_core::authority::AuthorityRecord;
+use godwit_core::event::AbortReason;
+use godwit_core::units::{MigrationId, Sectors};
+use godwit_core::wire::{
+    Features, Greeting, Offer, OfferedImage, Place, Purpose, RefusalCode, Reply, TrafficClass,
+    TransferPolicy,
+};
+use godwit_core::{ImageOffer, MigrationOptions, OlderCopy, Switchover};
+use tokio::sync::{Notify, oneshot};
+
+use super::choice::base::Refused;
+use super::choice::{auto, base};
+use super::options::{self, InFlight};
+use super::promise::{self, Asked, Promise};
+use super::table::{self, Begin};
+use crate::disks::disk::{Activity, ActivityGuard, Disk};
+use crate::disks::group::SwitchGroup;
+use crate::disks::storage::image;
+use crate::images::comparison;
+use crate::migrations::Migrations;
+use godwit_api::{
+    Direction, DiskState, ErrorBody, ErrorCode, MigrateRequest, Migration, MigrationPhase,
+    MigrationSettings, Policy,
+};
+use godwit_context::failpoint;
+use godwit_context::ids;
+use godwit_context::store::BaseImage;
+use godwit_context::{PEER_TIMEOUT, blocking};
+use godwit_peers::config::PeerConfig;
+use godwit_peers::dial::{Agreed, DialError, refused};
+use godwit_peers::{PeerConnection, greeting, into_stream};
+
+/// Connections for bulk copies.
+const COPY_CONNECTIONS: u8 = 2;
+
+/// Longest wait for the answer to an offer: the destination makes an image meanwhile.
+const OFFER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Longest wait of a request for copying to begin.
+const ANSWER_AFTER: Duration = Duration::from_millis(1500);
+
+/// Time limit for a cancelled migration to end.
+const CANCEL_WAIT: Duration = Duration::from_secs(5);
+
+/// Starts to move a disk. Returns once copying has begun, or after [`ANSWER_AFTER`] while the other node has not
+/// answered the offer.
+///
+/// # Errors
+/// The request is invalid, the peer cannot be reached, or the peer refused.
+pub async fn start(
+    migrations: &Arc<Migrations>,
+    request: MigrateRequest,
+) -> Result<Migration, ErrorBody> {
+    if let Some(vm) = migrations.disks.machine_with(&request.disk) {
+        return Err(ErrorBody::new(
+            ErrorCode::Conflict,
+            format!("disk {} is used by VM {vm}", request.disk),
+        )
+        .hint(format!(
+            "move the machine with its disks: godwit migrate vm/{vm} --to {}",
+            request.to
+        )));
+    }
+    start_in(migrations, request, None).await
+}
+
+/// As [`start`], for a disk of a moving machine: the disk waits for the order to switch over, and switches over
+/// together with its group.
+///
+/// # Errors
+/// As [`start`].
+pub async fn start_in(
+    migrations: &Arc<Migrations>,
+    request: MigrateRequest,
+    group: Option<Arc<SwitchGroup>>,
+) -> Result<Migration, ErrorBody> {
+    migrations.context.check_open()?;
+    let asked = Asked::parse(&request.disk, request.sla.as_deref())?;
+    let mut settings = options::settings(&request, asked)?;
+    let place = options::place(&request)?;
+    let disk = migrations.disks.get(&request.disk)?;
+    if request.to == migrations.context.config.name {
+        return Err(ErrorBody::new(
+            ErrorCode::Invalid,
+            format!("disk {} is on node '{}' already", disk.name, request.to),
+        )
+        .hint("name another node"));
+    }
+    let peer = migrations.context.peer(&request.to)?.clone();
+    let id = ids::new_id()?;
+    let mut capacity = Sectors(0);
+    let mut record = AuthorityRecord::vacant();
+    let guard = disk.begin(Activity::Outgoing(id), |inner| {
+        capacity = Sectors(inner.entry.sectors);
+        record = inner.record;
+        let state = inner.state();
+        if state == DiskState::Serving && inner.engine.is_some() {
+            return inner.may_leave(&disk.name);
+        }
+        let error = ErrorBody::new(
+            ErrorCode::Conflict,
+            format!(
+                "disk {} cannot be moved from here: it is {}",
+                disk.name,
+                state.name()
+            ),
+        );
+        Err(match &inner.entry.moved_to {
+            Some(owner) => error.hint(format!("node '{owner}' serves it: ask that node")),
+            None => error.hint("see 'godwit disk show'"),
+        })
+    })?;
+    let on_image = base::choose(migrations, &disk, &peer, &request).await?;
+    options::check_size(&disk.name, &settings, capacity.bytes())?;
+    let taken = taken(&disk, capacity).await?;
+    if request.policy.is_some() || settings.verify {
+        options::check_deadline(&disk.name, &settings, taken)?;
+    }
+    if request.policy.is_none() {
+        settings.policy_reason = Some(auto::first_reason(taken, &migrations.context.config.name));
+    }
+    let as_whole = settings.clone();
+    if let Some(on_image) = &on_image {
+        base::adapt(&mut settings, on_image, request.policy.is_some());
+    }
+    let interface = options::open_interface(&disk.name, &settings)?;
+    let baseline = promise::measure(disk.engine()).await;
+    let promise = promise::settle(&disk.name, asked, baseline.as_ref())?;
+    settings.sla = promise.target.map(|target| target.to_string());
+    for warning in &promise.warnings {
+        tracing::warn!(migration = %id, "{warning}");
+    }
+    let (number, view, cancelled) = migrations.begin(Begin {
+        id,
+        disk: disk.name.clone(),
+        from: migrations.context.config.name.clone(),
+        to: peer.name.clone(),
+        direction: Direction::Outgoing,
+        phase: MigrationPhase::Offering,
+        options: Some(settings.clone()),
+        bytes_total: capacity.bytes().0,
+        data: taken,
+        baseline,
+        warnings: promise.warnings.clone(),
+    });
+    table::store(migrations, number, &view).await;
+    tracing::info!(
+        disk = disk.name,
+        to = peer.name,
+        migration = %id,
+        promise = settings.sla,
+        guest_load = ?promise.guest_load,
+        "offering the disk"
+    );
+    let attempt = Attempt {
+        migrations: Arc::clone(migrations),
+        disk,
+        peer,
+        id,
+        settings,
+        place,
+        promise,
+        group,
+        on_image,
+        as_whole,
+    };
+    let mut attempt = tokio::spawn(attempt.run(guard, cancelled, (capacity, record), interface));
+    match tokio::time::timeout(ANSWER_AFTER, &mut attempt).await {
+        // The other node takes its time; the migration's view shows the rest.
+        Err(_) => {}
+        Ok(Ok(started)) => started?,
+        Ok(Err(error)) => {
+            return Err(ErrorBody::new(
+                ErrorCode::Internal,
+                format!("the task that offers disk {} failed: {error}", request.disk),
+            ));
+        }
+    }
+    let (_, view) = migrations.get(&id.to_string())?;
+    Ok(table::live(migrations, id, view))
+}
+
+fn given_up(disk: &Disk, code: ErrorCode, how: &str) -> ErrorBody {
+    ErrorBody::new(
+        code,
+        format!("the migration of disk {} {how} before it began", disk.name),
+    )
+}
+
+/// Returns the bytes occupied by the disk's image, or the disk's size if unknown.
+async fn taken(disk: &Disk, capacity: Sectors) -> Result<u64, ErrorBody> {
+    let path = disk.lock().entry.path.clone();
+    let allocated = blocking(move || image::allocated(&path)).await?;
+    Ok(allocated.unwrap_or(capacity.bytes().0))
+}
+
+/// The result of an accepted offer.
+struct Connected {
+    streams: PeerStreams,
+    /// The features used by both nodes.
+    agreed: Features,
+    /// The destination's older copy of the disk.
+    older_copy: OlderCopy,
+}
+
+/// A migration about to start.
+struct Attempt {
+    migrations: Arc<Migrations>,
+    disk: Arc<Disk>,
+    peer: PeerConfig,
+    id: MigrationId,
+    settings: MigrationSettings,
+    /// The requested place at the destination.
+    place: Option<Place>,
+    promise: Promise,
+    group: Option<Arc<SwitchGroup>>,
+    /// The base image that the disk leaves behind.
+    on_image: Option<BaseImage>,
+    /// The settings for a move of the whole disk after all.
+    as_whole: MigrationSettings,
+}
+
+impl Attempt {
+    /// Brings the migration to the start of the engine's part, or ends the migration.
+    async fn run(
+        mut self,
+        guard: ActivityGuard,
+        cancelled: Arc<Notify>,
+        (capacity, record): (Sectors, AuthorityRecord),
+        interface: Option<InterfaceCounter>,
+    ) -> Result<(), ErrorBody> {
+        let (disk, migrations) = (Arc::clone(&self.disk), Arc::clone(&self.migrations));
+        let prepared = tokio::select! {
+            prepared = self.prepare(capacity, record) => prepared,
+            () = cancelled.notified() => {
+                Err(given_up(&disk, ErrorCode::Conflict, "was cancelled"))
+            }
+            () = migrations.context.closed() => {
+                Err(given_up(&disk, ErrorCode::ShuttingDown, "ended with the node"))
+            }
+        };
+        let started = match prepared {
+            Ok((connected, memory)) => self.start(connected, memory, interface).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = started {
+            let id = self.id;
+            tracing::warn!(disk = self.disk.name, migration = %id, %error, "did not start");
+            drop(guard);
+            if let Some((number, view)) = self.migrations.end(id, Err(error.clone()), None) {
+                table::store(&self.migrations, number, &view).await;
+            }
+            return Err(error);
+        }
+        guard.keep();
+        // A cancellation may have come between the offer and the engine's start.
+        tokio::select! {
+            biased;
+            () = cancelled.notified() => {
+                cancel_in_engine(&self.disk).await;
+            }
+            () = std::future::ready(()) => {}
+        }
+        Ok(())
+    }
+
+    /// Gets the offer accepted and prepares the chunk memory. If the destination cannot reach the base image, a disk
+    /// that fetches nothing more from the image is offered as a whole.
+    async fn prepare(
+        &mut self,
+        capacity: Sectors,
+        record: AuthorityRecord,
+    ) -> Result<(Connected, ChunkMemory), ErrorBody> {
+        let why = match self.connect(capacity, record).await {
+            Ok(connected) => return Ok((connected, self.memory().await?)),
+            Err(Refused::Otherwise(error)) => return Err(error),
+            Err(Refused::Image(why)) => why,
+        };
+        let fetches = {
+            let inner = self.disk.lock();
+            inner.entry.fetches(&inner.record).is_some()
+        };
+        if fetches {
+            return Err(why);
+        }
+        self.settings = MigrationSettings {
+            sla: self.settings.sla.take(),
+            ..self.as_whole.clone()
+        };
+        if let Some(on_image) = self.on_image.take() {
+            base::goes_as_a_whole(&mut self.settings, &on_image, &self.peer.name);
+        }
+        tracing::warn!(disk = self.disk.name, migration = %self.id, %why, "the disk moves as a whole");
+        let told = self.migrations.set_options(
+            self.id,
+            self.settings.clone(),
+            vec![format!("the disk moves without its image: {why}")],
+        );
+        if let Some((number, view)) = told {
+            table::store(&self.migrations, number, &view).await;
+        }
+        match self.connect(capacity, record).await {
+            Ok(connected) => Ok((connected, self.memory().await?)),
+            Err(Refused::Otherwise(error) | Refused::Image(error)) => Err(error),
+        }
+    }
+
+    /// Opens the connections and makes the offer.
+    async fn connect(
+        &self,
+        capacity: Sectors,
+        record: AuthorityRecord,
+    ) -> Result<Connected, Refused> {
+        let attempted = format!("migrate disk {}", self.disk.name);
+        let body = |error: DialError| error.into_body(&self.peer.name, &attempted);
+        let allocated = match &self.on_image {
+            Some(on_image) => {
+                let found =
+                    comparison::compare(&self.migrations.images, &self.disk, on_image).await?;
+                tracing::info!(
+                    disk = self.disk.name,
+                    migration = %self.id,
+                    image = on_image.image,
+                    differs = found.different.0,
+                    same = found.same.0,
+                    "compared with its image"
+                );
+                found.different.0 + found.same.0
+            }
+            None => taken(&self.disk, capacity).await?,
+        };
+        let (mut control, knows) = self.dial(TrafficClass::Control).await.map_err(body)?;
+        if self.place.is_some() && !knows.features.contain(Features::PLACES) {
+            let text = format!(
+                "cannot {attempted}: node '{}' is older and puts disks in its data directory only",
+                self.peer.name
+            );
+            return Err(ErrorBody::new(ErrorCode::Conflict, text)
+                .hint("update that node, or leave out where the disk is to be put")
+                .into());
+        }
+        let policy = options::transfer(self.settings.policy);
+        if policy != TransferPolicy::default() && !knows.features.contain(Features::POLICIES) {
+            let text = format!(
+                "cannot {attempted}: node '{}' is older and takes disks by the policy {} only",
+                self.peer.name,
+                Policy::DoubleWrite.name()
+            );
+            return Err(ErrorBody::new(ErrorCode::Conflict, text)
+                .hint("update that node, or leave out --policy")
+                .into());
+        }
+        if policy == TransferPolicy::PushPull && !knows.features.contain(Features::PULLS) {
+            let text = format!(
+                "cannot {attempted}: node '{}' is older and serves no disk before all of it is there",
+                self.peer.name
+            );
+            return Err(ErrorBody::new(ErrorCode::Conflict, text)
+                .hint("update that node, or choose another --policy")
+                .into());
+        }
+        let flight = InFlight::of(&self.settings);
+        let offer = Greeting::Offer(Offer {
+            epoch: record.epoch.next(),
+            capacity,
+            allocated,
+            chunk_sectors: flight.chunk_sectors,
+            window_chunks: flight.window_chunks,
+            copy_connections: COPY_CONNECTIONS,
+            place: self.place.clone(),
+            policy,
+            image: self.on_image.as_ref().map(|on_image| OfferedImage {
+                image: on_image.image.clone(),
+                manifest: on_image.manifest.clone(),
+                prefetch: on_image.prefetch,
+            }),
+            id: self.disk.id_for(knows.features),
+        });
+        let lost = |why: &dyn std::fmt::Display| {
+            ErrorBody::new(
+                ErrorCode::PeerUnreachable,
+                format!(
+                    "cannot {attempted}: node '{}' did not answer the offer: {why}",
+                    self.peer.name
+                ),
+            )
+            .hint("see the log of the other node, and start the migration again")
+        };
+        greeting::write(&mut control, &offer)
+            .await
+            .map_err(|error| lost(&error))?;
+        failpoint::reach(String::from("offer::sent")).await;
+        let older_copy = match greeting::read_within(&mut control, OFFER_TIMEOUT).await {
+            Ok(Greeting::Reply(Reply::Accepted(older))) => match older {
+                OlderCopy::Since(_) | OlderCopy::Unknown if self.settings.whole => OlderCopy::None,
+                older => older,
+            },
+            Ok(Greeting::Reply(Reply::Refused(refusal))) => {
+                let error = refused(&refusal, &self.peer.name, &attempted);
+                return Err(match refusal.code {
+                    RefusalCode::Unknown if self.on_image.is_some() => Refused::Image(error),
+                    _ => Refused::Otherwise(error),
+                });
+            }
+            Ok(_) => return Err(lost(&"it answered something else").into()),
+            Err(error) => return Err(lost(&error).into()),
+        };
+        self.migrations.accepted(self.id);
+        let (sync, agreed) = self.dial(TrafficClass::Sync).await.map_err(body)?;
+        let mut copies = Vec::with_capacity(usize::from(COPY_CONNECTIONS));
+        for _ in 0..COPY_CONNECTIONS {
+            let (copy, _) = self.dial(TrafficClass::Copy).await.map_err(body)?;
+            copies.push(into_stream(copy).await.map_err(|error| lost(&error))?);
+        }
+        let streams = PeerStreams {
+            peer: self.peer.name.clone(),
+            control: into_stream(control).await.map_err(|error| lost(&error))?,
+            sync: into_stream(sync).await.map_err(|error| lost(&error))?,
+            copies,
+            compression: agreed.features.contain(Features::COMPRESSION),
+        };
+        Ok(Connected {
+            streams,
+            agreed: agreed.features,
+            older_copy,
+        })
+    }
+
+    async fn dial(&self, class: TrafficClass) -> Result<(PeerConnection, Agreed), DialError> {
+        let name = &self.migrations.context.config.name;
+        let hello = greeting::hello(name, &self.disk.name, class, Purpose::Migrate, self.id);
+        self.migrations.context.dialer.dial(&self.peer, hello).await
+    }
+
+    /// Returns the engine's options for a node with these features and this older copy.
+    fn options(&self, agreed: Features, older_copy: OlderCopy) -> MigrationOptions {
+        let flight = InFlight::of(&self.settings);
+        MigrationOptions {
+            chunk_sectors: flight.chunk_sectors,
+            busy_chunk_sectors: flight.busy_chunk_sectors,
+            window_chunks: flight.window_chunks,
+            idle_window_chunks: flight.idle_window_chunks,
+            busy_window_chunks: flight.busy_window_chunks,
+            max_bandwidth: self.settings.max_bandwidth,
+            sla: self.promise.target,
+            guest_load: self.promise.guest_load,
+            wake_up_limit: self.promise.wake_up_limit,
+            delayed_writes: self.settings.delayed_writes,
+            delayed_write_rate: self.settings.delayed_write_rate,
+            interface_budget: self.settings.interface_budget,
+            deadline: self.settings.deadline_seconds.map(Duration::from_secs),
+            policy: match self.on_image {
+                Some(_) => base::in_blocks(options::policy(&self.settings)),
+                None => options::policy(&self.settings),
+            },
+            image: match &self.on_image {
+                None => ImageOffer::None,
+                Some(_) if agreed.contain(Features::TWO_PLACES) => ImageOffer::TwoPlaces,
+                Some(_) => ImageOffer::OnePlace,
+            },
+            verify: self.settings.verify,
+            older_copy,
+            find_holes: agreed.contain(Features::HOLES),
+            governor: self.migrations.context.config.governor,
+            switchover: match self.settings.with_guest {
+                true => Switchover::WhenTold,
+                false => Switchover::WhenConverged,
+            },
+            peer_timeout: PEER_TIMEOUT,
+            migration: self.id,
+        }
+    }
+
+    /// Allocates the memory for the chunks.
+    async fn memory(&self) -> Result<ChunkMemory, ErrorBody> {
+        let engine = self.disk.engine().ok_or_else(|| self.engine_ended())?;
+        let options = self.options(Features::default(), OlderCopy::None);
+        blocking(move || engine.chunk_memory(&options))
+            .await?
+            .map_err(|error| {
+                let disk = &self.disk.name;
+                let text = format!("cannot migrate disk {disk}: no memory for its chunks: {error}");
+                ErrorBody::new(ErrorCode::Internal, text).hint("ask for a smaller window")
+            })
+    }
+
+    fn failed(&self, why: &dyn std::fmt::Display) -> ErrorBody {
+        let text = format!("cannot migrate disk {}: {why}", self.disk.name);
+        ErrorBody::new(ErrorCode::Conflict, text).hint("see 'godwit disk show'")
+    }
+
+    fn engine_ended(&self) -> ErrorBody {
+        self.failed(&"it is not served any more")
+    }
+
+    /// Hands the connections to the engine.
+    async fn start(
+        &self,
+        Connected {
+            streams,
+            agreed,
+            older_copy,
+        }: Connected,
+        memory: ChunkMemory,
+        interface: Option<InterfaceCounter>,
+    ) -> Result<(), ErrorBody> {
+        let engine = {
+            let mut inner = self.disk.lock();
+            // Stored together with the record by which the disk is given away.
+            inner.entry.counterpart = Some(self.peer.name.clone());
+            inner.entry.max_bandwidth = self.settings.max_bandwidth;
+            inner.group.clone_from(&self.group);
+            inner.engine.as_ref().map(|engine| engine.handle.clone())
+        }
+        .ok_or_else(|| self.engine_ended())?;
+        if self.on_image.is_none() {
+            // An earlier attempt may have left a comparison.
+            engine.forget_comparison();
+        }
+        let (reply, answer) = oneshot::channel();
+        let reply = move |result| {
+            // The waiting request may be gone.
+            let _ = reply.send(result);
+        };
+        engine.start_source(
+            self.options(agreed, older_copy),
+            memory,
+            streams,
+            interface,
+            Box::new(reply),
+        );
+        match answer.await {
+            Ok(Ok(())) => {
+                self.migrations.goes_on(self.id, agreed);
+                Ok(())
+            }
+            Ok(Err(error)) => Err(self.failed(&error)),
+            Err(_) => Err(self.engine_ended()),
+        }
+    }
+}
+
+/// Cancels a migration of either direction.
+///
+/// # Errors
+/// The migration does not exist or has ended, or the disk is already given away.
+pub async fn cancel(migrations: &Arc<Migrations>, id: &str) -> Result<Migration, ErrorBody> {
+    let deadline = tokio::time::Instant::now() + CANCEL_WAIT;
+    let (id, view) = migrations.get(id)?;
+    if view.phase.ended() {
+        return Err(ErrorBody::new(
+            ErrorCode::Conflict,
+            format!("migration {id} has ended: it is {}", view.phase.name()),
+        ));
+    }
+    let disk = migrations.disks.get(&view.disk)?;
+    migrations.cancel_offer(id);
+    let mut stopped = view.phase == MigrationPhase::Offering;
+    if !stopped && disk.lock().activity.migration() == Some(id) {
+        stopped = cancel_in_engine(&disk).await;
+    }
+    loop {
+        let (_, view) = migrations.get(&id.to_string())?;
+        if view.phase.ended() {
+            return Ok(view);
+        }
+        if !stopped || tokio::time::Instant::now() >= deadline {
+            return Err(ErrorBody::new(
+                ErrorCode::Conflict,
+                format!(
+                    "migration {id} of disk {} is {}: it cannot be cancelled any more",
+                    view.disk,
+                    view.phase.name()
+                ),
+            )
+            .hint("let it end, then migrate the disk back"));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Cancels the migration in the disk's engine. Returns false if the disk is already given away, or the engine has
+/// ended.
+pub async fn cancel_in_engine(disk: &Arc<Disk>) -> bool {
+    let Some(engine) = disk.engine() else {
+        return false;
+    };
+    let (reply, answer) = oneshot::channel();
+    let reply = move |stopped| {
+        let _ = reply.send(stopped);
+    };
+    engine.cancel(AbortReason::Cancelled, Box::new(reply));
+    answer.await.unwrap_or(false)
+}

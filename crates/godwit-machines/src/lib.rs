@@ -1,0 +1,4 @@
+//! The virtual machines of a node, their moves, and their NICs.
+
+pub mod nics;
+pub mod vms;
