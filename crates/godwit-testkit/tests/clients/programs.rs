@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::process::Command;
 
+use godwit_testkit::Node;
 use godwit_testkit::client::RawImage;
 use godwit_testkit::cluster::issue;
 use godwit_testkit::fio::{FioLoad, Requests};
 use godwit_testkit::image::{first_difference, write_random};
-use godwit_testkit::nbd::{self, NbdConnection, Request};
-use godwit_testkit::process::{run, wait_for};
-use godwit_testkit::scenario::{PATIENCE, Scenario};
-use godwit_testkit::{Cluster, Node};
+use godwit_testkit::nbd::{self, Request};
+use godwit_testkit::process::run;
+use godwit_testkit::scenario::{PATIENCE, Scenario, says, until};
 
 const SIZE: u64 = 64 << 20;
 
@@ -20,14 +20,12 @@ fn text(program: &str, args: &[&str]) -> String {
 }
 
 fn disk(node: &Node, name: &str) -> String {
-    node.godwit(&["disk", "create", name, "--size", &SIZE.to_string()])
-        .json()
-        .unwrap();
+    node.create_disk(name, &SIZE.to_string());
     node.nbd(name).uri()
 }
 
 fn assert_same(node: &Node, name: &str, image: &Path) {
-    let mut served = NbdConnection::connect(&node.nbd(name)).unwrap();
+    let mut served = node.connect(name);
     let mut file = RawImage::open(image).unwrap();
     assert_eq!(
         first_difference(&mut served, &mut file, 0..SIZE).unwrap(),
@@ -37,8 +35,7 @@ fn assert_same(node: &Node, name: &str, image: &Path) {
 
 #[test]
 fn nbdinfo_sees_what_the_disk_can_do() {
-    let _turn = Scenario::begin("clients", "nbdinfo_sees_what_the_disk_can_do");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (_turn, cluster) = Scenario::alone().start(&["a"]);
     let uri = disk(cluster.node("a"), "info");
     let info: serde_json::Value =
         serde_json::from_str(&text("nbdinfo", &["--json", &uri])).unwrap();
@@ -63,8 +60,7 @@ fn nbdinfo_sees_what_the_disk_can_do() {
 
 #[test]
 fn clients_see_which_ranges_are_allocated() {
-    let _turn = Scenario::begin("clients", "clients_see_which_ranges_are_allocated");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (_turn, cluster) = Scenario::alone().start(&["a"]);
     let uri = disk(cluster.node("a"), "map");
     let map = || {
         let map: serde_json::Value =
@@ -91,13 +87,12 @@ fn clients_see_which_ranges_are_allocated() {
     );
     assert_eq!(map(), [(0, SIZE, 3)]);
     let info = text("nbdinfo", &["--json", &uri]);
-    assert!(info.contains("\"can_fast_zero\": true"), "{info}");
+    says(&info, &["\"can_fast_zero\": true"]);
 }
 
 #[test]
 fn nbdcopy_copies_in_both_directions() {
-    let turn = Scenario::begin("clients", "nbdcopy_copies_in_both_directions");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (turn, cluster) = Scenario::alone().start(&["a"]);
     let uri = disk(cluster.node("a"), "copy");
     let (image, back) = (cluster.dir().join("image"), cluster.dir().join("back"));
     write_random(&image, SIZE, turn.seed).unwrap();
@@ -112,8 +107,7 @@ fn nbdcopy_copies_in_both_directions() {
 
 #[test]
 fn qemu_img_converts_compares_and_checks() {
-    let turn = Scenario::begin("clients", "qemu_img_converts_compares_and_checks");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (turn, cluster) = Scenario::alone().start(&["a"]);
     let uri = disk(cluster.node("a"), "convert");
     let image = cluster.dir().join("image");
     write_random(&image, SIZE, turn.seed).unwrap();
@@ -126,7 +120,7 @@ fn qemu_img_converts_compares_and_checks() {
         "qemu-img",
         &["compare", "-f", "raw", "-F", "raw", &image, &uri],
     );
-    assert!(compared.contains("Images are identical."), "{compared}");
+    says(&compared, &["Images are identical."]);
     let info = text("qemu-img", &["info", "--output=json", &uri]);
     let info: serde_json::Value = serde_json::from_str(&info).unwrap();
     assert_eq!(info["virtual-size"], SIZE);
@@ -147,7 +141,7 @@ fn qemu_img_converts_compares_and_checks() {
         ],
     );
     let checked = text("qemu-img", &["check", "-f", "qcow2", &other]);
-    assert!(checked.contains("No errors were found"), "{checked}");
+    says(&checked, &["No errors were found"]);
     text(
         "qemu-io",
         &[
@@ -173,8 +167,7 @@ fn qemu_img_converts_compares_and_checks() {
 
 #[test]
 fn qemu_io_flushes_discards_and_writes_zeroes() {
-    let _turn = Scenario::begin("clients", "qemu_io_flushes_discards_and_writes_zeroes");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (_turn, cluster) = Scenario::alone().start(&["a"]);
     let uri = disk(cluster.node("a"), "io");
     let commands = [
         "write -P 0xa5 1M 3M",
@@ -212,8 +205,7 @@ fn qemu_io_flushes_discards_and_writes_zeroes() {
 
 #[test]
 fn fio_verifies_what_it_wrote() {
-    let _turn = Scenario::begin("clients", "fio_verifies_what_it_wrote");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (_turn, cluster) = Scenario::alone().start(&["a"]);
     disk(cluster.node("a"), "fio");
     let load = FioLoad {
         requests: Requests::CheckedWrites,
@@ -234,46 +226,38 @@ fn fio_verifies_what_it_wrote() {
 }
 
 fn warnings(node: &Node) -> Vec<String> {
-    let log = std::fs::read_to_string(node.log_path()).unwrap();
+    let log = node.log();
     let warnings = log.lines().filter(|line| line.contains(" WARN "));
     warnings.map(str::to_owned).collect()
 }
 
 #[test]
 fn a_client_may_leave_without_its_last_answers() {
-    let _turn = Scenario::begin("clients", "a_client_may_leave_without_its_last_answers");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (_turn, cluster) = Scenario::alone().start(&["a"]);
     let node = cluster.node("a");
     disk(node, "left");
-    let log = || std::fs::read_to_string(node.log_path()).unwrap();
+    let log = || node.log();
     let gone =
         || log().matches("client left").count() + log().matches("client disconnected").count();
     // An unannounced departure meets the answers. An announcement may be read before or after that.
     for (before, announces) in [true, false, true, true].into_iter().enumerate() {
-        let (reader, mut writer) = NbdConnection::connect(&node.nbd("left")).unwrap().split();
+        let (reader, mut writer) = node.connect("left").split();
         for cookie in 0..16 {
-            let request = Request {
-                command: nbd::Command::Read,
-                fua: false,
-                cookie,
-                offset: 0,
-                length: 1 << 20,
-            };
+            let request = Request::new(nbd::Command::Read, cookie, 0, 1 << 20);
             writer.send(&request, &[]).unwrap();
         }
         if announces {
             writer.disconnect();
         }
         drop((reader, writer));
-        wait_for(PATIENCE, || (gone() > before).then_some(())).expect("the node notices");
+        until("the node notices", || gone() > before);
     }
     assert_eq!(warnings(node), [""; 0]);
 }
 
 #[test]
 fn standard_clients_attach_over_tls() {
-    let turn = Scenario::begin("clients", "standard_clients_attach_over_tls");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (turn, cluster) = Scenario::alone().start(&["a"]);
     let node = cluster.node("a");
     disk(node, "tls");
     let godwit = &cluster.options().godwit;
@@ -308,11 +292,7 @@ fn standard_clients_attach_over_tls() {
 /// QEMU loads certificates with checks of its own, stricter than those of the TLS library.
 #[test]
 fn qemu_attaches_over_tls_with_an_issued_certificate() {
-    let _turn = Scenario::begin(
-        "clients",
-        "qemu_attaches_over_tls_with_an_issued_certificate",
-    );
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (_turn, cluster) = Scenario::alone().start(&["a"]);
     let node = cluster.node("a");
     disk(node, "tls");
     let godwit = &cluster.options().godwit;
@@ -353,11 +333,7 @@ fn qemu_attaches_over_tls_with_an_issued_certificate() {
 
 #[test]
 fn a_client_attaches_over_tls_what_its_certificate_is_for() {
-    let _turn = Scenario::begin(
-        "clients",
-        "a_client_attaches_over_tls_what_its_certificate_is_for",
-    );
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (_turn, cluster) = Scenario::alone().start(&["a"]);
     let node = cluster.node("a");
     for name in ["mine", "too", "other"] {
         disk(node, name);
@@ -405,14 +381,11 @@ fn a_client_attaches_over_tls_what_its_certificate_is_for() {
             }
         }
     }
-    let log = std::fs::read_to_string(node.log_path()).unwrap();
+    let log = node.log();
     let refused = "does not allow to attach disk other";
     assert!(log.contains(refused), "who was refused is told: {log}");
     let listed = look("some", &["--list", "--json"], "").unwrap();
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-    assert!(
-        listed.contains("mine") && listed.contains("too"),
-        "{listed}"
-    );
+    says(&listed, &["mine", "too"]);
     assert!(!listed.contains("other"), "{listed}");
 }

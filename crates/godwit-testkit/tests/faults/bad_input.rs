@@ -70,8 +70,7 @@ fn plain_cluster(names: &[&str]) -> Cluster {
 
 #[test]
 fn sizes_names_and_peers_that_cannot_be() {
-    let turn = Scenario::begin("faults", "sizes_names_and_peers_that_cannot_be");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a"]);
     let a = cluster.node("a");
     let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     let odd = cluster.dir().join("odd.img");
@@ -122,7 +121,7 @@ fn sizes_names_and_peers_that_cannot_be() {
     refused(a, &["migrate", DISK, "--to", "a"], &["a"]);
     refused(a, &["migration", "show", "zz"], &["zz"]);
     refused(a, &["migration", "cancel", &"0".repeat(32)], &["migration"]);
-    let list = a.godwit(&["disk", "list"]).json().unwrap();
+    let list = a.json(&["disk", "list"]);
     assert!(
         !list.to_string().contains("odd"),
         "nothing is left of them: {list}"
@@ -132,14 +131,13 @@ fn sizes_names_and_peers_that_cannot_be() {
 
 #[test]
 fn a_peer_that_does_not_answer() {
-    let turn = Scenario::begin("faults", "a_peer_that_does_not_answer");
-    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
     let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
     cluster.node_mut("b").kill();
     let address = cluster.node("b").spec().listen.to_string();
     let a = cluster.node("a");
     refused(a, &["migrate", DISK, "--to", "b"], &["'b'", &address]);
-    let peers = a.godwit(&["peer", "list"]).json().unwrap();
+    let peers = a.json(&["peer", "list"]);
     assert!(peers.to_string().contains("\"reachable\":false"), "{peers}");
     unharmed(a, &mut model);
 
@@ -153,9 +151,8 @@ fn a_peer_that_does_not_answer() {
 }
 
 /// Lets node b present a certificate that node a must not accept.
-fn b_shows(test: &str, change: impl FnOnce(&mut Cluster), words: &[&str]) {
-    let turn = Scenario::begin("faults", test);
-    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+fn b_shows(change: impl FnOnce(&mut Cluster), words: &[&str]) {
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
     let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
     cluster.node_mut("b").terminate(PATIENCE).unwrap();
     change(&mut cluster);
@@ -184,11 +181,7 @@ fn a_certificate_from_another_authority() {
         issue(godwit, &other, "b", &[]).unwrap();
         cluster.node_mut("b").spec_mut().certificates = other;
     };
-    b_shows(
-        "a_certificate_from_another_authority",
-        change,
-        &["b", "certificate"],
-    );
+    b_shows(change, &["b", "certificate"]);
 }
 
 #[test]
@@ -203,11 +196,7 @@ fn an_expired_certificate() {
         )
         .unwrap();
     };
-    b_shows(
-        "an_expired_certificate",
-        change,
-        &["b", "certificate", "expired"],
-    );
+    b_shows(change, &["b", "certificate", "expired"]);
 }
 
 #[test]
@@ -216,17 +205,12 @@ fn a_certificate_for_another_name() {
         issue(&cluster.options().godwit, cluster.certificates(), "c", &[]).unwrap();
         cluster.node_mut("b").spec_mut().certificate_of = "c".to_owned();
     };
-    b_shows(
-        "a_certificate_for_another_name",
-        change,
-        &["b", "certificate"],
-    );
+    b_shows(change, &["b", "certificate"]);
 }
 
 #[test]
 fn a_peer_that_is_somebody_else() {
-    let turn = Scenario::begin("faults", "a_peer_that_is_somebody_else");
-    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
     let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
     let address = cluster.node("b").spec().listen;
     cluster.node_mut("a").terminate(PATIENCE).unwrap();
@@ -243,7 +227,7 @@ fn a_peer_that_is_somebody_else() {
 
 #[test]
 fn a_protocol_from_the_future() {
-    let turn = Scenario::begin("faults", "a_protocol_from_the_future");
+    let turn = Scenario::shared();
     let cluster = plain_cluster(&["a", "b"]);
     let a = cluster.node("a");
     let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
@@ -301,8 +285,7 @@ impl Drop for SmallDisk<'_> {
 
 #[test]
 fn no_space_at_the_destination_before_the_copy() {
-    let turn = Scenario::begin("faults", "no_space_at_the_destination_before_the_copy");
-    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
     cluster.node_mut("b").terminate(PATIENCE).unwrap();
     let dir = cluster.node("b").spec().dir.clone();
     let _small = SmallDisk::mount(&dir, 24);
@@ -361,11 +344,7 @@ fn fill_during_the_copy(cluster: &Cluster, left: u64) -> (Value, PathBuf) {
 
 #[test]
 fn what_the_destination_has_set_aside_for_a_full_disk_does_not_run_out() {
-    let turn = Scenario::begin(
-        "faults",
-        "what_the_destination_has_set_aside_for_a_full_disk_does_not_run_out",
-    );
-    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
     let dir = cluster.node("b").spec().dir.clone();
     let _small = small_destination(&mut cluster, &dir);
     let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
@@ -378,16 +357,11 @@ fn what_the_destination_has_set_aside_for_a_full_disk_does_not_run_out() {
 
 #[test]
 fn no_space_at_the_destination_during_the_copy() {
-    let turn = Scenario::begin("faults", "no_space_at_the_destination_during_the_copy");
-    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
     let dir = cluster.node("b").spec().dir.clone();
     let _small = small_destination(&mut cluster, &dir);
     // Most of the disk is holes, for which no space is reserved.
-    cluster
-        .node("a")
-        .godwit(&["disk", "create", DISK, "--size", &SIZE.to_string()])
-        .json()
-        .unwrap();
+    cluster.node("a").create_disk(DISK, &SIZE.to_string());
     let model = Model::new(turn.seed, SIZE, Initial::Zero);
     let client = load(cluster.node("a"), DISK, turn.seed, model).unwrap();
     assert!(client.progress(200, PATIENCE));
@@ -410,8 +384,7 @@ fn no_space_at_the_destination_during_the_copy() {
 
 #[test]
 fn a_disk_that_is_already_migrating() {
-    let turn = Scenario::begin("faults", "a_disk_that_is_already_migrating");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     let client = load(a, DISK, turn.seed, model).unwrap();
@@ -420,7 +393,7 @@ fn a_disk_that_is_already_migrating() {
     refused(a, &["disk", "rm", DISK], &[DISK, "migrat"]);
     std::thread::sleep(Duration::from_millis(500));
     refused(b, &["disk", "create", DISK, "--size", "1048576"], &[DISK]);
-    a.godwit(&["migration", "cancel", &id]).json().unwrap();
+    a.json(&["migration", "cancel", &id]);
     assert_eq!(await_end(a, &id)["phase"], "aborted");
     assert!(client.progress(100, PATIENCE));
     let mut model = finish(client).unwrap();
@@ -429,9 +402,7 @@ fn a_disk_that_is_already_migrating() {
     // A disk of the same name in use at the destination is never overwritten.
     let (mine, theirs) = (b.nbd("shared"), a.nbd("shared"));
     for node in [a, b] {
-        node.godwit(&["disk", "create", "shared", "--size", "1048576"])
-            .json()
-            .unwrap();
+        node.create_disk("shared", "1048576");
     }
     NbdConnection::connect(&theirs)
         .unwrap()
@@ -517,7 +488,7 @@ fn an_image_in_another_format_is_no_disk_unless_it_is_said_to_be_one() {
         .unwrap();
     let path = image.to_str().unwrap();
     let taken = ["disk", "create", "meant", "--path", path, "--format", "raw"];
-    let disk = node.godwit(&taken).json().unwrap();
+    let disk = node.json(&taken);
     assert_eq!(disk["size_bytes"].as_u64(), Some(length));
 }
 

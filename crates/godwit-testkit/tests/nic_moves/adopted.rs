@@ -1,5 +1,6 @@
 //! NICs with names, for machines started by a third party.
 
+use godwit_testkit::scenario::until;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -53,19 +54,19 @@ fn a_machine_that_somebody_else_started_moves_there_and_back_with_its_nic() -> i
     let (guest, _qemu) = NodeGuest::adopt(&cluster, a, (1, 64), &load(""), machine)?;
     let nic = shown(a)?;
     assert!(nic["attached"] == true && nic["tap"] == "tap0", "{nic}");
-    let gone = a.refusal(&["nic", "show", NIC]);
-    assert!(gone.contains("serves no NIC \"web\""), "{gone}");
-    let taken = a.refusal(&["nic", "create", NIC, "bridge=br0"]);
-    assert!(taken.contains("NIC web is VM guest's"), "{taken}");
+    a.refuses(&["nic", "show", NIC], &["serves no NIC \"web\""]);
+    a.refuses(
+        &["nic", "create", NIC, "bridge=br0"],
+        &["NIC web is VM guest's"],
+    );
     let talk = Talk::start(lan.switch(), SocketAddr::from((GUEST, ECHO)), 1 << 20);
     let talks = |talk: &Talk| {
         let before = talk.bytes();
-        wait_for(PATIENCE, || (talk.bytes() > before).then_some(())).expect("goes on");
+        until("goes on", || talk.bytes() > before);
     };
     talks(&talk);
     // The NIC is served again where QEMU expects it.
-    cluster.node_mut("a").kill();
-    cluster.node_mut("a").start(&[])?;
+    cluster.die_and_start("a");
     let attached = || (shown(cluster.node("a")).ok()?["attached"] == true).then_some(());
     wait_for(PATIENCE, attached).expect("the NIC goes on");
     talks(&talk);
@@ -124,8 +125,7 @@ fn a_nic_with_a_name_is_served_until_it_is_removed_also_when_its_node_restarts()
     let a = cluster.node("a");
     a.godwit(&["nic", "rm", NIC]).text()?;
     assert!(!socket.exists());
-    let gone = a.refusal(&["nic", "rm", NIC]);
-    assert!(gone.contains("serves no NIC \"web\""), "{gone}");
+    a.refuses(&["nic", "rm", NIC], &["serves no NIC \"web\""]);
     // The NIC's tap is free at once.
     create(a, NIC, "tap=tap0")?;
     Ok(())
@@ -196,9 +196,11 @@ fn a_nic_with_a_name_that_cannot_be_had_is_refused_in_a_sentence() -> io::Result
         "{refused}"
     );
     run(a, "one", "bridge=br0,mac=52:54:00:00:00:02")?;
-    let refused = a.refusal(&["nic", "create", "two", "bridge=br0,mac=52:54:00:00:00:02"]);
-    assert!(refused.contains("VM one of node 'a' has"), "{refused}");
-    a.godwit(&["vm", "stop", "one", "--force"]).text()?;
+    a.refuses(
+        &["nic", "create", "two", "bridge=br0,mac=52:54:00:00:00:02"],
+        &["VM one of node 'a' has"],
+    );
+    a.stop_vm("one");
     let list = a.godwit(&["nic", "list"]).json()?;
     assert_eq!(list.as_array().map(Vec::len), Some(1), "{list}");
     // A folder that cannot hold sockets: permissions would not stop root.
@@ -206,14 +208,12 @@ fn a_nic_with_a_name_that_cannot_be_had_is_refused_in_a_sentence() -> io::Result
     a.godwit(&["nic", "rm", NIC]).text()?;
     std::fs::remove_dir(&folder)?;
     std::fs::write(&folder, "")?;
-    let refused = a.refusal(&["nic", "create", NIC, "tap=tap0"]);
-    assert!(
-        refused.contains("nics/web.vhost: Not a directory"),
-        "{refused}"
+    a.refuses(
+        &["nic", "create", NIC, "tap=tap0"],
+        &["nics/web.vhost: Not a directory"],
     );
     std::fs::remove_file(&folder)?;
-    cluster.node_mut("a").kill();
-    cluster.node_mut("a").start(&[])?;
+    cluster.die_and_start("a");
     // The failures leave nothing behind.
     create(cluster.node("a"), NIC, "tap=tap0")?;
     Ok(())

@@ -1,5 +1,6 @@
 //! A card with two queue pairs, of which its guest uses both or one.
 
+use godwit_testkit::scenario::says;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -106,7 +107,7 @@ fn connections_go_on_when_their_guest_uses_fewer_queues_or_attaches_a_program_to
     assert_eq!(tell("channels 2")?, "channels: done");
     // The card cannot be told to bring whole packets only, which such a program needs.
     let refused = tell("xdp driver")?;
-    assert!(refused.contains("not supported"), "{refused}");
+    says(&refused, &["not supported"]);
     assert_eq!(tell("xdp stack")?, "xdp: done");
     guest.migrate(cluster.node("b"), "a", &[])?;
     go_on(&talks, "a move with a program");

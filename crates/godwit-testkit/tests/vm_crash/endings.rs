@@ -8,7 +8,7 @@ use godwit_testkit::scenario::{PATIENCE, Scenario};
 use godwit_testkit::vm::GuestLoad;
 
 use super::site::{Side, Site};
-use super::{AT_ONCE, COMPLETING, COPYING_DISKS, Moment};
+use super::{COMPLETING, COPYING_DISKS, Moment};
 
 /// An emulated processor of a busy host boots in a third of this.
 const BOOTS: Duration = Duration::from_secs(120);
@@ -63,11 +63,7 @@ impl Site {
 
 #[test]
 fn a_guest_that_reboots_or_panics_in_a_step_of_its_move_misses_no_write() {
-    let turn = Scenario::among(
-        AT_ONCE,
-        "vm_crash",
-        "a_guest_that_reboots_or_panics_in_a_step_of_its_move_misses_no_write",
-    );
+    let turn = Scenario::shared();
     let mut site = site(turn.seed);
     for (moment, how) in [
         (&COPYING_DISKS, "reboot"),
@@ -92,11 +88,7 @@ fn a_guest_that_reboots_or_panics_in_a_step_of_its_move_misses_no_write() {
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=endings"]
 fn a_guest_that_reboots_at_any_moment_of_its_move_misses_no_write() {
-    let turn = Scenario::among(
-        AT_ONCE,
-        "vm_crash",
-        "a_guest_that_reboots_at_any_moment_of_its_move_misses_no_write",
-    );
+    let turn = Scenario::shared();
     let mut random = Random::new(turn.seed);
     let mut site = site(turn.seed);
     for how in ["reboot", "panic"].repeat(5) {
@@ -112,11 +104,7 @@ fn a_guest_that_reboots_at_any_moment_of_its_move_misses_no_write() {
 
 #[test]
 fn a_guest_that_powers_off_while_it_moves_is_off_at_one_node_with_all_that_it_wrote() {
-    let turn = Scenario::among(
-        AT_ONCE,
-        "vm_crash",
-        "a_guest_that_powers_off_while_it_moves_is_off_at_one_node_with_all_that_it_wrote",
-    );
+    let turn = Scenario::shared();
     let mut site = site(turn.seed);
     for moment in [&MEMORY, &COMPLETING] {
         println!("power off while {}", moment.phase);

@@ -16,8 +16,8 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 
 use super::site::{Side, Site};
 use super::{
-    AT_ONCE, AWAY, Blow, DESTINATION_DIES, DESTINATIONS_QEMU_DIES, LINK_IS_CUT, MEMORY, Outcome,
-    SETTLE, SOURCE_DIES, SOURCES_QEMU_DIES,
+    AWAY, Blow, DESTINATION_DIES, DESTINATIONS_QEMU_DIES, LINK_IS_CUT, MEMORY, Outcome, SETTLE,
+    SOURCE_DIES, SOURCES_QEMU_DIES,
 };
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 80, 0, 10);
@@ -180,8 +180,8 @@ fn talk(lan: &Lan) -> Talk {
     )
 }
 
-fn blows(test: &str, all: &[Blow]) {
-    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
+fn blows(all: &[Blow]) {
+    let turn = Scenario::shared();
     let Some(mut served) = Served::new(turn.seed) else {
         return;
     };
@@ -196,46 +196,37 @@ fn blows(test: &str, all: &[Blow]) {
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn a_conversation_goes_on_when_the_source_dies() {
-    blows("a_conversation_goes_on_when_the_source_dies", SOURCE_DIES);
+    blows(SOURCE_DIES);
 }
 
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn a_conversation_goes_on_when_the_destination_dies() {
-    let test = "a_conversation_goes_on_when_the_destination_dies";
-    blows(test, DESTINATION_DIES);
+    blows(DESTINATION_DIES);
 }
 
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn a_conversation_goes_on_when_the_nodes_lose_each_other() {
-    let test = "a_conversation_goes_on_when_the_nodes_lose_each_other";
-    blows(test, LINK_IS_CUT);
+    blows(LINK_IS_CUT);
 }
 
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn a_new_conversation_begins_when_the_sources_qemu_dies_and_an_old_one_goes_on_where_it_can() {
-    let test =
-        "a_new_conversation_begins_when_the_sources_qemu_dies_and_an_old_one_goes_on_where_it_can";
-    blows(test, SOURCES_QEMU_DIES);
+    blows(SOURCES_QEMU_DIES);
 }
 
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn a_new_conversation_begins_when_the_destinations_qemu_dies_and_an_old_one_goes_on_where_it_can() {
-    let test = "a_new_conversation_begins_when_the_destinations_qemu_dies_and_an_old_one_goes_on_where_it_can";
-    blows(test, DESTINATIONS_QEMU_DIES);
+    blows(DESTINATIONS_QEMU_DIES);
 }
 
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn no_ping_is_lost_whenever_a_move_is_cancelled() {
-    let turn = Scenario::among(
-        AT_ONCE,
-        "vm_crash",
-        "no_ping_is_lost_whenever_a_move_is_cancelled",
-    );
+    let turn = Scenario::shared();
     let Some(mut served) = Served::new(turn.seed) else {
         return;
     };
@@ -258,8 +249,7 @@ fn no_ping_is_lost_whenever_a_move_is_cancelled() {
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn a_conversation_waits_for_a_node_that_dies_again_and_again_under_the_guest() {
-    let test = "a_conversation_waits_for_a_node_that_dies_again_and_again_under_the_guest";
-    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
+    let turn = Scenario::shared();
     let Some(mut served) = Served::new(turn.seed) else {
         return;
     };
@@ -273,8 +263,7 @@ fn a_conversation_waits_for_a_node_that_dies_again_and_again_under_the_guest() {
 
 #[test]
 fn a_conversation_outlives_a_node_that_dies_while_qemu_sends_memory_and_looks_away() {
-    let test = "a_conversation_outlives_a_node_that_dies_while_qemu_sends_memory_and_looks_away";
-    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
+    let turn = Scenario::shared();
     let Some(mut served) = Served::new(turn.seed) else {
         return;
     };
@@ -288,8 +277,7 @@ fn a_conversation_outlives_a_node_that_dies_while_qemu_sends_memory_and_looks_aw
 /// A few of all blows above, others with each seed.
 #[test]
 fn a_conversation_goes_on_whatever_dies_but_the_guest() {
-    let test = "a_conversation_goes_on_whatever_dies_but_the_guest";
-    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
+    let turn = Scenario::shared();
     let Some(mut served) = Served::new(turn.seed) else {
         return;
     };

@@ -10,7 +10,7 @@ use godwit_testkit::scenario::{PATIENCE, Scenario};
 use serde_json::Value;
 
 use super::site::{Side, Site};
-use super::{AT_ONCE, AWAY, HOLD, PASS, Victim};
+use super::{AWAY, HOLD, PASS, Victim};
 
 /// A rate at which the rest of the memory takes some seconds.
 const OPTIONS: &[&str] = &["--memory", "post-copy", "--max-bandwidth", "8MiB"];
@@ -67,18 +67,17 @@ impl Site {
     }
 }
 
-fn survives(test: &str, hold: (Side, &'static str, &'static str), strike: impl FnMut(&mut Site)) {
-    let (_turn, site) = survives_at(test, hold, strike);
+fn survives(hold: (Side, &'static str, &'static str), strike: impl FnMut(&mut Site)) {
+    let (_turn, site) = survives_at(hold, strike);
     site.finish();
 }
 
 /// Runs a scenario after which the guest is at the source again.
 fn survives_at(
-    test: &str,
     hold: (Side, &'static str, &'static str),
     mut strike: impl FnMut(&mut Site),
 ) -> (Scenario, Site) {
-    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
+    let turn = Scenario::shared();
     let mut site = Site::new(turn.seed, 1);
     let id = site.pull(hold);
     strike(&mut site);
@@ -95,8 +94,7 @@ fn survives_at(
 
 #[test]
 fn a_cut_link_delays_the_rest_of_the_memory() {
-    let test = "a_cut_link_delays_the_rest_of_the_memory";
-    survives(test, RUNS, |site| {
+    survives(RUNS, |site| {
         site.strike(Victim::Link);
         // Once more, while both agree on the missing pages or just after.
         std::thread::sleep(SETTLE);
@@ -106,8 +104,7 @@ fn a_cut_link_delays_the_rest_of_the_memory() {
 
 #[test]
 fn a_silent_link_delays_the_rest_of_the_memory() {
-    let test = "a_silent_link_delays_the_rest_of_the_memory";
-    survives(test, RUNS, |site| {
+    survives(RUNS, |site| {
         site.fall_silent();
         std::thread::sleep(SILENCE);
         site.heal();
@@ -116,16 +113,14 @@ fn a_silent_link_delays_the_rest_of_the_memory() {
 
 #[test]
 fn a_source_that_died_goes_on_giving_memory() {
-    let test = "a_source_that_died_goes_on_giving_memory";
-    survives(test, RUNS, |site| site.strike(Victim::Node(Side::Source)));
+    survives(RUNS, |site| site.strike(Victim::Node(Side::Source)));
 }
 
 #[test]
 fn a_destination_that_died_goes_on_pulling_memory() {
-    let test = "a_destination_that_died_goes_on_pulling_memory";
     let destination = Victim::Node(Side::Destination);
     let mut seen = 0;
-    let (_turn, site) = survives_at(test, RUNS, |site| {
+    let (_turn, site) = survives_at(RUNS, |site| {
         seen = site.log_length("b");
         site.strike(destination);
     });
@@ -135,10 +130,9 @@ fn a_destination_that_died_goes_on_pulling_memory() {
 
 #[test]
 fn a_destination_that_dies_before_it_lets_the_guest_run_pulls_its_memory() {
-    let test = "a_destination_that_dies_before_it_lets_the_guest_run_pulls_its_memory";
     let destination = Victim::Node(Side::Destination);
     let mut seen = 0;
-    let (_turn, site) = survives_at(test, ABOUT_TO_RUN, |site| {
+    let (_turn, site) = survives_at(ABOUT_TO_RUN, |site| {
         seen = site.log_length("b");
         site.strike(destination);
     });
@@ -156,8 +150,7 @@ fn waits_for_memory(log: &str) {
 
 #[test]
 fn nodes_that_end_in_order_go_on_with_the_memory() {
-    let test = "nodes_that_end_in_order_go_on_with_the_memory";
-    survives(test, RUNS, |site| {
+    survives(RUNS, |site| {
         for side in [Side::Destination, Side::Source] {
             let name = site.place(side);
             site.cluster.node_mut(name).terminate(PATIENCE).unwrap();

@@ -10,7 +10,7 @@ use std::time::Duration;
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, MemoryPool, Node};
 use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, Scenario};
+use godwit_testkit::scenario::{PATIENCE, Scenario, other, says};
 use godwit_testkit::vm::{AdoptedMachine, GuestLoad, NodeGuest, NodeMachine, VM};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -43,7 +43,7 @@ fn pooled_guest(cluster: &Cluster, seed: u64, cpus: usize) -> NodeGuest {
 
 #[test]
 fn a_guest_moves_and_its_memory_stays() {
-    let turn = Scenario::begin("zero_copy", "a_guest_moves_and_its_memory_stays");
+    let turn = Scenario::alone();
     let pool = MemoryPool::new().unwrap();
     let cluster = cluster(&pool);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
@@ -65,18 +65,18 @@ fn a_guest_moves_and_its_memory_stays() {
             "blackout {} ms, {sent} bytes, {gaps:?}",
             moved["blackout_ms"]
         );
-        let shown = cluster.node(to).godwit(&["vm", "show", VM]).json().unwrap();
+        let shown = cluster.node(to).json(&["vm", "show", VM]);
         assert_eq!(shown["memory"]["pool"], "cxl", "{shown}");
     }
     println!("{:?}", guest.finish(b).unwrap());
-    b.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
+    b.stop_vm(VM);
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
 /// The memory stays there: only ordinary pages move under a guest.
 #[test]
 fn a_guest_on_huge_pages_moves_and_its_memory_stays() {
-    let turn = Scenario::begin("zero_copy", "a_guest_on_huge_pages_moves");
+    let turn = Scenario::alone();
     // The memory, a page for its header, and one for the nodes' proof of a common pool.
     let Some(pool) = MemoryPool::huge(192 / 2 + 2).unwrap() else {
         return;
@@ -95,11 +95,7 @@ fn a_guest_on_huge_pages_moves_and_its_memory_stays() {
             "zero-copy",
         ],
     ] {
-        let refused = a.refusal(command);
-        assert!(
-            refused.contains("leave it in the pool with --stay-in-pool"),
-            "{refused}"
-        );
+        a.refuses(command, &["leave it in the pool with --stay-in-pool"]);
     }
     for (from, to) in [(a, "b"), (b, "a")] {
         let options = ["--memory", "zero-copy", "--stay-in-pool"];
@@ -109,7 +105,7 @@ fn a_guest_on_huge_pages_moves_and_its_memory_stays() {
         assert!(sent < MOST_BYTES, "{moved}");
     }
     println!("{:?}", guest.finish(a).unwrap());
-    a.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
+    a.stop_vm(VM);
     // libvirt, where it runs, has a separate folder in each such file system.
     for kind in ["memory", "segment"] {
         let file = pool.path().join(format!("{VM}.{kind}"));
@@ -121,32 +117,32 @@ fn a_guest_on_huge_pages_moves_and_its_memory_stays() {
 /// at the destination. The source's node is killed and started again first.
 #[test]
 fn an_adopted_guest_moves_and_its_memory_follows() {
-    let turn = Scenario::begin("zero_copy", "an_adopted_guest_moves_and_its_memory");
+    let turn = Scenario::alone();
     let pool = MemoryPool::new().unwrap();
     let mut cluster = cluster(&pool);
-    let load = GuestLoad {
-        seed: turn.seed,
-        ..GuestLoad::default()
-    };
     let file = pool.path().join(format!("{VM}.memory"));
     let machine = AdoptedMachine {
         memory_file: Some(&file),
         ..AdoptedMachine::default()
     };
-    let started = NodeGuest::adopt(&cluster, cluster.node("a"), (1, DISK_MIB), &load, machine);
+    let started = NodeGuest::adopt(
+        &cluster,
+        cluster.node("a"),
+        (1, DISK_MIB),
+        &GuestLoad::seeded(turn.seed),
+        machine,
+    );
     let (guest, _qemu) = started.unwrap();
-    cluster.node_mut("a").kill();
-    cluster.node_mut("a").start(&[]).unwrap();
+    cluster.die_and_start("a");
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let memory = memory_of(a);
     assert_eq!(memory["pool"], MemoryPool::NAME, "{memory}");
     assert_eq!(memory["bytes_in_pool"], memory["bytes"], "{memory}");
     assert_eq!(allocated(&file), memory["bytes"], "its room is reserved");
     // Nothing in this QEMU moves the memory.
-    let refused = a.refusal(&["vm", "memory", VM, "--to", "local"]);
-    assert!(
-        refused.contains("move the machine to another node"),
-        "{refused}"
+    a.refuses(
+        &["vm", "memory", VM, "--to", "local"],
+        &["move the machine to another node"],
     );
     let zero_copy = ["--memory", "zero-copy"];
     let (moved, gaps) = guest.migrate(a, "b", &zero_copy).unwrap();
@@ -163,15 +159,15 @@ fn an_adopted_guest_moves_and_its_memory_follows() {
     guest.migrate(a, "b", &[]).unwrap();
     assert_eq!(memory_of(b), Value::Null);
     println!("{:?}", guest.finish(b).unwrap());
-    b.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
+    b.stop_vm(VM);
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
 /// Moves the memory of a guest with two processors and disks under unlimited load, whose requests read and write the
 /// moving memory. The guest moves `moves` times with the memory following, and then the memory goes out of the pool and
 /// back `round_trips` times.
-fn memory_moves_under_load(name: &str, moves: usize, round_trips: usize) {
-    let turn = Scenario::begin("zero_copy", name);
+fn memory_moves_under_load(moves: usize, round_trips: usize) {
+    let turn = Scenario::alone();
     let pool = MemoryPool::new().unwrap();
     let cluster = cluster(&pool);
     let load = GuestLoad {
@@ -190,7 +186,7 @@ fn memory_moves_under_load(name: &str, moves: usize, round_trips: usize) {
     let mut here = "a";
     for number in 1..=moves {
         let from = cluster.node(here);
-        let to = if here == "a" { "b" } else { "a" };
+        let to = other(here);
         let (moved, _) = guest.migrate(from, to, &["--memory", "zero-copy"]).unwrap();
         let sent = moved["memory_bytes"].as_u64().unwrap();
         assert!(sent < MOST_BYTES, "{moved}");
@@ -203,7 +199,7 @@ fn memory_moves_under_load(name: &str, moves: usize, round_trips: usize) {
         // Local memory cannot be given to the other node in place, and the refusal comes before anything moves.
         let refused = guest.try_migrate(at, here, &["--memory", "zero-copy"]);
         let refused = refused.unwrap_err().to_string();
-        assert!(refused.contains("vm memory guest --to pool"), "{refused}");
+        says(&refused, &["vm memory guest --to pool"]);
         goes(&guest, at, "pool");
         here = to;
     }
@@ -215,14 +211,14 @@ fn memory_moves_under_load(name: &str, moves: usize, round_trips: usize) {
         }
     }
     println!("{:?}", guest.finish(at).unwrap());
-    at.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
+    at.stop_vm(VM);
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
 /// Lets all of the guest's memory go to the pool, or out of it, while the guest goes on. Returns the node's description
 /// of the memory move.
 fn goes(guest: &NodeGuest, at: &Node, to: &str) -> Value {
-    let moved = at.godwit(&["vm", "memory", VM, "--to", to]).json().unwrap();
+    let moved = at.json(&["vm", "memory", VM, "--to", to]);
     let memory = &moved["memory"];
     let in_pool = if to == "pool" {
         memory["bytes"].clone()
@@ -236,21 +232,21 @@ fn goes(guest: &NodeGuest, at: &Node, to: &str) -> Value {
 
 #[test]
 fn the_memory_of_a_guest_under_load_follows_and_goes_back() {
-    memory_moves_under_load("the_memory_of_a_guest_under_load_follows", 1, 1);
+    memory_moves_under_load(1, 1);
 }
 
 /// Each move is a full one: the guest goes to the other node, and all of the memory follows.
 #[test]
 #[ignore = "takes minutes on a busy machine: make test-slow ONLY=zero_copy"]
 fn three_full_moves_and_ten_round_trips_of_memory_under_load() {
-    memory_moves_under_load("three_full_moves_and_ten_round_trips", 3, 10);
+    memory_moves_under_load(3, 10);
 }
 
 /// The node dies while memory moves, before giving back the former places of the last batch. The next node process
 /// finds the memory: the disks go on in the right pages, and the places are given back.
 #[test]
 fn a_node_that_dies_while_memory_moves_finds_it_again() {
-    let turn = Scenario::begin("zero_copy", "a_node_that_dies_while_memory_moves_finds_it");
+    let turn = Scenario::alone();
     let pool = MemoryPool::new().unwrap();
     let mut cluster = cluster(&pool);
     let guest = pooled_guest(&cluster, turn.seed, 1);
@@ -268,8 +264,7 @@ fn a_node_that_dies_while_memory_moves_finds_it_again() {
             memory_moves(a, to);
             send(u64::from(a.pid().unwrap()), Signal::KILL);
         });
-        cluster.node_mut("a").kill();
-        cluster.node_mut("a").start(&[]).unwrap();
+        cluster.die_and_start("a");
         let a = cluster.node("a");
         let memory = memory_of(a);
         println!("{begin} in the pool before, and after the restart {memory}");
@@ -285,13 +280,13 @@ fn a_node_that_dies_while_memory_moves_finds_it_again() {
         // Local memory that the node no longer remembers stands in the way of a move all the same.
         let refused = guest.try_migrate(a, "b", &["--memory", "zero-copy"]);
         let refused = refused.unwrap_err().to_string();
-        assert!(refused.contains("is not in memory pool cxl"), "{refused}");
-        a.godwit(&["vm", "memory", VM, "--to", to]).json().unwrap();
+        says(&refused, &["is not in memory pool cxl"]);
+        a.json(&["vm", "memory", VM, "--to", to]);
         guest.alive().unwrap();
     }
     println!("{:?}", guest.finish(cluster.node("a")).unwrap());
     let a = cluster.node("a");
-    a.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
+    a.stop_vm(VM);
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
@@ -321,7 +316,7 @@ fn local_files(qemu: u64) -> Vec<PathBuf> {
 #[test]
 #[ignore = "waits for longer than the agent may take: make test-slow ONLY=zero_copy"]
 fn memory_that_a_qemu_moves_too_late_is_found() {
-    let turn = Scenario::begin("zero_copy", "memory_that_a_qemu_moves_too_late_is_found");
+    let turn = Scenario::alone();
     let pool = MemoryPool::new().unwrap();
     let cluster = cluster(&pool);
     let a = cluster.node("a");
@@ -337,16 +332,13 @@ fn memory_that_a_qemu_moves_too_late_is_found() {
     let memory = guest.memory_moved(a).unwrap();
     println!("{memory}");
     let problem = memory["moving"]["problem"].as_str().unwrap();
-    assert!(
-        problem.contains("does not answer") && problem.contains("what has moved stays"),
-        "{problem}"
-    );
+    says(&problem, &["does not answer", "what has moved stays"]);
     let moved = memory["moving"]["bytes_moved"].as_u64().unwrap();
     let local = memory["bytes"].as_u64().unwrap() - memory["bytes_in_pool"].as_u64().unwrap();
     assert!(local > moved, "a chunk moved too late to be counted");
     guest.alive().unwrap();
     for to in ["local", "pool"] {
-        a.godwit(&["vm", "memory", VM, "--to", to]).json().unwrap();
+        a.json(&["vm", "memory", VM, "--to", to]);
         guest.alive().unwrap();
     }
     println!("{:?}", guest.finish(a).unwrap());
@@ -357,7 +349,7 @@ fn memory_that_a_qemu_moves_too_late_is_found() {
 #[test]
 #[ignore = "waits for longer than the agent may take, twice: make test-slow ONLY=zero_copy"]
 fn memory_that_a_cancelled_move_lost_is_found() {
-    let turn = Scenario::begin("zero_copy", "memory_that_a_cancelled_move_lost_is_found");
+    let turn = Scenario::alone();
     let pool = MemoryPool::new().unwrap();
     let cluster = cluster(&pool);
     let a = cluster.node("a");
@@ -369,16 +361,16 @@ fn memory_that_a_cancelled_move_lost_is_found() {
         send(qemu, Signal::STOP);
         // The next request is under way by then.
         std::thread::sleep(Duration::from_secs(1));
-        a.godwit(&["vm", "memory", VM, "--cancel"]).json().unwrap();
+        a.json(&["vm", "memory", VM, "--cancel"]);
     });
     let memory = guest.memory_moved(a).unwrap();
     println!("{memory}");
     let problem = memory["moving"]["problem"].as_str().unwrap();
-    assert!(problem.contains("stand still"), "{problem}");
+    says(&problem, &["stand still"]);
     send(qemu, Signal::CONT);
     guest.alive().unwrap();
     for to in ["local", "pool"] {
-        a.godwit(&["vm", "memory", VM, "--to", to]).json().unwrap();
+        a.json(&["vm", "memory", VM, "--to", to]);
         guest.alive().unwrap();
     }
     println!("{:?}", guest.finish(a).unwrap());
@@ -405,7 +397,7 @@ fn mapped(node: &Node) -> u64 {
 }
 
 fn qemu_of(node: &Node) -> u64 {
-    let shown = node.godwit(&["vm", "show", VM]).json().unwrap();
+    let shown = node.json(&["vm", "show", VM]);
     shown["pid"].as_u64().unwrap()
 }
 
@@ -425,5 +417,5 @@ fn send(process: u64, signal: Signal) {
 }
 
 fn memory_of(node: &Node) -> Value {
-    node.godwit(&["vm", "show", VM]).json().unwrap()["memory"].clone()
+    node.json(&["vm", "show", VM])["memory"].clone()
 }
