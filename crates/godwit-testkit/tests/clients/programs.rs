@@ -9,14 +9,34 @@ use godwit_testkit::cluster::issue;
 use godwit_testkit::fio::{FioLoad, Requests};
 use godwit_testkit::image::{first_difference, write_random};
 use godwit_testkit::nbd::{self, Request};
-use godwit_testkit::process::run;
+use godwit_testkit::process::{run, words};
 use godwit_testkit::scenario::{PATIENCE, Scenario, says, until};
+use serde_json::Value;
 
 const SIZE: u64 = 64 << 20;
 
+/// Runs a program, and returns its output.
 fn text(program: &str, args: &[&str]) -> String {
     let output = run(Command::new(program).args(args)).unwrap();
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Does the same with a command line whose words have no spaces.
+fn tell(line: &str) -> String {
+    let words = words(line);
+    text(words[0], &words[1..])
+}
+
+fn json(line: &str) -> Value {
+    serde_json::from_str(&tell(line)).unwrap()
+}
+
+/// Lets qemu-io do all of this in turn on a disk of this format.
+fn qemu_io(format: &str, commands: &[&str], uri: &str) -> String {
+    let mut args = vec!["-f", format, "-t", "none", "-d", "unmap"];
+    args.extend(commands.iter().flat_map(|command| ["-c", command]));
+    args.push(uri);
+    text("qemu-io", &args)
 }
 
 fn disk(node: &Node, name: &str) -> String {
@@ -37,8 +57,7 @@ fn assert_same(node: &Node, name: &str, image: &Path) {
 fn nbdinfo_sees_what_the_disk_can_do() {
     let (_turn, cluster) = Scenario::alone().start(&["a"]);
     let uri = disk(cluster.node("a"), "info");
-    let info: serde_json::Value =
-        serde_json::from_str(&text("nbdinfo", &["--json", &uri])).unwrap();
+    let info = json(&format!("nbdinfo --json {uri}"));
     assert_eq!(info["protocol"], "newstyle-fixed");
     assert_eq!(info["structured"], true);
     let export = &info["exports"][0];
@@ -54,7 +73,7 @@ fn nbdinfo_sees_what_the_disk_can_do() {
     }
     assert_eq!(export["is_read_only"], false);
     assert_eq!(export["block_size_minimum"], 512, "{export}");
-    assert!(text("nbdinfo", &["--list", &uri]).contains("info"));
+    assert!(tell(&format!("nbdinfo --list {uri}")).contains("info"));
     assert!(run(Command::new("nbdinfo").arg(cluster.node("a").nbd("other").uri())).is_err());
 }
 
@@ -63,30 +82,25 @@ fn clients_see_which_ranges_are_allocated() {
     let (_turn, cluster) = Scenario::alone().start(&["a"]);
     let uri = disk(cluster.node("a"), "map");
     let map = || {
-        let map: serde_json::Value =
-            serde_json::from_str(&text("nbdinfo", &["--map", "--json", &uri])).unwrap();
+        let map = json(&format!("nbdinfo --map --json {uri}"));
         let ranges = map.as_array().unwrap().iter();
-        let of = |range: &serde_json::Value| {
+        let of = |range: &Value| {
             let number = |key: &str| range[key].as_u64().unwrap();
             (number("offset"), number("length"), number("type"))
         };
         ranges.map(of).collect::<Vec<_>>()
     };
     assert_eq!(map(), [(0, SIZE, 3)]);
-    text("qemu-io", &["-f", "raw", "-c", "write -P 7 1M 1M", &uri]);
+    qemu_io("raw", &["write -P 7 1M 1M"], &uri);
     let (mib, rest) = (1 << 20, SIZE - (2 << 20));
     assert_eq!(map(), [(0, mib, 3), (mib, mib, 0), (2 << 20, rest, 3)]);
-    let seen = text("qemu-img", &["map", "-f", "raw", "--output=json", &uri]);
-    let seen: serde_json::Value = serde_json::from_str(&seen).unwrap();
+    let seen = json(&format!("qemu-img map -f raw --output=json {uri}"));
     assert_eq!(seen[1]["start"], mib, "{seen}");
     assert_eq!(seen[1]["data"], true, "{seen}");
     assert_eq!(seen[2]["zero"], true, "{seen}");
-    text(
-        "qemu-io",
-        &["-f", "raw", "-d", "unmap", "-c", "discard 1M 1M", &uri],
-    );
+    qemu_io("raw", &["discard 1M 1M"], &uri);
     assert_eq!(map(), [(0, SIZE, 3)]);
-    let info = text("nbdinfo", &["--json", &uri]);
+    let info = tell(&format!("nbdinfo --json {uri}"));
     says(&info, &["\"can_fast_zero\": true"]);
 }
 
@@ -112,54 +126,22 @@ fn qemu_img_converts_compares_and_checks() {
     let image = cluster.dir().join("image");
     write_random(&image, SIZE, turn.seed).unwrap();
     let image = image.to_string_lossy().into_owned();
-    text(
-        "qemu-img",
-        &["convert", "-n", "-f", "raw", "-O", "raw", &image, &uri],
-    );
-    let compared = text(
-        "qemu-img",
-        &["compare", "-f", "raw", "-F", "raw", &image, &uri],
-    );
+    tell(&format!("qemu-img convert -n -f raw -O raw {image} {uri}"));
+    let compared = tell(&format!("qemu-img compare -f raw -F raw {image} {uri}"));
     says(&compared, &["Images are identical."]);
-    let info = text("qemu-img", &["info", "--output=json", &uri]);
-    let info: serde_json::Value = serde_json::from_str(&info).unwrap();
+    let info = json(&format!("qemu-img info --output=json {uri}"));
     assert_eq!(info["virtual-size"], SIZE);
 
     // A qcow2 inside the disk has metadata that can be checked, over the same protocol.
     let other = disk(cluster.node("a"), "qcow2");
-    text("qemu-img", &["create", "-f", "qcow2", &other, "32M"]);
-    text(
-        "qemu-io",
-        &[
-            "-f",
-            "qcow2",
-            "-c",
-            "write -P 7 1M 5M",
-            "-c",
-            "discard 2M 1M",
-            &other,
-        ],
-    );
-    let checked = text("qemu-img", &["check", "-f", "qcow2", &other]);
+    tell(&format!("qemu-img create -f qcow2 {other} 32M"));
+    qemu_io("qcow2", &["write -P 7 1M 5M", "discard 2M 1M"], &other);
+    let checked = tell(&format!("qemu-img check -f qcow2 {other}"));
     says(&checked, &["No errors were found"]);
-    text(
-        "qemu-io",
-        &[
-            "-f",
-            "qcow2",
-            "-c",
-            "read -P 7 1M 1M",
-            "-c",
-            "read -P 7 4M 2M",
-            &other,
-        ],
-    );
+    qemu_io("qcow2", &["read -P 7 1M 1M", "read -P 7 4M 2M"], &other);
 
     // The disk differs as soon as one sector does.
-    text(
-        "qemu-io",
-        &["-f", "raw", "-c", "write -P 9 12345k 512", &uri],
-    );
+    qemu_io("raw", &["write -P 9 12345k 512"], &uri);
     let differs =
         run(Command::new("qemu-img").args(["compare", "-f", "raw", "-F", "raw", &image, &uri]));
     assert!(differs.is_err());
@@ -188,10 +170,7 @@ fn qemu_io_flushes_discards_and_writes_zeroes() {
         "read -P 1 8M 64k",
         "read -P 2 9M 64k",
     ];
-    let mut args = vec!["-f", "raw", "-t", "none", "-d", "unmap"];
-    args.extend(commands.iter().flat_map(|command| ["-c", command]));
-    args.push(&uri);
-    let printed = text("qemu-io", &args);
+    let printed = qemu_io("raw", &commands, &uri);
     assert!(
         !printed.contains("failed") && !printed.contains("error"),
         "{printed}"
@@ -268,8 +247,7 @@ fn standard_clients_attach_over_tls() {
         "nbds://{address}/tls?tls-certificates={}",
         certificates.display()
     );
-    let info = text("nbdinfo", &["--json", &uri]);
-    let info: serde_json::Value = serde_json::from_str(&info).unwrap();
+    let info = json(&format!("nbdinfo --json {uri}"));
     assert_eq!(info["TLS"], true, "{info}");
     let image = cluster.dir().join("image");
     write_random(&image, SIZE, turn.seed).unwrap();
