@@ -216,14 +216,21 @@ impl Node {
         GodwitCommand::new(&self.spec.godwit, &self.api_socket(), args)
     }
 
+    /// Returns the answer of the API to a `GET` of this path.
+    pub fn get(&self, path: &str) -> io::Result<String> {
+        let mut api = UnixStream::connect(self.api_socket())?;
+        api.set_read_timeout(Some(START_TIMEOUT))?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
+        api.write_all(request.as_bytes())?;
+        let mut answer = String::new();
+        api.read_to_string(&mut answer)?;
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
+        Ok(body.to_owned())
+    }
+
     /// Returns the metrics, in Prometheus' text format.
     pub fn metrics(&self) -> io::Result<String> {
-        let mut api = UnixStream::connect(self.api_socket())?;
-        let request = "GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n";
-        api.write_all(request.as_bytes())?;
-        let mut metrics = String::new();
-        api.read_to_string(&mut metrics)?;
-        Ok(metrics)
+        self.get("/metrics")
     }
 
     /// Returns the node's description of a disk.

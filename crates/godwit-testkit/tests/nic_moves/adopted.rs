@@ -7,13 +7,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use godwit_testkit::cluster::Node;
-use godwit_testkit::network::{Lan, Pinger, Talk};
+use godwit_testkit::network::{Pinger, Talk};
 use godwit_testkit::process::wait_for;
 use godwit_testkit::vm::{AdoptedMachine, NodeGuest, idle_qemu};
 use serde_json::Value;
 
 use super::{
-    ECHO, GUEST, PING_EVERY, cluster, ip, load, lost_nothing, may_run, run, shown, there_and_back,
+    ECHO, GUEST, PING_EVERY, ip, load, lost_nothing, one_node, run, shown, there_and_back,
+    two_nodes,
 };
 
 pub(super) const NIC: &str = "web";
@@ -39,11 +40,9 @@ fn named(node: &Node) -> io::Result<Value> {
 
 #[test]
 fn a_machine_that_somebody_else_started_moves_there_and_back_with_its_nic() -> io::Result<()> {
-    if !may_run() {
+    let Some((lan, mut cluster)) = two_nodes(&[])? else {
         return Ok(());
-    }
-    let lan = Lan::new(2)?;
-    let mut cluster = cluster(&lan, &[])?;
+    };
     let told = create(cluster.node("a"), NIC, "tap=tap0")?;
     let a = cluster.node("a");
     // The process ends when the machine has moved.
@@ -89,11 +88,9 @@ fn a_machine_that_somebody_else_started_moves_there_and_back_with_its_nic() -> i
 
 #[test]
 fn a_nic_with_a_name_is_served_until_it_is_removed_also_when_its_node_restarts() -> io::Result<()> {
-    if !may_run() {
+    let Some((lan, mut cluster)) = one_node()? else {
         return Ok(());
-    }
-    let lan = Lan::new(1)?;
-    let mut cluster = super::cluster_of_one(&lan)?;
+    };
     create(cluster.node("a"), NIC, "tap=tap0,queues=1")?;
     let before = named(cluster.node("a"))?;
     assert!(
@@ -134,11 +131,9 @@ fn a_nic_with_a_name_is_served_until_it_is_removed_also_when_its_node_restarts()
 /// The machine has ended, and another NIC gets the name before the machine is taken off the node's list.
 #[test]
 fn a_nic_that_took_the_name_of_an_adopted_one_keeps_its_socket() -> io::Result<()> {
-    if !may_run() {
+    let Some((_lan, cluster)) = one_node()? else {
         return Ok(());
-    }
-    let lan = Lan::new(1)?;
-    let cluster = super::cluster_of_one(&lan)?;
+    };
     let a = cluster.node("a");
     let told = create(a, NIC, "tap=tap0")?;
     let monitor = cluster.dir().join("monitor.sock");
@@ -162,11 +157,9 @@ fn a_nic_that_took_the_name_of_an_adopted_one_keeps_its_socket() -> io::Result<(
 
 #[test]
 fn a_nic_with_a_name_that_cannot_be_had_is_refused_in_a_sentence() -> io::Result<()> {
-    if !may_run() {
+    let Some((_lan, mut cluster)) = one_node()? else {
         return Ok(());
-    }
-    let lan = Lan::new(1)?;
-    let mut cluster = super::cluster_of_one(&lan)?;
+    };
     let a = cluster.node("a");
     let mac = "mac=52:54:00:00:00:01";
     create(a, NIC, &format!("tap=tap0,{mac}"))?;

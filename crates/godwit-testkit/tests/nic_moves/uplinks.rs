@@ -5,11 +5,11 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use godwit_testkit::cluster::Node;
-use godwit_testkit::network::{Lan, Namespace};
+use godwit_testkit::network::Namespace;
 use godwit_testkit::process::{self, wait_for};
 use serde_json::Value;
 
-use super::{cluster, cluster_of_one, ip, may_run, run};
+use super::{ip, one_node, run, two_nodes};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -44,11 +44,9 @@ fn problem(node: &Node, name: &str, wanted: Option<&str>) {
 
 #[test]
 fn an_uplink_that_is_made_again_is_used_again() -> io::Result<()> {
-    if !may_run() {
+    let Some((lan, cluster)) = one_node()? else {
         return Ok(());
-    }
-    let lan = Lan::new(1)?;
-    let cluster = cluster_of_one(&lan)?;
+    };
     let (host, a) = (&lan.hosts()[0], cluster.node("a"));
     ip(host, "link add br7 up type bridge")?;
     for (name, uplink) in [("one", "bridge=br7"), ("two", "tap=tap0")] {
@@ -83,11 +81,9 @@ fn an_uplink_that_is_made_again_is_used_again() -> io::Result<()> {
 
 #[test]
 fn a_move_waits_until_the_destinations_bridge_lets_packets_pass() -> io::Result<()> {
-    if !may_run() {
+    let Some((lan, cluster)) = two_nodes(&[])? else {
         return Ok(());
-    }
-    let lan = Lan::new(2)?;
-    let cluster = cluster(&lan, &[])?;
+    };
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     for host in lan.hosts() {
         ip(host, "link add br7 up type bridge")?;
@@ -114,11 +110,9 @@ fn a_move_waits_until_the_destinations_bridge_lets_packets_pass() -> io::Result<
 
 #[test]
 fn a_tap_without_a_bridge_at_the_destination_is_told() -> io::Result<()> {
-    if !may_run() {
+    let Some((lan, cluster)) = two_nodes(&[])? else {
         return Ok(());
-    }
-    let lan = Lan::new(2)?;
-    let cluster = cluster(&lan, &[])?;
+    };
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     run(a, "one", "tap=tap0")?;
     ip(&lan.hosts()[1], "link set tap0 nomaster")?;
@@ -149,11 +143,9 @@ fn vlans(host: &Namespace, port: &str) -> io::Result<Vec<(u64, bool)>> {
 
 #[test]
 fn a_nic_goes_to_a_bridge_of_another_name() -> io::Result<()> {
-    if !may_run() {
+    let Some((lan, cluster)) = two_nodes(&[])? else {
         return Ok(());
-    }
-    let lan = Lan::new(2)?;
-    let cluster = cluster(&lan, &[])?;
+    };
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     ip(&lan.hosts()[0], "link add br7 up type bridge")?;
     ip(&lan.hosts()[1], "link add br8 up type bridge")?;
@@ -169,11 +161,9 @@ fn a_nic_goes_to_a_bridge_of_another_name() -> io::Result<()> {
 
 #[test]
 fn a_nic_is_in_the_vlans_that_it_is_given() -> io::Result<()> {
-    if !may_run() {
+    let Some((lan, cluster)) = one_node()? else {
         return Ok(());
-    }
-    let lan = Lan::new(1)?;
-    let cluster = cluster_of_one(&lan)?;
+    };
     let (host, a) = (&lan.hosts()[0], cluster.node("a"));
     ip(host, "link add br7 up type bridge")?;
     let create = ["nic", "create", "one", "bridge=br7,vlan=7,trunk=5+10-12"];

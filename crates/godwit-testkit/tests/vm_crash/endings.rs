@@ -42,16 +42,6 @@ fn site(seed: u64) -> Site {
 }
 
 impl Site {
-    /// Begins a move and waits until this moment.
-    fn moves_up_to(&mut self, moment: &Moment) {
-        let (side, point, action) = moment.hold;
-        let held = self.place(side);
-        self.set_point(held, (point, action));
-        let seen = self.log_length(held);
-        self.start_move(moment.options);
-        self.reached(held, seen, point);
-    }
-
     /// Ends the guest's boot in this way, waits for the next boot, and checks for missing writes.
     fn reboots(&mut self, how: &str) {
         let boots = self.guest.console.end_boot(how, PATIENCE).unwrap();
@@ -76,7 +66,7 @@ fn a_guest_that_reboots_or_panics_in_a_step_of_its_move_misses_no_write() {
             moment.phase,
             site.place(Side::Source)
         );
-        site.moves_up_to(moment);
+        site.move_up_to(moment.hold, moment.options);
         site.reboots(how);
     }
     site.moves();
@@ -108,7 +98,7 @@ fn a_guest_that_powers_off_while_it_moves_is_off_at_one_node_with_all_that_it_wr
     let mut site = site(turn.seed);
     for moment in [&MEMORY, &COMPLETING] {
         println!("power off while {}", moment.phase);
-        site.moves_up_to(moment);
+        site.move_up_to(moment.hold, moment.options);
         site.guest.console.end_boot("power-off", PATIENCE).unwrap();
         let owner = if std::ptr::eq(moment, &COMPLETING) {
             Side::Destination

@@ -212,11 +212,7 @@ impl Site {
     fn blow(&mut self, moment: &Moment, victim: Victim, outcome: Outcome) {
         let (from, to) = (self.place(Side::Source), self.place(Side::Destination));
         println!("{victim:?} in phase '{}', from {from}", moment.phase);
-        let (side, point, action) = moment.hold;
-        self.set_point(self.place(side), (point, action));
-        let seen = self.log_length(self.place(side));
-        self.start_move(moment.options);
-        self.reached(self.place(side), seen, point);
+        self.move_up_to(moment.hold, moment.options);
         std::thread::sleep(SETTLE);
         self.strike(victim);
         match outcome {

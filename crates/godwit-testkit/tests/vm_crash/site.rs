@@ -154,6 +154,21 @@ impl Site {
         );
     }
 
+    /// Begins a move and waits until the node at a side has come to a fail point. Returns the node.
+    pub(crate) fn move_up_to(
+        &mut self,
+        hold: (Side, &'static str, &'static str),
+        options: &[&str],
+    ) -> &'static str {
+        let (side, point, action) = hold;
+        let held = self.place(side);
+        self.set_point(held, (point, action));
+        let seen = self.log_length(held);
+        self.start_move(options);
+        self.reached(held, seen, point);
+        held
+    }
+
     /// Begins a move; returns the id.
     pub(crate) fn start_move(&self, options: &[&str]) -> String {
         let options = [&["--detach"], options].concat();
@@ -200,19 +215,12 @@ impl Site {
     }
 
     fn shown(&self, node: &str) -> Value {
-        let shown = self.cluster.node(node).godwit(&["vm", "show", VM]).json();
-        shown.unwrap_or(Value::Null)
+        self.cluster.node(node).vm(VM)
     }
 
-    /// Returns the process of the node's QEMU.
+    /// Returns the process of the node's QEMU; the destination's QEMU starts while the disks are copied.
     pub(crate) fn pid(&self, node: &str) -> Pid {
-        let directory = &self.cluster.node(node).spec().dir;
-        let only = || <[Pid; 1]>::try_from(machines_in(directory)).ok();
-        // The destination's QEMU starts while the disks are copied.
-        let [pid] = wait_for(PATIENCE, only).unwrap_or_else(|| {
-            panic!("not one QEMU at {node}, which shows {}", self.shown(node));
-        });
-        pid
+        self.cluster.node(node).qemu()
     }
 
     pub(crate) fn kill_qemu(&self, node: &str) {

@@ -58,11 +58,7 @@ fn a_guest_in_a_part_of_a_device_moves_there_and_back() {
     assert_eq!(at, (TABLE_MIB + SMALL_MIB) << 20, "behind the other one's");
     a.refuses(&small("more", "2M"), &["has 0 bytes free"]);
 
-    let stays = ["--memory", "zero-copy", "--stay-in-pool"];
-    let (moved, gaps) = guest.migrate(a, "b", &stays).unwrap();
-    let sent = moved["memory_bytes"].as_u64().unwrap();
-    println!("{sent} bytes sent, {gaps:?}");
-    assert!(sent < MOST_BYTES, "{moved}");
+    moves(&guest, a, "b", STAYS);
     for node in ["a", "b"] {
         let segment = segment(cluster.node(node), VM);
         assert_eq!(segment["owner"], "b", "as {node} sees it: {segment}");
@@ -71,29 +67,14 @@ fn a_guest_in_a_part_of_a_device_moves_there_and_back() {
     cluster.die_and_start("b");
     guest.alive().unwrap();
 
-    let follows = ["--memory", "zero-copy"];
     let b = cluster.node("b");
-    let (moved, _) = guest.migrate(b, "a", &follows).unwrap();
-    assert!(moved["memory_bytes"].as_u64().unwrap() < MOST_BYTES);
+    moves(&guest, b, "a", FOLLOWS);
     let a = cluster.node("a");
-    let memory = guest.memory_moved(a).unwrap();
-    assert_eq!(memory["moving"]["problem"], Value::Null, "{memory}");
-    assert_eq!(memory["bytes_in_pool"], 0, "{memory}");
+    has_followed(&guest, a);
     // The memory's room stays reserved, and anything there is overwritten when the memory goes back.
     fill(&pool, at, GUEST_MIB << 20);
 
-    cluster.node_mut("a").kill();
-    cluster.node_mut("a").start(BEFORE_GIVING_BACK).unwrap();
-    let a = cluster.node("a");
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let goes = a.godwit(&["vm", "memory", VM, "--to", "pool"]);
-            goes.json().unwrap_err()
-        });
-        memory_moves(a, "pool");
-        send(u64::from(a.pid().unwrap()), Signal::KILL);
-    });
-    cluster.die_and_start("a");
+    dies_while_memory_moves(&mut cluster, "pool");
     let a = cluster.node("a");
     let memory = memory_of(a);
     let in_pool = memory["bytes_in_pool"].as_u64().unwrap();
@@ -105,7 +86,7 @@ fn a_guest_in_a_part_of_a_device_moves_there_and_back() {
     );
     guest.alive().unwrap();
     goes(&guest, a, "pool");
-    guest.migrate(a, "b", &stays).unwrap();
+    guest.migrate(a, "b", STAYS).unwrap();
     let b = cluster.node("b");
     println!("{:?}", guest.finish(b).unwrap());
     b.stop_vm(VM);
