@@ -10,28 +10,12 @@ use godwit_memory::dirty::pages::{PAGE_BYTES, Pages};
 use godwit_memory::dirty::scan::{ScanError, Scanner};
 use godwit_memory::mover::agent::{Agent, AgentError, Side};
 use godwit_memory::mover::mappings;
-use process::Process;
+use process::{Process, map};
 
 const PAGES: u64 = 16 << 10;
 const BYTES: u64 = PAGES * PAGE_BYTES;
 /// Variable that turns the test program into the writing process.
 const WRITES: &str = "GODWIT_DIRTY_TEST_WRITES";
-
-fn map(file: &File) -> *mut u8 {
-    // SAFETY: a new mapping of whole pages at a place that the kernel picks; it stays until the process ends.
-    let memory = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            BYTES as usize,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-            std::os::fd::AsRawFd::as_raw_fd(file),
-            0,
-        )
-    };
-    assert_ne!(memory, libc::MAP_FAILED);
-    memory.cast()
-}
 
 /// Maps a file twice, and obeys lines of a command and page numbers: `write` and `read` the pages, `aside` writes
 /// through the second mapping, `drop` removes the pages from the first mapping's page table, `unmap` unmaps them.
@@ -41,7 +25,7 @@ fn the_process_that_writes() {
         return;
     };
     let file = File::options().read(true).write(true).open(path).unwrap();
-    let (memory, aside) = (map(&file), map(&file));
+    let (memory, aside) = (map(&file, BYTES, 0), map(&file, BYTES, 0));
     println!("\nready");
     for line in std::io::stdin().lines() {
         let line = line.unwrap();

@@ -13,7 +13,7 @@ use godwit_memory::mover::Run;
 use godwit_memory::mover::agent::{Agent, Side};
 use godwit_memory::mover::mappings::{self, Home, Layout};
 use godwit_memory::mover::plan::Plan;
-use process::Process;
+use process::{Process, map, rewrite};
 
 const OFFSET: u64 = 6 << 20;
 const BYTES: u64 = 16 << 20;
@@ -30,39 +30,7 @@ fn the_process_whose_part_moves() {
         return;
     };
     let file = File::options().read(true).write(true).open(path).unwrap();
-    // SAFETY: a new mapping of whole pages, which only this thread uses through volatile accesses.
-    let memory = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            BYTES as usize,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-            std::os::fd::AsRawFd::as_raw_fd(&file),
-            OFFSET as libc::off_t,
-        )
-    };
-    assert_ne!(memory, libc::MAP_FAILED);
-    let words = memory.cast::<u64>();
-    let count = BYTES as usize / 8 / 4 * 3;
-    let stop = std::thread::spawn(|| std::io::stdin().lines().next());
-    let (mut pass, mut lost) = (0_u64, 0_u64);
-    while !stop.is_finished() || pass < 2 {
-        for index in (0..count).step_by(64) {
-            // SAFETY: the index is inside the mapping.
-            unsafe {
-                let word = words.add(index);
-                let expected = if pass == 0 { 0 } else { pass ^ index as u64 };
-                lost += u64::from(word.read_volatile() != expected);
-                word.write_volatile((pass + 1) ^ index as u64);
-            }
-        }
-        pass += 1;
-        if pass == 1 {
-            println!("\nready");
-        }
-    }
-    println!("\npasses {pass} lost {lost}");
-    std::process::exit(0);
+    rewrite(map(&file, BYTES, OFFSET), BYTES);
 }
 
 fn layout(process: &Process, home: &File, away: &File) -> Layout {

@@ -5,7 +5,7 @@ mod support;
 use std::os::unix::fs::PermissionsExt;
 
 use serde_json::json;
-use support::{RunningNode, plain};
+use support::{RunningNode, plain, says, until};
 
 async fn node(dir: &std::path::Path) -> RunningNode {
     RunningNode::start(plain("a", dir)).await
@@ -16,13 +16,12 @@ async fn a_disk_outlives_its_node_and_goes_when_it_is_removed() {
     let dir = tempfile::tempdir().expect("a folder");
     let first = node(dir.path()).await;
     let made = first
-        .request(
-            "POST",
-            "/v1/disks",
+        .call(
+            "POST /v1/disks",
             r#"{"name":"root","size_bytes":1048576}"#,
+            201,
         )
         .await;
-    assert_eq!(made.status, 201, "{}", made.body);
     let path = made.json()["path"].as_str().expect("a path").to_owned();
     first.stop().await;
 
@@ -32,8 +31,7 @@ async fn a_disk_outlives_its_node_and_goes_when_it_is_removed() {
     assert_eq!(disk["serves"], true, "{disk}");
     assert_eq!(disk["epoch"], 1, "{disk}");
     assert_eq!(disk["size_bytes"], 1_048_576, "{disk}");
-    let removed = second.request("DELETE", "/v1/disks/root", "").await;
-    assert_eq!(removed.status, 204, "{}", removed.body);
+    second.call("DELETE /v1/disks/root", "", 204).await;
     assert!(!std::path::Path::new(&path).exists());
     second.stop().await;
 
@@ -85,16 +83,12 @@ async fn an_import_becomes_a_disk_and_an_export_equals_it() {
             format!(r#"{{"path":"{}"}}"#, copy.display()),
         ),
     ] {
-        let job = running.request("POST", path, &body).await;
-        assert_eq!(job.status, 202, "{}", job.body);
+        let job = running.call(&format!("POST {path}"), &body, 202).await;
         let id = job.json()["id"].as_str().expect("an id").to_owned();
-        let ended = loop {
-            let job = running.get(&format!("/v1/jobs/{id}")).await.json();
-            if job["state"] != "running" {
-                break job;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        };
+        let path = format!("/v1/jobs/{id}");
+        let over =
+            async || Some(running.get(&path).await.json()).filter(|job| job["state"] != "running");
+        let ended = until("the job ends", over).await;
         assert_eq!(ended["state"], "done", "{ended}");
         assert_eq!(ended["bytes_done"], 1_048_576, "{ended}");
     }
@@ -111,13 +105,10 @@ async fn a_disk_may_have_the_name_of_a_route() {
     let dir = tempfile::tempdir().expect("a folder");
     let running = node(dir.path()).await;
     let body = r#"{"name":"import","size_bytes":1048576}"#;
-    let made = running.request("POST", "/v1/disks", body).await;
-    assert_eq!(made.status, 201, "{}", made.body);
-    let shown = running.get("/v1/disks/import").await;
-    assert_eq!(shown.status, 200, "{}", shown.body);
+    running.call("POST /v1/disks", body, 201).await;
+    let shown = running.call("GET /v1/disks/import", "", 200).await;
     assert_eq!(shown.json()["name"], "import");
-    let removed = running.request("DELETE", "/v1/disks/import", "").await;
-    assert_eq!(removed.status, 204, "{}", removed.body);
+    running.call("DELETE /v1/disks/import", "", 204).await;
     assert_eq!(running.get("/v1/disks/import").await.status, 404);
     running.stop().await;
 }
@@ -259,7 +250,7 @@ async fn one_data_directory_is_one_nodes_alone() {
     let running = node(dir.path()).await;
     let second = godwit_node::run(plain("a", dir.path()), std::future::pending()).await;
     let error = second.expect_err("the directory is taken").to_string();
-    assert!(error.contains("another node"), "{error}");
+    says(&error, "another node");
     let mode = |path| {
         let metadata = std::fs::metadata(path).expect("is there");
         metadata.permissions().mode() & 0o777

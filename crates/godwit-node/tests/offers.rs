@@ -4,36 +4,19 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use godwit_core::OlderCopy;
-use godwit_core::units::{Epoch, MigrationId, Sectors};
-use godwit_core::wire::{
-    Features, Greeting, HEADER_SIZE, Header, Hello, Offer, PROTOCOL_VERSION, Purpose, Reply,
-    TrafficClass, TransferPolicy,
-};
-use godwit_node::certificates::{self, Validity};
+use godwit_core::units::{Epoch, Sectors};
+use godwit_core::wire::{Greeting, Offer, Purpose, Reply, TransferPolicy};
 use godwit_node::{IncomingLimits, Role};
 use rustls::{ClientConnection, StreamOwned};
-use support::{RunningNode, issue, peer, plain, secure, shows};
+use serde_json::json;
+use support::{RunningNode, authority, hello, peer, plain, receive, secure, send, shows, until};
 
 trait Stream: Read + Write {}
 
 impl<S: Read + Write> Stream for S {}
-
-fn send(stream: &mut dyn Stream, greeting: &Greeting) {
-    stream.write_all(&greeting.encode()).expect("it is there");
-    stream.flush().expect("it is there");
-}
-
-fn receive(stream: &mut dyn Stream) -> Greeting {
-    let mut header = [0; HEADER_SIZE];
-    stream.read_exact(&mut header).expect("an answer");
-    let header = Header::decode(&header).expect("a frame");
-    let mut body = vec![0; header.payload_length as usize];
-    stream.read_exact(&mut body).expect("all of the answer");
-    Greeting::decode(&header, &body).expect("a greeting")
-}
 
 /// Offers disk `d` as node `a`, waits for the acceptance, and goes away.
 fn offer_and_leave(stream: &mut dyn Stream) {
@@ -42,17 +25,7 @@ fn offer_and_leave(stream: &mut dyn Stream) {
 
 /// Offers a disk of 1 MiB as node `a`.
 fn offer(stream: &mut dyn Stream, disk: &str, migration: u8) -> Reply {
-    let hello = Hello {
-        min_version: PROTOCOL_VERSION,
-        max_version: PROTOCOL_VERSION,
-        features: Features::default(),
-        class: TrafficClass::Control,
-        purpose: Purpose::Migrate,
-        migration: MigrationId([migration; 16]),
-        node: String::from("a"),
-        disk: disk.to_owned(),
-    };
-    send(stream, &Greeting::Hello(hello));
+    send(stream, &hello(Purpose::Migrate, "a", migration, disk));
     let welcome = receive(stream);
     assert!(
         matches!(welcome, Greeting::Reply(Reply::Welcome { .. })),
@@ -79,13 +52,14 @@ fn offer(stream: &mut dyn Stream, disk: &str, migration: u8) -> Reply {
 
 /// Checks that nothing of the offer is left, long before the node would stop waiting for the connections.
 async fn nothing_is_left(node: &RunningNode) {
-    for _ in 0..100 {
-        if node.get("/v1/disks").await.json() == serde_json::json!([]) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("{}", node.get("/v1/disks").await.body);
+    let none = async || (node.get("/v1/disks").await.json() == json!([])).then_some(());
+    let begun = Instant::now();
+    until("nothing of the offer is left", none).await;
+    assert!(
+        begun.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        begun.elapsed()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -106,11 +80,7 @@ async fn an_offer_ends_with_the_connection_that_made_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_offer_ends_with_the_encrypted_connection_that_made_it() {
     let dir = tempfile::tempdir().expect("a folder");
-    let authority = dir.path().join("authority");
-    certificates::init(&authority, false).expect("makes an authority");
-    for name in ["a", "b"] {
-        issue(&authority, name, Role::Node, Validity::Days(1));
-    }
+    let authority = authority(dir.path(), &[("a", Role::Node), ("b", Role::Node)]);
     let mut config = secure("b", dir.path(), &authority, "b");
     config.peers = vec![peer("a", support::free_address())];
     let node = RunningNode::start(config).await;

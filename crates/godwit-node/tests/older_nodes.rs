@@ -5,9 +5,8 @@ mod support;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
-use godwit_core::wire::{Features, Greeting, HEADER_SIZE, Header, PROTOCOL_VERSION, Reply};
 use serde_json::json;
-use support::{RunningNode, peer, plain};
+use support::{RunningNode, peer, plain, receive, welcome};
 
 /// Welcomes all connections as node `b`, which knows no features, and reads no further.
 fn welcome_all() -> SocketAddr {
@@ -15,25 +14,16 @@ fn welcome_all() -> SocketAddr {
     let address = listener.local_addr().expect("it listens");
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            welcome(stream.expect("a connection"));
+            answer(stream.expect("a connection"));
         }
     });
     address
 }
 
-fn welcome(mut stream: TcpStream) {
-    let mut header = [0; HEADER_SIZE];
-    stream.read_exact(&mut header).expect("a hello");
-    let header = Header::decode(&header).expect("a frame");
-    let mut body = vec![0; header.payload_length as usize];
-    stream.read_exact(&mut body).expect("all of the hello");
-    let welcome = Greeting::Reply(Reply::Welcome {
-        version: PROTOCOL_VERSION,
-        features: Features::default(),
-        node: String::from("b"),
-    });
+fn answer(mut stream: TcpStream) {
+    receive(&mut stream);
     // A probing peer may be gone.
-    let _ = stream.write_all(&welcome.encode());
+    let _ = stream.write_all(&welcome("b").encode());
     let _ = stream.read(&mut [0]);
 }
 

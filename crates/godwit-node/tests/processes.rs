@@ -9,12 +9,10 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use godwit_core::units::MigrationId;
-use godwit_core::wire::{
-    Features, Greeting, HEADER_SIZE, Header, Hello, PROTOCOL_VERSION, Purpose, Reply, TrafficClass,
-};
+use godwit_core::wire::{Greeting, Purpose, Reply};
 use godwit_node::{NodeConfig, ProcessesConfig};
 use serde_json::{Value, json};
-use support::{RunningNode, peer, plain};
+use support::{RunningNode, hello, pair, peer, plain, receive, says, send, stop_all};
 
 fn taking_part(name: &str, dir: &std::path::Path) -> NodeConfig {
     NodeConfig {
@@ -30,14 +28,11 @@ async fn a_node_moves_processes_only_if_it_was_told_to() {
     let dir = tempfile::tempdir().expect("a folder");
     let node = RunningNode::start(plain("a", dir.path())).await;
     for path in ["/v1/processes", "/v1/processes/1"] {
-        let answer = node.get(path).await;
-        assert_eq!(answer.status, 409, "{}", answer.body);
-        assert!(answer.body.contains("--processes"), "{}", answer.body);
+        let answer = node.call(&format!("GET {path}"), "", 409).await;
+        says(&answer.body, "--processes");
     }
-    let answer = node
-        .request("POST", "/v1/processes/1/migrate", r#"{"to":"b"}"#)
+    node.call("POST /v1/processes/1/migrate", r#"{"to":"b"}"#, 409)
         .await;
-    assert_eq!(answer.status, 409, "{}", answer.body);
     node.stop().await;
 }
 
@@ -45,10 +40,8 @@ async fn a_node_moves_processes_only_if_it_was_told_to() {
 async fn everything_in_the_way_is_told_at_once_and_nothing_is_touched() {
     let dir = tempfile::tempdir().expect("a folder");
     std::fs::create_dir(dir.path().join("jobs")).expect("a folder");
-    let (mut a, mut b) = (taking_part("a", dir.path()), taking_part("b", dir.path()));
-    a.peers = vec![peer("b", b.listen)];
-    b.peers = vec![peer("a", a.listen)];
-    let (a, b) = (RunningNode::start(a).await, RunningNode::start(b).await);
+    let (a, b) = (taking_part("a", dir.path()), taking_part("b", dir.path()));
+    let (a, b) = pair(a, b).await;
     // A process without RDMA and without children.
     let mut process = std::process::Command::new("sleep")
         .arg("1000")
@@ -57,13 +50,12 @@ async fn everything_in_the_way_is_told_at_once_and_nothing_is_touched() {
     let own = process.id();
     let path = format!("/v1/processes/{own}/migrate");
     let answer = a
-        .request(
-            "POST",
-            &path,
+        .call(
+            &format!("POST {path}"),
             r#"{"to":"b","files":["/etc/hostname","relative"]}"#,
+            409,
         )
         .await;
-    assert_eq!(answer.status, 409, "{}", answer.body);
     let message = answer.json()["message"]
         .as_str()
         .expect("a message")
@@ -106,11 +98,13 @@ async fn everything_in_the_way_is_told_at_once_and_nothing_is_touched() {
     let path = "/v1/containers/no-such-container/migrate";
     let answer = a.request("POST", path, r#"{"to":"b"}"#).await;
     assert!([404, 409].contains(&answer.status), "{}", answer.body);
-    assert!(answer.body.contains("runc"), "{}", answer.body);
-    let answer = a
-        .request("POST", path, r#"{"to":"b","pre_setup":true}"#)
-        .await;
-    assert_eq!(answer.status, 400, "{}", answer.body);
+    says(&answer.body, "runc");
+    a.call(
+        &format!("POST {path}"),
+        r#"{"to":"b","pre_setup":true}"#,
+        400,
+    )
+    .await;
     assert_eq!(a.get("/v1/process-migrations").await.json(), json!([]));
     for node in [&a, &b] {
         let kept = std::fs::read_dir(node.config.data_dir.join("processes")).expect("a folder");
@@ -120,8 +114,7 @@ async fn everything_in_the_way_is_told_at_once_and_nothing_is_touched() {
     assert!(runs.is_none(), "{runs:?}");
     process.kill().expect("it runs");
     process.wait().expect("it ends");
-    a.stop().await;
-    b.stop().await;
+    stop_all([a, b]).await;
 }
 
 /// A connection of node `a` about a move.
@@ -137,25 +130,8 @@ impl Peer {
         stream
             .set_read_timeout(Some(Duration::from_secs(20)))
             .expect("a timeout");
-        let hello = Hello {
-            min_version: PROTOCOL_VERSION,
-            max_version: PROTOCOL_VERSION,
-            features: Features::default(),
-            class: TrafficClass::Control,
-            purpose: Purpose::Process,
-            migration: MigrationId([migration; 16]),
-            node: name.to_owned(),
-            disk: String::new(),
-        };
-        stream
-            .write_all(&Greeting::Hello(hello).encode())
-            .expect("it is there");
-        let mut header = [0; HEADER_SIZE];
-        stream.read_exact(&mut header).expect("an answer");
-        let header = Header::decode(&header).expect("a frame");
-        let mut body = vec![0; header.payload_length as usize];
-        stream.read_exact(&mut body).expect("all of it");
-        let reply = Greeting::decode(&header, &body).expect("a greeting");
+        send(&mut stream, &hello(Purpose::Process, name, migration, ""));
+        let reply = receive(&mut stream);
         assert!(
             matches!(reply, Greeting::Reply(Reply::Welcome { .. })),
             "{reply:?}"
@@ -251,11 +227,7 @@ async fn a_hostile_peer_gets_nowhere() {
             ),
         ] {
             let said = hostile.ask(&ask);
-            let refused = said["refused"].as_str();
-            assert!(
-                refused.is_some_and(|text| text.contains(why)),
-                "{why}: {said}"
-            );
+            says(&said["refused"], why);
         }
         assert_eq!(hostile.ask(&json!("give_up_held")), json!("done"));
         // A missing image is not restored, and the answer stands.
@@ -266,20 +238,10 @@ async fn a_hostile_peer_gets_nowhere() {
         // Names, lengths and numbers of an image.
         for name in ["../x.img", "/etc/x.img", "x", "-D.img", ""] {
             let said = hostile.ask(&image(name, 1));
-            assert!(
-                said["refused"]
-                    .as_str()
-                    .is_some_and(|why| why.contains("no name")),
-                "{said}"
-            );
+            says(&said["refused"], "no name");
         }
         let said = hostile.ask(&image("core-7.img", u64::MAX));
-        assert!(
-            said["refused"]
-                .as_str()
-                .is_some_and(|why| why.contains("are free")),
-            "{said}"
-        );
+        says(&said["refused"], "are free");
         for (key, value) in [
             ("pid", json!(1)),
             ("pid", json!(u32::MAX)),
@@ -305,11 +267,7 @@ async fn a_hostile_peer_gets_nowhere() {
         // An image with the wrong hash leaves nothing.
         assert_eq!(hostile.ask(&image("core-7.img", 4)), json!("ready"));
         hostile.0.write_all(&[7; 4 + 32]).expect("it is there");
-        let mut length = [0; 4];
-        hostile.0.read_exact(&mut length).expect("an answer");
-        let mut body = vec![0; u32::from_le_bytes(length) as usize];
-        hostile.0.read_exact(&mut body).expect("all of it");
-        assert!(String::from_utf8_lossy(&body).contains("another content"));
+        says(&hostile.hear(), "another content");
         // Bytes other than a message end the connection, and do no more.
         for bytes in [&b"\xff\xff\xff\xff"[..], b"\x02\0\0\0{}", b"\x04\0\0\0oops"] {
             let mut other = Peer::connect(&config, 8);
@@ -358,12 +316,7 @@ async fn a_destination_keeps_its_answer_and_no_image_and_denies_nothing_that_it_
         std::fs::create_dir_all(place(4).join("arrival.json")).expect("a folder");
         for ask in ["restore", "settle", "recreate"] {
             let said = other.ask(&json!(ask));
-            assert!(
-                said["refused"]
-                    .as_str()
-                    .is_some_and(|why| why.contains("cannot be read")),
-                "{said}"
-            );
+            says(&said["refused"], "cannot be read");
         }
     });
     checked.await.expect("all is so");

@@ -10,19 +10,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use support::{RunningNode, peer, plain};
+use support::{RunningNode, plain, stop_all, until};
 
 const MIB: u64 = 1 << 20;
 
 /// Starts two nodes that know each other, the first with a disk.
 async fn pair(dir: &Path) -> (RunningNode, RunningNode) {
-    let (mut a, mut b) = (plain("a", dir), plain("b", dir));
-    a.peers.push(peer("b", b.listen));
-    b.peers.push(peer("a", a.listen));
-    let (a, b) = (RunningNode::start(a).await, RunningNode::start(b).await);
-    let disk = json!({"name": "root", "size_bytes": 64 * MIB}).to_string();
-    let made = a.request("POST", "/v1/disks", &disk).await;
-    assert_eq!(made.status, 201, "{}", made.body);
+    let (a, b) = support::pair(plain("a", dir), plain("b", dir)).await;
+    let disk = json!({"name": "root", "size_bytes": 64 * MIB});
+    a.call("POST /v1/disks", &disk, 201).await;
     (a, b)
 }
 
@@ -38,14 +34,9 @@ async fn migrate(node: &RunningNode, options: Value) -> (u16, Value) {
 }
 
 async fn ended(node: &RunningNode, id: &str) -> Value {
-    for _ in 0..1000 {
-        let migration = node.get(&format!("/v1/migrations/{id}")).await.json();
-        if migration["ended_at"].is_string() {
-            return migration;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("migration {id} does not end");
+    let path = format!("/v1/migrations/{id}");
+    let ended = async || Some(node.get(&path).await.json()).filter(|it| it["ended_at"].is_string());
+    until("the migration ends", ended).await
 }
 
 /// Reads a block of the disk again and again, as an NBD client.
@@ -117,8 +108,7 @@ async fn what_cannot_be_promised_is_refused_before_anything_starts() {
     assert_eq!(a.get("/v1/migrations").await.json(), json!([]));
     let disk = a.get("/v1/disks/root").await.json();
     assert_eq!(disk["migration"], Value::Null, "{disk}");
-    a.stop().await;
-    b.stop().await;
+    stop_all([a, b]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -144,8 +134,7 @@ async fn a_promise_is_measured_against_the_guest() {
     assert_ne!(sla, "p99.99<10ms", "the guest was not idle");
     let done = ended(&a, started["id"].as_str().expect("an id")).await;
     assert_eq!(done["phase"], "completed", "{done}");
-    a.stop().await;
-    b.stop().await;
+    stop_all([a, b]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -197,8 +186,7 @@ async fn a_migration_shows_what_it_promised_and_how_it_kept_it() {
     let done = ended(&a, &id).await;
     assert_eq!(done["phase"], "completed", "{done}");
     assert!(done["promise"].is_object(), "{done}");
-    a.stop().await;
-    b.stop().await;
+    stop_all([a, b]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -223,8 +211,6 @@ async fn who_waits_for_the_end_is_not_answered_before_unless_it_takes_long() {
     };
     assert_eq!(done["phase"], "completed", "{done}");
     assert!(asked > 1, "at most a second: {done}");
-    let wrong = a.get(&format!("{path}?wait_ms=soon")).await;
-    assert_eq!(wrong.status, 400, "{}", wrong.body);
-    a.stop().await;
-    b.stop().await;
+    a.call(&format!("GET {path}?wait_ms=soon"), "", 400).await;
+    stop_all([a, b]).await;
 }

@@ -11,7 +11,10 @@ use godwit_node::certificates::{self, Revoked, Validity};
 use rustix::process::{Signal, getpid, kill_process};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
-use support::{RunningNode, free_address, issue, peer, request, secure, shows};
+use support::{
+    RunningNode, authority, free_address, issue, pair, request, says, secure, shows, stop_all,
+    until,
+};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -52,10 +55,7 @@ fn hang_up() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_certificate_is_used_after_a_signal_and_a_broken_one_is_not() {
     let dir = tempfile::tempdir().expect("a folder");
-    let ours = dir.path().join("ours");
-    certificates::init(&ours, false).expect("makes an authority");
-    issue(&ours, "a", Role::Node, Validity::Days(3));
-    issue(&ours, "reader", Role::Reader, Validity::Days(1));
+    let ours = authority(dir.path(), &[("a", Role::Node), ("reader", Role::Reader)]);
     let mut config = secure("a", dir.path(), &ours, "a");
     config.api_listen = Some(free_address());
     let a = RunningNode::start(config).await;
@@ -88,12 +88,8 @@ async fn a_new_certificate_is_used_after_a_signal_and_a_broken_one_is_not() {
     fs::write(&good, pem).expect("writes");
     let second = on_disk(&ours);
     hang_up();
-    let mut tries = 0;
-    while shown(&a, &ours).await != second {
-        tries += 1;
-        assert!(tries < 100, "the new certificate is not used");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let used = async || (shown(&a, &ours).await == second).then_some(());
+    until("the new certificate is used", used).await;
     let days = (end(&a).await - first_end) as f64 / (24.0 * 3600.0);
     assert!((5.9..6.1).contains(&days), "ends {days} days later");
     let answer = request(open, "GET", "/metrics", "").await;
@@ -104,27 +100,18 @@ async fn a_new_certificate_is_used_after_a_signal_and_a_broken_one_is_not() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revoked_certificate_is_refused_and_its_connections_end() {
     let dir = tempfile::tempdir().expect("a folder");
-    let ours = dir.path().join("ours");
-    certificates::init(&ours, false).expect("makes an authority");
-    issue(&ours, "a", Role::Node, Validity::Days(3));
-    issue(&ours, "b", Role::Node, Validity::Days(3));
-    issue(&ours, "reader", Role::Reader, Validity::Days(1));
-    issue(&ours, "other", Role::Reader, Validity::Days(1));
+    let nodes = [("a", Role::Node), ("b", Role::Node)];
+    let readers = [("reader", Role::Reader), ("other", Role::Reader)];
+    let ours = authority(dir.path(), &[nodes, readers].concat());
     let revoke = |name| certificates::revoke(&ours, Revoked::Name(name)).expect("revokes");
     let list = revoke("other").path;
     let mut config = secure("a", dir.path(), &ours, "a");
     config.tls.as_mut().expect("certificates").revoked = Some(list);
     config.api_listen = Some(free_address());
-    let mut other = secure("b", dir.path(), &ours, "b");
-    other.peers = vec![peer("a", config.listen)];
-    config.peers = vec![peer("b", other.listen)];
-    let (a, b) = (
-        RunningNode::start(config).await,
-        RunningNode::start(other).await,
-    );
+    let (a, b) = pair(config, secure("b", dir.path(), &ours, "b")).await;
     let seen_from_b = async || b.get("/v1/peers").await.body;
     let peers = seen_from_b().await;
-    assert!(peers.contains("\"reachable\":true"), "{peers}");
+    says(&peers, "\"reachable\":true");
     let mut open = connect(&a, &ours).await;
 
     revoke("reader");
@@ -137,9 +124,8 @@ async fn a_revoked_certificate_is_refused_and_its_connections_end() {
     let refused = again.read(&mut answer).await;
     assert!(refused.is_err(), "{refused:?}");
     let peers = seen_from_b().await;
-    assert!(peers.contains("it has been revoked"), "{peers}");
+    says(&peers, "it has been revoked");
     let peers = a.get("/v1/peers").await.body;
-    assert!(peers.contains("has been revoked"), "{peers}");
-    a.stop().await;
-    b.stop().await;
+    says(&peers, "has been revoked");
+    stop_all([a, b]).await;
 }

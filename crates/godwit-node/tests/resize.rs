@@ -10,8 +10,7 @@ use support::{RunningNode, plain};
 const MIB: u64 = 1 << 20;
 
 async fn create(node: &RunningNode, body: &Value) {
-    let made = node.request("POST", "/v1/disks", &body.to_string()).await;
-    assert_eq!(made.status, 201, "{}", made.body);
+    node.call("POST /v1/disks", &body, 201).await;
 }
 
 async fn resize(node: &RunningNode, size: Option<u64>) -> support::Answer {

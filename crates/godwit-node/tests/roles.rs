@@ -8,10 +8,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use godwit_node::Role;
-use godwit_node::certificates::{self, Validity};
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 use rustls::pki_types::ServerName;
-use support::{Answer, RunningNode, free_address, issue, request, secure, shows};
+use support::{Answer, RunningNode, authority, free_address, request, secure, shows};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -127,13 +126,10 @@ async fn documented(node: &RunningNode) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_route_of_the_api_is_open_to_those_roles_alone_that_it_is_meant_for() {
     let dir = tempfile::tempdir().expect("a folder");
-    let ours = dir.path().join("ours");
-    certificates::init(&ours, false).expect("makes an authority");
-    issue(&ours, "a", Role::Node, Validity::Days(1));
-    issue(&ours, "node", Role::Node, Validity::Days(1));
-    issue(&ours, "operator", Role::Operator, Validity::Days(1));
-    issue(&ours, "reader", Role::Reader, Validity::Days(1));
-    issue(&ours, "guest", Role::NbdClient, Validity::Days(1));
+    let nodes = [("a", Role::Node), ("node", Role::Node)];
+    let people = [("operator", Role::Operator), ("reader", Role::Reader)];
+    let roles = [&nodes[..], &people, &[("guest", Role::NbdClient)]].concat();
+    let ours = authority(dir.path(), &roles);
     for (from, to) in [
         ("client-cert.pem", "guest.pem"),
         ("client-key.pem", "guest.key"),

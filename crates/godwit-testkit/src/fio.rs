@@ -32,7 +32,6 @@ pub enum Requests {
 /// A load of requests of 4 KiB.
 #[derive(Clone, Debug)]
 pub struct FioLoad {
-    /// Request pattern.
     pub requests: Requests,
     /// Part of the disk that the load writes to, in bytes.
     pub region: Range<u64>,
@@ -46,7 +45,6 @@ pub struct FioLoad {
     pub compressible: bool,
 }
 
-/// A running fio.
 #[derive(Debug)]
 pub struct RunningFio {
     process: Process,
@@ -102,18 +100,12 @@ pub struct Window {
 
 impl FioLoad {
     /// Starts fio on a disk; the logs go into `dir`.
-    ///
-    /// # Errors
-    /// If fio cannot be started.
     pub fn start(&self, target: &NbdTarget, dir: &Path) -> io::Result<RunningFio> {
         let uri = format!("--uri={}", target.uri());
         self.start_with(&["--ioengine=nbd", &uri], dir)
     }
 
     /// Starts fio on an image file, with direct I/O; the logs go into `dir`.
-    ///
-    /// # Errors
-    /// If fio cannot be started.
     pub fn start_on_image(&self, image: &Path, dir: &Path) -> io::Result<RunningFio> {
         let file = format!("--filename={}", image.display());
         self.start_with(&["--ioengine=io_uring", "--direct=1", &file], dir)
@@ -169,9 +161,6 @@ impl FioLoad {
     }
 
     /// Fills the region of an image file with blocks that carry fio's checksums.
-    ///
-    /// # Errors
-    /// If fio fails.
     pub fn prepare(&self, image: &Path) -> io::Result<()> {
         let file = format!("--filename={}", image.display());
         self.whole_region(
@@ -181,9 +170,6 @@ impl FioLoad {
     }
 
     /// Reads the whole region of a disk and checks every block's checksum.
-    ///
-    /// # Errors
-    /// If fio finds a wrong checksum, or cannot read.
     pub fn check(&self, target: &NbdTarget, dir: &Path) -> io::Result<()> {
         let uri = format!("--uri={}", target.uri());
         self.whole_region(
@@ -226,9 +212,6 @@ impl RunningFio {
     }
 
     /// Stops fio and collects the measurements.
-    ///
-    /// # Errors
-    /// If fio does not end within a minute or the report cannot be read.
     pub fn stop(mut self) -> io::Result<FioReport> {
         if self.alive() {
             self.process.signal(Signal::INT);
@@ -251,9 +234,6 @@ impl RunningFio {
 
 impl FioReport {
     /// Checks that every request succeeded.
-    ///
-    /// # Errors
-    /// fio's messages, if a request failed.
     pub fn succeeded(&self) -> io::Result<()> {
         match self.error {
             0 => Ok(()),

@@ -12,9 +12,6 @@ const STEP: u64 = 4 << 20;
 const BLOCK: usize = 4096;
 
 /// Writes a file of random data, without zeroes, repetitions or any compressible part.
-///
-/// # Errors
-/// Any I/O error of the file.
 pub fn write_random(path: &Path, bytes: u64, seed: u64) -> io::Result<()> {
     let mut file = BufWriter::with_capacity(STEP as usize, File::create(path)?);
     let mut random = Random::new(seed);
@@ -31,9 +28,6 @@ pub fn write_random(path: &Path, bytes: u64, seed: u64) -> io::Result<()> {
 
 /// Fills a file with the contents of other files: the files below `root` in the order of their names, each aligned to a
 /// block as on a disk, over and over again.
-///
-/// # Errors
-/// Any I/O error of the file, or if nothing below `root` can be read.
 pub fn write_files(path: &Path, bytes: u64, root: &Path) -> io::Result<()> {
     let mut file = BufWriter::with_capacity(STEP as usize, File::create(path)?);
     let mut left = bytes;
@@ -78,9 +72,6 @@ fn append_files(directory: &Path, to: &mut impl Write, left: &mut u64) -> io::Re
 
 /// Returns a fingerprint of a range of a disk, in bytes. Equal content gives an equal fingerprint; different content
 /// gives a different one for all but 1 in 2^64.
-///
-/// # Errors
-/// If the disk cannot be read.
 pub fn fingerprint(disk: &mut dyn DiskReader, range: Range<u64>) -> io::Result<u64> {
     let mut buffer = vec![0; STEP as usize];
     let mut state = range.end - range.start;
@@ -100,9 +91,6 @@ pub fn fingerprint(disk: &mut dyn DiskReader, range: Range<u64>) -> io::Result<u
 }
 
 /// Returns the offset of the first byte in which two disks differ within a range.
-///
-/// # Errors
-/// If either disk cannot be read.
 pub fn first_difference(
     left: &mut dyn DiskReader,
     right: &mut dyn DiskReader,

@@ -13,6 +13,10 @@
 //! - [`small_fs`] is a file system with little room.
 //! - [`tls`] sets up two sides that trust each other.
 //! - [`fio`] runs fio against a disk and turns its latency logs into percentiles per time window.
+//!
+//! An error names the program, the file or the socket that failed. A call that only a mistake in a test can fail panics.
+
+#![allow(missing_docs, reason = "a comment that repeats a name is no help")]
 
 pub mod client;
 pub mod cluster;

@@ -15,10 +15,6 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts the command.
-    ///
-    /// # Errors
-    /// If the program cannot be started; the error names the program.
     pub fn spawn(command: &mut Command) -> io::Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
         let child = command
@@ -27,12 +23,10 @@ impl Process {
         Ok(Self { child, name })
     }
 
-    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends a signal.
     pub fn signal(&self, signal: rustix::process::Signal) {
         if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
             // A process that is already gone needs no signal.
@@ -52,9 +46,6 @@ impl Process {
     }
 
     /// Waits until the process ends.
-    ///
-    /// # Errors
-    /// If the process still runs after `timeout`.
     pub fn wait(&mut self, timeout: Duration) -> io::Result<ExitStatus> {
         wait_for(timeout, || self.ended())
             .ok_or_else(|| io::Error::other(format!("{} still runs after {timeout:?}", self.name)))
@@ -103,9 +94,6 @@ pub fn wait_for<T>(timeout: Duration, mut ask: impl FnMut() -> Option<T>) -> Opt
 }
 
 /// Runs a program to the end.
-///
-/// # Errors
-/// If the program cannot be started or fails; the error has the command line and the output.
 pub fn run(command: &mut Command) -> io::Result<Output> {
     let line = command_line(command);
     let output = command
@@ -122,6 +110,11 @@ pub fn run(command: &mut Command) -> io::Result<Output> {
     )))
 }
 
+/// Returns the words of a command line.
+pub fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
 /// Returns the command as a user would type it.
 pub fn command_line(command: &Command) -> String {
     std::iter::once(command.get_program())
@@ -132,9 +125,6 @@ pub fn command_line(command: &Command) -> String {
 }
 
 /// Creates a directory for a run's files inside the build directory, on a file system with O_DIRECT.
-///
-/// # Errors
-/// If the directory cannot be created.
 pub fn scratch_dir() -> io::Result<tempfile::TempDir> {
     let base = target_dir().join("scratch");
     std::fs::create_dir_all(&base)?;

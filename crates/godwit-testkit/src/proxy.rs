@@ -34,6 +34,26 @@ pub struct Conditions {
     pub refusing: bool,
 }
 
+impl Conditions {
+    const GOOD: Self = Self {
+        delay: Duration::ZERO,
+        jitter: Duration::ZERO,
+        rate: None,
+        stalled: false,
+        refusing: false,
+    };
+    /// Nothing passes.
+    pub const STALLED: Self = Self {
+        stalled: true,
+        ..Self::GOOD
+    };
+    /// No new connection is made.
+    pub const REFUSING: Self = Self {
+        refusing: true,
+        ..Self::GOOD
+    };
+}
+
 /// A listening proxy in front of one address.
 #[derive(Debug)]
 pub struct Proxy {
@@ -66,9 +86,6 @@ struct State {
 
 impl Proxy {
     /// Listens on loopback for connections to `behind`. The jitter comes from the seed.
-    ///
-    /// # Errors
-    /// If the proxy cannot listen.
     pub fn start(behind: SocketAddr, seed: u64) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         rustix::net::sockopt::set_socket_recv_buffer_size(&listener, RECEIVE_BUFFER)?;
@@ -144,7 +161,6 @@ impl Proxy {
             .any(|(what, seen)| *seen && what == bytes)
     }
 
-    /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         self.shared.lock().connections.len()
     }
@@ -362,10 +378,7 @@ mod tests {
     fn a_stalled_link_says_nothing_and_then_everything() {
         let (proxy, mut client) = echo();
         assert_eq!(there_and_back(&mut client, b"a").unwrap(), b"a");
-        proxy.set(Conditions {
-            stalled: true,
-            ..Conditions::default()
-        });
+        proxy.set(Conditions::STALLED);
         let silence = there_and_back(&mut client, b"b").unwrap_err();
         assert_eq!(silence.kind(), io::ErrorKind::WouldBlock);
         proxy.set(Conditions::default());
@@ -389,10 +402,7 @@ mod tests {
     #[test]
     fn who_is_refused_is_told_at_once() {
         let (proxy, _client) = echo();
-        proxy.set(Conditions {
-            refusing: true,
-            ..Conditions::default()
-        });
+        proxy.set(Conditions::REFUSING);
         let mut refused = TcpStream::connect(proxy.address()).unwrap();
         refused
             .set_read_timeout(Some(Duration::from_secs(5)))

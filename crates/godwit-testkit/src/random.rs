@@ -30,7 +30,6 @@ impl Random {
         self.below(100) < percent
     }
 
-    /// Fills the bytes.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
             let word = self.next_u64().to_le_bytes();

@@ -9,17 +9,11 @@ use serde::Serialize;
 use crate::process::target_dir;
 
 /// Writes `target/NAME/report.json` and returns its path.
-///
-/// # Errors
-/// Any I/O error of the file.
 pub fn write_report(name: &str, report: &impl Serialize) -> io::Result<PathBuf> {
     write_report_as(name, "report.json", report)
 }
 
 /// Writes `target/NAME/FILE` and returns its path.
-///
-/// # Errors
-/// Any I/O error of the file.
 pub fn write_report_as(name: &str, file: &str, report: &impl Serialize) -> io::Result<PathBuf> {
     let dir = target_dir().join(name);
     std::fs::create_dir_all(&dir)?;

@@ -15,47 +15,85 @@ use crate::random::seed;
 /// Longest time for any expected event on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Number of running tests, and the condition variable for its changes.
-static RUNNING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+/// Turns of one program's tests at a time. `cargo test` runs as many threads as the machine has processors.
+const TURNS: usize = 2;
 
-/// A system test's turn. Most tests need the machine for themselves, so one runs at a time.
+/// Number of turns taken, and the condition variable for its changes.
+static TAKEN: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+
+/// A system test's turn.
 #[derive(Debug)]
 pub struct Scenario {
     /// Seed of the test's random choices.
     pub seed: u64,
+    turns: usize,
 }
 
 impl Scenario {
-    /// Waits for the turn and prints the command to repeat the test (shown when the test fails).
-    pub fn begin(file: &str, test: &str) -> Self {
-        Self::among(1, file, test)
+    /// Waits for the turn of a test that measures time, or works the machine hard: no other test runs beside it. Prints
+    /// the command to repeat the test (shown when the test fails).
+    pub fn alone() -> Self {
+        Self::take(TURNS)
     }
 
-    /// Does the same for a test that mostly waits: up to `most` tests of the file run at once. All tests of a file must
-    /// give the same number.
-    pub fn among(most: usize, file: &str, test: &str) -> Self {
-        let (running, changed) = &RUNNING;
-        let turns = running.lock().unwrap_or_else(PoisonError::into_inner);
-        let turns = changed.wait_while(turns, |running| *running >= most);
-        *turns.unwrap_or_else(PoisonError::into_inner) += 1;
+    /// Does the same for a test that mostly waits: another such test may run beside it.
+    pub fn shared() -> Self {
+        Self::take(1)
+    }
+
+    fn take(turns: usize) -> Self {
+        let (taken, changed) = &TAKEN;
+        let before = taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = changed.wait_while(before, |taken| *taken + turns > TURNS);
+        *before.unwrap_or_else(PoisonError::into_inner) += turns;
         let seed = seed(1);
+        // Cargo names a program FILE-HASH, and the harness a thread after its test.
+        let program = std::env::current_exe().unwrap_or_default();
+        let program = program.file_stem().unwrap_or_default().to_string_lossy();
+        let file = program.rsplit_once('-').map_or(&*program, |(file, _)| file);
+        let thread = std::thread::current();
+        let test = thread.name().unwrap_or_default();
         println!("repeat: GODWIT_SEED={seed} cargo test -p godwit-testkit --test {file} -- {test}");
-        Self { seed }
+        Self { seed, turns }
+    }
+
+    /// Starts nodes with TLS.
+    #[track_caller]
+    pub fn start(self, names: &[&str]) -> (Self, Cluster) {
+        let cluster = Cluster::start(names);
+        (self, cluster.unwrap_or_else(|error| panic!("{error}")))
     }
 }
 
 impl Drop for Scenario {
     fn drop(&mut self) {
-        let (running, changed) = &RUNNING;
-        *running.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        changed.notify_one();
+        let (taken, changed) = &TAKEN;
+        *taken.lock().unwrap_or_else(PoisonError::into_inner) -= self.turns;
+        changed.notify_all();
     }
 }
 
+/// Expects a text to have all of these words.
+#[track_caller]
+pub fn says(text: &str, words: &[&str]) {
+    for words in words {
+        assert!(text.contains(words), "'{words}' is not in: {text}");
+    }
+}
+
+/// Returns the other one of the nodes `a` and `b`.
+pub fn other(node: &str) -> &'static str {
+    if node == "a" { "b" } else { "a" }
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let reached = wait_for(PATIENCE, || is_so().then_some(()));
+    assert!(reached.is_some(), "not in time: {what}");
+}
+
 /// Creates a disk of `bytes` bytes at the node, filled with the model's pattern.
-///
-/// # Errors
-/// If the image cannot be made or imported.
 pub fn import_pattern(node: &Node, disk: &str, bytes: u64, seed: u64) -> io::Result<Model> {
     let model = Model::new(seed, bytes, Initial::Pattern);
     let image = node.spec().dir.with_file_name(format!("{disk}.import"));
@@ -66,33 +104,13 @@ pub fn import_pattern(node: &Node, disk: &str, bytes: u64, seed: u64) -> io::Res
     Ok(model)
 }
 
-/// Runs a machine without an operating system on the node, with a new disk of 16 MiB and `words` as further arguments
-/// of QEMU.
-///
-/// # Errors
-/// If the disk cannot be made, or the machine not started.
-pub fn run_small_machine(node: &Node, machine: &str, disk: &str, words: &[&str]) -> io::Result<()> {
-    node.godwit(&["disk", "create", disk, "--size", "16MiB"])
-        .json()?;
-    let run = ["vm", "run", machine, "--accel", "tcg", "--memory", "64M"];
-    let rest = ["--disk", disk, "--", "-nic", "none"];
-    node.godwit(&[&run[..], &rest[..], words].concat()).json()?;
-    Ok(())
-}
-
 /// Starts a checking guest on the node's disk, at a rate low enough to leave room for everything else.
-///
-/// # Errors
-/// If the client cannot connect.
 pub fn load(node: &Node, disk: &str, seed: u64, model: Model) -> io::Result<VerifyingClient> {
     let workload = Workload::new(seed).rate(Some(1500));
     VerifyingClient::start(&node.nbd(disk), &workload, model)
 }
 
 /// Reads the whole disk at the node and verifies the content.
-///
-/// # Errors
-/// A description of the first mismatch or failure.
 pub fn verify(node: &Node, disk: &str, model: &mut Model) -> Result<Verified, String> {
     let mut connection = NbdConnection::connect(&node.nbd(disk))
         .map_err(|error| format!("cannot attach at '{}': {error}", node.name()))?;
@@ -100,9 +118,6 @@ pub fn verify(node: &Node, disk: &str, model: &mut Model) -> Result<Verified, St
 }
 
 /// Ends the load. The load must have lasted until now, without a failed or wrong request.
-///
-/// # Errors
-/// A description of the failure.
 pub fn finish(client: VerifyingClient) -> Result<Model, String> {
     let Outcome { model, stats, end } = client.stop(PATIENCE);
     if end != crate::client::End::Stopped {
@@ -112,19 +127,25 @@ pub fn finish(client: VerifyingClient) -> Result<Model, String> {
 }
 
 /// Moves the disk and waits until the move is done.
-///
-/// # Errors
-/// If the command fails.
 pub fn migrate(from: &Node, disk: &str, to: &str, more: &[&str]) -> Result<Value, Failure> {
     let mut args = vec!["migrate", disk, "--to", to];
     args.extend(more);
     from.godwit(&args).json()
 }
 
+/// Moves the disk. The move has to be completed, and to have compared the disk if it was to.
+#[track_caller]
+pub fn moves(from: &Node, disk: &str, to: &str, more: &[&str]) -> Value {
+    let moved = migrate(from, disk, to, more).unwrap_or_else(|failure| panic!("{failure}"));
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    assert!(
+        !more.contains(&"--verify") || moved["verified"] == true,
+        "{moved}"
+    );
+    moved
+}
+
 /// Starts to move the disk; returns the migration's id.
-///
-/// # Errors
-/// If the command fails or prints no id.
 pub fn start_migration(
     from: &Node,
     disk: &str,
@@ -150,9 +171,6 @@ pub fn migration(node: &Node, id: &str) -> Value {
 }
 
 /// Waits until the disk's owner has all of the disk and the source knows so.
-///
-/// # Panics
-/// If the wait takes longer than [`PATIENCE`].
 pub fn becomes_whole(owner: &Node, source: &Node, disk: &str) {
     let whole = || {
         let (here, there) = (owner.disk(disk).ok()?, source.disk(disk).ok()?);
@@ -178,10 +196,15 @@ pub fn await_end(node: &Node, id: &str) -> Value {
     wait_for(PATIENCE, ended).unwrap_or(Value::Null)
 }
 
+/// Waits until the migration has ended in this phase. Returns the node's view of the migration then.
+#[track_caller]
+pub fn ends(node: &Node, id: &str, phase: &str) -> Value {
+    let ended = await_end(node, id);
+    assert_eq!(ended["phase"], phase, "{ended}");
+    ended
+}
+
 /// Waits until exactly one of the nodes `a` and `b` owns and serves the disk; returns the owner's name.
-///
-/// # Errors
-/// If both nodes serve at the same time, or neither does in the end.
 pub fn one_owner(cluster: &Cluster, disk: &str) -> Result<&'static str, String> {
     let started = Instant::now();
     loop {

@@ -16,9 +16,6 @@ pub struct SmallFileSystem {
 
 impl SmallFileSystem {
     /// Creates a file system with room for this many bytes.
-    ///
-    /// # Errors
-    /// Without the right to mount.
     pub fn new(bytes: u64) -> io::Result<Self> {
         let at = tempfile::tempdir()?;
         let size = format!("size={bytes}");
@@ -37,9 +34,6 @@ impl SmallFileSystem {
     }
 
     /// Takes all remaining room, until the returned file is removed.
-    ///
-    /// # Errors
-    /// If the file cannot be written at all.
     pub fn fill(&self) -> io::Result<PathBuf> {
         let path = self.path().join("filler");
         let mut filler = File::create(&path)?;

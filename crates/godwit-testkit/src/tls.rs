@@ -17,9 +17,6 @@ pub struct TlsSettings {
 
 impl TlsSettings {
     /// Creates settings with a certificate of their own for [`node_name`].
-    ///
-    /// # Panics
-    /// If the provider makes no certificate, or knows no cipher of TLS 1.3.
     pub fn new(provider: CryptoProvider) -> Self {
         let own = rcgen::generate_simple_self_signed([NODE.to_owned()]).expect("a certificate");
         let certificate = own.cert.der().clone();
@@ -47,9 +44,6 @@ impl TlsSettings {
     }
 
     /// Returns the same settings each time, with the usual ciphers.
-    ///
-    /// # Panics
-    /// As [`Self::new`].
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<TlsSettings> = OnceLock::new();
         SHARED.get_or_init(|| Self::new(aws_lc_rs::default_provider()))
@@ -58,10 +52,6 @@ impl TlsSettings {
 
 const NODE: &str = "node";
 
-/// Returns the name in the certificate.
-///
-/// # Panics
-/// Never: the name is valid.
 pub fn node_name() -> ServerName<'static> {
     ServerName::try_from(NODE).expect("a name")
 }

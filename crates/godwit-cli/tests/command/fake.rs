@@ -70,6 +70,14 @@ impl FakeApi {
         Ran::from(self.command(args).output().unwrap())
     }
 
+    /// Runs a command that has to succeed.
+    #[track_caller]
+    pub(crate) fn succeeds(&self, args: &[&str]) -> Ran {
+        let ran = self.run(args);
+        assert_eq!(ran.code, 0, "{}", ran.stderr);
+        ran
+    }
+
     pub(crate) fn asked_nothing(&self) -> bool {
         self.asked.lock().unwrap().is_empty()
     }
@@ -157,6 +165,20 @@ impl From<Output> for Ran {
             stdout: String::from_utf8(output.stdout).unwrap(),
             stderr: String::from_utf8(output.stderr).unwrap(),
         }
+    }
+}
+
+impl Ran {
+    /// Expects these words on standard output.
+    #[track_caller]
+    pub(crate) fn says(&self, words: &str) {
+        assert!(self.stdout.contains(words), "{}", self.stdout);
+    }
+
+    /// Expects these words on standard error.
+    #[track_caller]
+    pub(crate) fn tells(&self, words: &str) {
+        assert!(self.stderr.contains(words), "{}", self.stderr);
     }
 }
 

@@ -89,14 +89,8 @@ fn moves_of_virtual_machines_are_listed_beside_those_of_disks() {
 #[test]
 fn the_first_digits_of_a_move_name_it() {
     let api = both(VmMigrationPhase::CopyingMemory);
-    let ran = api.run(&["migration", "show", "AA"]);
-    assert_eq!(ran.code, 0, "{}", ran.stderr);
-    assert!(
-        ran.stdout
-            .contains("vm/web: memory to b, 1.00 GiB of 4.00 GiB left"),
-        "{}",
-        ran.stdout
-    );
+    let ran = api.succeeds(&["migration", "show", "AA"]);
+    ran.says("vm/web: memory to b, 1.00 GiB of 4.00 GiB left");
     let ran = api.run(&["migration", "cancel", "aab"]);
     assert_eq!(
         ran.stdout, "cancelled: VM 'web' stays on 'a'\n",
@@ -123,8 +117,7 @@ fn a_line_that_says_nothing_new_is_not_repeated() {
         ("POST /v1/vms/web/migrate", vec![ok(still)]),
         (&get_move(), answers),
     ]);
-    let ran = api.run(&["migrate", "vm/web", "--to", "b"]);
-    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let ran = api.succeeds(&["migrate", "vm/web", "--to", "b"]);
     let told = ran.stderr.matches("memory follows").count();
     assert_eq!(told, 1, "{}", ran.stderr);
 }
@@ -145,8 +138,7 @@ fn a_move_is_watched_with_its_warnings_to_its_end() {
         ok(done),
     ];
     let api = FakeApi::start(&[(&get_move(), answers.clone())]);
-    let ran = api.run(&["migration", "watch", MOVE]);
-    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let ran = api.succeeds(&["migration", "watch", MOVE]);
     assert!(
         ran.stdout.starts_with("VM 'web' moved from 'a' to 'b'\n"),
         "{}",
@@ -185,8 +177,7 @@ fn a_move_that_failed_says_why() {
 fn a_guest_that_takes_its_time_to_shut_down_is_waited_for_with_a_word() {
     let answers = vec![(204, Value::Null)];
     let slow = FakeApi::start_slow(&[("POST /v1/vms/web/stop", answers.clone())]);
-    let ran = slow.run(&["vm", "stop", "web"]);
-    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let ran = slow.succeeds(&["vm", "stop", "web"]);
     assert!(
         ran.stderr.starts_with("waiting for the guest"),
         "{}",

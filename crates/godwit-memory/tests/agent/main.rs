@@ -5,7 +5,7 @@ mod process;
 mod room;
 
 use std::fs::File;
-use std::io::{IoSlice, Read, Write};
+use std::io::{IoSlice, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
@@ -13,11 +13,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use godwit_memory::mover::Run;
-use godwit_memory::mover::agent::{Agent, AgentError, Side};
+use godwit_memory::mover::agent::{Agent, AgentError, MovedRun, Side};
 use godwit_memory::mover::mappings::{self, Home, Layout};
 use godwit_memory::mover::plan::{Chunk, Plan};
 use godwit_memory::pool::Pool;
-use process::Process;
+use process::{Process, map, rewrite};
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 const BYTES: u64 = 64 << 20;
@@ -36,47 +37,13 @@ fn the_process_whose_memory_moves() {
         return;
     };
     let file = File::options().read(true).write(true).open(path).unwrap();
-    // SAFETY: a new mapping of whole pages, which only this thread uses through volatile accesses.
-    let memory = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            BYTES as usize,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-            std::os::fd::AsRawFd::as_raw_fd(&file),
-            0,
-        )
-    };
-    assert_ne!(memory, libc::MAP_FAILED);
+    let memory = map(&file, BYTES, 0);
     if waits.is_some() {
         println!("\nmapped");
         std::io::stdin().lines().next();
         std::process::exit(0);
     }
-    let words = memory.cast::<u64>();
-    // A quarter stays a hole.
-    let count = BYTES as usize / 8 / 4 * 3;
-    let stop = std::thread::spawn(|| std::io::stdin().lines().next());
-    let (mut pass, mut lost) = (0_u64, 0_u64);
-    while !stop.is_finished() {
-        for index in (0..count).step_by(64) {
-            // SAFETY: the index is inside the mapping.
-            unsafe {
-                let word = words.add(index);
-                let expected = if pass == 0 { 0 } else { pass ^ index as u64 };
-                lost += u64::from(word.read_volatile() != expected);
-                word.write_volatile((pass + 1) ^ index as u64);
-            }
-        }
-        pass += 1;
-        // After the first pass, all pages but the hole are present; absent pages move without a copy.
-        if pass == 1 {
-            println!("\nready");
-            std::io::stdout().flush().unwrap();
-        }
-    }
-    println!("\npasses {pass} lost {lost}");
-    std::process::exit(0);
+    rewrite(memory, BYTES);
 }
 
 fn start(folder: &Path, memory: &Path) -> Process {
@@ -92,26 +59,14 @@ fn start_waiting(folder: &Path, memory: &Path) -> Process {
     process
 }
 
-/// A process that writes to a memory file in a folder, and its agent.
-struct Started {
-    process: Process,
-    agent: Agent,
-    home: File,
-    /// Mapping of the memory in the process.
-    layout: Layout,
-}
-
-fn started(folder: &Path) -> Started {
+/// Starts a process that writes to a memory file in a folder. Returns the process, its agent, the file, and the
+/// mapping of the memory in the process.
+fn started(folder: &Path) -> (Process, Agent, File, Layout) {
     let (path, home) = home(folder);
     let process = start(folder, &path);
     let layout = layout(&process, &home, None).unwrap();
     let agent = Agent::connect(&folder.join("agent.sock")).unwrap();
-    Started {
-        process,
-        agent,
-        home,
-        layout,
-    }
+    (process, agent, home, layout)
 }
 
 /// Returns the layout of a memory in a process; the start may be in another file.
@@ -126,12 +81,44 @@ fn layout(process: &Process, home: &File, away: Option<&File>) -> Option<Layout>
     mappings::find(&all, home, away.map(file))
 }
 
-/// Lets the process end, and returns its report.
-fn lost(mut process: Process) -> String {
+/// Lets the process end, and expects that it lost no write.
+fn lost_nothing(mut process: Process) {
     process.say("");
-    let line = process.line("passes");
+    let told = process.line("passes");
     process.end();
-    line
+    println!("{told}");
+    assert!(told.trim().ends_with("lost 0"), "{told}");
+}
+
+/// Begins to move all of a memory.
+fn begin(agent: &mut Agent, address: u64, from: &File, to: &File) {
+    let (from, to) = (Side::whole(from), Side::whole(to));
+    agent.begin(address, BYTES, from, to).unwrap();
+}
+
+/// Moves a run, which must not be refused.
+fn moves(agent: &mut Agent, run: Run) -> MovedRun {
+    let moved = agent.move_run(run).unwrap();
+    assert!(moved.refused.is_none(), "{moved:?}");
+    moved
+}
+
+/// Expects a run to be refused.
+fn is_refused(agent: &mut Agent, run: Run) {
+    let moved = agent.move_run(run).unwrap();
+    assert!(
+        moved.refused.is_some() && moved.bytes == 0,
+        "{run:?}: {moved:?}"
+    );
+}
+
+/// Returns a file of `bytes` bytes in memory with this seal.
+fn sealed(bytes: u64, seal: SealFlags) -> File {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = File::from(rustix::fs::memfd_create("sealed", flags).unwrap());
+    file.set_len(bytes).unwrap();
+    rustix::fs::fcntl_add_seals(&file, seal).unwrap();
+    file
 }
 
 fn memfd() -> File {
@@ -161,9 +148,7 @@ fn move_all(
     hold: Duration,
     downwards: bool,
 ) -> Plan {
-    agent
-        .begin(address, BYTES, Side::whole(from), Side::whole(to))
-        .unwrap();
+    begin(agent, address, from, to);
     let mut plan = Plan::new(BYTES, 0, hold);
     let (begun, mut chunks) = (Instant::now(), 0);
     while let Some(mut all) = plan.next() {
@@ -177,8 +162,7 @@ fn move_all(
             downwards,
             ahead_bytes: plan.ahead_bytes(),
         };
-        let moved = agent.move_run(run).unwrap();
-        assert!(moved.refused.is_none(), "{moved:?}");
+        let moved = moves(agent, run);
         chunks += moved.chunks;
         plan.moved(moved.bytes, moved.chunks, moved.held, moved.longest_hold);
         let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
@@ -211,12 +195,7 @@ fn shm() -> tempfile::TempDir {
 #[test]
 fn memory_that_is_written_moves_away_and_back_without_a_lost_write() {
     let folder = shm();
-    let Started {
-        process,
-        mut agent,
-        home,
-        layout: before,
-    } = started(folder.path());
+    let (process, mut agent, home, before) = started(folder.path());
     // With so short a hold, each chunk becomes one piece.
     for hold in [1_000_000, 1000, 1].map(Duration::from_nanos) {
         assert_eq!(layout(&process, &home, None), Some(before));
@@ -229,30 +208,16 @@ fn memory_that_is_written_moves_away_and_back_without_a_lost_write() {
         move_all(&mut agent, before.address, (&away, &home), hold, true);
         std::thread::sleep(Duration::from_millis(100));
     }
-    let told = lost(process);
-    println!("{told}");
-    assert!(told.trim().ends_with("lost 0"), "{told}");
+    lost_nothing(process);
 }
 
 /// The limit holds for large requested chunks too.
 #[test]
 fn a_chunk_that_takes_too_long_is_cut() {
     let folder = shm();
-    let Started {
-        process,
-        mut agent,
-        home,
-        layout,
-    } = started(folder.path());
+    let (process, mut agent, home, layout) = started(folder.path());
     let away = memfd();
-    agent
-        .begin(
-            layout.address,
-            BYTES,
-            Side::whole(&home),
-            Side::whole(&away),
-        )
-        .unwrap();
+    begin(&mut agent, layout.address, &home, &away);
     let whole = Run {
         chunk_bytes: 8 << 20,
         hold: Duration::from_secs(10),
@@ -268,29 +233,16 @@ fn a_chunk_that_takes_too_long_is_cut() {
     let moved = agent.move_run(cut).unwrap();
     assert_eq!((moved.bytes, moved.chunks), (8 << 20, 128), "{moved:?}");
     assert!(moved.refused.is_none());
-    let told = lost(process);
-    assert!(told.trim().ends_with("lost 0"), "{told}");
+    lost_nothing(process);
 }
 
 #[test]
 fn a_node_that_dies_in_the_middle_leaves_nobody_waiting() {
     let folder = shm();
-    let Started {
-        process,
-        mut agent,
-        home,
-        layout: before,
-    } = started(folder.path());
+    let (process, mut agent, home, before) = started(folder.path());
     let away = memfd();
     for chunk in 0..8 {
-        agent
-            .begin(
-                before.address,
-                BYTES,
-                Side::whole(&home),
-                Side::whole(&away),
-            )
-            .unwrap();
+        begin(&mut agent, before.address, &home, &away);
         let bytes = 1 << 20;
         let offset = chunk * bytes;
         let moved = agent.move_run(run(offset, bytes)).unwrap();
@@ -301,36 +253,17 @@ fn a_node_that_dies_in_the_middle_leaves_nobody_waiting() {
     }
     let half = layout(&process, &home, Some(&away)).unwrap();
     assert_eq!(half.away, 8 << 20);
-    let told = lost(process);
-    assert!(told.trim().ends_with("lost 0"), "{told}");
+    lost_nothing(process);
 }
 
 #[test]
 fn chunks_that_make_no_sense_or_have_no_room_stay_where_they_are() {
     let folder = shm();
-    let Started {
-        process,
-        mut agent,
-        home,
-        layout: before,
-    } = started(folder.path());
-    let early = agent.move_run(run(0, 4096)).unwrap();
-    assert!(early.refused.is_some() && early.bytes == 0, "{early:?}");
+    let (process, mut agent, home, before) = started(folder.path());
+    is_refused(&mut agent, run(0, 4096));
     // A target without room: too short, and sealed against growth.
-    let made = rustix::fs::memfd_create(
-        "short",
-        rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING,
-    );
-    let short = File::from(made.unwrap());
-    rustix::fs::fcntl_add_seals(&short, rustix::fs::SealFlags::GROW).unwrap();
-    agent
-        .begin(
-            before.address,
-            BYTES,
-            Side::whole(&home),
-            Side::whole(&short),
-        )
-        .unwrap();
+    let short = sealed(0, SealFlags::GROW);
+    begin(&mut agent, before.address, &home, &short);
     for (offset, bytes) in [
         (0, 1 << 20),
         (1, 4096),
@@ -339,16 +272,11 @@ fn chunks_that_make_no_sense_or_have_no_room_stay_where_they_are() {
         (BYTES, 4096),
         (u64::MAX - 4095, 4096),
     ] {
-        let moved = agent.move_run(run(offset, bytes)).unwrap();
-        assert!(
-            moved.refused.is_some() && moved.bytes == 0,
-            "{offset} {bytes}: {moved:?}"
-        );
+        is_refused(&mut agent, run(offset, bytes));
     }
     assert_eq!(layout(&process, &home, None), Some(before));
     std::thread::sleep(Duration::from_millis(50));
-    let told = lost(process);
-    assert!(told.trim().ends_with("lost 0"), "{told}");
+    lost_nothing(process);
 }
 
 /// Returns true if a process's page is held, so that a first write waits (`/proc/PID/pagemap`).
@@ -365,39 +293,24 @@ fn is_held(process: &Process, address: u64) -> bool {
 #[test]
 fn a_chunk_that_cannot_be_copied_is_let_go() {
     let folder = shm();
-    let Started {
-        process,
-        mut agent,
-        home,
-        layout: before,
-    } = started(folder.path());
+    let (process, mut agent, home, before) = started(folder.path());
     // A target with room, and sealed against writes.
-    let made = rustix::fs::memfd_create(
-        "sealed",
-        rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING,
-    );
-    let sealed = File::from(made.unwrap());
-    sealed.set_len(BYTES).unwrap();
-    rustix::fs::fcntl_add_seals(&sealed, rustix::fs::SealFlags::FUTURE_WRITE).unwrap();
+    let sealed = sealed(BYTES, SealFlags::FUTURE_WRITE);
     let address = before.address;
-    agent
-        .begin(address, BYTES, Side::whole(&home), Side::whole(&sealed))
-        .unwrap();
+    begin(&mut agent, address, &home, &sealed);
     for downwards in [false, true] {
         let run = Run {
             downwards,
             ..run(0, 1 << 20)
         };
-        let moved = agent.move_run(run).unwrap();
-        assert!(moved.refused.is_some() && moved.bytes == 0, "{moved:?}");
+        is_refused(&mut agent, run);
         let pages = (address..address + (1 << 20)).step_by(4096);
         let held = pages.filter(|page| is_held(&process, *page)).count();
         assert_eq!(held, 0);
     }
     assert_eq!(layout(&process, &home, None), Some(before));
     // The agent is still there, and no thread waits.
-    let told = lost(process);
-    assert!(told.trim().ends_with("lost 0"), "{told}");
+    lost_nothing(process);
 }
 
 /// Returns a file's allocated bytes.
@@ -455,12 +368,7 @@ fn memory_on_a_disk_s_file_system_does_not_move() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let pool = Pool::open(folder.path()).unwrap();
     let moves = pool.lets_memory_move().unwrap();
-    let Started {
-        process,
-        mut agent,
-        home,
-        layout,
-    } = started(folder.path());
+    let (process, mut agent, home, layout) = started(folder.path());
     let begun = agent.begin(
         layout.address,
         BYTES,
@@ -469,8 +377,7 @@ fn memory_on_a_disk_s_file_system_does_not_move() {
     );
     assert_eq!(begun.is_ok(), moves, "{begun:?}");
     drop(agent);
-    let told = lost(process);
-    assert!(told.trim().ends_with("lost 0"), "{told}");
+    lost_nothing(process);
     let shm = shm();
     let pool = Pool::open(shm.path()).unwrap();
     assert!(pool.lets_memory_move().unwrap(), "tmpfs");
@@ -480,7 +387,7 @@ fn memory_on_a_disk_s_file_system_does_not_move() {
 #[test]
 fn files_that_nobody_asked_for_are_closed() {
     let folder = shm();
-    let Started { process, agent, .. } = started(folder.path());
+    let (process, agent, ..) = started(folder.path());
     drop(agent);
     let open = || {
         let all = std::fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap();
@@ -501,6 +408,5 @@ fn files_that_nobody_asked_for_are_closed() {
         assert_eq!((&peer).read(&mut [0]).unwrap(), 0);
         assert_eq!(open(), 0, "of {count} files");
     }
-    let told = lost(process);
-    assert!(told.trim().ends_with("lost 0"), "{told}");
+    lost_nothing(process);
 }

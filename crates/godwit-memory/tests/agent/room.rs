@@ -15,50 +15,28 @@ fn has_room(file: &File, bytes: u64) {
 fn room_for_what_comes_next_is_made_ahead_and_given_back_when_it_does_not_come() {
     const MIB: u64 = 1 << 20;
     let folder = shm();
-    let Started {
-        process,
-        mut agent,
-        home,
-        layout,
-    } = started(folder.path());
+    let (process, mut agent, home, layout) = started(folder.path());
     let ahead = |offset, ahead_bytes| Run {
         ahead_bytes,
         ..run(offset, MIB)
     };
     let away = memfd();
-    agent
-        .begin(
-            layout.address,
-            BYTES,
-            Side::whole(&home),
-            Side::whole(&away),
-        )
-        .unwrap();
+    begin(&mut agent, layout.address, &home, &away);
     for number in 0..4 {
-        let moved = agent.move_run(ahead(number * MIB, MIB)).unwrap();
-        assert!(moved.refused.is_none(), "{moved:?}");
+        moves(&mut agent, ahead(number * MIB, MIB));
         has_room(&away, (number + 2) * MIB);
     }
     // Absent memory needs no room, and neither does a part of a page.
     for (number, nonsense) in [(4, BYTES), (5, 100), (6, u64::MAX - 4095)] {
-        let moved = agent.move_run(ahead(number * MIB, nonsense)).unwrap();
-        assert!(moved.refused.is_none(), "{moved:?}");
+        moves(&mut agent, ahead(number * MIB, nonsense));
         has_room(&away, (number + 1) * MIB);
     }
-    let moved = agent.move_run(ahead(7 * MIB, MIB)).unwrap();
-    assert!(moved.refused.is_none(), "{moved:?}");
+    moves(&mut agent, ahead(7 * MIB, MIB));
     has_room(&away, 9 * MIB);
     agent.end().unwrap();
     assert_eq!(room(&away), 8 * MIB, "at the end of a move");
     // The same on the way back, from a node that disconnects without an end of the move.
-    agent
-        .begin(
-            layout.address,
-            BYTES,
-            Side::whole(&away),
-            Side::whole(&home),
-        )
-        .unwrap();
+    begin(&mut agent, layout.address, &away, &home);
     let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(home.as_fd(), punch, 0, 8 * MIB).unwrap();
     let rest = room(&home);
@@ -66,13 +44,11 @@ fn room_for_what_comes_next_is_made_ahead_and_given_back_when_it_does_not_come()
         downwards: true,
         ..ahead(7 * MIB, 2 * MIB)
     };
-    let moved = agent.move_run(back).unwrap();
-    assert!(moved.refused.is_none(), "{moved:?}");
+    moves(&mut agent, back);
     has_room(&home, rest + 3 * MIB);
     drop(agent);
     has_room(&home, rest + MIB);
-    let told = lost(process);
-    assert!(told.trim().ends_with("lost 0"), "{told}");
+    lost_nothing(process);
 }
 
 /// Returns the time to move memory with a single written page, in a file with this many preallocated bytes.
@@ -87,14 +63,10 @@ fn moves_what_was_never_written(set_aside: u64) -> Duration {
     let address = layout(&process, &home, None).unwrap().address;
     let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
     let away = memfd();
-    agent
-        .begin(address, BYTES, Side::whole(&home), Side::whole(&away))
-        .unwrap();
+    begin(&mut agent, address, &home, &away);
     let (begun, mut done) = (Instant::now(), 0);
     while done < BYTES {
-        let moved = agent.move_run(run(done, BYTES - done)).unwrap();
-        assert!(moved.refused.is_none(), "{moved:?}");
-        done += moved.bytes;
+        done += moves(&mut agent, run(done, BYTES - done)).bytes;
     }
     let took = begun.elapsed();
     agent.end().unwrap();

@@ -12,10 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_core::units::MigrationId;
-use godwit_core::wire::{Features, Greeting, HEADER_SIZE, Header, PROTOCOL_VERSION, Reply};
 use serde_json::{Value, json};
 
-use super::support::{RunningNode, free_address, peer};
+use super::support::{RunningNode, free_address, peer, receive, says, until, welcome};
 use super::{Peer, taking_part};
 
 /// An end of a connection: the number and the address of a queue pair.
@@ -162,16 +161,14 @@ fn find(peer: &mut Peer, pid: u32, (here, there): &(End, End)) {
     assert!(all.iter().any(|one| one["pid"] == json!(pid)), "{found}");
 }
 
-async fn until(node: &RunningNode, is_so: impl Fn(&Value) -> bool) -> Value {
-    for _ in 0..200 {
+/// Waits until the last move is like this.
+async fn last_move(node: &RunningNode, is_so: impl Fn(&Value) -> bool) -> Value {
+    let last = async || {
         let moves = node.get("/v1/process-migrations").await.json();
-        let last = moves.as_array().and_then(|moves| moves.last()).cloned();
-        if let Some(last) = last.filter(|last| is_so(last)) {
-            return last;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    panic!("{}", node.get("/v1/process-migrations").await.body);
+        let last = moves.as_array()?.last().cloned();
+        last.filter(&is_so)
+    };
+    until("the last move is like that", last).await
 }
 
 /// Starts node `b`, whose peer `a` is absent, and a process of the host at the first of two ends.
@@ -197,12 +194,7 @@ async fn a_process_waits_for_the_move_that_it_is_held_for() {
         find(&mut mover, pid, &ends);
         let suspend = json!({"do": "suspend", "only": [7]});
         let said = ask_partner(&mut mover, pid, suspend);
-        assert!(
-            said["refused"]
-                .as_str()
-                .is_some_and(|why| why.contains("not claimed")),
-            "{said}"
-        );
+        says(&said["refused"], "not claimed");
         assert_eq!(mover.ask(&claim), json!("done"));
         // Moves of other processes may hold the process at the same time.
         let mut second = Peer::connect(&config, 6);
@@ -220,7 +212,7 @@ async fn a_process_waits_for_the_move_that_it_is_held_for() {
     for cancels in [true, false] {
         let answer = node.request("POST", &path, r#"{"to":"a"}"#).await;
         assert!(answer.status < 300, "{}", answer.body);
-        let seen = until(&node, |seen| seen["waits_for"].is_string()).await;
+        let seen = last_move(&node, |seen| seen["waits_for"].is_string()).await;
         assert_eq!(seen["phase"], "waiting");
         assert_eq!(seen["waits_for"], "the move of process 99 of node 'a'");
         if cancels {
@@ -247,9 +239,8 @@ async fn a_process_waits_for_the_move_that_it_is_held_for() {
         mover
     });
     let mover = mover.await.expect("it is let go");
-    let seen = until(&node, |seen| seen["phase"] == "aborted").await;
-    let why = seen["error"]["message"].as_str().expect("a reason");
-    assert!(why.contains("cannot move to node 'a'"), "{why}");
+    let seen = last_move(&node, |seen| seen["phase"] == "aborted").await;
+    says(&seen["error"]["message"], "cannot move to node 'a'");
     drop(mover);
     node.stop().await;
 }
@@ -352,18 +343,8 @@ fn takes_everything(listener: &TcpListener) {
 }
 
 fn answers(mut stream: TcpStream) -> Option<()> {
-    let mut header = [0; HEADER_SIZE];
-    stream.read_exact(&mut header).ok()?;
-    let header = Header::decode(&header).ok()?;
-    stream
-        .read_exact(&mut vec![0; header.payload_length as usize])
-        .ok()?;
-    let welcome = Reply::Welcome {
-        version: PROTOCOL_VERSION,
-        features: Features::default(),
-        node: "c".to_owned(),
-    };
-    stream.write_all(&Greeting::Reply(welcome).encode()).ok()?;
+    receive(&mut stream);
+    stream.write_all(&welcome("c").encode()).ok()?;
     loop {
         let mut length = [0; 4];
         stream.read_exact(&mut length).ok()?;
@@ -501,7 +482,7 @@ async fn a_process_with_datagrams_stays() {
         |number| json!({"remote": "fe80::5", "number": number, "to": "fe80::6", "physical": 1});
     let (missed, later) = (place(31), place(32));
     // The process stands still.
-    until(&node, |seen| seen["phase"] == "going_back").await;
+    last_move(&node, |seen| seen["phase"] == "going_back").await;
     let tell = |place: &Value| json!({"redirect": {"redirects": [place]}});
     let (first, second) = (tell(&missed), tell(&later));
     let others = tokio::task::spawn_blocking(move || {
@@ -512,11 +493,10 @@ async fn a_process_with_datagrams_stays() {
         }
         other.ask(&second);
     });
-    let seen = until(&node, |seen| seen["phase"] == "aborted").await;
+    let seen = last_move(&node, |seen| seen["phase"] == "aborted").await;
     let took = began.elapsed();
     others.await.expect("they are told");
-    let why = seen["error"]["message"].as_str().expect("a reason");
-    assert!(why.contains("not today"), "{why}");
+    says(&seen["error"]["message"], "not today");
     assert_eq!(seen["warnings"], json!([]), "senders were told");
     let blackout = seen["blackout_ms"].as_f64().expect("it was stopped");
     let blackout = Duration::from_secs_f64(blackout / 1e3);

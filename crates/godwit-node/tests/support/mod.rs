@@ -1,11 +1,22 @@
 //! A node in the test's own process, and a small HTTP client for its socket.
 
+#![allow(
+    dead_code,
+    reason = "not every test that shares this file uses all of it"
+)]
+
+use std::fmt::Display;
+use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
+use godwit_core::units::MigrationId;
+use godwit_core::wire::{
+    Features, Greeting, HEADER_SIZE, Header, Hello, PROTOCOL_VERSION, Purpose, Reply, TrafficClass,
+};
 use godwit_node::certificates::{self, IssueRequest, Validity};
 use godwit_node::{NodeConfig, NodeError, PeerConfig, Role, TlsFiles};
 use rustix::process::{Pid, Signal, kill_process};
@@ -30,7 +41,6 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    #[allow(dead_code, reason = "not every test that shares this file uses it")]
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body)
             .unwrap_or_else(|error| panic!("{error}: {} {}", self.status, self.body))
@@ -46,7 +56,6 @@ pub(crate) fn plain(name: &str, dir: &Path) -> NodeConfig {
 }
 
 /// Returns the configuration of a node with the certificate of `certificate` from the authority in `authority`.
-#[allow(dead_code, reason = "not every test that shares this file uses it")]
 pub(crate) fn secure(name: &str, dir: &Path, authority: &Path, certificate: &str) -> NodeConfig {
     NodeConfig {
         tls: Some(TlsFiles {
@@ -59,16 +68,12 @@ pub(crate) fn secure(name: &str, dir: &Path, authority: &Path, certificate: &str
         ..plain(name, dir)
     }
 }
-
-#[allow(dead_code, reason = "not every test that shares this file uses it")]
 pub(crate) fn peer(name: &str, address: SocketAddr) -> PeerConfig {
     PeerConfig {
         name: name.to_owned(),
         address: address.to_string(),
     }
 }
-
-#[allow(dead_code, reason = "not every test that shares this file uses it")]
 pub(crate) fn issue(authority: &Path, name: &str, role: Role, validity: Validity) {
     certificates::issue(&IssueRequest {
         directory: authority,
@@ -84,7 +89,6 @@ pub(crate) fn issue(authority: &Path, name: &str, role: Role, validity: Validity
 }
 
 /// Returns the settings of a client with `NAME.pem` of this authority.
-#[allow(dead_code, reason = "not every test that shares this file uses it")]
 pub(crate) fn shows(authority: &Path, name: &str) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     let root = CertificateDer::from_pem_file(authority.join("ca.pem")).expect("a certificate");
@@ -104,10 +108,7 @@ pub(crate) fn shows(authority: &Path, name: &str) -> Arc<ClientConfig> {
 
 /// A folder removed at the end of the test, however the test ends. The QEMUs with files in the folder outlive their
 /// node, and are killed.
-#[allow(dead_code, reason = "not every test that shares this file uses it")]
 pub(crate) struct MachineFolder(tempfile::TempDir);
-
-#[allow(dead_code, reason = "not every test that shares this file uses it")]
 impl MachineFolder {
     pub(crate) fn new() -> Self {
         Self(tempfile::tempdir().expect("a folder"))
@@ -218,4 +219,99 @@ impl RunningNode {
     pub(crate) async fn get(&self, path: &str) -> Answer {
         self.request("GET", path, "").await
     }
+
+    /// Sends a request to a route such as `GET /health`, and expects this status.
+    pub(crate) async fn call(&self, route: &str, body: impl Display, status: u16) -> Answer {
+        let (method, path) = route.split_once(' ').expect("a method and a path");
+        let answer = self.request(method, path, &body.to_string()).await;
+        assert_eq!(answer.status, status, "{route}: {}", answer.body);
+        answer
+    }
+
+    /// Ends VM "v" at once.
+    pub(crate) async fn stop_vm(&self) {
+        self.call("POST /v1/vms/v/stop", FORCE, 204).await;
+    }
+}
+
+/// A request to end a machine at once.
+pub(crate) const FORCE: &str = r#"{"force":true}"#;
+
+/// Ends the nodes in order.
+pub(crate) async fn stop_all(nodes: [RunningNode; 2]) {
+    for node in nodes {
+        node.stop().await;
+    }
+}
+
+/// Starts two nodes with each other as peers.
+pub(crate) async fn pair(mut a: NodeConfig, mut b: NodeConfig) -> (RunningNode, RunningNode) {
+    a.peers = vec![peer(&b.name, b.listen)];
+    b.peers = vec![peer(&a.name, a.listen)];
+    (RunningNode::start(a).await, RunningNode::start(b).await)
+}
+
+/// Creates an authority, and a certificate for each of these names.
+pub(crate) fn authority(dir: &Path, names: &[(&str, Role)]) -> PathBuf {
+    let authority = dir.join("ours");
+    certificates::init(&authority, false).expect("makes an authority");
+    for (name, role) in names {
+        issue(&authority, name, *role, Validity::Days(3));
+    }
+    authority
+}
+
+/// Expects these words in a text or a JSON value.
+#[track_caller]
+pub(crate) fn says(text: &(impl Display + ?Sized), words: &str) {
+    let text = text.to_string();
+    assert!(text.contains(words), "'{words}' is not in: {text}");
+}
+
+/// Asks again and again until there is an answer.
+pub(crate) async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    for _ in 0..3000 {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("not in time: {what}");
+}
+
+/// Returns the first words of a node to a peer.
+pub(crate) fn hello(purpose: Purpose, node: &str, migration: u8, disk: &str) -> Greeting {
+    Greeting::Hello(Hello {
+        min_version: PROTOCOL_VERSION,
+        max_version: PROTOCOL_VERSION,
+        features: Features::default(),
+        class: TrafficClass::Control,
+        purpose,
+        migration: MigrationId([migration; 16]),
+        node: node.to_owned(),
+        disk: disk.to_owned(),
+    })
+}
+
+/// Returns the answer to them of a node that knows no features.
+pub(crate) fn welcome(node: &str) -> Greeting {
+    Greeting::Reply(Reply::Welcome {
+        version: PROTOCOL_VERSION,
+        features: Features::default(),
+        node: node.to_owned(),
+    })
+}
+
+pub(crate) fn send(stream: &mut (impl Write + ?Sized), greeting: &Greeting) {
+    stream.write_all(&greeting.encode()).expect("it is there");
+    stream.flush().expect("it is there");
+}
+
+pub(crate) fn receive(stream: &mut (impl Read + ?Sized)) -> Greeting {
+    let mut header = [0; HEADER_SIZE];
+    stream.read_exact(&mut header).expect("an answer");
+    let header = Header::decode(&header).expect("a frame");
+    let mut body = vec![0; header.payload_length as usize];
+    stream.read_exact(&mut body).expect("all of it");
+    Greeting::decode(&header, &body).expect("a greeting")
 }

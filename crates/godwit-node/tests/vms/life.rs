@@ -6,9 +6,16 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::support::{MachineFolder, RunningNode, plain};
+use crate::support::{MachineFolder, RunningNode, plain, says, until};
 use godwit_node::{MemoryPoolConfig, NodeConfig};
 use serde_json::{Value, json};
+
+/// Starts node "a".
+async fn node() -> (MachineFolder, RunningNode) {
+    let dir = MachineFolder::new();
+    let node = RunningNode::start(plain("a", dir.path())).await;
+    (dir, node)
+}
 
 /// Returns a request for a machine whose guest never runs.
 fn idle(name: &str) -> String {
@@ -21,10 +28,10 @@ fn idle(name: &str) -> String {
     .to_string()
 }
 
+const DISK: &str = r#"{"name":"d","size_bytes":1048576}"#;
+
 async fn run(node: &RunningNode, body: &str) -> Value {
-    let started = node.request("POST", "/v1/vms", body).await;
-    assert_eq!(started.status, 201, "{}", started.body);
-    started.json()
+    node.call("POST /v1/vms", body, 201).await.json()
 }
 
 fn alive(pid: u64) -> bool {
@@ -33,26 +40,14 @@ fn alive(pid: u64) -> bool {
 }
 
 async fn gone(pid: u64) {
-    for _ in 0..500 {
-        if !alive(pid) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("process {pid} is still there");
+    until("the process ends", async || (!alive(pid)).then_some(())).await;
 }
 
 /// Waits until the node knows that VM "v" has no QEMU any more. Returns the VM's view.
 async fn stopped(node: &RunningNode) -> Value {
-    let mut seen = Value::Null;
-    for _ in 0..200 {
-        seen = node.get("/v1/vms/v").await.json();
-        if seen["state"] == "stopped" {
-            return seen;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("it is not stopped: {seen}");
+    let seen = async || Some(node.get("/v1/vms/v").await.json());
+    let stopped = async || seen().await.filter(|vm| vm["state"] == "stopped");
+    until("it is stopped", stopped).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -65,8 +60,7 @@ async fn a_vm_outlives_its_node_and_ends_when_it_is_stopped() {
     let pid = vm["pid"].as_u64().expect("a process");
     let console = vm["console"].as_str().expect("a console").to_owned();
     UnixStream::connect(&console).expect("the console takes connections");
-    let again = first.request("POST", "/v1/vms", &idle("v")).await;
-    assert_eq!(again.status, 409, "{}", again.body);
+    first.call("POST /v1/vms", &idle("v"), 409).await;
     first.stop().await;
     assert!(alive(pid), "the node's end is not the VM's");
 
@@ -74,10 +68,7 @@ async fn a_vm_outlives_its_node_and_ends_when_it_is_stopped() {
     let vm = second.get("/v1/vms/v").await.json();
     assert_eq!(vm["pid"], pid, "{vm}");
     assert_eq!(vm["state"], "paused", "{vm}");
-    let stopped = second
-        .request("POST", "/v1/vms/v/stop", r#"{"force":true}"#)
-        .await;
-    assert_eq!(stopped.status, 204, "{}", stopped.body);
+    second.stop_vm().await;
     gone(pid).await;
     assert_eq!(second.get("/v1/vms").await.json(), json!([]));
     second.stop().await;
@@ -101,53 +92,41 @@ async fn qemu_runs_in_its_sandbox_unless_the_node_was_told_otherwise() {
         let node = RunningNode::start(config).await;
         let vm = run(&node, &idle("v")).await;
         assert_eq!(mode(&vm["pid"].to_string()), expected, "sandbox: {sandbox}");
-        let force = r#"{"force":true}"#;
-        let stopped = node.request("POST", "/v1/vms/v/stop", force).await;
-        assert_eq!(stopped.status, 204, "{}", stopped.body);
+        node.stop_vm().await;
         node.stop().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_that_does_not_listen_is_stopped_by_force_only() {
-    let dir = MachineFolder::new();
-    let node = RunningNode::start(plain("a", dir.path())).await;
+    let (_dir, node) = node().await;
     let vm = run(&node, &idle("v")).await;
     let asked = node
-        .request("POST", "/v1/vms/v/stop", r#"{"timeout_seconds":1}"#)
+        .call("POST /v1/vms/v/stop", r#"{"timeout_seconds":1}"#, 409)
         .await;
-    assert_eq!(asked.status, 409, "{}", asked.body);
-    assert!(asked.body.contains("--force"), "{}", asked.body);
+    says(&asked.body, "--force");
     assert_eq!(node.get("/v1/vms/v").await.json()["state"], "paused");
-    let forced = node
-        .request("POST", "/v1/vms/v/stop", r#"{"force":true}"#)
-        .await;
-    assert_eq!(forced.status, 204, "{}", forced.body);
+    node.stop_vm().await;
     gone(vm["pid"].as_u64().expect("a process")).await;
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_qemu_that_dies_is_noticed_and_its_name_is_free() {
-    let dir = MachineFolder::new();
-    let node = RunningNode::start(plain("a", dir.path())).await;
+    let (_dir, node) = node().await;
     let pid = run(&node, &idle("v")).await["pid"].to_string();
     let killed = Command::new("kill").args(["-9", &pid]).status();
     assert!(killed.expect("kill runs").success());
     let seen = stopped(&node).await;
     assert!(seen["problem"].as_str().is_some(), "{seen}");
     run(&node, &idle("v")).await;
-    let forced = node
-        .request("POST", "/v1/vms/v/stop", r#"{"force":true}"#)
-        .await;
-    assert_eq!(forced.status, 204, "{}", forced.body);
+    node.stop_vm().await;
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_vm_that_cannot_start_says_why_and_leaves_nothing() {
-    let dir = MachineFolder::new();
-    let node = RunningNode::start(plain("a", dir.path())).await;
+    let (dir, node) = node().await;
     for (body, status, expected) in [
         (json!({ "name": "v", "disks": ["none"] }), 404, "none"),
         (
@@ -186,22 +165,15 @@ async fn a_vm_that_cannot_start_says_why_and_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_that_runs_is_told_and_not_its_disk() {
-    let dir = MachineFolder::new();
-    let node = RunningNode::start(plain("a", dir.path())).await;
-    let disk = r#"{"name":"d","size_bytes":1048576}"#;
-    assert_eq!(node.request("POST", "/v1/disks", disk).await.status, 201);
+    let (_dir, node) = node().await;
+    node.call("POST /v1/disks", DISK, 201).await;
     let body = json!({
         "name": "v", "disks": ["d"], "accelerator": "tcg", "memory_bytes": 16 << 20,
         "arguments": ["-S", "-nodefaults"],
     });
     run(&node, &body.to_string()).await;
-    let again = node.request("POST", "/v1/vms", &body.to_string()).await;
-    assert_eq!(again.status, 409, "{}", again.body);
-    assert!(
-        again.body.contains("a VM named \\\"v\\\" is"),
-        "{}",
-        again.body
-    );
+    let again = node.call("POST /v1/vms", &body, 409).await;
+    says(&again.body, "a VM named \\\"v\\\" is");
     node.stop().await;
 }
 
@@ -252,10 +224,8 @@ fn fake_qemu(dir: &Path, version: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_qemu_is_told_to_reconnect_as_it_understands() {
-    let dir = MachineFolder::new();
-    let node = RunningNode::start(plain("a", dir.path())).await;
-    let disk = r#"{"name":"d","size_bytes":1048576}"#;
-    assert_eq!(node.request("POST", "/v1/disks", disk).await.status, 201);
+    let (dir, node) = node().await;
+    node.call("POST /v1/disks", DISK, 201).await;
     for (version, expected) in [("7.2.22", ",reconnect=1 "), ("9.2.0", ",reconnect-ms=100 ")] {
         let qemu = fake_qemu(dir.path(), version);
         let body = json!({ "name": "v", "disks": ["d"], "qemu": qemu }).to_string();
@@ -274,10 +244,8 @@ async fn every_qemu_is_told_to_reconnect_as_it_understands() {
 #[ignore = "needs a QEMU before 9.2"]
 async fn a_real_qemu_before_9_2_runs_a_machine() {
     let qemu = std::env::var("GODWIT_OLD_QEMU").expect("GODWIT_OLD_QEMU is set");
-    let dir = MachineFolder::new();
-    let node = RunningNode::start(plain("a", dir.path())).await;
-    let disk = r#"{"name":"d","size_bytes":1048576}"#;
-    assert_eq!(node.request("POST", "/v1/disks", disk).await.status, 201);
+    let (_dir, node) = node().await;
+    node.call("POST /v1/disks", DISK, 201).await;
     let body = json!({
         "name": "v", "disks": ["d"], "qemu": qemu, "accelerator": "tcg", "memory_bytes": 64 << 20,
         "arguments": ["-nodefaults"],
@@ -285,16 +253,13 @@ async fn a_real_qemu_before_9_2_runs_a_machine() {
     let started = run(&node, &body.to_string()).await;
     let version = started["qemu_version"].as_str().expect("a version");
     assert!(!version.starts_with("10."), "{version}");
-    let body = r#"{"force":true}"#;
-    let ended = node.request("POST", "/v1/vms/v/stop", body).await;
-    assert_eq!(ended.status, 204, "{}", ended.body);
+    node.stop_vm().await;
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_that_gets_no_kvm_says_why() {
-    let dir = MachineFolder::new();
-    let node = RunningNode::start(plain("a", dir.path())).await;
+    let (_dir, node) = node().await;
     let asked = |accelerator: &str| {
         let arguments = ["-S", "-nodefaults"];
         json!({ "name": "v", "memory_bytes": 16 << 20, "accelerator": accelerator, "arguments": arguments })
@@ -308,9 +273,7 @@ async fn a_machine_that_gets_no_kvm_says_why() {
             may_warn && started["accelerator"] == "tcg",
             "{started}"
         );
-        let body = r#"{"force":true}"#;
-        let ended = node.request("POST", "/v1/vms/v/stop", body).await;
-        assert_eq!(ended.status, 204, "{}", ended.body);
+        node.stop_vm().await;
     }
     node.stop().await;
 }
@@ -328,77 +291,54 @@ impl Drop for Foreign {
 async fn foreign(qmp: &Path, further: &[&str]) -> Foreign {
     let monitor = format!("unix:{},server=on,wait=off", qmp.display());
     let child = Command::new("qemu-system-x86_64")
-        .args([
-            "-S",
-            "-nodefaults",
-            "-display",
-            "none",
-            "-accel",
-            "tcg",
-            "-m",
-            "16M",
-        ])
+        .args(["-S", "-nodefaults", "-display", "none"])
+        .args(["-accel", "tcg", "-m", "16M"])
         .args(["-qmp", &monitor])
         .args(further)
         .stdin(Stdio::null())
         .spawn()
         .expect("QEMU starts");
     let foreign = Foreign(child);
-    for _ in 0..500 {
-        if let Ok(mut monitor) = UnixStream::connect(qmp) {
-            // QEMU listens before opening its memory's files, and greets afterwards.
-            let limit = monitor.set_read_timeout(Some(Duration::from_secs(20)));
-            limit.expect("a limit");
-            monitor.read_exact(&mut [0]).expect("QEMU greets");
-            return foreign;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("QEMU does not listen");
+    let listens = async || UnixStream::connect(qmp).ok();
+    let mut monitor = until("QEMU listens", listens).await;
+    // QEMU listens before opening its memory's files, and greets afterwards.
+    let limit = monitor.set_read_timeout(Some(Duration::from_secs(20)));
+    limit.expect("a limit");
+    monitor.read_exact(&mut [0]).expect("QEMU greets");
+    foreign
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_qemu_that_somebody_else_started_is_adopted_once() {
-    let dir = MachineFolder::new();
-    let node = RunningNode::start(plain("a", dir.path())).await;
+    let (dir, node) = node().await;
     let socket = dir.path().join("qmp");
     let missing = json!({ "name": "v", "qmp": socket }).to_string();
-    let refused = node.request("POST", "/v1/vms/adopt", &missing).await;
-    assert_eq!(refused.status, 409, "{}", refused.body);
+    node.call("POST /v1/vms/adopt", &missing, 409).await;
     let relative = r#"{"name":"v","qmp":"qmp"}"#;
-    let refused = node.request("POST", "/v1/vms/adopt", relative).await;
-    assert_eq!(refused.status, 400, "{}", refused.body);
+    node.call("POST /v1/vms/adopt", relative, 400).await;
 
     let mut other = foreign(&socket, &[]).await;
-    let adopted = node.request("POST", "/v1/vms/adopt", &missing).await;
-    assert_eq!(adopted.status, 201, "{}", adopted.body);
+    let adopted = node.call("POST /v1/vms/adopt", &missing, 201).await;
     let vm = adopted.json();
     assert_eq!(vm["pid"], other.0.id(), "{vm}");
     assert_eq!(vm["origin"], "adopted", "{vm}");
     assert_eq!(vm["console"], Value::Null, "{vm}");
     let twice = json!({ "name": "w", "qmp": socket }).to_string();
-    let refused = node.request("POST", "/v1/vms/adopt", &twice).await;
-    assert_eq!(refused.status, 409, "{}", refused.body);
-    let stopped = node
-        .request("POST", "/v1/vms/v/stop", r#"{"force":true}"#)
-        .await;
-    assert_eq!(stopped.status, 204, "{}", stopped.body);
+    node.call("POST /v1/vms/adopt", &twice, 409).await;
+    node.stop_vm().await;
     other.0.wait().expect("QEMU ended");
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_adopted_qemu_brings_its_disks_if_its_memory_is_shared() {
-    let dir = MachineFolder::new();
-    let node = RunningNode::start(plain("a", dir.path())).await;
-    let made = node
-        .request(
-            "POST",
-            "/v1/disks",
-            r#"{"name":"root","size_bytes":1048576}"#,
-        )
-        .await;
-    assert_eq!(made.status, 201, "{}", made.body);
+    let (dir, node) = node().await;
+    node.call(
+        "POST /v1/disks",
+        r#"{"name":"root","size_bytes":1048576}"#,
+        201,
+    )
+    .await;
     let backend = format!(
         "socket,id=d,path={}",
         dir.path().join("a/disks/root.vhost").display()
@@ -413,9 +353,8 @@ async fn an_adopted_qemu_brings_its_disks_if_its_memory_is_shared() {
     let request = json!({ "name": "v", "qmp": socket }).to_string();
     {
         let _private = foreign(&socket, &disk).await;
-        let refused = node.request("POST", "/v1/vms/adopt", &request).await;
-        assert_eq!(refused.status, 409, "{}", refused.body);
-        assert!(refused.body.contains("share=on"), "{}", refused.body);
+        let refused = node.call("POST /v1/vms/adopt", &request, 409).await;
+        says(&refused.body, "share=on");
     }
     std::fs::remove_file(&socket).expect("the dead QEMU's socket is there");
     let memory = [
@@ -425,8 +364,7 @@ async fn an_adopted_qemu_brings_its_disks_if_its_memory_is_shared() {
         "memory-backend=m",
     ];
     let _shared = foreign(&socket, &[&disk[..], &memory[..]].concat()).await;
-    let adopted = node.request("POST", "/v1/vms/adopt", &request).await;
-    assert_eq!(adopted.status, 201, "{}", adopted.body);
+    let adopted = node.call("POST /v1/vms/adopt", &request, 201).await;
     assert_eq!(adopted.json()["disks"], json!(["root"]));
     node.stop().await;
 }
@@ -441,7 +379,11 @@ async fn an_adopted_qemu_s_memory_in_a_pool_is_a_segment_of_it() {
     std::fs::create_dir(pool.join("sub")).expect("a folder");
     let socket = dir.path().join("qmp");
     let request = json!({ "name": "v", "qmp": socket }).to_string();
-    let adopt = || node.request("POST", "/v1/vms/adopt", &request);
+    let is_refused = async |why: &str| {
+        let refused = node.call("POST /v1/vms/adopt", &request, 409).await;
+        says(&refused.body, why);
+    };
+    let frees = || std::fs::remove_file(&socket).expect("the dead QEMU's socket is there");
     let memory = |file: &str, options: &str| {
         let path = pool.join(file);
         format!(
@@ -465,12 +407,10 @@ async fn an_adopted_qemu_s_memory_in_a_pool_is_a_segment_of_it() {
         (memory("v.memory", ",share=on,discard-data=on"), "wipe it"),
     ] {
         let _foreign = foreign(&socket, &[&["-object", &memory], &machine[..]].concat()).await;
-        let refused = adopt().await;
-        assert_eq!(refused.status, 409, "{}", refused.body);
-        assert!(refused.body.contains(why), "{why}: {}", refused.body);
+        is_refused(why).await;
         let none = node.get("/v1/vms").await.json();
         assert_eq!(none, json!([]));
-        std::fs::remove_file(&socket).expect("the dead QEMU's socket is there");
+        frees();
     }
     let shared = memory("v.memory", ",share=on");
     let words = [&["-object", &shared], &machine[..]].concat();
@@ -479,14 +419,8 @@ async fn an_adopted_qemu_s_memory_in_a_pool_is_a_segment_of_it() {
         // Another file replaces QEMU's.
         std::fs::remove_file(pool.join("v.memory")).expect("is there");
         std::fs::write(pool.join("v.memory"), vec![0; 16 << 20]).expect("writes");
-        let refused = adopt().await;
-        assert_eq!(refused.status, 409, "{}", refused.body);
-        assert!(
-            refused.body.contains("where it should be"),
-            "{}",
-            refused.body
-        );
-        std::fs::remove_file(&socket).expect("the dead QEMU's socket is there");
+        is_refused("where it should be").await;
+        frees();
     }
     {
         let slot = [
@@ -497,14 +431,8 @@ async fn an_adopted_qemu_s_memory_in_a_pool_is_a_segment_of_it() {
         ];
         let larger = [&words[..], &["-m", "16M,slots=1,maxmem=64M"], &slot[..]].concat();
         let _foreign = foreign(&socket, &larger).await;
-        let refused = adopt().await;
-        assert_eq!(refused.status, 409, "{}", refused.body);
-        assert!(
-            refused.body.contains("32 MiB, and its file 16 MiB"),
-            "{}",
-            refused.body
-        );
-        std::fs::remove_file(&socket).expect("the dead QEMU's socket is there");
+        is_refused("32 MiB, and its file 16 MiB").await;
+        frees();
     }
     assert!(!pool.join("v.segment").exists(), "nothing was taken");
     // The memory is in the pool however QEMU was told: here after other memory, and by a relative path.
@@ -523,25 +451,15 @@ async fn an_adopted_qemu_s_memory_in_a_pool_is_a_segment_of_it() {
     // The memory may be in a pool away for the moment.
     let away = dir.path().join("away");
     std::fs::rename(&other, &away).expect("goes");
-    let refused = adopt().await;
-    assert_eq!(refused.status, 409, "{}", refused.body);
-    assert!(
-        refused.body.contains("memory pool other of node 'a'"),
-        "{}",
-        refused.body
-    );
+    is_refused("memory pool other of node 'a'").await;
     std::fs::rename(&away, &other).expect("comes back");
-    let adopted = adopt().await;
-    assert_eq!(adopted.status, 201, "{}", adopted.body);
+    let adopted = node.call("POST /v1/vms/adopt", &request, 201).await;
     let memory = &adopted.json()["memory"];
     assert_eq!(memory["pool"], "pool", "{memory}");
     assert_eq!(memory["bytes_in_pool"], 16 << 20, "{memory}");
     let shown = node.get("/v1/memory-pools/pool").await.json();
     assert_eq!(shown["segments"][0]["owner"], "a", "{shown}");
-    let stopped = node
-        .request("POST", "/v1/vms/v/stop", r#"{"force":true}"#)
-        .await;
-    assert_eq!(stopped.status, 204, "{}", stopped.body);
+    node.stop_vm().await;
     let left = std::fs::read_dir(&pool).expect("lists");
     let mut names: Vec<_> = left.flatten().map(|entry| entry.file_name()).collect();
     names.sort();
@@ -567,8 +485,7 @@ async fn an_adoption_that_is_refused_leaves_the_stopped_vm_of_its_name() {
     let words = ["-object", &memory, "-machine", "memory-backend=m"];
     let _foreign = foreign(&socket, &words).await;
     let request = json!({ "name": "v", "qmp": socket }).to_string();
-    let refused = node.request("POST", "/v1/vms/adopt", &request).await;
-    assert_eq!(refused.status, 409, "{}", refused.body);
+    node.call("POST /v1/vms/adopt", &request, 409).await;
     let left = stopped(&node).await;
     assert_eq!(left["origin"], "run", "{left}");
     node.stop().await;

@@ -3,15 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::support::{MachineFolder, RunningNode, peer, plain};
+use crate::support::{self, MachineFolder, RunningNode, plain, says, stop_all, until};
 use serde_json::{Value, json};
 
 /// Starts two nodes with each other as peers.
 async fn pair(dir: &Path) -> (RunningNode, RunningNode) {
-    let (mut a, mut b) = (plain("a", dir), plain("b", dir));
-    a.peers = vec![peer("b", b.listen)];
-    b.peers = vec![peer("a", a.listen)];
-    (RunningNode::start(a).await, RunningNode::start(b).await)
+    support::pair(plain("a", dir), plain("b", dir)).await
 }
 
 /// Returns a request for a machine whose firmware waits for something to boot from.
@@ -28,30 +25,32 @@ fn machine(disks: &[&str], arguments: &[&str]) -> String {
 
 async fn run(node: &RunningNode, arguments: &[&str]) -> Value {
     let started = node
-        .request("POST", "/v1/vms", &machine(&[], arguments))
+        .call("POST /v1/vms", &machine(&[], arguments), 201)
         .await;
-    assert_eq!(started.status, 201, "{}", started.body);
     started.json()
 }
 
 async fn ended(node: &RunningNode, id: &str) -> Value {
     let path = format!("/v1/vm-migrations/{id}");
-    for _ in 0..1500 {
-        let seen = node.get(&path).await.json();
-        if matches!(seen["phase"].as_str(), Some("completed" | "aborted")) {
-            return seen;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("it does not end: {}", node.get(&path).await.body);
+    let over = |seen: &Value| matches!(seen["phase"].as_str(), Some("completed" | "aborted"));
+    until("it ends", async || {
+        Some(node.get(&path).await.json()).filter(over)
+    })
+    .await
 }
 
 async fn migrate(node: &RunningNode, to: &str, memory: &str) -> Value {
     let body = json!({ "to": to, "memory": memory }).to_string();
-    let started = node.request("POST", "/v1/vms/v/migrate", &body).await;
-    assert_eq!(started.status, 201, "{}", started.body);
+    let started = node.call("POST /v1/vms/v/migrate", &body, 201).await;
     let id = started.json()["id"].as_str().expect("an id").to_owned();
     ended(node, &id).await
+}
+
+/// Moves the machine, which has to arrive.
+async fn moves(node: &RunningNode, to: &str, memory: &str) -> Value {
+    let moved = migrate(node, to, memory).await;
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    moved
 }
 
 async fn state(node: &RunningNode) -> Value {
@@ -68,34 +67,16 @@ async fn metric(node: &RunningNode, sample: &str) -> f64 {
 }
 
 async fn state_becomes(node: &RunningNode, wanted: &str) {
-    for _ in 0..250 {
-        if state(node).await == wanted {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("{}", node.get("/v1/vms/v").await.body);
+    let reached = async || (state(node).await == wanted).then_some(());
+    until(wanted, reached).await;
 }
 
-/// Waits until the destination of a move that failed knows neither the machine nor its disks.
-async fn forgets_the_machine(node: &RunningNode) {
-    for _ in 0..250 {
-        if disk_states(node).await.is_empty() && node.get("/v1/vms").await.json() == json!([]) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
+/// Waits until the node has no machine and no disk.
+async fn has_nothing(node: &RunningNode) {
+    for path in ["/v1/vms", "/v1/disks"] {
+        let none = async || (node.get(path).await.json() == json!([])).then_some(());
+        until("nothing is left", none).await;
     }
-    panic!(
-        "{} keeps {}",
-        node.config.name,
-        node.get("/v1/vms").await.body
-    );
-}
-
-async fn stop(node: &RunningNode) {
-    let body = r#"{"force":true}"#;
-    let stopped = node.request("POST", "/v1/vms/v/stop", body).await;
-    assert_eq!(stopped.status, 204, "{}", stopped.body);
 }
 
 /// Checks that the former node of a machine refuses all requests for the machine and names the owner.
@@ -123,17 +104,14 @@ async fn a_machine_that_left_is_forgotten_when_asked_and_one_that_is_here_is_not
     let dir = MachineFolder::new();
     let (a, b) = pair(dir.path()).await;
     run(&a, &[]).await;
-    let refused = a.request("DELETE", "/v1/vms/v?force=true", "").await;
-    assert_eq!(refused.status, 409, "{}", refused.body);
+    a.call("DELETE /v1/vms/v?force=true", "", 409).await;
     state_becomes(&a, "running").await;
     migrate(&a, "b", "pre-copy").await;
-    let forgotten = a.request("DELETE", "/v1/vms/v", "").await;
-    assert_eq!(forgotten.status, 204, "{}", forgotten.body);
+    a.call("DELETE /v1/vms/v", "", 204).await;
     assert_eq!(a.get("/v1/vms").await.json(), json!([]));
     state_becomes(&b, "running").await;
-    stop(&b).await;
-    a.stop().await;
-    b.stop().await;
+    b.stop_vm().await;
+    stop_all([a, b]).await;
 }
 
 /// Returns QEMU's description of the guest's state.
@@ -161,33 +139,28 @@ async fn a_guest_that_stood_still_stands_still_after_its_move() {
     for memory in ["pre-copy", "post-copy", "hybrid"] {
         // A guest never started, and a guest stopped by its administrator.
         run(&a, &[&own[..], &["-S"]].concat()).await;
-        let moved = migrate(&a, "b", memory).await;
-        assert_eq!(moved["phase"], "completed", "{moved}");
+        let moved = moves(&a, "b", memory).await;
         assert_eq!(moved["blackout_ms"], Value::Null, "{moved}");
         assert_eq!(state(&b).await, "paused", "{}", status(&b).await);
         let still = status(&b).await;
         if memory == "pre-copy" {
-            assert!(still.contains("prelaunch"), "{still}");
+            says(&still, "prelaunch");
         }
         tell("cont");
         state_becomes(&b, "running").await;
         tell("stop");
         state_becomes(&b, "paused").await;
-        let moved = migrate(&b, "a", memory).await;
-        assert_eq!(moved["phase"], "completed", "{moved}");
+        moves(&b, "a", memory).await;
         assert_eq!(state(&a).await, "paused", "{}", status(&a).await);
         tell("cont");
         state_becomes(&a, "running").await;
         // A running guest still runs afterwards.
-        let moved = migrate(&a, "b", memory).await;
-        assert_eq!(moved["phase"], "completed", "{moved}");
+        moves(&a, "b", memory).await;
         state_becomes(&b, "running").await;
-        stop(&b).await;
-        let forgotten = a.request("DELETE", "/v1/vms/v", "").await;
-        assert_eq!(forgotten.status, 204, "{}", forgotten.body);
+        b.stop_vm().await;
+        a.call("DELETE /v1/vms/v", "", 204).await;
     }
-    a.stop().await;
-    b.stop().await;
+    stop_all([a, b]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -197,8 +170,7 @@ async fn a_machine_goes_there_and_back_with_its_memory() {
     run(&a, &[]).await;
     for (from, to, name) in [(&a, &b, "b"), (&b, &a, "a")] {
         state_becomes(from, "running").await;
-        let moved = migrate(from, name, "pre-copy").await;
-        assert_eq!(moved["phase"], "completed", "{moved}");
+        let moved = moves(from, name, "pre-copy").await;
         let blackout = moved["blackout_ms"].as_f64().expect("a blackout");
         assert!(blackout > 0.0 && blackout < 5000.0, "{moved}");
         assert!(moved["memory_bytes"].as_u64() > Some(0), "{moved}");
@@ -224,9 +196,8 @@ async fn a_machine_goes_there_and_back_with_its_memory() {
         let done = r#"vm_migrations_remembered{outcome="completed"}"#;
         assert_eq!(metric(from, done).await, 1.0);
     }
-    stop(&a).await;
-    a.stop().await;
-    b.stop().await;
+    a.stop_vm().await;
+    stop_all([a, b]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -236,14 +207,12 @@ async fn memory_may_follow_the_machine() {
     run(&a, &[]).await;
     for (from, to, name, memory) in [(&a, &b, "b", "post-copy"), (&b, &a, "a", "hybrid")] {
         state_becomes(from, "running").await;
-        let moved = migrate(from, name, memory).await;
-        assert_eq!(moved["phase"], "completed", "{moved}");
+        let moved = moves(from, name, memory).await;
         state_becomes(to, "running").await;
         println!("{moved}");
     }
-    stop(&a).await;
-    a.stop().await;
-    b.stop().await;
+    a.stop_vm().await;
+    stop_all([a, b]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -258,20 +227,17 @@ async fn everything_that_stands_in_the_way_is_named_at_once() {
         "name": "v", "memory_bytes": 16 << 20, "accelerator": "tcg",
         "arguments": ["-S", "-nodefaults"],
     });
-    let taken = b.request("POST", "/v1/vms", &own.to_string()).await;
-    assert_eq!(taken.status, 201, "{}", taken.body);
+    b.call("POST /v1/vms", &own, 201).await;
     let body = r#"{"to":"b"}"#;
-    let refused = a.request("POST", "/v1/vms/v/migrate", body).await;
-    assert_eq!(refused.status, 409, "{}", refused.body);
+    let refused = a.call("POST /v1/vms/v/migrate", body, 409).await;
     let message = refused.json()["message"].as_str().expect("text").to_owned();
     for part in ["2 things", "own.raw", "node 'b' has a VM named v"] {
         assert!(message.contains(part), "{part}: {message}");
     }
     assert_eq!(state(&a).await, "running");
-    stop(&a).await;
-    stop(&b).await;
-    a.stop().await;
-    b.stop().await;
+    a.stop_vm().await;
+    b.stop_vm().await;
+    stop_all([a, b]).await;
 }
 
 /// Sends a command to QEMU on a monitor of the test's own.
@@ -321,21 +287,18 @@ async fn devices_that_were_plugged_in_are_found_before_anything_is_copied() {
         );
     }
     let body = r#"{"to":"b"}"#;
-    let refused = a.request("POST", "/v1/vms/v/migrate", body).await;
-    assert_eq!(refused.status, 409, "{}", refused.body);
+    let refused = a.call("POST /v1/vms/v/migrate", body, 409).await;
     let message = refused.json()["message"].as_str().expect("text").to_owned();
     let expected = "devices net9 (virtio-net-pci), device[1] (virtio-rng-pci) were plugged in";
     assert!(message.contains(expected), "{message}");
     assert_eq!(state(&a).await, "running");
-    forgets_the_machine(&b).await;
-    stop(&a).await;
+    has_nothing(&b).await;
+    a.stop_vm().await;
     // Without the plugged devices nothing prevents the move.
     run(&a, &[&own[..], &devices].concat()).await;
-    let moved = migrate(&a, "b", "pre-copy").await;
-    assert_eq!(moved["phase"], "completed", "{moved}");
-    stop(&b).await;
-    a.stop().await;
-    b.stop().await;
+    moves(&a, "b", "pre-copy").await;
+    b.stop_vm().await;
+    stop_all([a, b]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -349,29 +312,20 @@ async fn a_destination_that_cannot_take_the_machine_leaves_it_running_here() {
     assert_eq!(moved["phase"], "aborted", "{moved}");
     assert!(moved["error"]["message"].as_str().is_some(), "{moved}");
     assert_eq!(state(&a).await, "running");
-    forgets_the_machine(&b).await;
-    let to_itself = a
-        .request("POST", "/v1/vms/v/migrate", r#"{"to":"a"}"#)
-        .await;
-    assert_eq!(to_itself.status, 400, "{}", to_itself.body);
-    let unknown = a
-        .request("POST", "/v1/vms/v/migrate", r#"{"to":"c"}"#)
-        .await;
-    assert_eq!(unknown.status, 422, "{}", unknown.body);
-    stop(&a).await;
-    a.stop().await;
-    b.stop().await;
+    has_nothing(&b).await;
+    a.call("POST /v1/vms/v/migrate", r#"{"to":"a"}"#, 400).await;
+    a.call("POST /v1/vms/v/migrate", r#"{"to":"c"}"#, 422).await;
+    a.stop_vm().await;
+    stop_all([a, b]).await;
 }
 
 /// Makes disks on a node and runs a machine with these disks.
 async fn run_on_disks(node: &RunningNode, disks: &[&str]) {
     for disk in disks {
         let body = json!({ "name": disk, "size_bytes": 16 << 20 }).to_string();
-        let made = node.request("POST", "/v1/disks", &body).await;
-        assert_eq!(made.status, 201, "{}", made.body);
+        node.call("POST /v1/disks", &body, 201).await;
     }
-    let started = node.request("POST", "/v1/vms", &machine(disks, &[])).await;
-    assert_eq!(started.status, 201, "{}", started.body);
+    node.call("POST /v1/vms", &machine(disks, &[]), 201).await;
 }
 
 async fn disk_states(node: &RunningNode) -> Vec<String> {
@@ -393,8 +347,7 @@ async fn all_disks_go_with_their_machine_and_come_back() {
         (&b, &a, "a", "pre-copy"),
     ] {
         state_becomes(from, "running").await;
-        let moved = migrate(from, name, memory).await;
-        assert_eq!(moved["phase"], "completed", "{moved}");
+        let moved = moves(from, name, memory).await;
         assert_eq!(moved["disks"].as_array().map(Vec::len), Some(2), "{moved}");
         assert!(moved["switchover_ms"].as_f64().is_some(), "{moved}");
         state_becomes(to, "running").await;
@@ -402,9 +355,8 @@ async fn all_disks_go_with_their_machine_and_come_back() {
         assert_eq!(disk_states(from).await, ["departed"; 2]);
         assert_eq!(state(from).await, "departed");
     }
-    stop(&a).await;
-    a.stop().await;
-    b.stop().await;
+    a.stop_vm().await;
+    stop_all([a, b]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -413,19 +365,14 @@ async fn a_disk_belongs_to_its_machine() {
     let (a, b) = pair(dir.path()).await;
     run_on_disks(&a, &["root"]).await;
     let alone = r#"{"disk":"root","to":"b"}"#;
-    let refused = a.request("POST", "/v1/migrations", alone).await;
-    assert_eq!(refused.status, 409, "{}", refused.body);
-    assert!(refused.body.contains("vm/v"), "{}", refused.body);
-    let refused = a.request("DELETE", "/v1/disks/root?force=true", "").await;
-    assert_eq!(refused.status, 409, "{}", refused.body);
+    let refused = a.call("POST /v1/migrations", alone, 409).await;
+    says(&refused.body, "vm/v");
+    a.call("DELETE /v1/disks/root?force=true", "", 409).await;
     let second = json!({ "name": "w", "disks": ["root"], "accelerator": "tcg" }).to_string();
-    let refused = a.request("POST", "/v1/vms", &second).await;
-    assert_eq!(refused.status, 409, "{}", refused.body);
-    stop(&a).await;
-    let removed = a.request("DELETE", "/v1/disks/root", "").await;
-    assert_eq!(removed.status, 204, "{}", removed.body);
-    a.stop().await;
-    b.stop().await;
+    a.call("POST /v1/vms", &second, 409).await;
+    a.stop_vm().await;
+    a.call("DELETE /v1/disks/root", "", 204).await;
+    stop_all([a, b]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -438,22 +385,17 @@ async fn a_move_that_is_cancelled_leaves_machine_and_disks_here() {
     let body = r#"{"to":"b","max_bandwidth":2097152}"#;
     let image = dir.path().join("a/disks/root.raw");
     std::fs::write(&image, vec![7; 16 << 20]).expect("writes what takes time to copy");
-    let started = a.request("POST", "/v1/vms/v/migrate", body).await;
-    assert_eq!(started.status, 201, "{}", started.body);
+    let started = a.call("POST /v1/vms/v/migrate", body, 201).await;
     let id = started.json()["id"].as_str().expect("an id").to_owned();
     let path = format!("/v1/vm-migrations/{id}/cancel");
-    let cancelled = a.request("POST", &path, "{}").await;
-    assert_eq!(cancelled.status, 200, "{}", cancelled.body);
+    let cancelled = a.call(&format!("POST {path}"), "{}", 200).await;
     assert_eq!(cancelled.json()["phase"], "aborted", "{}", cancelled.body);
     assert_eq!(state(&a).await, "running");
     assert_eq!(disk_states(&a).await, ["serving"; 2]);
-    forgets_the_machine(&b).await;
-    assert_eq!(disk_states(&b).await, [""; 0]);
-    let moved = migrate(&a, "b", "pre-copy").await;
-    assert_eq!(moved["phase"], "completed", "{moved}");
-    stop(&b).await;
-    a.stop().await;
-    b.stop().await;
+    has_nothing(&b).await;
+    moves(&a, "b", "pre-copy").await;
+    b.stop_vm().await;
+    stop_all([a, b]).await;
 }
 
 /// Returns a boot sector that writes to 512 KiB of memory, a byte of each page, over and over.
@@ -477,38 +419,28 @@ async fn memory_that_is_written_faster_than_it_is_sent_is_warned_of() {
     let dir = MachineFolder::new();
     let (a, b) = pair(dir.path()).await;
     let body = r#"{"name":"root","size_bytes":1048576}"#;
-    let created = a.request("POST", "/v1/disks", body).await;
-    assert_eq!(created.status, 201, "{}", created.body);
+    a.call("POST /v1/disks", body, 201).await;
     let image = dir.path().join("a/disks/root.raw");
     let image = std::fs::File::options().write(true).open(image);
     let image = image.expect("the disk's image");
     std::os::unix::fs::FileExt::write_all_at(&image, &busy_sector(), 0).expect("a boot sector");
     let request = machine(&["root"], &[]);
-    let started = a.request("POST", "/v1/vms", &request).await;
-    assert_eq!(started.status, 201, "{}", started.body);
+    a.call("POST /v1/vms", &request, 201).await;
     state_becomes(&a, "running").await;
     // Until the firmware has read the boot sector, the guest writes next to nothing.
-    for _ in 0..3000 {
-        let disk = a.get("/v1/disks/root").await.json();
-        if disk["io"]["reads"].as_u64() > Some(0) {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let read = async || {
+        a.get("/v1/disks/root").await.json()["io"]["reads"]
+            .as_u64()
+            .filter(|reads| *reads > 0)
+    };
+    until("the firmware reads", read).await;
     // In each pass the guest writes half of this, which is more than may be left for the blackout.
     let body = r#"{"to":"b","max_bandwidth":1048576}"#;
-    let started = a.request("POST", "/v1/vms/v/migrate", body).await;
-    assert_eq!(started.status, 201, "{}", started.body);
+    let started = a.call("POST /v1/vms/v/migrate", body, 201).await;
     let id = started.json()["id"].as_str().expect("an id").to_owned();
     let path = format!("/v1/vm-migrations/{id}");
-    let mut seen = Value::Null;
-    for _ in 0..600 {
-        seen = a.get(&path).await.json();
-        if seen["warnings"] != json!([]) {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    let warned = async || Some(a.get(&path).await.json()).filter(|it| it["warnings"] != json!([]));
+    let seen = until("it is warned of", warned).await;
     let warning = seen["warnings"][0].as_str().unwrap_or_default();
     assert!(warning.contains("--memory post-copy or hybrid"), "{seen}");
     assert!(warning.contains("MiB/s sent"), "{seen}");
@@ -516,9 +448,8 @@ async fn memory_that_is_written_faster_than_it_is_sent_is_warned_of() {
     let cancelled = a.request("POST", &format!("{path}/cancel"), "{}").await;
     assert_eq!(cancelled.json()["phase"], "aborted", "{}", cancelled.body);
     assert_eq!(state(&a).await, "running");
-    stop(&a).await;
-    a.stop().await;
-    b.stop().await;
+    a.stop_vm().await;
+    stop_all([a, b]).await;
 }
 
 /// Returns the arguments of the machine's QEMU.
@@ -539,8 +470,7 @@ async fn network_cards_keep_addresses_of_their_own() {
     let usual = json!({ "name": "v", "memory_bytes": 64 << 20, "accelerator": "tcg" }).to_string();
     let mut seen = Vec::new();
     for _ in 0..2 {
-        let started = a.request("POST", "/v1/vms", &usual).await;
-        assert_eq!(started.status, 201, "{}", started.body);
+        a.call("POST /v1/vms", &usual, 201).await;
         let card = |line: Vec<String>| {
             let cards: Vec<_> = line.into_iter().filter(|w| w.contains("mac=")).collect();
             let [card] = &cards[..] else {
@@ -549,19 +479,16 @@ async fn network_cards_keep_addresses_of_their_own() {
             card.clone()
         };
         seen.push(card(command_line(&a).await));
-        let moved = migrate(&a, "b", "pre-copy").await;
-        assert_eq!(moved["phase"], "completed", "{moved}");
+        moves(&a, "b", "pre-copy").await;
         seen.push(card(command_line(&b).await));
-        stop(&b).await;
+        b.stop_vm().await;
     }
     assert!(seen[0].starts_with("user,mac="), "{seen:?}");
     // The cost is told in a warning before the move.
     let moves = a.get("/v1/vm-migrations").await.json();
-    let warned = moves[0]["warnings"][0].as_str().expect("a warning");
-    assert!(warned.contains("network card"), "{warned}");
+    says(&moves[0]["warnings"][0], "network card");
     assert!(seen.iter().all(|card| *card == seen[0]), "{seen:?}");
-    a.stop().await;
-    b.stop().await;
+    stop_all([a, b]).await;
 }
 
 /// QEMU itself announces the machine's new place too early, before the move is decided. QEMU must announce again when
@@ -578,8 +505,7 @@ async fn cards_that_qemu_serves_are_announced_when_the_guest_runs() {
     drop(own);
     let net = format!("socket,id=n,udp=127.0.0.1:{port},localaddr=127.0.0.1:{theirs}");
     run(&a, &["-netdev", &net, "-device", "e1000,netdev=n"]).await;
-    let moved = migrate(&a, "b", "pre-copy").await;
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    moves(&a, "b", "pre-copy").await;
     network
         .set_read_timeout(Some(Duration::from_secs(2)))
         .expect("a limit");
@@ -589,7 +515,6 @@ async fn cards_that_qemu_serves_are_announced_when_the_guest_runs() {
         announced += usize::from(frame[..length].get(12..14) == Some(&[0x80, 0x35]));
     }
     assert!(announced > BY_ITSELF, "{announced} announcements");
-    stop(&b).await;
-    a.stop().await;
-    b.stop().await;
+    b.stop_vm().await;
+    stop_all([a, b]).await;
 }

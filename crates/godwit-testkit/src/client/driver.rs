@@ -14,7 +14,6 @@ use crate::nbd::{Command, NbdConnection, NbdReader, NbdTarget, NbdWriter, Reply,
 /// Problems kept in words; the rest is only counted.
 const KEPT: usize = 20;
 
-/// The counters of a client.
 #[derive(Clone, Debug, Default)]
 pub struct ClientStats {
     /// Requests answered without an error.
@@ -47,17 +46,12 @@ pub enum End {
 pub struct Outcome {
     /// The reference. Writes in flight at a disconnect are settled as "happened or not".
     pub model: Model,
-    /// Counters of the client.
     pub stats: ClientStats,
-    /// End of the session.
     pub end: End,
 }
 
 impl Outcome {
     /// Returns the model if no request failed and no read was wrong.
-    ///
-    /// # Errors
-    /// A description of the errors and violations.
     pub fn clean(self) -> Result<Model, String> {
         if self.stats.errors == 0 && self.stats.violations == 0 {
             return Ok(self.model);
@@ -113,9 +107,6 @@ enum Ticket {
 
 impl VerifyingClient {
     /// Connects and starts the load.
-    ///
-    /// # Errors
-    /// If the connection fails, or the export's size differs from the model's.
     pub fn start(target: &NbdTarget, workload: &Workload, mut model: Model) -> io::Result<Self> {
         let connection = NbdConnection::connect(target)?;
         if connection.size() != model.sectors() * SECTOR as u64 {

@@ -18,7 +18,6 @@ const NEVER: u64 = u64::MAX;
 /// The content of the disk before the first write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Initial {
-    /// Zeroes.
     Zero,
     /// The data of version 0 in every sector: see [`Model::write_image`].
     Pattern,
@@ -28,7 +27,6 @@ pub enum Initial {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation(pub String);
 
-/// A write in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteTicket {
     /// Version from which the data of the sectors is derived.
@@ -36,7 +34,6 @@ pub struct WriteTicket {
     start: u64,
 }
 
-/// A read in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadTicket {
     first: u64,
@@ -91,9 +88,6 @@ impl Model {
     }
 
     /// Writes an image file with the first content of a disk with [`Initial::Pattern`].
-    ///
-    /// # Errors
-    /// Any I/O error of the file.
     pub fn write_image(&self, path: &Path) -> io::Result<()> {
         let mut file = io::BufWriter::with_capacity(1 << 20, std::fs::File::create(path)?);
         let mut data = [0; SECTOR];
@@ -127,7 +121,6 @@ impl Model {
         WriteTicket { version, start }
     }
 
-    /// Returns the data to send with a write.
     pub fn data(&self, ticket: &WriteTicket, range: Range<u64>) -> Vec<u8> {
         let mut data = vec![0; (range.end - range.start) as usize * SECTOR];
         for (sector, into) in range.zip(data.chunks_exact_mut(SECTOR)) {
@@ -188,9 +181,6 @@ impl Model {
     }
 
     /// Records the read's answer with this data.
-    ///
-    /// # Errors
-    /// The first sector with forbidden content.
     pub fn end_read(&mut self, ticket: &ReadTicket, data: &[u8]) -> Result<(), Violation> {
         self.clock += 1;
         self.reading.remove(&ticket.start);

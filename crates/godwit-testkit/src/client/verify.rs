@@ -14,9 +14,6 @@ const STEP: u64 = 1 << 20;
 /// A disk that can be read as a whole.
 pub trait DiskReader {
     /// Fills `into` from this byte on.
-    ///
-    /// # Errors
-    /// Any error of the underlying disk.
     fn read_disk(&mut self, offset: u64, into: &mut [u8]) -> io::Result<()>;
 }
 
@@ -26,15 +23,11 @@ impl DiskReader for NbdConnection {
     }
 }
 
-/// A raw image file.
 #[derive(Debug)]
 pub struct RawImage(File);
 
 impl RawImage {
     /// Opens the file for reading.
-    ///
-    /// # Errors
-    /// Any I/O error of the file.
     pub fn open(path: &Path) -> io::Result<Self> {
         File::open(path).map(Self)
     }
@@ -58,10 +51,6 @@ pub struct Verified {
 impl Model {
     /// Reads the whole disk and verifies that every sector holds the last acknowledged write or a later, unacknowledged
     /// one. Nothing may be in flight.
-    ///
-    /// # Errors
-    /// If the disk cannot be read, or if sectors are wrong: the first ten in words, and the number of MiB with a wrong
-    /// sector.
     pub fn verify_all(&mut self, disk: &mut dyn DiskReader) -> Result<Verified, String> {
         let bytes = self.sectors() * SECTOR as u64;
         let mut buffer = vec![0; STEP as usize];

@@ -19,7 +19,6 @@ pub struct Workload {
     pub depth: usize,
     /// Requests per second at most.
     pub rate: Option<u32>,
-    /// Requests in 100 that read.
     pub reads: u64,
     /// True if trim and write-zeroes are among the requests.
     pub zeroes: bool,
@@ -53,7 +52,6 @@ impl Workload {
     }
 }
 
-/// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) command: Command,

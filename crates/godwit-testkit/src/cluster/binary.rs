@@ -8,9 +8,6 @@ use std::sync::OnceLock;
 use crate::process::{run, target_dir};
 
 /// Returns the program for tests, with fail points: `GODWIT_BIN`, or built once per test process.
-///
-/// # Errors
-/// If the program cannot be built.
 pub fn godwit_binary() -> io::Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     if let Some(path) = std::env::var_os("GODWIT_BIN") {
@@ -23,9 +20,6 @@ pub fn godwit_binary() -> io::Result<PathBuf> {
 }
 
 /// Returns the program for the demo and the benchmarks: `GODWIT_BIN`, or the one next to this program.
-///
-/// # Errors
-/// If there is none.
 pub fn release_binary() -> io::Result<PathBuf> {
     if let Some(path) = std::env::var_os("GODWIT_BIN") {
         return Ok(path.into());

@@ -11,7 +11,6 @@ use crate::process::command_line;
 /// A `godwit` command that did not exit with 0.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Command line.
     pub line: String,
     /// Exit code; `None` for a killed command.
     pub code: Option<i32>,
@@ -50,9 +49,6 @@ impl GodwitCommand {
     }
 
     /// Runs the command with its output for people.
-    ///
-    /// # Errors
-    /// If the command fails.
     pub fn text(mut self) -> Result<String, Failure> {
         let line = command_line(&self.0);
         let output = self.0.output().map_err(|error| Failure {
@@ -73,9 +69,6 @@ impl GodwitCommand {
     }
 
     /// Runs the command with `--json` and parses the output; of several documents, the last.
-    ///
-    /// # Errors
-    /// If the command fails or does not print JSON.
     pub fn json(self) -> Result<Value, Failure> {
         let command = self.printing_json();
         let line = command_line(&command);

@@ -25,9 +25,6 @@ pub struct MemoryDisk {
 
 impl MemoryDisk {
     /// Creates a disk with room for this many bytes.
-    ///
-    /// # Errors
-    /// Without the right to mount, loop devices, or the memory.
     pub fn new(room: u64) -> io::Result<Self> {
         let backing = tempfile::NamedTempFile::new_in("/dev/shm")?;
         let bytes = room + room / 32 + OVERHEAD;

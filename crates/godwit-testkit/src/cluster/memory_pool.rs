@@ -27,9 +27,6 @@ impl MemoryPool {
     pub const NAME: &'static str = "cxl";
 
     /// Creates an empty pool.
-    ///
-    /// # Errors
-    /// Without `/dev/shm`.
     pub fn new() -> io::Result<Self> {
         let dir = tempfile::Builder::new()
             .prefix("godwit-pool")
@@ -43,9 +40,6 @@ impl MemoryPool {
 
     /// Creates a file of `mib` MiB that stands for a DAX device. The file is not yet formatted as a pool, unlike that
     /// of [`Self::file`].
-    ///
-    /// # Errors
-    /// Without `/dev/shm`, or room there.
     pub fn blank_file(mib: u64) -> io::Result<Self> {
         let pool = Self::new()?;
         let path = pool.dir.path().join("device");
@@ -58,9 +52,6 @@ impl MemoryPool {
     }
 
     /// Creates an empty pool in a file of `mib` MiB, of which the table takes two.
-    ///
-    /// # Errors
-    /// Without `/dev/shm`, or room there.
     pub fn file(mib: u64) -> io::Result<Self> {
         let pool = Self::blank_file(mib)?;
         Pool::format(pool.path(), false).map_err(io::Error::other)?;
@@ -69,9 +60,6 @@ impl MemoryPool {
 
     /// Creates an empty pool of the kind named by the environment. `GODWIT_MEMORY_POOL=file` stands for a file with
     /// room for one guest of 192 MiB; otherwise the pool is a folder.
-    ///
-    /// # Errors
-    /// As [`Self::new`] and [`Self::file`].
     pub fn asked_for() -> io::Result<Self> {
         match std::env::var_os("GODWIT_MEMORY_POOL") {
             Some(kind) if kind == "file" => Self::file(2 + 192),
@@ -81,9 +69,6 @@ impl MemoryPool {
 
     /// Creates an empty pool of `pages` huge pages of 2 MiB, which the host reserves. Prints a note and returns `None`
     /// if the host cannot.
-    ///
-    /// # Errors
-    /// Without a folder for the pool.
     pub fn huge(pages: u64) -> io::Result<Option<Self>> {
         let dir = tempfile::Builder::new().prefix("godwit-pool").tempdir()?;
         match HugePages::mount(dir.path(), pages) {
@@ -106,16 +91,12 @@ impl MemoryPool {
 
     /// Gives the pool to all nodes of a prepared cluster.
     pub fn give_to(&self, cluster: &mut Cluster) {
-        let option = format!("--memory-pool={}={}", Self::NAME, self.path().display());
         for node in &mut cluster.nodes {
-            node.spec_mut().options.push(option.clone());
+            node.spec_mut().add_memory_pool(Self::NAME, self.path());
         }
     }
 
     /// Starts nodes that all have the pool.
-    ///
-    /// # Errors
-    /// Any error of the nodes.
     pub fn cluster(&self, names: &[&str], options: ClusterOptions) -> io::Result<Cluster> {
         let mut cluster = Cluster::prepare(names, options)?;
         self.give_to(&mut cluster);
@@ -124,9 +105,6 @@ impl MemoryPool {
     }
 
     /// Returns true if no machine has memory in the pool.
-    ///
-    /// # Errors
-    /// If the pool cannot be read.
     pub fn is_empty(&self) -> io::Result<bool> {
         if self.file.is_none() {
             return Ok(std::fs::read_dir(self.path())?.next().is_none());

@@ -2,6 +2,7 @@
 
 mod binary;
 mod command;
+mod expect;
 mod memory_disk;
 mod memory_pool;
 mod node;
@@ -31,7 +32,6 @@ const PORTS: Range<u16> = 20_000..32_000;
 /// The setup of a cluster's nodes.
 #[derive(Clone, Debug)]
 pub struct ClusterOptions {
-    /// The `godwit` program.
     pub godwit: PathBuf,
     /// True if the nodes talk over mutual TLS; otherwise plain TCP on loopback.
     pub tls: bool,
@@ -39,14 +39,15 @@ pub struct ClusterOptions {
 
 impl ClusterOptions {
     /// Returns the options with the tests' binary, and TLS.
-    ///
-    /// # Errors
-    /// If there is no such binary.
     pub fn secure() -> io::Result<Self> {
-        Ok(Self {
-            godwit: godwit_binary()?,
-            tls: true,
-        })
+        let (godwit, tls) = (godwit_binary()?, true);
+        Ok(Self { godwit, tls })
+    }
+
+    /// Returns the options with the tests' binary, and plain TCP.
+    pub fn plain() -> io::Result<Self> {
+        let (godwit, tls) = (godwit_binary()?, false);
+        Ok(Self { godwit, tls })
     }
 }
 
@@ -65,17 +66,25 @@ pub struct Cluster {
 
 impl Cluster {
     /// Starts nodes with these names, with TLS, from the tests' binary.
-    ///
-    /// # Errors
-    /// If the binary cannot be built or a node does not come up; the error has the node's log.
     pub fn start(names: &[&str]) -> io::Result<Self> {
         Self::start_with(names, ClusterOptions::secure()?)
     }
 
+    /// Prepares nodes of the tests' binary, with TLS, and starts nothing.
+    #[track_caller]
+    pub fn secure(names: &[&str]) -> Self {
+        let options = ClusterOptions::secure().expect("a binary");
+        Self::prepare(names, options).expect("certificates")
+    }
+
+    /// Does the same with plain TCP.
+    #[track_caller]
+    pub fn plain(names: &[&str]) -> Self {
+        let options = ClusterOptions::plain().expect("a binary");
+        Self::prepare(names, options).expect("certificates")
+    }
+
     /// Starts nodes with these names.
-    ///
-    /// # Errors
-    /// As [`Cluster::start`].
     pub fn start_with(names: &[&str], options: ClusterOptions) -> io::Result<Self> {
         let mut cluster = Self::prepare(names, options)?;
         cluster.start_all()?;
@@ -84,9 +93,6 @@ impl Cluster {
 
     /// Starts nodes `a` and `b`, with TLS, from the tests' binary. The nodes reach each other only through links with
     /// adjustable conditions: the first link leads from `a` to `b`.
-    ///
-    /// # Errors
-    /// As [`Cluster::start`].
     pub fn start_linked(seed: u64) -> io::Result<(Self, Vec<Proxy>)> {
         let (mut cluster, links) = Self::prepare_linked(seed)?;
         cluster.start_all()?;
@@ -94,9 +100,6 @@ impl Cluster {
     }
 
     /// Does the same as [`Cluster::start_linked`], but starts nothing.
-    ///
-    /// # Errors
-    /// As [`Cluster::prepare`].
     pub fn prepare_linked(seed: u64) -> io::Result<(Self, Vec<Proxy>)> {
         let mut cluster = Self::prepare(&["a", "b"], ClusterOptions::secure()?)?;
         let mut links = Vec::new();
@@ -109,9 +112,6 @@ impl Cluster {
     }
 
     /// Prepares directories, ports and certificates, and starts nothing.
-    ///
-    /// # Errors
-    /// If `godwit certs` fails.
     pub fn prepare(names: &[&str], options: ClusterOptions) -> io::Result<Self> {
         let hosts: Vec<Host> = names.iter().map(|name| (*name, None)).collect();
         Self::prepare_on(&hosts, options)
@@ -119,9 +119,6 @@ impl Cluster {
 
     /// Prepares directories, ports and certificates for nodes in network namespaces, or on loopback without one, and
     /// starts nothing.
-    ///
-    /// # Errors
-    /// If `godwit certs` fails.
     pub fn prepare_on(hosts: &[Host<'_>], options: ClusterOptions) -> io::Result<Self> {
         let dir = scratch_dir()?;
         let certificates = dir.path().join("certs");
@@ -175,19 +172,12 @@ impl Cluster {
         })
     }
 
-    /// Returns the node of this name.
-    ///
-    /// # Panics
-    /// If there is none: a mistake in the test.
     pub fn node(&self, name: &str) -> &Node {
         let found = self.nodes.iter().find(|node| node.name() == name);
         found.unwrap_or_else(|| panic!("no node '{name}' in this cluster"))
     }
 
     /// Returns the node of this name, mutable for a stop and a start.
-    ///
-    /// # Panics
-    /// If there is none: a mistake in the test.
     pub fn node_mut(&mut self, name: &str) -> &mut Node {
         let found = self.nodes.iter_mut().find(|node| node.name() == name);
         found.unwrap_or_else(|| panic!("no node '{name}' in this cluster"))
@@ -195,9 +185,6 @@ impl Cluster {
 
     /// Puts the disks of a prepared node into memory, in place of a second disk of the machine. There is room for this
     /// many bytes.
-    ///
-    /// # Errors
-    /// Without root, loop devices, or the memory.
     pub fn put_in_memory(&mut self, name: &str, room: u64) -> io::Result<()> {
         let disk = MemoryDisk::new(room)?;
         std::os::unix::fs::symlink(disk.path(), self.node(name).spec().dir.join("disks"))?;
@@ -206,14 +193,10 @@ impl Cluster {
     }
 
     /// Starts all prepared nodes.
-    ///
-    /// # Errors
-    /// If a node does not come up; the error has the log.
     pub fn start_all(&mut self) -> io::Result<()> {
         self.nodes.iter_mut().try_for_each(|node| node.start(&[]))
     }
 
-    /// Returns all nodes.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
@@ -228,7 +211,6 @@ impl Cluster {
         &self.certificates
     }
 
-    /// Returns the setup.
     pub fn options(&self) -> &ClusterOptions {
         &self.options
     }
@@ -250,10 +232,6 @@ impl Drop for Cluster {
     }
 }
 
-/// Creates a certificate authority in `directory`.
-///
-/// # Errors
-/// If `godwit certs init` fails.
 pub fn authority(godwit: &Path, directory: &Path) -> io::Result<()> {
     let mut command = Command::new(godwit);
     command.args(["certs", "init", "--dir"]).arg(directory);
@@ -261,9 +239,6 @@ pub fn authority(godwit: &Path, directory: &Path) -> io::Result<()> {
 }
 
 /// Issues a certificate from the authority in `directory`.
-///
-/// # Errors
-/// If `godwit certs issue` fails.
 pub fn issue(godwit: &Path, directory: &Path, name: &str, more: &[&str]) -> io::Result<()> {
     let mut command = Command::new(godwit);
     command
@@ -275,9 +250,6 @@ pub fn issue(godwit: &Path, directory: &Path, name: &str, more: &[&str]) -> io::
 
 /// Returns a free port of loopback. The port lies below the kernel's range for outgoing connections, so that no
 /// connection takes the port before the node listens.
-///
-/// # Errors
-/// If no port is free.
 pub fn free_port() -> io::Result<SocketAddr> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     // Concurrent test processes start at different places.

@@ -3,7 +3,7 @@ use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -16,12 +16,9 @@ use crate::process::{Process, cpu_seconds, wait_for};
 /// Longest time until a started node answers.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The setup of a node.
 #[derive(Clone, Debug)]
 pub struct NodeSpec {
-    /// The program.
     pub godwit: PathBuf,
-    /// Name of the node.
     pub name: String,
     /// Data directory.
     pub dir: PathBuf,
@@ -31,7 +28,6 @@ pub struct NodeSpec {
     pub nbd_listen: SocketAddr,
     /// True if NBD clients do without TLS.
     pub nbd_plain: bool,
-    /// Folder of the certificates.
     pub certificates: PathBuf,
     /// Name in the certificate to present: the node's own, except in tests of certificates.
     pub certificate_of: String,
@@ -53,6 +49,61 @@ pub struct NodeSpec {
     pub namespace: Option<String>,
 }
 
+impl NodeSpec {
+    /// Gives the node a memory pool.
+    pub fn add_memory_pool(&mut self, name: &str, path: &Path) {
+        let option = format!("--memory-pool={name}={}", path.display());
+        self.options.push(option);
+    }
+
+    /// Returns the command that starts the node.
+    fn command(&self) -> Command {
+        let mut command = match &self.namespace {
+            Some(namespace) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", namespace]).arg(&self.godwit);
+                command
+            }
+            None => Command::new(&self.godwit),
+        };
+        command
+            .args(["node", "--name", &self.name, "--data-dir"])
+            .arg(&self.dir)
+            .args(["--listen", &self.listen.to_string()])
+            .args(["--nbd-listen", &self.nbd_listen.to_string()]);
+        if self.nbd_plain {
+            command.arg("--nbd-plain");
+        }
+        if self.tls {
+            let own = &self.certificate_of;
+            for (option, file) in [
+                ("--cert", format!("{own}.pem")),
+                ("--key", format!("{own}.key")),
+                ("--ca", String::from("ca.pem")),
+            ] {
+                command.arg(option).arg(self.certificates.join(file));
+            }
+        } else {
+            command.arg("--insecure-loopback");
+        }
+        if self.unencrypted_data {
+            command.arg("--unencrypted-data");
+        }
+        command.args(&self.options);
+        for (name, address) in &self.peers {
+            command.args(["--peer", &format!("{name}={address}")]);
+        }
+        if let Some(user) = &self.qemu_user {
+            command.args(["--qemu-user", user]);
+        }
+        for (name, folder) in &self.pools {
+            command.args(["--pool", &format!("{name}={}", folder.display())]);
+        }
+        command.envs(self.environment.iter().cloned());
+        command
+    }
+}
+
 /// A node: its data directory, and its process while it runs.
 #[derive(Debug)]
 pub struct Node {
@@ -63,9 +114,6 @@ pub struct Node {
 
 impl Node {
     /// Creates a node without starting a process.
-    ///
-    /// # Errors
-    /// If the node's directory cannot be made.
     pub fn new(spec: NodeSpec) -> io::Result<Self> {
         std::fs::create_dir_all(&spec.dir)?;
         let log = spec.dir.with_extension("log");
@@ -77,63 +125,18 @@ impl Node {
     }
 
     /// Starts the node with these fail points (name and action) and waits until the API answers.
-    ///
-    /// # Errors
-    /// If the node does not come up; the error has the log.
     pub fn start(&mut self, failpoints: &[(&str, &str)]) -> io::Result<()> {
-        let spec = &self.spec;
         let log = File::options().create(true).append(true).open(&self.log)?;
-        let mut command = match &spec.namespace {
-            Some(namespace) => {
-                let mut command = Command::new("ip");
-                command.args(["netns", "exec", namespace]).arg(&spec.godwit);
-                command
-            }
-            None => Command::new(&spec.godwit),
-        };
-        command
-            .args(["node", "--name", &spec.name, "--data-dir"])
-            .arg(&spec.dir)
-            .args(["--listen", &spec.listen.to_string()])
-            .args(["--nbd-listen", &spec.nbd_listen.to_string()]);
-        if spec.nbd_plain {
-            command.arg("--nbd-plain");
-        }
-        if spec.tls {
-            let file = |name: String| spec.certificates.join(name);
-            command
-                .arg("--cert")
-                .arg(file(format!("{}.pem", spec.certificate_of)));
-            command
-                .arg("--key")
-                .arg(file(format!("{}.key", spec.certificate_of)));
-            command.arg("--ca").arg(file("ca.pem".to_owned()));
-        } else {
-            command.arg("--insecure-loopback");
-        }
-        if spec.unencrypted_data {
-            command.arg("--unencrypted-data");
-        }
-        command.args(&spec.options);
-        for (name, address) in &spec.peers {
-            command.args(["--peer", &format!("{name}={address}")]);
-        }
-        if let Some(user) = &spec.qemu_user {
-            command.args(["--qemu-user", user]);
-        }
-        for (name, folder) in &spec.pools {
-            command.args(["--pool", &format!("{name}={}", folder.display())]);
-        }
-        let points: Vec<String> = failpoints
-            .iter()
+        let points = failpoints.iter();
+        let points: Vec<String> = points
             .map(|(name, action)| format!("{name}={action}"))
             .collect();
-        command.envs(spec.environment.iter().cloned());
+        let mut command = self.spec.command();
         command
             .env("FAILPOINTS", points.join(";"))
             .env("RUST_BACKTRACE", "1");
         command
-            .stdin(std::process::Stdio::null())
+            .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
         let mut process = Process::spawn(&mut command)?;
@@ -149,10 +152,9 @@ impl Node {
             Some(Err(ended)) => ended,
             None => format!("did not answer within {START_TIMEOUT:?}"),
         };
-        let name = &self.spec.name;
+        let (name, log) = (&self.spec.name, self.log_tail(40));
         Err(io::Error::other(format!(
-            "node '{name}' {problem}; its log:\n{}",
-            self.log_tail(40)
+            "node '{name}' {problem}; its log:\n{log}"
         )))
     }
 
@@ -161,7 +163,6 @@ impl Node {
         &self.spec.name
     }
 
-    /// Returns the setup.
     pub fn spec(&self) -> &NodeSpec {
         &self.spec
     }
@@ -196,9 +197,6 @@ impl Node {
     }
 
     /// Asks the node to end with `SIGTERM` and waits.
-    ///
-    /// # Errors
-    /// If the node does not end in time, or not with exit code 0.
     pub fn terminate(&mut self, timeout: Duration) -> io::Result<()> {
         let Some(mut process) = self.process.take() else {
             return Ok(());
@@ -214,39 +212,28 @@ impl Node {
         )))
     }
 
-    /// Returns a `godwit` command for this node.
     pub fn godwit(&self, args: &[&str]) -> GodwitCommand {
         GodwitCommand::new(&self.spec.godwit, &self.api_socket(), args)
     }
 
-    /// Returns the message with which a `godwit` command for this node is refused.
-    ///
-    /// # Panics
-    /// If the command succeeds.
-    pub fn refusal(&self, args: &[&str]) -> String {
-        match self.godwit(args).text() {
-            Err(refused) => refused.to_string(),
-            Ok(done) => panic!("{args:?} is done: {done}"),
-        }
+    /// Returns the answer of the API to a `GET` of this path.
+    pub fn get(&self, path: &str) -> io::Result<String> {
+        let mut api = UnixStream::connect(self.api_socket())?;
+        api.set_read_timeout(Some(START_TIMEOUT))?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
+        api.write_all(request.as_bytes())?;
+        let mut answer = String::new();
+        api.read_to_string(&mut answer)?;
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
+        Ok(body.to_owned())
     }
 
     /// Returns the metrics, in Prometheus' text format.
-    ///
-    /// # Errors
-    /// If the node does not answer.
     pub fn metrics(&self) -> io::Result<String> {
-        let mut api = UnixStream::connect(self.api_socket())?;
-        let request = "GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n";
-        api.write_all(request.as_bytes())?;
-        let mut metrics = String::new();
-        api.read_to_string(&mut metrics)?;
-        Ok(metrics)
+        self.get("/metrics")
     }
 
     /// Returns the node's description of a disk.
-    ///
-    /// # Errors
-    /// If the node does not know the disk or does not answer.
     pub fn disk(&self, disk: &str) -> Result<Value, Failure> {
         self.godwit(&["disk", "show", disk]).json()
     }
@@ -260,7 +247,6 @@ impl Node {
         state.unwrap_or_else(|| "unknown".to_owned())
     }
 
-    /// Returns the unix socket of the API.
     pub fn api_socket(&self) -> PathBuf {
         self.spec.dir.join("godwit.sock")
     }
@@ -280,10 +266,6 @@ impl Node {
         self.spec.dir.join("disks").join(format!("{disk}.vhost"))
     }
 
-    /// Returns the image of a disk.
-    ///
-    /// # Errors
-    /// If the node does not know the disk.
     pub fn image(&self, disk: &str) -> io::Result<PathBuf> {
         let shown = self.disk(disk)?;
         let path = shown["path"].as_str();
@@ -291,14 +273,16 @@ impl Node {
             .ok_or_else(|| io::Error::other(format!("disk '{disk}' shows no path: {shown}")))
     }
 
-    /// Returns the path of the log.
     pub fn log_path(&self) -> &Path {
         &self.log
     }
 
-    /// Returns the last lines of the log.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
     pub fn log_tail(&self, lines: usize) -> String {
-        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let text = self.log();
         let all: Vec<&str> = text.lines().collect();
         all[all.len().saturating_sub(lines)..].join("\n")
     }
@@ -310,9 +294,6 @@ pub struct StandsStill(rustix::process::Pid);
 
 impl StandsStill {
     /// Stops the node's process.
-    ///
-    /// # Panics
-    /// If the node does not run.
     pub fn new(node: &Node) -> Self {
         let pid = node.pid().expect("it runs") as i32;
         let pid = rustix::process::Pid::from_raw(pid).expect("a process");

@@ -23,12 +23,9 @@ const FLAG_FUA: u16 = 1;
 /// Longest option reply accepted by this client, in bytes.
 const MAX_OPTION_REPLY: u32 = 64 * 1024;
 
-/// The command of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Read data.
     Read,
-    /// Write data.
     Write,
     /// Make every completed write durable.
     Flush,
@@ -56,7 +53,6 @@ impl Command {
 /// A request; offset and length are in bytes and sent as given, right or wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Command.
     pub command: Command,
     /// True if the effect must be durable before the reply.
     pub fua: bool,
@@ -64,14 +60,12 @@ pub struct Request {
     pub cookie: u64,
     /// First byte.
     pub offset: u64,
-    /// Number of bytes.
     pub length: u32,
 }
 
 /// A reply without its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Cookie of the request.
     pub cookie: u64,
     /// 0, or an NBD error number.
     pub error: u32,
@@ -80,6 +74,18 @@ pub struct Reply {
 impl Request {
     /// Bytes of a request without its data.
     pub const BYTES: usize = 28;
+
+    /// Returns a request whose effect need not be durable.
+    pub const fn new(command: Command, cookie: u64, offset: u64, length: u32) -> Self {
+        let fua = false;
+        Self {
+            command,
+            fua,
+            cookie,
+            offset,
+            length,
+        }
+    }
 
     /// Encodes the request for the wire.
     pub fn encode(&self) -> [u8; Self::BYTES] {
@@ -100,9 +106,6 @@ impl Reply {
     pub const BYTES: usize = 16;
 
     /// Decodes a received reply.
-    ///
-    /// # Errors
-    /// `InvalidData` for anything but a simple reply.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> io::Result<Self> {
         let magic = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         if magic != SIMPLE_REPLY_MAGIC {
@@ -136,10 +139,6 @@ pub struct NbdWriter(NbdStream);
 impl NbdConnection {
     /// Connects and asks for the export. Waits at most 20 s for each answer of the handshake; later reads have no
     /// timeout.
-    ///
-    /// # Errors
-    /// Any error of the socket, and `InvalidData` with the server's words if the server refuses the export or breaks
-    /// the protocol.
     pub fn connect(target: &NbdTarget) -> io::Result<Self> {
         let mut stream = target.open()?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
@@ -172,9 +171,6 @@ impl NbdConnection {
 
     /// Sends one request, with `data` for a write, and waits for the reply; read data is put into `into`. Returns the
     /// server's error number, 0 for success.
-    ///
-    /// # Errors
-    /// Any error of the socket.
     pub fn call(
         &mut self,
         command: Command,
@@ -185,16 +181,8 @@ impl NbdConnection {
     ) -> io::Result<u32> {
         self.next_cookie += 1;
         let cookie = self.next_cookie;
-        self.writer.send(
-            &Request {
-                command,
-                fua: false,
-                cookie,
-                offset,
-                length,
-            },
-            data,
-        )?;
+        self.writer
+            .send(&Request::new(command, cookie, offset, length), data)?;
         let reply = self.reader.reply()?;
         if reply.cookie != cookie {
             return Err(bad(format!(
@@ -208,29 +196,18 @@ impl NbdConnection {
         Ok(reply.error)
     }
 
-    /// Reads a range.
-    ///
-    /// # Errors
-    /// Any error of the socket, and the server's error number as text.
     pub fn read_at(&mut self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let length = into.len() as u32;
         let error = self.call(Command::Read, offset, length, &[], into)?;
         succeeded("read", offset, error)
     }
 
-    /// Writes a range.
-    ///
-    /// # Errors
-    /// As [`NbdConnection::read_at`].
     pub fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
         let error = self.call(Command::Write, offset, data.len() as u32, data, &mut [])?;
         succeeded("write", offset, error)
     }
 
     /// Makes every completed write durable.
-    ///
-    /// # Errors
-    /// As [`NbdConnection::read_at`].
     pub fn flush(&mut self) -> io::Result<()> {
         let error = self.call(Command::Flush, 0, 0, &[], &mut [])?;
         succeeded("flush", 0, error)
@@ -239,9 +216,6 @@ impl NbdConnection {
 
 impl NbdReader {
     /// Waits for the next reply's header; after a successful read, [`NbdReader::data`] must follow.
-    ///
-    /// # Errors
-    /// Any error of the socket, and `InvalidData` for anything but a simple reply.
     pub fn reply(&mut self) -> io::Result<Reply> {
         let mut bytes = [0; Reply::BYTES];
         self.0.read_exact(&mut bytes)?;
@@ -249,17 +223,11 @@ impl NbdReader {
     }
 
     /// Takes the data of a read.
-    ///
-    /// # Errors
-    /// Any error of the socket.
     pub fn data(&mut self, into: &mut [u8]) -> io::Result<()> {
         self.0.read_exact(into)
     }
 
     /// Sets the longest wait for a reply.
-    ///
-    /// # Errors
-    /// If the duration is zero.
     pub fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.0.set_read_timeout(timeout)
     }
@@ -288,10 +256,6 @@ impl Write for NbdWriter {
 }
 
 impl NbdWriter {
-    /// Sends a request and the data.
-    ///
-    /// # Errors
-    /// Any error of the socket.
     pub fn send(&mut self, request: &Request, data: &[u8]) -> io::Result<()> {
         self.0.write_all(&request.encode())?;
         self.0.write_all(data)
@@ -299,13 +263,7 @@ impl NbdWriter {
 
     /// Sends a disconnect request; the server closes the connection.
     pub fn disconnect(&mut self) {
-        let goodbye = Request {
-            command: Command::Disconnect,
-            fua: false,
-            cookie: 0,
-            offset: 0,
-            length: 0,
-        };
+        let goodbye = Request::new(Command::Disconnect, 0, 0, 0);
         // A server that is gone needs no disconnect request.
         let _ = self.send(&goodbye, &[]);
     }
@@ -316,9 +274,6 @@ impl NbdWriter {
     }
 
     /// Returns a second handle of this half, to shut the connection down from another thread.
-    ///
-    /// # Errors
-    /// If the process is out of descriptors.
     pub fn try_clone(&self) -> io::Result<Self> {
         self.0.try_clone().map(Self)
     }

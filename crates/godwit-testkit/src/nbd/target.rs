@@ -9,14 +9,12 @@ use std::time::Duration;
 pub enum NbdTarget {
     /// An export on a unix socket.
     Unix {
-        /// The socket.
         socket: PathBuf,
         /// The export's name.
         export: String,
     },
     /// An export on plain TCP.
     Tcp {
-        /// The server.
         address: SocketAddr,
         /// The export's name.
         export: String,
@@ -24,7 +22,6 @@ pub enum NbdTarget {
 }
 
 impl NbdTarget {
-    /// Returns an export on a unix socket.
     pub fn unix(socket: impl Into<PathBuf>, export: &str) -> Self {
         Self::Unix {
             socket: socket.into(),
@@ -32,7 +29,6 @@ impl NbdTarget {
         }
     }
 
-    /// Returns an export on plain TCP.
     pub fn tcp(address: SocketAddr, export: &str) -> Self {
         Self::Tcp {
             address,
@@ -58,9 +54,6 @@ impl NbdTarget {
     }
 
     /// Opens the socket only.
-    ///
-    /// # Errors
-    /// If the connection fails.
     pub fn open(&self) -> io::Result<NbdStream> {
         match self {
             Self::Unix { socket, .. } => UnixStream::connect(socket).map(NbdStream::Unix),
@@ -76,17 +69,12 @@ impl NbdTarget {
 /// A connected socket of either family.
 #[derive(Debug)]
 pub enum NbdStream {
-    /// A unix socket.
     Unix(UnixStream),
-    /// A TCP socket.
     Tcp(TcpStream),
 }
 
 impl NbdStream {
     /// Returns a second handle of the same socket.
-    ///
-    /// # Errors
-    /// If the process is out of descriptors.
     pub fn try_clone(&self) -> io::Result<Self> {
         match self {
             Self::Unix(stream) => stream.try_clone().map(Self::Unix),
@@ -95,9 +83,6 @@ impl NbdStream {
     }
 
     /// Sets the longest wait of a read; `None` for no limit.
-    ///
-    /// # Errors
-    /// If the duration is zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         match self {
             Self::Unix(stream) => stream.set_read_timeout(timeout),

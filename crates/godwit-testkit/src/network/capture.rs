@@ -31,9 +31,6 @@ struct Shared {
 
 impl Capture {
     /// Captures the frames of an existing tap.
-    ///
-    /// # Errors
-    /// If the tap cannot be opened.
     pub(super) fn start(namespace: &Namespace, tap: &str) -> io::Result<Self> {
         let name = tap.to_owned();
         let opened = inside(namespace, move || open(&name)).join();

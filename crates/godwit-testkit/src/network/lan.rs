@@ -24,9 +24,6 @@ impl Lan {
     pub const BRIDGE: &str = BRIDGE;
 
     /// Creates a network `10.80.0.0/24` with this many hosts, which are .1, .2 and so on.
-    ///
-    /// # Errors
-    /// If `ip` fails, as it does without root.
     pub fn new(hosts: u8) -> io::Result<Self> {
         let switch = Namespace::new(Ipv4Addr::new(10, 80, 0, 254))?;
         add_bridge(&switch)?;
@@ -68,9 +65,6 @@ impl Lan {
     }
 
     /// Creates one more tap of this name on each host.
-    ///
-    /// # Errors
-    /// If `ip` fails.
     pub fn add_taps(&self, name: &str) -> io::Result<()> {
         for host in &self.hosts {
             host.ip(&["tuntap", "add", name, "mode", "tap"])?;
@@ -80,9 +74,6 @@ impl Lan {
     }
 
     /// Captures the frames that the switch sends to one more of its ports.
-    ///
-    /// # Errors
-    /// If `ip` fails.
     pub fn capture(&self) -> io::Result<Capture> {
         const PORT: &str = "capture0";
         self.switch.ip(&["tuntap", "add", PORT, "mode", "tap"])?;
@@ -97,9 +88,6 @@ impl Lan {
     }
 
     /// Plugs an existing interface of a host into the host's bridge.
-    ///
-    /// # Errors
-    /// If `ip` fails, or if there is no such host.
     pub fn plug(&self, host: usize, interface: &str) -> io::Result<()> {
         let host = self.hosts.get(host);
         plug(
@@ -110,9 +98,6 @@ impl Lan {
 
     /// Plugs a port with the address of an ordinary card into the switch's bridge, for virtual machines on the switch
     /// itself: a bridge takes the lowest address of its ports.
-    ///
-    /// # Errors
-    /// If `ip` fails.
     pub fn add_card(&self) -> io::Result<()> {
         let switch = &self.switch;
         switch.ip(&[
@@ -136,7 +121,6 @@ impl Lan {
         &self.switch
     }
 
-    /// Returns the hosts.
     pub fn hosts(&self) -> &[Namespace] {
         &self.hosts
     }

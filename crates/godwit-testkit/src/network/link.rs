@@ -27,9 +27,6 @@ impl Link {
     pub const INTERFACE: &str = "veth0";
 
     /// Creates both ends. At most `bits_per_second` leave the left end; `None` sets no limit.
-    ///
-    /// # Errors
-    /// If `ip` or `tc` fails, as they do without root.
     pub fn new(bits_per_second: Option<u64>) -> io::Result<Self> {
         let link = Self {
             left: Namespace::new(Ipv4Addr::new(10, 79, 0, 1))?,
@@ -51,18 +48,12 @@ impl Link {
     }
 
     /// Creates a link whose right end is held to this bandwidth, too.
-    ///
-    /// # Errors
-    /// As [`Link::new`].
     pub fn both_ways(bits_per_second: u64) -> io::Result<Self> {
         let link = Self::new(Some(bits_per_second))?;
         narrow(&link.right, bits_per_second)?;
         Ok(link)
     }
     /// Returns the bytes carried so far in both directions, headers included.
-    ///
-    /// # Errors
-    /// If `ip` fails or does not tell.
     pub fn carried_bytes(&self) -> io::Result<u64> {
         self.left.interface_bytes(Self::INTERFACE)
     }

@@ -31,9 +31,6 @@ pub struct Namespace {
 
 impl Namespace {
     /// Creates a namespace whose link will have this address.
-    ///
-    /// # Errors
-    /// If `ip netns` fails, as it does without root.
     pub fn new(address: Ipv4Addr) -> io::Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         remove_orphans();
@@ -50,9 +47,6 @@ impl Namespace {
 
     /// Disables IPv6 on interfaces that come up inside from now on. The kernel then sends nothing by itself on them,
     /// such as neighbour discovery and multicast listener reports.
-    ///
-    /// # Errors
-    /// Without root.
     pub(super) fn leave_out_ipv6(&self) -> io::Result<()> {
         let writing = inside(self, || {
             for of in ["all", "default"] {
@@ -127,9 +121,6 @@ impl Namespace {
     }
 
     /// Returns the number of packets dropped by interfaces inside, by interface and direction; without entries of 0.
-    ///
-    /// # Errors
-    /// If `ip` fails.
     pub fn dropped(&self) -> io::Result<BTreeMap<String, u64>> {
         let interfaces = self.links(&[])?;
         let counters = interfaces.iter().flat_map(|interface| {
@@ -149,10 +140,6 @@ impl Namespace {
         command
     }
 
-    /// Returns the processes inside.
-    ///
-    /// # Errors
-    /// If `/proc` cannot be read.
     pub fn processes(&self) -> io::Result<Vec<u32>> {
         let inside = std::fs::metadata(Path::new(NAMED).join(&self.name))?.ino();
         let all = std::fs::read_dir("/proc")?.flatten();
@@ -173,9 +160,6 @@ impl Namespace {
 
     /// Moves the calling thread into the namespace for the rest of the thread's life. New sockets, threads and
     /// processes of the thread belong there from now on.
-    ///
-    /// # Errors
-    /// Without root.
     pub fn enter(&self) -> io::Result<()> {
         enter(&self.name)
     }

@@ -28,9 +28,6 @@ pub struct Testpmd {
 impl Testpmd {
     /// Connects a testpmd to the NIC at this socket, with a queue pair for each list of frames. The pair sends the list
     /// at once, so the list must fit the pair's ring. Files are in `folder`, and their names begin with `name`.
-    ///
-    /// # Errors
-    /// If testpmd is not installed (`scripts/install-testpmd`), or a file cannot be written.
     pub fn start(
         socket: &Path,
         folder: &Path,
@@ -86,9 +83,6 @@ impl Testpmd {
     }
 
     /// Ends testpmd, and returns every frame received from the NIC, in order, pair by pair.
-    ///
-    /// # Errors
-    /// If testpmd does not end with success; the error has the output.
     pub fn finish(mut self) -> io::Result<Vec<Vec<u8>>> {
         // testpmd ends when its standard input does.
         drop(self.process.child().stdin.take());
@@ -105,7 +99,6 @@ impl Testpmd {
     }
 }
 
-/// Returns the frames as a pcap file.
 fn pcap(frames: &[Vec<u8>]) -> Vec<u8> {
     let words =
         |words: &[u32]| -> Vec<u8> { words.iter().flat_map(|word| word.to_le_bytes()).collect() };

@@ -14,9 +14,6 @@ pub struct Bed {
 
 impl Bed {
     /// Boots `count` guests, 2 or 3. `files` are put into /opt/godwit of each.
-    ///
-    /// # Errors
-    /// If the guest cannot be built or does not boot; the error has the output.
     pub fn start(count: usize, files: &[PathBuf]) -> io::Result<Self> {
         let image = image()?;
         let work = tempfile::Builder::new().prefix("godwit-rdma-").tempdir()?;
@@ -54,9 +51,6 @@ impl Bed {
     }
 
     /// Returns guest `number`, from 1.
-    ///
-    /// # Panics
-    /// If there is none.
     pub fn guest(&self, number: usize) -> &RdmaGuest {
         &self.guests[number - 1]
     }

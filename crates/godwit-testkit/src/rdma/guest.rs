@@ -26,7 +26,6 @@ pub struct Output {
     pub text: String,
 }
 
-/// A running guest.
 pub struct RdmaGuest {
     number: usize,
     _qemu: Process,
@@ -42,9 +41,6 @@ struct Channel {
 
 impl RdmaGuest {
     /// Starts QEMU with this network; the guest boots meanwhile.
-    ///
-    /// # Errors
-    /// If QEMU cannot be started or does not open the sockets.
     pub(super) fn start(
         image: &Path,
         payload: &Path,
@@ -164,9 +160,6 @@ impl RdmaGuest {
     }
 
     /// Runs a shell command to the end.
-    ///
-    /// # Errors
-    /// If the guest does not answer in time.
     pub fn run(&self, command: &str) -> io::Result<Output> {
         let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         channel.next += 1;
@@ -197,9 +190,6 @@ impl RdmaGuest {
     }
 
     /// Does the same as [`RdmaGuest::run`] for a command that has to succeed; returns the output.
-    ///
-    /// # Errors
-    /// Also if the command fails; the error has the output.
     pub fn must(&self, command: &str) -> io::Result<String> {
         let output = self.run(command)?;
         if output.status == 0 {
@@ -214,9 +204,6 @@ impl RdmaGuest {
 
     /// Starts a command in the background. The output goes to /run/NAME.log, the exit status to /run/NAME.status at the
     /// end. Returns the process id.
-    ///
-    /// # Errors
-    /// As [`RdmaGuest::must`].
     pub fn background(&self, name: &str, command: &str) -> io::Result<u32> {
         // A shell that is not the program's parent: the program can be dumped and restored without the shell.
         let script = format!(

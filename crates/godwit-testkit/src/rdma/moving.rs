@@ -44,7 +44,6 @@ pub struct Moved {
     pub image_bytes: u64,
     /// Bytes of them copied while the process worked.
     pub pre_copied_bytes: u64,
-    /// Rounds of pre-copy.
     pub pre_copy_rounds: u32,
     /// Time of pre-setup while the process ran, in milliseconds; `None` without pre-setup.
     pub pre_setup_ms: Option<f64>,
@@ -63,14 +62,12 @@ pub struct Refused {
 #[derive(Debug, Deserialize)]
 pub struct MoveSeen {
     id: String,
-    /// Current phase.
     pub phase: String,
     /// Reason for an end without a move of the process.
     pub error: Option<Refused>,
 }
 
 impl MoveSeen {
-    /// Returns true if the move has ended.
     pub fn ended(&self) -> bool {
         matches!(self.phase.as_str(), "completed" | "aborted")
     }
@@ -78,9 +75,6 @@ impl MoveSeen {
 
 /// Moves the process of `from` to `to`, with `alias` (an address and a prefix length) and the file `carried`, written
 /// without a leading slash. With `pre_setup` the device's objects are made ahead of the process.
-///
-/// # Errors
-/// The node's refusal, or the warnings if the process moved without the objects made ahead.
 pub fn move_process(
     from: Place<'_>,
     to: &RdmaGuest,
@@ -100,9 +94,6 @@ pub fn move_process(
 }
 
 /// Begins a move as [`move_process`] does; returns its id.
-///
-/// # Errors
-/// The node's refusal.
 pub fn detach_move(
     from: Place<'_>,
     to: &RdmaGuest,
@@ -116,9 +107,6 @@ pub fn detach_move(
 }
 
 /// Begins a move as [`move_container`] does; returns its id.
-///
-/// # Errors
-/// The node's refusal.
 pub fn detach_container_move(
     from: &RdmaGuest,
     id: &str,
@@ -133,9 +121,6 @@ pub fn detach_container_move(
 }
 
 /// Returns the current state of a move.
-///
-/// # Errors
-/// If the node does not answer, or does not know the move.
 pub fn see_move(source: &RdmaGuest, id: &str) -> io::Result<MoveSeen> {
     let said = source.must(&format!(
         "godwit --socket {SOCKET} --json process moves 2>&1"
@@ -146,9 +131,6 @@ pub fn see_move(source: &RdmaGuest, id: &str) -> io::Result<MoveSeen> {
 }
 
 /// Moves the container `id` under runc from `from` to `to`, with the address `alias` and the file `carried`.
-///
-/// # Errors
-/// The node's refusal.
 pub fn move_container(
     from: &RdmaGuest,
     id: &str,
@@ -163,9 +145,6 @@ pub fn move_container(
 }
 
 /// Moves the process of a control group from `from` to `to`, with the address `alias` and the file `carried`.
-///
-/// # Errors
-/// The node's refusal.
 pub fn move_control_group(
     from: &RdmaGuest,
     group: &str,
@@ -206,18 +185,12 @@ fn ask_to(from: &RdmaGuest, what: &str, to: &RdmaGuest, more: &str) -> io::Resul
 }
 
 /// Returns all of the node's reasons against a move of `from` to `to`, one sentence each.
-///
-/// # Errors
-/// If the node names none.
 pub fn preflight(from: Place<'_>, to: &RdmaGuest) -> io::Result<Vec<String>> {
     // The output file goes along, as in a move.
     reasons(migrate(from, to, "--file /run/server.log"))
 }
 
 /// Returns all of the node's reasons against a move of the container `id` to `to`, one sentence each.
-///
-/// # Errors
-/// If the node names none.
 pub fn preflight_container(from: &RdmaGuest, id: &str, to: &RdmaGuest) -> io::Result<Vec<String>> {
     reasons(ask_to(from, &format!("container migrate {id}"), to, ""))
 }

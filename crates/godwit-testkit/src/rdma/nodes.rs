@@ -9,9 +9,6 @@ use super::{Bed, RdmaGuest};
 
 /// Creates certificates of the bed's own authority for the nodes of `count` guests; returns the files for
 /// [`Bed::start`]. `godwit` is the command, `into` a folder.
-///
-/// # Errors
-/// If the command fails; the error has the output.
 pub fn certificates(godwit: &Path, into: &Path, count: usize) -> io::Result<Vec<PathBuf>> {
     let call = |arguments: &[&str]| {
         let made = Command::new(godwit)
@@ -41,9 +38,6 @@ pub fn certificates(godwit: &Path, into: &Path, count: usize) -> io::Result<Vec<
 impl Bed {
     /// Starts a node in each of `count` guests. The node's name is g and the guest's number, and the output is in
     /// /run/node.log.
-    ///
-    /// # Errors
-    /// If a node does not run; the error has the output.
     pub fn start_nodes(&self, count: usize) -> io::Result<()> {
         for number in 1..=count {
             start_node(self.guest(number), count, "")?;
@@ -58,9 +52,6 @@ impl Bed {
     }
 
     /// Kills the node of a guest and starts the node again with `environment`, such as `A=1 `.
-    ///
-    /// # Errors
-    /// If the node does not run; the error has the output.
     pub fn restart_node(&self, number: usize, count: usize, environment: &str) -> io::Result<()> {
         kill_node(self.guest(number))?;
         start_node(self.guest(number), count, environment)?;
@@ -78,19 +69,12 @@ fn answers(guest: &RdmaGuest) -> io::Result<()> {
 }
 
 /// Kills the node of a guest, as if its host had ended it.
-///
-/// # Errors
-/// If the guest does not answer.
 pub fn kill_node(guest: &RdmaGuest) -> io::Result<()> {
     guest
         .must("kill -9 $(cat /run/node.number) && while [ -e /proc/$(cat /run/node.number)/exe ]; do sleep 0.02; done")
         .map(drop)
 }
 
-/// Starts the node of a guest with `environment`.
-///
-/// # Errors
-/// If the guest does not answer.
 pub fn start_node(guest: &RdmaGuest, count: usize, environment: &str) -> io::Result<()> {
     let own = guest.number();
     let others = (1..=count).filter(|number| *number != own);

@@ -8,9 +8,6 @@ use super::certificates;
 
 /// Returns the files for the guests, without symbols, from the folder of the running program; copies are made in
 /// `into`.
-///
-/// # Errors
-/// If a file is missing; the error names the command to build the file.
 pub fn payload(into: &Path) -> io::Result<Vec<PathBuf>> {
     let here = std::env::current_exe()?;
     let built = here

@@ -11,9 +11,6 @@ use super::Program;
 /// `depth` for each completion, and stops polling once the sum reaches the number of all messages. With another number
 /// perftest counts too many at the end of a queue pair. Some of several queue pairs then wait for ever for unpolled
 /// completions, with or without a move.
-///
-/// # Panics
-/// If `depth` is 0.
 pub fn write_bw(queue_pairs: u32, depth: u32, bytes: u32, messages: u32) -> Program {
     let messages = messages.next_multiple_of(depth);
     Program {
@@ -28,9 +25,6 @@ pub fn write_bw(queue_pairs: u32, depth: u32, bytes: u32, messages: u32) -> Prog
 
 /// Returns [`write_bw`] with enough small messages to last into the move: the more queue pairs, the longer the
 /// preparations of a move take.
-///
-/// # Panics
-/// If `queue_pairs` is 0.
 pub fn write_bw_through_a_move(queue_pairs: u32) -> Program {
     write_bw(queue_pairs, 4, 4096, 24_000 / queue_pairs + 400)
 }

@@ -17,9 +17,6 @@ pub struct Place<'a> {
 
 impl Place<'_> {
     /// Returns true if the process exists in any state but zombie or dead.
-    ///
-    /// # Errors
-    /// If the guest does not say.
     pub fn exists(&self) -> io::Result<bool> {
         let pid = self.pid;
         let said = self.guest.must(&format!(
@@ -36,9 +33,6 @@ impl Place<'_> {
     }
 
     /// Returns the process's queue pairs, and the reasons against a move.
-    ///
-    /// # Errors
-    /// Also if the process does not use the library.
     pub fn status(&self) -> io::Result<Status> {
         let text = serde_json::to_string(&Request::Status)?;
         let said = self

@@ -26,7 +26,6 @@ const TABLE: u32 = 100;
 
 /// A program of Debian's, for both sides.
 pub struct Program {
-    /// Name in reports.
     pub name: Cow<'static, str>,
     /// Command without the partner's address, the last argument of clients.
     pub command: Cow<'static, str>,
@@ -78,9 +77,6 @@ pub struct AtWork<'a> {
 
 impl<'a> AtWork<'a> {
     /// Starts the program, connects the sides and lets them work; `side` will be at guest 1.
-    ///
-    /// # Errors
-    /// If the sides do not connect; the error has their output.
     pub fn start(bed: &'a Bed, program: &Program, side: Side) -> io::Result<Self> {
         let (source, fixed) = (bed.guest(1), bed.guest(3));
         let alias = bare(ALIAS);
@@ -140,9 +136,6 @@ impl<'a> AtWork<'a> {
     }
 
     /// Waits until both sides have ended, the moved one at `there`.
-    ///
-    /// # Errors
-    /// If a side does not end, or not with success; the error has the output.
     pub fn ended(&self, there: &RdmaGuest) -> io::Result<()> {
         let moved = Place {
             guest: there,
@@ -155,9 +148,6 @@ impl<'a> AtWork<'a> {
     }
 
     /// Checks that both sides still run, the moved one at `there`, without a failed request.
-    ///
-    /// # Errors
-    /// A description of the failure.
     pub fn works(&self, there: &RdmaGuest) -> io::Result<()> {
         let moved = Place {
             guest: there,
@@ -182,17 +172,11 @@ fn bare(address: &str) -> &str {
 }
 
 /// Waits until one of Debian's programs listens in the guest.
-///
-/// # Errors
-/// If none does; the error has the output.
 pub fn listening(guest: &RdmaGuest) -> io::Result<()> {
     guest.must("for i in $(seq 200); do ss -ltn | grep -q ':18515' && exit 0; sleep 0.05; done; cat /run/server.log; exit 1").map(drop)
 }
 
 /// Waits until all queue pairs of the process are connected, or can send if they are for datagrams.
-///
-/// # Errors
-/// If they are not ready in time; the error has the output of the server in the guest.
 pub fn connected(place: Place<'_>) -> io::Result<()> {
     let ready = |pair: &QueuePairState| {
         pair.remote.is_some() || !pair.reliable_connection && pair.state == IBV_QPS_RTS
@@ -278,9 +262,6 @@ pub fn said(place: Place<'_>, log: &str) -> String {
 }
 
 /// Waits for the end of a `godwit-verbs-client`; returns the summary of checks. `log` has no leading slash.
-///
-/// # Errors
-/// If the client does not end, or a check failed.
 pub fn checked_end(place: Place<'_>, log: &str) -> io::Result<String> {
     let began = Instant::now();
     let gone = format!(
@@ -312,9 +293,6 @@ pub fn checked_end(place: Place<'_>, log: &str) -> io::Result<String> {
 }
 
 /// Restores the state before the first move.
-///
-/// # Errors
-/// If a guest does not answer.
 pub fn clean_up(bed: &Bed) -> io::Result<()> {
     for number in 1..=3 {
         bed.guest(number).run(&format!(

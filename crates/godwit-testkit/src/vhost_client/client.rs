@@ -51,7 +51,6 @@ pub struct Options {
     pub size: u16,
     /// Bytes of guest memory for data.
     pub data: usize,
-    /// Suppress events by index.
     pub event_index: bool,
     /// Put each request's descriptors into a table.
     pub indirect: bool,
@@ -95,7 +94,6 @@ pub struct Status(pub u8);
 impl Status {
     /// Done.
     pub const OK: Self = Self(0);
-    /// Failed.
     pub const ERROR: Self = Self(1);
     /// Not supported by the device.
     pub const UNSUPPORTED: Self = Self(2);
@@ -107,7 +105,6 @@ pub struct Client {
     pub frontend: Frontend,
     /// The guest's memory.
     pub memory: Arc<SharedMemory>,
-    /// The queues.
     pub queues: Vec<Queue>,
     options: Options,
     features: u64,
@@ -124,9 +121,6 @@ fn failed(error: impl std::fmt::Display) -> io::Error {
 
 impl Client {
     /// Connects to a server and negotiates. No queue is started.
-    ///
-    /// # Errors
-    /// If the server cannot be reached or refuses.
     pub fn connect(path: &Path, options: Options) -> io::Result<Self> {
         let length = u64::from(options.queues) * QUEUE_BYTES + options.data as u64;
         let memory = match options.shrinks {
@@ -165,9 +159,6 @@ impl Client {
 
     /// Reconnects with the same memory, queues and requests in flight, as QEMU does when the server comes back, and
     /// starts all queues.
-    ///
-    /// # Errors
-    /// If the server cannot be reached or refuses.
     pub fn reconnect(&mut self, path: &Path) -> io::Result<()> {
         self.frontend = Self::dial(path)?;
         self.negotiate()?;
@@ -238,9 +229,6 @@ impl Client {
 
     /// Shares the memory, again. For memory that arrives while it is used, [`Client::acknowledge_memory`] then tells
     /// the server that its page faults can be served.
-    ///
-    /// # Errors
-    /// If the server refuses.
     pub fn share_memory(&mut self) -> io::Result<()> {
         let regions = [self.region()];
         let bases = self.frontend.set_mem_table(&regions).map_err(failed)?;
@@ -251,9 +239,6 @@ impl Client {
     }
 
     /// Tells the server that page faults in the memory shared last can be served.
-    ///
-    /// # Errors
-    /// If the message cannot be sent.
     pub fn acknowledge_memory(&mut self) -> io::Result<()> {
         if self.faults.is_some() {
             let code = FrontendReq::SET_MEM_TABLE;
@@ -265,9 +250,6 @@ impl Client {
     }
 
     /// Tells the server that all of the memory has arrived.
-    ///
-    /// # Errors
-    /// If the server refuses.
     pub fn end_post_copy(&mut self) -> io::Result<()> {
         self.faults = None;
         self.frontend.postcopy_end().map_err(failed)
@@ -298,9 +280,6 @@ impl Client {
     }
 
     /// Returns the disk's configuration space.
-    ///
-    /// # Errors
-    /// If the server refuses.
     pub fn config(&mut self) -> io::Result<Vec<u8>> {
         let room = [0; 60];
         let (_, space) = self
@@ -311,9 +290,6 @@ impl Client {
     }
 
     /// Starts all queues.
-    ///
-    /// # Errors
-    /// If the server refuses.
     pub fn start(&mut self) -> io::Result<()> {
         for index in 0..self.queues.len() {
             self.start_queue(index, 0)?;
@@ -322,9 +298,6 @@ impl Client {
     }
 
     /// Starts a queue of which `base` requests have been taken.
-    ///
-    /// # Errors
-    /// If the server refuses.
     pub fn start_queue(&mut self, index: usize, base: u16) -> io::Result<()> {
         let size = self.queues[index].size();
         self.frontend.set_vring_num(index, size).map_err(failed)?;
@@ -343,10 +316,6 @@ impl Client {
         self.enable_queue(index, true)
     }
 
-    /// Enables or disables a queue.
-    ///
-    /// # Errors
-    /// If the server refuses.
     pub fn enable_queue(&mut self, index: usize, enabled: bool) -> io::Result<()> {
         let enabling = self.frontend.set_vring_enable(index, enabled);
         enabling.map_err(failed)
@@ -370,18 +339,12 @@ impl Client {
     }
 
     /// Stops a queue and returns the number of requests taken, modulo 65536.
-    ///
-    /// # Errors
-    /// If the server refuses.
     pub fn stop_queue(&mut self, index: usize) -> io::Result<u16> {
         let base = self.frontend.get_vring_base(index).map_err(failed)?;
         u16::try_from(base).map_err(failed)
     }
 
     /// Lets the server log written pages.
-    ///
-    /// # Errors
-    /// If the server refuses.
     pub fn start_log(&mut self) -> io::Result<()> {
         let pages = (BASE + self.memory.length() as u64).div_ceil(4096);
         let length = pages.div_ceil(8).next_multiple_of(4096);
@@ -402,9 +365,6 @@ impl Client {
     }
 
     /// Ends the server's logging, with the log still shared and empty.
-    ///
-    /// # Errors
-    /// If the server refuses.
     pub fn stop_log(&mut self) -> io::Result<()> {
         self.frontend.set_features(self.features).map_err(failed)?;
         self.take_log();
@@ -412,9 +372,6 @@ impl Client {
     }
 
     /// Returns the memory in which the server keeps track of requests in flight.
-    ///
-    /// # Errors
-    /// If there is none, or the memory cannot be mapped.
     pub fn inflight_memory(&self) -> io::Result<SharedMemory> {
         let inflight = self.inflight.as_ref().ok_or(io::ErrorKind::NotFound)?;
         SharedMemory::map(inflight.file.try_clone()?, inflight.area.mmap_size as usize)
@@ -440,9 +397,6 @@ impl Client {
     }
 
     /// Starts a request with these parts of data, if any, and returns the head.
-    ///
-    /// # Panics
-    /// If the queue is full.
     pub fn submit(&mut self, queue: usize, kind: u32, sector: u64, data: &[Part]) -> u16 {
         let mut header = [0; 16];
         header[..4].copy_from_slice(&kind.to_le_bytes());
@@ -475,16 +429,12 @@ impl Client {
     }
 
     /// Waits for a request's answer, which must be the queue's next.
-    ///
-    /// # Panics
-    /// If another answer comes, or none.
     pub fn wait_for(&mut self, queue: usize, head: u16) -> Status {
         let done = self.queues[queue].wait(PATIENCE).expect("an answer");
         assert_eq!(done.head, head, "the answer to another request");
         self.status(queue, head)
     }
 
-    /// Returns the status of a request.
     pub fn status(&self, queue: usize, head: u16) -> Status {
         let mut status = [0];
         self.memory
@@ -498,10 +448,6 @@ impl Client {
         self.wait_for(queue, head)
     }
 
-    /// Reads.
-    ///
-    /// # Errors
-    /// Any status but success.
     pub fn read(&mut self, queue: usize, sector: u64, length: usize) -> Result<Vec<u8>, Status> {
         let part = self.part(self.data(), length as u32, true);
         match self.call(queue, IN, sector, &[part]) {
@@ -539,7 +485,6 @@ impl Client {
         }
     }
 
-    /// Discards sectors.
     pub fn discard(&mut self, queue: usize, sector: u64, sectors: u32) -> Status {
         self.range(queue, DISCARD, sector, sectors, 0)
     }

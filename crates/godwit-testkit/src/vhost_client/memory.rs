@@ -24,9 +24,6 @@ unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
     /// Creates memory of `length` bytes, a multiple of the page size, all zeroes and sealed against shrinking.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
     pub fn new(length: usize) -> io::Result<Self> {
         let memory = Self::make(length, MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::fcntl_add_seals(&memory.file, SealFlags::SHRINK)?;
@@ -34,9 +31,6 @@ impl SharedMemory {
     }
 
     /// Creates memory in an unsealable file.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
     pub fn unsealed(length: usize) -> io::Result<Self> {
         Self::make(length, MemfdFlags::empty())
     }
@@ -49,9 +43,6 @@ impl SharedMemory {
     }
 
     /// Maps the first `length` bytes of an existing file.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
     pub fn map(file: File, length: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
@@ -72,12 +63,10 @@ impl SharedMemory {
         })
     }
 
-    /// Returns the number of bytes.
     pub const fn length(&self) -> usize {
         self.length
     }
 
-    /// Returns the file.
     pub const fn file(&self) -> &File {
         &self.file
     }
@@ -88,9 +77,6 @@ impl SharedMemory {
     }
 
     /// Returns the address of the byte at `offset`, with `length` bytes after it.
-    ///
-    /// # Panics
-    /// If the range does not lie within.
     pub fn at(&self, offset: u64, length: usize) -> *mut u8 {
         let offset = usize::try_from(offset).expect("an offset");
         assert!(
@@ -108,7 +94,6 @@ impl SharedMemory {
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
     }
 
-    /// Copies bytes in.
     pub fn write(&self, offset: u64, bytes: &[u8]) {
         let to = self.at(offset, bytes.len());
         // SAFETY: `at` checked the range; `bytes` is private, so they do not overlap.

@@ -54,9 +54,6 @@ pub fn may_wait_for_pages() -> bool {
 
 /// Lets this process wait for missing pages of the memory, as QEMU does while they arrive, until the returned
 /// descriptor is dropped.
-///
-/// # Errors
-/// If the process may not.
 pub fn wait_for_pages(memory: &SharedMemory) -> io::Result<OwnedFd> {
     let agreement = Agreement {
         api: 0xaa,
@@ -100,9 +97,6 @@ impl Faults {
     }
 
     /// Returns a second handle of the same faults.
-    ///
-    /// # Errors
-    /// If the kernel refuses a descriptor.
     pub fn share(&self) -> io::Result<Self> {
         Ok(Self {
             file: self.file.try_clone()?,
@@ -112,9 +106,6 @@ impl Faults {
     }
 
     /// Returns the page awaited by the server, as an offset in the memory; `None` on timeout.
-    ///
-    /// # Errors
-    /// If the kernel does not tell.
     pub fn next(&self, patience: Duration) -> io::Result<Option<u64>> {
         let mut polled = [PollFd::new(&self.file, PollFlags::IN)];
         let timeout = Timespec::try_from(patience).map_err(io::Error::other)?;
@@ -131,9 +122,6 @@ impl Faults {
     }
 
     /// Delivers the page at an offset, filled with a byte.
-    ///
-    /// # Errors
-    /// If the server cannot be woken.
     pub fn deliver(&self, page: u64, filling: u8) -> io::Result<()> {
         self.memory.write(page, &[filling; PAGE as usize]);
         let range = Range {

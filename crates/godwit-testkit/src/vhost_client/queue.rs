@@ -29,12 +29,10 @@ const TABLES: u64 = 0x1_1000;
 /// Descriptors in each table.
 const TABLE: u64 = 8;
 
-/// A part of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
     /// Guest-physical address.
     pub address: u64,
-    /// Bytes.
     pub length: u32,
     /// True if the device writes there.
     pub writable: bool,
@@ -73,15 +71,11 @@ pub struct Queue {
     pub call: EventFd,
     /// Readable when the device reports a broken queue.
     pub error: EventFd,
-    /// Number of kicks sent.
     pub kicks: u64,
 }
 
 impl Queue {
     /// Creates a queue at `start` of memory that the guest has at `base`.
-    ///
-    /// # Errors
-    /// If the kernel refuses an event counter.
     pub fn new(
         memory: Arc<SharedMemory>,
         start: u64,
@@ -108,7 +102,6 @@ impl Queue {
         })
     }
 
-    /// Returns the number of descriptors.
     pub const fn size(&self) -> u16 {
         self.size
     }

@@ -22,9 +22,6 @@ pub struct AdoptedMachine<'a> {
 impl NodeGuest {
     /// Creates the disks at the node, starts a QEMU with them, waits until the guest works, and lets the node adopt the
     /// machine. The QEMU ends when the returned process is dropped.
-    ///
-    /// # Errors
-    /// If a step fails; the error has the guest's output.
     pub fn adopt(
         cluster: &Cluster,
         node: &Node,
@@ -60,9 +57,6 @@ impl NodeGuest {
 
 /// Starts a QEMU of 16 MiB whose guest never runs, and waits until QEMU listens at this monitor. `memory` is the type
 /// of the memory backend with its options beside id and size.
-///
-/// # Errors
-/// If QEMU does not start.
 pub fn idle_qemu(monitor: &Path, memory: &str, words: &[String]) -> io::Result<Process> {
     let qemu = Process::spawn(
         Command::new("qemu-system-x86_64")

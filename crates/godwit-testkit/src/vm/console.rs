@@ -55,9 +55,6 @@ impl GuestConsole {
     }
 
     /// Listens at a unix socket for QEMU to connect ([`ConsoleSocket::Connect`](super::ConsoleSocket::Connect)).
-    ///
-    /// # Errors
-    /// If the socket cannot be made.
     pub fn listen(&self, path: &Path) -> io::Result<()> {
         let listener = UnixListener::bind(path)?;
         listener.set_nonblocking(true)?;
@@ -78,9 +75,6 @@ impl GuestConsole {
 
     /// Connects to a console at which QEMU listens ([`ConsoleSocket::Listen`](super::ConsoleSocket::Listen)), as soon
     /// as QEMU does. Earlier output of the machine is lost: attach before the machine runs.
-    ///
-    /// # Errors
-    /// If QEMU does not listen in time.
     pub fn attach(&self, path: &Path, timeout: Duration) -> io::Result<()> {
         let stream = wait_for(timeout, || UnixStream::connect(path).ok()).ok_or_else(|| {
             io::Error::other(format!("no machine's console at {}", path.display()))
@@ -95,24 +89,17 @@ impl GuestConsole {
     }
 
     /// Waits until the guest has booted, mounted the disks and begins the load.
-    ///
-    /// # Errors
-    /// If the load cannot begin, or not in time.
     pub fn started(&self, timeout: Duration) -> io::Result<()> {
         self.wait("begin its load", timeout, |heard| {
             (!heard.boots.is_empty()).then_some(())
         })
     }
 
-    /// Returns the last report.
     pub fn report(&self) -> Option<Report> {
         lock(&self.shared.heard).report.clone()
     }
 
     /// Waits for a report that satisfies `fits`.
-    ///
-    /// # Errors
-    /// If none comes in time.
     pub fn report_when(
         &self,
         timeout: Duration,
@@ -124,18 +111,12 @@ impl GuestConsole {
     }
 
     /// Waits until the guest has made this many writes more than the last report says.
-    ///
-    /// # Errors
-    /// If the writes take longer.
     pub fn progress(&self, writes: u64, timeout: Duration) -> io::Result<Report> {
         let before = self.report().map_or(0, |report| report.writes);
         self.report_when(timeout, |report| report.writes >= before + writes)
     }
 
     /// Forgets all gaps so far, the guest's and the host's.
-    ///
-    /// # Errors
-    /// If the guest does not answer in time.
     pub fn mark(&self, timeout: Duration) -> io::Result<()> {
         let id = self.marks.fetch_add(1, Relaxed) + 1;
         self.command(&format!("mark {id}\n"), timeout, |heard| {
@@ -143,10 +124,6 @@ impl GuestConsole {
         })
     }
 
-    /// Asks for a new report.
-    ///
-    /// # Errors
-    /// If the guest does not answer in time.
     pub fn fresh_report(&self, timeout: Duration) -> io::Result<Report> {
         let before = self.report().map_or(0, |report| report.seq);
         self.command("report\n", timeout, |heard| {
@@ -156,18 +133,12 @@ impl GuestConsole {
 
     /// Ends the load. The guest compares all data with the writes, unmounts the disks, reports the outcome and powers
     /// off.
-    ///
-    /// # Errors
-    /// If the load cannot end, or not in time.
     pub fn finish(&self, timeout: Duration) -> io::Result<Finished> {
         self.command("finish\n", timeout, |heard| heard.finished)
     }
 
     /// Has the guest end this boot by `reboot`, `panic` or `power-off`, in the midst of the load. Returns the number of
     /// boots so far.
-    ///
-    /// # Errors
-    /// If the guest does not confirm in time.
     pub fn end_boot(&self, how: &str, timeout: Duration) -> io::Result<usize> {
         let boots = lock(&self.shared.heard).boots.clone();
         let boot = boots.last().map_or("", String::as_str);
@@ -177,9 +148,6 @@ impl GuestConsole {
     }
 
     /// Waits until the guest's load has begun more than `boots` times.
-    ///
-    /// # Errors
-    /// If the load does not begin in time.
     pub fn booted_again(&self, boots: usize, timeout: Duration) -> io::Result<()> {
         self.wait("boot again", timeout, |heard| {
             (heard.boots.len() > boots).then_some(())
@@ -203,18 +171,12 @@ impl GuestConsole {
     }
 
     /// Sends the guest a command for the network card: `channels N`, `xdp driver` or `xdp stack`. Returns the outcome.
-    ///
-    /// # Errors
-    /// If the guest reports no outcome in time.
     pub fn card(&self, command: &str, timeout: Duration) -> io::Result<String> {
         lock(&self.shared.heard).card = None;
         self.command(&format!("{command}\n"), timeout, |heard| heard.card.clone())
     }
 
     /// Waits for the end of a load after a press of the machine's power button.
-    ///
-    /// # Errors
-    /// As [`finish`](Self::finish).
     pub fn finished(&self, timeout: Duration) -> io::Result<Finished> {
         self.wait("finish", timeout, |heard| heard.finished)
     }

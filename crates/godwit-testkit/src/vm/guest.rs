@@ -17,9 +17,6 @@ pub struct GuestImage {
 impl GuestImage {
     /// Returns the guest of this checkout. Builds a missing or outdated guest, and installs a missing QEMU, once per
     /// process.
-    ///
-    /// # Errors
-    /// The output of the scripts: without a network the packages of the first time cannot be fetched.
     pub fn build_or_cached() -> io::Result<Self> {
         static BUILT: OnceLock<Result<GuestImage, String>> = OnceLock::new();
         BUILT
@@ -28,7 +25,6 @@ impl GuestImage {
             .map_err(io::Error::other)
     }
 
-    /// Returns the kernel, for `-kernel`.
     pub fn kernel(&self) -> PathBuf {
         self.directory.join("vmlinux")
     }
@@ -49,18 +45,12 @@ fn build() -> io::Result<GuestImage> {
 }
 
 /// Creates a raw image of `bytes` bytes with the guest's file system.
-///
-/// # Errors
-/// If the file exists, cannot be made, or mke2fs fails.
 pub fn format_disk(path: &Path, bytes: u64) -> io::Result<()> {
     File::create_new(path)?.set_len(bytes)?;
     format_image(path)
 }
 
 /// Creates this file system on an existing raw image. Blocks unused by the file system keep their content.
-///
-/// # Errors
-/// If mke2fs fails.
 pub fn format_image(path: &Path) -> io::Result<()> {
     // Without lazy initialization, which the guest's kernel would continue during the load.
     let mut mke2fs = tool("mke2fs");
@@ -72,9 +62,6 @@ pub fn format_image(path: &Path) -> io::Result<()> {
 }
 
 /// Checks the file system of a raw image whose machine does not run.
-///
-/// # Errors
-/// The output of e2fsck about any problem.
 pub fn check_disk(path: &Path) -> io::Result<()> {
     run(tool("e2fsck").arg("-fn").arg(path)).map(drop)
 }

@@ -85,6 +85,16 @@ pub struct GuestLoad {
     pub network: Option<GuestNetwork>,
 }
 
+impl GuestLoad {
+    /// Returns the default load with this seed.
+    pub fn seeded(seed: u64) -> Self {
+        Self {
+            seed,
+            ..Self::default()
+        }
+    }
+}
+
 impl Default for GuestLoad {
     fn default() -> Self {
         Self {
@@ -153,7 +163,6 @@ pub enum ConsoleSocket {
     Listen(PathBuf),
 }
 
-/// The backend of a disk of the machine.
 #[derive(Clone, Debug)]
 pub enum MachineDisk {
     /// A vhost-user-blk server at this socket.
@@ -170,13 +179,10 @@ pub struct GuestMachine {
     pub guest: GuestImage,
     /// The disks, in the guest's order.
     pub disks: Vec<MachineDisk>,
-    /// The serial console.
     pub console: ConsoleSocket,
     /// Memory in MiB: at least 160 for the guest, and the checked memory.
     pub memory_mb: u64,
-    /// Virtual CPUs.
     pub cpus: u32,
-    /// The guest's load.
     pub load: GuestLoad,
     /// The file of the memory; `None` for an unnamed file.
     pub memory_file: Option<PathBuf>,
@@ -238,9 +244,6 @@ impl GuestMachine {
     }
 
     /// Starts QEMU with these and further arguments. QEMU's messages go to standard error.
-    ///
-    /// # Errors
-    /// If QEMU cannot be started.
     pub fn spawn(&self, further: &[OsString]) -> io::Result<Process> {
         Process::spawn(
             Command::new("qemu-system-x86_64")

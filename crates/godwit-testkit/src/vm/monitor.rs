@@ -11,7 +11,6 @@ use crate::process::wait_for;
 /// Longest time for QEMU to start, to answer, and to move a small machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A connection to the monitor.
 #[derive(Debug)]
 pub struct Monitor(BufReader<UnixStream>);
 
@@ -29,9 +28,6 @@ impl Monitor {
     }
 
     /// Connects as soon as QEMU listens.
-    ///
-    /// # Errors
-    /// If QEMU does not listen in time.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let stream = wait_for(PATIENCE, || UnixStream::connect(path).ok())
             .ok_or_else(|| io::Error::other(format!("no monitor at {}", path.display())))?;
@@ -42,9 +38,6 @@ impl Monitor {
     }
 
     /// Sends a command, and returns QEMU's answer.
-    ///
-    /// # Errors
-    /// If QEMU hangs up or does not answer in time.
     pub fn say(&mut self, command: &str) -> io::Result<String> {
         let line = format!("{command}\n");
         self.0.get_mut().write_all(line.as_bytes())?;
@@ -52,9 +45,6 @@ impl Monitor {
     }
 
     /// Has QEMU send the machine to another QEMU, which [awaits](Self::awaits) the machine, and waits for the end.
-    ///
-    /// # Errors
-    /// If the move fails; the error has QEMU's answer.
     pub fn migrate(&mut self, to: &Path) -> io::Result<()> {
         wait_for(PATIENCE, || to.exists().then_some(()))
             .ok_or_else(|| io::Error::other("no QEMU awaits the machine"))?;

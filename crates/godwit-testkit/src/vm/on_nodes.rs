@@ -21,9 +21,7 @@ const MIB: u64 = 1 << 20;
 /// The hardware of a guest's machine beside the disks.
 #[derive(Clone, Debug)]
 pub struct NodeMachine {
-    /// MiB of memory.
     pub memory_mib: u64,
-    /// Processors.
     pub cpus: u32,
     /// The memory pool of the memory; `None` for local memory.
     pub memory_pool: Option<String>,
@@ -63,9 +61,6 @@ pub struct Gaps {
 
 impl NodeGuest {
     /// Creates `disks` disks of `disk_mib` MiB at the node, runs the guest on them, and waits until the guest works.
-    ///
-    /// # Errors
-    /// If a step fails; the error has the guest's output.
     pub fn start(
         cluster: &Cluster,
         node: &str,
@@ -78,9 +73,6 @@ impl NodeGuest {
     }
 
     /// Does the same as [`NodeGuest::start`] with the hardware of `machine`.
-    ///
-    /// # Errors
-    /// If a step fails; the error has the guest's output.
     pub fn start_machine(
         cluster: &Cluster,
         node: &str,
@@ -94,9 +86,6 @@ impl NodeGuest {
     }
 
     /// Runs the guest on existing disks of the node, which a guest used before, and waits until the guest works.
-    ///
-    /// # Errors
-    /// If a step fails; the error has the guest's output.
     pub fn boot(
         cluster: &Cluster,
         node: &Node,
@@ -107,9 +96,6 @@ impl NodeGuest {
     }
 
     /// Does the same as [`NodeGuest::boot`] with the hardware of `machine`.
-    ///
-    /// # Errors
-    /// If a step fails; the error has the guest's output.
     pub fn boot_machine(
         cluster: &Cluster,
         node: &Node,
@@ -189,15 +175,11 @@ impl NodeGuest {
         words
     }
 
-    /// Returns the names of the disks.
     pub fn disks(&self) -> &[String] {
         &self.disks
     }
 
     /// Waits for signs of life.
-    ///
-    /// # Errors
-    /// If there are none, or the guest has reported an error.
     pub fn alive(&self) -> io::Result<()> {
         let report = self.console.progress(SIGN_OF_LIFE, PATIENCE)?;
         if report.errors + report.mismatches > 0 {
@@ -211,9 +193,6 @@ impl NodeGuest {
 
     /// Moves the machine and waits until the guest goes on. Returns the migration as the source shows it, and the cost
     /// to the guest.
-    ///
-    /// # Errors
-    /// If the move fails, or the guest does not go on.
     pub fn migrate(&self, from: &Node, to: &str, options: &[&str]) -> io::Result<(Value, Gaps)> {
         self.console.mark(PATIENCE)?;
         let moved = self.try_migrate(from, to, options)?;
@@ -228,9 +207,6 @@ impl NodeGuest {
     }
 
     /// Tries to move the machine.
-    ///
-    /// # Errors
-    /// If the command fails.
     pub fn try_migrate(&self, from: &Node, to: &str, options: &[&str]) -> Result<Value, Failure> {
         let vm = format!("vm/{VM}");
         let mut words = vec!["migrate", &vm, "--to", to];
@@ -240,9 +216,6 @@ impl NodeGuest {
 
     /// Waits until the guest's pointer chase and page writer have begun, and any cold memory has been written: the
     /// loads make all of their memory first.
-    ///
-    /// # Errors
-    /// If they do not begin.
     pub fn loads_on_memory_work(&self) -> io::Result<()> {
         let begun = || {
             let windows = self.console.windows();
@@ -253,18 +226,12 @@ impl NodeGuest {
     }
 
     /// Returns the node's description of the machine's memory.
-    ///
-    /// # Errors
-    /// If the node gives none.
     pub fn memory(&self, node: &Node) -> io::Result<Value> {
         Ok(node.godwit(&["vm", "show", VM]).json()?["memory"].clone())
     }
 
     /// Waits until a move of the machine's memory at a node has ended, and returns the node's description of the
     /// memory.
-    ///
-    /// # Errors
-    /// If the move does not end in time.
     pub fn memory_moved(&self, node: &Node) -> io::Result<Value> {
         let ended = || {
             let memory = self.memory(node).ok()?;
@@ -280,9 +247,6 @@ impl NodeGuest {
     }
 
     /// Ends the load, lets the guest compare all writes, and checks the file systems of the images at the node.
-    ///
-    /// # Errors
-    /// Any failure or mismatch.
     pub fn finish(&self, node: &Node) -> io::Result<Finished> {
         let finished = self.end(node)?;
         for disk in &self.disks {
@@ -292,9 +256,6 @@ impl NodeGuest {
     }
 
     /// Ends the load without a check of the images, which may lack parts of their disks.
-    ///
-    /// # Errors
-    /// Any failure or mismatch.
     pub fn end(&self, node: &Node) -> io::Result<Finished> {
         let finished = self.console.finish(PATIENCE)?;
         if finished.errors + finished.mismatches > 0 {

@@ -15,15 +15,12 @@ const KEPT: usize = 200;
 /// The guest's report of each second. Gaps are by the guest's clock, which stops with the machine.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Report {
-    /// Number of the report.
     pub seq: u64,
     /// Milliseconds since the load began.
     pub uptime_ms: u64,
     /// Acknowledged writes of 4 KiB.
     pub writes: u64,
-    /// Compared reads.
     pub reads: u64,
-    /// Completed syncs.
     pub syncs: u64,
     /// Small files made, renamed, removed or compared.
     pub file_operations: u64,
@@ -37,7 +34,6 @@ pub struct Report {
     pub largest_gap_ms: f64,
     /// Largest time between two writes since the last mark.
     pub gap_since_mark_ms: f64,
-    /// The last mark.
     pub mark: u64,
     /// Latency of requests to the disks since the last mark.
     pub latency_since_mark: Latency,
@@ -46,13 +42,11 @@ pub struct Report {
 /// The latency of a guest's writes, reads and syncs, in microseconds of the guest's clock.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 pub struct Latency {
-    /// The median.
     pub p50_us: u64,
     /// The 99th percentile.
     pub p99_us: u64,
     /// The 99.9th percentile.
     pub p999_us: u64,
-    /// The longest.
     pub max_us: u64,
 }
 

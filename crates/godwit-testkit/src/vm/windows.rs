@@ -13,7 +13,6 @@ const KEPT: usize = 36_000;
 pub struct ChaseWindow {
     /// Length by the guest's clock, in microseconds.
     pub window_us: u64,
-    /// Accesses to memory.
     pub accesses: u64,
     /// Mean time of an access, in nanoseconds.
     pub mean_ns: f64,
@@ -41,9 +40,7 @@ impl DirtyWindow {
 /// All windows so far, with the times at which the host received them.
 #[derive(Clone, Debug, Default)]
 pub struct Windows {
-    /// Windows of the pointer chase.
     pub pointer_chase: Vec<(Instant, ChaseWindow)>,
-    /// Windows of the page writer.
     pub dirty_pages: Vec<(Instant, DirtyWindow)>,
     /// True once cold memory has been written.
     pub cold: bool,

@@ -3,31 +3,49 @@
 use std::path::Path;
 use std::process::Command;
 
+use godwit_testkit::Node;
 use godwit_testkit::client::RawImage;
 use godwit_testkit::cluster::issue;
 use godwit_testkit::fio::{FioLoad, Requests};
 use godwit_testkit::image::{first_difference, write_random};
-use godwit_testkit::nbd::{self, NbdConnection, Request};
-use godwit_testkit::process::{run, wait_for};
-use godwit_testkit::scenario::{PATIENCE, Scenario};
-use godwit_testkit::{Cluster, Node};
+use godwit_testkit::nbd::{self, Request};
+use godwit_testkit::process::{run, words};
+use godwit_testkit::scenario::{PATIENCE, Scenario, says, until};
+use serde_json::Value;
 
 const SIZE: u64 = 64 << 20;
 
+/// Runs a program, and returns its output.
 fn text(program: &str, args: &[&str]) -> String {
     let output = run(Command::new(program).args(args)).unwrap();
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// Does the same with a command line whose words have no spaces.
+fn tell(line: &str) -> String {
+    let words = words(line);
+    text(words[0], &words[1..])
+}
+
+fn json(line: &str) -> Value {
+    serde_json::from_str(&tell(line)).unwrap()
+}
+
+/// Lets qemu-io do all of this in turn on a disk of this format.
+fn qemu_io(format: &str, commands: &[&str], uri: &str) -> String {
+    let mut args = vec!["-f", format, "-t", "none", "-d", "unmap"];
+    args.extend(commands.iter().flat_map(|command| ["-c", command]));
+    args.push(uri);
+    text("qemu-io", &args)
+}
+
 fn disk(node: &Node, name: &str) -> String {
-    node.godwit(&["disk", "create", name, "--size", &SIZE.to_string()])
-        .json()
-        .unwrap();
+    node.create_disk(name, &SIZE.to_string());
     node.nbd(name).uri()
 }
 
 fn assert_same(node: &Node, name: &str, image: &Path) {
-    let mut served = NbdConnection::connect(&node.nbd(name)).unwrap();
+    let mut served = node.connect(name);
     let mut file = RawImage::open(image).unwrap();
     assert_eq!(
         first_difference(&mut served, &mut file, 0..SIZE).unwrap(),
@@ -37,11 +55,9 @@ fn assert_same(node: &Node, name: &str, image: &Path) {
 
 #[test]
 fn nbdinfo_sees_what_the_disk_can_do() {
-    let _turn = Scenario::begin("clients", "nbdinfo_sees_what_the_disk_can_do");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (_turn, cluster) = Scenario::alone().start(&["a"]);
     let uri = disk(cluster.node("a"), "info");
-    let info: serde_json::Value =
-        serde_json::from_str(&text("nbdinfo", &["--json", &uri])).unwrap();
+    let info = json(&format!("nbdinfo --json {uri}"));
     assert_eq!(info["protocol"], "newstyle-fixed");
     assert_eq!(info["structured"], true);
     let export = &info["exports"][0];
@@ -57,47 +73,40 @@ fn nbdinfo_sees_what_the_disk_can_do() {
     }
     assert_eq!(export["is_read_only"], false);
     assert_eq!(export["block_size_minimum"], 512, "{export}");
-    assert!(text("nbdinfo", &["--list", &uri]).contains("info"));
+    assert!(tell(&format!("nbdinfo --list {uri}")).contains("info"));
     assert!(run(Command::new("nbdinfo").arg(cluster.node("a").nbd("other").uri())).is_err());
 }
 
 #[test]
 fn clients_see_which_ranges_are_allocated() {
-    let _turn = Scenario::begin("clients", "clients_see_which_ranges_are_allocated");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (_turn, cluster) = Scenario::alone().start(&["a"]);
     let uri = disk(cluster.node("a"), "map");
     let map = || {
-        let map: serde_json::Value =
-            serde_json::from_str(&text("nbdinfo", &["--map", "--json", &uri])).unwrap();
+        let map = json(&format!("nbdinfo --map --json {uri}"));
         let ranges = map.as_array().unwrap().iter();
-        let of = |range: &serde_json::Value| {
+        let of = |range: &Value| {
             let number = |key: &str| range[key].as_u64().unwrap();
             (number("offset"), number("length"), number("type"))
         };
         ranges.map(of).collect::<Vec<_>>()
     };
     assert_eq!(map(), [(0, SIZE, 3)]);
-    text("qemu-io", &["-f", "raw", "-c", "write -P 7 1M 1M", &uri]);
+    qemu_io("raw", &["write -P 7 1M 1M"], &uri);
     let (mib, rest) = (1 << 20, SIZE - (2 << 20));
     assert_eq!(map(), [(0, mib, 3), (mib, mib, 0), (2 << 20, rest, 3)]);
-    let seen = text("qemu-img", &["map", "-f", "raw", "--output=json", &uri]);
-    let seen: serde_json::Value = serde_json::from_str(&seen).unwrap();
+    let seen = json(&format!("qemu-img map -f raw --output=json {uri}"));
     assert_eq!(seen[1]["start"], mib, "{seen}");
     assert_eq!(seen[1]["data"], true, "{seen}");
     assert_eq!(seen[2]["zero"], true, "{seen}");
-    text(
-        "qemu-io",
-        &["-f", "raw", "-d", "unmap", "-c", "discard 1M 1M", &uri],
-    );
+    qemu_io("raw", &["discard 1M 1M"], &uri);
     assert_eq!(map(), [(0, SIZE, 3)]);
-    let info = text("nbdinfo", &["--json", &uri]);
-    assert!(info.contains("\"can_fast_zero\": true"), "{info}");
+    let info = tell(&format!("nbdinfo --json {uri}"));
+    says(&info, &["\"can_fast_zero\": true"]);
 }
 
 #[test]
 fn nbdcopy_copies_in_both_directions() {
-    let turn = Scenario::begin("clients", "nbdcopy_copies_in_both_directions");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (turn, cluster) = Scenario::alone().start(&["a"]);
     let uri = disk(cluster.node("a"), "copy");
     let (image, back) = (cluster.dir().join("image"), cluster.dir().join("back"));
     write_random(&image, SIZE, turn.seed).unwrap();
@@ -112,60 +121,27 @@ fn nbdcopy_copies_in_both_directions() {
 
 #[test]
 fn qemu_img_converts_compares_and_checks() {
-    let turn = Scenario::begin("clients", "qemu_img_converts_compares_and_checks");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (turn, cluster) = Scenario::alone().start(&["a"]);
     let uri = disk(cluster.node("a"), "convert");
     let image = cluster.dir().join("image");
     write_random(&image, SIZE, turn.seed).unwrap();
     let image = image.to_string_lossy().into_owned();
-    text(
-        "qemu-img",
-        &["convert", "-n", "-f", "raw", "-O", "raw", &image, &uri],
-    );
-    let compared = text(
-        "qemu-img",
-        &["compare", "-f", "raw", "-F", "raw", &image, &uri],
-    );
-    assert!(compared.contains("Images are identical."), "{compared}");
-    let info = text("qemu-img", &["info", "--output=json", &uri]);
-    let info: serde_json::Value = serde_json::from_str(&info).unwrap();
+    tell(&format!("qemu-img convert -n -f raw -O raw {image} {uri}"));
+    let compared = tell(&format!("qemu-img compare -f raw -F raw {image} {uri}"));
+    says(&compared, &["Images are identical."]);
+    let info = json(&format!("qemu-img info --output=json {uri}"));
     assert_eq!(info["virtual-size"], SIZE);
 
     // A qcow2 inside the disk has metadata that can be checked, over the same protocol.
     let other = disk(cluster.node("a"), "qcow2");
-    text("qemu-img", &["create", "-f", "qcow2", &other, "32M"]);
-    text(
-        "qemu-io",
-        &[
-            "-f",
-            "qcow2",
-            "-c",
-            "write -P 7 1M 5M",
-            "-c",
-            "discard 2M 1M",
-            &other,
-        ],
-    );
-    let checked = text("qemu-img", &["check", "-f", "qcow2", &other]);
-    assert!(checked.contains("No errors were found"), "{checked}");
-    text(
-        "qemu-io",
-        &[
-            "-f",
-            "qcow2",
-            "-c",
-            "read -P 7 1M 1M",
-            "-c",
-            "read -P 7 4M 2M",
-            &other,
-        ],
-    );
+    tell(&format!("qemu-img create -f qcow2 {other} 32M"));
+    qemu_io("qcow2", &["write -P 7 1M 5M", "discard 2M 1M"], &other);
+    let checked = tell(&format!("qemu-img check -f qcow2 {other}"));
+    says(&checked, &["No errors were found"]);
+    qemu_io("qcow2", &["read -P 7 1M 1M", "read -P 7 4M 2M"], &other);
 
     // The disk differs as soon as one sector does.
-    text(
-        "qemu-io",
-        &["-f", "raw", "-c", "write -P 9 12345k 512", &uri],
-    );
+    qemu_io("raw", &["write -P 9 12345k 512"], &uri);
     let differs =
         run(Command::new("qemu-img").args(["compare", "-f", "raw", "-F", "raw", &image, &uri]));
     assert!(differs.is_err());
@@ -173,8 +149,7 @@ fn qemu_img_converts_compares_and_checks() {
 
 #[test]
 fn qemu_io_flushes_discards_and_writes_zeroes() {
-    let _turn = Scenario::begin("clients", "qemu_io_flushes_discards_and_writes_zeroes");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (_turn, cluster) = Scenario::alone().start(&["a"]);
     let uri = disk(cluster.node("a"), "io");
     let commands = [
         "write -P 0xa5 1M 3M",
@@ -195,10 +170,7 @@ fn qemu_io_flushes_discards_and_writes_zeroes() {
         "read -P 1 8M 64k",
         "read -P 2 9M 64k",
     ];
-    let mut args = vec!["-f", "raw", "-t", "none", "-d", "unmap"];
-    args.extend(commands.iter().flat_map(|command| ["-c", command]));
-    args.push(&uri);
-    let printed = text("qemu-io", &args);
+    let printed = qemu_io("raw", &commands, &uri);
     assert!(
         !printed.contains("failed") && !printed.contains("error"),
         "{printed}"
@@ -212,8 +184,7 @@ fn qemu_io_flushes_discards_and_writes_zeroes() {
 
 #[test]
 fn fio_verifies_what_it_wrote() {
-    let _turn = Scenario::begin("clients", "fio_verifies_what_it_wrote");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (_turn, cluster) = Scenario::alone().start(&["a"]);
     disk(cluster.node("a"), "fio");
     let load = FioLoad {
         requests: Requests::CheckedWrites,
@@ -234,46 +205,38 @@ fn fio_verifies_what_it_wrote() {
 }
 
 fn warnings(node: &Node) -> Vec<String> {
-    let log = std::fs::read_to_string(node.log_path()).unwrap();
+    let log = node.log();
     let warnings = log.lines().filter(|line| line.contains(" WARN "));
     warnings.map(str::to_owned).collect()
 }
 
 #[test]
 fn a_client_may_leave_without_its_last_answers() {
-    let _turn = Scenario::begin("clients", "a_client_may_leave_without_its_last_answers");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (_turn, cluster) = Scenario::alone().start(&["a"]);
     let node = cluster.node("a");
     disk(node, "left");
-    let log = || std::fs::read_to_string(node.log_path()).unwrap();
+    let log = || node.log();
     let gone =
         || log().matches("client left").count() + log().matches("client disconnected").count();
     // An unannounced departure meets the answers. An announcement may be read before or after that.
     for (before, announces) in [true, false, true, true].into_iter().enumerate() {
-        let (reader, mut writer) = NbdConnection::connect(&node.nbd("left")).unwrap().split();
+        let (reader, mut writer) = node.connect("left").split();
         for cookie in 0..16 {
-            let request = Request {
-                command: nbd::Command::Read,
-                fua: false,
-                cookie,
-                offset: 0,
-                length: 1 << 20,
-            };
+            let request = Request::new(nbd::Command::Read, cookie, 0, 1 << 20);
             writer.send(&request, &[]).unwrap();
         }
         if announces {
             writer.disconnect();
         }
         drop((reader, writer));
-        wait_for(PATIENCE, || (gone() > before).then_some(())).expect("the node notices");
+        until("the node notices", || gone() > before);
     }
     assert_eq!(warnings(node), [""; 0]);
 }
 
 #[test]
 fn standard_clients_attach_over_tls() {
-    let turn = Scenario::begin("clients", "standard_clients_attach_over_tls");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (turn, cluster) = Scenario::alone().start(&["a"]);
     let node = cluster.node("a");
     disk(node, "tls");
     let godwit = &cluster.options().godwit;
@@ -284,8 +247,7 @@ fn standard_clients_attach_over_tls() {
         "nbds://{address}/tls?tls-certificates={}",
         certificates.display()
     );
-    let info = text("nbdinfo", &["--json", &uri]);
-    let info: serde_json::Value = serde_json::from_str(&info).unwrap();
+    let info = json(&format!("nbdinfo --json {uri}"));
     assert_eq!(info["TLS"], true, "{info}");
     let image = cluster.dir().join("image");
     write_random(&image, SIZE, turn.seed).unwrap();
@@ -308,11 +270,7 @@ fn standard_clients_attach_over_tls() {
 /// QEMU loads certificates with checks of its own, stricter than those of the TLS library.
 #[test]
 fn qemu_attaches_over_tls_with_an_issued_certificate() {
-    let _turn = Scenario::begin(
-        "clients",
-        "qemu_attaches_over_tls_with_an_issued_certificate",
-    );
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (_turn, cluster) = Scenario::alone().start(&["a"]);
     let node = cluster.node("a");
     disk(node, "tls");
     let godwit = &cluster.options().godwit;
@@ -353,11 +311,7 @@ fn qemu_attaches_over_tls_with_an_issued_certificate() {
 
 #[test]
 fn a_client_attaches_over_tls_what_its_certificate_is_for() {
-    let _turn = Scenario::begin(
-        "clients",
-        "a_client_attaches_over_tls_what_its_certificate_is_for",
-    );
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (_turn, cluster) = Scenario::alone().start(&["a"]);
     let node = cluster.node("a");
     for name in ["mine", "too", "other"] {
         disk(node, name);
@@ -405,14 +359,11 @@ fn a_client_attaches_over_tls_what_its_certificate_is_for() {
             }
         }
     }
-    let log = std::fs::read_to_string(node.log_path()).unwrap();
+    let log = node.log();
     let refused = "does not allow to attach disk other";
     assert!(log.contains(refused), "who was refused is told: {log}");
     let listed = look("some", &["--list", "--json"], "").unwrap();
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-    assert!(
-        listed.contains("mine") && listed.contains("too"),
-        "{listed}"
-    );
+    says(&listed, &["mine", "too"]);
     assert!(!listed.contains("other"), "{listed}");
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use godwit_testkit::Cluster;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{
-    PATIENCE, Scenario, await_end, becomes_whole, finish, import_pattern, load, migration,
+    PATIENCE, Scenario, becomes_whole, ends, finish, import_pattern, load, migration, says,
     start_migration, verify,
 };
 use godwit_testkit::vm::{GuestLoad, NodeGuest};
@@ -31,11 +31,7 @@ fn under_way(cluster: &Cluster, from: &str, to: &str, more: &[&str]) -> String {
 
 #[test]
 fn whatever_its_policy_a_move_can_be_told_to_leave_now() {
-    let turn = Scenario::begin(
-        "disks",
-        "whatever_its_policy_a_move_can_be_told_to_leave_now",
-    );
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
     let client = load(cluster.node("a"), DISK, turn.seed, model).unwrap();
     assert!(client.progress(300, PATIENCE));
@@ -63,11 +59,10 @@ fn whatever_its_policy_a_move_can_be_told_to_leave_now() {
             &["--policy"],
             leaves,
         ];
-        let changed = node.godwit(&words.concat()).json().unwrap();
+        let changed = node.json(&words.concat());
         assert_eq!(changed["options"]["policy"], leaves[0], "{changed}");
         assert_eq!(changed["options"]["verify"], false, "{changed}");
-        let moved = await_end(node, &id);
-        assert_eq!(moved["phase"], "completed", "{moved}");
+        ends(node, &id, "completed");
         println!(
             "{options:?}, {leaves:?}: handed over {:?} later",
             told.elapsed()
@@ -81,8 +76,7 @@ fn whatever_its_policy_a_move_can_be_told_to_leave_now() {
 
 #[test]
 fn a_move_keeps_the_bounds_that_it_was_given_last() {
-    let turn = Scenario::begin("disks", "a_move_keeps_the_bounds_that_it_was_given_last");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let a = cluster.node("a");
     let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     let id = under_way(&cluster, "a", "b", &["--verify"]);
@@ -95,7 +89,7 @@ fn a_move_keeps_the_bounds_that_it_was_given_last() {
         "2M",
     ];
     let words = [&["migration", "switch", &id], &other[..]].concat();
-    let changed = a.godwit(&words).json().unwrap();
+    let changed = a.json(&words);
     let options = &changed["options"];
     assert_eq!(options["sla"], "p99<50ms", "{changed}");
     assert_eq!(options["deadline_seconds"], 3600, "{changed}");
@@ -112,10 +106,9 @@ fn a_move_keeps_the_bounds_that_it_was_given_last() {
         "none",
     ];
     let words = [&["migration", "switch", &id[..8]], &free[..]].concat();
-    let said = a.godwit(&words).text().unwrap();
-    assert!(said.contains("goes on as you asked"), "{said}");
-    let moved = await_end(a, &id);
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    let said = a.text(&words);
+    says(&said, &["goes on as you asked"]);
+    let moved = ends(a, &id, "completed");
     assert_eq!(moved["verified"], true, "{moved}");
     assert!(moved["options"]["max_bandwidth"].is_null(), "{moved}");
     verify(cluster.node("b"), DISK, &mut model).unwrap();
@@ -123,11 +116,7 @@ fn a_move_keeps_the_bounds_that_it_was_given_last() {
 
 #[test]
 fn a_move_without_a_policy_says_which_it_has_and_leaves_when_its_deadline_comes() {
-    let turn = Scenario::begin(
-        "disks",
-        "a_move_without_a_policy_says_which_it_has_and_leaves_when_its_deadline_comes",
-    );
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     // The copy would take half a minute.
@@ -138,42 +127,33 @@ fn a_move_without_a_policy_says_which_it_has_and_leaves_when_its_deadline_comes(
     ]
     .concat();
     let text = a.refusal(&known);
-    assert!(text.contains("longer than the deadline"), "{text}");
+    says(&text, &["longer than the deadline"]);
     let id = start_migration(a, DISK, "b", &bounds).unwrap();
     let begins = migration(a, &id)["options"].clone();
     assert_eq!(begins["policy"], "double-write", "{begins}");
     let why = begins["policy_reason"].as_str().unwrap();
-    assert!(why.contains("96 MiB go in one pass"), "{why}");
-    let moved = await_end(a, &id);
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    says(&why, &["96 MiB go in one pass"]);
+    let moved = ends(a, &id, "completed");
     assert_eq!(moved["options"]["policy"], "push-pull", "{moved}");
-    let shown = a.godwit(&["migration", "show", &id]).text().unwrap();
-    assert!(shown.contains("its deadline has come"), "{shown}");
+    let shown = a.text(&["migration", "show", &id]);
+    says(&shown, &["its deadline has come"]);
     becomes_whole(b, a, DISK);
     verify(b, DISK, &mut model).unwrap();
 }
 
 #[test]
 fn a_move_without_a_policy_leaves_a_guest_whose_writes_take_the_link() {
-    let turn = Scenario::begin(
-        "disks",
-        "a_move_without_a_policy_leaves_a_guest_whose_writes_take_the_link",
-    );
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     let client = load(a, DISK, turn.seed, model).unwrap();
     // Less than the guest writes.
     let bounds = ["--max-bandwidth", "3M", "--sla", "off"];
     let id = start_migration(a, DISK, "b", &bounds).unwrap();
-    let moved = await_end(a, &id);
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    let moved = ends(a, &id, "completed");
     let why = moved["options"]["policy_reason"].as_str().unwrap();
     assert_eq!(moved["options"]["policy"], "push-pull", "{moved}");
-    assert!(
-        why.contains("of what is sent are the guest's writes"),
-        "{why}"
-    );
+    says(&why, &["of what is sent are the guest's writes"]);
     becomes_whole(b, a, DISK);
     let mut model = finish(client).unwrap();
     verify(b, DISK, &mut model).unwrap();
@@ -181,13 +161,8 @@ fn a_move_without_a_policy_leaves_a_guest_whose_writes_take_the_link() {
 
 #[test]
 fn all_disks_of_a_machine_leave_when_it_is_told_to() {
-    let turn = Scenario::begin("disks", "all_disks_of_a_machine_leave_when_it_is_told_to");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
-    let load = GuestLoad {
-        seed: turn.seed,
-        ..GuestLoad::default()
-    };
-    let guest = NodeGuest::start(&cluster, "a", 2, 96, &load).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
+    let guest = NodeGuest::start(&cluster, "a", 2, 96, &GuestLoad::seeded(turn.seed)).unwrap();
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let options = [&SLOW[..], &["--detach"]].concat();
     let moving = guest.try_migrate(a, "b", &options).unwrap();
@@ -206,8 +181,7 @@ fn all_disks_of_a_machine_leave_when_it_is_told_to() {
     for disk in changed["disks"].as_array().unwrap() {
         assert_eq!(disk["options"]["policy"], "push-pull", "{changed}");
     }
-    let moved = await_end(a, &id);
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    ends(a, &id, "completed");
     for disk in changed["disks"].as_array().unwrap() {
         becomes_whole(b, a, disk["disk"].as_str().unwrap());
     }
@@ -216,23 +190,21 @@ fn all_disks_of_a_machine_leave_when_it_is_told_to() {
 
 #[test]
 fn a_move_under_way_refuses_the_promise_that_its_start_refuses() {
-    let turn = Scenario::begin(
-        "disks",
-        "a_move_under_way_refuses_the_promise_that_its_start_refuses",
-    );
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let a = cluster.node("a");
     let model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     let client = load(a, DISK, turn.seed, model).unwrap();
     assert!(client.progress(500, PATIENCE));
     let promise = ["--sla", "p99<10us"];
-    let at_start = a.refusal(&[&["migrate", DISK, "--to", "b"], &promise[..]].concat());
-    assert!(at_start.contains("cannot be kept"), "{at_start}");
+    a.refuses(
+        &[&["migrate", DISK, "--to", "b"], &promise[..]].concat(),
+        &["cannot be kept"],
+    );
     let id = under_way(&cluster, "a", "b", &[]);
     let text = a.refusal(&[&["migration", "switch", &id], &promise[..]].concat());
-    assert!(text.contains("cannot be kept"), "{text}");
+    says(&text, &["cannot be kept"]);
     assert!(migration(a, &id)["options"]["sla"].is_null());
-    a.godwit(&["migration", "cancel", &id]).text().unwrap();
+    a.text(&["migration", "cancel", &id]);
     finish(client).unwrap();
 }
 
@@ -244,20 +216,22 @@ fn what_cannot_be_changed_is_refused_with_a_sentence() {
     let id = under_way(&cluster, "a", "b", &[]);
     let refused = |options: &[&str]| a.refusal(&[&["migration", "switch", &id], options].concat());
     let text = refused(&[]);
-    assert!(text.contains("--policy"), "{text}");
+    says(&text, &["--policy"]);
     let text = refused(&["--push-for", "3"]);
-    assert!(text.contains("--policy"), "{text}");
+    says(&text, &["--policy"]);
     let text = refused(&["--policy", "post-copy", "--push-for", "3"]);
-    assert!(text.contains("post-copy pushes nothing"), "{text}");
+    says(&text, &["post-copy pushes nothing"]);
     let text = refused(&["--sla", "auto"]);
-    assert!(text.contains("only before it"), "{text}");
-    let text = b.refusal(&["migration", "switch", &id, "--max-bandwidth", "1G"]);
-    assert!(text.contains("node 'a' conducts it"), "{text}");
+    says(&text, &["only before it"]);
+    b.refuses(
+        &["migration", "switch", &id, "--max-bandwidth", "1G"],
+        &["node 'a' conducts it"],
+    );
     let text = a.refusal(&["migration", "switch", "ffff", "--sla", "off"]);
-    assert!(text.contains("there is no migration 'ffff'"), "{text}");
+    says(&text, &["there is no migration 'ffff'"]);
     assert_eq!(migration(a, &id)["options"]["policy"], "double-write");
-    a.godwit(&["migration", "cancel", &id]).text().unwrap();
+    a.text(&["migration", "cancel", &id]);
     std::thread::sleep(Duration::from_millis(100));
     let text = refused(&["--policy", "push-pull"]);
-    assert!(text.contains("it has ended: it is aborted"), "{text}");
+    says(&text, &["it has ended: it is aborted"]);
 }

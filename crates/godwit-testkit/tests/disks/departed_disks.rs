@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use godwit_testkit::nbd::NbdConnection;
+use godwit_testkit::Node;
 use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, Scenario, import_pattern, migrate, verify};
-use godwit_testkit::{Cluster, Node};
+use godwit_testkit::scenario::{PATIENCE, Scenario, import_pattern, moves, verify};
 
 /// Disks that move together.
 const DISKS: usize = 16;
@@ -62,20 +61,17 @@ fn names() -> Vec<String> {
 
 fn move_all(from: &Node, to: &str) {
     for name in names() {
-        let moved = migrate(from, &name, to, &[]).unwrap();
-        assert_eq!(moved["phase"], "completed", "{moved}");
+        moves(from, &name, to, &[]);
     }
 }
 
 #[test]
 fn disks_that_left_keep_no_threads_and_connections() {
-    let _turn = Scenario::begin("disks", "disks_that_left_keep_no_threads_and_connections");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (_turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let (before_a, before_b) = (holds(a), holds(b));
     for name in names() {
-        let create = ["disk", "create", &name, "--size", "4M"];
-        a.godwit(&create).json().unwrap();
+        a.create_disk(&name, "4M");
     }
     move_all(a, "b");
     holds_no_more(a, before_a, 0);
@@ -97,8 +93,7 @@ fn disks_that_left_keep_no_threads_and_connections() {
 
 #[test]
 fn a_disk_that_left_is_there_for_clients_that_stay() {
-    let turn = Scenario::begin("disks", "a_disk_that_left_is_there_for_clients_that_stay");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let before = holds(a);
     let mut model = import_pattern(a, "kept", 16 << 20, turn.seed).unwrap();
@@ -106,13 +101,10 @@ fn a_disk_that_left_is_there_for_clients_that_stay() {
     let image = a.spec().dir.with_file_name("own.raw");
     std::fs::write(&image, vec![5; 4 << 20]).unwrap();
     let path = image.to_string_lossy().into_owned();
-    a.godwit(&["disk", "create", "own", "--path", &path])
-        .json()
-        .unwrap();
-    let mut stays = NbdConnection::connect(&a.nbd("kept")).unwrap();
+    a.json(&["disk", "create", "own", "--path", &path]);
+    let mut stays = a.connect("kept");
     for disk in ["kept", "own"] {
-        let moved = migrate(a, disk, "b", &[]).unwrap();
-        assert_eq!(moved["phase"], "completed", "{moved}");
+        moves(a, disk, "b", &[]);
     }
     // Longer than an unused disk is kept.
     std::thread::sleep(Duration::from_secs(8));
@@ -125,15 +117,14 @@ fn a_disk_that_left_is_there_for_clients_that_stay() {
     assert_eq!(a.disk_state("kept"), "departed");
 
     for disk in ["kept", "own"] {
-        let moved = migrate(b, disk, "a", &["--verify"]).unwrap();
-        assert_eq!(moved["phase"], "completed", "{moved}");
+        moves(b, disk, "a", &["--verify"]);
         assert_eq!(a.disk_state(disk), "serving");
     }
     verify(a, "kept", &mut model).unwrap();
-    let mut own = NbdConnection::connect(&a.nbd("own")).unwrap();
+    let mut own = a.connect("own");
     own.read_at(0, &mut block).unwrap();
     assert_eq!(block, [5; 4096]);
     // A departed disk can also be removed once the engine has ended.
     holds_no_more(b, before, 0);
-    b.godwit(&["disk", "rm", "kept"]).json().unwrap();
+    b.json(&["disk", "rm", "kept"]);
 }

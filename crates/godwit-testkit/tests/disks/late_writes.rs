@@ -26,16 +26,14 @@ struct Moved {
 }
 
 impl Moved {
-    fn begin(test: &str) -> Self {
-        let turn = Scenario::begin("disks", test);
+    fn begin() -> Self {
+        let turn = Scenario::shared();
         let (cluster, links) = Cluster::start_linked(turn.seed).unwrap();
         let a = cluster.node("a");
-        a.godwit(&["disk", "create", "d", "--size", "8M"])
-            .json()
-            .unwrap();
-        let mut client = NbdConnection::connect(&a.nbd("d")).unwrap();
+        a.create_disk("d", "8M");
+        let mut client = a.connect("d");
         client.write_at(0, &[b'0'; BLOCK as usize]).unwrap();
-        let other = NbdConnection::connect(&a.nbd("d")).unwrap();
+        let other = a.connect("d");
         migrate(a, "d", "b", &[]).unwrap();
         let mut first = [0; BLOCK as usize];
         client.read_at(0, &mut first).unwrap();
@@ -94,24 +92,15 @@ impl Left {
 }
 
 fn send_write(writer: &mut NbdWriter, cookie: u64, offset: u64, value: u8) {
-    let request = Request {
-        command: Command::Write,
-        fua: false,
-        cookie,
-        offset,
-        length: BLOCK,
-    };
+    let request = Request::new(Command::Write, cookie, offset, BLOCK);
     writer.send(&request, &[value; BLOCK as usize]).unwrap();
 }
 
 #[test]
 fn a_write_that_is_held_because_the_link_is_broken_is_dropped_with_its_client() {
-    let mut moved = Moved::begin("broken_link");
+    let mut moved = Moved::begin();
     for link in &moved.links {
-        link.set(Conditions {
-            refusing: true,
-            ..Conditions::default()
-        });
+        link.set(Conditions::REFUSING);
         link.cut();
     }
     std::thread::sleep(A_MOMENT);
@@ -123,13 +112,10 @@ fn a_write_that_is_held_because_the_link_is_broken_is_dropped_with_its_client() 
 
 #[test]
 fn a_write_that_is_stuck_in_the_link_is_void_and_a_client_that_stays_is_still_answered() {
-    let mut moved = Moved::begin("stuck_in_the_link");
-    moved.links[0].set(Conditions {
-        stalled: true,
-        ..Conditions::default()
-    });
+    let mut moved = Moved::begin();
+    moved.links[0].set(Conditions::STALLED);
     moved.write_unanswered(A_MOMENT);
-    let other = NbdConnection::connect(&moved.cluster.node("b").nbd("d")).unwrap();
+    let other = moved.cluster.node("b").connect("d");
     let (mut stays, mut asks) = std::mem::replace(&mut moved.other, other).split();
     send_write(&mut asks, 7, u64::from(BLOCK), b'S');
     let mut left = moved.go_on_at_the_owner();
@@ -144,7 +130,7 @@ fn a_write_that_is_stuck_in_the_link_is_void_and_a_client_that_stays_is_still_an
 
 #[test]
 fn a_write_that_lies_in_a_socket_of_a_node_that_stands_still_is_void() {
-    let mut moved = Moved::begin("frozen_node");
+    let mut moved = Moved::begin();
     let still = StandsStill::new(moved.cluster.node("a"));
     moved.write_unanswered(A_MOMENT);
     let left = moved.go_on_at_the_owner();

@@ -2,12 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::proxy::Conditions;
 use godwit_testkit::random::Random;
 use godwit_testkit::scenario::{
-    PATIENCE, Scenario, await_end, finish, import_pattern, load, migrate, migration,
+    PATIENCE, Scenario, await_end, ends, finish, import_pattern, load, migration, moves, says,
     start_migration, verify,
 };
 use godwit_testkit::{Cluster, VerifyingClient, Workload};
@@ -31,8 +30,7 @@ fn keep_going(client: &VerifyingClient) {
 
 #[test]
 fn two_disks_move_at_the_same_time() {
-    let turn = Scenario::begin("disks", "two_disks_move_at_the_same_time");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let one = import_pattern(a, "one", SIZE, turn.seed).unwrap();
     let two = import_pattern(b, "two", SIZE, turn.seed + 1).unwrap();
@@ -52,8 +50,7 @@ fn two_disks_move_at_the_same_time() {
     });
     assert!(copying.count() >= 2, "they were to overlap");
     for (node, id) in &ids {
-        let ended = await_end(node, id);
-        assert_eq!(ended["phase"], "completed", "{ended}");
+        let ended = ends(node, id, "completed");
         assert_eq!(ended["verified"], true, "{ended}");
     }
     for (client, node, disk) in [(one, b, "one"), (two, a, "two"), (three, b, "three")] {
@@ -66,16 +63,13 @@ fn two_disks_move_at_the_same_time() {
 
 #[test]
 fn a_disk_moves_there_and_back_and_there_with_clients_attached() {
-    let turn = Scenario::begin("disks", "a_disk_moves_there_and_back_and_there");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let model = import_pattern(a, "tour", SIZE, turn.seed).unwrap();
     let client = load(a, "tour", turn.seed, model).unwrap();
     keep_going(&client);
     for (from, to) in [(a, "b"), (b, "a"), (a, "b")] {
-        let moved = migrate(from, "tour", to, &["--verify"]).unwrap();
-        assert_eq!(moved["phase"], "completed", "{moved}");
-        assert_eq!(moved["verified"], true, "{moved}");
+        moves(from, "tour", to, &["--verify"]);
         keep_going(&client);
         assert_eq!(cluster.node(to).disk_state("tour"), "serving");
         assert_eq!(from.disk_state("tour"), "departed");
@@ -85,14 +79,13 @@ fn a_disk_moves_there_and_back_and_there_with_clients_attached() {
     verify(b, "tour", &mut model).unwrap();
     // A new client at the old node is told the disk's new node.
     let refusal = verify(a, "tour", &mut model).unwrap_err();
-    assert!(refusal.contains("node 'b'"), "{refusal}");
+    says(&refusal, &["node 'b'"]);
     assert_eq!(b.disk("tour").unwrap()["epoch"], 4);
 }
 
 #[test]
 fn a_cancel_at_any_moment_costs_nothing() {
-    let turn = Scenario::begin("disks", "a_cancel_at_any_moment_costs_nothing");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let model = import_pattern(a, "calm", SIZE, turn.seed).unwrap();
     let client = load(a, "calm", turn.seed, model).unwrap();
@@ -125,8 +118,7 @@ fn a_cancel_at_any_moment_costs_nothing() {
     }
     assert!(aborted > 0, "every migration was too fast to be cancelled");
     let other = if at.name() == "a" { b } else { a };
-    let moved = migrate(at, "calm", other.name(), &["--verify"]).unwrap();
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    moves(at, "calm", other.name(), &["--verify"]);
     println!("longest request: {:?}", client.stats().longest);
     let mut model = finish(client).unwrap();
     verify(other, "calm", &mut model).unwrap();
@@ -136,10 +128,7 @@ fn a_cancel_at_any_moment_costs_nothing() {
 fn a_guest_that_writes_more_than_the_link_takes_does_not_keep_its_disk_from_arriving() {
     const SIZE: u64 = 32 << 20;
     const LINK: u64 = 8 << 20;
-    let turn = Scenario::begin(
-        "disks",
-        "a_guest_that_writes_more_than_the_link_takes_does_not_keep_its_disk_from_arriving",
-    );
+    let turn = Scenario::alone();
     let (cluster, links) = Cluster::start_linked(turn.seed).unwrap();
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let model = import_pattern(a, "busy", SIZE, turn.seed).unwrap();
@@ -164,26 +153,20 @@ fn a_guest_that_writes_more_than_the_link_takes_does_not_keep_its_disk_from_arri
 #[test]
 fn a_guest_does_not_wait_for_the_way_to_a_node_far_away() {
     // Without a promise nothing pauses, and all writes to copied ranges go to both nodes.
-    to_a_node_far_away(
-        "a_guest_does_not_wait_for_the_way_to_a_node_far_away",
-        &["--sla", "off"],
-    );
+    to_a_node_far_away(&["--sla", "off"]);
 }
 
 #[test]
 fn nor_does_one_whose_promise_is_shorter_than_that_way() {
-    to_a_node_far_away(
-        "nor_does_one_whose_promise_is_shorter_than_that_way",
-        &["--sla", "p99.9<5ms"],
-    );
+    to_a_node_far_away(&["--sla", "p99.9<5ms"]);
 }
 
 /// Moves a disk while the guest writes to copied ranges, and expects no wait for a round trip.
-fn to_a_node_far_away(name: &str, promise: &[&str]) {
+fn to_a_node_far_away(promise: &[&str]) {
     const WAY: Duration = Duration::from_millis(20);
     const WRITES: u64 = 100;
     const BLOCK: u64 = 4096;
-    let turn = Scenario::begin("disks", name);
+    let turn = Scenario::alone();
     let (cluster, links) = Cluster::start_linked(turn.seed).unwrap();
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     import_pattern(a, "far", SIZE, turn.seed).unwrap();
@@ -200,7 +183,7 @@ fn to_a_node_far_away(name: &str, promise: &[&str]) {
         || (migration(a, &id)["progress"]["bytes_copied"].as_u64()? > written).then_some(());
     wait_for(PATIENCE, begun).expect("the copy begins");
     let data = vec![0xc5; BLOCK as usize];
-    let mut guest = NbdConnection::connect(&a.nbd("far")).unwrap();
+    let mut guest = a.connect("far");
     let mut took: Vec<Duration> = (0..WRITES)
         .map(|block| {
             let asked = Instant::now();
@@ -218,11 +201,10 @@ fn to_a_node_far_away(name: &str, promise: &[&str]) {
         "a way there and back is {:?}: {took:?}",
         2 * WAY
     );
-    let ended = await_end(a, &id);
-    assert_eq!(ended["phase"], "completed", "{ended}");
+    let ended = ends(a, &id, "completed");
     assert_eq!(ended["verified"], true, "{ended}");
     let mut there = vec![0; written as usize];
-    let mut reader = NbdConnection::connect(&b.nbd("far")).unwrap();
+    let mut reader = b.connect("far");
     reader.read_at(0, &mut there).unwrap();
     assert!(there.iter().all(|&byte| byte == 0xc5), "a write is missing");
 }

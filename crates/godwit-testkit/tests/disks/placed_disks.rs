@@ -7,11 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::ClusterOptions;
-use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::{run, wait_for};
 use godwit_testkit::random::Random;
-use godwit_testkit::scenario::{PATIENCE, Scenario, migrate, start_migration};
+use godwit_testkit::scenario::{PATIENCE, Scenario, migrate, moves, says, start_migration, until};
 use serde_json::Value;
 
 const SIZE: u64 = 16 << 20;
@@ -25,7 +23,7 @@ struct Site {
 
 impl Site {
     fn start(seed: u64) -> Self {
-        let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
+        let mut cluster = Cluster::secure(&["a", "b"]);
         let pool = cluster.dir().join("fast");
         std::fs::create_dir(&pool).unwrap();
         let pool = std::fs::canonicalize(pool).unwrap();
@@ -56,26 +54,23 @@ impl Site {
             .write_all_at(&self.content[3 << 20..5 << 20], 3 << 20)
             .unwrap();
         let create = ["disk", "create", disk, "--path", &path.to_string_lossy()];
-        self.cluster.node("a").godwit(&create).json().unwrap();
+        self.cluster.node("a").json(&create);
     }
 
     fn moves(&self, disk: &str, options: &[&str]) {
         let options = [options, &["--verify"]].concat();
-        let moved = migrate(self.cluster.node("a"), disk, "b", &options).unwrap();
-        assert_eq!(moved["phase"], "completed", "{moved}");
+        moves(self.cluster.node("a"), disk, "b", &options);
     }
 
     /// Lets `b` pause once, between the admission of an offer and the creation of files.
     fn hold_the_first_offer(&mut self) {
-        let b = self.cluster.node_mut("b");
-        b.terminate(PATIENCE).unwrap();
-        b.start(&[("offer::admitted", "1*sleep(2000)->off")])
-            .unwrap();
+        self.cluster
+            .restart("b", &[("offer::admitted", "1*sleep(2000)->off")]);
     }
 
     fn first_offer_is_held(&self) {
         let held = || {
-            let log = std::fs::read_to_string(self.cluster.node("b").log_path()).unwrap();
+            let log = self.cluster.node("b").log();
             log.contains("offer::admitted").then_some(())
         };
         wait_for(PATIENCE, held).expect("the first is about to be put there");
@@ -95,7 +90,7 @@ impl Site {
 
     fn removed(&self, disk: &str) {
         let b = self.cluster.node("b");
-        b.godwit(&["disk", "rm", disk]).text().unwrap();
+        b.text(&["disk", "rm", disk]);
     }
 }
 
@@ -109,7 +104,7 @@ fn holds(path: &Path, content: &[u8]) {
 
 #[test]
 fn a_disk_arrives_in_a_pool_or_at_a_path_in_one() {
-    let turn = Scenario::begin("disks", "a_disk_arrives_in_a_pool");
+    let turn = Scenario::shared();
     let site = Site::start(turn.seed);
     let named = site.pool.join("named.img");
     let text = named.to_string_lossy();
@@ -132,7 +127,7 @@ fn a_disk_arrives_in_a_pool_or_at_a_path_in_one() {
 
 #[test]
 fn a_machines_disks_arrive_in_a_pool() {
-    let turn = Scenario::begin("disks", "a_machines_disks_arrive_in_a_pool");
+    let turn = Scenario::shared();
     let site = Site::start(turn.seed);
     let (a, b) = (site.cluster.node("a"), site.cluster.node("b"));
     let mut run = vec!["vm", "run", "m", "--accel", "tcg", "--memory", "64M"];
@@ -140,25 +135,22 @@ fn a_machines_disks_arrive_in_a_pool() {
         site.create(disk);
         run.extend(["--disk", disk]);
     }
-    a.godwit(&[&run[..], &["--", "-nic", "none"]].concat())
-        .json()
-        .unwrap();
+    a.json(&[&run[..], &["--", "-nic", "none"]].concat());
     let into = site.pool.join("x");
     let refused = migrate(a, "vm/m", "b", &["--into", &into.to_string_lossy()]);
     let refused = refused.unwrap_err().to_string();
-    assert!(refused.contains("--pool NAME"), "{refused}");
-    let moved = migrate(a, "vm/m", "b", &["--pool", "fast"]).unwrap();
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    says(&refused, &["--pool NAME"]);
+    moves(a, "vm/m", "b", &["--pool", "fast"]);
     for disk in ["root", "data"] {
         let path = site.pool.join(format!("{disk}.raw"));
         assert_eq!(site.at_b(disk)["path"], path.to_string_lossy().as_ref());
     }
-    b.godwit(&["vm", "stop", "--force", "m"]).text().unwrap();
+    b.stop_vm("m");
 }
 
 #[test]
 fn a_disk_arrives_nowhere_else() {
-    let turn = Scenario::begin("disks", "a_disk_arrives_nowhere_else");
+    let turn = Scenario::shared();
     let site = Site::start(turn.seed);
     site.create("d");
     let elsewhere = std::fs::canonicalize(site.cluster.dir()).unwrap();
@@ -192,12 +184,12 @@ fn a_disk_arrives_nowhere_else() {
     let other = path("fast/other");
     let moved = migrate(site.cluster.node("a"), "d", "b", &["--into", &other]);
     let refused = moved.unwrap_err().to_string();
-    assert!(refused.contains("had disk d before"), "{refused}");
+    says(&refused, &["had disk d before"]);
 }
 
 #[test]
 fn a_file_that_somebody_makes_there_meanwhile_stays() {
-    let turn = Scenario::begin("disks", "a_file_that_somebody_makes_there_meanwhile");
+    let turn = Scenario::shared();
     let mut site = Site::start(turn.seed);
     site.hold_the_first_offer();
     site.create("d");
@@ -210,14 +202,15 @@ fn a_file_that_somebody_makes_there_meanwhile_stays() {
     let refused = site.cluster.node("a").godwit(&watch).json();
     assert!(refused.is_err(), "{refused:?}");
     assert_eq!(site.cluster.node("a").disk_state("d"), "serving");
-    let gone = || (site.cluster.node("b").disk_state("d") == "unknown").then_some(());
-    wait_for(PATIENCE, gone).expect("nothing of it is left at the other node");
+    until("nothing of it is left at the other node", || {
+        site.cluster.node("b").disk_state("d") == "unknown"
+    });
     assert_eq!(std::fs::read(&place).unwrap(), b"somebody's");
 }
 
 #[test]
 fn of_two_disks_that_come_at_once_one_gets_the_place() {
-    let turn = Scenario::begin("disks", "of_two_disks_that_come_at_once");
+    let turn = Scenario::shared();
     let mut site = Site::start(turn.seed);
     site.hold_the_first_offer();
     let place = site.pool.join("one");
@@ -228,8 +221,8 @@ fn of_two_disks_that_come_at_once_one_gets_the_place() {
     let id = start_migration(a, "first", "b", &["--into", &into]).unwrap();
     site.first_offer_is_held();
     let refused = site.refused("second", &["--into", &into]);
-    assert!(refused.contains("is the image of disk first"), "{refused}");
-    let moved = a.godwit(&["migration", "watch", &id]).json().unwrap();
+    says(&refused, &["is the image of disk first"]);
+    let moved = a.json(&["migration", "watch", &id]);
     assert_eq!(moved["phase"], "completed", "{moved}");
     holds(&place, &site.content);
 }
@@ -257,7 +250,7 @@ impl Drop for Device {
 
 #[test]
 fn a_disk_arrives_on_a_block_device() {
-    let turn = Scenario::begin("disks", "a_disk_arrives_on_a_block_device");
+    let turn = Scenario::shared();
     let site = Site::start(turn.seed);
     site.create("d");
     let dir = site.cluster.dir();
@@ -267,7 +260,7 @@ fn a_disk_arrives_on_a_block_device() {
     symlink(&short.0, site.pool.join("short")).unwrap();
     let path = |name: &str| site.pool.join(name).to_string_lossy().into_owned();
     let refused = site.refused("d", &["--into", &path("short")]);
-    assert!(refused.contains("make it at least as large"), "{refused}");
+    says(&refused, &["make it at least as large"]);
 
     let into = path("volume");
     site.moves("d", &["--into", &into]);
@@ -275,14 +268,14 @@ fn a_disk_arrives_on_a_block_device() {
     holds(&device.0, &site.content);
     site.create("e");
     let refused = site.refused("e", &["--into", &into]);
-    assert!(refused.contains("is the image of disk d"), "{refused}");
+    says(&refused, &["is the image of disk d"]);
     site.removed("d");
     holds(&device.0, &site.content);
 }
 
 #[test]
 fn a_larger_device_is_taken_and_the_disk_stays_as_large() {
-    let turn = Scenario::begin("disks", "a_larger_device_is_taken");
+    let turn = Scenario::shared();
     let mut site = Site::start(turn.seed);
     site.create("d");
     // As LVM rounds up to whole extents.
@@ -293,13 +286,11 @@ fn a_larger_device_is_taken_and_the_disk_stays_as_large() {
     site.moves("d", &["--into", &into]);
     for restarted in [false, true] {
         if restarted {
-            let b = site.cluster.node_mut("b");
-            b.terminate(PATIENCE).unwrap();
-            b.start(&[]).unwrap();
+            site.cluster.restart("b", &[]);
         }
         assert_eq!(site.at_b("d")["size_bytes"], SIZE);
         let b = site.cluster.node("b");
-        let mut client = NbdConnection::connect(&b.nbd("d")).unwrap();
+        let mut client = b.connect("d");
         let mut sector = [0; 512];
         client.read_at(SIZE - 512, &mut sector).unwrap();
         assert!(client.read_at(SIZE, &mut sector).is_err());
@@ -316,8 +307,7 @@ fn a_larger_device_is_taken_and_the_disk_stays_as_large() {
         "it is not the disk's"
     );
     let b = site.cluster.node("b");
-    let moved = migrate(b, "d", "a", &["--verify"]).unwrap();
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    moves(b, "d", "a", &["--verify"]);
     assert_eq!(
         site.cluster.node("a").disk("d").unwrap()["size_bytes"],
         SIZE

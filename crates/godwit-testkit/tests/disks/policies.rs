@@ -1,7 +1,9 @@
 //! Disks and machines move by every policy, under load, and nothing is lost.
 
 use godwit_testkit::Cluster;
-use godwit_testkit::scenario::{PATIENCE, Scenario, finish, import_pattern, load, migrate, verify};
+use godwit_testkit::scenario::{
+    PATIENCE, Scenario, finish, import_pattern, load, moves, other, says, verify,
+};
 use godwit_testkit::vm::{GuestLoad, NodeGuest};
 
 const SIZE: u64 = 96 << 20;
@@ -9,19 +11,17 @@ const POLICIES: [&str; 3] = ["pre-copy", "mirror", "double-write"];
 
 #[test]
 fn a_disk_moves_by_every_policy_under_load() {
-    let turn = Scenario::begin("disks", "a_disk_moves_by_every_policy_under_load");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let model = import_pattern(cluster.node("a"), "tour", SIZE, turn.seed).unwrap();
     let client = load(cluster.node("a"), "tour", turn.seed, model).unwrap();
     let ways = [("a", "b"), ("b", "a")].into_iter().cycle();
     let options: [&[&str]; 2] = [&["--verify"], &["--sla", "off"]];
-    let moves = POLICIES
+    let ways_to_move = POLICIES
         .iter()
         .flat_map(|policy| options.map(|rest| (policy, rest)));
-    for ((policy, rest), (from, to)) in moves.zip(ways) {
+    for ((policy, rest), (from, to)) in ways_to_move.zip(ways) {
         let words = [&["--no-delta", "--policy", policy], rest].concat();
-        let moved = migrate(cluster.node(from), "tour", to, &words).unwrap();
-        assert_eq!(moved["phase"], "completed", "{moved}");
+        let moved = moves(cluster.node(from), "tour", to, &words);
         assert_eq!(moved["verified"], rest == ["--verify"], "{moved}");
         assert_eq!(moved["options"]["policy"], *policy, "{moved}");
         let doubled = moved["progress"]["double_write_bytes"].as_u64().unwrap();
@@ -39,16 +39,11 @@ fn a_disk_moves_by_every_policy_under_load() {
 
 #[test]
 fn a_machine_moves_by_every_policy() {
-    let turn = Scenario::begin("disks", "a_machine_moves_by_every_policy");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
-    let load = GuestLoad {
-        seed: turn.seed,
-        ..GuestLoad::default()
-    };
-    let guest = NodeGuest::start(&cluster, "a", 2, 96, &load).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
+    let guest = NodeGuest::start(&cluster, "a", 2, 96, &GuestLoad::seeded(turn.seed)).unwrap();
     let mut at = "a";
     for policy in POLICIES {
-        let to = if at == "a" { "b" } else { "a" };
+        let to = other(at);
         let options = ["--policy", policy, "--verify"];
         let (moved, gaps) = guest.migrate(cluster.node(at), to, &options).unwrap();
         assert_eq!(moved["phase"], "completed", "{moved}");
@@ -62,16 +57,14 @@ fn a_machine_moves_by_every_policy() {
 fn rounds_are_what_pre_copy_has() {
     let cluster = Cluster::start(&["a", "b"]).unwrap();
     let a = cluster.node("a");
-    a.godwit(&["disk", "create", "d", "--size", "8MiB"])
-        .json()
-        .unwrap();
+    a.create_disk("d", "8MiB");
     let refused = |options: &[&str]| a.refusal(&[&["migrate", "d", "--to", "b"], options].concat());
     let no_rounds = refused(&["--policy", "mirror", "--max-rounds", "2"]);
-    assert!(no_rounds.contains("mirror"), "{no_rounds}");
+    says(&no_rounds, &["mirror"]);
     let odd = refused(&["--policy", "pre-copy", "--round-block", "5000"]);
-    assert!(odd.contains("4 KiB"), "{odd}");
+    says(&odd, &["4 KiB"]);
     let none = refused(&["--policy", "pre-copy", "--max-rounds", "0"]);
-    assert!(none.contains("round"), "{none}");
+    says(&none, &["round"]);
     let options = [
         "--policy",
         "pre-copy",
@@ -82,8 +75,7 @@ fn rounds_are_what_pre_copy_has() {
         "--max-rounds",
         "1",
     ];
-    let moved = migrate(a, "d", "b", &options).unwrap();
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    let moved = moves(a, "d", "b", &options);
     assert_eq!(
         moved["options"]["rounds"]["block_bytes"],
         1 << 30,

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::{ClusterOptions, Node};
+use godwit_testkit::cluster::Node;
 use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{
-    PATIENCE, Scenario, becomes_whole, finish, import_pattern, load, migrate, verify,
+    PATIENCE, Scenario, becomes_whole, finish, import_pattern, load, migrate, moves, says, verify,
 };
 use godwit_testkit::small_fs::SmallFileSystem;
 use godwit_testkit::vm::{GuestLoad, NodeGuest};
@@ -24,16 +24,13 @@ const HELD: (&str, &str) = ("pull::connect", "sleep(3600000)");
 /// Starts two nodes. `a` does not make the connection over which a disk is pulled.
 fn held() -> Cluster {
     let mut cluster = Cluster::start(&["a", "b"]).unwrap();
-    let a = cluster.node_mut("a");
-    a.terminate(PATIENCE).unwrap();
-    a.start(&[HELD]).unwrap();
+    cluster.restart("a", &[HELD]);
     cluster
 }
 
 #[test]
 fn a_disk_changes_hands_before_all_of_it_has_moved() {
-    let turn = Scenario::begin("disks", "a_disk_changes_hands_before_all_of_it_has_moved");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
     let client = load(cluster.node("a"), DISK, turn.seed, model).unwrap();
     assert!(client.progress(300, PATIENCE));
@@ -71,47 +68,35 @@ fn a_disk_changes_hands_before_all_of_it_has_moved() {
 
 #[test]
 fn what_a_node_owes_is_kept_until_it_has_been_pulled_whoever_dies() {
-    let turn = Scenario::begin(
-        "disks",
-        "what_a_node_owes_is_kept_until_it_has_been_pulled_whoever_dies",
-    );
+    let turn = Scenario::shared();
     let mut cluster = held();
     let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
-    let moved = migrate(cluster.node("a"), DISK, "b", &["--policy", "post-copy"]).unwrap();
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    let moved = moves(cluster.node("a"), DISK, "b", &["--policy", "post-copy"]);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let shown = b.disk(DISK).unwrap();
     assert_eq!(shown["missing_bytes"], SIZE, "{shown}");
     assert_eq!(shown["serves"], true, "{shown}");
     let status = shown["status"].as_str().unwrap().to_owned();
-    assert!(
-        status.contains("96 MiB of it still at node 'a'"),
-        "{status}"
-    );
+    says(&status, &["96 MiB of it still at node 'a'"]);
     let shown = a.disk(DISK).unwrap();
     assert_eq!(shown["owes"], true, "{shown}");
     let status = shown["status"].as_str().unwrap().to_owned();
-    assert!(status.contains("still needs a part"), "{status}");
+    says(&status, &["still needs a part"]);
 
     let id = moved["id"].as_str().unwrap();
     let shown = godwit_testkit::scenario::migration(b, id);
     assert_eq!(shown["missing_bytes"], SIZE, "{shown}");
-    let shown = a.godwit(&["migration", "show", id]).text().unwrap();
-    assert!(
-        shown.contains("node 'a': a part of the disk is there only"),
-        "{shown}"
-    );
+    let shown = a.text(&["migration", "show", id]);
+    says(&shown, &["node 'a': a part of the disk is there only"]);
 
-    let text = a.refusal(&["disk", "rm", DISK]);
-    assert!(
-        text.contains("node 'b' serves it and still lacks a part"),
-        "{text}"
+    a.refuses(
+        &["disk", "rm", DISK],
+        &["node 'b' serves it and still lacks a part"],
     );
-    let text = b.refusal(&["migrate", DISK, "--to", "a"]);
-    assert!(text.contains("cannot be moved yet"), "{text}");
+    b.refuses(&["migrate", DISK, "--to", "a"], &["cannot be moved yet"]);
     let copy = cluster.dir().join("copy.raw");
     let text = b.refusal(&["disk", "export", DISK, copy.to_str().unwrap()]);
-    assert!(text.contains("cannot be exported yet"), "{text}");
+    says(&text, &["cannot be exported yet"]);
 
     // Both die, in either order, and the owner is back first.
     cluster.node_mut("b").kill();
@@ -122,47 +107,37 @@ fn what_a_node_owes_is_kept_until_it_has_been_pulled_whoever_dies() {
     cluster.node_mut("a").start(&[]).unwrap();
     becomes_whole(cluster.node("b"), cluster.node("a"), DISK);
     verify(cluster.node("b"), DISK, &mut model).unwrap();
-    cluster
-        .node("a")
-        .godwit(&["disk", "rm", DISK])
-        .text()
-        .unwrap();
+    cluster.node("a").text(&["disk", "rm", DISK]);
 }
 
 #[test]
 fn a_read_of_what_is_missing_fails_when_the_source_is_away_for_too_long_and_all_else_goes_on() {
-    let turn = Scenario::begin(
-        "disks",
-        "a_read_of_what_is_missing_fails_when_the_source_is_away_for_too_long",
-    );
+    let turn = Scenario::shared();
     let wait = Duration::from_secs(3);
-    let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
+    let mut cluster = Cluster::secure(&["a", "b"]);
     let words = ["--read-wait", "3s"].map(str::to_owned);
     cluster.node_mut("b").spec_mut().options.extend(words);
     cluster.start_all().unwrap();
-    let a = cluster.node_mut("a");
-    a.terminate(PATIENCE).unwrap();
-    a.start(&[HELD]).unwrap();
+    cluster.restart("a", &[HELD]);
     let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
     let other = import_pattern(cluster.node("b"), "other", SIZE, turn.seed).unwrap();
     let other = load(cluster.node("b"), "other", turn.seed, other).unwrap();
-    let moved = migrate(cluster.node("a"), DISK, "b", &["--policy", "post-copy"]).unwrap();
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    let moved = moves(cluster.node("a"), DISK, "b", &["--policy", "post-copy"]);
     cluster.node_mut("a").kill();
     let b = cluster.node("b");
     let status = b.disk(DISK).unwrap()["status"].as_str().unwrap().to_owned();
-    assert!(status.contains("needed and not connected"), "{status}");
+    says(&status, &["needed and not connected"]);
     let shown = b.godwit(&["migration", "show", moved["id"].as_str().unwrap()]);
     let shown = shown.text().unwrap();
-    assert!(shown.contains("node 'a': 96.0 MiB of the disk"), "{shown}");
+    says(&shown, &["node 'a': 96.0 MiB of the disk"]);
 
-    let mut reader = NbdConnection::connect(&b.nbd(DISK)).unwrap();
+    let mut reader = b.connect(DISK);
     let reading = std::thread::spawn(move || {
         let begun = Instant::now();
         (reader.read_at(50 << 20, &mut [0; 4096]), begun.elapsed())
     });
     // Meanwhile whole blocks can be written, and present parts can be read.
-    let mut client = NbdConnection::connect(&b.nbd(DISK)).unwrap();
+    let mut client = b.connect(DISK);
     let begun = Instant::now();
     let mut rounds = 0;
     while !reading.is_finished() {
@@ -195,11 +170,7 @@ fn a_read_of_what_is_missing_fails_when_the_source_is_away_for_too_long_and_all_
 
 #[test]
 fn a_guest_works_on_what_is_there_while_its_owner_dies_and_comes_back() {
-    let turn = Scenario::begin(
-        "disks",
-        "a_guest_works_on_what_is_there_while_its_owner_dies_and_comes_back",
-    );
-    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
     let model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
     let client = load(cluster.node("a"), DISK, turn.seed, model).unwrap();
     assert!(client.progress(500, PATIENCE));
@@ -209,8 +180,7 @@ fn a_guest_works_on_what_is_there_while_its_owner_dies_and_comes_back() {
         } else {
             ("b", "a")
         };
-        let moved = migrate(cluster.node(from), DISK, to, &["--policy", "post-copy"]).unwrap();
-        assert_eq!(moved["phase"], "completed", "{moved}");
+        moves(cluster.node(from), DISK, to, &["--policy", "post-copy"]);
         // As a rule the kill comes during the pull; the client's own node lives.
         if to == "b" {
             std::thread::sleep(Duration::from_millis(20 * (round + 1)));
@@ -228,13 +198,8 @@ fn a_guest_works_on_what_is_there_while_its_owner_dies_and_comes_back() {
 
 #[test]
 fn a_machine_runs_on_while_its_disks_are_pulled() {
-    let turn = Scenario::begin("disks", "a_machine_runs_on_while_its_disks_are_pulled");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
-    let load = GuestLoad {
-        seed: turn.seed,
-        ..GuestLoad::default()
-    };
-    let guest = NodeGuest::start(&cluster, "a", 2, 96, &load).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
+    let guest = NodeGuest::start(&cluster, "a", 2, 96, &GuestLoad::seeded(turn.seed)).unwrap();
     let ways = [("a", "b"), ("b", "a")];
     for ((from, to), policy) in ways.into_iter().zip(["push-pull", "post-copy"]) {
         let options = ["--policy", policy];
@@ -254,23 +219,22 @@ fn a_machine_runs_on_while_its_disks_are_pulled() {
 
 #[test]
 fn what_is_owed_is_told_by_command_lists_and_log() {
-    let turn = Scenario::begin("disks", "what_is_owed_is_told_by_command_lists_and_log");
+    let turn = Scenario::shared();
     let mut cluster = held();
     let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let moving = ["migrate", DISK, "--to", "b", "--policy", "post-copy"];
-    let told = a.godwit(&moving).text().unwrap();
-    assert!(told.contains("still needed: 96.0 MiB"), "{told}");
-    let list = a.godwit(&["disk", "list"]).text().unwrap();
-    assert!(list.contains("a part to b"), "{list}");
-    let list = b.godwit(&["disk", "list"]).text().unwrap();
-    assert!(list.contains("96.0 MiB at a"), "{list}");
+    let told = a.text(&moving);
+    says(&told, &["still needed: 96.0 MiB"]);
+    let list = a.text(&["disk", "list"]);
+    says(&list, &["a part to b"]);
+    let list = b.text(&["disk", "list"]);
+    says(&list, &["96.0 MiB at a"]);
     // The fail point on the connection keeps the process from ending.
     let _ = cluster.node_mut("a").terminate(Duration::from_secs(2));
     let log = cluster.node("a").log_tail(200);
-    assert!(log.contains("still needs a part of it"), "{log}");
-    cluster.node_mut("a").kill();
-    cluster.node_mut("a").start(&[]).unwrap();
+    says(&log, &["still needs a part of it"]);
+    cluster.die_and_start("a");
     becomes_whole(cluster.node("b"), cluster.node("a"), DISK);
     // A waiting command returns when the disk is whole.
     let moving = ["--policy", "post-copy", "--wait"];
@@ -283,28 +247,25 @@ fn what_is_owed_is_told_by_command_lists_and_log() {
 
 #[test]
 fn a_disk_goes_on_without_what_is_lost_for_good() {
-    let turn = Scenario::begin("disks", "a_disk_goes_on_without_what_is_lost_for_good");
+    let turn = Scenario::shared();
     let mut cluster = held();
     import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
     migrate(cluster.node("a"), DISK, "b", &["--policy", "post-copy"]).unwrap();
     cluster.node_mut("a").kill();
     let b = cluster.node("b");
     let text = b.refusal(&["disk", "abandon", DISK]);
-    assert!(text.contains("96 MiB") && text.contains("--lost"), "{text}");
-    let mut waits = NbdConnection::connect(&b.nbd(DISK)).unwrap();
+    says(&text, &["96 MiB", "--lost"]);
+    let mut waits = b.connect(DISK);
     let waiting = std::thread::spawn(move || waits.read_at(8 << 20, &mut [0; 4096]));
     std::thread::sleep(Duration::from_millis(200));
     assert!(!waiting.is_finished());
-    b.godwit(&["disk", "abandon", DISK, "--lost"])
-        .text()
-        .unwrap();
+    b.text(&["disk", "abandon", DISK, "--lost"]);
     assert!(waiting.join().unwrap().is_err(), "nobody waits any more");
     let warnings = b.disk(DISK).unwrap()["warnings"].to_string();
-    assert!(warnings.contains("given up as lost"), "{warnings}");
+    says(&warnings, &["given up as lost"]);
     // Written data is there, and a restart changes nothing.
-    cluster.node_mut("b").kill();
-    cluster.node_mut("b").start(&[]).unwrap();
-    let mut client = NbdConnection::connect(&cluster.node("b").nbd(DISK)).unwrap();
+    cluster.die_and_start("b");
+    let mut client = cluster.node("b").connect(DISK);
     client.write_at(1 << 20, &[5; 4096]).unwrap();
     let mut read = [0; 4096];
     client.read_at(1 << 20, &mut read).unwrap();
@@ -317,11 +278,7 @@ fn a_disk_goes_on_without_what_is_lost_for_good() {
 
 #[test]
 fn a_source_that_stands_still_is_noticed_within_seconds() {
-    let turn = Scenario::begin(
-        "disks",
-        "a_source_that_stands_still_is_noticed_within_seconds",
-    );
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
     let options = ["--policy", "post-copy", "--max-bandwidth", "1MiB"];
     migrate(cluster.node("a"), DISK, "b", &options).unwrap();
@@ -345,11 +302,7 @@ fn a_source_that_stands_still_is_noticed_within_seconds() {
 
 #[test]
 fn an_owner_that_stands_still_is_noticed_within_seconds() {
-    let turn = Scenario::begin(
-        "disks",
-        "an_owner_that_stands_still_is_noticed_within_seconds",
-    );
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
     let options = ["--policy", "post-copy", "--max-bandwidth", "1MiB"];
     migrate(cluster.node("a"), DISK, "b", &options).unwrap();
@@ -375,11 +328,8 @@ fn an_owner_that_stands_still_is_noticed_within_seconds() {
 #[test]
 fn a_destination_that_runs_full_while_it_pulls_says_so_and_goes_on_when_there_is_room() {
     const PARTS: u64 = 3;
-    let _turn = Scenario::begin(
-        "disks",
-        "a_destination_that_runs_full_while_it_pulls_says_so_and_goes_on_when_there_is_room",
-    );
-    let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
+    let _turn = Scenario::shared();
+    let mut cluster = Cluster::secure(&["a", "b"]);
     let small = SmallFileSystem::new(2 * SIZE).unwrap();
     let records = small.path().join("b");
     std::fs::create_dir(&records).unwrap();
@@ -388,10 +338,8 @@ fn a_destination_that_runs_full_while_it_pulls_says_so_and_goes_on_when_there_is
     // A disk without holes has its storage before the pull.
     let a = cluster.node("a");
     let size = SIZE.to_string();
-    a.godwit(&["disk", "create", DISK, "--size", &size])
-        .json()
-        .unwrap();
-    let mut client = NbdConnection::connect(&a.nbd(DISK)).unwrap();
+    a.create_disk(DISK, &size);
+    let mut client = a.connect(DISK);
     let data = vec![7; 16 << 20];
     let places = (0..PARTS).map(|part| part << 24);
     for place in places.clone() {
@@ -404,14 +352,14 @@ fn a_destination_that_runs_full_while_it_pulls_says_so_and_goes_on_when_there_is
     let b = cluster.node("b");
     let full = || b.disk(DISK).ok()?["problem"].as_str().map(str::to_owned);
     let problem = wait_for(PATIENCE, full).expect("the node says that it is full");
-    assert!(problem.contains("no space"), "{problem}");
+    says(&problem, &["no space"]);
     let left = b.disk(DISK).unwrap()["missing_bytes"].as_u64().unwrap();
     assert!(left > 0 && left < PARTS << 24, "{left}");
     std::fs::remove_file(filler).unwrap();
     becomes_whole(b, cluster.node("a"), DISK);
     assert!(b.disk(DISK).unwrap()["problem"].is_null());
     let mut found = vec![0; data.len()];
-    let mut client = NbdConnection::connect(&b.nbd(DISK)).unwrap();
+    let mut client = b.connect(DISK);
     for place in places {
         client.read_at(place, &mut found).unwrap();
         assert!(found == data);
@@ -440,9 +388,8 @@ fn move_thin(policy: &str, tib: u64) -> (Duration, Duration) {
     let cluster = Cluster::start(&["a", "b"]).unwrap();
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let size = format!("{tib}TiB");
-    let create = ["disk", "create", DISK, "--size", &size];
-    a.godwit(&create).json().unwrap();
-    let mut client = NbdConnection::connect(&a.nbd(DISK)).unwrap();
+    a.create_disk(DISK, &size);
+    let mut client = a.connect(DISK);
     let data = vec![7; 1 << 20];
     for part in 0..8 {
         client.write_at((tib << 37) * part, &data).unwrap();
@@ -461,13 +408,12 @@ fn move_thin(policy: &str, tib: u64) -> (Duration, Duration) {
         longest
     });
     let begun = Instant::now();
-    let moved = migrate(a, DISK, "b", &["--policy", policy]).unwrap();
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    moves(a, DISK, "b", &["--policy", policy]);
     becomes_whole(b, a, DISK);
     let whole = begun.elapsed();
     ended.store(true, Ordering::Relaxed);
     let longest = writing.join().unwrap();
-    let mut there = NbdConnection::connect(&b.nbd(DISK)).unwrap();
+    let mut there = b.connect(DISK);
     let mut read = vec![0; 1 << 20];
     for part in 0..8 {
         there.read_at((tib << 37) * part, &mut read).unwrap();
@@ -481,7 +427,7 @@ fn move_thin(policy: &str, tib: u64) -> (Duration, Duration) {
 
 #[test]
 fn a_thin_disk_of_a_tib_leaves_at_once() {
-    let _turn = Scenario::begin("disks", "a_thin_disk_of_a_tib_leaves_at_once");
+    let _turn = Scenario::alone();
     let (longest, whole) = move_thin("post-copy", 1);
     // A busy machine is allowed several times the time of an idle one.
     assert!(longest < Duration::from_millis(800), "{longest:?}");
@@ -492,7 +438,7 @@ fn a_thin_disk_of_a_tib_leaves_at_once() {
 #[test]
 #[ignore = "takes minutes and measures: make bench SCENE=thin"]
 fn thin_disks_of_many_tib_by_every_policy() {
-    let _turn = Scenario::begin("disks", "thin_disks_of_many_tib_by_every_policy");
+    let _turn = Scenario::alone();
     for policy in [
         "double-write",
         "pre-copy",
@@ -508,19 +454,15 @@ fn thin_disks_of_many_tib_by_every_policy() {
 
 #[test]
 fn what_is_pulled_keeps_to_the_moves_bandwidth() {
-    let turn = Scenario::begin("disks", "what_is_pulled_keeps_to_the_moves_bandwidth");
-    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
     let size = 24 << 20;
     let mut model = import_pattern(cluster.node("a"), DISK, size, turn.seed).unwrap();
     let options = ["--policy", "post-copy", "--max-bandwidth", "2MiB"];
     let begun = Instant::now();
-    let moved = migrate(cluster.node("a"), DISK, "b", &options).unwrap();
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    moves(cluster.node("a"), DISK, "b", &options);
     // Either node may start anew: the source knows the bound.
-    cluster.node_mut("b").kill();
-    cluster.node_mut("b").start(&[]).unwrap();
-    cluster.node_mut("a").kill();
-    cluster.node_mut("a").start(&[]).unwrap();
+    cluster.die_and_start("b");
+    cluster.die_and_start("a");
     let first = NbdConnection::connect(&cluster.node("b").nbd(DISK))
         .and_then(|mut client| client.read_at(20 << 20, &mut [0; 4096]));
     assert!(first.is_ok(), "{first:?}");
@@ -534,14 +476,12 @@ fn what_is_pulled_keeps_to_the_moves_bandwidth() {
 fn what_is_asked_of_pushing_must_go_with_the_policy() {
     let cluster = Cluster::start(&["a", "b"]).unwrap();
     let a = cluster.node("a");
-    a.godwit(&["disk", "create", "d", "--size", "8MiB"])
-        .json()
-        .unwrap();
+    a.create_disk("d", "8MiB");
     let refused = |options: &[&str]| a.refusal(&[&["migrate", "d", "--to", "b"], options].concat());
     let text = refused(&["--policy", "mirror", "--push-for", "3"]);
-    assert!(text.contains("mirror pushes nothing"), "{text}");
+    says(&text, &["mirror pushes nothing"]);
     let text = refused(&["--policy", "push-pull", "--verify"]);
-    assert!(text.contains("cannot be compared"), "{text}");
+    says(&text, &["cannot be compared"]);
     let text = refused(&["--policy", "post-copy", "--push-threshold", "2"]);
-    assert!(text.contains("post-copy pushes nothing"), "{text}");
+    says(&text, &["post-copy pushes nothing"]);
 }

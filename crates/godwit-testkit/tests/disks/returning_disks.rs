@@ -5,13 +5,12 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::random::Random;
 use godwit_testkit::scenario::{
-    PATIENCE, Scenario, becomes_whole, finish, import_pattern, load, migrate, verify,
+    PATIENCE, Scenario, becomes_whole, finish, import_pattern, load, migrate, says, verify,
 };
-use godwit_testkit::{Cluster, Model, Node};
+use godwit_testkit::{Model, Node};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -21,7 +20,7 @@ const DISK: &str = "d";
 
 /// Writes `blocks` random blocks of 4 KiB, each once.
 fn write_blocks(node: &Node, model: &mut Model, random: &mut Random, blocks: usize) {
-    let mut connection = NbdConnection::connect(&node.nbd(DISK)).unwrap();
+    let mut connection = node.connect(DISK);
     let mut written = std::collections::HashSet::new();
     while written.len() < blocks {
         let block = random.below(SIZE / BLOCK);
@@ -64,8 +63,7 @@ fn keeps_its_image(node: &Node) {
 
 #[test]
 fn the_node_s_choice_reckons_what_is_sent_of_a_disk_that_moves_back() {
-    let turn = Scenario::begin("disks", "the_node_s_choice_reckons");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let mut random = Random::new(turn.seed);
     let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
@@ -74,18 +72,17 @@ fn the_node_s_choice_reckons_what_is_sent_of_a_disk_that_moves_back() {
         reason.unwrap_or_else(|| panic!("{moved}")).to_owned()
     };
     let there = reason(&migrate(a, DISK, "b", &[]).unwrap());
-    assert!(there.contains("its 64 MiB go in one pass"), "{there}");
+    says(&there, &["its 64 MiB go in one pass"]);
     keeps_its_image(a);
     write_blocks(b, &mut model, &mut random, 256);
     let back = reason(&migrate(b, DISK, "a", &[]).unwrap());
-    assert!(back.contains("only the 1 MiB in which"), "{back}");
+    says(&back, &["only the 1 MiB in which"]);
     verify(a, DISK, &mut model).unwrap();
 }
 
 #[test]
 fn a_disk_that_moves_back_is_sent_without_what_its_old_image_holds() {
-    let turn = Scenario::begin("disks", "a_disk_that_moves_back");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let mut random = Random::new(turn.seed);
     let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
@@ -115,8 +112,7 @@ fn a_disk_that_moves_back_is_sent_without_what_its_old_image_holds() {
 
 #[test]
 fn what_is_not_certain_is_compared() {
-    let turn = Scenario::begin("disks", "what_is_not_certain_is_compared");
-    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
     let mut random = Random::new(turn.seed);
     let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
     moved(cluster.node("a"), cluster.node("b"), &[]);
@@ -137,8 +133,7 @@ fn what_is_not_certain_is_compared() {
     keeps_its_image(cluster.node("b"));
     // After a kill, the next process does not.
     write_blocks(cluster.node("a"), &mut model, &mut random, 20);
-    cluster.node_mut("a").kill();
-    cluster.node_mut("a").start(&[]).unwrap();
+    cluster.die_and_start("a");
     write_blocks(cluster.node("a"), &mut model, &mut random, 20);
     let (sent, by) = moved(cluster.node("a"), cluster.node("b"), &[]);
     assert_eq!(by, "compared");
@@ -157,8 +152,7 @@ fn what_is_not_certain_is_compared() {
 
 #[test]
 fn a_busy_disk_moves_to_and_fro_by_every_policy() {
-    let turn = Scenario::begin("disks", "a_busy_disk_moves_to_and_fro");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     moved(a, b, &[]);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use godwit_testkit::Cluster;
 use godwit_testkit::random::Random;
-use godwit_testkit::scenario::{Scenario, becomes_whole, migrate};
+use godwit_testkit::scenario::{Scenario, becomes_whole, migrate, moves};
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 128 * MIB;
@@ -14,8 +14,7 @@ const DISK: &str = "thin";
 
 #[test]
 fn holes_smaller_than_a_copy_are_neither_sent_nor_stored() {
-    let turn = Scenario::begin("disks", "holes_smaller_than_a_copy");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let path = cluster.dir().join("thin.raw");
     let image = File::create_new(&path).unwrap();
@@ -29,7 +28,7 @@ fn holes_smaller_than_a_copy_are_neither_sent_nor_stored() {
         image.write_all_at(&block, start + within).unwrap();
     }
     let create = ["disk", "create", DISK, "--path", &path.to_string_lossy()];
-    a.godwit(&create).json().unwrap();
+    a.json(&create);
     let moved = migrate(a, DISK, "b", &["--verify"]).unwrap();
     println!("{moved}");
     assert_eq!(
@@ -46,8 +45,7 @@ fn holes_smaller_than_a_copy_are_neither_sent_nor_stored() {
 #[test]
 fn a_large_disk_with_little_in_it_is_as_thin_where_it_goes() {
     const LARGE: u64 = 100 << 30;
-    let turn = Scenario::begin("disks", "a_large_disk_with_little_in_it");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let path = cluster.dir().join("large.raw");
     let image = File::create_new(&path).unwrap();
     image.set_len(LARGE).unwrap();
@@ -61,15 +59,14 @@ fn a_large_disk_with_little_in_it_is_as_thin_where_it_goes() {
     });
     image.sync_all().unwrap();
     let create = ["disk", "create", DISK, "--path", &path.to_string_lossy()];
-    cluster.node("a").godwit(&create).json().unwrap();
+    cluster.node("a").json(&create);
     let written = places.len() as u64 * MIB;
     let policies = ["double-write", "mirror", "pre-copy", "push-pull"];
     let ways = [("a", "b"), ("b", "a")].into_iter().cycle();
     for (policy, (from, to)) in policies.into_iter().zip(ways) {
         let (from, to) = (cluster.node(from), cluster.node(to));
         let options = ["--no-delta", "--policy", policy];
-        let moved = migrate(from, DISK, to.name(), &options).unwrap();
-        assert_eq!(moved["phase"], "completed", "{moved}");
+        let moved = moves(from, DISK, to.name(), &options);
         becomes_whole(to, from, DISK);
         let sent = moved["progress"]["bytes_sent"].as_u64().unwrap();
         assert!(sent <= written, "{policy}: {sent} bytes sent for {written}");
@@ -92,9 +89,7 @@ fn an_empty_disk_moves_and_is_compared_without_being_read() {
     const TIB: u64 = 1 << 40;
     let cluster = Cluster::start(&["a", "b"]).unwrap();
     let (a, b) = (cluster.node("a"), cluster.node("b"));
-    a.godwit(&["disk", "create", "empty", "--size", "1TiB"])
-        .json()
-        .unwrap();
+    a.create_disk("empty", "1TiB");
     let begun = Instant::now();
     let moved = migrate(a, "empty", "b", &["--verify"]).unwrap();
     // A read at one end alone, at 10 GB/s, takes longer.

@@ -15,9 +15,9 @@ use godwit_testkit::client::Initial;
 use godwit_testkit::cluster::{ClusterOptions, godwit_binary, issue};
 use godwit_testkit::image::write_random;
 use godwit_testkit::nbd::NbdConnection;
-use godwit_testkit::process::run;
+use godwit_testkit::process::{run, words};
 use godwit_testkit::scenario::{
-    PATIENCE, Scenario, await_end, finish, import_pattern, load, migrate, migration,
+    PATIENCE, Scenario, await_end, finish, import_pattern, load, migrate, migration, says,
     start_migration, verify,
 };
 use godwit_testkit::{Cluster, Model, Node};
@@ -26,21 +26,22 @@ use serde_json::Value;
 const SIZE: u64 = 16 << 20;
 const DISK: &str = "precious";
 
-/// Expects the command to fail with all of these words.
-fn refused(node: &Node, args: &[&str], words: &[&str]) {
-    let failure = match node.godwit(args).text() {
-        Ok(text) => panic!("'godwit {}' succeeded: {text}", args.join(" ")),
+/// Expects the command to fail with all of these words, apart by `|` as in `one | two`.
+fn refused(node: &Node, command: &str, said: &str) {
+    refuses(node, &words(command), said);
+}
+
+/// Does the same with a command whose words have spaces.
+fn refuses(node: &Node, command: &[&str], said: &str) {
+    let failure = match node.godwit(command).text() {
+        Ok(text) => panic!("{command:?} succeeded: {text}"),
         Err(failure) => failure,
     };
     println!("{failure}");
     assert!(failure.code.is_some_and(|code| code != 0), "{failure}");
     let text = failure.text.to_lowercase();
-    for word in words {
-        assert!(
-            text.contains(&word.to_lowercase()),
-            "'{word}' is not in: {failure}"
-        );
-    }
+    let said = said.to_lowercase();
+    says(&text, &said.split(" | ").collect::<Vec<_>>());
     assert!(!text.contains("panicked"), "{failure}");
     let advice = [
         "hint:",
@@ -49,10 +50,8 @@ fn refused(node: &Node, args: &[&str], words: &[&str]) {
         "convert it with",
         "--setrw",
     ];
-    assert!(
-        advice.iter().any(|word| text.contains(word)),
-        "no next step in: {failure}"
-    );
+    let has_advice = advice.iter().any(|word| text.contains(word));
+    assert!(has_advice, "no next step in: {failure}");
 }
 
 fn unharmed(node: &Node, model: &mut Model) {
@@ -70,59 +69,42 @@ fn plain_cluster(names: &[&str]) -> Cluster {
 
 #[test]
 fn sizes_names_and_peers_that_cannot_be() {
-    let turn = Scenario::begin("faults", "sizes_names_and_peers_that_cannot_be");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a"]);
     let a = cluster.node("a");
     let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     let odd = cluster.dir().join("odd.img");
     write_random(&odd, 1000, 1).unwrap();
     let odd = odd.to_string_lossy();
 
+    refused(a, "disk create odd --size 1000", "1000 | 512");
+    refused(a, "disk create none --size 0", "0");
+    refused(a, &format!("disk create odd --path {odd}"), "1000 | 512");
+    refused(a, &format!("disk import odd {odd}"), "1000 | 512");
+    refused(a, "disk import gone /nowhere/image", "/nowhere/image");
     refused(
         a,
-        &["disk", "create", "odd", "--size", "1000"],
-        &["1000", "512"],
+        "disk create precious --size 1048576",
+        "precious | exists",
     );
-    refused(a, &["disk", "create", "none", "--size", "0"], &["0"]);
-    refused(
-        a,
-        &["disk", "create", "odd", "--path", &odd],
-        &["1000", "512"],
-    );
-    refused(a, &["disk", "import", "odd", &odd], &["1000", "512"]);
-    refused(
-        a,
-        &["disk", "import", "gone", "/nowhere/image"],
-        &["/nowhere/image"],
-    );
-    refused(
-        a,
-        &["disk", "create", DISK, "--size", "1048576"],
-        &[DISK, "exists"],
-    );
-    refused(a, &["disk", "import", DISK, &odd], &[DISK]);
+    refused(a, &format!("disk import precious {odd}"), DISK);
     for bad in ["a/b", "../up", "/abs", "", ".hidden", "with space"] {
-        refused(a, &["disk", "create", bad, "--size", "1048576"], &["name"]);
+        refuses(a, &["disk", "create", bad, "--size", "1048576"], "name");
     }
     let long = "x".repeat(129);
     refused(
         a,
-        &["disk", "create", &long, "--size", "1048576"],
-        &["name", "128"],
+        &format!("disk create {long} --size 1048576"),
+        "name | 128",
     );
-    refused(a, &["disk", "show", "unknown"], &["unknown", "disk"]);
-    refused(a, &["disk", "rm", "unknown"], &["unknown"]);
-    refused(a, &["disk", "attach", "unknown"], &["unknown"]);
-    refused(a, &["migrate", "unknown", "--to", "b"], &["unknown"]);
-    refused(
-        a,
-        &["migrate", DISK, "--to", "nobody"],
-        &["nobody", "--peer"],
-    );
-    refused(a, &["migrate", DISK, "--to", "a"], &["a"]);
-    refused(a, &["migration", "show", "zz"], &["zz"]);
-    refused(a, &["migration", "cancel", &"0".repeat(32)], &["migration"]);
-    let list = a.godwit(&["disk", "list"]).json().unwrap();
+    refused(a, "disk show unknown", "unknown | disk");
+    refused(a, "disk rm unknown", "unknown");
+    refused(a, "disk attach unknown", "unknown");
+    refused(a, "migrate unknown --to b", "unknown");
+    refused(a, "migrate precious --to nobody", "nobody | --peer");
+    refused(a, "migrate precious --to a", "a");
+    refused(a, "migration show zz", "zz");
+    refuses(a, &["migration", "cancel", &"0".repeat(32)], "migration");
+    let list = a.json(&["disk", "list"]);
     assert!(
         !list.to_string().contains("odd"),
         "nothing is left of them: {list}"
@@ -132,14 +114,13 @@ fn sizes_names_and_peers_that_cannot_be() {
 
 #[test]
 fn a_peer_that_does_not_answer() {
-    let turn = Scenario::begin("faults", "a_peer_that_does_not_answer");
-    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
     let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
     cluster.node_mut("b").kill();
     let address = cluster.node("b").spec().listen.to_string();
     let a = cluster.node("a");
-    refused(a, &["migrate", DISK, "--to", "b"], &["'b'", &address]);
-    let peers = a.godwit(&["peer", "list"]).json().unwrap();
+    refused(a, "migrate precious --to b", &format!("'b' | {address}"));
+    let peers = a.json(&["peer", "list"]);
     assert!(peers.to_string().contains("\"reachable\":false"), "{peers}");
     unharmed(a, &mut model);
 
@@ -153,14 +134,13 @@ fn a_peer_that_does_not_answer() {
 }
 
 /// Lets node b present a certificate that node a must not accept.
-fn b_shows(test: &str, change: impl FnOnce(&mut Cluster), words: &[&str]) {
-    let turn = Scenario::begin("faults", test);
-    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+fn b_shows(change: impl FnOnce(&mut Cluster), said: &str) {
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
     let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
     cluster.node_mut("b").terminate(PATIENCE).unwrap();
     change(&mut cluster);
     match cluster.node_mut("b").start(&[]) {
-        Ok(()) => refused(cluster.node("a"), &["migrate", DISK, "--to", "b"], words),
+        Ok(()) => refused(cluster.node("a"), "migrate precious --to b", said),
         // A node may notice by itself that its certificate is unfit; the node must then say so.
         Err(error) => {
             println!("{error}");
@@ -184,11 +164,7 @@ fn a_certificate_from_another_authority() {
         issue(godwit, &other, "b", &[]).unwrap();
         cluster.node_mut("b").spec_mut().certificates = other;
     };
-    b_shows(
-        "a_certificate_from_another_authority",
-        change,
-        &["b", "certificate"],
-    );
+    b_shows(change, "b | certificate");
 }
 
 #[test]
@@ -203,11 +179,7 @@ fn an_expired_certificate() {
         )
         .unwrap();
     };
-    b_shows(
-        "an_expired_certificate",
-        change,
-        &["b", "certificate", "expired"],
-    );
+    b_shows(change, "b | certificate | expired");
 }
 
 #[test]
@@ -216,17 +188,12 @@ fn a_certificate_for_another_name() {
         issue(&cluster.options().godwit, cluster.certificates(), "c", &[]).unwrap();
         cluster.node_mut("b").spec_mut().certificate_of = "c".to_owned();
     };
-    b_shows(
-        "a_certificate_for_another_name",
-        change,
-        &["b", "certificate"],
-    );
+    b_shows(change, "b | certificate");
 }
 
 #[test]
 fn a_peer_that_is_somebody_else() {
-    let turn = Scenario::begin("faults", "a_peer_that_is_somebody_else");
-    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
     let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
     let address = cluster.node("b").spec().listen;
     cluster.node_mut("a").terminate(PATIENCE).unwrap();
@@ -234,8 +201,8 @@ fn a_peer_that_is_somebody_else() {
     cluster.node_mut("a").start(&[]).unwrap();
     refused(
         cluster.node("a"),
-        &["migrate", DISK, "--to", "c"],
-        &["'c'", "certificate"],
+        "migrate precious --to c",
+        "'c' | certificate",
     );
     unharmed(cluster.node("a"), &mut model);
     assert_eq!(cluster.node("b").disk_state(DISK), "unknown");
@@ -243,7 +210,7 @@ fn a_peer_that_is_somebody_else() {
 
 #[test]
 fn a_protocol_from_the_future() {
-    let turn = Scenario::begin("faults", "a_protocol_from_the_future");
+    let turn = Scenario::shared();
     let cluster = plain_cluster(&["a", "b"]);
     let a = cluster.node("a");
     let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
@@ -301,8 +268,7 @@ impl Drop for SmallDisk<'_> {
 
 #[test]
 fn no_space_at_the_destination_before_the_copy() {
-    let turn = Scenario::begin("faults", "no_space_at_the_destination_before_the_copy");
-    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
     cluster.node_mut("b").terminate(PATIENCE).unwrap();
     let dir = cluster.node("b").spec().dir.clone();
     let _small = SmallDisk::mount(&dir, 24);
@@ -310,8 +276,8 @@ fn no_space_at_the_destination_before_the_copy() {
     let mut model = import_pattern(cluster.node("a"), DISK, 2 * SIZE, turn.seed).unwrap();
     refused(
         cluster.node("a"),
-        &["migrate", DISK, "--to", "b"],
-        &[DISK, "space"],
+        "migrate precious --to b",
+        "precious | space",
     );
     unharmed(cluster.node("a"), &mut model);
     assert_eq!(
@@ -361,11 +327,7 @@ fn fill_during_the_copy(cluster: &Cluster, left: u64) -> (Value, PathBuf) {
 
 #[test]
 fn what_the_destination_has_set_aside_for_a_full_disk_does_not_run_out() {
-    let turn = Scenario::begin(
-        "faults",
-        "what_the_destination_has_set_aside_for_a_full_disk_does_not_run_out",
-    );
-    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
     let dir = cluster.node("b").spec().dir.clone();
     let _small = small_destination(&mut cluster, &dir);
     let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
@@ -378,16 +340,11 @@ fn what_the_destination_has_set_aside_for_a_full_disk_does_not_run_out() {
 
 #[test]
 fn no_space_at_the_destination_during_the_copy() {
-    let turn = Scenario::begin("faults", "no_space_at_the_destination_during_the_copy");
-    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
     let dir = cluster.node("b").spec().dir.clone();
     let _small = small_destination(&mut cluster, &dir);
     // Most of the disk is holes, for which no space is reserved.
-    cluster
-        .node("a")
-        .godwit(&["disk", "create", DISK, "--size", &SIZE.to_string()])
-        .json()
-        .unwrap();
+    cluster.node("a").create_disk(DISK, &SIZE.to_string());
     let model = Model::new(turn.seed, SIZE, Initial::Zero);
     let client = load(cluster.node("a"), DISK, turn.seed, model).unwrap();
     assert!(client.progress(200, PATIENCE));
@@ -410,17 +367,16 @@ fn no_space_at_the_destination_during_the_copy() {
 
 #[test]
 fn a_disk_that_is_already_migrating() {
-    let turn = Scenario::begin("faults", "a_disk_that_is_already_migrating");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     let client = load(a, DISK, turn.seed, model).unwrap();
     let id = start_migration(a, DISK, "b", &["--max-bandwidth", "1MiB"]).unwrap();
-    refused(a, &["migrate", DISK, "--to", "b"], &[DISK, "migrat"]);
-    refused(a, &["disk", "rm", DISK], &[DISK, "migrat"]);
+    refused(a, "migrate precious --to b", "precious | migrat");
+    refused(a, "disk rm precious", "precious | migrat");
     std::thread::sleep(Duration::from_millis(500));
-    refused(b, &["disk", "create", DISK, "--size", "1048576"], &[DISK]);
-    a.godwit(&["migration", "cancel", &id]).json().unwrap();
+    refused(b, "disk create precious --size 1048576", DISK);
+    a.json(&["migration", "cancel", &id]);
     assert_eq!(await_end(a, &id)["phase"], "aborted");
     assert!(client.progress(100, PATIENCE));
     let mut model = finish(client).unwrap();
@@ -429,9 +385,7 @@ fn a_disk_that_is_already_migrating() {
     // A disk of the same name in use at the destination is never overwritten.
     let (mine, theirs) = (b.nbd("shared"), a.nbd("shared"));
     for node in [a, b] {
-        node.godwit(&["disk", "create", "shared", "--size", "1048576"])
-            .json()
-            .unwrap();
+        node.create_disk("shared", "1048576");
     }
     NbdConnection::connect(&theirs)
         .unwrap()
@@ -441,11 +395,7 @@ fn a_disk_that_is_already_migrating() {
         .unwrap()
         .write_at(0, &[2; 4096])
         .unwrap();
-    refused(
-        a,
-        &["migrate", "shared", "--to", "b"],
-        &["shared", "exists"],
-    );
+    refused(a, "migrate shared --to b", "shared | exists");
     let mut kept = [0; 4096];
     NbdConnection::connect(&mine)
         .unwrap()
@@ -490,19 +440,15 @@ fn an_image_in_another_format_is_no_disk_unless_it_is_said_to_be_one() {
     let images = other_formats(cluster.dir());
     for (format, image) in &images {
         let image = image.to_str().unwrap();
-        let words = [format, "qemu-img convert -O raw", "--format raw"];
-        refused(node, &["disk", "import", "foreign", image], &words);
-        refused(
-            node,
-            &["disk", "create", "foreign", "--path", image],
-            &words,
-        );
+        let words = format!("{format} | qemu-img convert -O raw | --format raw");
+        refused(node, &format!("disk import foreign {image}"), &words);
+        refused(node, &format!("disk create foreign --path {image}"), &words);
         // The format is the reason even if the length is invalid, too.
         let odd = File::options().append(true).open(image).unwrap();
         let length = odd.metadata().unwrap().len();
         if *format != "vpc" {
             odd.set_len(length.next_multiple_of(512) + 8).unwrap();
-            refused(node, &["disk", "import", "foreign", image], &words);
+            refused(node, &format!("disk import foreign {image}"), &words);
         }
         odd.set_len(length).unwrap();
     }
@@ -517,7 +463,7 @@ fn an_image_in_another_format_is_no_disk_unless_it_is_said_to_be_one() {
         .unwrap();
     let path = image.to_str().unwrap();
     let taken = ["disk", "create", "meant", "--path", path, "--format", "raw"];
-    let disk = node.godwit(&taken).json().unwrap();
+    let disk = node.json(&taken);
     assert_eq!(disk["size_bytes"].as_u64(), Some(length));
 }
 
@@ -536,6 +482,10 @@ fn a_device_that_can_only_be_read_is_refused_at_once() {
     let device = String::from_utf8(attached.stdout).unwrap();
     let device = device.trim();
     let create = ["disk", "create", "fixed", "--path", device];
-    refused(cluster.node("a"), &create, &[device, "can only be read"]);
+    refuses(
+        cluster.node("a"),
+        &create,
+        &format!("{device} | can only be read"),
+    );
     run(Command::new("losetup").args(["--detach", device])).unwrap();
 }

@@ -9,7 +9,7 @@ use godwit_testkit::process::wait_for;
 use godwit_testkit::proxy::{Conditions, Proxy};
 use godwit_testkit::random::Random;
 use godwit_testkit::scenario::{
-    PATIENCE, Scenario, await_end, finish, import_pattern, load, migrate, migration, one_owner,
+    PATIENCE, Scenario, ends, finish, import_pattern, load, migration, moves, one_owner, other,
     start_migration, verify,
 };
 use godwit_testkit::{Cluster, Model, VerifyingClient};
@@ -92,11 +92,9 @@ impl Storm {
         }
         let node = self.cluster.node(owner);
         verify(node, DISK, &mut model).unwrap();
-        let other = if owner == "a" { "b" } else { "a" };
+        let other = other(owner);
         let client = load(node, DISK, seed, model).unwrap();
-        let moved = migrate(node, DISK, other, &["--verify", "--sla", "off"]).unwrap();
-        assert_eq!(moved["phase"], "completed", "{moved}");
-        assert_eq!(moved["verified"], true, "{moved}");
+        moves(node, DISK, other, &["--verify", "--sla", "off"]);
         assert!(client.progress(100, PATIENCE));
         let mut model = finish(client).unwrap();
         verify(self.cluster.node(other), DISK, &mut model).unwrap();
@@ -115,16 +113,15 @@ fn begin(turn: &Scenario) -> (Storm, VerifyingClient) {
 }
 
 /// Returns the latency of the guest's slowest request while the link was stalled for a while.
-fn stall(test: &str, options: &[&str]) -> (Duration, Value) {
+fn stall(options: &[&str]) -> (Duration, Value) {
     const STILL: Duration = Duration::from_secs(3);
-    let turn = Scenario::begin("faults", test);
+    let turn = Scenario::alone();
     let (storm, client) = begin(&turn);
     let id = storm.start(options);
     storm.set(STALLED);
     std::thread::sleep(STILL);
     storm.set(NARROW);
-    let ended = await_end(storm.cluster.node("a"), &id);
-    assert_eq!(ended["phase"], "completed", "{ended}");
+    let ended = ends(storm.cluster.node("a"), &id, "completed");
     assert_eq!(ended["verified"], true, "{ended}");
     assert!(client.progress(100, PATIENCE));
     let longest = client.stats().longest;
@@ -136,8 +133,7 @@ fn stall(test: &str, options: &[&str]) -> (Duration, Value) {
 
 #[test]
 fn the_guest_does_not_wait_for_a_link_that_stands_still() {
-    let test = "the_guest_does_not_wait_for_a_link_that_stands_still";
-    let (longest, ended) = stall(test, &PROMISE);
+    let (longest, ended) = stall(&PROMISE);
     assert!(longest < Duration::from_secs(2), "{longest:?}");
     let promise = &ended["promise"];
     assert!(
@@ -150,14 +146,13 @@ fn the_guest_does_not_wait_for_a_link_that_stands_still() {
 /// Measures the wait of the test above in a migration without any pause.
 #[test]
 fn without_a_promise_the_guest_waits_for_the_link() {
-    let test = "without_a_promise_the_guest_waits_for_the_link";
-    let (longest, _) = stall(test, &["--verify", "--sla", "off"]);
+    let (longest, _) = stall(&["--verify", "--sla", "off"]);
     assert!(longest > Duration::from_millis(2500), "{longest:?}");
 }
 
 #[test]
 fn the_source_dies_in_a_pause() {
-    let turn = Scenario::begin("faults", "the_source_dies_in_a_pause");
+    let turn = Scenario::shared();
     let (mut storm, client) = begin(&turn);
     let id = storm.start(&PROMISE);
     storm.pause(&id);
@@ -172,15 +167,14 @@ fn the_source_dies_in_a_pause() {
 
 #[test]
 fn the_destination_dies_in_a_pause() {
-    let turn = Scenario::begin("faults", "the_destination_dies_in_a_pause");
+    let turn = Scenario::shared();
     let (mut storm, client) = begin(&turn);
     let id = storm.start(&PROMISE);
     storm.pause(&id);
     storm.cluster.node_mut("b").kill();
     storm.heal();
     storm.cluster.node_mut("b").start(&[]).unwrap();
-    let ended = await_end(storm.cluster.node("a"), &id);
-    assert_eq!(ended["phase"], "aborted", "{ended}");
+    ends(storm.cluster.node("a"), &id, "aborted");
     assert!(client.progress(200, PATIENCE), "{:?}", client.stats());
     let model = finish(client).unwrap();
     storm.calm(Some("a"), turn.seed, model);
@@ -188,15 +182,14 @@ fn the_destination_dies_in_a_pause() {
 
 #[test]
 fn the_link_is_cut_in_a_pause() {
-    let turn = Scenario::begin("faults", "the_link_is_cut_in_a_pause");
+    let turn = Scenario::shared();
     let (storm, client) = begin(&turn);
     let id = storm.start(&PROMISE);
     storm.pause(&id);
     for link in &storm.links {
         link.cut();
     }
-    let ended = await_end(storm.cluster.node("a"), &id);
-    assert_eq!(ended["phase"], "aborted", "{ended}");
+    ends(storm.cluster.node("a"), &id, "aborted");
     assert!(client.progress(200, PATIENCE), "{:?}", client.stats());
     let model = finish(client).unwrap();
     storm.calm(Some("a"), turn.seed, model);
@@ -204,8 +197,7 @@ fn the_link_is_cut_in_a_pause() {
 
 #[test]
 fn the_link_is_cut_in_the_middle_of_a_delayed_write() {
-    let test = "the_link_is_cut_in_the_middle_of_a_delayed_write";
-    let turn = Scenario::begin("faults", test);
+    let turn = Scenario::shared();
     let (storm, client) = begin(&turn);
     // A rate at which delayed writes take long.
     let slow = ["--delayed-write-rate", "1000000"];
@@ -218,8 +210,7 @@ fn the_link_is_cut_in_the_middle_of_a_delayed_write() {
         shown["promise"]["delayed_bytes_sent"].as_u64() > Some(0)
     });
     storm.links[0].cut_after(100_001);
-    let ended = await_end(storm.cluster.node("a"), &id);
-    assert_eq!(ended["phase"], "aborted", "{ended}");
+    let ended = ends(storm.cluster.node("a"), &id, "aborted");
     assert!(
         ended["promise"]["delayed_bytes"].as_u64() > Some(0),
         "{ended}"
@@ -254,7 +245,7 @@ const BLOWS: [Blow; 8] = [
 ];
 
 fn strike(storm: &mut Storm, blow: Blow, random: &mut Random, from: &str, id: &str) {
-    let other = if from == "a" { "b" } else { "a" };
+    let other = other(from);
     let a_while = Duration::from_millis(300 + random.below(1200));
     match blow {
         Blow::Stall => {
@@ -305,7 +296,7 @@ fn strike(storm: &mut Storm, blow: Blow, random: &mut Random, from: &str, id: &s
 
 #[test]
 fn blow_upon_blow() {
-    let turn = Scenario::begin("faults", "blow_upon_blow");
+    let turn = Scenario::alone();
     let mut random = Random::new(turn.seed);
     let mut storm = Storm::new(turn.seed);
     let mut model = import_pattern(storm.cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
@@ -315,7 +306,7 @@ fn blow_upon_blow() {
         let client = load(source, DISK, turn.seed + round, model).unwrap();
         assert!(client.progress(100, PATIENCE));
         storm.set(NARROW);
-        let other = if owner == "a" { "b" } else { "a" };
+        let other = other(owner);
         let promise = ["off", "auto", "p99.99<60ms", "p99.99<5ms"][random.below(4) as usize];
         // A promise that the link cannot keep gives way to the deadline. Without a delta all of the disk moves: the
         // blow has to strike before the disk changes hands.

@@ -7,10 +7,9 @@
 use std::time::Duration;
 
 use godwit_testkit::client::Initial;
-use godwit_testkit::cluster::ClusterOptions;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{
-    PATIENCE, Scenario, finish, import_pattern, load, migrate, migration, one_owner,
+    PATIENCE, Scenario, finish, import_pattern, load, migration, moves, one_owner, other,
     start_migration, verify,
 };
 use godwit_testkit::{Cluster, Model, VerifyingClient};
@@ -98,7 +97,7 @@ impl Made {
         if self == Self::Imported {
             return Cluster::start(&["a", "b"]).unwrap();
         }
-        let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
+        let mut cluster = Cluster::secure(&["a", "b"]);
         let repository = repository(&cluster);
         std::fs::create_dir(&repository).unwrap();
         for name in ["a", "b"] {
@@ -119,10 +118,10 @@ impl Made {
         model.write_image(&raw).unwrap();
         let (raw, repository) = (raw.display().to_string(), repository(cluster));
         let push = ["image", "--repository", &repository, "push", "base", &raw];
-        a.godwit(&push).text().unwrap();
+        a.text(&push);
         let create = ["disk", "create", DISK, "--image", "base"];
         let fetches = ["--prefetch", "off"];
-        a.godwit(&[&create[..], &fetches].concat()).text().unwrap();
+        a.text(&[&create[..], &fetches].concat());
         model
     }
 }
@@ -131,13 +130,11 @@ fn repository(cluster: &Cluster) -> String {
     cluster.dir().join("repository").display().to_string()
 }
 
-fn kill_and_recover(test: &str, made: Made, moment: &Moment, victim: Victim) {
-    let turn = Scenario::begin("faults", test);
+fn kill_and_recover(made: Made, moment: &Moment, victim: Victim) {
+    let turn = Scenario::shared();
     let mut cluster = made.cluster();
     if let Some((name, point)) = moment.hold {
-        let node = cluster.node_mut(name);
-        node.terminate(PATIENCE).unwrap();
-        node.start(&[(point, HOLD)]).unwrap();
+        cluster.restart(name, &[(point, HOLD)]);
     }
     let model = made.disk(&cluster, turn.seed);
     let client = load(cluster.node("a"), DISK, turn.seed, model).unwrap();
@@ -183,15 +180,14 @@ fn kill_and_recover(test: &str, made: Made, moment: &Moment, victim: Victim) {
     );
 
     // Nothing is left behind in the way of the next load and the next migration.
-    let other = if owner == "a" { "b" } else { "a" };
+    let other = other(owner);
     let client = load(cluster.node(owner), DISK, turn.seed + 1, model).unwrap();
     assert!(client.progress(200, PATIENCE));
     let words: &[&str] = match made {
         Made::Imported => &["--verify"],
         Made::OnImage => &[],
     };
-    let moved = migrate(cluster.node(owner), DISK, other, words).unwrap();
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    moves(cluster.node(owner), DISK, other, words);
     assert!(client.progress(200, PATIENCE));
     let mut model = finish(client).unwrap();
     verify(cluster.node(other), DISK, &mut model).unwrap();
@@ -217,7 +213,7 @@ macro_rules! crash_tests {
     ($($name:ident: $made:expr, $moment:expr, $victim:expr;)*) => {$(
         #[test]
         fn $name() {
-            kill_and_recover(stringify!($name), $made, &$moment, $victim);
+            kill_and_recover( $made, &$moment, $victim);
         }
     )*};
 }

@@ -4,7 +4,8 @@
 use godwit_testkit::Cluster;
 use godwit_testkit::client::{Outcome, VerifyingClient};
 use godwit_testkit::scenario::{
-    PATIENCE, Scenario, await_end, finish, import_pattern, load, migrate, start_migration, verify,
+    PATIENCE, Scenario, await_end, ends, finish, import_pattern, load, moves, start_migration,
+    verify,
 };
 
 const DISK: &str = "worn";
@@ -13,18 +14,14 @@ const SIZE: u64 = 64 << 20;
 /// Starts a cluster in which the node's disk fails as the fail point says.
 fn cluster_with(name: &str, point: &str, action: &str) -> Cluster {
     let mut cluster = Cluster::start(&["a", "b"]).unwrap();
-    let node = cluster.node_mut(name);
-    node.terminate(PATIENCE).unwrap();
-    node.start(&[(point, action)]).unwrap();
+    cluster.restart(name, &[(point, action)]);
     cluster
 }
 
 /// Moves the disk from a to b under load, and verifies the content.
-fn moves(cluster: &Cluster, client: VerifyingClient) {
+fn moves_under(cluster: &Cluster, client: VerifyingClient) {
     let (a, b) = (cluster.node("a"), cluster.node("b"));
-    let moved = migrate(a, DISK, "b", &["--verify"]).unwrap();
-    assert_eq!(moved["phase"], "completed", "{moved}");
-    assert_eq!(moved["verified"], true, "{moved}");
+    moves(a, DISK, "b", &["--verify"]);
     assert!(client.progress(200, PATIENCE));
     let mut model = finish(client).unwrap();
     verify(b, DISK, &mut model).unwrap();
@@ -32,29 +29,27 @@ fn moves(cluster: &Cluster, client: VerifyingClient) {
 
 /// Checks the effect of one disk error: the first migration ends, the guest notices nothing, and the second migration
 /// completes.
-fn ends_the_migration(test: &str, node: &str, point: &str, action: &str, word: &str) {
-    let turn = Scenario::begin("faults", test);
+fn ends_the_migration(node: &str, point: &str, action: &str, word: &str) {
+    let turn = Scenario::shared();
     let cluster = cluster_with(node, point, action);
     let a = cluster.node("a");
     let model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     let client = load(a, DISK, turn.seed, model).unwrap();
     assert!(client.progress(200, PATIENCE));
     let id = start_migration(a, DISK, "b", &["--verify"]).unwrap();
-    let ended = await_end(a, &id);
-    assert_eq!(ended["phase"], "aborted", "{ended}");
+    let ended = ends(a, &id, "aborted");
     let error = ended["error"].to_string().to_lowercase();
     println!("{error}");
     assert!(error.contains(word), "'{word}' is not in {error}");
     assert_eq!(a.disk_state(DISK), "serving");
     assert!(client.progress(200, PATIENCE), "{:?}", client.stats());
 
-    moves(&cluster, client);
+    moves_under(&cluster, client);
 }
 
 #[test]
 fn the_source_cannot_read_a_chunk() {
     ends_the_migration(
-        "the_source_cannot_read_a_chunk",
         "a",
         "disk::chunk::read",
         "30*off->1*return(5)",
@@ -65,7 +60,6 @@ fn the_source_cannot_read_a_chunk() {
 #[test]
 fn the_destination_cannot_write() {
     ends_the_migration(
-        "the_destination_cannot_write",
         "b",
         "disk::replica::write",
         "30*off->1*return(5)",
@@ -75,19 +69,12 @@ fn the_destination_cannot_write() {
 
 #[test]
 fn the_destination_is_full() {
-    ends_the_migration(
-        "the_destination_is_full",
-        "b",
-        "disk::replica::write",
-        "30*off->1*return(28)",
-        "space",
-    );
+    ends_the_migration("b", "disk::replica::write", "30*off->1*return(28)", "space");
 }
 
 #[test]
 fn the_destination_cannot_make_it_durable() {
     ends_the_migration(
-        "the_destination_cannot_make_it_durable",
         "b",
         "disk::barrier::sync",
         "1*return(5)",
@@ -97,7 +84,7 @@ fn the_destination_cannot_make_it_durable() {
 
 #[test]
 fn the_source_cannot_write_what_the_guest_writes() {
-    let turn = Scenario::begin("faults", "the_source_cannot_write_what_the_guest_writes");
+    let turn = Scenario::shared();
     let cluster = cluster_with("a", "disk::request::write", "600*off->3*return(5)");
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
@@ -130,10 +117,7 @@ fn the_source_cannot_write_what_the_guest_writes() {
 /// The ring returns ECANCELED where the kernel can start no thread for a request.
 #[test]
 fn a_disk_for_which_the_kernel_starts_no_thread_is_served_and_moves() {
-    let turn = Scenario::begin(
-        "faults",
-        "a_disk_for_which_the_kernel_starts_no_thread_is_served_and_moves",
-    );
+    let turn = Scenario::shared();
     let points = [
         "disk::request::read",
         "disk::request::write",
@@ -147,17 +131,15 @@ fn a_disk_for_which_the_kernel_starts_no_thread_is_served_and_moves() {
     .map(|point| (point, "return(125)"));
     let mut cluster = Cluster::start(&["a", "b"]).unwrap();
     for name in ["a", "b"] {
-        let node = cluster.node_mut(name);
-        node.terminate(PATIENCE).unwrap();
-        node.start(&points).unwrap();
+        cluster.restart(name, &points);
     }
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     let client = load(a, DISK, turn.seed, model).unwrap();
     assert!(client.progress(200, PATIENCE));
-    moves(&cluster, client);
+    moves_under(&cluster, client);
     for node in [a, b] {
-        let log = std::fs::read_to_string(node.log_path()).unwrap();
+        let log = node.log();
         let told = log.matches("can start no thread").count();
         assert_eq!(told, 1, "{} tells it once:\n{log}", node.name());
     }

@@ -4,10 +4,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
-use godwit_testkit::nbd::{Command, NbdConnection, Request};
+use godwit_testkit::Node;
+use godwit_testkit::nbd::{Command, Request};
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{PATIENCE, Scenario};
-use godwit_testkit::{Cluster, Node};
 
 const DISK: &str = "noisy";
 
@@ -21,23 +21,22 @@ const REFUSED: u64 = 50_000;
 const VISITS: usize = 400;
 
 fn log(node: &Node) -> String {
-    std::fs::read_to_string(node.log_path()).unwrap()
+    node.log()
 }
 
 /// Sends writes, all of which fail.
 fn write_in_vain(node: &Node) {
-    let connection = NbdConnection::connect(&node.nbd(DISK)).unwrap();
+    let connection = node.connect(DISK);
     let (mut reader, mut writer) = connection.split();
     let data = [7; 4096];
     for round in 0..REFUSED / AT_ONCE {
         for number in 0..AT_ONCE {
-            let request = Request {
-                command: Command::Write,
-                fua: false,
-                cookie: number,
-                offset: (round * AT_ONCE + number) % 1024 * 4096,
-                length: 4096,
-            };
+            let request = Request::new(
+                Command::Write,
+                number,
+                (round * AT_ONCE + number) % 1024 * 4096,
+                4096,
+            );
             writer.send(&request, &data).unwrap();
         }
         for _ in 0..AT_ONCE {
@@ -56,20 +55,15 @@ fn talk_nonsense(mut wire: impl Read + Write) {
 
 #[test]
 fn a_flood_of_log_lines_is_counted_instead() {
-    let _turn = Scenario::begin("faults", "a_flood_of_log_lines_is_counted_instead");
-    let mut cluster = Cluster::start(&["a"]).unwrap();
+    let (_turn, mut cluster) = Scenario::shared().start(&["a"]);
     let node = cluster.node_mut("a");
-    node.godwit(&["disk", "create", DISK, "--size", "16M"])
-        .json()
-        .unwrap();
-    node.terminate(PATIENCE).unwrap();
-    node.start(&[("disk::request::write", "return(5)")])
-        .unwrap();
+    node.create_disk(DISK, "16M");
+    node.restart(&[("disk::request::write", "return(5)")]);
     let before = log(node).lines().count();
 
     write_in_vain(node);
     for _ in 0..VISITS {
-        drop(NbdConnection::connect(&node.nbd(DISK)).unwrap());
+        drop(node.connect(DISK));
         talk_nonsense(UnixStream::connect(node.vhost_socket(DISK)).unwrap());
         talk_nonsense(TcpStream::connect(node.spec().listen).unwrap());
     }

@@ -9,9 +9,9 @@ use std::time::Duration;
 use godwit_memory::pool::segment::Segment;
 use godwit_memory::pool::{Pool, PoolError};
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::{ClusterOptions, Node};
+use godwit_testkit::cluster::Node;
 use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, Scenario};
+use godwit_testkit::scenario::{PATIENCE, Scenario, says};
 use godwit_testkit::small_fs::SmallFileSystem;
 use godwit_testkit::vm::{GuestLoad, NodeGuest, VM, format_disk};
 use rustix::fs::FallocateFlags;
@@ -29,7 +29,7 @@ struct Site {
 
 impl Site {
     fn start() -> Self {
-        let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
+        let mut cluster = Cluster::secure(&["a", "b"]);
         // The node's own records lie on the same file system, as they usually do.
         let small = SmallFileSystem::new(2 * SIZE).unwrap();
         let records = small.path().join("a");
@@ -40,9 +40,7 @@ impl Site {
         format_disk(&image, SIZE).unwrap();
         let path = image.to_string_lossy();
         let a = cluster.node("a");
-        a.godwit(&["disk", "create", DISK, "--path", &path])
-            .json()
-            .unwrap();
+        a.json(&["disk", "create", DISK, "--path", &path]);
         let disks = vec![DISK.to_owned()];
         let guest = NodeGuest::boot(&cluster, a, disks, &GuestLoad::default()).unwrap();
         Self {
@@ -72,7 +70,7 @@ impl Site {
     /// Returns true if the disk lacks room, by its description and by the node's metrics, which must agree.
     fn lacks_room(&self) -> bool {
         let shown = || {
-            let disk = self.a().godwit(&["disk", "show", DISK]).json().unwrap();
+            let disk = self.a().json(&["disk", "show", DISK]);
             disk["lacks_room"].as_bool().unwrap()
         };
         let mut lacks = shown();
@@ -138,22 +136,18 @@ fn a_pool_keeps_the_room_of_pages_that_were_given_back() {
 
 #[test]
 fn a_machine_stands_still_until_there_is_room() {
-    let _turn = Scenario::begin("faults", "a_machine_stands_still_until_there_is_room");
+    let _turn = Scenario::shared();
     let mut site = Site::start();
     let filler = site.run_out();
     assert!(site.lacks_room());
-    let listed = site.a().godwit(&["vm", "list"]).text().unwrap();
-    assert!(
-        listed.contains("no space is left for disk disk0"),
-        "{listed}"
-    );
+    let listed = site.a().text(&["vm", "list"]);
+    says(&listed, &["no space is left for disk disk0"]);
     let refused = site.guest.try_migrate(site.a(), "b", &[]).unwrap_err();
     assert!(refused.to_string().contains("no space"), "{refused}");
     std::thread::sleep(MOMENT);
     assert_eq!(site.state(), "paused");
     // The machine goes on by itself, even if the node was away and came back before there was room.
-    site.cluster.node_mut("a").kill();
-    site.cluster.node_mut("a").start(&[]).unwrap();
+    site.cluster.die_and_start("a");
     site.becomes("paused");
     std::thread::sleep(MOMENT);
     assert_eq!(site.state(), "paused");
@@ -162,7 +156,7 @@ fn a_machine_stands_still_until_there_is_room() {
 
     // Or by command: as long as there is no room, the machine stands still again.
     let filler = site.run_out();
-    site.a().godwit(&["vm", "resume", VM]).json().unwrap();
+    site.a().json(&["vm", "resume", VM]);
     site.becomes("paused");
     std::thread::sleep(MOMENT);
     assert_eq!(site.state(), "paused");
@@ -186,7 +180,7 @@ fn more_is_promised_than_there_is_only_with_a_warning() {
     assert_eq!(small["warnings"], serde_json::json!([]), "{small}");
     let huge = create(&["huge", "--size", "8TiB"]).unwrap();
     let warning = huge["warnings"][0].as_str().unwrap();
-    assert!(warning.contains("may come to need"), "{warning}");
+    says(&warning, &["may come to need"]);
 
     let full = create(&["full", "--size", "8MiB", "--preallocate"]).unwrap();
     assert!(full["allocated_bytes"].as_u64() >= Some(8 << 20), "{full}");

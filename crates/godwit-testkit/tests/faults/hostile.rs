@@ -4,10 +4,10 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use godwit_testkit::cluster::{ClusterOptions, godwit_binary};
-use godwit_testkit::nbd::{Command, NbdConnection, NbdStream, NbdTarget, Request};
+use godwit_testkit::nbd::{Command, NbdStream, NbdTarget, Request};
 use godwit_testkit::process::wait_for;
 use godwit_testkit::random::Random;
-use godwit_testkit::scenario::{PATIENCE, Scenario, finish, import_pattern, load, migrate, verify};
+use godwit_testkit::scenario::{PATIENCE, Scenario, finish, import_pattern, load, moves, verify};
 use godwit_testkit::vhost_client::{Client, Options, Status};
 use godwit_testkit::{Cluster, Model, Node};
 
@@ -23,29 +23,17 @@ fn still_serves(node: &Node, model: &mut Model) {
 
 /// Sends one request; returns the error in the reply, or `None` if the server hangs up instead.
 fn error_of(node: &Node, command: Command, offset: u64, length: u32, data: &[u8]) -> Option<u32> {
-    let connection = NbdConnection::connect(&node.nbd(DISK)).unwrap();
+    let connection = node.connect(DISK);
     let (mut reader, mut writer) = connection.split();
     reader.set_timeout(Some(Duration::from_secs(10))).unwrap();
-    let request = Request {
-        command,
-        fua: false,
-        cookie: 5,
-        offset,
-        length,
-    };
+    let request = Request::new(command, 5, offset, length);
     // The server may hang up before the last byte.
     let _ = writer.send(&request, data);
     let reply = reader.reply().ok()?;
     assert_eq!(reply.cookie, 5);
     if reply.error != 0 {
         // The session lives on after an error.
-        let next = Request {
-            command: Command::Flush,
-            fua: false,
-            cookie: 6,
-            offset: 0,
-            length: 0,
-        };
+        let next = Request::new(Command::Flush, 6, 0, 0);
         writer.send(&next, &[]).unwrap();
         let next = reader.reply().unwrap();
         assert_eq!((next.cookie, next.error), (6, 0));
@@ -55,8 +43,7 @@ fn error_of(node: &Node, command: Command, offset: u64, length: u32, data: &[u8]
 
 #[test]
 fn requests_that_do_not_fit_the_disk() {
-    let turn = Scenario::begin("faults", "requests_that_do_not_fit_the_disk");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a"]);
     let a = cluster.node("a");
     let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     let block = [0xee; 4096];
@@ -122,8 +109,8 @@ fn open(port: &str, target: &NbdTarget) -> NbdStream {
         .unwrap_or_else(|error| panic!("{port}: {error}"))
 }
 
-fn random_bytes_everywhere(test: &str, tls: bool) {
-    let turn = Scenario::begin("faults", test);
+fn random_bytes_everywhere(tls: bool) {
+    let turn = Scenario::shared();
     let options = ClusterOptions {
         godwit: godwit_binary().unwrap(),
         tls,
@@ -157,37 +144,33 @@ fn random_bytes_everywhere(test: &str, tls: bool) {
         }
     }
     assert!(client.progress(100, PATIENCE), "{:?}", client.stats());
-    let moved = migrate(cluster.node("a"), DISK, "b", &["--verify"]).unwrap();
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    moves(cluster.node("a"), DISK, "b", &["--verify"]);
     let mut model = finish(client).unwrap();
     still_serves(cluster.node("b"), &mut model);
     for name in ["a", "b"] {
         assert!(cluster.node_mut(name).alive());
-        let log = std::fs::read_to_string(cluster.node(name).log_path()).unwrap();
+        let log = cluster.node(name).log();
         assert!(!log.contains("panicked"), "a panic at {name}:\n{log}");
     }
 }
 
 #[test]
 fn random_bytes_on_every_plain_port() {
-    random_bytes_everywhere("random_bytes_on_every_plain_port", false);
+    random_bytes_everywhere(false);
 }
 
 #[test]
 fn random_bytes_on_every_port_with_tls() {
-    random_bytes_everywhere("random_bytes_on_every_port_with_tls", true);
+    random_bytes_everywhere(true);
 }
 
 #[test]
 fn a_front_end_whose_memory_shrinks_ends_alone() {
-    let _turn = Scenario::begin("faults", "a_front_end_whose_memory_shrinks_ends_alone");
-    let cluster = Cluster::start(&["a"]).unwrap();
+    let (_turn, cluster) = Scenario::shared().start(&["a"]);
     let a = cluster.node("a");
     let [shrinking, mut beside] =
         [("shrinking", true), ("beside", false)].map(|(disk, shrinks)| {
-            a.godwit(&["disk", "create", disk, "--size", "16MiB"])
-                .json()
-                .unwrap();
+            a.create_disk(disk, "16MiB");
             let options = Options {
                 shrinks,
                 ..Options::default()
@@ -210,8 +193,7 @@ fn a_front_end_whose_memory_shrinks_ends_alone() {
 
 #[test]
 fn handshakes_that_never_end() {
-    let turn = Scenario::begin("faults", "handshakes_that_never_end");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
     let a = cluster.node("a");
     let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     let mut held = Vec::new();
@@ -232,8 +214,7 @@ fn handshakes_that_never_end() {
     }
     // With all these connections open, honest clients are served and the disk can move.
     still_serves(a, &mut model);
-    let moved = migrate(a, DISK, "b", &["--verify"]).unwrap();
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    moves(a, DISK, "b", &["--verify"]);
     still_serves(cluster.node("b"), &mut model);
     drop(held);
 }

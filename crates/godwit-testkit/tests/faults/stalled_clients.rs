@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use godwit_testkit::cluster::{ClusterOptions, StandsStill, godwit_binary};
 use godwit_testkit::nbd::{Command, NbdConnection, NbdReader, NbdTarget, NbdWriter, Request};
-use godwit_testkit::scenario::{PATIENCE, Scenario, migrate};
+use godwit_testkit::scenario::{PATIENCE, Scenario, moves, says};
 use godwit_testkit::{Cluster, Node};
 
 const DISK: &str = "shared";
@@ -19,13 +19,7 @@ const LONGEST: Duration = Duration::from_millis(200);
 const WORKS: Duration = Duration::from_secs(3);
 
 fn request(command: Command, cookie: u64, offset: u64, length: u64) -> Request {
-    Request {
-        command,
-        fua: false,
-        cookie,
-        offset,
-        length: length as u32,
-    }
+    Request::new(command, cookie, offset, length as u32)
 }
 
 fn connect(target: &NbdTarget) -> NbdConnection {
@@ -86,8 +80,7 @@ fn cluster() -> Cluster {
         tls: false,
     };
     let cluster = Cluster::start_with(&["a", "b"], options).unwrap();
-    let create = ["disk", "create", DISK, "--size", "128M"];
-    cluster.node("a").godwit(&create).json().unwrap();
+    cluster.node("a").create_disk(DISK, "128M");
     cluster
 }
 
@@ -109,7 +102,7 @@ fn both_kinds(targets: &[NbdTarget]) -> Vec<Client> {
 
 #[test]
 fn two_stalled_clients_hold_up_no_other() {
-    let _turn = Scenario::begin("faults", "two_stalled_clients_hold_up_no_other");
+    let _turn = Scenario::alone();
     let cluster = cluster();
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let sockets = |node: &Node| [node.nbd(DISK), node.nbd_tcp(DISK)];
@@ -122,8 +115,7 @@ fn two_stalled_clients_hold_up_no_other() {
 
     // Nor do they keep the disk from moving.
     let started = Instant::now();
-    let moved = migrate(a, DISK, "b", &[]).unwrap();
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    let _moved = moves(a, DISK, "b", &[]);
     assert!(started.elapsed() < Duration::from_secs(20));
 
     // The good client's requests go the same way as those of the stalled ones.
@@ -146,15 +138,11 @@ fn two_stalled_clients_hold_up_no_other() {
 
 #[test]
 fn a_node_that_stands_still_holds_up_no_client_of_another() {
-    let _turn = Scenario::begin(
-        "faults",
-        "a_node_that_stands_still_holds_up_no_client_of_another",
-    );
+    let _turn = Scenario::alone();
     let cluster = cluster();
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let mut stayed = [a.nbd(DISK), a.nbd(DISK)].map(|target| Client::attach(&target));
-    let moved = migrate(a, DISK, "b", &[]).unwrap();
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    moves(a, DISK, "b", &[]);
     let mut direct = connect(&b.nbd(DISK));
     stayed.iter_mut().for_each(Client::take_no_answers);
     let still = StandsStill::new(a);
@@ -171,10 +159,7 @@ fn a_node_that_stands_still_holds_up_no_client_of_another() {
 
 #[test]
 fn a_connection_too_many_is_refused_in_the_handshake() {
-    let _turn = Scenario::begin(
-        "faults",
-        "a_connection_too_many_is_refused_in_the_handshake",
-    );
+    let _turn = Scenario::shared();
     let cluster = cluster();
     let a = cluster.node("a");
     let target = a.nbd(DISK);
@@ -195,7 +180,7 @@ fn a_connection_too_many_is_refused_in_the_handshake() {
     println!("{} attached, {} refused", attached.len(), refused.len());
     assert_eq!(attached.len(), 64, "{refused:?}");
     for error in refused {
-        assert!(error.contains("--nbd-connections"), "{error}");
+        says(&error, &["--nbd-connections"]);
     }
     for connection in &mut attached {
         connection.write_at(0, &[1; 512]).unwrap();

@@ -1,7 +1,6 @@
 //! The part of a moving disk visible to an eavesdropper on the network; the disk arrives either way.
 
 use godwit_testkit::Cluster;
-use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::proxy::Proxy;
 use godwit_testkit::scenario::{PATIENCE, Scenario, finish, import_pattern, load, migrate, verify};
 
@@ -26,14 +25,12 @@ fn import_readable(cluster: &Cluster) {
     let image = cluster.dir().join("readable.img");
     std::fs::write(&image, AT_REST.repeat(SIZE as usize / AT_REST.len())).unwrap();
     let a = cluster.node("a");
-    a.godwit(&["disk", "import", DISK, &image.to_string_lossy()])
-        .json()
-        .unwrap();
+    a.json(&["disk", "import", DISK, &image.to_string_lossy()]);
 }
 
 #[test]
 fn data_passes_in_the_clear_only_when_both_nodes_are_told_so() {
-    let turn = Scenario::begin("faults", "data_passes_in_the_clear_only_when_both");
+    let turn = Scenario::shared();
     for allowed in [[false; 2], [true, false], [false, true], [true; 2]] {
         let (cluster, links) = nodes(turn.seed, allowed);
         let (a, link) = (cluster.node("a"), &links[0]);
@@ -42,10 +39,10 @@ fn data_passes_in_the_clear_only_when_both_nodes_are_told_so() {
             link.watch_for(what);
         }
         let clear = allowed == [true; 2];
-        let peers = a.godwit(&["peer", "list"]).json().unwrap();
+        let peers = a.json(&["peer", "list"]);
         assert_eq!(peers[0]["data_encrypted"], !clear, "{allowed:?}: {peers}");
 
-        let mut client = NbdConnection::connect(&a.nbd(DISK)).unwrap();
+        let mut client = a.connect(DISK);
         let moved = migrate(a, DISK, "b", &["--verify"]).unwrap();
         assert_eq!(moved["verified"], true, "{allowed:?}: {moved}");
         let block = WRITTEN.repeat(4096 / WRITTEN.len());
@@ -56,7 +53,7 @@ fn data_passes_in_the_clear_only_when_both_nodes_are_told_so() {
         // Messages of nodes before the data stay secret in any case.
         assert!(!link.has_seen(DISK.as_bytes()), "{allowed:?}");
 
-        let mut there = NbdConnection::connect(&cluster.node("b").nbd(DISK)).unwrap();
+        let mut there = cluster.node("b").connect(DISK);
         let mut read = vec![0; 12288];
         there.read_at(0, &mut read).unwrap();
         assert!(read[4096..8192] == block[..], "{allowed:?}");
@@ -67,7 +64,7 @@ fn data_passes_in_the_clear_only_when_both_nodes_are_told_so() {
 
 #[test]
 fn a_disk_moves_there_and_back_in_the_clear_while_its_client_writes() {
-    let turn = Scenario::begin("faults", "a_disk_moves_there_and_back_in_the_clear");
+    let turn = Scenario::shared();
     let (cluster, _links) = nodes(turn.seed, [true; 2]);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let model = import_pattern(a, DISK, 4 * SIZE, turn.seed).unwrap();

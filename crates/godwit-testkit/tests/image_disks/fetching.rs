@@ -1,15 +1,14 @@
 //! A disk from an image is usable at once, and fetched or written data stays.
 
 use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, finish, load, migrate, verify};
+use godwit_testkit::scenario::{PATIENCE, finish, load, migrate, says, verify};
 
-use crate::fixture::{DISK, Fixture, MIB, SIZE, turn};
+use crate::fixture::{DISK, Fixture, MIB, SIZE};
 
 #[test]
 fn a_disk_is_an_image_at_once_and_fetches_what_is_read() {
-    let turn = turn("a_disk_is_an_image_at_once");
     let fixture = Fixture::start(&["a", "b"], &[]);
-    let mut model = fixture.push_pattern(turn.seed);
+    let mut model = fixture.push_pattern();
     let made = fixture.create(&["--prefetch", "off"]);
     assert_eq!(made["missing_bytes"], SIZE, "{made}");
     assert_eq!(
@@ -17,10 +16,7 @@ fn a_disk_is_an_image_at_once_and_fetches_what_is_read() {
         (&true.into(), &"serving".into())
     );
     let status = made["status"].as_str().unwrap();
-    assert!(
-        status.contains("64 MiB of it still in image 'base'"),
-        "{status}"
-    );
+    says(&status, &["64 MiB of it still in image 'base'"]);
 
     let mut client = fixture.connect();
     let mut sector = [0; 512];
@@ -36,43 +32,39 @@ fn a_disk_is_an_image_at_once_and_fetches_what_is_read() {
 
     // As long as something is missing, the disk stays at the node and the image in the repository.
     let text = fixture.image(&["rm", "base"]).unwrap_err().to_string();
-    assert!(
-        text.contains("image 'base' is in use: disk a/d still fetches from it"),
-        "{text}"
+    says(
+        &text,
+        &["image 'base' is in use: disk a/d still fetches from it"],
     );
     let text = migrate(fixture.a(), DISK, "b", &["--verify"])
         .unwrap_err()
         .to_string();
-    assert!(
-        text.contains("cannot be moved like that: a part of it is still in image 'base'"),
-        "{text}"
+    says(
+        &text,
+        &["cannot be moved like that: a part of it is still in image 'base'"],
     );
 
     // Reading the whole disk fetches the whole image.
     verify(fixture.a(), DISK, &mut model).unwrap();
     fixture.becomes_whole();
-    let released = || fixture.image(&["rm", "base"]).ok();
-    assert!(wait_for(PATIENCE, released).is_some());
+    fixture.is_needed_no_more();
     let moved = migrate(fixture.a(), DISK, "b", &["--verify"]).unwrap();
     assert_eq!(moved["verified"], true, "{moved}");
-    verify(fixture.cluster.node("b"), DISK, &mut model).unwrap();
+    verify(fixture.b(), DISK, &mut model).unwrap();
 }
 
 #[test]
 fn what_is_written_and_fetched_stays_whoever_dies_and_wherever_the_repository_is() {
-    let turn = turn("what_is_written_and_fetched_stays");
     let mut fixture = Fixture::start(&["a"], &[]);
     // Without a pause the whole image would be fetched before anything can happen.
     let slow = ("image::chunk", "sleep(15)");
-    let a = fixture.cluster.node_mut("a");
-    a.terminate(PATIENCE).unwrap();
-    a.start(&[slow]).unwrap();
-    let model = fixture.push_pattern(turn.seed);
+    fixture.cluster.restart("a", &[slow]);
+    let model = fixture.push_pattern();
     fixture.create(&[]);
     let mut model = Some(model);
     let mut kills = 0;
     while fixture.disk()["image"]["fetching"] == true {
-        let client = load(fixture.a(), DISK, turn.seed, model.take().unwrap()).unwrap();
+        let client = load(fixture.a(), DISK, fixture.turn.seed, model.take().unwrap()).unwrap();
         assert!(client.progress(100, PATIENCE), "{:?}", client.stats());
         if kills < 3 {
             // The clients' requests without an answer may have happened or not.
@@ -94,9 +86,8 @@ fn what_is_written_and_fetched_stays_whoever_dies_and_wherever_the_repository_is
 
 #[test]
 fn disks_of_one_image_fetch_it_once() {
-    let turn = turn("disks_of_one_image_fetch_it_once");
     let fixture = Fixture::start(&["a"], &[]);
-    let mut model = fixture.push_pattern(turn.seed);
+    let mut model = fixture.push_pattern();
     fixture.create(&[]);
     fixture.becomes_whole();
     let others: Vec<String> = (0..7).map(|number| format!("d{number}")).collect();

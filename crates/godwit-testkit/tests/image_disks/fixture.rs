@@ -1,13 +1,13 @@
 //! Nodes with a repository of images in a directory, and disks on an image.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use godwit_testkit::client::{Initial, Model};
 use godwit_testkit::cluster::{ClusterOptions, Failure};
 use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, Scenario};
+use godwit_testkit::scenario::{PATIENCE, Scenario, until};
 use godwit_testkit::{Cluster, Node};
 use serde_json::Value;
 
@@ -15,13 +15,9 @@ pub(crate) const DISK: &str = "d";
 pub(crate) const SIZE: u64 = 64 << 20;
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// Waits for a test's turn: two run at once, since they mostly wait.
-pub(crate) fn turn(test: &str) -> Scenario {
-    Scenario::among(2, "image_disks", test)
-}
-
 /// Nodes with a common repository in a directory.
 pub(crate) struct Fixture {
+    pub(crate) turn: Scenario,
     pub(crate) cluster: Cluster,
     pub(crate) repository: PathBuf,
 }
@@ -44,6 +40,7 @@ impl Fixture {
 
     /// Prepares the same, and starts nothing.
     pub(crate) fn prepare(names: &[&str], options: &[&str], cluster: ClusterOptions) -> Self {
+        let turn = Scenario::shared();
         let mut cluster = Cluster::prepare(names, cluster).unwrap();
         let repository = cluster.dir().join("repository");
         fs::create_dir(&repository).unwrap();
@@ -53,6 +50,7 @@ impl Fixture {
             words.extend(options.iter().map(|word| (*word).to_owned()));
         }
         Self {
+            turn,
             cluster,
             repository,
         }
@@ -60,6 +58,10 @@ impl Fixture {
 
     pub(crate) fn a(&self) -> &Node {
         self.cluster.node("a")
+    }
+
+    pub(crate) fn b(&self) -> &Node {
+        self.cluster.node("b")
     }
 
     /// Runs `godwit image …` with the repository.
@@ -74,14 +76,41 @@ impl Fixture {
         self.image(&["gc", "--cache-time", "0s"])
     }
 
-    /// Pushes an image with the pattern of this seed in every sector.
-    pub(crate) fn push_pattern(&self, seed: u64) -> Model {
-        let model = Model::new(seed, SIZE, Initial::Pattern);
+    /// Pushes an image with the pattern of the test's seed in every sector.
+    pub(crate) fn push_pattern(&self) -> Model {
+        let model = Model::new(self.turn.seed, SIZE, Initial::Pattern);
         let path = self.cluster.dir().join("pattern");
         model.write_image(&path).unwrap();
-        self.image(&["push", "base", path.to_str().unwrap()])
-            .unwrap();
+        self.push(&path, &[]);
         model
+    }
+
+    /// Pushes a file as the image.
+    pub(crate) fn push(&self, path: &Path, options: &[&str]) {
+        let words = [&["push", "base", path.to_str().unwrap()], options].concat();
+        self.image(&words).unwrap();
+    }
+
+    /// Pushes another pattern in place of the image.
+    pub(crate) fn push_another(&self) -> Model {
+        let model = Model::new(self.turn.seed + 1, SIZE, Initial::Pattern);
+        let path = self.cluster.dir().join("new");
+        model.write_image(&path).unwrap();
+        self.push(&path, &["--replace"]);
+        model
+    }
+
+    /// Waits until the image can be removed, and removes it.
+    pub(crate) fn is_needed_no_more(&self) {
+        until("no disk needs the image", || {
+            self.image(&["rm", "base"]).is_ok()
+        });
+    }
+
+    /// Waits until the disk is in trouble; returns what the node says.
+    pub(crate) fn trouble(&self) -> String {
+        let told = || Some(self.disk()["image"]["trouble"].as_str()?.to_owned());
+        wait_for(PATIENCE, told).expect("the disk is in trouble")
     }
 
     /// Returns the files of the repository's chunks.
@@ -100,7 +129,7 @@ impl Fixture {
     /// Creates a disk of this name on the image, at a node.
     pub(crate) fn create_at(&self, node: &str, disk: &str, words: &[&str]) -> Value {
         let words = [&["disk", "create", disk, "--image", "base"], words].concat();
-        self.cluster.node(node).godwit(&words).json().unwrap()
+        self.cluster.node(node).json(&words)
     }
 
     /// Takes the repository away, or brings it back.
@@ -150,7 +179,26 @@ impl Fixture {
         (from("peers"), from("repository"))
     }
 
-    pub(crate) fn connect(&self) -> NbdConnection {
-        NbdConnection::connect(&self.a().nbd(DISK)).unwrap()
+    /// Kills node a, and starts it.
+    pub(crate) fn a_dies(&mut self) {
+        self.cluster.die_and_start("a");
     }
+
+    pub(crate) fn connect(&self) -> NbdConnection {
+        self.a().connect(DISK)
+    }
+}
+
+/// Writes zeroes to sectors of a disk, and notes so in the model. Returns the number of bytes.
+pub(crate) fn write(
+    client: &mut NbdConnection,
+    model: &mut Model,
+    start: u64,
+    sectors: u64,
+) -> u64 {
+    let ticket = model.begin_write(start..start + sectors, true);
+    let zeroes = vec![0; sectors as usize * 512];
+    client.write_at(start * 512, &zeroes).unwrap();
+    model.end_write(&ticket);
+    sectors * 512
 }

@@ -2,10 +2,9 @@
 
 use godwit_testkit::Node;
 use godwit_testkit::client::{Initial, Model};
-use godwit_testkit::nbd::NbdConnection;
-use godwit_testkit::scenario::{PATIENCE, migrate, verify};
+use godwit_testkit::scenario::{migrate, verify};
 
-use crate::fixture::{Fixture, MIB, SIZE, turn};
+use crate::fixture::{Fixture, MIB, SIZE, write};
 
 /// Returns the bytes read by a node's process, from files and otherwise.
 fn bytes_read(node: &Node) -> u64 {
@@ -18,25 +17,22 @@ fn bytes_read(node: &Node) -> u64 {
 /// Creates a disk on the image, fetches the whole image and writes a little.
 fn own_disk(fixture: &Fixture, disk: &str, model: &mut Model) {
     fixture.create_at("a", disk, &["--prefetch", "off"]);
-    let mut client = NbdConnection::connect(&fixture.a().nbd(disk)).unwrap();
+    let mut client = fixture.a().connect(disk);
     let mut data = vec![0; 4 * MIB as usize];
     for start in (0..SIZE).step_by(data.len()) {
         client.read_at(start, &mut data).unwrap();
     }
     fixture.becomes_whole_at("a", disk);
     for start in [2048 + 3, 50 * 2048] {
-        let ticket = model.begin_write(start..start + 8, true);
-        client.write_at(start * 512, &[0; 4096]).unwrap();
-        model.end_write(&ticket);
+        write(&mut client, model, start, 8);
     }
     client.flush().unwrap();
 }
 
 #[test]
 fn a_disk_on_an_image_is_not_read_before_it_leaves_whatever_its_policy() {
-    let turn = turn("a_disk_on_an_image_is_not_read");
     let mut fixture = Fixture::start(&["a", "b"], &[]);
-    fixture.push_pattern(turn.seed);
+    fixture.push_pattern();
     let disks = [
         "double-write",
         "pre-copy",
@@ -45,7 +41,7 @@ fn a_disk_on_an_image_is_not_read_before_it_leaves_whatever_its_policy() {
         "post-copy",
         "killed",
     ];
-    let mut models = disks.map(|_| Model::new(turn.seed, SIZE, Initial::Pattern));
+    let mut models = disks.map(|_| Model::new(fixture.turn.seed, SIZE, Initial::Pattern));
     for (disk, model) in disks.iter().zip(&mut models) {
         own_disk(&fixture, disk, model);
     }
@@ -65,24 +61,20 @@ fn a_disk_on_an_image_is_not_read_before_it_leaves_whatever_its_policy() {
             );
             assert_eq!(moved["phase"], "completed", "{moved}");
             assert!(read < SIZE / 4, "{read} bytes were read: {moved}");
-            let here = fixture.cluster.node("b").disk(disk).unwrap();
+            let here = fixture.b().disk(disk).unwrap();
             let missing = here["missing_bytes"].as_u64().unwrap();
             assert!(missing > SIZE - MIB, "all of it was sent: {here}");
         }
         // The other disks, after an orderly end and a start.
-        let a = fixture.cluster.node_mut("a");
-        a.terminate(PATIENCE).unwrap();
-        a.start(&[]).unwrap();
+        fixture.cluster.restart("a", &[]);
     }
     // Nothing is known after a crash.
-    let a = fixture.cluster.node_mut("a");
-    a.kill();
-    a.start(&[]).unwrap();
+    fixture.a_dies();
     let before = bytes_read(fixture.a());
     migrate(fixture.a(), "killed", "b", &[]).unwrap();
     let read = bytes_read(fixture.a()) - before;
     assert!(read > SIZE / 2, "only {read} bytes were read");
     for (disk, model) in disks.iter().zip(&mut models) {
-        verify(fixture.cluster.node("b"), disk, model).unwrap();
+        verify(fixture.b(), disk, model).unwrap();
     }
 }

@@ -1,29 +1,23 @@
 //! Disks on an image that leave now: data missing at the destination is in the image, and at the source.
 
 use godwit_testkit::client::Model;
-use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{
-    PATIENCE, await_end, finish, load, migration, start_migration, verify,
+    PATIENCE, becomes_whole, ends, finish, load, migration, says, start_migration, verify,
 };
-use serde_json::Value;
 
-use crate::fixture::{DISK, Fixture, MIB, SIZE, turn};
+use crate::fixture::{DISK, Fixture, MIB, SIZE, write};
 
-/// Writes whole MiB at the disk's node.
-fn write(fixture: &Fixture, model: &mut Model, from: u64, many: u64) {
+/// Writes sectors at the disk's node.
+fn write_at_a(fixture: &Fixture, model: &mut Model, start: u64, sectors: u64) {
     let mut client = fixture.connect();
-    for at in from..from + many {
-        let ticket = model.begin_write(at * 2048..(at + 1) * 2048, true);
-        client.write_at(at * MIB, &vec![0; MIB as usize]).unwrap();
-        model.end_write(&ticket);
-    }
+    write(&mut client, model, start, sectors);
     client.flush().unwrap();
 }
 
 /// Returns the amount of data at a that the disk at b still lacks, from the disk's status.
 fn at_source(fixture: &Fixture) -> Option<String> {
-    let disk = fixture.cluster.node("b").disk(DISK).ok()?;
+    let disk = fixture.b().disk(DISK).ok()?;
     let status = disk["status"].as_str()?;
     let (_, rest) = status.split_once("elsewhere: ")?;
     assert!(rest.contains("the rest in image 'base'"), "{status}");
@@ -32,39 +26,31 @@ fn at_source(fixture: &Fixture) -> Option<String> {
 
 #[test]
 fn a_disk_on_an_image_leaves_now_and_lacks_something_in_two_places() {
-    let turn = turn("a_disk_on_an_image_leaves_now");
     let mut fixture = Fixture::start(&["a", "b"], &[]);
-    let a = fixture.cluster.node_mut("a");
-    a.terminate(PATIENCE).unwrap();
-    a.start(&[("pull::connect", "sleep(600000)")]).unwrap();
-    let mut model = fixture.push_pattern(turn.seed);
+    fixture
+        .cluster
+        .restart("a", &[("pull::connect", "sleep(600000)")]);
+    let mut model = fixture.push_pattern();
     fixture.create(&["--prefetch", "off"]);
     // The written range ends within a block.
-    write(&fixture, &mut model, 8, 16);
-    let mut client = fixture.connect();
-    let ticket = model.begin_write(30 * 2048 + 3..30 * 2048 + 5, true);
-    client.write_at(30 * MIB + 3 * 512, &[0; 2 * 512]).unwrap();
-    model.end_write(&ticket);
-    client.flush().unwrap();
-    drop(client);
+    write_at_a(&fixture, &mut model, 8 * 2048, 16 * 2048);
+    write_at_a(&fixture, &mut model, 30 * 2048 + 3, 2);
     let a = fixture.a();
     // Without the switch the move would take half a minute.
     let id = start_migration(a, DISK, "b", &["--max-bandwidth", "512K"]).unwrap();
     let words = ["migration", "switch", &id, "--policy", "post-copy"];
     let switched = wait_for(PATIENCE, || a.godwit(&words).json().ok()).expect("it is switched");
     assert_eq!(switched["options"]["policy"], "post-copy", "{switched}");
-    let moved = await_end(a, &id);
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    let moved = ends(a, &id, "completed");
     assert!(moved["lm_seconds"].as_f64().unwrap() < 20.0, "{moved}");
 
     // Data in the image is read while the source is away; reads of data at the source wait.
     let lacks = at_source(&fixture).expect("a part of it is at node 'a'");
     println!("{lacks} are at the source");
     assert_eq!(migration(a, &id)["source_needed"], true);
-    let text = a.refusal(&["disk", "rm", DISK]);
-    assert!(text.contains("'b'"), "{text}");
-    let b = fixture.cluster.node("b");
-    let mut reader = NbdConnection::connect(&b.nbd(DISK)).unwrap();
+    a.refuses(&["disk", "rm", DISK], &["'b'"]);
+    let b = fixture.b();
+    let mut reader = b.connect(DISK);
     reader
         .read_at(50 * MIB, &mut vec![0; MIB as usize])
         .unwrap();
@@ -73,12 +59,10 @@ fn a_disk_on_an_image_leaves_now_and_lacks_something_in_two_places() {
 
     // Both nodes are killed and started again.
     for name in ["a", "b"] {
-        let node = fixture.cluster.node_mut(name);
-        node.kill();
-        node.start(&[]).unwrap();
+        fixture.cluster.die_and_start(name);
     }
     let repaid = || {
-        let here = fixture.cluster.node("b").disk(DISK).ok()?;
+        let here = fixture.b().disk(DISK).ok()?;
         let there = fixture.a().disk(DISK).ok()?;
         (there["owes"] == false).then_some(here)
     };
@@ -86,39 +70,29 @@ fn a_disk_on_an_image_leaves_now_and_lacks_something_in_two_places() {
     assert_eq!(here["image"]["fetching"], true, "{here}");
     assert!(here["missing_bytes"].as_u64().unwrap() > SIZE / 2, "{here}");
     assert_eq!(at_source(&fixture), None);
-    assert_eq!(
-        migration(fixture.cluster.node("b"), &id)["source_needed"],
-        false
-    );
+    assert_eq!(migration(fixture.b(), &id)["source_needed"], false);
     fixture.cluster.node_mut("a").kill();
-    verify(fixture.cluster.node("b"), DISK, &mut model).unwrap();
+    verify(fixture.b(), DISK, &mut model).unwrap();
 }
 
 #[test]
 fn a_disk_on_an_image_is_left_at_its_deadline_by_the_node_s_own_choice() {
-    let turn = turn("a_disk_on_an_image_is_left_at_its_deadline");
     let fixture = Fixture::start(&["a", "b"], &[]);
-    let mut model = fixture.push_pattern(turn.seed);
+    let mut model = fixture.push_pattern();
     fixture.create(&[]);
-    write(&fixture, &mut model, 8, 40);
-    let client = load(fixture.a(), DISK, turn.seed, model).unwrap();
+    write_at_a(&fixture, &mut model, 8 * 2048, 40 * 2048);
+    let client = load(fixture.a(), DISK, fixture.turn.seed, model).unwrap();
     assert!(client.progress(300, PATIENCE), "{:?}", client.stats());
     let slow = ["--max-bandwidth", "1M", "--deadline", "3s"];
     let id = start_migration(fixture.a(), DISK, "b", &slow).unwrap();
-    let moved = await_end(fixture.a(), &id);
-    assert_eq!(moved["phase"], "completed", "{moved}");
+    let moved = ends(fixture.a(), &id, "completed");
     let options = &moved["options"];
     assert_eq!(options["policy"], "push-pull", "{moved}");
     let reason = options["policy_reason"].as_str().unwrap();
     println!("{reason}, after {} s", moved["lm_seconds"]);
-    assert!(reason.contains("its deadline has come"), "{reason}");
-    let all_is_there = || {
-        let here: Value = fixture.cluster.node("b").disk(DISK).ok()?;
-        let there = fixture.a().disk(DISK).ok()?;
-        (here["missing_bytes"].is_null() && there["owes"] == false).then_some(())
-    };
+    says(&reason, &["its deadline has come"]);
     assert!(client.progress(300, PATIENCE), "{:?}", client.stats());
-    assert!(wait_for(PATIENCE, all_is_there).is_some());
+    becomes_whole(fixture.b(), fixture.a(), DISK);
     let mut model = finish(client).unwrap();
-    verify(fixture.cluster.node("b"), DISK, &mut model).unwrap();
+    verify(fixture.b(), DISK, &mut model).unwrap();
 }

@@ -7,10 +7,9 @@ use std::time::Duration;
 use godwit_testkit::Node;
 use godwit_testkit::image::write_random;
 use godwit_testkit::process::{run, wait_for};
-use godwit_testkit::scenario::Scenario;
 use godwit_testkit::vm::{GuestLoad, NodeGuest, check_disk, format_image};
 
-use crate::fixture::{DISK, Fixture, MIB, turn};
+use crate::fixture::{DISK, Fixture, MIB};
 
 /// A disk with the whole image and no user.
 const KEPT: &str = "kept";
@@ -40,22 +39,20 @@ fn share(part: u64, of: u64) -> String {
 }
 
 /// Starts and moves a machine on an image of this size, and starts another while the repository is away.
-fn starts_moves_and_starts_without_the_repository(turn: &Scenario, size: u64) {
+fn starts_moves_and_starts_without_the_repository(size: u64) {
     let fixture = Fixture::start(&["a", "b"], &[]);
     let path = fixture.cluster.dir().join("guest");
     // Blocks unused by the file system are random data, too, and would have to be fetched.
-    write_random(&path, size, turn.seed).unwrap();
+    write_random(&path, size, fixture.turn.seed).unwrap();
     format_image(&path).unwrap();
-    fixture
-        .image(&["push", "base", path.to_str().unwrap()])
-        .unwrap();
+    fixture.push(&path, &[]);
     std::fs::remove_file(path).unwrap();
     let made = fixture.create(&["--prefetch", "off"]);
     // Blocks to which mke2fs wrote zeroes are no data.
     let data = made["missing_bytes"].as_u64().unwrap();
     assert!(data > size / 10 * 8, "{made}");
     let load = GuestLoad {
-        seed: turn.seed,
+        seed: fixture.turn.seed,
         file_mb: 8,
         ..GuestLoad::default()
     };
@@ -72,7 +69,7 @@ fn starts_moves_and_starts_without_the_repository(turn: &Scenario, size: u64) {
     );
     assert!(fetched < data / 10, "{}", share(fetched, data));
 
-    let (a, b) = (fixture.cluster.node("a"), fixture.cluster.node("b"));
+    let (a, b) = (fixture.cluster.node("a"), fixture.b());
     let (moved, gaps) = guest.migrate(a, "b", &[]).unwrap();
     let sent = moved["disk_bytes"].as_u64().unwrap();
     let written = a.disk(DISK).unwrap()["io"]["written_bytes"].as_u64();
@@ -96,7 +93,7 @@ fn starts_moves_and_starts_without_the_repository(turn: &Scenario, size: u64) {
     let whole = || (a.disk(KEPT).ok()?["image"]["fetching"] == false).then_some(());
     assert!(wait_for(FETCHING, whole).is_some(), "{:?}", a.disk(KEPT));
     fixture.create_at("b", LATE, &["--prefetch", "off"]);
-    b.godwit(&["disk", "rm", DISK]).text().unwrap();
+    b.text(&["disk", "rm", DISK]);
     fixture.is_there(false);
     let before = fixture.fetched_at("b");
     let guest = boot("b", LATE);
@@ -114,13 +111,11 @@ fn starts_moves_and_starts_without_the_repository(turn: &Scenario, size: u64) {
 #[test]
 fn a_machine_starts_from_an_image_moves_what_it_wrote_and_needs_no_repository_beside_another_node()
 {
-    let turn = turn("a_machine_starts_from_an_image");
-    starts_moves_and_starts_without_the_repository(&turn, 256 * MIB);
+    starts_moves_and_starts_without_the_repository(256 * MIB);
 }
 
 #[test]
 #[ignore = "16 GiB of storage and some minutes: make test-slow ONLY='--test image_disks'"]
 fn a_machine_on_an_image_of_4_gib_starts_moves_and_needs_no_repository_beside_another_node() {
-    let turn = turn("a_machine_on_an_image_of_4_gib");
-    starts_moves_and_starts_without_the_repository(&turn, 4096 * MIB);
+    starts_moves_and_starts_without_the_repository(4096 * MIB);
 }

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use godwit_testkit::process::{machines_in, wait_for};
-use godwit_testkit::scenario::{PATIENCE, Scenario, verify};
+use godwit_testkit::scenario::{PATIENCE, says, verify};
 use rustix::process::{
     Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open,
 };
 use serde_json::{Value, json};
 
-use crate::fixture::{DISK, Fixture, turn};
+use crate::fixture::{DISK, Fixture};
 use godwit_testkit::client::Model;
 
 const MACHINE: &str = "m";
@@ -23,10 +23,10 @@ const MOMENT: Duration = Duration::from_secs(3);
 
 /// Starts node a and a machine without an operating system whose firmware reads unavailable data. Returns once the
 /// machine stands still.
-fn stands_still(turn: &Scenario) -> (Fixture, Model) {
+fn stands_still() -> (Fixture, Model) {
     let options = ["--read-wait", "1s", "--read-wait-then", "pause"];
     let fixture = Fixture::start(&["a"], &options);
-    let model = fixture.push_pattern(turn.seed);
+    let model = fixture.push_pattern();
     fixture.create(&["--prefetch", "off"]);
     fixture.is_there(false);
     run(&fixture);
@@ -47,7 +47,7 @@ fn run(fixture: &Fixture) {
         &["--disk", DISK, "--", "-nic", "none", "-chardev", &chardev],
         &["-mon", "chardev=second,mode=control"],
     ];
-    fixture.a().godwit(&words.concat()).json().unwrap();
+    fixture.a().json(&words.concat());
 }
 
 fn shown(fixture: &Fixture) -> Value {
@@ -75,7 +75,7 @@ fn goes_on(fixture: &Fixture) {
 
 fn stop(fixture: &Fixture) {
     let words = ["vm", "stop", "--force", MACHINE];
-    fixture.a().godwit(&words).text().unwrap();
+    fixture.a().text(&words);
 }
 
 fn qemu(fixture: &Fixture) -> Pid {
@@ -123,8 +123,7 @@ impl Monitor {
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY='--test image_disks'"]
 fn a_machine_that_may_not_go_on_is_told_of_and_goes_on_when_it_may() {
-    let turn = turn("a_machine_that_may_not_go_on_is_told_of");
-    let (fixture, _) = stands_still(&turn);
+    let (fixture, _) = stands_still();
     // QEMU resumes no machine whose state is about to be handed over.
     let mut monitor = Monitor::connect(&second_monitor(&fixture));
     let pause = json!({ "capability": "pause-before-switchover", "state": true });
@@ -153,7 +152,7 @@ fn a_machine_that_may_not_go_on_is_told_of_and_goes_on_when_it_may() {
     };
     let told = wait_for(PATIENCE, told).unwrap_or_else(|| panic!("{}", shown(&fixture)));
     println!("{told}");
-    assert!(told.contains("that has passed, but"), "{told}");
+    says(&told, &["that has passed, but"]);
     monitor.ask("migrate_cancel", &json!({})).unwrap();
     drop(monitor);
     goes_on(&fixture);
@@ -162,8 +161,7 @@ fn a_machine_that_may_not_go_on_is_told_of_and_goes_on_when_it_may() {
 
 #[test]
 fn a_machine_whose_monitor_is_cut_while_it_stands_still_goes_on_by_itself() {
-    let turn = turn("a_machine_whose_monitor_is_cut");
-    let (fixture, _) = stands_still(&turn);
+    let (fixture, _) = stands_still();
     cut_monitor(qemu(&fixture), &monitor(&fixture));
     fixture.is_there(true);
     goes_on(&fixture);
@@ -212,8 +210,7 @@ fn cut_monitor(pid: Pid, path: &Path) {
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY='--test image_disks'"]
 fn a_machine_that_stands_still_is_found_by_a_node_that_cannot_talk_to_it_at_first() {
-    let turn = turn("a_machine_that_stands_still_is_found");
-    let (mut fixture, _) = stands_still(&turn);
+    let (mut fixture, _) = stands_still();
     let path = monitor(&fixture);
     fixture.cluster.node_mut("a").kill();
     // Another client holds the monitor, which serves one at a time.
@@ -230,8 +227,7 @@ fn a_machine_that_stands_still_is_found_by_a_node_that_cannot_talk_to_it_at_firs
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY='--test image_disks'"]
 fn a_machine_that_stands_still_is_known_as_such_though_its_monitor_is_lost_at_once() {
-    let turn = turn("a_machine_that_stands_still_is_known_as_such");
-    let (mut fixture, _) = stands_still(&turn);
+    let (mut fixture, _) = stands_still();
     let (path, pid) = (monitor(&fixture), qemu(&fixture));
     let log = fixture.a().log_path().to_owned();
     let a = fixture.cluster.node_mut("a");
@@ -254,12 +250,11 @@ fn a_machine_that_stands_still_is_known_as_such_though_its_monitor_is_lost_at_on
 
 #[test]
 fn a_machine_that_is_killed_while_it_stands_still_leaves_its_disk_as_it_was() {
-    let turn = turn("a_machine_that_is_killed_while_it_stands_still");
-    let (fixture, mut model) = stands_still(&turn);
+    let (fixture, mut model) = stands_still();
     kill_process(qemu(&fixture), Signal::KILL).unwrap();
     comes_to(&fixture, "stopped");
     let problem = shown(&fixture)["problem"].to_string();
-    assert!(problem.contains("QEMU ended"), "{problem}");
+    says(&problem, &["QEMU ended"]);
     // The next machine waits as the first did, and goes on.
     run(&fixture);
     comes_to(&fixture, "paused");

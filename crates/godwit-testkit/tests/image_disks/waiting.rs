@@ -1,14 +1,14 @@
 //! Machines whose guests read unavailable data: they stand still until the data comes, or see errors, as the node is
 //! configured.
 
+use std::io;
 use std::time::Duration;
 
-use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, Scenario};
+use godwit_testkit::scenario::{PATIENCE, says};
 use godwit_testkit::vm::{GuestLoad, NodeGuest, VM, format_image};
 use serde_json::Value;
 
-use crate::fixture::{DISK, Fixture, MIB, turn};
+use crate::fixture::{DISK, Fixture, MIB};
 
 /// Time in which a guest that must stand still would go on.
 const MOMENT: Duration = Duration::from_secs(4);
@@ -20,57 +20,47 @@ fn without_repository(options: &[&str], size: u64) -> Fixture {
     let file = std::fs::File::create(&path).unwrap();
     file.set_len(size).unwrap();
     format_image(&path).unwrap();
-    fixture
-        .image(&["push", "base", path.to_str().unwrap()])
-        .unwrap();
+    fixture.push(&path, &[]);
     fixture.create(&["--prefetch", "off"]);
     fixture.is_there(false);
     fixture
 }
 
-fn load(turn: &Scenario) -> GuestLoad {
-    GuestLoad {
-        seed: turn.seed,
+/// Boots the guest on the disk.
+fn boot(fixture: &Fixture) -> io::Result<NodeGuest> {
+    let load = GuestLoad {
         file_mb: 8,
-        ..GuestLoad::default()
-    }
-}
-
-fn shown(fixture: &Fixture) -> Option<Value> {
-    fixture.a().godwit(&["vm", "show", VM]).json().ok()
+        ..GuestLoad::seeded(fixture.turn.seed)
+    };
+    NodeGuest::boot(&fixture.cluster, fixture.a(), vec![DISK.to_owned()], &load)
 }
 
 #[test]
 fn a_machine_stands_still_while_what_it_reads_cannot_be_had_and_goes_on_by_itself() {
-    let turn = turn("a_machine_stands_still");
     let mut fixture = without_repository(
         &["--read-wait", "2s", "--read-wait-then", "pause"],
         64 * MIB,
     );
-    let load = load(&turn);
     std::thread::scope(|scope| {
-        let boots = scope.spawn(|| {
-            let disks = vec![DISK.to_owned()];
-            NodeGuest::boot(&fixture.cluster, fixture.a(), disks, &load).unwrap()
-        });
-        let still = || shown(&fixture).filter(|vm| vm["state"] == "paused");
-        let vm = wait_for(PATIENCE, still).unwrap_or_else(|| panic!("{:?}", shown(&fixture)));
-        let problem = vm["problem"].as_str().unwrap();
+        let boots = scope.spawn(|| boot(&fixture).unwrap());
+        let a = fixture.a();
+        a.vm_comes_to(VM, "paused");
+        let problem = a.vm(VM)["problem"].to_string();
         println!("{problem}");
-        assert!(
-            problem.contains("a part of disk d that it reads is not here and cannot be had now"),
-            "{problem}"
+        says(
+            &problem,
+            &["a part of disk d that it reads is not here and cannot be had now"],
         );
         let status = fixture.disk()["status"].as_str().unwrap().to_owned();
-        assert!(status.contains("reads of that wait"), "{status}");
+        says(&status, &["reads of that wait"]);
         std::thread::sleep(MOMENT);
-        assert!(still().is_some(), "{:?}", shown(&fixture));
+        assert_eq!(a.vm_state(VM), "paused");
         fixture.is_there(true);
         let guest = boots.join().unwrap();
-        let vm = shown(&fixture).unwrap();
+        let vm = a.vm(VM);
         assert_eq!(vm["state"], "running", "{vm}");
         assert_eq!(vm["problem"], Value::Null, "{vm}");
-        let finished = guest.end(fixture.a()).unwrap();
+        let finished = guest.end(a).unwrap();
         assert_eq!((finished.errors, finished.mismatches), (0, 0));
     });
     fixture.cluster.node_mut("a").terminate(PATIENCE).unwrap();
@@ -78,10 +68,9 @@ fn a_machine_stands_still_while_what_it_reads_cannot_be_had_and_goes_on_by_itsel
 
 #[test]
 fn a_machine_sees_an_error_where_that_was_chosen() {
-    let turn = turn("a_machine_sees_an_error");
     let fixture = without_repository(&["--read-wait", "1s"], 64 * MIB);
-    let disks = vec![DISK.to_owned()];
-    let booted = NodeGuest::boot(&fixture.cluster, fixture.a(), disks, &load(&turn));
-    let said = booted.expect_err("the guest cannot work").to_string();
-    assert!(said.contains("I/O error"), "{said}");
+    let said = boot(&fixture)
+        .expect_err("the guest cannot work")
+        .to_string();
+    says(&said, &["I/O error"]);
 }

@@ -53,7 +53,7 @@ fn clean(finished: Finished, console: &GuestConsole) {
 /// Ends by the power button, as an operator stops a machine.
 #[test]
 fn two_disks_without_an_error() {
-    let turn = Scenario::begin("machines", "two_disks_without_an_error");
+    let turn = Scenario::alone();
     let dir = scratch_dir().unwrap();
     let guest = GuestImage::build_or_cached().unwrap();
     let (mut daemons, mut disks, mut images) = (Vec::new(), Vec::new(), Vec::new());
@@ -111,7 +111,7 @@ fn two_disks_without_an_error() {
 /// Without this test, "no mismatch" would prove nothing.
 #[test]
 fn a_changed_disk_is_noticed() {
-    let turn = Scenario::begin("machines", "a_changed_disk_is_noticed");
+    let turn = Scenario::alone();
     let dir = scratch_dir().unwrap();
     let guest = GuestImage::build_or_cached().unwrap();
     let image = dir.path().join("image");
@@ -144,7 +144,7 @@ fn a_changed_disk_is_noticed() {
 /// Memory, CPU and the load's state move to another QEMU; the disk is the same image behind another back end.
 #[test]
 fn the_load_goes_on_where_the_machine_moves() {
-    let turn = Scenario::begin("machines", "the_load_goes_on_where_the_machine_moves");
+    let turn = Scenario::alone();
     let dir = scratch_dir().unwrap();
     let guest = GuestImage::build_or_cached().unwrap();
     let image = dir.path().join("image");

@@ -3,21 +3,12 @@
 use std::time::Duration;
 
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::{ClusterOptions, Failure, Node, godwit_binary};
-use godwit_testkit::process::{machines_in, wait_for};
-use godwit_testkit::scenario::{PATIENCE, Scenario, run_small_machine};
+use godwit_testkit::cluster::{Failure, Node};
+use godwit_testkit::scenario::Scenario;
 
 const MACHINE: &str = "wanted";
 /// Long enough for others to ask meanwhile.
 const HOLD: &str = "sleep(2000)";
-
-fn cluster(names: &[&str]) -> Cluster {
-    let options = ClusterOptions {
-        godwit: godwit_binary().unwrap(),
-        tls: false,
-    };
-    Cluster::prepare(names, options).unwrap()
-}
 
 /// Returns the results of three equal requests at once.
 fn at_once(node: &Node, args: &[&str]) -> Vec<Result<String, Failure>> {
@@ -46,120 +37,88 @@ fn run_again() -> Vec<&'static str> {
     [&run[..], &["--", "-nodefaults", "-S"]].concat()
 }
 
-fn listed(node: &Node) -> usize {
-    let listed = node.godwit(&["vm", "list"]).json().unwrap();
-    listed.as_array().unwrap().len()
+/// Expects so many machines in the node's list, each with its QEMU.
+fn has_machines(node: &Node, number: usize) {
+    let listed = node.json(&["vm", "list"]);
+    let listed = listed.as_array().unwrap().len();
+    assert_eq!((listed, node.qemus().len()), (number, number));
 }
 
 #[test]
 fn of_machines_run_at_once_one_wins() {
-    let _turn = Scenario::begin("machines", "of_machines_run_at_once_one_wins");
-    let mut cluster = cluster(&["a"]);
-    cluster.start_all().unwrap();
+    let _turn = Scenario::shared();
+    let cluster = Cluster::plain(&["a"]).started();
     let a = cluster.node("a");
     for _ in 0..8 {
         one_wins(&at_once(a, &run_again()), &["a VM named \"wanted\" is"]);
-        assert_eq!((listed(a), machines_in(&a.spec().dir).len()), (1, 1));
-        a.godwit(&["vm", "stop", MACHINE, "--force"])
-            .text()
-            .unwrap();
-        assert_eq!((listed(a), machines_in(&a.spec().dir).len()), (0, 0));
+        has_machines(a, 1);
+        a.stop_vm(MACHINE);
+        has_machines(a, 0);
     }
 }
 
 #[test]
 fn a_machine_that_ends_keeps_its_name_until_it_is_gone() {
-    let _turn = Scenario::begin(
-        "machines",
-        "a_machine_that_ends_keeps_its_name_until_it_is_gone",
-    );
-    let mut cluster = cluster(&["a"]);
-    cluster
-        .node_mut("a")
-        .start(&[("vm::forgetting", HOLD)])
-        .unwrap();
+    let _turn = Scenario::shared();
+    let cluster = Cluster::plain(&["a"]).start_held("a", ("vm::forgetting", HOLD));
     let a = cluster.node("a");
-    a.godwit(&run_again()).text().unwrap();
+    a.text(&run_again());
     std::thread::scope(|scope| {
         let stopping = scope.spawn(|| a.godwit(&["vm", "stop", MACHINE, "--force"]).text());
-        wait_for(PATIENCE, || {
-            a.log_tail(20).contains("vm::forgetting").then_some(())
-        })
-        .unwrap();
-        let refusal = a.refusal(&run_again());
-        assert!(refusal.contains("is being stopped"), "{refusal}");
+        a.reaches("vm::forgetting");
+        a.refuses(&run_again(), &["is being stopped"]);
         stopping.join().unwrap().unwrap();
     });
-    a.godwit(&run_again()).text().unwrap();
-    assert_eq!((listed(a), machines_in(&a.spec().dir).len()), (1, 1));
+    a.text(&run_again());
+    has_machines(a, 1);
 }
 
 #[test]
 fn a_polite_stop_is_overtaken_by_a_forced_one() {
-    let _turn = Scenario::begin("machines", "a_polite_stop_is_overtaken_by_a_forced_one");
-    let mut cluster = cluster(&["a"]);
-    cluster.start_all().unwrap();
+    let _turn = Scenario::shared();
+    let cluster = Cluster::plain(&["a"]).started();
     let a = cluster.node("a");
-    a.godwit(&run_again()).text().unwrap();
+    a.text(&run_again());
     std::thread::scope(|scope| {
         // A guest that never ran does not shut down.
         let polite = scope.spawn(|| a.godwit(&["vm", "stop", MACHINE]).text());
         std::thread::sleep(Duration::from_secs(1));
-        a.godwit(&["vm", "stop", MACHINE, "--force"])
-            .text()
-            .unwrap();
-        assert_eq!(listed(a), 0);
+        a.stop_vm(MACHINE);
+        has_machines(a, 0);
         polite.join().unwrap().unwrap();
     });
 }
 
 #[test]
 fn a_name_is_not_given_to_one_that_comes_and_one_that_starts() {
-    let _turn = Scenario::begin(
-        "machines",
-        "a_name_is_not_given_to_one_that_comes_and_one_that_starts",
-    );
-    let mut cluster = cluster(&["a", "b"]);
-    cluster.node_mut("a").start(&[]).unwrap();
-    cluster
-        .node_mut("b")
-        .start(&[("vm::claimed", HOLD)])
-        .unwrap();
+    let _turn = Scenario::shared();
+    let cluster = Cluster::plain(&["a", "b"]).start_held("b", ("vm::claimed", HOLD));
     let (a, b) = (cluster.node("a"), cluster.node("b"));
-    run_small_machine(a, MACHINE, "disk0", &["-S"]).unwrap();
+    a.run_vm_on(MACHINE, "disk0", &["-S"]);
     let machine = format!("vm/{MACHINE}");
     std::thread::scope(|scope| {
         let moving = scope.spawn(|| a.godwit(&["migrate", &machine, "--to", "b"]).text());
-        wait_for(PATIENCE, || {
-            b.log_tail(20).contains("vm::claimed").then_some(())
-        })
-        .unwrap();
-        let refusal = b.refusal(&run_again());
-        assert!(refusal.contains("a VM named \"wanted\" is"), "{refusal}");
+        b.reaches("vm::claimed");
+        b.refuses(&run_again(), &["a VM named \"wanted\" is"]);
         moving.join().unwrap().unwrap();
     });
-    assert_eq!((listed(b), machines_in(&b.spec().dir).len()), (1, 1));
+    has_machines(b, 1);
 }
 
 #[test]
 fn of_disks_and_files_made_at_once_one_wins() {
-    let _turn = Scenario::begin("machines", "of_disks_and_files_made_at_once_one_wins");
-    let mut cluster = cluster(&["a"]);
-    cluster.start_all().unwrap();
+    let _turn = Scenario::shared();
+    let cluster = Cluster::plain(&["a"]).started();
     let a = cluster.node("a");
     let raw = cluster.dir().join("raw").display().to_string();
     std::fs::write(&raw, vec![1; 1 << 20]).unwrap();
     let taken = ["exists on this node", "exists already"];
-    one_wins(
-        &at_once(a, &["disk", "create", "new", "--size", "1M"]),
-        &taken,
-    );
-    one_wins(&at_once(a, &["disk", "import", "copied", &raw]), &taken);
     let used = ["is the image of", "in use", "exists on this node"];
-    one_wins(
-        &at_once(a, &["disk", "create", "there", "--path", &raw]),
-        &used,
-    );
-    let disks = a.godwit(&["disk", "list"]).json().unwrap();
+    let new = ["disk", "create", "new", "--size", "1M"];
+    one_wins(&at_once(a, &new), &taken);
+    one_wins(&at_once(a, &["disk", "import", "copied", &raw]), &taken);
+    let there = ["disk", "create", "there", "--path", &raw];
+    one_wins(&at_once(a, &there), &used);
+    let disks = a.json(&["disk", "list"]);
     assert_eq!(disks.as_array().unwrap().len(), 3, "{disks}");
 }

@@ -6,21 +6,13 @@ use std::path::PathBuf;
 use godwit_memory::pool::Pool;
 use godwit_memory::pool::segment::Segment;
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::{ClusterOptions, MemoryPool, Node, godwit_binary};
+use godwit_testkit::cluster::{MemoryPool, Node};
 use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, Scenario, migrate, migration, start_migration};
+use godwit_testkit::scenario::{PATIENCE, Scenario, ends, migrate, says, start_migration, until};
 
 const DISK: &str = "d";
 const MACHINE: &str = "bare";
-
-fn cluster() -> Cluster {
-    let options = ClusterOptions {
-        godwit: godwit_binary().unwrap(),
-        tls: false,
-    };
-    Cluster::prepare(&["a", "b"], options).unwrap()
-}
 
 fn store(node: &Node) -> PathBuf {
     node.spec().dir.join("godwit.redb")
@@ -33,21 +25,11 @@ fn back_up(node: &Node) -> PathBuf {
     copy
 }
 
-fn comes_to(node: &Node, state: &str) {
-    let is_so = || (node.disk_state(DISK) == state).then_some(());
-    wait_for(PATIENCE, is_so).unwrap_or_else(|| panic!("not {state}: {:?}", node.disk(DISK)));
-}
-
 #[test]
 fn a_store_put_back_serves_nothing_that_was_given_away() {
-    let _turn = Scenario::begin(
-        "machines",
-        "a_store_put_back_serves_nothing_that_was_given_away",
-    );
-    let mut cluster = cluster();
-    cluster.start_all().unwrap();
-    let create = ["disk", "create", DISK, "--size", "8M"];
-    cluster.node("a").godwit(&create).json().unwrap();
+    let _turn = Scenario::shared();
+    let mut cluster = Cluster::plain(&["a", "b"]).started();
+    cluster.node("a").create_disk(DISK, "8M");
     cluster.node_mut("a").terminate(PATIENCE).unwrap();
     let copy = back_up(cluster.node("a"));
     cluster.node_mut("a").start(&[]).unwrap();
@@ -55,174 +37,119 @@ fn a_store_put_back_serves_nothing_that_was_given_away() {
     cluster.node_mut("a").terminate(PATIENCE).unwrap();
     std::fs::copy(&copy, store(cluster.node("a"))).unwrap();
     cluster.node_mut("a").start(&[]).unwrap();
-    comes_to(cluster.node("a"), "outdated");
+    cluster.node("a").disk_comes_to(DISK, "outdated");
     let held = || {
         let shown = cluster.node("a").disk(DISK).ok()?;
         (shown["serves"] == false).then_some(shown)
     };
     let shown = wait_for(PATIENCE, held).expect("its engine serves no more");
-    let problem = shown["problem"].as_str().unwrap();
-    assert!(
-        problem.contains("node 'b' has had the disk since"),
-        "{problem}"
+    says(
+        shown["problem"].as_str().unwrap(),
+        &["node 'b' has had the disk since"],
     );
     assert_eq!(cluster.node("b").disk_state(DISK), "serving");
     let metrics = cluster.node("a").metrics().unwrap();
-    assert!(
-        metrics.contains("godwit_disk_outdated{disk=\"d\"} 1"),
-        "{metrics}"
-    );
+    says(&metrics, &["godwit_disk_outdated{disk=\"d\"} 1"]);
     NbdConnection::connect(&cluster.node("a").nbd(DISK)).expect_err("it is held");
     // The disk is held even if the other node cannot tell.
     cluster.node_mut("b").terminate(PATIENCE).unwrap();
-    cluster.node_mut("a").terminate(PATIENCE).unwrap();
-    cluster.node_mut("a").start(&[]).unwrap();
+    cluster.restart("a", &[]);
     let a = cluster.node("a");
     assert_eq!(a.disk_state(DISK), "outdated");
-    let refusal = a.refusal(&["disk", "claim", DISK]);
-    assert!(
-        refusal.contains("--force") && refusal.contains("node 'b'"),
-        "{refusal}"
-    );
-    a.godwit(&["disk", "claim", DISK, "--force"])
-        .json()
-        .unwrap();
+    a.refuses(&["disk", "claim", DISK], &["--force", "node 'b'"]);
+    a.json(&["disk", "claim", DISK, "--force"]);
     assert_eq!(a.disk_state(DISK), "serving");
     assert_eq!(a.disk(DISK).unwrap()["epoch"], 3);
     cluster.node_mut("b").start(&[]).unwrap();
-    comes_to(cluster.node("b"), "outdated");
+    cluster.node("b").disk_comes_to(DISK, "outdated");
     assert_eq!(cluster.node("a").disk_state(DISK), "serving");
 }
 
 #[test]
 fn a_disk_in_doubt_can_be_claimed() {
-    let _turn = Scenario::begin("machines", "a_disk_in_doubt_can_be_claimed");
-    let mut cluster = cluster();
+    let _turn = Scenario::shared();
     let point = ("persist::after::relinquished", "sleep(60000)");
-    cluster.node_mut("a").start(&[point]).unwrap();
-    cluster.node_mut("b").start(&[]).unwrap();
-    let create = ["disk", "create", DISK, "--size", "8M"];
-    cluster.node("a").godwit(&create).json().unwrap();
+    let mut cluster = Cluster::plain(&["a", "b"]).start_held("a", point);
+    cluster.node("a").create_disk(DISK, "8M");
     let id = start_migration(cluster.node("a"), DISK, "b", &[]).unwrap();
-    comes_to(cluster.node("b"), "accepted");
+    cluster.node("b").disk_comes_to(DISK, "accepted");
     cluster.node_mut("a").kill();
     let b = cluster.node("b");
-    let refusal = b.refusal(&["disk", "claim", DISK]);
-    assert!(refusal.contains("is in doubt"), "{refusal}");
-    b.godwit(&["disk", "claim", DISK, "--force"])
-        .json()
-        .unwrap();
+    b.refuses(&["disk", "claim", DISK], &["is in doubt"]);
+    b.json(&["disk", "claim", DISK, "--force"]);
     assert_eq!(b.disk_state(DISK), "serving");
-    NbdConnection::connect(&b.nbd(DISK)).expect("it is served");
-    let moved = migration(b, &id);
-    assert_eq!(moved["phase"], "aborted", "{moved}");
-    assert!(
-        moved["error"].to_string().contains("was not decided"),
-        "{moved}"
-    );
-}
-
-fn machine(node: &Node) -> serde_json::Value {
-    node.godwit(&["vm", "show", MACHINE])
-        .json()
-        .unwrap_or_default()
-}
-
-fn machine_comes_to(node: &Node, what: &str, is_so: impl Fn(&serde_json::Value) -> bool) {
-    let reached = || is_so(&machine(node)).then_some(());
-    wait_for(PATIENCE, reached).unwrap_or_else(|| panic!("not {what}: {}", machine(node)));
-}
-
-fn run_machine(node: &Node, more: &[&str]) {
-    let run = ["vm", "run", MACHINE, "--accel", "tcg", "--memory", "64M"];
-    let rest = ["--", "-nic", "none"];
-    node.godwit(&[&run[..], more, &rest[..]].concat())
-        .json()
-        .unwrap();
+    b.connect(DISK);
+    let moved = ends(b, &id, "aborted");
+    says(&moved["error"].to_string(), &["was not decided"]);
 }
 
 #[test]
 fn a_machine_that_went_on_elsewhere_stands_still() {
-    let _turn = Scenario::begin("machines", "a_machine_that_went_on_elsewhere_stands_still");
-    let mut cluster = cluster();
-    cluster.start_all().unwrap();
-    run_machine(cluster.node("a"), &[]);
+    let _turn = Scenario::shared();
+    let mut cluster = Cluster::plain(&["a", "b"]).started();
+    cluster.node("a").run_vm(MACHINE, &[], &[]);
     cluster.node_mut("a").kill();
     let copy = back_up(cluster.node("a"));
     // The machine's QEMU stays, as if the host had been put back, too.
     let point = ("vm::before::quit", "sleep(60000)");
     cluster.node_mut("a").start(&[point]).unwrap();
-    machine_comes_to(cluster.node("a"), "running", |it| it["state"] == "running");
-    let vm = format!("vm/{MACHINE}");
-    let detached = ["migrate", &vm, "--to", "b", "--detach"];
-    cluster.node("a").godwit(&detached).json().unwrap();
-    machine_comes_to(cluster.node("b"), "running", |it| it["state"] == "running");
+    cluster.node("a").vm_comes_to(MACHINE, "running");
+    cluster.node("a").start_vm_move(MACHINE, "b");
+    cluster.node("b").vm_comes_to(MACHINE, "running");
     cluster.node_mut("a").kill();
     std::fs::copy(&copy, store(cluster.node("a"))).unwrap();
     cluster.node_mut("a").start(&[]).unwrap();
     let a = cluster.node("a");
-    machine_comes_to(a, "told of", |it| {
-        let problem = it["problem"].as_str().unwrap_or_default();
-        problem.contains("node 'b' has had the VM since")
+    let since = "node 'b' has had the VM since";
+    until("it is told of", || {
+        a.vm(MACHINE)["problem"].to_string().contains(since)
     });
-    let refusal = a.refusal(&["vm", "resume", MACHINE]);
-    assert!(
-        refusal.contains("node 'b' has had the VM since"),
-        "{refusal}"
-    );
-    assert_eq!(machine(a)["state"], "paused");
-    assert_eq!(machine(cluster.node("b"))["state"], "running");
+    a.refuses(&["vm", "resume", MACHINE], &[since]);
+    assert_eq!(a.vm_state(MACHINE), "paused");
+    assert_eq!(cluster.node("b").vm_state(MACHINE), "running");
 }
 
 #[test]
 fn a_machine_whose_memory_is_anothers_stands_still() {
-    let _turn = Scenario::begin(
-        "machines",
-        "a_machine_whose_memory_is_anothers_stands_still",
-    );
+    let _turn = Scenario::shared();
     let pool = MemoryPool::new().unwrap();
-    let mut cluster = cluster();
+    let mut cluster = Cluster::plain(&["a", "b"]);
     pool.give_to(&mut cluster);
     cluster.start_all().unwrap();
-    run_machine(cluster.node("a"), &["--memory-pool", MemoryPool::NAME]);
+    cluster
+        .node("a")
+        .run_vm(MACHINE, &["--memory-pool", MemoryPool::NAME], &[]);
     let opened = Pool::open(pool.path()).unwrap();
     let segment = Segment::open(&opened, MACHINE).unwrap();
     segment.decide("a", 1, "b").unwrap();
     // The node checks at the start, and every quarter of a minute.
-    cluster.node_mut("a").kill();
-    cluster.node_mut("a").start(&[]).unwrap();
+    cluster.die_and_start("a");
     let a = cluster.node("a");
-    machine_comes_to(a, "still", |it| {
-        it["state"] == "paused" && it["problem"].is_string()
-    });
-    let refusal = a.refusal(&["vm", "resume", MACHINE, "--force"]);
-    assert!(refusal.contains("belongs to node 'b'"), "{refusal}");
-    assert_eq!(machine(a)["state"], "paused");
+    a.vm_comes_to(MACHINE, "paused");
+    until("it is told of", || a.vm(MACHINE)["problem"].is_string());
+    let resume = ["vm", "resume", MACHINE, "--force"];
+    a.refuses(&resume, &["belongs to node 'b'"]);
+    assert_eq!(a.vm_state(MACHINE), "paused");
 }
 
 /// After a confirmed cancel nothing of the move is at the destination, and the machine may move again.
 #[test]
 fn a_cancelled_move_leaves_nothing_behind() {
-    let _turn = Scenario::begin("machines", "a_cancelled_move_leaves_nothing_behind");
-    let mut cluster = cluster();
-    cluster.start_all().unwrap();
+    let _turn = Scenario::shared();
+    let cluster = Cluster::plain(&["a", "b"]).started();
     let (a, b) = (cluster.node("a"), cluster.node("b"));
-    a.godwit(&["disk", "create", DISK, "--size", "16M"])
-        .json()
-        .unwrap();
-    run_machine(a, &["--disk", DISK]);
-    let vm = format!("vm/{MACHINE}");
+    a.create_disk(DISK, "16M");
+    a.run_vm(MACHINE, &["--disk", DISK], &[]);
     let mut cancelled = 0;
     for attempt in 0..24_u64 {
-        let begun = a.godwit(&["migrate", &vm, "--to", "b", "--detach"]).json();
-        let id = begun.unwrap()["id"].as_str().unwrap().to_owned();
+        let id = a.start_vm_move(MACHINE, "b");
         std::thread::sleep(std::time::Duration::from_millis(attempt * 7));
         if a.godwit(&["migration", "cancel", &id]).json().is_ok() {
             cancelled += 1;
-            let left = b.godwit(&["vm", "list"]).json().unwrap();
-            assert_eq!(left.as_array().map(Vec::len), Some(0), "{left}");
-            let disks = b.godwit(&["disk", "list"]).json().unwrap();
-            assert_eq!(disks.as_array().map(Vec::len), Some(0), "{disks}");
+            for kind in ["vm", "disk"] {
+                let left = b.json(&[kind, "list"]);
+                assert_eq!(left.as_array().map(Vec::len), Some(0), "{left}");
+            }
         } else {
             break;
         }

@@ -2,23 +2,18 @@
 
 use std::process::Command;
 
-use godwit_testkit::Cluster;
 use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, Scenario};
+use godwit_testkit::scenario::{PATIENCE, Scenario, says};
 use godwit_testkit::vm::{GuestLoad, NodeGuest, VM};
 
 const DISK_MIB: u64 = 96;
 
 #[test]
 fn a_guest_works_while_its_memory_follows_it() {
-    let turn = Scenario::begin("machines", "a_guest_works_while_its_memory_follows_it");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::alone().start(&["a", "b"]);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
-    let load = GuestLoad {
-        seed: turn.seed,
-        ..GuestLoad::default()
-    };
-    let guest = NodeGuest::start(&cluster, "a", 2, DISK_MIB, &load).unwrap();
+    let guest =
+        NodeGuest::start(&cluster, "a", 2, DISK_MIB, &GuestLoad::seeded(turn.seed)).unwrap();
     for (from, to, memory) in [
         (a, "b", "post-copy"),
         (b, "a", "hybrid"),
@@ -33,15 +28,11 @@ fn a_guest_works_while_its_memory_follows_it() {
 
 #[test]
 fn a_machine_whose_memory_is_lost_on_the_way_ends_and_says_so() {
-    let turn = Scenario::begin("machines", "a_machine_whose_memory_is_lost_on_the_way_ends");
-    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (turn, cluster) = Scenario::alone().start(&["a", "b"]);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
-    let load = GuestLoad {
-        seed: turn.seed,
-        ..GuestLoad::default()
-    };
-    let guest = NodeGuest::start(&cluster, "a", 1, DISK_MIB, &load).unwrap();
-    let source = a.godwit(&["vm", "show", VM]).json().unwrap()["pid"].to_string();
+    let guest =
+        NodeGuest::start(&cluster, "a", 1, DISK_MIB, &GuestLoad::seeded(turn.seed)).unwrap();
+    let source = a.json(&["vm", "show", VM])["pid"].to_string();
     let show = || b.godwit(&["vm", "show", VM]).json().ok();
     // Slow enough for the memory to be still on the way when the source is gone.
     let options = ["--memory", "post-copy", "--max-bandwidth", "32M"];
@@ -58,6 +49,6 @@ fn a_machine_whose_memory_is_lost_on_the_way_ends_and_says_so() {
         (shown["state"] != "running").then(|| shown["problem"].to_string())
     });
     let problem = problem.unwrap();
-    assert!(problem.contains("memory did not arrive"), "{problem}");
+    says(&problem, &["memory did not arrive"]);
     assert_eq!(b.disk_state(&guest.disks()[0]), "serving");
 }

@@ -7,9 +7,8 @@ use std::path::Path;
 use std::process::Command;
 
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::{ClusterOptions, Node};
-use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, migrate, run_small_machine};
+use godwit_testkit::cluster::Node;
+use godwit_testkit::scenario::moves;
 
 const USER: &str = "nobody";
 const NUMBER: u32 = 65_534;
@@ -17,7 +16,7 @@ const MACHINE: &str = "caged";
 
 /// Returns the users of the machine's QEMU: real, effective, saved, of the file system.
 fn users(node: &Node) -> String {
-    let shown = node.godwit(&["vm", "show", MACHINE]).json().unwrap();
+    let shown = node.json(&["vm", "show", MACHINE]);
     let status = std::fs::read_to_string(format!("/proc/{}/status", shown["pid"])).unwrap();
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
     users.unwrap().trim().to_owned()
@@ -36,7 +35,7 @@ fn machines_run_as_a_user_who_has_nothing_of_the_nodes_and_move() {
         eprintln!("skipped: only root can start programs as other users");
         return;
     }
-    let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
+    let mut cluster = Cluster::secure(&["a", "b"]);
     // The user must be able to pass to the folders below.
     std::fs::set_permissions(cluster.dir(), Permissions::from_mode(0o711)).unwrap();
     for name in ["a", "b"] {
@@ -45,7 +44,7 @@ fn machines_run_as_a_user_who_has_nothing_of_the_nodes_and_move() {
         node.start(&[]).unwrap();
     }
     let a = cluster.node("a");
-    run_small_machine(a, MACHINE, "disk0", &[]).unwrap();
+    a.run_vm_on(MACHINE, "disk0", &[]);
     let expected = [NUMBER.to_string().as_str(); 4].join("\t");
     assert_eq!(users(a), expected);
 
@@ -61,25 +60,13 @@ fn machines_run_as_a_user_who_has_nothing_of_the_nodes_and_move() {
     assert!(can("ls", &data.join("vms").join(MACHINE)));
 
     let machine = format!("vm/{MACHINE}");
-    let ended = |moved: serde_json::Value| {
-        assert_eq!(moved["phase"], "completed", "{moved}");
-    };
-    ended(migrate(a, &machine, "b", &[]).unwrap());
+    moves(a, &machine, "b", &[]);
     assert_eq!(users(cluster.node("b")), expected);
     // QEMU finds the sockets of a restarted node, and the node finds QEMU.
-    cluster.node_mut("b").kill();
-    cluster.node_mut("b").start(&[]).unwrap();
+    cluster.die_and_start("b");
     let b = cluster.node("b");
-    let runs = || {
-        let shown = b.godwit(&["vm", "show", MACHINE]).json().ok()?;
-        (shown["state"] == "running").then_some(())
-    };
-    wait_for(PATIENCE, runs).expect("it runs");
-    ended(migrate(b, &machine, "a", &[]).unwrap());
+    b.vm_comes_to(MACHINE, "running");
+    moves(b, &machine, "a", &[]);
     assert_eq!(users(cluster.node("a")), expected);
-    cluster
-        .node("a")
-        .godwit(&["vm", "stop", "--force", MACHINE])
-        .text()
-        .unwrap();
+    cluster.node("a").stop_vm(MACHINE);
 }

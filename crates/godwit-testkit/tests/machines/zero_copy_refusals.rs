@@ -7,8 +7,8 @@ use std::process::Command;
 
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, MemoryPool, Node};
-use godwit_testkit::process::{run, wait_for};
-use godwit_testkit::scenario::{PATIENCE, Scenario};
+use godwit_testkit::process::{run, words};
+use godwit_testkit::scenario::{Scenario, until};
 use godwit_testkit::vm::idle_qemu;
 
 /// A file system whose mount needs root, until dropped.
@@ -44,40 +44,28 @@ impl Drop for Mounted {
     }
 }
 
+/// The command for a machine with its memory in a pool.
 fn run_in<'a>(pool: &'a str, memory: &'a str) -> Vec<&'a str> {
-    vec![
-        "vm",
-        "run",
-        "web",
-        "--memory",
-        memory,
-        "--accel",
-        "tcg",
-        "--memory-pool",
-        pool,
-        "--",
-        "-nodefaults",
-    ]
+    let run = ["vm", "run", "web", "--memory", memory, "--accel", "tcg"];
+    [&run[..], &["--memory-pool", pool, "--", "-nodefaults"]].concat()
 }
 
-/// Expects the command to be refused with all of these words and with a hint.
-fn refused(node: &Node, command: &[&str], words: &[&str]) {
-    let text = node.refusal(command);
-    println!("{text}\n");
-    for word in words {
-        assert!(text.contains(word), "'{word}' is not in: {text}");
-    }
-    assert!(text.contains("hint:"), "no next step in: {text}");
+const ZERO_COPY: &str = "migrate vm/web --to b --memory zero-copy";
+
+/// Expects the command to be refused with all of these words, apart by `|`, and with a hint.
+fn refused(node: &Node, command: &[&str], said: &str) {
+    let said: Vec<&str> = said.split(" | ").chain(["hint:"]).collect();
+    println!("{}\n", node.refuses(command, &said));
 }
 
 fn no_machine(node: &Node) {
-    let all = node.godwit(&["vm", "list"]).json().unwrap();
+    let all = node.json(&["vm", "list"]);
     assert_eq!(all.as_array().map(Vec::len), Some(0), "{all}");
 }
 
 #[test]
 fn a_pool_that_cannot_be_used_is_named_before_anything_starts() {
-    let _turn = Scenario::begin("machines", "a_pool_that_cannot_be_used_is_named");
+    let _turn = Scenario::shared();
     let small = Mounted::new("tmpfs", "size=32m");
     let read_only = Mounted::new("tmpfs", "ro,size=32m");
     let huge = Mounted::new("hugetlbfs", "pagesize=2M");
@@ -92,49 +80,33 @@ fn a_pool_that_cannot_be_used_is_named_before_anything_starts() {
         mounted("ro", &read_only),
         mounted("huge", &huge),
     ];
-    let mut cluster = Cluster::prepare(&["a"], ClusterOptions::secure().unwrap()).unwrap();
+    let mut cluster = Cluster::secure(&["a"]);
     for (name, path) in pools.iter().flatten() {
-        let option = format!("--memory-pool={name}={}", path.display());
-        cluster.node_mut("a").spec_mut().options.push(option);
+        cluster.node_mut("a").spec_mut().add_memory_pool(name, path);
     }
     cluster.start_all().unwrap();
     let a = cluster.node("a");
-    let words: [(&str, &[&str]); 6] = [
+    let words: [(&str, &str); 6] = [
         (
             "nope",
-            &[
-                "no memory pool named \"nope\"",
-                "it has missing",
-                "--memory-pool NAME=PATH",
-            ],
+            "no memory pool named \"nope\" | it has missing | --memory-pool NAME=PATH",
         ),
-        ("missing", &["memory pool missing of node 'a'", "mount it"]),
+        ("missing", "memory pool missing of node 'a' | mount it"),
         (
             "file",
-            &[
-                "memory pool file of node 'a'",
-                "has 0 bytes",
-                "another --memory-pool",
-            ],
+            "memory pool file of node 'a' | has 0 bytes | another --memory-pool",
         ),
         (
             "small",
-            &["has 32 MiB free, and 64 MiB", "make the pool larger"],
+            "has 32 MiB free, and 64 MiB | make the pool larger",
         ),
         (
             "ro",
-            &[
-                "memory pool ro of node 'a'",
-                "let the node's user write there",
-            ],
+            "memory pool ro of node 'a' | let the node's user write there",
         ),
         (
             "huge",
-            &[
-                "memory pool huge of node 'a'",
-                "its pages have 2097152 bytes",
-                "a multiple of them with --memory",
-            ],
+            "memory pool huge of node 'a' | its pages have 2097152 bytes | a multiple of them with --memory",
         ),
     ];
     for (name, words) in words {
@@ -158,7 +130,7 @@ fn file(folder: &Path, name: &str, mib: u64, begin: &str) -> PathBuf {
 
 #[test]
 fn a_device_that_is_no_pool_is_named_and_nothing_of_it_is_overwritten() {
-    let _turn = Scenario::begin("machines", "a_device_that_is_no_pool_is_named");
+    let _turn = Scenario::shared();
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let cut = MemoryPool::file(128).unwrap();
     let cut_file = std::fs::File::options().write(true).open(cut.path());
@@ -187,39 +159,29 @@ fn a_device_that_is_no_pool_is_named_and_nothing_of_it_is_overwritten() {
             .as_ref()
             .map(|mounted| ("ro", mounted.path().join("device"))),
     );
-    let mut cluster = Cluster::prepare(&["a"], ClusterOptions::secure().unwrap()).unwrap();
+    let mut cluster = Cluster::secure(&["a"]);
     for (name, path) in &pools {
-        let option = format!("--memory-pool={name}={}", path.display());
-        cluster.node_mut("a").spec_mut().options.push(option);
+        cluster.node_mut("a").spec_mut().add_memory_pool(name, path);
     }
     cluster.start_all().unwrap();
     let a = cluster.node("a");
-    let words: [(&str, &[&str]); 7] = [
+    let words: [(&str, &str); 7] = [
         (
             "blank",
-            &["was not made a pool yet", "godwit memory-pool format"],
+            "was not made a pool yet | godwit memory-pool format",
         ),
-        ("foreign", &["holds something else", "--overwrite"]),
+        ("foreign", "holds something else | --overwrite"),
         (
             "short",
-            &[
-                "has 2097152 bytes, and a pool has at least 4194304",
-                "make it larger",
-            ],
+            "has 2097152 bytes, and a pool has at least 4194304 | make it larger",
         ),
-        ("null", &["/dev/null is neither a folder, nor a DAX device"]),
+        ("null", "/dev/null is neither a folder, nor a DAX device"),
         (
             "cut",
-            &["it was made for 134217728 bytes, and 67108864 are there"],
+            "it was made for 134217728 bytes, and 67108864 are there",
         ),
-        (
-            "odd",
-            &["its pages have 2097152 bytes", "a multiple of them"],
-        ),
-        (
-            "ro",
-            &["may not write to", "let the node's user write there"],
-        ),
+        ("odd", "its pages have 2097152 bytes | a multiple of them"),
+        ("ro", "may not write to | let the node's user write there"),
     ];
     for (name, words) in words {
         if pools.iter().any(|(known, _)| *known == name) {
@@ -228,74 +190,68 @@ fn a_device_that_is_no_pool_is_named_and_nothing_of_it_is_overwritten() {
         }
     }
     no_machine(a);
-    let formats: [(&str, &[&str]); 5] = [
-        ("foreign", &["holds something else", "--overwrite"]),
-        ("short", &["make it larger"]),
-        ("null", &["/dev/null"]),
-        ("folder", &["is a folder, which is a pool as it is"]),
-        ("nope", &["no memory pool named \"nope\""]),
+    let formats: [(&str, &str); 5] = [
+        ("foreign", "holds something else | --overwrite"),
+        ("short", "make it larger"),
+        ("null", "/dev/null"),
+        ("folder", "is a folder, which is a pool as it is"),
+        ("nope", "no memory pool named \"nope\""),
     ];
     for (name, words) in formats {
         refused(a, &["memory-pool", "format", name], words);
     }
     let untouched = std::fs::read(folder.path().join("foreign")).unwrap();
     assert!(untouched.starts_with(b"a file system"), "it is as it was");
-    a.godwit(&run_in("odd", "64M")).json().unwrap();
+    a.json(&run_in("odd", "64M"));
     let overwrite = ["memory-pool", "format", "odd", "--overwrite"];
     refused(
         a,
         &overwrite,
-        &["with the memory of 1 machines", "stop the machines"],
+        "with the memory of 1 machines | stop the machines",
     );
-    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
-    a.godwit(&overwrite).json().unwrap();
-    a.godwit(&["memory-pool", "format", "foreign", "--overwrite"])
-        .json()
-        .unwrap();
-    a.godwit(&run_in("foreign", "64M")).json().unwrap();
-    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+    a.stop_vm("web");
+    a.json(&overwrite);
+    a.json(&["memory-pool", "format", "foreign", "--overwrite"]);
+    a.json(&run_in("foreign", "64M"));
+    a.stop_vm("web");
 }
 
 /// Two devices of one name, each a pool with a machine of this name.
 #[test]
 fn another_device_of_the_same_name_is_refused() {
-    let _turn = Scenario::begin("machines", "another_device_of_the_same_name");
+    let _turn = Scenario::shared();
     let (here, there) = (MemoryPool::file(96).unwrap(), MemoryPool::file(96).unwrap());
-    let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
+    let mut cluster = Cluster::secure(&["a", "b"]);
     for (name, pool) in [("a", &here), ("b", &there)] {
-        let option = format!("--memory-pool=cxl={}", pool.path().display());
-        cluster.node_mut(name).spec_mut().options.push(option);
+        let spec = cluster.node_mut(name).spec_mut();
+        spec.add_memory_pool("cxl", pool.path());
     }
     cluster.start_all().unwrap();
     let a = cluster.node("a");
-    a.godwit(&run_in("cxl", "64M")).json().unwrap();
-    let migrate = ["migrate", "vm/web", "--to", "b", "--memory", "zero-copy"];
-    let words: &[&str] = &[
-        "memory pool cxl of node 'b' cannot be used: it is other memory there",
-        "give both nodes the same memory under this name",
-    ];
-    refused(a, &migrate, words);
+    a.json(&run_in("cxl", "64M"));
+    let migrate = words(ZERO_COPY);
+    let other = "memory pool cxl of node 'b' cannot be used: it is other memory there | give both nodes \
+                 the same memory under this name";
+    refused(a, &migrate, other);
     // A copy of the device from before does not know the new question.
     std::fs::copy(here.path(), there.path()).unwrap();
-    refused(a, &migrate, words);
-    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+    refused(a, &migrate, other);
+    a.stop_vm("web");
     assert!(here.is_empty().unwrap(), "the pool is free again");
 }
 
 #[test]
 fn all_that_keeps_memory_where_it_is_comes_at_once() {
-    let _turn = Scenario::begin("machines", "all_that_keeps_memory_where_it_is_comes");
+    let _turn = Scenario::shared();
     let (here, there) = (MemoryPool::new().unwrap(), MemoryPool::new().unwrap());
-    let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
+    let mut cluster = Cluster::secure(&["a", "b"]);
     for (name, pool) in [("a", &here), ("b", &there)] {
-        let option = format!("--memory-pool=cxl={}", pool.path().display());
-        cluster.node_mut(name).spec_mut().options.push(option);
+        let spec = cluster.node_mut(name).spec_mut();
+        spec.add_memory_pool("cxl", pool.path());
     }
     cluster.start_all().unwrap();
     let a = cluster.node("a");
-    a.godwit(&["disk", "create", "foreign", "--size", "16M"])
-        .json()
-        .unwrap();
+    a.create_disk("foreign", "16M");
     let socket = a.spec().dir.join("disks/foreign.vhost");
     let chardev = format!("socket,id=other,reconnect-ms=100,path={}", socket.display());
     let file = cluster.dir().join("beside");
@@ -305,41 +261,31 @@ fn all_that_keeps_memory_where_it_is_comes_at_once() {
     );
     let mut command = run_in("cxl", "64M");
     // From QEMU's arguments alone the device is a foreign one.
-    command.extend([
-        "-chardev",
-        &chardev,
-        "-device",
-        "vhost-user-blk-pci,chardev=other",
-        "-overcommit",
-        "mem-lock=on",
-        "-object",
-        &beside,
-    ]);
-    a.godwit(&command).json().unwrap();
-    refused(
-        a,
-        &["migrate", "vm/web", "--to", "b", "--memory", "zero-copy"],
-        &[
-            "device vhost-user-blk-pci is served by a process that maps the memory itself",
-            "remove the device, or leave the memory in its pool with --stay-in-pool",
-            "its QEMU locks its memory (mem-lock=on)",
-            "start it without that, or leave the memory in its pool with --stay-in-pool",
-            &format!("it has memory in {} as well, which", file.display()),
-            &format!("node 'b' has the file {}, in which", file.display()),
-            "memory pool cxl of node 'b' cannot be used: it is other memory there",
-            "give both nodes the same memory under this name",
-        ],
+    command.extend(["-device", "vhost-user-blk-pci,chardev=other"]);
+    command.extend(["-chardev", &chardev, "-object", &beside]);
+    command.extend(["-overcommit", "mem-lock=on"]);
+    a.json(&command);
+    let file = file.display();
+    let said = format!(
+        "device vhost-user-blk-pci is served by a process that maps the memory itself | \
+         remove the device, or leave the memory in its pool with --stay-in-pool | \
+         its QEMU locks its memory (mem-lock=on) | \
+         start it without that, or leave the memory in its pool with --stay-in-pool | \
+         it has memory in {file} as well, which | node 'b' has the file {file}, in which | \
+         memory pool cxl of node 'b' cannot be used: it is other memory there | \
+         give both nodes the same memory under this name"
     );
-    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+    refused(a, &words(ZERO_COPY), &said);
+    a.stop_vm("web");
     assert!(here.is_empty().unwrap() && there.is_empty().unwrap());
 }
 
 /// QEMU is there, and the node does not watch it yet.
 #[test]
 fn a_machine_that_is_being_adopted_is_nobody_else_s() {
-    let _turn = Scenario::begin("machines", "a_machine_that_is_being_adopted");
+    let _turn = Scenario::shared();
     let pool = MemoryPool::new().unwrap();
-    let mut cluster = Cluster::prepare(&["a"], ClusterOptions::secure().unwrap()).unwrap();
+    let mut cluster = Cluster::secure(&["a"]);
     pool.give_to(&mut cluster);
     let adopting = ("vm::adopting", "1*sleep(5000)");
     cluster.node_mut("a").start(&[adopting]).unwrap();
@@ -348,24 +294,23 @@ fn a_machine_that_is_being_adopted_is_nobody_else_s() {
     let file = pool.path().join("web.memory");
     let memory = format!("memory-backend-file,mem-path={}", file.display());
     let _qemu = idle_qemu(&monitor, &memory, &[]).unwrap();
-    let show = || a.godwit(&["vm", "show", "web"]).json();
     std::thread::scope(|scope| {
         let monitor = monitor.to_string_lossy().into_owned();
         let adopted =
             scope.spawn(move || a.godwit(&["vm", "adopt", "web", "--qmp", &monitor]).json());
-        wait_for(PATIENCE, || show().ok()).expect("it has the name");
+        until("it has the name", || !a.vm("web").is_null());
         let stop = ["vm", "stop", "web", "--force"];
-        refused(a, &stop, &["VM web is being started"]);
+        refused(a, &stop, "VM web is being started");
         let run = run_in("cxl", "64M");
-        refused(a, &run, &["a VM named \"web\" is being started"]);
+        refused(a, &run, "a VM named \"web\" is being started");
         adopted.join().unwrap().unwrap();
     });
-    let vm = show().unwrap();
+    let vm = a.vm("web");
     assert!(
         vm["state"] == "paused" && vm["memory"]["pool"] == "cxl",
         "{vm}"
     );
-    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+    a.stop_vm("web");
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
@@ -398,7 +343,7 @@ fn without_userfault(folder: &Path, program: &Path) -> Option<PathBuf> {
 /// The node to which the memory would follow may not hold pages, nor may the QEMUs of this node.
 #[test]
 fn a_node_that_may_not_hold_pages_is_named() {
-    let _turn = Scenario::begin("machines", "a_node_that_may_not_hold_pages");
+    let _turn = Scenario::shared();
     let pool = MemoryPool::new().unwrap();
     let options = ClusterOptions::secure().unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -410,29 +355,23 @@ fn a_node_that_may_not_hold_pages_is_named() {
     cluster.node_mut("b").spec_mut().godwit = program;
     cluster.start_all().unwrap();
     let (a, b) = (cluster.node("a"), cluster.node("b"));
-    a.godwit(&run_in("cxl", "64M")).json().unwrap();
-    let migrate = ["migrate", "vm/web", "--to", "b", "--memory", "zero-copy"];
+    a.json(&run_in("cxl", "64M"));
+    let migrate = words(ZERO_COPY);
     refused(
         a,
         &migrate,
-        &[
-            "node 'b' may not hold pages of memory that follows a VM (userfaultfd: ",
-            "give it CAP_SYS_PTRACE or access to /dev/userfaultfd, or leave the memory in its pool",
-        ],
+        "node 'b' may not hold pages of memory that follows a VM (userfaultfd:  | give it CAP_SYS_PTRACE or access to /dev/userfaultfd, or leave the memory in its pool",
     );
     // Memory that stays is not held.
     let mut stay = migrate.to_vec();
     stay.push("--stay-in-pool");
-    a.godwit(&stay).json().unwrap();
+    a.json(&stay);
     refused(
         b,
         &["vm", "memory", "web", "--to", "local"],
-        &[
-            "its QEMU may not hold pages of memory (userfaultfd: ",
-            "let the node run as root, or set vm.unprivileged_userfaultfd to 1",
-        ],
+        "its QEMU may not hold pages of memory (userfaultfd:  | let the node run as root, or set vm.unprivileged_userfaultfd to 1",
     );
-    b.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+    b.stop_vm("web");
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
@@ -440,39 +379,33 @@ fn a_node_that_may_not_hold_pages_is_named() {
 /// with.
 #[test]
 fn memory_that_is_not_shared_is_refused() {
-    let _turn = Scenario::begin("machines", "memory_that_is_not_shared_is_refused");
+    let _turn = Scenario::shared();
     let pool = MemoryPool::new().unwrap();
-    let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
-    let option = format!("--memory-pool=cxl={}", pool.path().display());
-    cluster.node_mut("a").spec_mut().options.push(option);
+    let mut cluster = Cluster::secure(&["a", "b"]);
+    let a = cluster.node_mut("a").spec_mut();
+    a.add_memory_pool("cxl", pool.path());
     cluster.start_all().unwrap();
     let a = cluster.node("a");
     let mut command = run_in("cxl", "64M");
-    a.godwit(&command).json().unwrap();
-    let migrate = ["migrate", "vm/web", "--to", "b", "--memory", "zero-copy"];
+    a.json(&command);
+    let migrate = words(ZERO_COPY);
     refused(
         a,
         &migrate,
-        &[
-            "node 'b' has no memory pool named \"cxl\"",
-            "it has none; start the node with --memory-pool NAME=PATH",
-        ],
+        "node 'b' has no memory pool named \"cxl\" | it has none; start the node with --memory-pool NAME=PATH",
     );
-    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+    a.stop_vm("web");
     command.drain(7..9);
-    a.godwit(&command).json().unwrap();
+    a.json(&command);
     refused(
         a,
         &migrate,
-        &[
-            "its memory is in no memory pool",
-            "start it with 'godwit vm run --memory-pool'",
-        ],
+        "its memory is in no memory pool | start it with 'godwit vm run --memory-pool'",
     );
     refused(
         a,
         &["vm", "memory", "web", "--to", "local"],
-        &["it is in no memory pool"],
+        "it is in no memory pool",
     );
-    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+    a.stop_vm("web");
 }

@@ -1,18 +1,20 @@
 //! NICs with names, for machines started by a third party.
 
+use godwit_testkit::scenario::until;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
 use godwit_testkit::cluster::Node;
-use godwit_testkit::network::{Lan, Pinger, Talk};
+use godwit_testkit::network::{Pinger, Talk};
 use godwit_testkit::process::wait_for;
 use godwit_testkit::vm::{AdoptedMachine, NodeGuest, idle_qemu};
 use serde_json::Value;
 
 use super::{
-    ECHO, GUEST, PING_EVERY, cluster, ip, load, lost_nothing, may_run, run, shown, there_and_back,
+    ECHO, GUEST, PING_EVERY, ip, load, lost_nothing, one_node, run, shown, there_and_back,
+    two_nodes,
 };
 
 pub(super) const NIC: &str = "web";
@@ -38,11 +40,9 @@ fn named(node: &Node) -> io::Result<Value> {
 
 #[test]
 fn a_machine_that_somebody_else_started_moves_there_and_back_with_its_nic() -> io::Result<()> {
-    if !may_run() {
+    let Some((lan, mut cluster)) = two_nodes(&[])? else {
         return Ok(());
-    }
-    let lan = Lan::new(2)?;
-    let mut cluster = cluster(&lan, &[])?;
+    };
     let told = create(cluster.node("a"), NIC, "tap=tap0")?;
     let a = cluster.node("a");
     // The process ends when the machine has moved.
@@ -53,19 +53,19 @@ fn a_machine_that_somebody_else_started_moves_there_and_back_with_its_nic() -> i
     let (guest, _qemu) = NodeGuest::adopt(&cluster, a, (1, 64), &load(""), machine)?;
     let nic = shown(a)?;
     assert!(nic["attached"] == true && nic["tap"] == "tap0", "{nic}");
-    let gone = a.refusal(&["nic", "show", NIC]);
-    assert!(gone.contains("serves no NIC \"web\""), "{gone}");
-    let taken = a.refusal(&["nic", "create", NIC, "bridge=br0"]);
-    assert!(taken.contains("NIC web is VM guest's"), "{taken}");
+    a.refuses(&["nic", "show", NIC], &["serves no NIC \"web\""]);
+    a.refuses(
+        &["nic", "create", NIC, "bridge=br0"],
+        &["NIC web is VM guest's"],
+    );
     let talk = Talk::start(lan.switch(), SocketAddr::from((GUEST, ECHO)), 1 << 20);
     let talks = |talk: &Talk| {
         let before = talk.bytes();
-        wait_for(PATIENCE, || (talk.bytes() > before).then_some(())).expect("goes on");
+        until("goes on", || talk.bytes() > before);
     };
     talks(&talk);
     // The NIC is served again where QEMU expects it.
-    cluster.node_mut("a").kill();
-    cluster.node_mut("a").start(&[])?;
+    cluster.die_and_start("a");
     let attached = || (shown(cluster.node("a")).ok()?["attached"] == true).then_some(());
     wait_for(PATIENCE, attached).expect("the NIC goes on");
     talks(&talk);
@@ -88,11 +88,9 @@ fn a_machine_that_somebody_else_started_moves_there_and_back_with_its_nic() -> i
 
 #[test]
 fn a_nic_with_a_name_is_served_until_it_is_removed_also_when_its_node_restarts() -> io::Result<()> {
-    if !may_run() {
+    let Some((lan, mut cluster)) = one_node()? else {
         return Ok(());
-    }
-    let lan = Lan::new(1)?;
-    let mut cluster = super::cluster_of_one(&lan)?;
+    };
     create(cluster.node("a"), NIC, "tap=tap0,queues=1")?;
     let before = named(cluster.node("a"))?;
     assert!(
@@ -124,8 +122,7 @@ fn a_nic_with_a_name_is_served_until_it_is_removed_also_when_its_node_restarts()
     let a = cluster.node("a");
     a.godwit(&["nic", "rm", NIC]).text()?;
     assert!(!socket.exists());
-    let gone = a.refusal(&["nic", "rm", NIC]);
-    assert!(gone.contains("serves no NIC \"web\""), "{gone}");
+    a.refuses(&["nic", "rm", NIC], &["serves no NIC \"web\""]);
     // The NIC's tap is free at once.
     create(a, NIC, "tap=tap0")?;
     Ok(())
@@ -134,11 +131,9 @@ fn a_nic_with_a_name_is_served_until_it_is_removed_also_when_its_node_restarts()
 /// The machine has ended, and another NIC gets the name before the machine is taken off the node's list.
 #[test]
 fn a_nic_that_took_the_name_of_an_adopted_one_keeps_its_socket() -> io::Result<()> {
-    if !may_run() {
+    let Some((_lan, cluster)) = one_node()? else {
         return Ok(());
-    }
-    let lan = Lan::new(1)?;
-    let cluster = super::cluster_of_one(&lan)?;
+    };
     let a = cluster.node("a");
     let told = create(a, NIC, "tap=tap0")?;
     let monitor = cluster.dir().join("monitor.sock");
@@ -162,11 +157,9 @@ fn a_nic_that_took_the_name_of_an_adopted_one_keeps_its_socket() -> io::Result<(
 
 #[test]
 fn a_nic_with_a_name_that_cannot_be_had_is_refused_in_a_sentence() -> io::Result<()> {
-    if !may_run() {
+    let Some((_lan, mut cluster)) = one_node()? else {
         return Ok(());
-    }
-    let lan = Lan::new(1)?;
-    let mut cluster = super::cluster_of_one(&lan)?;
+    };
     let a = cluster.node("a");
     let mac = "mac=52:54:00:00:00:01";
     create(a, NIC, &format!("tap=tap0,{mac}"))?;
@@ -196,9 +189,11 @@ fn a_nic_with_a_name_that_cannot_be_had_is_refused_in_a_sentence() -> io::Result
         "{refused}"
     );
     run(a, "one", "bridge=br0,mac=52:54:00:00:00:02")?;
-    let refused = a.refusal(&["nic", "create", "two", "bridge=br0,mac=52:54:00:00:00:02"]);
-    assert!(refused.contains("VM one of node 'a' has"), "{refused}");
-    a.godwit(&["vm", "stop", "one", "--force"]).text()?;
+    a.refuses(
+        &["nic", "create", "two", "bridge=br0,mac=52:54:00:00:00:02"],
+        &["VM one of node 'a' has"],
+    );
+    a.stop_vm("one");
     let list = a.godwit(&["nic", "list"]).json()?;
     assert_eq!(list.as_array().map(Vec::len), Some(1), "{list}");
     // A folder that cannot hold sockets: permissions would not stop root.
@@ -206,14 +201,12 @@ fn a_nic_with_a_name_that_cannot_be_had_is_refused_in_a_sentence() -> io::Result
     a.godwit(&["nic", "rm", NIC]).text()?;
     std::fs::remove_dir(&folder)?;
     std::fs::write(&folder, "")?;
-    let refused = a.refusal(&["nic", "create", NIC, "tap=tap0"]);
-    assert!(
-        refused.contains("nics/web.vhost: Not a directory"),
-        "{refused}"
+    a.refuses(
+        &["nic", "create", NIC, "tap=tap0"],
+        &["nics/web.vhost: Not a directory"],
     );
     std::fs::remove_file(&folder)?;
-    cluster.node_mut("a").kill();
-    cluster.node_mut("a").start(&[])?;
+    cluster.die_and_start("a");
     // The failures leave nothing behind.
     create(cluster.node("a"), NIC, "tap=tap0")?;
     Ok(())

@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::thread::sleep;
 use std::time::Duration;
 
-use godwit_testkit::network::{Capture, Lan, Pinger, inside};
+use godwit_testkit::network::{Capture, Pinger, inside};
 use godwit_testkit::process::wait_for;
 use godwit_testkit::vm::{
     ConsoleSocket, GuestConsole, GuestImage, GuestLoad, GuestMachine, GuestNetwork, Monitor,
@@ -15,7 +15,7 @@ use godwit_testkit::vm::{
 };
 
 use super::adopted::{NIC, create, words_for_qemu};
-use super::{GUEST, PING_EVERY, answered_once, cluster, ip, load, may_run};
+use super::{GUEST, PING_EVERY, answered_once, ip, load, two_nodes};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest time between repeated announcements.
@@ -103,11 +103,9 @@ fn hear(capture: &Capture, wanted: &BTreeSet<Said>) -> BTreeSet<Said> {
 
 #[test]
 fn what_a_guest_is_reached_by_is_announced_and_nothing_else() -> io::Result<()> {
-    if !may_run() {
+    let Some((lan, cluster)) = two_nodes(&[])? else {
         return Ok(());
-    }
-    let lan = Lan::new(2)?;
-    let cluster = cluster(&lan, &[])?;
+    };
     let network = GuestNetwork {
         script: SCRIPT.to_owned(),
         ..GuestNetwork::default()
@@ -155,11 +153,9 @@ fn what_a_guest_is_reached_by_is_announced_and_nothing_else() -> io::Result<()> 
 /// to.
 #[test]
 fn a_machine_that_qemu_itself_moves_is_announced() -> io::Result<()> {
-    if !may_run() {
+    let Some((lan, cluster)) = two_nodes(&[])? else {
         return Ok(());
-    }
-    let lan = Lan::new(2)?;
-    let cluster = cluster(&lan, &[])?;
+    };
     let file = |name: String| cluster.dir().join(name);
     let console = GuestConsole::new();
     let mut machines = Vec::new();
@@ -210,11 +206,9 @@ fn a_guest_hears_its_group_behind_a_switch_that_snoops() -> io::Result<()> {
     const EVERY: Duration = Duration::from_millis(10);
     /// Datagrams some time after the end of a move.
     const LAST: usize = 150;
-    if !may_run() {
+    let Some((lan, cluster)) = two_nodes(&[])? else {
         return Ok(());
-    }
-    let lan = Lan::new(2)?;
-    let cluster = cluster(&lan, &[])?;
+    };
     let snoops = "link set br0 type bridge mcast_snooping 1 mcast_querier 1 mcast_query_response_interval 100 \
                   mcast_startup_query_interval 100";
     ip(lan.switch(), snoops)?;

@@ -273,7 +273,7 @@ fn testpmd_sends_and_receives_through_a_nodes_nic_which_goes_on_at_another_node(
     let counted = counters["received_packets"].as_u64().unwrap_or_default();
     let counted = counted..=counter(b, "received_packets")?;
     assert!(counted.contains(&frames), "{counted:?}: {frames}");
-    b.godwit(&["vm", "stop", VM, "--force"]).text()?;
+    b.stop_vm(VM);
     Ok(())
 }
 
@@ -314,7 +314,7 @@ fn testpmd_uses_two_pairs_of_queues() -> io::Result<()> {
         assert_eq!(pair["sent_packets"], SENDS, "{shown}");
         assert!(pair["received_packets"].as_u64() > Some(100), "{shown}");
     }
-    a.godwit(&["vm", "stop", VM, "--force"]).text()?;
+    a.stop_vm(VM);
     Ok(())
 }
 
@@ -430,7 +430,7 @@ fn a_front_end_that_logs_finds_every_page_that_the_nic_wrote_and_no_other() -> i
     send(2)?;
     received(&mut client, 2);
     assert_eq!(client.take_log(), [] as [u64; 0]);
-    a.godwit(&["vm", "stop", VM, "--force"]).text()?;
+    a.stop_vm(VM);
     Ok(())
 }
 
@@ -466,6 +466,6 @@ fn what_is_offered_in_a_disabled_ring_is_dropped() -> io::Result<()> {
     send_datagram(&mut client, 2, 3);
     assert_eq!(heard.join().expect("does not panic")?, [1, 3]);
     assert_eq!(counter(a, "send_refused")?, 1);
-    a.godwit(&["vm", "stop", VM, "--force"]).text()?;
+    a.stop_vm(VM);
     Ok(())
 }

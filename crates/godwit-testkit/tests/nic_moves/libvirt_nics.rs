@@ -170,8 +170,7 @@ fn a_conversation_goes_on_while_libvirt_moves_its_machine_and_a_node_restarts() 
         });
     };
     talks();
-    cluster.node_mut("a").kill();
-    cluster.node_mut("a").start(&[])?;
+    cluster.die_and_start("a");
     wait_for(PATIENCE, || attached(cluster.node("a"))).expect("QEMU uses the NIC again");
     talks();
 

@@ -1,5 +1,6 @@
 //! A card with two queue pairs, of which its guest uses both or one.
 
+use godwit_testkit::scenario::says;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use godwit_testkit::process::wait_for;
 use godwit_testkit::vm::{NodeGuest, NodeMachine};
 use serde_json::Value;
 
-use super::{ECHO, GUEST, PING_EVERY, answered_once, cluster, load, may_run, shown};
+use super::{ECHO, GUEST, PING_EVERY, answered_once, load, shown, two_nodes};
 
 /// Conversations at a time: enough for each of two processors to have some.
 const TALKS: usize = 4;
@@ -53,11 +54,9 @@ fn end(talks: Vec<Talk>) -> io::Result<()> {
 
 #[test]
 fn a_guest_that_uses_two_pairs_of_queues_moves_there_and_back() -> io::Result<()> {
-    if !may_run() {
+    let Some((lan, cluster)) = two_nodes(&[])? else {
         return Ok(());
-    }
-    let lan = Lan::new(2)?;
-    let cluster = cluster(&lan, &[])?;
+    };
     let (guest, talks) = begin(&lan, &cluster)?;
     let pinger = Pinger::start(lan.switch(), GUEST, PING_EVERY)?;
     for (from, to) in [("a", "b"), ("b", "a")] {
@@ -88,11 +87,9 @@ fn a_guest_that_uses_two_pairs_of_queues_moves_there_and_back() -> io::Result<()
 #[test]
 fn connections_go_on_when_their_guest_uses_fewer_queues_or_attaches_a_program_to_its_card()
 -> io::Result<()> {
-    if !may_run() {
+    let Some((lan, cluster)) = two_nodes(&[])? else {
         return Ok(());
-    }
-    let lan = Lan::new(2)?;
-    let cluster = cluster(&lan, &[])?;
+    };
     let (guest, talks) = begin(&lan, &cluster)?;
     go_on(&talks, "the start");
     let tell = |command: &str| {
@@ -106,7 +103,7 @@ fn connections_go_on_when_their_guest_uses_fewer_queues_or_attaches_a_program_to
     assert_eq!(tell("channels 2")?, "channels: done");
     // The card cannot be told to bring whole packets only, which such a program needs.
     let refused = tell("xdp driver")?;
-    assert!(refused.contains("not supported"), "{refused}");
+    says(&refused, &["not supported"]);
     assert_eq!(tell("xdp stack")?, "xdp: done");
     guest.migrate(cluster.node("b"), "a", &[])?;
     go_on(&talks, "a move with a program");

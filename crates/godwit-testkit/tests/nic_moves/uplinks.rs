@@ -1,14 +1,15 @@
 //! Taps and bridges that come and go, pass nothing yet, keep VLANs apart, or have other names elsewhere.
 
+use godwit_testkit::scenario::until;
 use std::io;
 use std::time::{Duration, Instant};
 
 use godwit_testkit::cluster::Node;
-use godwit_testkit::network::{Lan, Namespace};
+use godwit_testkit::network::Namespace;
 use godwit_testkit::process::{self, wait_for};
 use serde_json::Value;
 
-use super::{cluster, cluster_of_one, ip, may_run, run};
+use super::{ip, one_node, run, two_nodes};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -43,11 +44,9 @@ fn problem(node: &Node, name: &str, wanted: Option<&str>) {
 
 #[test]
 fn an_uplink_that_is_made_again_is_used_again() -> io::Result<()> {
-    if !may_run() {
+    let Some((lan, cluster)) = one_node()? else {
         return Ok(());
-    }
-    let lan = Lan::new(1)?;
-    let cluster = cluster_of_one(&lan)?;
+    };
     let (host, a) = (&lan.hosts()[0], cluster.node("a"));
     ip(host, "link add br7 up type bridge")?;
     for (name, uplink) in [("one", "bridge=br7"), ("two", "tap=tap0")] {
@@ -62,8 +61,9 @@ fn an_uplink_that_is_made_again_is_used_again() -> io::Result<()> {
     assert_eq!(link(host, &tap)["master"], "br7");
     // The node's own tap, too.
     ip(host, &format!("link del {tap}"))?;
-    let again = || (link(host, &tap)["master"] == "br7").then_some(());
-    wait_for(PATIENCE, again).expect("the node makes its tap again");
+    until("the node makes its tap again", || {
+        link(host, &tap)["master"] == "br7"
+    });
     ip(host, "link set br7 down")?;
     problem(a, "one", Some("bridge br7 is down"));
 
@@ -81,19 +81,16 @@ fn an_uplink_that_is_made_again_is_used_again() -> io::Result<()> {
 
 #[test]
 fn a_move_waits_until_the_destinations_bridge_lets_packets_pass() -> io::Result<()> {
-    if !may_run() {
+    let Some((lan, cluster)) = two_nodes(&[])? else {
         return Ok(());
-    }
-    let lan = Lan::new(2)?;
-    let cluster = cluster(&lan, &[])?;
+    };
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     for host in lan.hosts() {
         ip(host, "link add br7 up type bridge")?;
     }
     run(a, "one", "bridge=br7")?;
     ip(&lan.hosts()[1], "link set br7 down")?;
-    let refused = a.refusal(&["migrate", "vm/one", "--to", "b"]);
-    assert!(refused.contains("bridge br7 is down"), "{refused}");
+    a.refuses(&["migrate", "vm/one", "--to", "b"], &["bridge br7 is down"]);
     // The bridge listens and learns for two seconds each.
     ip(
         &lan.hosts()[1],
@@ -107,17 +104,15 @@ fn a_move_waits_until_the_destinations_bridge_lets_packets_pass() -> io::Result<
         began.elapsed()
     );
     problem(b, "one/0", None);
-    b.godwit(&["vm", "stop", "one", "--force"]).text()?;
+    b.stop_vm("one");
     Ok(())
 }
 
 #[test]
 fn a_tap_without_a_bridge_at_the_destination_is_told() -> io::Result<()> {
-    if !may_run() {
+    let Some((lan, cluster)) = two_nodes(&[])? else {
         return Ok(());
-    }
-    let lan = Lan::new(2)?;
-    let cluster = cluster(&lan, &[])?;
+    };
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     run(a, "one", "tap=tap0")?;
     ip(&lan.hosts()[1], "link set tap0 nomaster")?;
@@ -127,7 +122,7 @@ fn a_tap_without_a_bridge_at_the_destination_is_told() -> io::Result<()> {
         warnings.contains("tap tap0 is in no bridge at node 'b'"),
         "{moved}"
     );
-    b.godwit(&["vm", "stop", "one", "--force"]).text()?;
+    b.stop_vm("one");
     Ok(())
 }
 
@@ -148,41 +143,31 @@ fn vlans(host: &Namespace, port: &str) -> io::Result<Vec<(u64, bool)>> {
 
 #[test]
 fn a_nic_goes_to_a_bridge_of_another_name() -> io::Result<()> {
-    if !may_run() {
+    let Some((lan, cluster)) = two_nodes(&[])? else {
         return Ok(());
-    }
-    let lan = Lan::new(2)?;
-    let cluster = cluster(&lan, &[])?;
+    };
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     ip(&lan.hosts()[0], "link add br7 up type bridge")?;
     ip(&lan.hosts()[1], "link add br8 up type bridge")?;
     run(a, "one", "bridge=br7")?;
     let to_b = |uplink| ["migrate", "vm/one", "--to", "b", "--uplink", uplink];
-    let refused = a.refusal(&to_b("br9=br8"));
-    assert!(refused.contains("it has no NIC on br9"), "{refused}");
-    let refused = a.refusal(&to_b("br7=br9"));
-    assert!(refused.contains("there is no bridge br9"), "{refused}");
+    a.refuses(&to_b("br9=br8"), &["it has no NIC on br9"]);
+    a.refuses(&to_b("br7=br9"), &["there is no bridge br9"]);
     a.godwit(&to_b("br7=br8")).json()?;
     assert_eq!(nic(b, "one/0")["bridge"], "br8");
-    b.godwit(&["vm", "stop", "one", "--force"]).text()?;
+    b.stop_vm("one");
     Ok(())
 }
 
 #[test]
 fn a_nic_is_in_the_vlans_that_it_is_given() -> io::Result<()> {
-    if !may_run() {
+    let Some((lan, cluster)) = one_node()? else {
         return Ok(());
-    }
-    let lan = Lan::new(1)?;
-    let cluster = cluster_of_one(&lan)?;
+    };
     let (host, a) = (&lan.hosts()[0], cluster.node("a"));
     ip(host, "link add br7 up type bridge")?;
     let create = ["nic", "create", "one", "bridge=br7,vlan=7,trunk=5+10-12"];
-    let refused = a.refusal(&create);
-    assert!(
-        refused.contains("bridge br7 does not keep VLANs apart"),
-        "{refused}"
-    );
+    a.refuses(&create, &["bridge br7 does not keep VLANs apart"]);
     if let Err(error) = ip(host, "link set br7 type bridge vlan_filtering 1") {
         eprintln!("skipped: the kernel's bridges keep no VLANs apart ({error})");
         return Ok(());

@@ -8,7 +8,7 @@ use godwit_testkit::scenario::{PATIENCE, Scenario};
 use godwit_testkit::vm::GuestLoad;
 
 use super::site::{Side, Site};
-use super::{AT_ONCE, COMPLETING, COPYING_DISKS, Moment};
+use super::{COMPLETING, COPYING_DISKS, Moment};
 
 /// An emulated processor of a busy host boots in a third of this.
 const BOOTS: Duration = Duration::from_secs(120);
@@ -42,16 +42,6 @@ fn site(seed: u64) -> Site {
 }
 
 impl Site {
-    /// Begins a move and waits until this moment.
-    fn moves_up_to(&mut self, moment: &Moment) {
-        let (side, point, action) = moment.hold;
-        let held = self.place(side);
-        self.set_point(held, (point, action));
-        let seen = self.log_length(held);
-        self.start_move(moment.options);
-        self.reached(held, seen, point);
-    }
-
     /// Ends the guest's boot in this way, waits for the next boot, and checks for missing writes.
     fn reboots(&mut self, how: &str) {
         let boots = self.guest.console.end_boot(how, PATIENCE).unwrap();
@@ -63,11 +53,7 @@ impl Site {
 
 #[test]
 fn a_guest_that_reboots_or_panics_in_a_step_of_its_move_misses_no_write() {
-    let turn = Scenario::among(
-        AT_ONCE,
-        "vm_crash",
-        "a_guest_that_reboots_or_panics_in_a_step_of_its_move_misses_no_write",
-    );
+    let turn = Scenario::shared();
     let mut site = site(turn.seed);
     for (moment, how) in [
         (&COPYING_DISKS, "reboot"),
@@ -80,7 +66,7 @@ fn a_guest_that_reboots_or_panics_in_a_step_of_its_move_misses_no_write() {
             moment.phase,
             site.place(Side::Source)
         );
-        site.moves_up_to(moment);
+        site.move_up_to(moment.hold, moment.options);
         site.reboots(how);
     }
     site.moves();
@@ -92,11 +78,7 @@ fn a_guest_that_reboots_or_panics_in_a_step_of_its_move_misses_no_write() {
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=endings"]
 fn a_guest_that_reboots_at_any_moment_of_its_move_misses_no_write() {
-    let turn = Scenario::among(
-        AT_ONCE,
-        "vm_crash",
-        "a_guest_that_reboots_at_any_moment_of_its_move_misses_no_write",
-    );
+    let turn = Scenario::shared();
     let mut random = Random::new(turn.seed);
     let mut site = site(turn.seed);
     for how in ["reboot", "panic"].repeat(5) {
@@ -112,15 +94,11 @@ fn a_guest_that_reboots_at_any_moment_of_its_move_misses_no_write() {
 
 #[test]
 fn a_guest_that_powers_off_while_it_moves_is_off_at_one_node_with_all_that_it_wrote() {
-    let turn = Scenario::among(
-        AT_ONCE,
-        "vm_crash",
-        "a_guest_that_powers_off_while_it_moves_is_off_at_one_node_with_all_that_it_wrote",
-    );
+    let turn = Scenario::shared();
     let mut site = site(turn.seed);
     for moment in [&MEMORY, &COMPLETING] {
         println!("power off while {}", moment.phase);
-        site.moves_up_to(moment);
+        site.move_up_to(moment.hold, moment.options);
         site.guest.console.end_boot("power-off", PATIENCE).unwrap();
         let owner = if std::ptr::eq(moment, &COMPLETING) {
             Side::Destination

@@ -14,8 +14,7 @@ mod zero_copy;
 
 use std::time::Duration;
 
-use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, Scenario};
+use godwit_testkit::scenario::{PATIENCE, Scenario, until};
 use godwit_testkit::vm::VM;
 
 use site::{Side, Site};
@@ -213,11 +212,7 @@ impl Site {
     fn blow(&mut self, moment: &Moment, victim: Victim, outcome: Outcome) {
         let (from, to) = (self.place(Side::Source), self.place(Side::Destination));
         println!("{victim:?} in phase '{}', from {from}", moment.phase);
-        let (side, point, action) = moment.hold;
-        self.set_point(self.place(side), (point, action));
-        let seen = self.log_length(self.place(side));
-        self.start_move(moment.options);
-        self.reached(self.place(side), seen, point);
+        self.move_up_to(moment.hold, moment.options);
         std::thread::sleep(SETTLE);
         self.strike(victim);
         match outcome {
@@ -239,8 +234,8 @@ impl Site {
     }
 }
 
-fn blows(test: &str, all: &[Blow]) {
-    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
+fn blows(all: &[Blow]) {
+    let turn = Scenario::shared();
     let mut site = Site::new(turn.seed, 2);
     for (moment, victim, outcome) in all {
         site.blow(moment, *victim, *outcome);
@@ -251,37 +246,33 @@ fn blows(test: &str, all: &[Blow]) {
 
 #[test]
 fn the_source_dies() {
-    blows("the_source_dies", SOURCE_DIES);
+    blows(SOURCE_DIES);
 }
 
 #[test]
 fn the_destination_dies() {
-    blows("the_destination_dies", DESTINATION_DIES);
+    blows(DESTINATION_DIES);
 }
 
 #[test]
 fn the_link_is_cut() {
-    blows("the_link_is_cut", LINK_IS_CUT);
+    blows(LINK_IS_CUT);
 }
 
 #[test]
 fn the_sources_qemu_dies() {
-    blows("the_sources_qemu_dies", SOURCES_QEMU_DIES);
+    blows(SOURCES_QEMU_DIES);
 }
 
 #[test]
 fn the_destinations_qemu_dies() {
-    blows("the_destinations_qemu_dies", DESTINATIONS_QEMU_DIES);
+    blows(DESTINATIONS_QEMU_DIES);
 }
 
 /// QEMU connects again to the node's next process and hands over the requests in flight.
 #[test]
 fn a_node_dies_again_and_again_under_its_guest() {
-    let turn = Scenario::among(
-        AT_ONCE,
-        "vm_crash",
-        "a_node_dies_again_and_again_under_its_guest",
-    );
+    let turn = Scenario::shared();
     let mut site = Site::with_load(turn.seed, 2, 0);
     let pid = site.pid("a");
     for away in [0, 50, 300, 1500, 0] {
@@ -303,11 +294,7 @@ fn a_node_dies_again_and_again_under_its_guest() {
 /// Both disks of a machine change hands, or neither.
 #[test]
 fn a_disk_that_cannot_move_keeps_all_here() {
-    let turn = Scenario::among(
-        AT_ONCE,
-        "vm_crash",
-        "a_disk_that_cannot_move_keeps_all_here",
-    );
+    let turn = Scenario::shared();
     let mut site = Site::new(turn.seed, 2);
     // The first disk to sync at the destination fails, the other does not.
     for (point, action) in [
@@ -327,19 +314,15 @@ fn a_disk_that_cannot_move_keeps_all_here() {
         } else {
             // A disk is accepted, the other is held: the held disk's migration is cancelled.
             site.start_move(&[]);
-            let held = || (site.log_since("b", seen).matches(point).count() == 2).then_some(());
-            wait_for(PATIENCE, held).expect("both disks come to be accepted");
+            until("both disks come to be accepted", || {
+                site.log_since("b", seen).matches(point).count() == 2
+            });
             let waits = |disk: &&String| site.cluster.node("b").disk_state(disk) != "accepted";
             let held: Vec<&String> = site.guest.disks().iter().filter(waits).collect();
             assert_eq!(held.len(), 1, "one disk is held");
             let shown = site.cluster.node("a").disk(held[0]).unwrap();
             let id = shown["migration"].as_str().expect("it moves").to_owned();
-            let cancelled = site
-                .cluster
-                .node("a")
-                .godwit(&["migration", "cancel", &id])
-                .json()
-                .unwrap();
+            let cancelled = site.cluster.node("a").json(&["migration", "cancel", &id]);
             assert_eq!(cancelled["phase"], "aborted", "{cancelled}");
         }
         assert_eq!(site.survived(), "a");

@@ -16,8 +16,8 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 
 use super::site::{Side, Site};
 use super::{
-    AT_ONCE, AWAY, Blow, DESTINATION_DIES, DESTINATIONS_QEMU_DIES, LINK_IS_CUT, MEMORY, Outcome,
-    SETTLE, SOURCE_DIES, SOURCES_QEMU_DIES,
+    AWAY, Blow, DESTINATION_DIES, DESTINATIONS_QEMU_DIES, LINK_IS_CUT, MEMORY, Outcome, SETTLE,
+    SOURCE_DIES, SOURCES_QEMU_DIES,
 };
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 80, 0, 10);
@@ -34,6 +34,7 @@ const TALKS_AGAIN: Duration = Duration::from_secs(90);
 
 /// The site, and the client that talks to the guest.
 struct Served {
+    turn: Scenario,
     site: Site,
     talk: Talk,
     lan: Lan,
@@ -41,11 +42,13 @@ struct Served {
 
 impl Served {
     /// Starts the site; without root prints a note and returns `None`.
-    fn new(seed: u64) -> Option<Self> {
+    fn new() -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: network namespaces need root");
             return None;
         }
+        let turn = Scenario::shared();
+        let seed = turn.seed;
         let lan = Lan::new(0).unwrap();
         lan.add_card().unwrap();
         lan.switch().enter().unwrap();
@@ -63,6 +66,7 @@ impl Served {
         let site = Site::with_guest(seed, 1, load);
         let served = Self {
             talk: talk(&lan),
+            turn,
             site,
             lan,
         };
@@ -106,12 +110,7 @@ impl Served {
     /// Kills the node while the memory moves and QEMU's main loop is held: the migration has failed before the main
     /// loop sees the loss of the NIC's back end. Returns false if holding a thread is not permitted.
     fn node_dies_unseen(&mut self) -> bool {
-        let at = self.site.place(Side::Source);
-        let (_, point, action) = MEMORY.hold;
-        self.site.set_point(at, (point, action));
-        let seen = self.site.log_length(at);
-        self.site.start_move(MEMORY.options);
-        self.site.reached(at, seen, point);
+        let at = self.site.move_up_to(MEMORY.hold, MEMORY.options);
         std::thread::sleep(SETTLE);
         let qemu = self.site.pid(at);
         // The main thread has the process id of the whole process.
@@ -180,9 +179,8 @@ fn talk(lan: &Lan) -> Talk {
     )
 }
 
-fn blows(test: &str, all: &[Blow]) {
-    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
-    let Some(mut served) = Served::new(turn.seed) else {
+fn blows(all: &[Blow]) {
+    let Some(mut served) = Served::new() else {
         return;
     };
     for blow in all {
@@ -196,50 +194,40 @@ fn blows(test: &str, all: &[Blow]) {
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn a_conversation_goes_on_when_the_source_dies() {
-    blows("a_conversation_goes_on_when_the_source_dies", SOURCE_DIES);
+    blows(SOURCE_DIES);
 }
 
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn a_conversation_goes_on_when_the_destination_dies() {
-    let test = "a_conversation_goes_on_when_the_destination_dies";
-    blows(test, DESTINATION_DIES);
+    blows(DESTINATION_DIES);
 }
 
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn a_conversation_goes_on_when_the_nodes_lose_each_other() {
-    let test = "a_conversation_goes_on_when_the_nodes_lose_each_other";
-    blows(test, LINK_IS_CUT);
+    blows(LINK_IS_CUT);
 }
 
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn a_new_conversation_begins_when_the_sources_qemu_dies_and_an_old_one_goes_on_where_it_can() {
-    let test =
-        "a_new_conversation_begins_when_the_sources_qemu_dies_and_an_old_one_goes_on_where_it_can";
-    blows(test, SOURCES_QEMU_DIES);
+    blows(SOURCES_QEMU_DIES);
 }
 
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn a_new_conversation_begins_when_the_destinations_qemu_dies_and_an_old_one_goes_on_where_it_can() {
-    let test = "a_new_conversation_begins_when_the_destinations_qemu_dies_and_an_old_one_goes_on_where_it_can";
-    blows(test, DESTINATIONS_QEMU_DIES);
+    blows(DESTINATIONS_QEMU_DIES);
 }
 
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn no_ping_is_lost_whenever_a_move_is_cancelled() {
-    let turn = Scenario::among(
-        AT_ONCE,
-        "vm_crash",
-        "no_ping_is_lost_whenever_a_move_is_cancelled",
-    );
-    let Some(mut served) = Served::new(turn.seed) else {
+    let Some(mut served) = Served::new() else {
         return;
     };
-    let mut random = Random::new(turn.seed);
+    let mut random = Random::new(served.turn.seed);
     let mut longest = MOVE;
     let mut cancelled = 0;
     for _ in 0..10 {
@@ -258,9 +246,7 @@ fn no_ping_is_lost_whenever_a_move_is_cancelled() {
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=nics::"]
 fn a_conversation_waits_for_a_node_that_dies_again_and_again_under_the_guest() {
-    let test = "a_conversation_waits_for_a_node_that_dies_again_and_again_under_the_guest";
-    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
-    let Some(mut served) = Served::new(turn.seed) else {
+    let Some(mut served) = Served::new() else {
         return;
     };
     for away in [0, 50, 300, 1500, 0] {
@@ -273,9 +259,7 @@ fn a_conversation_waits_for_a_node_that_dies_again_and_again_under_the_guest() {
 
 #[test]
 fn a_conversation_outlives_a_node_that_dies_while_qemu_sends_memory_and_looks_away() {
-    let test = "a_conversation_outlives_a_node_that_dies_while_qemu_sends_memory_and_looks_away";
-    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
-    let Some(mut served) = Served::new(turn.seed) else {
+    let Some(mut served) = Served::new() else {
         return;
     };
     if served.node_dies_unseen() {
@@ -288,12 +272,10 @@ fn a_conversation_outlives_a_node_that_dies_while_qemu_sends_memory_and_looks_aw
 /// A few of all blows above, others with each seed.
 #[test]
 fn a_conversation_goes_on_whatever_dies_but_the_guest() {
-    let test = "a_conversation_goes_on_whatever_dies_but_the_guest";
-    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
-    let Some(mut served) = Served::new(turn.seed) else {
+    let Some(mut served) = Served::new() else {
         return;
     };
-    let mut random = Random::new(turn.seed);
+    let mut random = Random::new(served.turn.seed);
     for list in [SOURCE_DIES, DESTINATION_DIES] {
         served.blow(list[random.below(list.len() as u64) as usize]);
     }

@@ -4,7 +4,7 @@
 use godwit_testkit::scenario::Scenario;
 
 use super::site::{Side, Site};
-use super::{AT_ONCE, DESTINATION, DESTINATION_QEMU, Moment, Outcome, SOURCE, SOURCE_QEMU, Victim};
+use super::{DESTINATION, DESTINATION_QEMU, Moment, Outcome, SOURCE, SOURCE_QEMU, Victim};
 
 /// A rate at which the rest of the memory takes some seconds.
 const OPTIONS: &[&str] = &["--memory", "post-copy", "--max-bandwidth", "32MiB"];
@@ -45,8 +45,8 @@ enum After {
 }
 use After::{Bound, Either, Free};
 
-fn blows(test: &str, all: &[(&Moment, Victim, Outcome, After)]) {
-    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
+fn blows(all: &[(&Moment, Victim, Outcome, After)]) {
+    let turn = Scenario::shared();
     let mut site = Site::new(turn.seed, 2);
     for (moment, victim, outcome, after) in all {
         let from = site.place(Side::Source);
@@ -62,62 +62,50 @@ fn blows(test: &str, all: &[(&Moment, Victim, Outcome, After)]) {
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=zero_copy"]
 fn a_guest_whose_devices_are_sent_survives_the_link() {
-    blows(
-        "a_guest_whose_devices_are_sent_survives_the_link",
-        &[
-            (&STOPPED, Victim::Link, Outcome::Stays, Either),
-            (&LOADED, Victim::Link, Outcome::Stays, Bound),
-            (&ACCEPTING, Victim::Link, Outcome::Survives, Bound),
-            (&GIVING, Victim::Link, Outcome::Moves, Free),
-            (&GIVEN, Victim::Link, Outcome::Moves, Free),
-            (&BEFORE_RUN, Victim::Link, Outcome::Moves, Free),
-        ],
-    );
+    blows(&[
+        (&STOPPED, Victim::Link, Outcome::Stays, Either),
+        (&LOADED, Victim::Link, Outcome::Stays, Bound),
+        (&ACCEPTING, Victim::Link, Outcome::Survives, Bound),
+        (&GIVING, Victim::Link, Outcome::Moves, Free),
+        (&GIVEN, Victim::Link, Outcome::Moves, Free),
+        (&BEFORE_RUN, Victim::Link, Outcome::Moves, Free),
+    ]);
 }
 
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=zero_copy"]
 fn a_guest_whose_devices_are_sent_survives_the_sources_node() {
-    blows(
-        "a_guest_whose_devices_are_sent_survives_the_sources_node",
-        &[
-            // QEMU notices the lost connection before sending anything.
-            (&STOPPED, SOURCE, Outcome::Stays, Free),
-            (&LOADED, SOURCE, Outcome::Stays, Bound),
-            (&GIVING, SOURCE, Outcome::Stays, Bound),
-            (&GIVEN, SOURCE, Outcome::Moves, Free),
-            (&BEFORE_RUN, SOURCE, Outcome::Moves, Free),
-        ],
-    );
+    blows(&[
+        // QEMU notices the lost connection before sending anything.
+        (&STOPPED, SOURCE, Outcome::Stays, Free),
+        (&LOADED, SOURCE, Outcome::Stays, Bound),
+        (&GIVING, SOURCE, Outcome::Stays, Bound),
+        (&GIVEN, SOURCE, Outcome::Moves, Free),
+        (&BEFORE_RUN, SOURCE, Outcome::Moves, Free),
+    ]);
 }
 
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=zero_copy"]
 fn a_guest_whose_devices_are_sent_survives_the_destinations_node() {
-    blows(
-        "a_guest_whose_devices_are_sent_survives_the_destinations_node",
-        &[
-            (&STOPPED, DESTINATION, Outcome::Stays, Either),
-            (&LOADED, DESTINATION, Outcome::Stays, Bound),
-            (&ACCEPTING, DESTINATION, Outcome::Stays, Bound),
-            // Nothing takes back the record that the source is about to store.
-            (&GIVING, DESTINATION, Outcome::Moves, Free),
-            (&BEFORE_RUN, DESTINATION, Outcome::Moves, Free),
-        ],
-    );
+    blows(&[
+        (&STOPPED, DESTINATION, Outcome::Stays, Either),
+        (&LOADED, DESTINATION, Outcome::Stays, Bound),
+        (&ACCEPTING, DESTINATION, Outcome::Stays, Bound),
+        // Nothing takes back the record that the source is about to store.
+        (&GIVING, DESTINATION, Outcome::Moves, Free),
+        (&BEFORE_RUN, DESTINATION, Outcome::Moves, Free),
+    ]);
 }
 
 #[test]
 fn a_guest_whose_devices_are_sent_survives_the_destinations_qemu() {
     let crashes = Outcome::Crashes(Side::Source);
-    blows(
-        "a_guest_whose_devices_are_sent_survives_the_destinations_qemu",
-        &[
-            (&STOPPED, DESTINATION_QEMU, Outcome::Stays, Either),
-            (&LOADED, DESTINATION_QEMU, Outcome::Stays, Bound),
-            (&ACCEPTING, DESTINATION_QEMU, Outcome::Stays, Bound),
-            // This QEMU is the guest's only home.
-            (&LOADED, SOURCE_QEMU, crashes, Free),
-        ],
-    );
+    blows(&[
+        (&STOPPED, DESTINATION_QEMU, Outcome::Stays, Either),
+        (&LOADED, DESTINATION_QEMU, Outcome::Stays, Bound),
+        (&ACCEPTING, DESTINATION_QEMU, Outcome::Stays, Bound),
+        // This QEMU is the guest's only home.
+        (&LOADED, SOURCE_QEMU, crashes, Free),
+    ]);
 }

@@ -9,7 +9,7 @@ use godwit_testkit::Cluster;
 use godwit_testkit::cluster::MemoryPool;
 use godwit_testkit::process::{cpu_seconds, end_machines_of, machines_in, run, wait_for};
 use godwit_testkit::proxy::{Conditions, Proxy};
-use godwit_testkit::scenario::{PATIENCE, one_owner};
+use godwit_testkit::scenario::{PATIENCE, one_owner, other, until};
 use godwit_testkit::vm::{DirtyPages, GuestLoad, NodeGuest, NodeMachine, PointerChase, VM};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -154,6 +154,21 @@ impl Site {
         );
     }
 
+    /// Begins a move and waits until the node at a side has come to a fail point. Returns the node.
+    pub(crate) fn move_up_to(
+        &mut self,
+        hold: (Side, &'static str, &'static str),
+        options: &[&str],
+    ) -> &'static str {
+        let (side, point, action) = hold;
+        let held = self.place(side);
+        self.set_point(held, (point, action));
+        let seen = self.log_length(held);
+        self.start_move(options);
+        self.reached(held, seen, point);
+        held
+    }
+
     /// Begins a move; returns the id.
     pub(crate) fn start_move(&self, options: &[&str]) -> String {
         let options = [&["--detach"], options].concat();
@@ -183,10 +198,7 @@ impl Site {
 
     pub(crate) fn cut(&self) {
         for link in &self.links {
-            link.set(Conditions {
-                refusing: true,
-                ..Conditions::default()
-            });
+            link.set(Conditions::REFUSING);
             link.cut();
         }
     }
@@ -194,10 +206,7 @@ impl Site {
     /// Stops all traffic without notice to either side.
     pub(crate) fn fall_silent(&self) {
         for link in &self.links {
-            link.set(Conditions {
-                stalled: true,
-                ..Conditions::default()
-            });
+            link.set(Conditions::STALLED);
         }
     }
 
@@ -206,19 +215,12 @@ impl Site {
     }
 
     fn shown(&self, node: &str) -> Value {
-        let shown = self.cluster.node(node).godwit(&["vm", "show", VM]).json();
-        shown.unwrap_or(Value::Null)
+        self.cluster.node(node).vm(VM)
     }
 
-    /// Returns the process of the node's QEMU.
+    /// Returns the process of the node's QEMU; the destination's QEMU starts while the disks are copied.
     pub(crate) fn pid(&self, node: &str) -> Pid {
-        let directory = &self.cluster.node(node).spec().dir;
-        let only = || <[Pid; 1]>::try_from(machines_in(directory)).ok();
-        // The destination's QEMU starts while the disks are copied.
-        let [pid] = wait_for(PATIENCE, only).unwrap_or_else(|| {
-            panic!("not one QEMU at {node}, which shows {}", self.shown(node));
-        });
-        pid
+        self.cluster.node(node).qemu()
     }
 
     pub(crate) fn kill_qemu(&self, node: &str) {
@@ -250,8 +252,9 @@ impl Site {
         };
         let at = wait_for(PATIENCE, settled);
         let at = at.unwrap_or_else(|| panic!("it does not run once: {:?}", self.states()));
-        let alone = || (machines_in(self.cluster.dir()).len() == 1).then_some(());
-        wait_for(PATIENCE, alone).expect("one QEMU is left");
+        until("one QEMU is left", || {
+            machines_in(self.cluster.dir()).len() == 1
+        });
         self.pid(at);
         for disk in self.guest.disks() {
             assert_eq!(one_owner(&self.cluster, disk).unwrap(), at, "{disk}");
@@ -281,7 +284,7 @@ impl Site {
 
     /// Waits until the guest runs nowhere and the disks are this node's, whole but for repairs by the journal.
     pub(crate) fn crashed(&mut self, owner: &'static str) {
-        let other = if owner == "a" { "b" } else { "a" };
+        let other = other(owner);
         let settled = || {
             let (here, there) = (self.shown(owner), self.shown(other));
             let over = here["state"] == "stopped" && here["migration"].is_null();
@@ -305,7 +308,7 @@ impl Site {
     /// Starts the guest anew at the node of the disks.
     pub(crate) fn boot_again(&mut self, owner: &'static str) {
         let node = self.cluster.node(owner);
-        node.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
+        node.stop_vm(VM);
         let disks = self.guest.disks().to_vec();
         let booted = NodeGuest::boot_machine(&self.cluster, node, disks, &self.load, &self.machine);
         self.guest = booted.unwrap();

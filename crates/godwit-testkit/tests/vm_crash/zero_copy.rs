@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use godwit_testkit::cluster::MemoryPool;
 use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, Scenario};
+use godwit_testkit::scenario::{PATIENCE, Scenario, until};
 use godwit_testkit::vm::VM;
 use rustix::process::{Pid, Signal};
 
 use super::site::{Side, Site, send};
 use super::{
-    AT_ONCE, Blow, DESTINATION, DESTINATION_QEMU, HOLD, Moment, Outcome, SOURCE, SOURCE_QEMU,
-    Victim,
+    Blow, DESTINATION, DESTINATION_QEMU, HOLD, Moment, Outcome, SOURCE, SOURCE_QEMU, Victim,
 };
 
 const OPTIONS: &[&str] = &["--memory", "zero-copy", "--stay-in-pool"];
@@ -222,8 +221,7 @@ impl Site {
             Mover::Qemu => self.between_runs(|site| site.strike(SOURCE_QEMU)),
             Mover::Other => {
                 self.between_runs(|site| site.strike(DESTINATION));
-                let whole = || (self.in_pool().0 == 0).then_some(());
-                wait_for(PATIENCE, whole).expect("it goes on");
+                until("it goes on", || self.in_pool().0 == 0);
             }
             Mover::NodeAfterwards | Mover::QemuAfterwards => {
                 assert!(self.memory_goes("local"));
@@ -250,8 +248,8 @@ impl Site {
 }
 
 /// Plays the blows selected by `pick` with the seed.
-fn play(test: &str, pick: impl FnOnce(usize) -> (Vec<Blow>, Vec<Mover>)) {
-    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
+fn play(pick: impl FnOnce(usize) -> (Vec<Blow>, Vec<Mover>)) {
+    let turn = Scenario::shared();
     let (blows, movers) = pick(usize::try_from(turn.seed).unwrap());
     let mut site = Site::pooled(turn.seed);
     site.guest.loads_on_memory_work().unwrap();
@@ -265,7 +263,7 @@ fn play(test: &str, pick: impl FnOnce(usize) -> (Vec<Blow>, Vec<Mover>)) {
     let at = site.cluster.node(site.place(Side::Source));
     println!("{:?}", site.guest.finish(at).unwrap());
     assert_eq!(site.guest.console.repeated(), 0);
-    at.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
+    at.stop_vm(VM);
     let pool = site.pool.as_ref().unwrap();
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
@@ -274,7 +272,7 @@ fn play(test: &str, pick: impl FnOnce(usize) -> (Vec<Blow>, Vec<Mover>)) {
 /// default seed always gives the same pair, so that a change is not refused for an unrelated failure.
 #[test]
 fn a_guest_whose_memory_stays_survives_a_few_deaths() {
-    play("a_guest_whose_memory_stays_survives_a_few", |seed| {
+    play(|seed| {
         let mover = MOVERS[seed / BLOWS.len() % MOVERS.len()];
         (vec![BLOWS[seed % BLOWS.len()]], vec![mover])
     });
@@ -283,15 +281,11 @@ fn a_guest_whose_memory_stays_survives_a_few_deaths() {
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=zero_copy"]
 fn a_guest_whose_memory_stays_survives_each_death_of_a_move() {
-    play("a_guest_whose_memory_stays_survives_each_death", |_| {
-        (BLOWS.to_vec(), Vec::new())
-    });
+    play(|_| (BLOWS.to_vec(), Vec::new()));
 }
 
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY=zero_copy"]
 fn a_guest_survives_each_death_while_its_memory_follows() {
-    play("a_guest_survives_each_death_while_its_memory", |_| {
-        (Vec::new(), MOVERS.to_vec())
-    });
+    play(|_| (Vec::new(), MOVERS.to_vec()));
 }

@@ -1,6 +1,7 @@
 //! Pools on one device, of which each machine's memory is a part. A file stands for the device: the code path is the
 //! same, except that memory on tmpfs can also follow a machine out of the pool.
 
+use godwit_testkit::scenario::says;
 use std::os::unix::fs::FileExt;
 
 use godwit_testkit::vm::idle_qemu;
@@ -40,64 +41,40 @@ fn fill(pool: &MemoryPool, offset: u64, bytes: u64) {
 /// Beside another machine's memory: there and back, with the memory staying and following, while nodes die.
 #[test]
 fn a_guest_in_a_part_of_a_device_moves_there_and_back() {
-    let turn = Scenario::begin("zero_copy", "a_guest_in_a_part_of_a_device_moves");
+    let turn = Scenario::alone();
     let room = TABLE_MIB + SMALL_MIB + GUEST_MIB;
     let pool = MemoryPool::blank_file(room).unwrap();
     let mut cluster = cluster(&pool);
     let a = cluster.node("a");
-    let refused = a.refusal(&small("web", "64M"));
-    assert!(refused.contains("godwit memory-pool format"), "{refused}");
+    a.refuses(&small("web", "64M"), &["godwit memory-pool format"]);
     let format = ["memory-pool", "format", MemoryPool::NAME];
-    cluster.node("b").godwit(&format).json().unwrap();
-    let refused = a.refusal(&format);
-    assert!(refused.contains("is a pool already"), "{refused}");
+    cluster.node("b").json(&format);
+    a.refuses(&format, &["is a pool already"]);
     // The remains of an earlier guest must not show: a new guest expects zeroes.
     fill(&pool, TABLE_MIB << 20, (room - TABLE_MIB) << 20);
-    a.godwit(&small("web", "64M")).json().unwrap();
+    a.json(&small("web", "64M"));
     let guest = pooled_guest(&cluster, turn.seed, 1);
     let at = segment(a, VM)["offset"].as_u64().unwrap();
     assert_eq!(at, (TABLE_MIB + SMALL_MIB) << 20, "behind the other one's");
-    let refused = a.refusal(&small("more", "2M"));
-    assert!(refused.contains("has 0 bytes free"), "{refused}");
+    a.refuses(&small("more", "2M"), &["has 0 bytes free"]);
 
-    let stays = ["--memory", "zero-copy", "--stay-in-pool"];
-    let (moved, gaps) = guest.migrate(a, "b", &stays).unwrap();
-    let sent = moved["memory_bytes"].as_u64().unwrap();
-    println!("{sent} bytes sent, {gaps:?}");
-    assert!(sent < MOST_BYTES, "{moved}");
+    moves(&guest, a, "b", STAYS);
     for node in ["a", "b"] {
         let segment = segment(cluster.node(node), VM);
         assert_eq!(segment["owner"], "b", "as {node} sees it: {segment}");
         assert_eq!(segment["offset"], at, "{segment}");
     }
-    cluster.node_mut("b").kill();
-    cluster.node_mut("b").start(&[]).unwrap();
+    cluster.die_and_start("b");
     guest.alive().unwrap();
 
-    let follows = ["--memory", "zero-copy"];
     let b = cluster.node("b");
-    let (moved, _) = guest.migrate(b, "a", &follows).unwrap();
-    assert!(moved["memory_bytes"].as_u64().unwrap() < MOST_BYTES);
+    moves(&guest, b, "a", FOLLOWS);
     let a = cluster.node("a");
-    let memory = guest.memory_moved(a).unwrap();
-    assert_eq!(memory["moving"]["problem"], Value::Null, "{memory}");
-    assert_eq!(memory["bytes_in_pool"], 0, "{memory}");
+    has_followed(&guest, a);
     // The memory's room stays reserved, and anything there is overwritten when the memory goes back.
     fill(&pool, at, GUEST_MIB << 20);
 
-    cluster.node_mut("a").kill();
-    cluster.node_mut("a").start(BEFORE_GIVING_BACK).unwrap();
-    let a = cluster.node("a");
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let goes = a.godwit(&["vm", "memory", VM, "--to", "pool"]);
-            goes.json().unwrap_err()
-        });
-        memory_moves(a, "pool");
-        send(u64::from(a.pid().unwrap()), Signal::KILL);
-    });
-    cluster.node_mut("a").kill();
-    cluster.node_mut("a").start(&[]).unwrap();
+    dies_while_memory_moves(&mut cluster, "pool");
     let a = cluster.node("a");
     let memory = memory_of(a);
     let in_pool = memory["bytes_in_pool"].as_u64().unwrap();
@@ -109,18 +86,18 @@ fn a_guest_in_a_part_of_a_device_moves_there_and_back() {
     );
     guest.alive().unwrap();
     goes(&guest, a, "pool");
-    guest.migrate(a, "b", &stays).unwrap();
+    guest.migrate(a, "b", STAYS).unwrap();
     let b = cluster.node("b");
     println!("{:?}", guest.finish(b).unwrap());
-    b.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
-    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+    b.stop_vm(VM);
+    a.stop_vm("web");
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
 /// A third party started QEMU with its memory in an unreserved part of the pool, which the next machine gets.
 #[test]
 fn a_guest_in_a_part_of_a_device_that_nobody_reserved_is_not_adopted() {
-    let _turn = Scenario::begin("zero_copy", "a_guest_in_a_part_of_a_device_that_nobody");
+    let _turn = Scenario::alone();
     let pool = MemoryPool::file(TABLE_MIB + GUEST_MIB).unwrap();
     let cluster = cluster(&pool);
     let a = cluster.node("a");
@@ -137,7 +114,7 @@ fn a_guest_in_a_part_of_a_device_that_nobody_reserved_is_not_adopted() {
         "nobody reserved that part of the device for it",
         "start it with 'godwit vm run --memory-pool cxl'",
     ] {
-        assert!(refused.contains(words), "{refused}");
+        says(&refused, &[words]);
     }
     assert!(a.godwit(&["vm", "show", "web"]).json().is_err());
     assert!(pool.is_empty().unwrap(), "nothing is reserved");
@@ -146,7 +123,7 @@ fn a_guest_in_a_part_of_a_device_that_nobody_reserved_is_not_adopted() {
 /// A program that claims to be a QEMU which frees the wrong pages.
 #[test]
 fn an_old_qemu_gets_no_part_of_a_device() {
-    let _turn = Scenario::begin("zero_copy", "an_old_qemu_gets_no_part_of_a_device");
+    let _turn = Scenario::alone();
     let pool = MemoryPool::file(TABLE_MIB + SMALL_MIB).unwrap();
     let cluster = cluster(&pool);
     let a = cluster.node("a");
@@ -165,10 +142,10 @@ fn an_old_qemu_gets_no_part_of_a_device() {
         "QEMU 9.2.4 can free memory of other machines",
         "--qemu PATH",
     ] {
-        assert!(refused.contains(words), "{refused}");
+        says(&refused, &[words]);
     }
     assert!(pool.is_empty().unwrap(), "nothing is reserved");
-    a.godwit(&small("web", "64M")).json().unwrap();
-    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+    a.json(&small("web", "64M"));
+    a.stop_vm("web");
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, MemoryPool, Node};
-use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, Scenario};
+use godwit_testkit::process::{wait_for, words};
+use godwit_testkit::scenario::{PATIENCE, Scenario, other, says};
 use godwit_testkit::vm::{AdoptedMachine, GuestLoad, NodeGuest, NodeMachine, VM};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -34,49 +34,81 @@ fn pooled() -> NodeMachine {
 
 /// Starts a machine with `cpus` disks at node "a", with the memory in the pool and the default load.
 fn pooled_guest(cluster: &Cluster, seed: u64, cpus: usize) -> NodeGuest {
-    let load = GuestLoad {
-        seed,
-        ..GuestLoad::default()
-    };
+    let load = GuestLoad::seeded(seed);
     NodeGuest::start_machine(cluster, "a", (cpus, DISK_MIB), &load, &pooled()).unwrap()
+}
+
+const FOLLOWS: &[&str] = &["--memory", "zero-copy"];
+const STAYS: &[&str] = &["--memory", "zero-copy", "--stay-in-pool"];
+
+/// Moves the guest without its memory.
+fn moves(guest: &NodeGuest, from: &Node, to: &str, options: &[&str]) -> Value {
+    let (moved, gaps) = guest.migrate(from, to, options).unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    let sent = moved["memory_bytes"].as_u64().unwrap();
+    println!(
+        "blackout {} ms, {sent} bytes, {gaps:?}",
+        moved["blackout_ms"]
+    );
+    assert!(sent < MOST_BYTES, "{moved}");
+    moved
+}
+
+/// Waits until all of the guest's memory has followed.
+fn has_followed(guest: &NodeGuest, at: &Node) {
+    let memory = guest.memory_moved(at).unwrap();
+    println!("{memory}");
+    assert_eq!(memory["moving"]["problem"], Value::Null, "{memory}");
+    assert_eq!(memory["bytes_in_pool"], 0, "{memory}");
+}
+
+/// Ends the guest, and expects no errors there, and nothing in the pool.
+fn ends(guest: &NodeGuest, at: &Node, pool: &MemoryPool) {
+    println!("{:?}", guest.finish(at).unwrap());
+    at.stop_vm(VM);
+    assert!(pool.is_empty().unwrap(), "the pool is free again");
+}
+
+/// Kills node a while the guest's memory moves, before it gives back the former places of a batch, and starts it.
+fn dies_while_memory_moves(cluster: &mut Cluster, to: &str) {
+    let a = cluster.node_mut("a");
+    a.kill();
+    a.start(BEFORE_GIVING_BACK).unwrap();
+    std::thread::scope(|scope| {
+        // The command ends with the node.
+        scope.spawn(|| a.refusal(&["vm", "memory", VM, "--to", to]));
+        memory_moves(a, to);
+        send(u64::from(a.pid().unwrap()), Signal::KILL);
+    });
+    cluster.die_and_start("a");
 }
 
 #[test]
 fn a_guest_moves_and_its_memory_stays() {
-    let turn = Scenario::begin("zero_copy", "a_guest_moves_and_its_memory_stays");
+    let turn = Scenario::alone();
     let pool = MemoryPool::new().unwrap();
     let cluster = cluster(&pool);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let guest = pooled_guest(&cluster, turn.seed, 2);
     for (from, to) in [(a, "b"), (b, "a"), (a, "b")] {
-        let options = ["--memory", "zero-copy", "--stay-in-pool"];
         let before = mapped(from);
-        let (moved, gaps) = guest.migrate(from, to, &options).unwrap();
+        moves(&guest, from, to, STAYS);
         // Memory not touched again by the guest is there as well.
         let all = || (mapped(cluster.node(to)) >= before).then_some(());
         let filled = wait_for(Duration::from_secs(5), all);
         let now = mapped(cluster.node(to));
         println!("{before} bytes were in the page tables at the source, {now} are at {to}");
         assert!(filled.is_some(), "page tables: {now} of {before} bytes");
-        assert_eq!(moved["phase"], "completed", "{moved}");
-        let sent = moved["memory_bytes"].as_u64().unwrap();
-        assert!(sent < MOST_BYTES, "{sent} bytes of memory were sent");
-        println!(
-            "blackout {} ms, {sent} bytes, {gaps:?}",
-            moved["blackout_ms"]
-        );
-        let shown = cluster.node(to).godwit(&["vm", "show", VM]).json().unwrap();
+        let shown = cluster.node(to).json(&["vm", "show", VM]);
         assert_eq!(shown["memory"]["pool"], "cxl", "{shown}");
     }
-    println!("{:?}", guest.finish(b).unwrap());
-    b.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
-    assert!(pool.is_empty().unwrap(), "the pool is free again");
+    ends(&guest, b, &pool);
 }
 
 /// The memory stays there: only ordinary pages move under a guest.
 #[test]
 fn a_guest_on_huge_pages_moves_and_its_memory_stays() {
-    let turn = Scenario::begin("zero_copy", "a_guest_on_huge_pages_moves");
+    let turn = Scenario::alone();
     // The memory, a page for its header, and one for the nodes' proof of a common pool.
     let Some(pool) = MemoryPool::huge(192 / 2 + 2).unwrap() else {
         return;
@@ -86,30 +118,15 @@ fn a_guest_on_huge_pages_moves_and_its_memory_stays() {
     let guest = pooled_guest(&cluster, turn.seed, 1);
     for command in [
         &["vm", "memory", VM, "--to", "local"][..],
-        &[
-            "migrate",
-            &format!("vm/{VM}"),
-            "--to",
-            "b",
-            "--memory",
-            "zero-copy",
-        ],
+        &words("migrate vm/guest --to b --memory zero-copy"),
     ] {
-        let refused = a.refusal(command);
-        assert!(
-            refused.contains("leave it in the pool with --stay-in-pool"),
-            "{refused}"
-        );
+        a.refuses(command, &["leave it in the pool with --stay-in-pool"]);
     }
     for (from, to) in [(a, "b"), (b, "a")] {
-        let options = ["--memory", "zero-copy", "--stay-in-pool"];
-        let (moved, gaps) = guest.migrate(from, to, &options).unwrap();
-        let sent = moved["memory_bytes"].as_u64().unwrap();
-        println!("{sent} bytes sent, {gaps:?}");
-        assert!(sent < MOST_BYTES, "{moved}");
+        moves(&guest, from, to, STAYS);
     }
     println!("{:?}", guest.finish(a).unwrap());
-    a.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
+    a.stop_vm(VM);
     // libvirt, where it runs, has a separate folder in each such file system.
     for kind in ["memory", "segment"] {
         let file = pool.path().join(format!("{VM}.{kind}"));
@@ -121,57 +138,48 @@ fn a_guest_on_huge_pages_moves_and_its_memory_stays() {
 /// at the destination. The source's node is killed and started again first.
 #[test]
 fn an_adopted_guest_moves_and_its_memory_follows() {
-    let turn = Scenario::begin("zero_copy", "an_adopted_guest_moves_and_its_memory");
+    let turn = Scenario::alone();
     let pool = MemoryPool::new().unwrap();
     let mut cluster = cluster(&pool);
-    let load = GuestLoad {
-        seed: turn.seed,
-        ..GuestLoad::default()
-    };
     let file = pool.path().join(format!("{VM}.memory"));
     let machine = AdoptedMachine {
         memory_file: Some(&file),
         ..AdoptedMachine::default()
     };
-    let started = NodeGuest::adopt(&cluster, cluster.node("a"), (1, DISK_MIB), &load, machine);
+    let started = NodeGuest::adopt(
+        &cluster,
+        cluster.node("a"),
+        (1, DISK_MIB),
+        &GuestLoad::seeded(turn.seed),
+        machine,
+    );
     let (guest, _qemu) = started.unwrap();
-    cluster.node_mut("a").kill();
-    cluster.node_mut("a").start(&[]).unwrap();
+    cluster.die_and_start("a");
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let memory = memory_of(a);
     assert_eq!(memory["pool"], MemoryPool::NAME, "{memory}");
     assert_eq!(memory["bytes_in_pool"], memory["bytes"], "{memory}");
     assert_eq!(allocated(&file), memory["bytes"], "its room is reserved");
     // Nothing in this QEMU moves the memory.
-    let refused = a.refusal(&["vm", "memory", VM, "--to", "local"]);
-    assert!(
-        refused.contains("move the machine to another node"),
-        "{refused}"
+    a.refuses(
+        &["vm", "memory", VM, "--to", "local"],
+        &["move the machine to another node"],
     );
-    let zero_copy = ["--memory", "zero-copy"];
-    let (moved, gaps) = guest.migrate(a, "b", &zero_copy).unwrap();
-    let sent = moved["memory_bytes"].as_u64().unwrap();
-    println!("{sent} bytes sent, {gaps:?}");
-    assert!(sent < MOST_BYTES, "{moved}");
-    let memory = guest.memory_moved(b).unwrap();
-    assert_eq!(memory["moving"]["problem"], Value::Null, "{memory}");
-    assert_eq!(memory["bytes_in_pool"], 0, "{memory}");
+    moves(&guest, a, "b", FOLLOWS);
+    has_followed(&guest, b);
     goes(&guest, b, "pool");
-    let stays = ["--memory", "zero-copy", "--stay-in-pool"];
-    guest.migrate(b, "a", &stays).unwrap();
+    guest.migrate(b, "a", STAYS).unwrap();
     // And with memory sent into private memory.
     guest.migrate(a, "b", &[]).unwrap();
     assert_eq!(memory_of(b), Value::Null);
-    println!("{:?}", guest.finish(b).unwrap());
-    b.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
-    assert!(pool.is_empty().unwrap(), "the pool is free again");
+    ends(&guest, b, &pool);
 }
 
 /// Moves the memory of a guest with two processors and disks under unlimited load, whose requests read and write the
-/// moving memory. The guest moves `moves` times with the memory following, and then the memory goes out of the pool and
+/// moving memory. The guest moves `times` times with the memory following, and then the memory goes out of the pool and
 /// back `round_trips` times.
-fn memory_moves_under_load(name: &str, moves: usize, round_trips: usize) {
-    let turn = Scenario::begin("zero_copy", name);
+fn memory_moves_under_load(times: usize, round_trips: usize) {
+    let turn = Scenario::alone();
     let pool = MemoryPool::new().unwrap();
     let cluster = cluster(&pool);
     let load = GuestLoad {
@@ -188,22 +196,17 @@ fn memory_moves_under_load(name: &str, moves: usize, round_trips: usize) {
     };
     let guest = NodeGuest::start_machine(&cluster, "a", (2, DISK_MIB), &load, &machine).unwrap();
     let mut here = "a";
-    for number in 1..=moves {
+    for _ in 0..times {
         let from = cluster.node(here);
-        let to = if here == "a" { "b" } else { "a" };
-        let (moved, _) = guest.migrate(from, to, &["--memory", "zero-copy"]).unwrap();
-        let sent = moved["memory_bytes"].as_u64().unwrap();
-        assert!(sent < MOST_BYTES, "{moved}");
+        let to = other(here);
+        moves(&guest, from, to, FOLLOWS);
         let at = cluster.node(to);
-        let memory = guest.memory_moved(at).unwrap();
-        println!("move {number}: {sent} bytes sent, {memory}");
-        assert_eq!(memory["moving"]["problem"], Value::Null, "{memory}");
-        assert_eq!(memory["bytes_in_pool"], 0, "{memory}");
+        has_followed(&guest, at);
         guest.alive().unwrap();
         // Local memory cannot be given to the other node in place, and the refusal comes before anything moves.
-        let refused = guest.try_migrate(at, here, &["--memory", "zero-copy"]);
+        let refused = guest.try_migrate(at, here, FOLLOWS);
         let refused = refused.unwrap_err().to_string();
-        assert!(refused.contains("vm memory guest --to pool"), "{refused}");
+        says(&refused, &["vm memory guest --to pool"]);
         goes(&guest, at, "pool");
         here = to;
     }
@@ -214,15 +217,13 @@ fn memory_moves_under_load(name: &str, moves: usize, round_trips: usize) {
             println!("round trip {number}: {moving}");
         }
     }
-    println!("{:?}", guest.finish(at).unwrap());
-    at.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
-    assert!(pool.is_empty().unwrap(), "the pool is free again");
+    ends(&guest, at, &pool);
 }
 
 /// Lets all of the guest's memory go to the pool, or out of it, while the guest goes on. Returns the node's description
 /// of the memory move.
 fn goes(guest: &NodeGuest, at: &Node, to: &str) -> Value {
-    let moved = at.godwit(&["vm", "memory", VM, "--to", to]).json().unwrap();
+    let moved = at.json(&["vm", "memory", VM, "--to", to]);
     let memory = &moved["memory"];
     let in_pool = if to == "pool" {
         memory["bytes"].clone()
@@ -236,40 +237,27 @@ fn goes(guest: &NodeGuest, at: &Node, to: &str) -> Value {
 
 #[test]
 fn the_memory_of_a_guest_under_load_follows_and_goes_back() {
-    memory_moves_under_load("the_memory_of_a_guest_under_load_follows", 1, 1);
+    memory_moves_under_load(1, 1);
 }
 
 /// Each move is a full one: the guest goes to the other node, and all of the memory follows.
 #[test]
 #[ignore = "takes minutes on a busy machine: make test-slow ONLY=zero_copy"]
 fn three_full_moves_and_ten_round_trips_of_memory_under_load() {
-    memory_moves_under_load("three_full_moves_and_ten_round_trips", 3, 10);
+    memory_moves_under_load(3, 10);
 }
 
 /// The node dies while memory moves, before giving back the former places of the last batch. The next node process
 /// finds the memory: the disks go on in the right pages, and the places are given back.
 #[test]
 fn a_node_that_dies_while_memory_moves_finds_it_again() {
-    let turn = Scenario::begin("zero_copy", "a_node_that_dies_while_memory_moves_finds_it");
+    let turn = Scenario::alone();
     let pool = MemoryPool::new().unwrap();
     let mut cluster = cluster(&pool);
     let guest = pooled_guest(&cluster, turn.seed, 1);
     for to in ["local", "pool"] {
-        cluster.node_mut("a").kill();
-        cluster.node_mut("a").start(BEFORE_GIVING_BACK).unwrap();
-        let a = cluster.node("a");
-        let begin = memory_of(a)["bytes_in_pool"].clone();
-        std::thread::scope(|scope| {
-            // The command ends with the node.
-            scope.spawn(|| {
-                let moves = a.godwit(&["vm", "memory", VM, "--to", to]);
-                moves.json().unwrap_err()
-            });
-            memory_moves(a, to);
-            send(u64::from(a.pid().unwrap()), Signal::KILL);
-        });
-        cluster.node_mut("a").kill();
-        cluster.node_mut("a").start(&[]).unwrap();
+        let begin = memory_of(cluster.node("a"))["bytes_in_pool"].clone();
+        dies_while_memory_moves(&mut cluster, to);
         let a = cluster.node("a");
         let memory = memory_of(a);
         println!("{begin} in the pool before, and after the restart {memory}");
@@ -283,16 +271,13 @@ fn a_node_that_dies_while_memory_moves_finds_it_again() {
         assert_eq!(held, local, "bytes of local memory");
         guest.alive().unwrap();
         // Local memory that the node no longer remembers stands in the way of a move all the same.
-        let refused = guest.try_migrate(a, "b", &["--memory", "zero-copy"]);
+        let refused = guest.try_migrate(a, "b", FOLLOWS);
         let refused = refused.unwrap_err().to_string();
-        assert!(refused.contains("is not in memory pool cxl"), "{refused}");
-        a.godwit(&["vm", "memory", VM, "--to", to]).json().unwrap();
+        says(&refused, &["is not in memory pool cxl"]);
+        a.json(&["vm", "memory", VM, "--to", to]);
         guest.alive().unwrap();
     }
-    println!("{:?}", guest.finish(cluster.node("a")).unwrap());
-    let a = cluster.node("a");
-    a.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
-    assert!(pool.is_empty().unwrap(), "the pool is free again");
+    ends(&guest, cluster.node("a"), &pool);
 }
 
 /// Holds the node between the fifth batch of memory and giving back the former places of the batch.
@@ -321,14 +306,14 @@ fn local_files(qemu: u64) -> Vec<PathBuf> {
 #[test]
 #[ignore = "waits for longer than the agent may take: make test-slow ONLY=zero_copy"]
 fn memory_that_a_qemu_moves_too_late_is_found() {
-    let turn = Scenario::begin("zero_copy", "memory_that_a_qemu_moves_too_late_is_found");
+    let turn = Scenario::alone();
     let pool = MemoryPool::new().unwrap();
     let cluster = cluster(&pool);
     let a = cluster.node("a");
     let guest = pooled_guest(&cluster, turn.seed, 1);
     let qemu = qemu_of(a);
     std::thread::scope(|scope| {
-        scope.spawn(|| a.godwit(SLOWLY).json().unwrap_err());
+        scope.spawn(|| a.refusal(&words(SLOWLY)));
         memory_moves(a, "local");
         send(qemu, Signal::STOP);
         std::thread::sleep(Duration::from_secs(13));
@@ -337,17 +322,13 @@ fn memory_that_a_qemu_moves_too_late_is_found() {
     let memory = guest.memory_moved(a).unwrap();
     println!("{memory}");
     let problem = memory["moving"]["problem"].as_str().unwrap();
-    assert!(
-        problem.contains("does not answer") && problem.contains("what has moved stays"),
-        "{problem}"
-    );
+    says(&problem, &["does not answer", "what has moved stays"]);
     let moved = memory["moving"]["bytes_moved"].as_u64().unwrap();
     let local = memory["bytes"].as_u64().unwrap() - memory["bytes_in_pool"].as_u64().unwrap();
     assert!(local > moved, "a chunk moved too late to be counted");
     guest.alive().unwrap();
     for to in ["local", "pool"] {
-        a.godwit(&["vm", "memory", VM, "--to", to]).json().unwrap();
-        guest.alive().unwrap();
+        goes(&guest, a, to);
     }
     println!("{:?}", guest.finish(a).unwrap());
 }
@@ -357,42 +338,33 @@ fn memory_that_a_qemu_moves_too_late_is_found() {
 #[test]
 #[ignore = "waits for longer than the agent may take, twice: make test-slow ONLY=zero_copy"]
 fn memory_that_a_cancelled_move_lost_is_found() {
-    let turn = Scenario::begin("zero_copy", "memory_that_a_cancelled_move_lost_is_found");
+    let turn = Scenario::alone();
     let pool = MemoryPool::new().unwrap();
     let cluster = cluster(&pool);
     let a = cluster.node("a");
     let guest = pooled_guest(&cluster, turn.seed, 1);
     let qemu = qemu_of(a);
     std::thread::scope(|scope| {
-        scope.spawn(|| a.godwit(SLOWLY).json().unwrap_err());
+        scope.spawn(|| a.refusal(&words(SLOWLY)));
         memory_moves(a, "local");
         send(qemu, Signal::STOP);
         // The next request is under way by then.
         std::thread::sleep(Duration::from_secs(1));
-        a.godwit(&["vm", "memory", VM, "--cancel"]).json().unwrap();
+        a.json(&["vm", "memory", VM, "--cancel"]);
     });
     let memory = guest.memory_moved(a).unwrap();
     println!("{memory}");
     let problem = memory["moving"]["problem"].as_str().unwrap();
-    assert!(problem.contains("stand still"), "{problem}");
+    says(&problem, &["stand still"]);
     send(qemu, Signal::CONT);
     guest.alive().unwrap();
     for to in ["local", "pool"] {
-        a.godwit(&["vm", "memory", VM, "--to", to]).json().unwrap();
-        guest.alive().unwrap();
+        goes(&guest, a, to);
     }
     println!("{:?}", guest.finish(a).unwrap());
 }
 
-const SLOWLY: &[&str] = &[
-    "vm",
-    "memory",
-    VM,
-    "--to",
-    "local",
-    "--max-bandwidth",
-    "64M",
-];
+const SLOWLY: &str = "vm memory guest --to local --max-bandwidth 64M";
 
 /// Returns the bytes of the guest's memory in the page tables of QEMU.
 fn mapped(node: &Node) -> u64 {
@@ -405,7 +377,7 @@ fn mapped(node: &Node) -> u64 {
 }
 
 fn qemu_of(node: &Node) -> u64 {
-    let shown = node.godwit(&["vm", "show", VM]).json().unwrap();
+    let shown = node.json(&["vm", "show", VM]);
     shown["pid"].as_u64().unwrap()
 }
 
@@ -425,5 +397,5 @@ fn send(process: u64, signal: Signal) {
 }
 
 fn memory_of(node: &Node) -> Value {
-    node.godwit(&["vm", "show", VM]).json().unwrap()["memory"].clone()
+    node.json(&["vm", "show", VM])["memory"].clone()
 }

@@ -14,21 +14,12 @@ pub(super) trait Load {
     /// Begins nothing new but the messages about the end to the other side.
     fn end(&mut self);
     /// Sends as much as there is room for on this queue pair.
-    ///
-    /// # Errors
-    /// If the device refuses a request.
     fn send(&mut self, pair: usize) -> io::Result<()>;
     /// Takes and checks completions.
-    ///
-    /// # Errors
-    /// If something is lost, twice, out of order or wrong.
     fn take_completions(&mut self) -> io::Result<()>;
 }
 
 /// Works until this file exists, and then to the end.
-///
-/// # Errors
-/// Any error of the load, or if the other side is gone.
 pub(super) fn work(load: &mut impl Load, connections: &mut [Peer], until: &Path) -> io::Result<()> {
     // No side sends before the other can receive.
     for connection in &mut *connections {

@@ -22,14 +22,12 @@ const REPLY: u8 = 0;
 /// Time between two checks for the end of the receiver.
 const TURN: Duration = Duration::from_millis(100);
 
-/// A ping.
 #[derive(Clone, Copy, Debug)]
 pub struct Ping {
     /// Time at which the ping left.
     pub sent: Instant,
     /// Time of the first answer.
     pub answered: Option<Instant>,
-    /// Number of answers.
     pub answers: u32,
 }
 
@@ -55,9 +53,6 @@ impl Shared {
 
 impl Pinger {
     /// Starts to ping `to` from inside a namespace.
-    ///
-    /// # Errors
-    /// If no raw socket can be had, which needs root.
     pub fn start(from: &Namespace, to: Ipv4Addr, every: Duration) -> io::Result<Self> {
         let socket = inside(from, || {
             let socket =
@@ -82,7 +77,6 @@ impl Pinger {
         })
     }
 
-    /// Returns the number of sent pings.
     pub fn sent(&self) -> usize {
         self.shared.pings().len()
     }
@@ -93,9 +87,6 @@ impl Pinger {
     }
 
     /// Sends no more, waits for outstanding answers, and returns all pings.
-    ///
-    /// # Errors
-    /// If sending or receiving failed.
     pub fn finish(mut self, patience: Duration) -> io::Result<Vec<Ping>> {
         self.shared.silent.store(true, Ordering::Relaxed);
         let until = Instant::now() + patience;

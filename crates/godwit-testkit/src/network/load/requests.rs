@@ -17,7 +17,6 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// Longest accepted answer in bytes.
 const LONGEST: usize = 1 << 20;
 
-/// An answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
     /// Time at which the request left.
@@ -47,7 +46,6 @@ pub struct Service {
     pub gap: Duration,
     /// The longest wait of one client for one answer.
     pub longest_wait: Duration,
-    /// Number of answers.
     pub answers: usize,
 }
 
@@ -80,9 +78,6 @@ impl Requests {
     }
 
     /// Ends the clients.
-    ///
-    /// # Errors
-    /// If a client could not run at all.
     pub fn finish(mut self) -> io::Result<()> {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.threads.drain(..).try_for_each(|thread| {

@@ -60,9 +60,6 @@ impl Talk {
     }
 
     /// Ends the conversation.
-    ///
-    /// # Errors
-    /// If the conversation could not begin.
     pub fn finish(self) -> io::Result<Talked> {
         self.shared.stop.store(true, Ordering::Relaxed);
         let ended = self.thread.join();

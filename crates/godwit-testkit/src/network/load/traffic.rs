@@ -51,9 +51,6 @@ struct Shared {
 
 impl Traffic {
     /// Starts to send messages of `message` bytes at `bytes_per_second`.
-    ///
-    /// # Errors
-    /// If the sink cannot listen or the sender cannot connect.
     pub fn start(
         link: &Link,
         bytes_per_second: u64,
@@ -83,7 +80,6 @@ impl Traffic {
         })
     }
 
-    /// Changes the rate.
     pub fn set_rate(&self, bytes_per_second: u64) {
         self.shared
             .bytes_per_second
@@ -96,9 +92,6 @@ impl Traffic {
     }
 
     /// Ends the traffic.
-    ///
-    /// # Errors
-    /// If the sender failed before.
     pub fn stop(mut self) -> io::Result<()> {
         self.shared.stop.store(true, Ordering::Relaxed);
         match self.sender.take().map(JoinHandle::join) {

@@ -7,10 +7,10 @@ use std::time::Duration;
 use godwit_testkit::client::{Initial, Model};
 use godwit_testkit::cluster::ClusterOptions;
 use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, Scenario, verify};
+use godwit_testkit::scenario::{PATIENCE, says, until, verify};
 use serde_json::Value;
 
-use crate::fixture::{DISK, Fixture, MIB, SIZE, turn};
+use crate::fixture::{DISK, Fixture, MIB, SIZE};
 use crate::repository::odd_node::{Odd, OddNode};
 use crate::repository::s3::S3;
 
@@ -20,13 +20,12 @@ const OTHER: &str = "other";
 const A_SECOND: Duration = Duration::from_millis(1100);
 
 /// Starts nodes a and b, of which b has all of the image, and takes the repository away.
-fn one_node_has_it(turn: &Scenario) -> (Fixture, Model) {
+fn one_node_has_it() -> (Fixture, Model) {
     let fixture = Fixture::start(&["a", "b"], &[]);
-    let model = fixture.push_pattern(turn.seed);
+    let model = fixture.push_pattern();
     fixture.create_at("b", OTHER, &[]);
     fixture.becomes_whole_at("b", OTHER);
-    let unused = || (!is_used_by(&fixture, "b/other")).then_some(());
-    assert!(wait_for(PATIENCE, unused).is_some());
+    until("it is unused", || !is_used_by(&fixture, "b/other"));
     fixture.is_there(false);
     (fixture, model)
 }
@@ -51,16 +50,12 @@ fn warning(disk: &Value) -> &str {
 
 #[test]
 fn a_disk_is_created_from_what_another_node_knows_and_the_repository_hears_of_it_later() {
-    let turn = turn("a_disk_is_created_from_what_another_node_knows");
-    let (mut fixture, mut model) = one_node_has_it(&turn);
+    let (mut fixture, mut model) = one_node_has_it();
     let made = fixture.create(&["--prefetch", "off"]);
     assert_eq!(made["missing_bytes"], SIZE, "{made}");
     assert!(!is_noted(&made), "{made}");
     let said = warning(&made);
-    assert!(
-        said.contains("node 'b' told what image 'base' is") && said.contains("'image gc'"),
-        "{said}"
-    );
+    says(&said, &["node 'b' told what image 'base' is", "'image gc'"]);
     let mut client = fixture.connect();
     client
         .read_at(20 * MIB, &mut vec![0; MIB as usize])
@@ -68,38 +63,29 @@ fn a_disk_is_created_from_what_another_node_knows_and_the_repository_hears_of_it
     assert_eq!(fixture.fetched(), (MIB, 0));
 
     // The other node's answer, and the fact that the repository is not informed yet, outlast the node.
-    let a = fixture.cluster.node_mut("a");
-    a.kill();
-    a.start(&[]).unwrap();
+    fixture.a_dies();
     assert!(!is_noted(&fixture.disk()), "{}", fixture.disk());
     // The same holds if the node dies after the repository was informed and before the node has recorded so.
-    let a = fixture.cluster.node_mut("a");
-    a.terminate(PATIENCE).unwrap();
-    a.start(&[("image::late-use", "sleep(600000)")]).unwrap();
+    fixture
+        .cluster
+        .restart("a", &[("image::late-use", "sleep(600000)")]);
     fixture.is_there(true);
     let used = || is_used_by(&fixture, "a/d").then_some(());
     assert!(wait_for(PATIENCE, used).is_some(), "it does not hear of it");
     assert!(!is_noted(&fixture.disk()));
-    let a = fixture.cluster.node_mut("a");
-    a.kill();
-    a.start(&[]).unwrap();
+    fixture.a_dies();
     becomes_noted(&fixture);
     assert!(fixture.disk()["warnings"].as_array().unwrap().is_empty());
     let refused = fixture.image(&["rm", "base"]).unwrap_err().to_string();
-    assert!(
-        refused.contains("disk a/d still fetches from it"),
-        "{refused}"
-    );
+    says(&refused, &["disk a/d still fetches from it"]);
     verify(fixture.a(), DISK, &mut model).unwrap();
     fixture.becomes_whole();
-    let unused = || fixture.image(&["rm", "base"]).ok();
-    assert!(wait_for(PATIENCE, unused).is_some(), "it is not needed");
+    fixture.is_needed_no_more();
 }
 
 #[test]
 fn what_was_removed_before_the_repository_heard_of_the_disk_is_put_back() {
-    let turn = turn("what_was_removed_before_is_put_back");
-    let (mut fixture, mut model) = one_node_has_it(&turn);
+    let (mut fixture, mut model) = one_node_has_it();
     fixture.create(&["--prefetch", "off"]);
     fixture.cluster.node_mut("a").kill();
     fixture.is_there(true);
@@ -111,17 +97,14 @@ fn what_was_removed_before_the_repository_heard_of_the_disk_is_put_back() {
     // The node dies while putting the image back, and begins anew.
     let a = fixture.cluster.node_mut("a");
     a.start(&[("image::put-back", "sleep(200)")]).unwrap();
-    let some = || (fixture.chunks().len() > 8).then_some(());
-    assert!(wait_for(PATIENCE, some).is_some(), "nothing is put back");
+    until("nothing is put back", || fixture.chunks().len() > 8);
     assert!(!is_noted(&fixture.disk()));
-    let a = fixture.cluster.node_mut("a");
-    a.kill();
-    a.start(&[]).unwrap();
+    fixture.a_dies();
     becomes_noted(&fixture);
     assert_eq!(fixture.chunks().len() as u64, SIZE / (256 << 10));
     let disk = fixture.disk();
     let said = warning(&disk);
-    assert!(said.contains("stood for something else"), "{said}");
+    says(&said, &["stood for something else"]);
     // No name stands for the image: only the disk needs it, and can fetch from the repository alone. The lease of the
     // dead node would keep gc away.
     fs::remove_dir_all(fixture.repository.join("leases")).unwrap();
@@ -145,17 +128,12 @@ fn is_image(fixture: &Fixture, disk: &str, model: &mut Model) {
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY='--test image_disks'"]
 fn of_two_things_that_a_name_has_stood_for_the_later_counts_and_an_older_one_is_told_of() {
-    let turn = turn("of_two_things_that_a_name_has_stood_for");
     let mut fixture = Fixture::start(&["a", "b", "c"], &[]);
-    let mut old = fixture.push_pattern(turn.seed);
+    let mut old = fixture.push_pattern();
     fixture.create_at("b", OTHER, &[]);
     fixture.becomes_whole_at("b", OTHER);
     std::thread::sleep(A_SECOND);
-    let mut new = Model::new(turn.seed + 1, SIZE, Initial::Pattern);
-    let path = fixture.cluster.dir().join("new");
-    new.write_image(&path).unwrap();
-    let path = path.to_str().unwrap();
-    fixture.image(&["push", "base", path, "--replace"]).unwrap();
+    let mut new = fixture.push_another();
     fixture.create_at("c", OTHER, &[]);
     fixture.becomes_whole_at("c", OTHER);
 
@@ -170,9 +148,7 @@ fn of_two_things_that_a_name_has_stood_for_the_later_counts_and_an_older_one_is_
     is_image(&fixture, "late", &mut old);
     fixture.becomes_whole_at("a", "late");
     fixture.is_there(true);
-    let a = fixture.cluster.node_mut("a");
-    a.terminate(PATIENCE).unwrap();
-    a.start(&[]).unwrap();
+    fixture.cluster.restart("a", &[]);
     // A change of the name no longer matters to a whole disk.
     let shown = fixture.a().disk("late").unwrap();
     assert!(shown["warnings"].as_array().unwrap().is_empty(), "{shown}");
@@ -184,21 +160,16 @@ fn of_two_things_that_a_name_has_stood_for_the_later_counts_and_an_older_one_is_
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY='--test image_disks'"]
 fn a_name_that_stood_for_something_else_is_told_of_when_the_repository_is_back() {
-    let turn = turn("a_name_that_stood_for_something_else");
-    let (fixture, mut model) = one_node_has_it(&turn);
+    let (fixture, mut model) = one_node_has_it();
     fixture.is_there(true);
-    let new = Model::new(turn.seed + 1, SIZE, Initial::Pattern);
-    let path = fixture.cluster.dir().join("new");
-    new.write_image(&path).unwrap();
-    let path = path.to_str().unwrap();
-    fixture.image(&["push", "base", path, "--replace"]).unwrap();
+    fixture.push_another();
     fixture.is_there(false);
     fixture.create(&["--prefetch", "off"]);
     fixture.is_there(true);
     becomes_noted(&fixture);
     let disk = fixture.disk();
     let said = warning(&disk);
-    assert!(said.contains("stood for something else"), "{said}");
+    says(&said, &["stood for something else"]);
     // The disk keeps its content, and the repository keeps the image.
     fixture.gc().unwrap();
     is_image(&fixture, DISK, &mut model);
@@ -206,18 +177,17 @@ fn a_name_that_stood_for_something_else_is_told_of_when_the_repository_is_back()
 }
 
 /// Tries to create a disk while the repository is away and the only other node is odd; returns the refusal.
-fn refused_beside(name: &str, odd: Odd) -> (OddNode, String) {
-    let turn = turn(name);
+fn refused_beside(odd: Odd) -> (OddNode, String) {
     let node = OddNode::start(odd);
     let fixture = node.beside(&["a"]);
-    fixture.push_pattern(turn.seed);
+    fixture.push_pattern();
     fixture.is_there(false);
     let words = ["disk", "create", DISK, "--image", "base"];
     let refused = fixture.a().refusal(&words);
     println!("{refused}");
     assert!(fixture.a().disk(DISK).is_err(), "something is left");
     let repository = fixture.repository.display().to_string();
-    assert!(refused.contains(&repository), "{refused}");
+    says(&refused, &[&repository]);
     fixture.is_there(true);
     fixture.create(&[]);
     fixture.becomes_whole();
@@ -227,35 +197,31 @@ fn refused_beside(name: &str, odd: Odd) -> (OddNode, String) {
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY='--test image_disks'"]
 fn a_node_that_knows_no_names_is_not_asked_for_one() {
-    let (node, refused) = refused_beside("a_node_that_knows_no_names", Odd::KnowsNoNames);
+    let (node, refused) = refused_beside(Odd::KnowsNoNames);
     assert!(!node.was_asked_for_a_name());
     let expected = "no other node tells what image 'base' is";
-    assert!(refused.contains(expected), "{refused}");
+    says(&refused, &[expected]);
 }
 
 #[test]
 fn a_node_that_answers_something_else_tells_nothing() {
-    let (node, refused) = refused_beside("a_node_that_answers_something_else", Odd::Lies);
+    let (node, refused) = refused_beside(Odd::Lies);
     assert!(node.was_asked_for_a_name());
     let expected = "no other node tells what image 'base' is";
-    assert!(refused.contains(expected), "{refused}");
+    says(&refused, &[expected]);
 }
 
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY='--test image_disks'"]
 fn a_name_that_stands_for_nothing_makes_no_disk() {
-    let (node, refused) = refused_beside("a_name_that_stands_for_nothing", Odd::LiesOfNames);
+    let (node, refused) = refused_beside(Odd::LiesOfNames);
     assert!(node.was_asked_for_a_name());
-    assert!(
-        refused.contains("cannot be had from those who know it (odd)"),
-        "{refused}"
-    );
+    says(&refused, &["cannot be had from those who know it (odd)"]);
 }
 
 #[test]
 #[ignore = "takes minutes: make test-slow ONLY='--test image_disks'"]
 fn an_s3_server_that_is_away_keeps_no_disk_from_being_created_and_hears_of_it_later() {
-    let turn = turn("an_s3_server_that_is_away");
     let secure = ClusterOptions::secure().unwrap();
     let mut fixture = Fixture::prepare(&["a", "b"], &[], secure);
     let mut server = S3::start(&fixture.cluster.dir().join("s3"));
@@ -265,7 +231,7 @@ fn an_s3_server_that_is_away_keeps_no_disk_from_being_created_and_hears_of_it_la
         spec.environment = server.environment();
     }
     fixture.cluster.start_all().unwrap();
-    let mut model = Model::new(turn.seed, SIZE, Initial::Pattern);
+    let mut model = Model::new(fixture.turn.seed, SIZE, Initial::Pattern);
     let path = fixture.cluster.dir().join("pattern");
     model.write_image(&path).unwrap();
     server.push("base", &path);
@@ -283,9 +249,7 @@ fn an_s3_server_that_is_away_keeps_no_disk_from_being_created_and_hears_of_it_la
         .unwrap();
     assert_eq!(fixture.fetched(), (MIB, 0));
     drop(client);
-    let a = fixture.cluster.node_mut("a");
-    a.kill();
-    a.start(&[]).unwrap();
+    fixture.a_dies();
     assert!(!is_noted(&fixture.disk()));
     server.is_there(true);
     becomes_noted(&fixture);

@@ -9,25 +9,22 @@ use std::time::{Duration, Instant};
 
 use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::{run, wait_for};
-use godwit_testkit::scenario::{PATIENCE, verify};
+use godwit_testkit::scenario::{PATIENCE, says, verify};
 use godwit_testkit::small_fs::SmallFileSystem;
 
-use crate::fixture::{DISK, Fixture, MIB, SIZE, turn};
+use crate::fixture::{DISK, Fixture, MIB, SIZE, write};
 
 #[test]
 fn reads_wait_for_a_repository_that_is_away_and_what_is_here_is_served() {
-    let turn = turn("reads_wait_for_a_repository_that_is_away");
     let mut fixture = Fixture::start(&["a"], &[]);
-    let mut model = fixture.push_pattern(turn.seed);
+    let mut model = fixture.push_pattern();
     fixture.create(&["--prefetch", "off"]);
     let mut client = fixture.connect();
     let mut here = vec![0; 64 << 10];
     client.read_at(0, &mut here).unwrap();
     // Writes of whole blocks need nothing of the image; a discarded block does not come back from the image.
-    let ticket = model.begin_write(32 * 2048..33 * 2048, true);
-    client.write_at(32 * MIB, &vec![0; MIB as usize]).unwrap();
+    write(&mut client, &mut model, 32 * 2048, 2048);
     client.flush().unwrap();
-    model.end_write(&ticket);
 
     fixture.is_there(false);
     let mut again = vec![1; 64 << 10];
@@ -42,17 +39,10 @@ fn reads_wait_for_a_repository_that_is_away_and_what_is_here_is_served() {
             begun.elapsed()
         }
     });
-    let told = wait_for(PATIENCE, || {
-        let disk = fixture.disk();
-        let trouble = disk["image"]["trouble"].as_str()?;
-        Some((trouble.to_owned(), disk["status"].as_str()?.to_owned()))
-    });
-    let (trouble, status) = told.unwrap();
-    assert!(
-        trouble.contains(&fixture.repository.display().to_string()),
-        "{trouble}"
-    );
-    assert!(status.contains("reads of that wait:"), "{status}");
+    let trouble = fixture.trouble();
+    says(&trouble, &[&fixture.repository.display().to_string()]);
+    let status = fixture.disk()["status"].as_str().unwrap().to_owned();
+    says(&status, &["reads of that wait:"]);
     std::thread::sleep(Duration::from_millis(500));
     assert!(!reader.is_finished());
     fixture.is_there(true);
@@ -62,9 +52,7 @@ fn reads_wait_for_a_repository_that_is_away_and_what_is_here_is_served() {
     assert!(wait_for(PATIENCE, well).is_some(), "{}", fixture.disk());
 
     fixture.is_there(false);
-    let a = fixture.cluster.node_mut("a");
-    a.kill();
-    a.start(&[]).unwrap();
+    fixture.a_dies();
     let mut client = fixture.connect();
     client.read_at(0, &mut again).unwrap();
     assert!(here == again);
@@ -74,9 +62,8 @@ fn reads_wait_for_a_repository_that_is_away_and_what_is_here_is_served() {
 
 #[test]
 fn reads_fail_after_as_long_as_they_were_told_to_wait() {
-    let turn = turn("reads_fail_after_as_long");
     let fixture = Fixture::start(&["a"], &["--read-wait", "1s"]);
-    let mut model = fixture.push_pattern(turn.seed);
+    let mut model = fixture.push_pattern();
     fixture.create(&["--prefetch", "off"]);
     fixture.is_there(false);
     let mut client = fixture.connect();
@@ -99,9 +86,8 @@ fn reads_fail_after_as_long_as_they_were_told_to_wait() {
 
 #[test]
 fn a_damaged_chunk_is_never_shown_and_is_read_once_it_is_repaired() {
-    let turn = turn("a_damaged_chunk_is_never_shown");
     let fixture = Fixture::start(&["a"], &[]);
-    let mut model = fixture.push_pattern(turn.seed);
+    let mut model = fixture.push_pattern();
     let whole: Vec<(PathBuf, Vec<u8>)> = fixture
         .chunks()
         .into_iter()
@@ -113,12 +99,8 @@ fn a_damaged_chunk_is_never_shown_and_is_read_once_it_is_repaired() {
         fs::write(path, damaged).unwrap();
     }
     fixture.create(&[]);
-    let told = wait_for(PATIENCE, || {
-        let disk = fixture.disk();
-        Some(disk["image"]["trouble"].as_str()?.to_owned())
-    });
-    let trouble = told.unwrap();
-    assert!(trouble.contains("is damaged"), "{trouble}");
+    let trouble = fixture.trouble();
+    says(&trouble, &["is damaged"]);
     assert_eq!(fixture.missing(), SIZE);
     for (path, bytes) in whole {
         fs::write(path, bytes).unwrap();
@@ -129,9 +111,8 @@ fn a_damaged_chunk_is_never_shown_and_is_read_once_it_is_repaired() {
 
 #[test]
 fn one_damaged_chunk_keeps_nobody_from_the_others() {
-    let turn = turn("one_damaged_chunk_keeps_nobody");
     let fixture = Fixture::start(&["a"], &[]);
-    let mut model = fixture.push_pattern(turn.seed);
+    let mut model = fixture.push_pattern();
     let chunk = fixture.chunks().pop().unwrap();
     let mut damaged = fs::read(&chunk).unwrap();
     damaged[77] ^= 1;
@@ -166,9 +147,8 @@ fn one_damaged_chunk_keeps_nobody_from_the_others() {
 
 #[test]
 fn what_the_image_consists_of_is_read_again_from_the_repository() {
-    let turn = turn("what_the_image_consists_of_is_read_again");
     let mut fixture = Fixture::start(&["a"], &[]);
-    let mut model = fixture.push_pattern(turn.seed);
+    let mut model = fixture.push_pattern();
     fixture.create(&["--prefetch", "off"]);
     let kept = fixture.a().spec().dir.join("images/manifests");
     let kept = fs::read_dir(kept).unwrap().next().unwrap().unwrap().path();
@@ -177,15 +157,8 @@ fn what_the_image_consists_of_is_read_again_from_the_repository() {
     a.terminate(PATIENCE).unwrap();
     fs::write(kept, b"damaged").unwrap();
     a.start(&[]).unwrap();
-    let told = wait_for(PATIENCE, || {
-        let disk = fixture.disk();
-        Some(disk["image"]["trouble"].as_str()?.to_owned())
-    });
-    let trouble = told.unwrap();
-    assert!(
-        trouble.contains("what image 'base' consists of"),
-        "{trouble}"
-    );
+    let trouble = fixture.trouble();
+    says(&trouble, &["what image 'base' consists of"]);
     fixture.is_there(true);
     verify(fixture.a(), DISK, &mut model).unwrap();
     fixture.becomes_whole();
@@ -193,13 +166,12 @@ fn what_the_image_consists_of_is_read_again_from_the_repository() {
 
 #[test]
 fn a_full_host_lets_reads_wait_and_what_was_fetched_stays_right() {
-    let turn = turn("a_full_host_lets_reads_wait");
     let small = SmallFileSystem::new(2 * SIZE).unwrap();
     let records = small.path().join("a");
     fs::create_dir(&records).unwrap();
     let options = ["--read-wait", "4s"];
     let fixture = Fixture::start_in(&["a"], &options, Some(records));
-    let mut model = fixture.push_pattern(turn.seed);
+    let mut model = fixture.push_pattern();
     fixture.create(&["--prefetch", "off"]);
     let mut client = fixture.connect();
     let mut here = vec![0; 64 << 10];
@@ -220,26 +192,24 @@ fn a_full_host_lets_reads_wait_and_what_was_fetched_stays_right() {
 
 #[test]
 fn what_cannot_be_created_leaves_nothing_behind() {
-    let turn = turn("what_cannot_be_created_leaves_nothing");
     let fixture = Fixture::start(&["a"], &[]);
-    fixture.push_pattern(turn.seed);
+    fixture.push_pattern();
     let refused = |words: &[&str]| {
         let words = [&["disk", "create", DISK], words].concat();
         fixture.a().godwit(&words).text().unwrap_err().to_string()
     };
     let text = refused(&["--image", "other"]);
-    assert!(text.contains("there is no image 'other'"), "{text}");
+    says(&text, &["there is no image 'other'"]);
     let text = refused(&["--image", "../x"]);
-    assert!(text.contains("is no image's name"), "{text}");
+    says(&text, &["is no image's name"]);
     let text = refused(&["--image", "base", "--size", "1M"]);
-    assert!(text.contains("image 'base' has 64 MiB"), "{text}");
+    says(&text, &["image 'base' has 64 MiB"]);
     fixture.is_there(false);
     let text = refused(&["--image", "base"]);
-    assert!(text.contains("repository"), "{text}");
+    says(&text, &["repository"]);
     fixture.is_there(true);
     assert!(fixture.a().disk(DISK).is_err());
-    let unused = || fixture.image(&["rm", "base"]).ok();
-    assert!(wait_for(PATIENCE, unused).is_some());
+    fixture.is_needed_no_more();
 }
 
 /// Starts a false store: a server that takes connections and answers every request with `answer`, or not at all.
@@ -265,10 +235,9 @@ fn odd_store(answer: Option<&'static str>) -> String {
 
 /// Creates a disk from a good repository and reads it while the node uses a false one. Returns the node's message, and
 /// verifies the disk once the good one is back.
-fn is_told_of(name: &str, store: Option<&'static str>) -> String {
-    let turn = turn(name);
+fn is_told_of(store: Option<&'static str>) -> String {
     let mut fixture = Fixture::start(&["a"], &["--read-wait", "5s"]);
-    let mut model = fixture.push_pattern(turn.seed);
+    let mut model = fixture.push_pattern();
     fixture.create(&["--prefetch", "off"]);
     let mut here = vec![0; 64 << 10];
     fixture.connect().read_at(0, &mut here).unwrap();
@@ -300,11 +269,7 @@ fn is_told_of(name: &str, store: Option<&'static str>) -> String {
     let begun = Instant::now();
     assert!(client.read_at(SIZE / 2, &mut [0; 4096]).is_err());
     assert!(begun.elapsed() >= Duration::from_secs(5));
-    let told = wait_for(PATIENCE, || {
-        let disk = fixture.disk();
-        disk["image"]["trouble"].as_str().map(str::to_owned)
-    });
-    let told = told.unwrap();
+    let told = fixture.trouble();
     assert!(!told.contains(secret) && !told.contains('\n'), "{told}");
     let a = fixture.cluster.node_mut("a");
     a.terminate(PATIENCE).unwrap();
@@ -318,13 +283,13 @@ fn is_told_of(name: &str, store: Option<&'static str>) -> String {
 fn credentials_that_are_refused_are_told_of() {
     let refused = "HTTP/1.1 403 Forbidden\r\nContent-Length: 66\r\n\r\n\
          <Error><Code>InvalidAccessKeyId</Code><Message>x</Message></Error>";
-    let told = is_told_of("credentials_that_are_refused", Some(refused));
-    assert!(told.contains("refuses the credentials"), "{told}");
+    let told = is_told_of(Some(refused));
+    says(&told, &["refuses the credentials"]);
 }
 
 #[test]
 fn a_repository_that_is_slow_is_told_of() {
-    let told = is_told_of("a_repository_that_is_slow", None);
+    let told = is_told_of(None);
     assert!(
         told.contains("s3://images") && (told.contains("is slow") || told.contains("not answer")),
         "{told}"
@@ -333,9 +298,8 @@ fn a_repository_that_is_slow_is_told_of() {
 
 #[test]
 fn an_image_whose_manifest_is_missing_makes_no_disk_and_takes_nothing_from_others() {
-    let turn = turn("an_image_whose_manifest_is_missing");
     let fixture = Fixture::start(&["a"], &[]);
-    let mut model = fixture.push_pattern(turn.seed);
+    let mut model = fixture.push_pattern();
     fixture.create(&["--prefetch", "off"]);
     let manifests = fixture.repository.join("manifests");
     let manifest = fs::read_dir(&manifests).unwrap().next().unwrap().unwrap();
@@ -343,7 +307,7 @@ fn an_image_whose_manifest_is_missing_makes_no_disk_and_takes_nothing_from_other
     let text = fixture
         .a()
         .refusal(&["disk", "create", "other", "--image", "base"]);
-    assert!(text.contains("is missing in the repository"), "{text}");
+    says(&text, &["is missing in the repository"]);
     assert!(fixture.a().disk("other").is_err());
     // The node has kept the manifest of the disk's image.
     verify(fixture.a(), DISK, &mut model).unwrap();
@@ -368,9 +332,7 @@ fn a_guest_does_not_choose_what_a_push_reads() {
     let mut header = header_that_names(Path::new(&secret), Path::new(&evil));
     header.resize(header.len().next_multiple_of(512), 0);
     let a = fixture.a();
-    a.godwit(&["disk", "create", DISK, "--size", "1M"])
-        .json()
-        .unwrap();
+    a.create_disk(DISK, "1M");
     let mut guest = fixture.connect();
     guest.write_at(0, &header).unwrap();
     guest.flush().unwrap();

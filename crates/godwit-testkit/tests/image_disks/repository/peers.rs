@@ -4,10 +4,9 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use godwit_testkit::nbd::NbdConnection;
-use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, verify};
+use godwit_testkit::scenario::{PATIENCE, says, until, verify};
 
-use crate::fixture::{DISK, Fixture, MIB, SIZE, turn};
+use crate::fixture::{DISK, Fixture, MIB, SIZE};
 use crate::repository::odd_node::{Odd, OddNode};
 
 /// The disk with the image at the other node.
@@ -15,13 +14,12 @@ const OTHER: &str = "other";
 
 #[test]
 fn what_another_node_has_comes_from_there_and_the_repository_may_be_away() {
-    let turn = turn("what_another_node_has_comes_from_there");
     let mut fixture = Fixture::start(&["a", "b"], &[]);
-    let mut model = fixture.push_pattern(turn.seed);
+    let mut model = fixture.push_pattern();
     fixture.create_at("b", OTHER, &[]);
     fixture.becomes_whole_at("b", OTHER);
     // The guest's changes there are not handed out.
-    let other = fixture.cluster.node("b").nbd(OTHER);
+    let other = fixture.b().nbd(OTHER);
     let mut guest = NbdConnection::connect(&other).unwrap();
     guest.write_at(40 * MIB + 5 * 512, &[0xAB; 512]).unwrap();
     guest.flush().unwrap();
@@ -45,13 +43,9 @@ fn what_another_node_has_comes_from_there_and_the_repository_may_be_away() {
         let mut client = fixture.connect();
         move || client.read_at(40 * MIB, &mut [0; 512]).unwrap()
     });
-    let told = wait_for(PATIENCE, || {
-        let disk = fixture.disk();
-        disk["image"]["trouble"].as_str().map(str::to_owned)
-    });
-    let told = told.unwrap();
+    let told = fixture.trouble();
     let repository = fixture.repository.display().to_string();
-    assert!(told.contains(&repository), "{told}");
+    says(&told, &[&repository]);
     assert!(!reader.is_finished());
     fixture.is_there(true);
     reader.join().unwrap();
@@ -76,29 +70,26 @@ fn half_closed(port: u16) -> usize {
 #[test]
 #[ignore = "half a minute: make test-slow ONLY='--test image_disks'"]
 fn connections_to_a_node_that_is_asked_no_more_are_closed() {
-    let turn = turn("connections_to_a_node_that_is_asked_no_more");
     let mut fixture = Fixture::start(&["a", "b"], &[]);
-    let mut model = fixture.push_pattern(turn.seed);
+    let mut model = fixture.push_pattern();
     fixture.create_at("b", OTHER, &[]);
     fixture.becomes_whole_at("b", OTHER);
     fixture.create(&[]);
     verify(fixture.a(), DISK, &mut model).unwrap();
     fixture.becomes_whole();
-    let port = fixture.cluster.node("b").spec().listen.port();
+    let port = fixture.b().spec().listen.port();
     fixture.cluster.node_mut("b").terminate(PATIENCE).unwrap();
     let left = half_closed(port);
     println!("{left} connections are half closed");
     assert!(left > 0, "nothing was kept");
-    let closed = || (half_closed(port) == 0).then_some(());
-    assert!(wait_for(PATIENCE, closed).is_some(), "they stay");
+    until("they stay", || half_closed(port) == 0);
 }
 
 /// Reads all of a disk beside an odd node, with all data from the repository. Returns the duration of the first read.
-fn reads_all_in_spite_of(name: &str, odd: Odd) -> (OddNode, Duration) {
-    let turn = turn(name);
+fn reads_all_in_spite_of(odd: Odd) -> (OddNode, Duration) {
     let node = OddNode::start(odd);
     let fixture = node.beside(&["a"]);
-    let mut model = fixture.push_pattern(turn.seed);
+    let mut model = fixture.push_pattern();
     fixture.create(&["--prefetch", "off"]);
     let mut client = fixture.connect();
     let begun = Instant::now();
@@ -111,13 +102,13 @@ fn reads_all_in_spite_of(name: &str, odd: Odd) -> (OddNode, Duration) {
 
 #[test]
 fn wrong_bytes_of_another_node_are_never_shown() {
-    let (node, _) = reads_all_in_spite_of("wrong_bytes_of_another_node", Odd::Lies);
+    let (node, _) = reads_all_in_spite_of(Odd::Lies);
     assert!(node.was_asked());
 }
 
 #[test]
 fn a_node_that_does_not_answer_holds_a_read_for_a_moment_once() {
-    let (node, took) = reads_all_in_spite_of("a_node_that_does_not_answer", Odd::IsSilent);
+    let (node, took) = reads_all_in_spite_of(Odd::IsSilent);
     assert!(node.was_asked());
     assert!(took >= Duration::from_millis(200), "{took:?}");
     // 256 chunks that each waited would take a minute.
@@ -126,6 +117,6 @@ fn a_node_that_does_not_answer_holds_a_read_for_a_moment_once() {
 
 #[test]
 fn an_older_node_is_not_asked() {
-    let (node, _) = reads_all_in_spite_of("an_older_node_is_not_asked", Odd::IsOlder);
+    let (node, _) = reads_all_in_spite_of(Odd::IsOlder);
     assert!(!node.was_asked());
 }
