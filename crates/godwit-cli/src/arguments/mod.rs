@@ -6,14 +6,13 @@ mod image;
 mod nic;
 mod node;
 mod process;
-mod switch;
 mod vm;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use godwit_api::ImageFormat;
+use godwit_api::{ImageFormat, MemoryMode, MoveOptions, SwitchMigration};
 
 pub(crate) use self::container::ContainerCommand;
 pub(crate) use self::image::{ImageArguments, ImageCommand, ImageFile, RepositoryArguments};
@@ -21,12 +20,11 @@ pub(crate) use self::nic::NicCommand;
 use self::nic::parse_uplink;
 pub(crate) use self::node::{LogFormatArgument, NodeArguments, ReadWaitThen};
 pub(crate) use self::process::ProcessCommand;
-pub(crate) use self::switch::{LeavingPolicy, SwitchArguments};
 pub(crate) use self::vm::{
     AcceleratorArgument, MemoryPlaceArgument, MemoryPoolCommand, VmCommand, VmRunArguments,
 };
 use crate::failure::EXIT_CODES;
-use crate::show::units::{parse_duration, parse_rate, parse_size};
+use godwit_api::text::parse_size;
 
 /// Default data directory of a node.
 pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/godwit";
@@ -147,68 +145,12 @@ pub(crate) struct MigrateArguments {
     pub uplinks: Vec<(String, String)>,
     /// When the memory of a virtual machine moves: pre-copy when left out
     #[arg(long, value_enum)]
-    pub memory: Option<MemoryArgument>,
+    pub memory: Option<MemoryMode>,
     /// With --memory zero-copy: leave the memory in the memory pool, on which the guest then depends
     #[arg(long)]
     pub stay_in_pool: bool,
-    /// How it is moved
-    #[arg(long, value_enum, default_value_t)]
-    pub policy: PolicyArgument,
-    /// With pre-copy: bytes of a block of which it is remembered whether it was written, a multiple of 4K up
-    /// to 1G; 64K when left out
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub round_block: Option<u64>,
-    /// With pre-copy: rounds, the first over the whole disk, after which writes go to both nodes; 8 when left
-    /// out
-    #[arg(long, value_name = "NUMBER")]
-    pub max_rounds: Option<u32>,
-    /// With pre-copy: most bytes that are copied while the guest stands still; 4M when left out
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub round_left: Option<u64>,
-    /// With push-pull: a chunk of 64K that was written so often during the move is pushed no more; 3 when left
-    /// out
-    #[arg(long, value_name = "WRITES", value_parser = clap::value_parser!(u8).range(1..))]
-    pub push_threshold: Option<u8>,
-    /// With push-pull: seconds after which the disk changes hands, whatever could still be pushed
-    #[arg(long, value_name = "SECONDS")]
-    pub push_for: Option<u64>,
-    /// Most bytes in flight between the two disks, up to 64 chunks and 32M; chosen by the node when left
-    /// out
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub window: Option<u64>,
-    /// Bytes per copy, a multiple of 4K up to 16M; 1M, and 256K while the guest works, when left out
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub chunk: Option<u64>,
-    /// What the guest is promised: a percentile and a time such as 'p99.99<2ms', or off
-    ///
-    /// The migration pauses when it would break it. 'auto' promises that p99.99 grows by no more
-    /// than a quarter, or stays below 3 ms (10 ms for a guest that has asked for little before).
-    #[arg(long, value_name = "auto|off|pNN<TIME", default_value = "auto")]
-    pub sla: String,
-    /// While the migration pauses, keep the guest's writes here and send them later; else they go to both nodes
-    #[arg(long, value_enum, default_value_t, value_name = "on|off")]
-    pub delayed_writes: Switch,
-    /// Most bytes per second of those, chosen by the node when left out
-    #[arg(long, value_name = "SIZE[/s]", value_parser = parse_rate)]
-    pub delayed_write_rate: Option<u64>,
-    /// How long the copy may take, like 30m; near the end it goes before the promise
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    pub deadline: Option<u64>,
-    /// Most bytes per second that the migration may take; what the guest writes is never held back
-    #[arg(long, value_name = "SIZE[/s]", value_parser = parse_rate)]
-    pub max_bandwidth: Option<u64>,
-    /// The node's network interface that --interface-budget is about
-    #[arg(long, value_name = "NAME", requires = "interface_budget")]
-    pub interface: Option<String>,
-    /// Pause while more bytes per second leave by the interface, other traffic included
-    #[arg(long, value_name = "SIZE[/s]", value_parser = parse_rate, requires = "interface")]
-    pub interface_budget: Option<u64>,
-    /// Compare both images by hash before the switchover; disks of up to 64T
-    #[arg(long)]
-    pub verify: bool,
-    /// Send all of the disk, even where the node holds an older copy of it
-    #[arg(long)]
-    pub no_delta: bool,
+    #[command(flatten)]
+    pub options: MoveOptions,
     /// Wait for a machine that virsh or QEMU moves: its start there moves the disk
     #[arg(long)]
     pub with_guest: bool,
@@ -232,37 +174,6 @@ impl From<Format> for ImageFormat {
             Format::Raw => Self::Raw,
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum MemoryArgument {
-    /// Before the switchover; what is written meanwhile is sent again
-    PreCopy,
-    /// After the switchover, as the guest needs it; while the connection is lost the guest waits
-    PostCopy,
-    /// Once before the switchover; what was written meanwhile follows after it, as with post-copy
-    Hybrid,
-    /// Never before the switchover: both nodes map it from a memory pool, so the guest stands still for
-    /// milliseconds whatever the memory's size
-    ZeroCopy,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PolicyArgument {
-    /// double-write; push-pull when that cannot end, or its deadline has come
-    #[default]
-    Auto,
-    /// A single pass; writes to what was copied already go to both nodes
-    DoubleWrite,
-    /// Passes over what was written since the last one, until little is left
-    PreCopy,
-    /// A single pass; all writes go to both nodes from the start
-    Mirror,
-    /// What is seldom written is pushed; the disk changes hands, and the destination pulls the rest. The source is
-    /// needed until it has
-    PushPull,
-    /// The disk changes hands at once, and the destination pulls all of it. The source is needed until it has
-    PostCopy,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -289,7 +200,12 @@ pub(crate) enum MigrationCommand {
         id: String,
     },
     /// Go on otherwise with a migration: leave now, or other bounds
-    Switch(SwitchArguments),
+    Switch {
+        /// Its id, or as many of its first digits as tell it apart
+        id: String,
+        #[command(flatten)]
+        change: SwitchMigration,
+    },
     /// Cancel a migration; the source serves on
     Cancel {
         /// Its id, or as many of its first digits as tell it apart

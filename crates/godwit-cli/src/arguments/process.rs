@@ -1,9 +1,9 @@
 //! The arguments of `godwit process`.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use godwit_api::ProcessMoveOptions;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProcessCommand {
@@ -25,15 +25,8 @@ pub(crate) enum ProcessCommand {
         /// The node to move it to
         #[arg(long, value_name = "NODE")]
         to: String,
-        /// An IP address of the process's own that moves along, with its TCP connections
-        #[arg(long, value_name = "ADDRESS")]
-        address: Option<IpAddr>,
-        /// A file of the process that is brought along (may be repeated): what it has open must be there
-        #[arg(long = "file", value_name = "PATH")]
-        files: Vec<String>,
-        /// Copy all of its memory while it stands still, and none before
-        #[arg(long)]
-        no_pre_copy: bool,
+        #[command(flatten)]
+        options: ProcessMoveOptions,
         /// Make the device's objects at the destination and at partners while the process still works
         #[arg(long)]
         pre_setup: bool,

@@ -13,7 +13,7 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::routes;
 use crate::show::output::{Output, facts, table};
-use crate::show::units::{format_bytes, format_micros};
+use godwit_api::text::{format_bytes, format_micros};
 
 pub(crate) async fn run(
     command: DiskCommand,

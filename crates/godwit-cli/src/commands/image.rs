@@ -16,7 +16,7 @@ use crate::failure::{EXIT_INTERRUPTED, Failure};
 use crate::show::line::{Line, Matters};
 use crate::show::output::{Output, facts, table};
 use crate::show::progress::{ProgressLine, Status};
-use crate::show::units::{format_bytes, format_rate};
+use godwit_api::text::{format_bytes, format_rate};
 
 const SHOWN_EVERY: Duration = Duration::from_millis(200);
 

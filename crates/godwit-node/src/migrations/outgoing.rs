@@ -11,12 +11,12 @@ use godwit_core::wire::{
     Features, Greeting, Offer, OfferedImage, Place, Purpose, RefusalCode, Reply, TrafficClass,
     TransferPolicy,
 };
-use godwit_core::{ImageOffer, MigrationOptions, OlderCopy, Switchover};
+use godwit_core::{MigrationOptions, OlderCopy};
 use tokio::sync::{Notify, oneshot};
 
 use super::choice::base::Refused;
 use super::choice::{auto, base};
-use super::options::{self, InFlight};
+use super::options::{self, Circumstances, InFlight};
 use super::promise::{self, Asked, Promise};
 use super::table::{self, Begin};
 use crate::config::PeerConfig;
@@ -26,7 +26,7 @@ use crate::disks::storage::image;
 use crate::failpoint;
 use crate::ids;
 use crate::images::comparison;
-use crate::node::{Node, PEER_TIMEOUT, blocking};
+use crate::node::{Node, blocking};
 use crate::peers::dial::{Agreed, DialError, refused};
 use crate::peers::{PeerConnection, greeting, into_stream};
 use crate::store::BaseImage;
@@ -80,7 +80,7 @@ pub(crate) async fn start_in(
     group: Option<Arc<SwitchGroup>>,
 ) -> Result<Migration, ErrorBody> {
     node.check_open()?;
-    let asked = Asked::parse(&request.disk, request.sla.as_deref())?;
+    let asked = Asked::parse(&request.disk, request.options.sla.as_deref())?;
     let mut settings = options::settings(&request, asked)?;
     let place = options::place(&request)?;
     let disk = node.disks.get(&request.disk)?;
@@ -115,18 +115,18 @@ pub(crate) async fn start_in(
             None => error.hint("see 'godwit disk show'"),
         })
     })?;
-    let on_image = base::choose(node, &disk, &peer, &request).await?;
+    let on_image = base::choose(node, &disk, &peer, &request.options).await?;
     options::check_size(&disk.name, &settings, capacity.bytes())?;
     let taken = taken(&disk, capacity).await?;
-    if request.policy.is_some() || settings.verify {
+    if request.options.policy.is_some() || settings.verify {
         options::check_deadline(&disk.name, &settings, taken)?;
     }
-    if request.policy.is_none() {
+    if request.options.policy.is_none() {
         settings.policy_reason = Some(auto::first_reason(taken, &node.config.name));
     }
     let as_whole = settings.clone();
     if let Some(on_image) = &on_image {
-        base::adapt(&mut settings, on_image, request.policy.is_some());
+        base::adapt(&mut settings, on_image, request.options.policy.is_some());
     }
     let interface = options::open_interface(&disk.name, &settings)?;
     let baseline = promise::measure(disk.engine()).await;
@@ -438,41 +438,15 @@ impl Attempt {
 
     /// Returns the engine's options for a node with these features and this older copy.
     fn options(&self, agreed: Features, older_copy: OlderCopy) -> MigrationOptions {
-        let flight = InFlight::of(&self.settings);
-        MigrationOptions {
-            chunk_sectors: flight.chunk_sectors,
-            busy_chunk_sectors: flight.busy_chunk_sectors,
-            window_chunks: flight.window_chunks,
-            idle_window_chunks: flight.idle_window_chunks,
-            busy_window_chunks: flight.busy_window_chunks,
-            max_bandwidth: self.settings.max_bandwidth,
-            sla: self.promise.target,
-            guest_load: self.promise.guest_load,
-            wake_up_limit: self.promise.wake_up_limit,
-            delayed_writes: self.settings.delayed_writes,
-            delayed_write_rate: self.settings.delayed_write_rate,
-            interface_budget: self.settings.interface_budget,
-            deadline: self.settings.deadline_seconds.map(Duration::from_secs),
-            policy: match self.on_image {
-                Some(_) => base::in_blocks(options::policy(&self.settings)),
-                None => options::policy(&self.settings),
-            },
-            image: match &self.on_image {
-                None => ImageOffer::None,
-                Some(_) if agreed.contain(Features::TWO_PLACES) => ImageOffer::TwoPlaces,
-                Some(_) => ImageOffer::OnePlace,
-            },
-            verify: self.settings.verify,
-            older_copy,
-            find_holes: agreed.contain(Features::HOLES),
-            governor: self.node.config.governor,
-            switchover: match self.settings.with_guest {
-                true => Switchover::WhenTold,
-                false => Switchover::WhenConverged,
-            },
-            peer_timeout: PEER_TIMEOUT,
+        let of = Circumstances {
             migration: self.id,
-        }
+            promise: &self.promise,
+            agreed,
+            older_copy,
+            on_image: self.on_image.is_some(),
+            governor: self.node.config.governor,
+        };
+        options::engine(&self.settings, &of)
     }
 
     /// Allocates the memory for the chunks.

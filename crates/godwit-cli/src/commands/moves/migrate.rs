@@ -1,10 +1,8 @@
 //! The command `godwit migrate`.
 
-use godwit_api::{
-    ErrorCode, MemoryMode, MigrateRequest, MigrateVm, Migration, MigrationPhase, Policy, Vm,
-};
+use godwit_api::{ErrorCode, MigrateRequest, Migration, MigrationPhase, Vm};
 
-use crate::arguments::{MemoryArgument, MigrateArguments, PolicyArgument, Switch};
+use crate::arguments::MigrateArguments;
 use crate::client::Client;
 use crate::commands::moves::follow::{
     Moving, POLL_INTERVAL, Switching, begin, interrupts, see_off, see_off_and_wait,
@@ -14,7 +12,7 @@ use crate::routes;
 use crate::show::output::Output;
 use crate::show::progress::{Status, migration_status};
 use crate::show::promise::counted;
-use crate::show::units::{format_bytes, format_rate, format_seconds};
+use godwit_api::text::{format_bytes, format_rate, format_seconds};
 
 pub(crate) async fn run(
     arguments: MigrateArguments,
@@ -41,13 +39,15 @@ pub(crate) async fn run(
     }
     // Before the request, so that Ctrl-C while the node connects to its peer cancels the migration.
     let mut interrupts = interrupts()?;
-    let (disk, with_guest) = (arguments.disk.clone(), arguments.with_guest);
+    let disk = arguments.disk.clone();
     let (detach, wait) = (arguments.detach, arguments.wait);
-    let into = arguments.into.clone();
     let request = MigrateRequest {
-        with_guest,
-        into,
-        ..choices(arguments).for_disk(&disk)
+        disk: arguments.disk,
+        to: arguments.to,
+        pool: arguments.pool,
+        into: arguments.into,
+        with_guest: arguments.with_guest,
+        options: arguments.options,
     };
     let begun = begin::<Migration>(
         client,
@@ -76,46 +76,6 @@ async fn is_a_machine(client: &mut Client, name: &str, failure: Failure) -> Fail
             "it is a virtual machine, which moves with its disks: give vm/{name}"
         )),
         Err(_) => failure,
-    }
-}
-
-/// Returns the request from the arguments, for disks and VMs alike.
-pub(in crate::commands) fn choices(arguments: MigrateArguments) -> MigrateVm {
-    MigrateVm {
-        to: arguments.to,
-        pool: arguments.pool,
-        uplinks: arguments.uplinks.into_iter().collect(),
-        memory: match arguments.memory {
-            None | Some(MemoryArgument::PreCopy) => MemoryMode::PreCopy,
-            Some(MemoryArgument::PostCopy) => MemoryMode::PostCopy,
-            Some(MemoryArgument::Hybrid) => MemoryMode::Hybrid,
-            Some(MemoryArgument::ZeroCopy) => MemoryMode::ZeroCopy,
-        },
-        stay_in_pool: arguments.stay_in_pool,
-        policy: match arguments.policy {
-            PolicyArgument::Auto => None,
-            PolicyArgument::DoubleWrite => Some(Policy::DoubleWrite),
-            PolicyArgument::PreCopy => Some(Policy::PreCopy),
-            PolicyArgument::Mirror => Some(Policy::Mirror),
-            PolicyArgument::PushPull => Some(Policy::PushPull),
-            PolicyArgument::PostCopy => Some(Policy::PostCopy),
-        },
-        round_block_bytes: arguments.round_block,
-        max_rounds: arguments.max_rounds,
-        round_left_bytes: arguments.round_left,
-        push_threshold: arguments.push_threshold,
-        push_seconds: arguments.push_for,
-        window_bytes: arguments.window,
-        chunk_bytes: arguments.chunk,
-        max_bandwidth: arguments.max_bandwidth,
-        verify: arguments.verify,
-        whole: arguments.no_delta,
-        sla: Some(arguments.sla),
-        delayed_writes: arguments.delayed_writes == Switch::On,
-        delayed_write_rate: arguments.delayed_write_rate,
-        deadline_seconds: arguments.deadline,
-        interface: arguments.interface,
-        interface_budget: arguments.interface_budget,
     }
 }
 

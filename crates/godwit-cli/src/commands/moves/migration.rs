@@ -1,13 +1,13 @@
 //! The command `godwit migration`.
 
 use godwit_api::{
-    DeltaBy, ErrorCode, Migration, MigrationDelta, MigrationPhase, MigrationSettings, Policy,
-    SwitchMigration, VmMigration,
+    DeltaBy, ErrorCode, Migration, MigrationDelta, MigrationPhase, Policy, SwitchMigration,
+    VmMigration,
 };
 use serde::Serialize;
 use tokio::signal::unix::Signal;
 
-use crate::arguments::{LeavingPolicy, MigrationCommand, SwitchArguments};
+use crate::arguments::MigrationCommand;
 use crate::client::{CallError, Client};
 use crate::commands::moves::follow::{Moving, OnInterrupt, Switching, follow, interrupts};
 use crate::failure::Failure;
@@ -15,7 +15,7 @@ use crate::routes;
 use crate::show::output::{Output, facts, table};
 use crate::show::progress::migration_status;
 use crate::show::promise::{delayed, obstacle, pauses, promised};
-use crate::show::units::{format_bytes, format_rate, format_seconds};
+use godwit_api::text::{format_bytes, format_seconds};
 
 /// Digits of a migration's id in lists.
 const SHORT_ID: usize = 8;
@@ -79,11 +79,13 @@ pub(crate) async fn run(
                 Known::Vm(migration) => watch(client, *migration, interrupts, output).await,
             }
         }
-        MigrationCommand::Switch(arguments) => {
-            let request = request(&arguments);
-            match find(client, &arguments.id).await? {
-                Known::Disk(migration) => switch(client, *migration, &request, output).await,
-                Known::Vm(migration) => switch(client, *migration, &request, output).await,
+        MigrationCommand::Switch { id, mut change } => {
+            if change.policy == Some(Policy::PushPull) {
+                change.push_seconds.get_or_insert(0);
+            }
+            match find(client, &id).await? {
+                Known::Disk(migration) => switch(client, *migration, &change, output).await,
+                Known::Vm(migration) => switch(client, *migration, &change, output).await,
             }
         }
         MigrationCommand::Cancel { id } => match find(client, &id).await? {
@@ -105,25 +107,6 @@ async fn watch<M: Moving>(
         Some(failure) => Err(failure),
         None if output.json => Ok(()),
         None => output.print(&followed.migration, M::summary),
-    }
-}
-
-/// Returns the request from the arguments.
-fn request(arguments: &SwitchArguments) -> SwitchMigration {
-    let policy = arguments.policy.map(|policy| match policy {
-        LeavingPolicy::PushPull => Policy::PushPull,
-        LeavingPolicy::PostCopy => Policy::PostCopy,
-    });
-    SwitchMigration {
-        policy,
-        push_threshold: arguments.push_threshold,
-        push_seconds: match arguments.policy {
-            Some(LeavingPolicy::PushPull) => Some(arguments.push_for.unwrap_or(0)),
-            _ => arguments.push_for,
-        },
-        max_bandwidth: arguments.max_bandwidth,
-        sla: arguments.sla.clone(),
-        deadline_seconds: arguments.deadline,
     }
 }
 
@@ -306,7 +289,10 @@ fn show(migration: &Migration) -> String {
             "progress",
             (!ended).then(|| migration_status(migration).line.to_string()),
         ),
-        ("options", migration.options.as_ref().map(options)),
+        (
+            "options",
+            (migration.options.as_ref()).map(|options| options.words().join(", ")),
+        ),
         (
             "chosen",
             (migration.options.as_ref()).and_then(|options| options.policy_reason.clone()),
@@ -358,56 +344,6 @@ fn delta(delta: MigrationDelta, to: &str) -> String {
             "{skipped} not sent: they were compared, and equal an older copy at node '{to}'"
         ),
     }
-}
-
-fn options(options: &MigrationSettings) -> String {
-    let mut parts = vec![
-        options.policy.name().to_owned(),
-        format!("window {}", format_bytes(options.window_bytes)),
-        format!("chunk {}", format_bytes(options.chunk_bytes)),
-    ];
-    let rate = |bytes: u64| format_rate(bytes as f64);
-    if let Some(rounds) = &options.rounds {
-        parts.push(format!(
-            "{} rounds at most over blocks of {} until {} are left",
-            rounds.max_rounds,
-            format_bytes(rounds.block_bytes),
-            format_bytes(rounds.left_bytes)
-        ));
-    }
-    if let Some(push) = options.push.filter(|push| push.threshold > 0) {
-        parts.push(format!(
-            "pushes what was written less than {} times",
-            push.threshold
-        ));
-        if let Some(seconds) = push.longest_seconds {
-            parts.push(format!(
-                "pushes for {} at most",
-                format_seconds(seconds as f64)
-            ));
-        }
-    }
-    if let Some(limit) = options.max_bandwidth {
-        parts.push(format!("at most {}", rate(limit)));
-    }
-    if let Some(seconds) = options.deadline_seconds {
-        parts.push(format!("within {}", format_seconds(seconds as f64)));
-    }
-    if let (Some(interface), Some(budget)) = (&options.interface, options.interface_budget) {
-        parts.push(format!("{interface} at most {}", rate(budget)));
-    }
-    match options.delayed_write_rate {
-        Some(limit) => parts.push(format!("delayed writes at most {}", rate(limit))),
-        None if options.delayed_writes => parts.push("delayed writes".to_owned()),
-        None => {}
-    }
-    if options.verify {
-        parts.push("verify".to_owned());
-    }
-    if options.whole {
-        parts.push("no delta".to_owned());
-    }
-    parts.join(", ")
 }
 
 #[cfg(test)]

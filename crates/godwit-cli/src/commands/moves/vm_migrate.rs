@@ -1,19 +1,19 @@
 //! The command `godwit migrate vm/NAME`.
 
-use godwit_api::{MigrationPhase, VmMigration, VmMigrationPhase};
+use godwit_api::{MigrateVm, MigrationPhase, VmMigration, VmMigrationPhase};
 
 use crate::arguments::MigrateArguments;
 use crate::client::Client;
 use crate::commands::moves::follow::{
     Moving, Switching, begin, interrupts, see_off, see_off_and_wait,
 };
-use crate::commands::moves::migrate::{choices, owed};
+use crate::commands::moves::migrate::owed;
 use crate::failure::{EXIT_INTERRUPTED, EXIT_NOT_MOVED, Failure};
 use crate::routes;
 use crate::show::line::{Line, Matters};
 use crate::show::output::Output;
 use crate::show::progress::{Status, status_of};
-use crate::show::units::{format_bytes, format_seconds};
+use godwit_api::text::{format_bytes, format_seconds};
 
 pub(crate) async fn run(
     vm: &str,
@@ -36,7 +36,14 @@ pub(crate) async fn run(
     // Before the request, so that Ctrl-C while the nodes check cancels the move.
     let mut interrupts = interrupts()?;
     let (detach, wait) = (arguments.detach, arguments.wait);
-    let request = choices(arguments);
+    let request = MigrateVm {
+        to: arguments.to,
+        pool: arguments.pool,
+        uplinks: arguments.uplinks.into_iter().collect(),
+        memory: arguments.memory.unwrap_or_default(),
+        stay_in_pool: arguments.stay_in_pool,
+        options: arguments.options,
+    };
     let path = routes::vm_migrate(vm);
     let begun = begin::<VmMigration>(client, &path, &request, &mut interrupts, output).await?;
     match wait {

@@ -22,19 +22,12 @@ pub(crate) async fn run(
         ContainerCommand::Migrate {
             id,
             to,
-            address,
-            files,
-            no_pre_copy,
+            options,
             detach,
         } => {
             // Before the request, so that Ctrl-C while the nodes check cancels the move.
             let mut interrupts = interrupts()?;
-            let request = MigrateContainer {
-                to,
-                address: address.map(|address| address.to_string()),
-                files,
-                pre_copy: !no_pre_copy,
-            };
+            let request = MigrateContainer { to, options };
             let path = routes::container_migrate(&id);
             let begun =
                 begin::<ProcessMigration>(client, &path, &request, &mut interrupts, output).await?;

@@ -13,7 +13,7 @@ use crate::routes;
 use crate::show::line::Line;
 use crate::show::output::{Output, facts, table};
 use crate::show::progress::Status;
-use crate::show::units::format_bytes;
+use godwit_api::text::format_bytes;
 
 pub(crate) async fn run(
     command: ProcessCommand,
@@ -33,9 +33,7 @@ pub(crate) async fn run(
             pid,
             cgroup,
             to,
-            address,
-            files,
-            no_pre_copy,
+            options,
             pre_setup,
             detach,
         } => {
@@ -50,10 +48,8 @@ pub(crate) async fn run(
             let mut interrupts = interrupts()?;
             let request = MigrateProcess {
                 to,
-                address: address.map(|address| address.to_string()),
-                files,
-                pre_copy: !no_pre_copy,
                 pre_setup,
+                options,
             };
             let path = routes::process_migrate(pid);
             let begun =

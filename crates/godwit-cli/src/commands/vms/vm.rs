@@ -14,7 +14,7 @@ use crate::commands::disk::node_path;
 use crate::failure::Failure;
 use crate::routes;
 use crate::show::output::{Output, facts, table};
-use crate::show::units::format_bytes;
+use godwit_api::text::format_bytes;
 
 /// Interval of requests for the progress of a VM's memory.
 const MEMORY_POLL: Duration = Duration::from_millis(50);

@@ -11,7 +11,7 @@ use crate::ids;
 use crate::node::Node;
 use crate::peers::greeting;
 use crate::store::BaseImage;
-use godwit_api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings, Policy};
+use godwit_api::{ErrorBody, ErrorCode, MigrationSettings, MoveOptions, Policy};
 
 /// Returns the base image without which the disk moves, if any.
 ///
@@ -22,7 +22,7 @@ pub(in crate::migrations) async fn choose(
     node: &Arc<Node>,
     disk: &Arc<Disk>,
     peer: &PeerConfig,
-    request: &MigrateRequest,
+    options: &MoveOptions,
 ) -> Result<Option<BaseImage>, ErrorBody> {
     let (base, fetches) = {
         let inner = disk.lock();
@@ -40,8 +40,8 @@ pub(in crate::migrations) async fn choose(
         }
         false => Ok(None),
     };
-    let pushes = matches!(request.policy, Some(Policy::PushPull | Policy::PostCopy));
-    if request.whole || request.verify || request.round_block_bytes.is_some() {
+    let pushes = matches!(options.policy, Some(Policy::PushPull | Policy::PostCopy));
+    if options.whole || options.verify || options.round_block_bytes.is_some() {
         return whole(
             String::from("the rest of it moves in blocks of 4 KiB, and is not compared"),
             "leave out --no-delta, --verify and --round-block, or wait until all of it is here",

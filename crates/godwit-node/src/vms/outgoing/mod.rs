@@ -114,7 +114,7 @@ pub(crate) async fn migrate(
     };
     let (number, cancelled) = node
         .vm_migrations
-        .begin(view.clone(), request.max_bandwidth);
+        .begin(view.clone(), request.options.max_bandwidth);
     store(node, number, &view).await;
     let (begun, told) = oneshot::channel();
     let of = Departure {
