@@ -1,8 +1,8 @@
 //! The command line.
 
-mod container;
 mod environment;
 mod image;
+mod moving;
 mod nic;
 mod node;
 mod process;
@@ -12,14 +12,13 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use godwit_api::{ImageFormat, MemoryMode, MoveOptions, SwitchMigration};
+use godwit_api::{ImageFormat, SwitchMigration};
 
-pub(crate) use self::container::ContainerCommand;
 pub(crate) use self::image::{ImageArguments, ImageCommand, ImageFile, RepositoryArguments};
+pub(crate) use self::moving::{MigrateArguments, Subject};
 pub(crate) use self::nic::NicCommand;
-use self::nic::parse_uplink;
 pub(crate) use self::node::{LogFormatArgument, NodeArguments, ReadWaitThen};
-pub(crate) use self::process::ProcessCommand;
+pub(crate) use self::process::{ContainerCommand, ProcessCommand};
 pub(crate) use self::vm::{
     AcceleratorArgument, MemoryPlaceArgument, MemoryPoolCommand, VmCommand, VmRunArguments,
 };
@@ -76,8 +75,8 @@ pub(crate) struct Connection {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Move a running disk, or a virtual machine with its disks, to another node
-    Migrate(MigrateArguments),
+    /// Move a running disk, virtual machine, process or container to another node
+    Migrate(Box<MigrateArguments>),
     /// Look at migrations, follow or cancel them
     #[command(subcommand)]
     Migration(MigrationCommand),
@@ -92,10 +91,10 @@ pub(crate) enum Command {
     /// The NICs of virtual machines, and NICs for machines that others start
     #[command(subcommand)]
     Nic(NicCommand),
-    /// Look at processes with RDMA connections, and move them
+    /// Look at processes with RDMA connections
     #[command(subcommand)]
     Process(ProcessCommand),
-    /// Look at containers under runc, and move them
+    /// Look at containers under runc
     #[command(subcommand)]
     Container(ContainerCommand),
     /// Look at memory that other nodes map, too
@@ -125,43 +124,6 @@ pub(crate) enum Command {
     KeepStream,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct MigrateArguments {
-    /// The disk, or vm/NAME for a virtual machine with its disks
-    #[arg(value_name = "DISK|vm/NAME")]
-    pub disk: String,
-    /// The node to move it to
-    #[arg(long, value_name = "NODE")]
-    pub to: String,
-    /// The pool there that the image is put in; the node's data directory when left out
-    #[arg(long, value_name = "NAME", conflicts_with = "into")]
-    pub pool: Option<String>,
-    /// The path there of the image, in one of the node's pools: a new file, or a block device, which
-    /// loses what it holds
-    #[arg(long, value_name = "PATH")]
-    pub into: Option<String>,
-    /// What a tap or bridge of its NICs is called there, if not the same (repeat for more)
-    #[arg(long = "uplink", value_name = "NAME=NAME", value_parser = parse_uplink)]
-    pub uplinks: Vec<(String, String)>,
-    /// When the memory of a virtual machine moves: pre-copy when left out
-    #[arg(long, value_enum)]
-    pub memory: Option<MemoryMode>,
-    /// With --memory zero-copy: leave the memory in the memory pool, on which the guest then depends
-    #[arg(long)]
-    pub stay_in_pool: bool,
-    #[command(flatten)]
-    pub options: MoveOptions,
-    /// Wait for a machine that virsh or QEMU moves: its start there moves the disk
-    #[arg(long)]
-    pub with_guest: bool,
-    /// Print the migration's id and return at once
-    #[arg(long)]
-    pub detach: bool,
-    /// Wait until the node that the disk leaves is needed no more: until all of it has been pulled
-    #[arg(long, conflicts_with = "detach")]
-    pub wait: bool,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// Its bytes are the disk's content
@@ -187,7 +149,7 @@ pub(crate) enum Switch {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum MigrationCommand {
-    /// List migrations of disks and virtual machines, those under way first
+    /// List migrations of disks, virtual machines, processes and containers, those under way first
     List,
     /// Show a migration
     Show {

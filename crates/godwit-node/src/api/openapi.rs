@@ -8,7 +8,7 @@ use utoipa::openapi::{self, Object, RefOr, Response, ResponseBuilder, Schema};
 use utoipa::{Modify, OpenApi};
 
 use super::{Disk, ErrorBody, ErrorCode, Migration, Vm, access};
-use super::{memory_routes, nic_routes, process_routes, routes, vm_routes};
+use super::{memory_routes, move_routes, nic_routes, process_routes, routes, vm_routes};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -32,11 +32,11 @@ use super::{memory_routes, nic_routes, process_routes, routes, vm_routes};
         routes::abandon_missing,
         routes::list_jobs,
         routes::show_job,
-        routes::list_migrations,
-        routes::migrate,
-        routes::show_migration,
-        routes::cancel_migration,
-        routes::switch_migration,
+        move_routes::list_migrations,
+        move_routes::migrate,
+        move_routes::show_migration,
+        move_routes::cancel_migration,
+        move_routes::switch_migration,
         routes::list_peers,
         vm_routes::list_vms,
         vm_routes::run_vm,

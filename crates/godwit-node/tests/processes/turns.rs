@@ -164,14 +164,14 @@ fn find(peer: &mut Peer, pid: u32, (here, there): &(End, End)) {
 
 async fn until(node: &RunningNode, is_so: impl Fn(&Value) -> bool) -> Value {
     for _ in 0..200 {
-        let moves = node.get("/v1/process-migrations").await.json();
+        let moves = node.get("/v1/migrations").await.json();
         let last = moves.as_array().and_then(|moves| moves.last()).cloned();
         if let Some(last) = last.filter(|last| is_so(last)) {
             return last;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    panic!("{}", node.get("/v1/process-migrations").await.body);
+    panic!("{}", node.get("/v1/migrations").await.body);
 }
 
 /// Starts node `b`, whose peer `a` is absent, and a process of the host at the first of two ends.
@@ -223,9 +223,11 @@ async fn a_process_waits_for_the_move_that_it_is_held_for() {
         let seen = until(&node, |seen| seen["waits_for"].is_string()).await;
         assert_eq!(seen["phase"], "waiting");
         assert_eq!(seen["waits_for"], "the move of process 99 of node 'a'");
+        assert_eq!(seen["kind"], "process");
+        assert_eq!(seen["subject"], format!("process/{}", seen["pid"]));
         if cancels {
             let id = seen["id"].as_str().expect("an id");
-            let path = format!("/v1/process-migrations/{id}/cancel");
+            let path = format!("/v1/migrations/{id}/cancel");
             let answer = node.request("POST", &path, "{}").await;
             assert_eq!(answer.json()["phase"], "aborted", "{}", answer.body);
             assert!(
@@ -435,7 +437,7 @@ async fn both_ends_of_a_connection_move() {
     let mut waited = Vec::new();
     let began = Instant::now();
     let ended = loop {
-        let moves = node.get("/v1/process-migrations").await.json();
+        let moves = node.get("/v1/migrations").await.json();
         let moves = moves.as_array().expect("moves").clone();
         waited.extend(
             moves

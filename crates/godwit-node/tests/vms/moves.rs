@@ -432,10 +432,16 @@ async fn a_move_that_is_cancelled_leaves_machine_and_disks_here() {
     let started = a.request("POST", "/v1/vms/v/migrate", body).await;
     assert_eq!(started.status, 201, "{}", started.body);
     let id = started.json()["id"].as_str().expect("an id").to_owned();
-    let path = format!("/v1/vm-migrations/{id}/cancel");
+    let path = format!("/v1/migrations/{id}/cancel");
     let cancelled = a.request("POST", &path, "{}").await;
     assert_eq!(cancelled.status, 200, "{}", cancelled.body);
     assert_eq!(cancelled.json()["phase"], "aborted", "{}", cancelled.body);
+    let listed = a.get("/v1/migrations").await.json();
+    let listed = listed.as_array().expect("moves");
+    for (kind, subject) in [("vm", "vm/v"), ("disk", "root"), ("disk", "data")] {
+        let is = |one: &&Value| one["kind"] == kind && one["subject"] == subject;
+        assert_eq!(listed.iter().filter(is).count(), 1, "{listed:?}");
+    }
     assert_eq!(state(&a).await, "running");
     assert_eq!(disk_states(&a).await, ["serving"; 2]);
     for _ in 0..250 {
@@ -497,7 +503,7 @@ async fn memory_that_is_written_faster_than_it_is_sent_is_warned_of() {
     let started = a.request("POST", "/v1/vms/v/migrate", body).await;
     assert_eq!(started.status, 201, "{}", started.body);
     let id = started.json()["id"].as_str().expect("an id").to_owned();
-    let path = format!("/v1/vm-migrations/{id}");
+    let path = format!("/v1/migrations/{id}");
     let mut seen = Value::Null;
     for _ in 0..600 {
         seen = a.get(&path).await.json();
@@ -512,6 +518,12 @@ async fn memory_that_is_written_faster_than_it_is_sent_is_warned_of() {
     assert_eq!(seen["phase"], "copying_memory", "it goes on");
     let cancelled = a.request("POST", &format!("{path}/cancel"), "{}").await;
     assert_eq!(cancelled.json()["phase"], "aborted", "{}", cancelled.body);
+    let listed = a.get("/v1/migrations").await.json();
+    let listed = listed.as_array().expect("moves");
+    for (kind, subject) in [("vm", "vm/v"), ("disk", "root"), ("disk", "data")] {
+        let is = |one: &&Value| one["kind"] == kind && one["subject"] == subject;
+        assert_eq!(listed.iter().filter(is).count(), 1, "{listed:?}");
+    }
     assert_eq!(state(&a).await, "running");
     stop(&a).await;
     a.stop().await;
