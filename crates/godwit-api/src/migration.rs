@@ -5,8 +5,8 @@ use utoipa::ToSchema;
 
 use crate::disk::GuestLatency;
 use crate::error::ErrorBody;
+use crate::options::{MigrationSettings, MoveOptions};
 use crate::promise::MigrationPromise;
-use crate::yes;
 
 /// The direction of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -71,116 +71,6 @@ impl MigrationPhase {
             Self::Aborted => "aborted",
         }
     }
-}
-
-/// The policy of a disk's move.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Policy {
-    /// A single pass; writes to copied parts go to both nodes.
-    #[default]
-    DoubleWrite,
-    /// Passes over the blocks written since the previous pass, until little is left.
-    PreCopy,
-    /// A single pass; all writes go to both nodes from the start.
-    Mirror,
-    /// Seldom written chunks are pushed; then the disk changes hands, and the destination pulls the rest.
-    PushPull,
-    /// The disk changes hands at once, and the destination pulls everything.
-    PostCopy,
-}
-
-impl Policy {
-    /// Returns the policy's name as spelled in the API.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::DoubleWrite => "double-write",
-            Self::PreCopy => "pre-copy",
-            Self::Mirror => "mirror",
-            Self::PushPull => "push-pull",
-            Self::PostCopy => "post-copy",
-        }
-    }
-}
-
-/// The settings of pre-copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct RoundSettings {
-    /// Bytes of a block in the record of written blocks.
-    pub block_bytes: u64,
-    /// Rounds after which the guest's writes go to both nodes if too much is left.
-    pub max_rounds: u32,
-    /// Most bytes that are copied while the guest is held.
-    pub left_bytes: u64,
-}
-
-/// The settings of the push phase before a disk changes hands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct PushSettings {
-    /// Number of writes after which a chunk of 64 KiB is no longer pushed.
-    pub threshold: u8,
-    /// Seconds after which the disk changes hands, even if chunks are left to push.
-    pub longest_seconds: Option<u64>,
-}
-
-/// The options of a migration in effect.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct MigrationSettings {
-    /// Policy of the move.
-    pub policy: Policy,
-    /// The reason for the policy, if the node chose it.
-    #[serde(default)]
-    pub policy_reason: Option<String>,
-    /// Settings of pre-copy; absent with another policy.
-    #[serde(default)]
-    pub rounds: Option<RoundSettings>,
-    /// Settings of the push phase; absent with a policy that pulls nothing.
-    #[serde(default)]
-    pub push: Option<PushSettings>,
-    /// Most bytes in flight from the source's disk to the destination's.
-    pub window_bytes: u64,
-    /// Bytes in flight while the guest is idle; up to `window_bytes` while copies are quick.
-    #[serde(default)]
-    pub idle_window_bytes: u64,
-    /// Most bytes in flight while the guest does I/O.
-    #[serde(default)]
-    pub busy_window_bytes: u64,
-    /// Bytes per copy.
-    pub chunk_bytes: u64,
-    /// Bytes per copy while the guest does I/O.
-    #[serde(default)]
-    pub busy_chunk_bytes: u64,
-    /// Most bytes per second of copies, double writes and delayed writes.
-    pub max_bandwidth: Option<u64>,
-    /// True if both images are compared before switchover.
-    pub verify: bool,
-    /// True if the whole disk is sent, even if the destination holds an older copy.
-    #[serde(default)]
-    pub whole: bool,
-    /// True if the switchover waits for the guest's hypervisor.
-    #[serde(default)]
-    pub with_guest: bool,
-    /// The latency promised to the guest, such as `p99.99<3.2ms`; absent without a promise.
-    #[serde(default)]
-    pub sla: Option<String>,
-    /// True if the node chose the promise.
-    #[serde(default)]
-    pub sla_auto: bool,
-    /// True if the guest's writes stay at the source during pauses and are sent later.
-    #[serde(default)]
-    pub delayed_writes: bool,
-    /// Most bytes per second of delayed writes; chosen by the node if absent.
-    #[serde(default)]
-    pub delayed_write_rate: Option<u64>,
-    /// Seconds from the start within which the first pass should end.
-    #[serde(default)]
-    pub deadline_seconds: Option<u64>,
-    /// The network interface that is watched.
-    #[serde(default)]
-    pub interface: Option<String>,
-    /// Most bytes per second that may leave through the interface, other traffic included.
-    #[serde(default)]
-    pub interface_budget: Option<u64>,
 }
 
 /// The progress of a migration. For an incoming migration, only the size is known.
@@ -280,7 +170,7 @@ pub struct Migration {
 }
 
 /// A request to move a disk to another node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MigrateRequest {
     /// Name of the disk.
@@ -288,104 +178,15 @@ pub struct MigrateRequest {
     /// The destination: a peer's name.
     pub to: String,
     /// The destination's pool for the image; the data directory if left out.
-    #[serde(default)]
     pub pool: Option<String>,
     /// Path of the image in one of the destination's pools: a new file, or a block device of the disk's size, whose
     /// content is lost.
-    #[serde(default)]
     pub into: Option<String>,
-    /// Policy of the move. Left out, the node chooses, and may choose again during the migration.
-    #[serde(default)]
-    pub policy: Option<Policy>,
-    /// With pre-copy: bytes of a block in the record of written blocks, a multiple of 4096.
-    #[serde(default)]
-    #[schema(minimum = 4096, maximum = 1_073_741_824, multiple_of = 4096)]
-    pub round_block_bytes: Option<u64>,
-    /// With pre-copy: rounds, the first over the whole disk, after which writes go to both nodes.
-    #[serde(default)]
-    #[schema(minimum = 1)]
-    pub max_rounds: Option<u32>,
-    /// With pre-copy: most bytes that are copied while the guest is held.
-    #[serde(default)]
-    pub round_left_bytes: Option<u64>,
-    /// With push-pull: number of writes during the move after which a chunk of 64 KiB is no longer pushed.
-    #[serde(default)]
-    #[schema(minimum = 1, maximum = 255)]
-    pub push_threshold: Option<u8>,
-    /// With push-pull: seconds after which the disk changes hands, even if chunks are left to push.
-    #[serde(default)]
-    pub push_seconds: Option<u64>,
-    /// Most bytes in flight, at least one chunk.
-    #[serde(default)]
-    #[schema(minimum = 4096, maximum = 33_554_432)]
-    pub window_bytes: Option<u64>,
-    /// Bytes per copy: a multiple of 4096, at most 16 MiB.
-    #[serde(default)]
-    #[schema(minimum = 4096, maximum = 16_777_216, multiple_of = 4096)]
-    pub chunk_bytes: Option<u64>,
-    /// Most bytes per second of copies, double writes and delayed writes; double writes are never held back.
-    #[serde(default)]
-    #[schema(minimum = 1)]
-    pub max_bandwidth: Option<u64>,
-    /// True to compare both images by hash before switchover.
-    #[serde(default)]
-    pub verify: bool,
-    /// True to send the whole disk, even if the destination holds an older copy.
-    #[serde(default)]
-    pub whole: bool,
     /// True to let the guest run on here once the destination has everything. The disk is handed over when the guest's
     /// hypervisor has moved the guest: when the disk's rings are started at the destination.
     #[serde(default)]
     pub with_guest: bool,
-    /// The latency promised to the guest: `auto` (the default; the node measures the guest), `off`, or a percentile and
-    /// a time such as `p99.99<2ms`.
-    #[serde(default)]
-    pub sla: Option<String>,
-    /// True to keep the guest's writes here while the migration pauses, and to send them later.
-    #[serde(default = "yes")]
-    pub delayed_writes: bool,
-    /// Most bytes per second of delayed writes; chosen by the node if left out.
-    #[serde(default)]
-    #[schema(minimum = 1)]
-    pub delayed_write_rate: Option<u64>,
-    /// Seconds within which the first pass should end. Near the deadline, the migration takes the bandwidth that it
-    /// needs, even if the promise to the guest is broken.
-    #[serde(default)]
-    #[schema(minimum = 1)]
-    pub deadline_seconds: Option<u64>,
-    /// The network interface of `interface_budget`.
-    #[serde(default)]
-    pub interface: Option<String>,
-    /// Most bytes per second that may leave through the interface, other traffic included; above the budget the
-    /// migration pauses.
-    #[serde(default)]
-    #[schema(minimum = 1)]
-    pub interface_budget: Option<u64>,
-}
-
-/// A request to change the options of a migration under way. Options that are left out stay as they are.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct SwitchMigration {
-    /// `push-pull` or `post-copy`, whatever the policy before: the disk changes hands with the data already sent, and
-    /// the destination pulls the rest.
-    #[serde(default)]
-    pub policy: Option<Policy>,
-    /// With push-pull: number of writes from now on after which a chunk of 64 KiB is no longer pushed.
-    #[serde(default)]
-    #[schema(minimum = 1, maximum = 255)]
-    pub push_threshold: Option<u8>,
-    /// With push-pull: seconds from now after which the disk changes hands, even if chunks are left to push. Left out,
-    /// the disk changes hands when no chunk is left to push.
-    #[serde(default)]
-    pub push_seconds: Option<u64>,
-    /// Most bytes per second of copies, double writes and delayed writes; 0 for no limit.
-    #[serde(default)]
-    pub max_bandwidth: Option<u64>,
-    /// The latency promised to the guest: `off`, or a percentile and a time such as `p99.99<2ms`.
-    #[serde(default)]
-    pub sla: Option<String>,
-    /// Seconds from the migration's start within which the first pass should end; 0 for no deadline.
-    #[serde(default)]
-    pub deadline_seconds: Option<u64>,
+    /// Options of the move.
+    #[serde(flatten)]
+    pub options: MoveOptions,
 }

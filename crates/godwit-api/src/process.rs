@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::ErrorBody;
+use crate::yes;
 
 /// A process that uses the RDMA library and has opened a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -22,8 +23,31 @@ pub struct Process {
     pub obstacles: Vec<String>,
 }
 
-fn yes() -> bool {
-    true
+/// Options of a move of a process or container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
+pub struct ProcessMoveOptions {
+    /// An IP address of its own, which moves along to the interface of the same name, with all of its TCP connections.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "ADDRESS", value_parser = address))]
+    pub address: Option<String>,
+    /// Path on the host of a file that is brought along (may be repeated). Every open file must exist at the
+    /// destination.
+    #[serde(default)]
+    #[cfg_attr(feature = "clap", arg(long = "file", value_name = "PATH"))]
+    pub files: Vec<String>,
+    /// True to copy memory while it works, so that less is left for the pause. The move goes on without parts that
+    /// could not be copied, with a warning.
+    #[serde(default = "yes")]
+    #[cfg_attr(feature = "clap", arg(long = "no-pre-copy", action = clap::ArgAction::SetFalse,
+        help = "Copy all memory while it stands still, and none before"))]
+    pub pre_copy: bool,
+}
+
+/// Checks an IP address.
+#[cfg(feature = "clap")]
+fn address(text: &str) -> Result<String, std::net::AddrParseError> {
+    let parsed: std::net::IpAddr = text.parse()?;
+    Ok(parsed.to_string())
 }
 
 /// A request to move a process.
@@ -32,21 +56,13 @@ fn yes() -> bool {
 pub struct MigrateProcess {
     /// The destination node.
     pub to: String,
-    /// An IP address of the process's own, which moves along to the interface of the same name. All TCP connections of
-    /// the process must be from or to this address.
-    #[serde(default)]
-    pub address: Option<String>,
-    /// Paths of files that are brought along. Every file that the process has open must exist at the destination.
-    #[serde(default)]
-    pub files: Vec<String>,
-    /// True to copy memory while the process works, so that less is left for the pause. The move goes on without parts
-    /// that could not be copied, with a warning.
-    #[serde(default = "yes")]
-    pub pre_copy: bool,
     /// True to make the device's objects at the destination and at partners while the process works. The move goes on
     /// without objects that could not be made ahead, with a warning.
     #[serde(default)]
     pub pre_setup: bool,
+    /// Options of the move.
+    #[serde(flatten)]
+    pub options: ProcessMoveOptions,
 }
 
 /// A container under runc.
@@ -72,17 +88,9 @@ pub struct Container {
 pub struct MigrateContainer {
     /// The destination node. The bundle must be there, at the same path.
     pub to: String,
-    /// An IP address of the container's own, which moves along to the interface of the same name. All TCP connections
-    /// of the container must be from or to this address.
-    #[serde(default)]
-    pub address: Option<String>,
-    /// Paths on the host of files that are brought along, such as files written into the container's root file system.
-    #[serde(default)]
-    pub files: Vec<String>,
-    /// True to copy memory while the container works, so that less is left for the pause. The move goes on without
-    /// parts that could not be copied, with a warning.
-    #[serde(default = "yes")]
-    pub pre_copy: bool,
+    /// Options of the move.
+    #[serde(flatten)]
+    pub options: ProcessMoveOptions,
 }
 
 /// The phase of a process's move.

@@ -2,7 +2,7 @@
 
 use godwit_api::{
     Direction, MemoryMode, MemoryProgress, Migration, MigrationPhase, MigrationProgress,
-    VmMigration, VmMigrationPhase,
+    ProcessBreakdown, ProcessMigration, ProcessMigrationPhase, VmMigration, VmMigrationPhase,
 };
 
 /// Returns a migration of disk `d` from node `a` to node `b` that has just begun.
@@ -54,6 +54,34 @@ pub(crate) fn vm_migration() -> VmMigration {
         switchover_ms: Some(6.25),
         memory_bytes: 400 << 20,
         disk_bytes: 1 << 30,
+        error: None,
+        warnings: Vec::new(),
+    }
+}
+
+/// Returns a move of process 7 from node `a` to node `b`, while the image is sent.
+pub(crate) fn process_migration() -> ProcessMigration {
+    ProcessMigration {
+        id: "aabbccddeeff00112233445566778899".to_owned(),
+        pid: 7,
+        container: None,
+        command: "ib_write_bw".to_owned(),
+        from: "a".to_owned(),
+        to: "b".to_owned(),
+        phase: ProcessMigrationPhase::Sending,
+        waits_for: None,
+        partners: Vec::new(),
+        queue_pairs: 4,
+        image_bytes: 4 << 20,
+        started_at: "2026-01-01T00:00:00Z".to_owned(),
+        ended_at: None,
+        pre_copy_ms: None,
+        pre_copied_bytes: 0,
+        pre_copy_rounds: 0,
+        pre_setup_ms: None,
+        blackout_ms: Some(812.4),
+        wait_ms: Some(3.0),
+        breakdown_ms: ProcessBreakdown::default(),
         error: None,
         warnings: Vec::new(),
     }

@@ -72,7 +72,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::KeepStream => godwit_node::keep_stream()
             .map_err(|error| Failure::caused("cannot keep the connection", &error)),
         Command::Migrate(arguments) => with_client(&connection, async |client| {
-            commands::moves::migrate::run(arguments, client, output).await
+            commands::moves::migrate::run(*arguments, client, output).await
         }),
         Command::Migration(command) => with_client(&connection, async |client| {
             commands::moves::migration::run(command, client, output).await

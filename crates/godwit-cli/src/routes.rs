@@ -10,11 +10,9 @@ pub(crate) const MIGRATIONS: &str = "/v1/migrations";
 pub(crate) const VMS: &str = "/v1/vms";
 pub(crate) const NICS: &str = "/v1/nics";
 pub(crate) const VM_ADOPTIONS: &str = "/v1/vms/adopt";
-pub(crate) const VM_MIGRATIONS: &str = "/v1/vm-migrations";
 pub(crate) const MEMORY_POOLS: &str = "/v1/memory-pools";
 pub(crate) const PROCESSES: &str = "/v1/processes";
 pub(crate) const CONTAINERS: &str = "/v1/containers";
-pub(crate) const PROCESS_MIGRATIONS: &str = "/v1/process-migrations";
 pub(crate) const PEERS: &str = "/v1/peers";
 
 pub(crate) fn disk(name: &str) -> String {
@@ -104,18 +102,6 @@ pub(crate) fn vm_migrate(name: &str) -> String {
     format!("{}/migrate", vm(name))
 }
 
-pub(crate) fn vm_migration(id: &str) -> String {
-    format!("{VM_MIGRATIONS}/{}", segment(id))
-}
-
-pub(crate) fn vm_migration_cancel(id: &str) -> String {
-    format!("{}/cancel", vm_migration(id))
-}
-
-pub(crate) fn vm_migration_switch(id: &str) -> String {
-    format!("{}/switch", vm_migration(id))
-}
-
 pub(crate) fn memory_pool(name: &str) -> String {
     format!("{MEMORY_POOLS}/{}", segment(name))
 }
@@ -134,14 +120,6 @@ pub(crate) fn process_migrate(pid: u32) -> String {
 
 pub(crate) fn container_migrate(id: &str) -> String {
     format!("{CONTAINERS}/{}/migrate", segment(id))
-}
-
-pub(crate) fn process_migration(id: &str) -> String {
-    format!("{PROCESS_MIGRATIONS}/{}", segment(id))
-}
-
-pub(crate) fn process_migration_cancel(id: &str) -> String {
-    format!("{}/cancel", process_migration(id))
 }
 
 pub(crate) fn job(id: &str) -> String {

@@ -165,6 +165,13 @@ async fn mistakes_are_json_errors() {
             404,
             "not_found",
         ),
+        (
+            "POST",
+            "/v1/migrations",
+            r#"{"disk":"none","to":"b","speed":1}"#,
+            400,
+            "invalid",
+        ),
         ("GET", "/v1/migrations/zz", "", 400, "invalid"),
         ("POST", &cancel, "", 404, "not_found"),
         ("GET", "/v1/jobs/1", "", 404, "not_found"),

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::ErrorBody;
-use crate::migration::{MigrateRequest, Migration, Policy};
-use crate::yes;
+use crate::migration::{MigrateRequest, Migration};
+use crate::options::MoveOptions;
 
 pub use memory::*;
 pub use nic::*;
@@ -259,15 +259,17 @@ pub struct StopVm {
 /// The mode of a VM's memory transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum MemoryMode {
     /// Before the switchover; pages written meanwhile are sent again.
     #[default]
     PreCopy,
-    /// After the switchover, on demand of the guest. If the connection is lost before the end, the VM is lost too.
+    /// After the switchover, on demand of the guest, which waits while the connection is lost.
     PostCopy,
-    /// Once before the switchover; pages written meanwhile follow after the switchover.
+    /// Once before the switchover; pages written meanwhile follow after the switchover, as with post-copy.
     Hybrid,
-    /// Never before the switchover: both nodes map the memory from a memory pool.
+    /// Never before the switchover: both nodes map the memory from a memory pool, so the guest stands still for
+    /// milliseconds whatever the memory's size.
     ZeroCopy,
 }
 
@@ -288,15 +290,13 @@ impl MemoryMode {
     }
 }
 
-/// A request to move a VM with its disks to another node. The options are the same as in a disk's migration, and apply
-/// to each disk.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// A request to move a VM with its disks to another node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MigrateVm {
     /// The destination: a peer's name.
     pub to: String,
     /// The destination's pool for the images; the data directory if left out.
-    #[serde(default)]
     pub pool: Option<String>,
     /// Names of the NICs' taps and bridges at the destination, by their names here. A name that is left out stays the
     /// same.
@@ -309,66 +309,9 @@ pub struct MigrateVm {
     /// local memory.
     #[serde(default)]
     pub stay_in_pool: bool,
-    /// Policy of the disks' moves. Left out, the node chooses for each disk, and may choose again during the migration.
-    #[serde(default)]
-    pub policy: Option<Policy>,
-    /// With pre-copy: bytes of a block in the record of written blocks, a multiple of 4096.
-    #[serde(default)]
-    #[schema(minimum = 4096, maximum = 1_073_741_824, multiple_of = 4096)]
-    pub round_block_bytes: Option<u64>,
-    /// With pre-copy: rounds, the first over each whole disk, after which writes go to both nodes.
-    #[serde(default)]
-    #[schema(minimum = 1)]
-    pub max_rounds: Option<u32>,
-    /// With pre-copy: most bytes of each disk that are copied while the guest is held.
-    #[serde(default)]
-    pub round_left_bytes: Option<u64>,
-    /// With push-pull: number of writes during the move after which a chunk of 64 KiB is no longer pushed.
-    #[serde(default)]
-    #[schema(minimum = 1, maximum = 255)]
-    pub push_threshold: Option<u8>,
-    /// With push-pull: seconds after which no more chunks are pushed.
-    #[serde(default)]
-    pub push_seconds: Option<u64>,
-    /// Most bytes in flight per disk, at least one chunk.
-    #[serde(default)]
-    #[schema(minimum = 4096, maximum = 33_554_432)]
-    pub window_bytes: Option<u64>,
-    /// Bytes per copy: a multiple of 4096, at most 16 MiB.
-    #[serde(default)]
-    #[schema(minimum = 4096, maximum = 16_777_216, multiple_of = 4096)]
-    pub chunk_bytes: Option<u64>,
-    /// Most bytes per second of each disk, and then of the memory.
-    #[serde(default)]
-    #[schema(minimum = 1)]
-    pub max_bandwidth: Option<u64>,
-    /// True to compare both images of each disk by hash before switchover.
-    #[serde(default)]
-    pub verify: bool,
-    /// True to send each whole disk, even if the destination holds an older copy.
-    #[serde(default)]
-    pub whole: bool,
-    /// The latency promised to the guest for each disk; see the migration of a disk.
-    #[serde(default)]
-    pub sla: Option<String>,
-    /// True to keep the guest's writes here while a disk's migration pauses, and to send them later.
-    #[serde(default = "yes")]
-    pub delayed_writes: bool,
-    /// Most bytes per second of delayed writes; chosen by the node if left out.
-    #[serde(default)]
-    #[schema(minimum = 1)]
-    pub delayed_write_rate: Option<u64>,
-    /// Seconds within which the first pass over each disk should end.
-    #[serde(default)]
-    #[schema(minimum = 1)]
-    pub deadline_seconds: Option<u64>,
-    /// The network interface of `interface_budget`.
-    #[serde(default)]
-    pub interface: Option<String>,
-    /// Most bytes per second that may leave through the interface, other traffic included.
-    #[serde(default)]
-    #[schema(minimum = 1)]
-    pub interface_budget: Option<u64>,
+    /// Options of each disk's move; the bandwidth also limits the memory.
+    #[serde(flatten)]
+    pub options: MoveOptions,
 }
 
 impl MigrateVm {
@@ -379,24 +322,8 @@ impl MigrateVm {
             to: self.to.clone(),
             pool: self.pool.clone(),
             into: None,
-            policy: self.policy,
-            round_block_bytes: self.round_block_bytes,
-            max_rounds: self.max_rounds,
-            round_left_bytes: self.round_left_bytes,
-            push_threshold: self.push_threshold,
-            push_seconds: self.push_seconds,
-            window_bytes: self.window_bytes,
-            chunk_bytes: self.chunk_bytes,
-            max_bandwidth: self.max_bandwidth,
-            verify: self.verify,
-            whole: self.whole,
             with_guest: true,
-            sla: self.sla.clone(),
-            delayed_writes: self.delayed_writes,
-            delayed_write_rate: self.delayed_write_rate,
-            deadline_seconds: self.deadline_seconds,
-            interface: self.interface.clone(),
-            interface_budget: self.interface_budget,
+            options: self.options.clone(),
         }
     }
 }

@@ -3,10 +3,10 @@
 use std::ffi::{OsStr, OsString};
 
 use clap::builder::{BoolishValueParser, Resettable};
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command, CommandFactory as _, FromArgMatches as _};
 
-use super::Arguments;
+use super::{Arguments, moving};
 
 impl Arguments {
     /// Parses a command line and the environment.
@@ -16,13 +16,20 @@ impl Arguments {
     pub(crate) fn read(words: Vec<OsString>) -> Result<Self, clap::Error> {
         let mut command = adapted(Arguments::command());
         let parsed = command.try_get_matches_from_mut(&words);
-        let parsed = parsed.and_then(|mut found| Self::from_arg_matches_mut(&mut found));
+        let parsed = parsed.and_then(|mut found| {
+            moving::check(&mut command, &found)?;
+            Self::from_arg_matches_mut(&mut found)
+        });
         parsed.map_err(|error| {
             // The unadapted command still knows empty variables, and arguments can be displayed only once the command
             // is built.
             let mut all = Self::command();
             all.build();
-            naming_variables(error, &all, &words)
+            let unknown = error.kind() == ErrorKind::InvalidSubcommand;
+            match moving::former(&words).filter(|_| unknown) {
+                Some(now) => all.error(ErrorKind::InvalidSubcommand, now),
+                None => naming_variables(error, &all, &words),
+            }
         })
     }
 }

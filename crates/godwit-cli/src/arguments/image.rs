@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use godwit_image::{ImageName, Location};
 
 use crate::failure::Failure;
-use crate::show::units::parse_duration;
+use godwit_api::text::parse_duration;
 
 /// Where images are kept. Credentials are those of the environment: AWS_ACCESS_KEY_ID and so on, or
 /// AWS_SHARED_CREDENTIALS_FILE.

@@ -1,32 +1,29 @@
 //! The command line.
 
-mod container;
 mod environment;
 mod image;
+mod moving;
 mod nic;
 mod node;
 mod process;
-mod switch;
 mod vm;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use godwit_api::ImageFormat;
+use godwit_api::{ImageFormat, SwitchMigration};
 
-pub(crate) use self::container::ContainerCommand;
 pub(crate) use self::image::{ImageArguments, ImageCommand, ImageFile, RepositoryArguments};
+pub(crate) use self::moving::{MigrateArguments, Subject};
 pub(crate) use self::nic::NicCommand;
-use self::nic::parse_uplink;
 pub(crate) use self::node::{LogFormatArgument, NodeArguments, ReadWaitThen};
-pub(crate) use self::process::ProcessCommand;
-pub(crate) use self::switch::{LeavingPolicy, SwitchArguments};
+pub(crate) use self::process::{ContainerCommand, ProcessCommand};
 pub(crate) use self::vm::{
     AcceleratorArgument, MemoryPlaceArgument, MemoryPoolCommand, VmCommand, VmRunArguments,
 };
 use crate::failure::EXIT_CODES;
-use crate::show::units::{parse_duration, parse_rate, parse_size};
+use godwit_api::text::parse_size;
 
 /// Default data directory of a node.
 pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/godwit";
@@ -78,8 +75,8 @@ pub(crate) struct Connection {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Move a running disk, or a virtual machine with its disks, to another node
-    Migrate(MigrateArguments),
+    /// Move a running disk, virtual machine, process or container to another node
+    Migrate(Box<MigrateArguments>),
     /// Look at migrations, follow or cancel them
     #[command(subcommand)]
     Migration(MigrationCommand),
@@ -94,10 +91,10 @@ pub(crate) enum Command {
     /// The NICs of virtual machines, and NICs for machines that others start
     #[command(subcommand)]
     Nic(NicCommand),
-    /// Look at processes with RDMA connections, and move them
+    /// Look at processes with RDMA connections
     #[command(subcommand)]
     Process(ProcessCommand),
-    /// Look at containers under runc, and move them
+    /// Look at containers under runc
     #[command(subcommand)]
     Container(ContainerCommand),
     /// Look at memory that other nodes map, too
@@ -127,99 +124,6 @@ pub(crate) enum Command {
     KeepStream,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct MigrateArguments {
-    /// The disk, or vm/NAME for a virtual machine with its disks
-    #[arg(value_name = "DISK|vm/NAME")]
-    pub disk: String,
-    /// The node to move it to
-    #[arg(long, value_name = "NODE")]
-    pub to: String,
-    /// The pool there that the image is put in; the node's data directory when left out
-    #[arg(long, value_name = "NAME", conflicts_with = "into")]
-    pub pool: Option<String>,
-    /// The path there of the image, in one of the node's pools: a new file, or a block device, which
-    /// loses what it holds
-    #[arg(long, value_name = "PATH")]
-    pub into: Option<String>,
-    /// What a tap or bridge of its NICs is called there, if not the same (repeat for more)
-    #[arg(long = "uplink", value_name = "NAME=NAME", value_parser = parse_uplink)]
-    pub uplinks: Vec<(String, String)>,
-    /// When the memory of a virtual machine moves: pre-copy when left out
-    #[arg(long, value_enum)]
-    pub memory: Option<MemoryArgument>,
-    /// With --memory zero-copy: leave the memory in the memory pool, on which the guest then depends
-    #[arg(long)]
-    pub stay_in_pool: bool,
-    /// How it is moved
-    #[arg(long, value_enum, default_value_t)]
-    pub policy: PolicyArgument,
-    /// With pre-copy: bytes of a block of which it is remembered whether it was written, a multiple of 4K up
-    /// to 1G; 64K when left out
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub round_block: Option<u64>,
-    /// With pre-copy: rounds, the first over the whole disk, after which writes go to both nodes; 8 when left
-    /// out
-    #[arg(long, value_name = "NUMBER")]
-    pub max_rounds: Option<u32>,
-    /// With pre-copy: most bytes that are copied while the guest stands still; 4M when left out
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub round_left: Option<u64>,
-    /// With push-pull: a chunk of 64K that was written so often during the move is pushed no more; 3 when left
-    /// out
-    #[arg(long, value_name = "WRITES", value_parser = clap::value_parser!(u8).range(1..))]
-    pub push_threshold: Option<u8>,
-    /// With push-pull: seconds after which the disk changes hands, whatever could still be pushed
-    #[arg(long, value_name = "SECONDS")]
-    pub push_for: Option<u64>,
-    /// Most bytes in flight between the two disks, up to 64 chunks and 32M; chosen by the node when left
-    /// out
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub window: Option<u64>,
-    /// Bytes per copy, a multiple of 4K up to 16M; 1M, and 256K while the guest works, when left out
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub chunk: Option<u64>,
-    /// What the guest is promised: a percentile and a time such as 'p99.99<2ms', or off
-    ///
-    /// The migration pauses when it would break it. 'auto' promises that p99.99 grows by no more
-    /// than a quarter, or stays below 3 ms (10 ms for a guest that has asked for little before).
-    #[arg(long, value_name = "auto|off|pNN<TIME", default_value = "auto")]
-    pub sla: String,
-    /// While the migration pauses, keep the guest's writes here and send them later; else they go to both nodes
-    #[arg(long, value_enum, default_value_t, value_name = "on|off")]
-    pub delayed_writes: Switch,
-    /// Most bytes per second of those, chosen by the node when left out
-    #[arg(long, value_name = "SIZE[/s]", value_parser = parse_rate)]
-    pub delayed_write_rate: Option<u64>,
-    /// How long the copy may take, like 30m; near the end it goes before the promise
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    pub deadline: Option<u64>,
-    /// Most bytes per second that the migration may take; what the guest writes is never held back
-    #[arg(long, value_name = "SIZE[/s]", value_parser = parse_rate)]
-    pub max_bandwidth: Option<u64>,
-    /// The node's network interface that --interface-budget is about
-    #[arg(long, value_name = "NAME", requires = "interface_budget")]
-    pub interface: Option<String>,
-    /// Pause while more bytes per second leave by the interface, other traffic included
-    #[arg(long, value_name = "SIZE[/s]", value_parser = parse_rate, requires = "interface")]
-    pub interface_budget: Option<u64>,
-    /// Compare both images by hash before the switchover; disks of up to 64T
-    #[arg(long)]
-    pub verify: bool,
-    /// Send all of the disk, even where the node holds an older copy of it
-    #[arg(long)]
-    pub no_delta: bool,
-    /// Wait for a machine that virsh or QEMU moves: its start there moves the disk
-    #[arg(long)]
-    pub with_guest: bool,
-    /// Print the migration's id and return at once
-    #[arg(long)]
-    pub detach: bool,
-    /// Wait until the node that the disk leaves is needed no more: until all of it has been pulled
-    #[arg(long, conflicts_with = "detach")]
-    pub wait: bool,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// Its bytes are the disk's content
@@ -234,37 +138,6 @@ impl From<Format> for ImageFormat {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum MemoryArgument {
-    /// Before the switchover; what is written meanwhile is sent again
-    PreCopy,
-    /// After the switchover, as the guest needs it; while the connection is lost the guest waits
-    PostCopy,
-    /// Once before the switchover; what was written meanwhile follows after it, as with post-copy
-    Hybrid,
-    /// Never before the switchover: both nodes map it from a memory pool, so the guest stands still for
-    /// milliseconds whatever the memory's size
-    ZeroCopy,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PolicyArgument {
-    /// double-write; push-pull when that cannot end, or its deadline has come
-    #[default]
-    Auto,
-    /// A single pass; writes to what was copied already go to both nodes
-    DoubleWrite,
-    /// Passes over what was written since the last one, until little is left
-    PreCopy,
-    /// A single pass; all writes go to both nodes from the start
-    Mirror,
-    /// What is seldom written is pushed; the disk changes hands, and the destination pulls the rest. The source is
-    /// needed until it has
-    PushPull,
-    /// The disk changes hands at once, and the destination pulls all of it. The source is needed until it has
-    PostCopy,
-}
-
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Switch {
     /// Yes
@@ -276,7 +149,7 @@ pub(crate) enum Switch {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum MigrationCommand {
-    /// List migrations of disks and virtual machines, those under way first
+    /// List migrations of disks, virtual machines, processes and containers, those under way first
     List,
     /// Show a migration
     Show {
@@ -289,7 +162,12 @@ pub(crate) enum MigrationCommand {
         id: String,
     },
     /// Go on otherwise with a migration: leave now, or other bounds
-    Switch(SwitchArguments),
+    Switch {
+        /// Its id, or as many of its first digits as tell it apart
+        id: String,
+        #[command(flatten)]
+        change: SwitchMigration,
+    },
     /// Cancel a migration; the source serves on
     Cancel {
         /// Its id, or as many of its first digits as tell it apart

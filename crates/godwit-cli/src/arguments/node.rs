@@ -8,7 +8,7 @@ use godwit_node::GovernorParts;
 use godwit_node::{IncomingLimits, QemuUser};
 
 use super::{DEFAULT_DATA_DIR, RepositoryArguments};
-use crate::show::units::{parse_duration, parse_size};
+use godwit_api::text::{parse_duration, parse_size};
 
 #[derive(Debug, Args)]
 pub(crate) struct NodeArguments {

@@ -1,7 +1,4 @@
-//! The arguments of `godwit process`.
-
-use std::net::IpAddr;
-use std::path::PathBuf;
+//! The arguments of `godwit process` and `godwit container`.
 
 use clap::Subcommand;
 
@@ -14,43 +11,10 @@ pub(crate) enum ProcessCommand {
         /// The process
         pid: u32,
     },
-    /// Move a running process with its RDMA and TCP connections, and those that descend from it, to another node
-    Migrate {
-        /// The process
-        #[arg(required_unless_present = "cgroup", conflicts_with = "cgroup")]
-        pid: Option<u32>,
-        /// Move the process of this control group that has started all others in it
-        #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::DirPath)]
-        cgroup: Option<PathBuf>,
-        /// The node to move it to
-        #[arg(long, value_name = "NODE")]
-        to: String,
-        /// An IP address of the process's own that moves along, with its TCP connections
-        #[arg(long, value_name = "ADDRESS")]
-        address: Option<IpAddr>,
-        /// A file of the process that is brought along (may be repeated): what it has open must be there
-        #[arg(long = "file", value_name = "PATH")]
-        files: Vec<String>,
-        /// Copy all of its memory while it stands still, and none before
-        #[arg(long)]
-        no_pre_copy: bool,
-        /// Make the device's objects at the destination and at partners while the process still works
-        #[arg(long)]
-        pre_setup: bool,
-        /// Print the move's id and return at once
-        #[arg(long)]
-        detach: bool,
-    },
-    /// List moves of processes away from the node, since its start
-    Moves,
-    /// Follow a move of a process until it ends
-    Watch {
-        /// Its id, or as many of its first digits as tell it apart
-        id: String,
-    },
-    /// Cancel a move of a process; it goes on at the source
-    Cancel {
-        /// Its id, or as many of its first digits as tell it apart
-        id: String,
-    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ContainerCommand {
+    /// List the containers under runc, and what keeps them from moving
+    List,
 }

@@ -6,7 +6,7 @@ use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use godwit_api::RunNic;
 
 use super::nic::parse_nic;
-use crate::show::units::{parse_duration, parse_rate, parse_size};
+use godwit_api::text::{parse_duration, parse_rate, parse_size};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VmCommand {

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use godwit_api::{
-    AbandonMissing, ClaimDisk, CreateDisk, Disk, DiskState, ExportDisk, ImportDisk, Job, ResizeDisk,
+    AbandonMissing, ClaimDisk, CreateDisk, Disk, DiskState, ExportDisk, GuestLatency, ImportDisk,
+    IoCounters, Job, ResizeDisk,
 };
 use serde_json::json;
 
@@ -13,7 +14,7 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::routes;
 use crate::show::output::{Output, facts, table};
-use crate::show::units::{format_bytes, format_micros};
+use godwit_api::text::{format_bytes, format_micros};
 
 pub(crate) async fn run(
     command: DiskCommand,
@@ -40,17 +41,7 @@ pub(crate) async fn run(
                 image,
                 prefetch: prefetch == Switch::On,
             };
-            let disk: Disk = client.post(routes::DISKS, &request).await?;
-            for warning in &disk.warnings {
-                output.say(&format!("warning: {warning}"));
-            }
-            output.print(&disk, |disk| {
-                format!(
-                    "created disk '{}' of {}",
-                    disk.name,
-                    format_bytes(disk.size_bytes)
-                )
-            })
+            create(client, &request, output).await
         }
         DiskCommand::Import { name, file, format } => {
             let request = ImportDisk {
@@ -58,26 +49,11 @@ pub(crate) async fn run(
                 name,
                 format: format.map(Into::into),
             };
-            let started: Job = client.post(routes::IMPORTS, &request).await?;
-            job::wait(client, started, output).await?;
-            let disk: Disk = client.get(&routes::disk(&request.name)).await?;
-            output.print(&disk, |disk| {
-                format!(
-                    "imported disk '{}' of {}",
-                    disk.name,
-                    format_bytes(disk.size_bytes)
-                )
-            })
+            import(client, &request, output).await
         }
         DiskCommand::Export { name, file } => {
-            let request = ExportDisk {
-                path: node_path(&file, client)?,
-            };
-            let started: Job = client.post(&routes::disk_export(&name), &request).await?;
-            let ended = job::wait(client, started, output).await?;
-            output.print(&ended, |job| {
-                format!("exported disk '{}' to {}", job.disk, job.path)
-            })
+            let path = node_path(&file, client)?;
+            export(client, &name, path, output).await
         }
         DiskCommand::List => {
             let disks: Vec<Disk> = client.get(routes::DISKS).await?;
@@ -93,45 +69,79 @@ pub(crate) async fn run(
                 format!("removed disk '{name}'")
             })
         }
-        DiskCommand::Attach { name, tcp } => {
-            let disk: Disk = client.get(&routes::disk(&name)).await?;
-            let uri = attach_uri(&disk, tcp || !client.is_local())?;
-            if uri.contains("//0.0.0.0:") || uri.contains("//[::]:") {
-                output.say("note: the node listens on every address; name its host instead");
-            }
-            output.print(&json!({ "uri": uri }), |_| uri.clone())
-        }
+        DiskCommand::Attach { name, tcp } => attach(client, &name, tcp, output).await,
         DiskCommand::Resize { name, size } => {
             let request = ResizeDisk { size_bytes: size };
             let disk: Disk = client.post(&routes::disk_resize(&name), &request).await?;
-            output.print(&disk, |disk| {
-                let size = format_bytes(disk.size_bytes);
-                format!(
-                    "disk '{}' has {size} now; a virtual machine on it sees that when it is started anew",
-                    disk.name
-                )
-            })
+            output.print(&disk, resized)
         }
         DiskCommand::Abandon { name, lost } => {
             // Without `lost` the node refuses, and tells the data that would be lost.
             let request = AbandonMissing { lost };
             let disk: Disk = client.post(&routes::disk_abandon(&name), &request).await?;
-            output.print(&disk, |disk| {
-                format!(
-                    "disk '{}' goes on without what it lacks: reads of that fail",
-                    disk.name
-                )
+            output.print(&disk, |_| {
+                format!("disk '{name}' goes on without what it lacks: reads of that fail")
             })
         }
         DiskCommand::Claim { name, force } => {
             // Without `force` the node refuses, and names the other node.
             let request = ClaimDisk { force };
             let disk: Disk = client.post(&routes::disk_claim(&name), &request).await?;
-            output.print(&disk, |disk| {
-                format!("this node serves disk '{}' now", disk.name)
-            })
+            output.print(&disk, |_| format!("this node serves disk '{name}' now"))
         }
     }
+}
+
+async fn create(client: &mut Client, request: &CreateDisk, output: Output) -> Result<(), Failure> {
+    let disk: Disk = client.post(routes::DISKS, request).await?;
+    for warning in &disk.warnings {
+        output.say(&format!("warning: {warning}"));
+    }
+    output.print(&disk, |disk| {
+        let size = format_bytes(disk.size_bytes);
+        format!("created disk '{}' of {size}", disk.name)
+    })
+}
+
+async fn import(client: &mut Client, request: &ImportDisk, output: Output) -> Result<(), Failure> {
+    let started: Job = client.post(routes::IMPORTS, request).await?;
+    job::wait(client, started, output).await?;
+    let disk: Disk = client.get(&routes::disk(&request.name)).await?;
+    output.print(&disk, |disk| {
+        let size = format_bytes(disk.size_bytes);
+        format!("imported disk '{}' of {size}", disk.name)
+    })
+}
+
+async fn export(
+    client: &mut Client,
+    name: &str,
+    path: String,
+    output: Output,
+) -> Result<(), Failure> {
+    let request = ExportDisk { path };
+    let started: Job = client.post(&routes::disk_export(name), &request).await?;
+    let ended = job::wait(client, started, output).await?;
+    output.print(&ended, |job| {
+        format!("exported disk '{}' to {}", job.disk, job.path)
+    })
+}
+
+async fn attach(client: &mut Client, name: &str, tcp: bool, output: Output) -> Result<(), Failure> {
+    let disk: Disk = client.get(&routes::disk(name)).await?;
+    let uri = attach_uri(&disk, tcp || !client.is_local())?;
+    if uri.contains("//0.0.0.0:") || uri.contains("//[::]:") {
+        output.say("note: the node listens on every address; name its host instead");
+    }
+    output.print(&json!({ "uri": uri }), |_| uri.clone())
+}
+
+fn resized(disk: &Disk) -> String {
+    let size = format_bytes(disk.size_bytes);
+    format!(
+        "disk '{}' has {size} now; a virtual machine on it sees that when it is started anew",
+        disk.name
+    )
 }
 
 /// Returns a path as the node understands it: made absolute here for a local node, and required to be absolute for a
@@ -221,10 +231,33 @@ fn owes(disk: &Disk) -> String {
     owner.map_or_else(|| String::from("-"), |owner| format!("a part to {owner}"))
 }
 
-fn show(disk: &Disk) -> String {
-    let io = &disk.io;
-    let used = disk.allocated_bytes.map(format_bytes);
-    let done = format!(
+/// Returns the image that a disk was created from, and the part that is not fetched yet.
+fn created_from(disk: &Disk) -> Option<String> {
+    let image = disk.image.as_ref()?;
+    let content: String = image.content.chars().take(12).collect();
+    let left = disk.missing_bytes.filter(|_| image.fetching).map_or_else(
+        || String::from("all of it is here"),
+        |left| format!("{} to be fetched", format_bytes(left)),
+    );
+    Some(format!("image '{}' ({content}), {left}", image.name))
+}
+
+/// Returns the requests of the last seconds; `None` if there were none.
+fn latency(latency: &GuestLatency) -> Option<String> {
+    (latency.iops > 0.0).then(|| {
+        format!(
+            "{:.0} a second; p50 {}, p99 {}, p99.99 {}, max {}",
+            latency.iops,
+            format_micros(latency.p50_us),
+            format_micros(latency.p99_us),
+            format_micros(latency.p9999_us),
+            format_micros(latency.max_us)
+        )
+    })
+}
+
+fn requests(io: &IoCounters) -> String {
+    format!(
         "{} reads ({}), {} writes ({}), {} flushes, {} discards, {} forwarded, {} errors",
         io.reads,
         format_bytes(io.read_bytes),
@@ -234,35 +267,17 @@ fn show(disk: &Disk) -> String {
         io.discards,
         io.forwarded,
         io.errors
-    );
-    let compressed = (io.compressed_from_bytes > 0).then(|| {
-        format!(
-            "{} to {}",
-            format_bytes(io.compressed_from_bytes),
-            format_bytes(io.compressed_to_bytes)
-        )
-    });
-    let from = disk.image.as_ref().map(|image| {
-        let content: String = image.content.chars().take(12).collect();
-        let left = disk.missing_bytes.filter(|_| image.fetching).map_or_else(
-            || String::from("all of it is here"),
-            |left| format!("{} to be fetched", format_bytes(left)),
-        );
-        format!("image '{}' ({content}), {left}", image.name)
+    )
+}
+
+fn show(disk: &Disk) -> String {
+    let size = format_bytes(disk.size_bytes);
+    let compressed = (disk.io.compressed_from_bytes > 0).then(|| {
+        let from = format_bytes(disk.io.compressed_from_bytes);
+        format!("{from} to {}", format_bytes(disk.io.compressed_to_bytes))
     });
     let open = !disk.nbd.is_empty() && disk.state != DiskState::Departed;
     let attach = open.then(|| disk.nbd.join("\n             "));
-    let latency = &disk.latency;
-    let latency = (latency.iops > 0.0).then(|| {
-        format!(
-            "{:.0} a second; p50 {}, p99 {}, p99.99 {}, max {}",
-            latency.iops,
-            format_micros(latency.p50_us),
-            format_micros(latency.p99_us),
-            format_micros(latency.p9999_us),
-            format_micros(latency.max_us)
-        )
-    });
     facts([
         ("name", Some(disk.name.clone())),
         (
@@ -274,17 +289,10 @@ fn show(disk: &Disk) -> String {
             "warning",
             (!disk.warnings.is_empty()).then(|| disk.warnings.join("; ")),
         ),
-        (
-            "size",
-            Some(format!(
-                "{} ({} bytes)",
-                format_bytes(disk.size_bytes),
-                disk.size_bytes
-            )),
-        ),
-        ("used", used),
+        ("size", Some(format!("{size} ({} bytes)", disk.size_bytes))),
+        ("used", disk.allocated_bytes.map(format_bytes)),
         ("image", Some(disk.path.clone())),
-        ("created from", from),
+        ("created from", created_from(disk)),
         ("on", disk.moved_to.clone()),
         (
             "kept",
@@ -294,8 +302,8 @@ fn show(disk: &Disk) -> String {
         ),
         ("migration", disk.migration.clone()),
         ("clients", Some(disk.clients.to_string())),
-        ("requests", latency),
-        ("since start", Some(done)),
+        ("requests", latency(&disk.latency)),
+        ("since start", Some(requests(&disk.io))),
         ("compressed", compressed),
         ("attach at", attach),
     ])
@@ -303,8 +311,6 @@ fn show(disk: &Disk) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_api::{GuestLatency, IoCounters};
-
     use super::*;
 
     fn disk() -> Disk {

@@ -16,7 +16,7 @@ use crate::failure::{EXIT_INTERRUPTED, Failure};
 use crate::show::line::{Line, Matters};
 use crate::show::output::{Output, facts, table};
 use crate::show::progress::{ProgressLine, Status};
-use crate::show::units::{format_bytes, format_rate};
+use godwit_api::text::{format_bytes, format_rate};
 
 const SHOWN_EVERY: Duration = Duration::from_millis(200);
 
@@ -94,26 +94,30 @@ async fn carry_out(
                 Some(lag) => &repository.clone().with_lag(Duration::from_secs(lag))?,
                 None => repository,
             };
-            let waits = repository.collecting_waits();
-            if !dry_run && !waits.is_zero() {
-                output.say(&format!(
-                    "waiting {} s in all, so that other hosts see what is done (--cache-time)",
-                    waits.as_secs()
-                ));
-            }
-            let collected = repository.collect(!dry_run).await?;
-            output.print(&collected, |collected| {
-                let done = if dry_run { "would remove" } else { "removed" };
-                format!(
-                    "{done} {} chunks ({}) and {} manifests; {} chunks stay",
-                    collected.chunks,
-                    format_bytes(collected.bytes),
-                    collected.manifests,
-                    collected.kept_chunks
-                )
-            })
+            collect(repository, dry_run, output).await
         }
     }
+}
+
+async fn collect(repository: &Repository, dry_run: bool, output: Output) -> Result<(), Failure> {
+    let waits = repository.collecting_waits();
+    if !dry_run && !waits.is_zero() {
+        output.say(&format!(
+            "waiting {} s in all, so that other hosts see what is done (--cache-time)",
+            waits.as_secs()
+        ));
+    }
+    let collected = repository.collect(!dry_run).await?;
+    output.print(&collected, |collected| {
+        let done = if dry_run { "would remove" } else { "removed" };
+        format!(
+            "{done} {} chunks ({}) and {} manifests; {} chunks stay",
+            collected.chunks,
+            format_bytes(collected.bytes),
+            collected.manifests,
+            collected.kept_chunks
+        )
+    })
 }
 
 async fn push(

@@ -1,6 +1,7 @@
 //! The command `godwit node`.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use godwit_node::{
@@ -50,24 +51,7 @@ pub(crate) fn config(
     arguments: NodeArguments,
     connection: Connection,
 ) -> Result<NodeConfig, Failure> {
-    let tls = match (connection.cert, connection.key, connection.ca) {
-        (Some(certificate), Some(key), Some(authority)) => Some(TlsFiles {
-            certificate,
-            key,
-            authority,
-            revoked: arguments.crl,
-        }),
-        (None, None, None) if arguments.insecure_loopback => None,
-        (None, None, None) => {
-            return Err(
-                Failure::usage("a node needs a certificate: --cert, --key and --ca").hint(
-                    "make them with godwit certs init and godwit certs issue NAME; on one host, \
-                 --insecure-loopback does without",
-                ),
-            );
-        }
-        _ => return Err(Failure::usage("--cert, --key and --ca belong together")),
-    };
+    let tls = tls_files(connection, arguments.crl, arguments.insecure_loopback)?;
     let peers = arguments.peers.into_iter();
     let pools = arguments.pools.into_iter();
     let images = ImagesConfig {
@@ -83,13 +67,9 @@ pub(crate) fn config(
         },
         name: arguments.name,
         data_dir: arguments.data_dir,
-        listen: arguments.listen.unwrap_or_else(|| {
-            let address = match arguments.insecure_loopback {
-                true => Ipv4Addr::LOCALHOST,
-                false => Ipv4Addr::UNSPECIFIED,
-            };
-            SocketAddr::from((address, DEFAULT_PORT))
-        }),
+        listen: arguments
+            .listen
+            .unwrap_or_else(|| default_address(arguments.insecure_loopback)),
         tls,
         insecure_loopback: arguments.insecure_loopback,
         unencrypted_data: arguments.unencrypted_data,
@@ -118,6 +98,39 @@ pub(crate) fn config(
             files: arguments.process_files,
         }),
     })
+}
+
+/// Returns the files of the node's identity; none for a node of one host.
+fn tls_files(
+    connection: Connection,
+    revoked: Option<PathBuf>,
+    insecure_loopback: bool,
+) -> Result<Option<TlsFiles>, Failure> {
+    match (connection.cert, connection.key, connection.ca) {
+        (Some(certificate), Some(key), Some(authority)) => Ok(Some(TlsFiles {
+            certificate,
+            key,
+            authority,
+            revoked,
+        })),
+        (None, None, None) if insecure_loopback => Ok(None),
+        (None, None, None) => Err(Failure::usage(
+            "a node needs a certificate: --cert, --key and --ca",
+        )
+        .hint(
+            "make them with godwit certs init and godwit certs issue NAME; on one host, \
+             --insecure-loopback does without",
+        )),
+        _ => Err(Failure::usage("--cert, --key and --ca belong together")),
+    }
+}
+
+fn default_address(insecure_loopback: bool) -> SocketAddr {
+    let address = match insecure_loopback {
+        true => Ipv4Addr::LOCALHOST,
+        false => Ipv4Addr::UNSPECIFIED,
+    };
+    SocketAddr::from((address, DEFAULT_PORT))
 }
 
 #[cfg(test)]

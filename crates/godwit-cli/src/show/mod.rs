@@ -4,4 +4,3 @@ pub(crate) mod line;
 pub(crate) mod output;
 pub(crate) mod progress;
 pub(crate) mod promise;
-pub(crate) mod units;

@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::show::line::{Line, Matters};
 use crate::show::output::Output;
 use crate::show::promise::{counted, obstacle, reason_text};
-use crate::show::units::{format_bytes, format_micros, format_rate, format_seconds};
+use godwit_api::text::{format_bytes, format_micros, format_rate, format_seconds};
 
 /// Interval of lines if the terminal cannot redraw a line.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(1);

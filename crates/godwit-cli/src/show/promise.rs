@@ -2,7 +2,7 @@
 
 use godwit_api::{Migration, MigrationPromise, Obstacle, PauseReason, Policy};
 
-use crate::show::units::{format_bytes, format_micros, format_rate, format_seconds};
+use godwit_api::text::{format_bytes, format_micros, format_rate, format_seconds};
 
 /// Formats a number with its noun: `1 pause`, `3 pauses`.
 pub(crate) fn counted(count: u32, what: &str) -> String {

@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use godwit_node::api::ErrorBody;
+use godwit_node::api::{ErrorBody, Move};
 use serde_json::{Value, json};
 
 /// Answers by `METHOD /path`, ignoring the query. The answers are given in order, and the last one repeats.
@@ -180,6 +180,11 @@ impl Ran {
     pub(crate) fn tells(&self, words: &str) {
         assert!(self.stderr.contains(words), "{}", self.stderr);
     }
+}
+
+/// Answers with a move of any kind, as the node lists and shows it.
+pub(crate) fn seen(migration: impl Into<Move>) -> (u16, Value) {
+    ok(migration.into())
 }
 
 pub(crate) fn ok(value: impl serde::Serialize) -> (u16, Value) {

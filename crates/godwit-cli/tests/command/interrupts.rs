@@ -9,7 +9,7 @@ use godwit_node::api::{Job, JobKind, JobState, MigrationPhase};
 use godwit_testkit::process::wait_for;
 use serde_json::Value;
 
-use super::fake::{FakeApi, Ran, ok};
+use super::fake::{FakeApi, Ran, ok, seen};
 use super::{ID, get_migration, migration};
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -83,11 +83,11 @@ fn a_node_that_falls_silent_is_not_taken_to_go_on() {
         (
             &get_migration(),
             vec![
-                ok(migration(MigrationPhase::Copying, 1 << 29)),
+                seen(migration(MigrationPhase::Copying, 1 << 29)),
                 (200, Value::Null),
                 (200, Value::Null),
                 (200, Value::Null),
-                ok(migration(MigrationPhase::Completed, 1 << 30)),
+                seen(migration(MigrationPhase::Completed, 1 << 30)),
             ],
         ),
     ]);
@@ -106,9 +106,9 @@ fn what_begins_after_ctrl_c_is_cancelled_even_if_it_was_to_be_left_alone() {
         ),
         (
             &get_migration(),
-            vec![ok(migration(MigrationPhase::Aborted, 0))],
+            vec![seen(migration(MigrationPhase::Aborted, 0))],
         ),
-        (&cancel, vec![ok(migration(MigrationPhase::Aborted, 0))]),
+        (&cancel, vec![seen(migration(MigrationPhase::Aborted, 0))]),
     ]);
     let command = &["migrate", "d", "--to", "b", "--detach"];
     let child = api.command(command).spawn().unwrap();

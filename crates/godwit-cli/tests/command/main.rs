@@ -14,7 +14,7 @@ use godwit_node::api::{
 };
 use serde_json::Value;
 
-use fake::{FakeApi, Ran, ok, refused, wait_until};
+use fake::{FakeApi, Ran, ok, refused, seen, wait_until};
 
 const ID: &str = "00112233445566778899aabbccddeeff";
 
@@ -61,9 +61,9 @@ fn followed(answers: Vec<(u16, Value)>) -> FakeApi {
 #[test]
 fn migrate_follows_to_the_end_and_sums_up() {
     let api = followed(vec![
-        ok(migration(MigrationPhase::Copying, 1 << 29)),
-        ok(migration(MigrationPhase::Draining, 1 << 30)),
-        ok(migration(MigrationPhase::Completed, 1 << 30)),
+        seen(migration(MigrationPhase::Copying, 1 << 29)),
+        seen(migration(MigrationPhase::Draining, 1 << 30)),
+        seen(migration(MigrationPhase::Completed, 1 << 30)),
     ]);
     let bounds = ["--verify", "--max-bandwidth", "100M/s", "--chunk", "64K"];
     let ran = api.succeeds(&[&["migrate", "d", "--to", "b"], &bounds[..]].concat());
@@ -106,7 +106,7 @@ fn migrate_asks_for_a_promise_and_passes_on_what_the_node_warns_of() {
 #[test]
 fn migrate_with_json_prints_the_ended_migration_as_the_api_spells_it() {
     let done = migration(MigrationPhase::Completed, 1 << 30);
-    let api = followed(vec![ok(&done)]);
+    let api = followed(vec![seen(done.clone())]);
     let ran = api.succeeds(&["migrate", "d", "--to", "b", "--json"]);
     assert_eq!(
         serde_json::from_str::<Migration>(&ran.stdout).unwrap(),
@@ -135,7 +135,7 @@ fn an_aborted_migration_fails_with_its_reason() {
         ErrorCode::NoSpace,
         "no space is left on 'b'",
     ));
-    let api = followed(vec![ok(aborted)]);
+    let api = followed(vec![seen(aborted)]);
     let ran = api.run(&["migrate", "d", "--to", "b"]);
     assert_eq!(ran.code, 4);
     ran.tells("stays on 'a': no space is left on 'b'");
@@ -148,7 +148,7 @@ fn a_program_that_asked_for_json_finds_the_error_alone() {
     let body = ErrorBody::new(ErrorCode::NoSpace, "no space is left on 'b'").hint("free some");
     aborted.error = Some(body);
     aborted.warnings = vec!["the target is short".to_owned()];
-    let api = followed(vec![ok(aborted)]);
+    let api = followed(vec![seen(aborted)]);
     let ran = api.run(&["migrate", "d", "--to", "b", "--json"]);
     assert_eq!((ran.code, ran.stdout.as_str()), (4, ""));
     let told: ErrorBody = serde_json::from_str(&ran.stderr).unwrap();
@@ -158,8 +158,8 @@ fn a_program_that_asked_for_json_finds_the_error_alone() {
 
 #[test]
 fn ctrl_c_asks_the_node_to_cancel_and_waits_for_the_outcome() {
-    let mut answers = vec![ok(migration(MigrationPhase::Copying, 1 << 20)); 12];
-    answers.push(ok(migration(MigrationPhase::Aborted, 1 << 20)));
+    let mut answers = vec![seen(migration(MigrationPhase::Copying, 1 << 20)); 12];
+    answers.push(seen(migration(MigrationPhase::Aborted, 1 << 20)));
     let cancel = format!("POST /v1/migrations/{ID}/cancel");
     let api = FakeApi::start(&[
         (
@@ -169,7 +169,7 @@ fn ctrl_c_asks_the_node_to_cancel_and_waits_for_the_outcome() {
         (&get_migration(), answers),
         (
             &cancel,
-            vec![ok(migration(MigrationPhase::Copying, 1 << 20))],
+            vec![seen(migration(MigrationPhase::Copying, 1 << 20))],
         ),
     ]);
     let child = api.command(&["migrate", "d", "--to", "b"]).spawn().unwrap();
@@ -193,9 +193,9 @@ fn watch_with_json_prints_a_line_per_phase() {
     let api = FakeApi::start(&[(
         &get_migration(),
         vec![
-            ok(migration(MigrationPhase::Copying, 0)),
-            ok(migration(MigrationPhase::Copying, 1)),
-            ok(migration(MigrationPhase::Completed, 2)),
+            seen(migration(MigrationPhase::Copying, 0)),
+            seen(migration(MigrationPhase::Copying, 1)),
+            seen(migration(MigrationPhase::Completed, 2)),
         ],
     )]);
     let ran = api.succeeds(&["migration", "watch", ID, "--json"]);
@@ -251,6 +251,11 @@ fn a_wrong_command_line_exits_with_2_before_anything_is_asked() {
         &["migrate", "d", "--to", "b", "--policy", "magic"],
         &["migrate", "d", "--to", "b", "--memory", "hybrid"],
         &["migrate", "vm/v", "--to", "b", "--with-guest"],
+        &["migrate", "d", "--to", "b", "--file", "/f"],
+        &["migrate", "process/7", "--to", "b", "--verify"],
+        &["migrate", "container/job", "--to", "b", "--pre-setup"],
+        &["migrate", "process/job", "--to", "b"],
+        &["migrate", "pod/job", "--to", "b"],
         &["node", "--name", "a", "--data-dir", "/nonexistent"],
         &["--api", "http://h:1", "disk", "list"],
     ] {
@@ -275,6 +280,18 @@ fn a_wrong_command_line_is_told_as_json_when_asked() {
             "is not a unit",
         ),
         (&["--json", "disk", "lst"], "unrecognized subcommand 'lst'"),
+        (
+            &["--json", "migrate", "d", "--to", "b", "--memory", "hybrid"],
+            "--memory is for a virtual machine, and d is a disk",
+        ),
+        (
+            &["--json", "process", "migrate", "7", "--to", "b"],
+            "there is 'godwit migrate process/PID --to NODE'",
+        ),
+        (
+            &["--json", "process", "cancel", "aa"],
+            "there is 'godwit migration cancel ID'",
+        ),
     ] {
         let ran = api.run(args);
         assert_eq!(ran.code, 2, "{args:?}: {}", ran.stderr);

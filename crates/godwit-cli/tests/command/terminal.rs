@@ -4,7 +4,7 @@ use std::process::Command;
 
 use godwit_node::api::{GuestLatency, Migration, MigrationPhase};
 
-use super::fake::{FakeApi, Ran, ok};
+use super::fake::{FakeApi, Ran, ok, seen};
 use super::{get_migration, migration};
 
 /// Returns the output of a followed migration on a terminal of this name and width.
@@ -21,8 +21,8 @@ fn followed(term: &str, columns: usize) -> String {
         }),
         ..migration(MigrationPhase::Copying, 1 << 29)
     };
-    let mut answers = vec![ok(&copying); 6];
-    answers.push(ok(migration(MigrationPhase::Completed, 1 << 30)));
+    let mut answers = vec![seen(copying.clone()); 6];
+    answers.push(seen(migration(MigrationPhase::Completed, 1 << 30)));
     let api = FakeApi::start(&[
         ("POST /v1/migrations", vec![ok(copying)]),
         (&get_migration(), answers),

@@ -1,11 +1,12 @@
 //! Moves of VMs, beside moves of disks.
 
 use godwit_node::api::{
-    ErrorBody, ErrorCode, MemoryMode, MemoryProgress, MigrationPhase, VmMigration, VmMigrationPhase,
+    ErrorBody, ErrorCode, MemoryMode, MemoryProgress, MigrationPhase, Move, VmMigration,
+    VmMigrationPhase,
 };
 use serde_json::Value;
 
-use super::fake::{FakeApi, ok, refused};
+use super::fake::{FakeApi, ok, refused, seen};
 use super::{ID, migration};
 
 const MOVE: &str = "aabbccddeeff00112233445566778899";
@@ -38,20 +39,25 @@ fn moving(phase: VmMigrationPhase) -> VmMigration {
 }
 
 fn get_move() -> String {
-    format!("GET /v1/vm-migrations/{MOVE}")
+    format!("GET /v1/migrations/{MOVE}")
 }
 
 fn cancel_move() -> String {
-    format!("POST /v1/vm-migrations/{MOVE}/cancel")
+    format!("POST /v1/migrations/{MOVE}/cancel")
 }
 
 /// Starts an API with a move of a VM, and the ended migration of its disk.
 fn both(phase: VmMigrationPhase) -> FakeApi {
     let disk = migration(MigrationPhase::Completed, 1 << 30);
     FakeApi::start(&[
-        ("GET /v1/migrations", vec![ok([disk])]),
-        ("GET /v1/vm-migrations", vec![ok([moving(phase)])]),
-        (&cancel_move(), vec![ok(moving(VmMigrationPhase::Aborted))]),
+        (
+            "GET /v1/migrations",
+            vec![ok([Move::from(disk), Move::from(moving(phase))])],
+        ),
+        (
+            &cancel_move(),
+            vec![seen(moving(VmMigrationPhase::Aborted))],
+        ),
     ])
 }
 
@@ -72,16 +78,16 @@ fn moves_of_virtual_machines_are_listed_beside_those_of_disks() {
 
     let ran = api.run(&["migration", "list", "--json"]);
     let listed: Vec<Value> = serde_json::from_str(&ran.stdout).unwrap();
-    assert_eq!(
-        listed[0],
-        serde_json::to_value(moving(VmMigrationPhase::CopyingMemory)).unwrap()
-    );
+    let first = Move::from(moving(VmMigrationPhase::CopyingMemory));
+    assert_eq!(listed[0], serde_json::to_value(first).unwrap());
     let names = |key: &str| {
         listed
             .iter()
             .map(|one| one[key].as_str())
             .collect::<Vec<_>>()
     };
+    assert_eq!(names("kind"), [Some("vm"), Some("disk")]);
+    assert_eq!(names("subject"), [Some("vm/web"), Some("d")]);
     assert_eq!(names("vm"), [Some("web"), None]);
     assert_eq!(names("disk"), [None, Some("d")]);
 }
@@ -111,8 +117,8 @@ fn the_first_digits_of_a_move_name_it() {
 #[test]
 fn a_line_that_says_nothing_new_is_not_repeated() {
     let still = moving(VmMigrationPhase::PullingMemory);
-    let mut answers = vec![ok(still.clone()); 25];
-    answers.push(ok(moving(VmMigrationPhase::Completed)));
+    let mut answers = vec![seen(still.clone()); 25];
+    answers.push(seen(moving(VmMigrationPhase::Completed)));
     let api = FakeApi::start(&[
         ("POST /v1/vms/web/migrate", vec![ok(still)]),
         (&get_move(), answers),
@@ -133,9 +139,9 @@ fn a_move_is_watched_with_its_warnings_to_its_end() {
         ..slow.clone()
     };
     let answers = vec![
-        ok(moving(VmMigrationPhase::CopyingMemory)),
-        ok(slow),
-        ok(done),
+        seen(moving(VmMigrationPhase::CopyingMemory)),
+        seen(slow),
+        seen(done),
     ];
     let api = FakeApi::start(&[(&get_move(), answers.clone())]);
     let ran = api.succeeds(&["migration", "watch", MOVE]);
@@ -167,7 +173,7 @@ fn a_move_that_failed_says_why() {
         error: Some(ErrorBody::new(ErrorCode::Conflict, "QEMU has ended").hint("look there")),
         ..moving(VmMigrationPhase::Aborted)
     };
-    let api = FakeApi::start(&[(&get_move(), vec![ok(failed)])]);
+    let api = FakeApi::start(&[(&get_move(), vec![seen(failed)])]);
     let ran = api.run(&["migration", "watch", MOVE]);
     assert_eq!(ran.code, 4);
     assert_eq!(ran.stderr, "error: QEMU has ended\nhint: look there\n");

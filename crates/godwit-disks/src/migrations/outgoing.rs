@@ -11,12 +11,12 @@ use godwit_core::wire::{
     Features, Greeting, Offer, OfferedImage, Place, Purpose, RefusalCode, Reply, TrafficClass,
     TransferPolicy,
 };
-use godwit_core::{ImageOffer, MigrationOptions, OlderCopy, Switchover};
+use godwit_core::{MigrationOptions, OlderCopy};
 use tokio::sync::{Notify, oneshot};
 
 use super::choice::base::Refused;
 use super::choice::{auto, base};
-use super::options::{self, InFlight};
+use super::options::{self, Circumstances, InFlight};
 use super::promise::{self, Asked, Promise};
 use super::table::{self, Begin};
 use crate::disks::disk::{Activity, ActivityGuard, Disk};
@@ -28,10 +28,10 @@ use godwit_api::{
     Direction, DiskState, ErrorBody, ErrorCode, MigrateRequest, Migration, MigrationPhase,
     MigrationSettings, Policy,
 };
+use godwit_context::blocking;
 use godwit_context::failpoint;
 use godwit_context::ids;
 use godwit_context::store::BaseImage;
-use godwit_context::{PEER_TIMEOUT, blocking};
 use godwit_peers::config::PeerConfig;
 use godwit_peers::dial::{Agreed, DialError, refused};
 use godwit_peers::{PeerConnection, greeting, into_stream};
@@ -81,7 +81,7 @@ pub async fn start_in(
     group: Option<Arc<SwitchGroup>>,
 ) -> Result<Migration, ErrorBody> {
     migrations.context.check_open()?;
-    let asked = Asked::parse(&request.disk, request.sla.as_deref())?;
+    let asked = Asked::parse(&request.disk, request.options.sla.as_deref())?;
     let mut settings = options::settings(&request, asked)?;
     let place = options::place(&request)?;
     let disk = migrations.disks.get(&request.disk)?;
@@ -116,18 +116,18 @@ pub async fn start_in(
             None => error.hint("see 'godwit disk show'"),
         })
     })?;
-    let on_image = base::choose(migrations, &disk, &peer, &request).await?;
+    let on_image = base::choose(migrations, &disk, &peer, &request.options).await?;
     options::check_size(&disk.name, &settings, capacity.bytes())?;
     let taken = taken(&disk, capacity).await?;
-    if request.policy.is_some() || settings.verify {
+    if request.options.policy.is_some() || settings.verify {
         options::check_deadline(&disk.name, &settings, taken)?;
     }
-    if request.policy.is_none() {
+    if request.options.policy.is_none() {
         settings.policy_reason = Some(auto::first_reason(taken, &migrations.context.config.name));
     }
     let as_whole = settings.clone();
     if let Some(on_image) = &on_image {
-        base::adapt(&mut settings, on_image, request.policy.is_some());
+        base::adapt(&mut settings, on_image, request.options.policy.is_some());
     }
     let interface = options::open_interface(&disk.name, &settings)?;
     let baseline = promise::measure(disk.engine()).await;
@@ -440,41 +440,15 @@ impl Attempt {
 
     /// Returns the engine's options for a node with these features and this older copy.
     fn options(&self, agreed: Features, older_copy: OlderCopy) -> MigrationOptions {
-        let flight = InFlight::of(&self.settings);
-        MigrationOptions {
-            chunk_sectors: flight.chunk_sectors,
-            busy_chunk_sectors: flight.busy_chunk_sectors,
-            window_chunks: flight.window_chunks,
-            idle_window_chunks: flight.idle_window_chunks,
-            busy_window_chunks: flight.busy_window_chunks,
-            max_bandwidth: self.settings.max_bandwidth,
-            sla: self.promise.target,
-            guest_load: self.promise.guest_load,
-            wake_up_limit: self.promise.wake_up_limit,
-            delayed_writes: self.settings.delayed_writes,
-            delayed_write_rate: self.settings.delayed_write_rate,
-            interface_budget: self.settings.interface_budget,
-            deadline: self.settings.deadline_seconds.map(Duration::from_secs),
-            policy: match self.on_image {
-                Some(_) => base::in_blocks(options::policy(&self.settings)),
-                None => options::policy(&self.settings),
-            },
-            image: match &self.on_image {
-                None => ImageOffer::None,
-                Some(_) if agreed.contain(Features::TWO_PLACES) => ImageOffer::TwoPlaces,
-                Some(_) => ImageOffer::OnePlace,
-            },
-            verify: self.settings.verify,
-            older_copy,
-            find_holes: agreed.contain(Features::HOLES),
-            governor: self.migrations.context.config.governor,
-            switchover: match self.settings.with_guest {
-                true => Switchover::WhenTold,
-                false => Switchover::WhenConverged,
-            },
-            peer_timeout: PEER_TIMEOUT,
+        let of = Circumstances {
             migration: self.id,
-        }
+            promise: &self.promise,
+            agreed,
+            older_copy,
+            on_image: self.on_image.is_some(),
+            governor: self.migrations.context.config.governor,
+        };
+        options::engine(&self.settings, &of)
     }
 
     /// Allocates the memory for the chunks.

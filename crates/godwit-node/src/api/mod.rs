@@ -2,6 +2,7 @@
 
 pub mod access;
 mod memory_routes;
+mod move_routes;
 mod nic_routes;
 mod openapi;
 mod process_routes;

@@ -1,11 +1,14 @@
 //! The OpenAPI document.
 
+use std::collections::BTreeMap;
+
 use utoipa::openapi::path::{Operation, ParameterIn};
-use utoipa::openapi::{self, Response, ResponseBuilder};
+use utoipa::openapi::schema::AdditionalProperties;
+use utoipa::openapi::{self, Object, RefOr, Response, ResponseBuilder, Schema};
 use utoipa::{Modify, OpenApi};
 
 use super::{Disk, ErrorBody, ErrorCode, Migration, Vm, access};
-use super::{memory_routes, nic_routes, process_routes, routes, vm_routes};
+use super::{memory_routes, move_routes, nic_routes, process_routes, routes, vm_routes};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -29,11 +32,11 @@ use super::{memory_routes, nic_routes, process_routes, routes, vm_routes};
         routes::abandon_missing,
         routes::list_jobs,
         routes::show_job,
-        routes::list_migrations,
-        routes::migrate,
-        routes::show_migration,
-        routes::cancel_migration,
-        routes::switch_migration,
+        move_routes::list_migrations,
+        move_routes::migrate,
+        move_routes::show_migration,
+        move_routes::cancel_migration,
+        move_routes::switch_migration,
         routes::list_peers,
         vm_routes::list_vms,
         vm_routes::run_vm,
@@ -67,9 +70,51 @@ use super::{memory_routes, nic_routes, process_routes, routes, vm_routes};
         process_routes::cancel_process_migration,
     ),
     components(schemas(ErrorBody, Disk, Migration, Vm)),
-    modifiers(&Namesakes, &Refusals)
+    modifiers(&Flattened, &Namesakes, &Refusals)
 )]
 struct Document;
+
+/// Shows flattened options as fields of the request that they stand in.
+struct Flattened;
+
+impl Modify for Flattened {
+    fn modify(&self, document: &mut openapi::OpenApi) {
+        let Some(components) = &mut document.components else {
+            return;
+        };
+        let known = components.schemas.clone();
+        for schema in components.schemas.values_mut() {
+            let RefOr::T(Schema::AllOf(parts)) = schema else {
+                continue;
+            };
+            let objects = parts.items.iter().map(|part| object(part, &known));
+            let Some(objects) = objects.collect::<Option<Vec<_>>>() else {
+                continue;
+            };
+            let mut whole = Object::new();
+            whole.description.clone_from(&parts.description);
+            for mut object in objects {
+                whole.properties.append(&mut object.properties);
+                whole.required.append(&mut object.required);
+            }
+            // Requests alone flatten objects, and take no unknown field.
+            whole.additional_properties = Some(Box::new(AdditionalProperties::FreeForm(false)));
+            *schema = whole.into();
+        }
+    }
+}
+
+/// Returns a schema of an object, which may be named.
+fn object(schema: &RefOr<Schema>, known: &BTreeMap<String, RefOr<Schema>>) -> Option<Object> {
+    match schema {
+        RefOr::T(Schema::Object(object)) => Some(object.clone()),
+        RefOr::T(_) => None,
+        RefOr::Ref(named) => {
+            let name = named.ref_location.rsplit('/').next()?;
+            known.get(name).and_then(|schema| object(schema, known))
+        }
+    }
+}
 
 /// Adds the operations on a disk or VM whose name equals a route's last segment.
 struct Namesakes;
@@ -180,6 +225,26 @@ mod tests {
             .map(|(path, _)| path.to_owned())
             .collect();
         assert_eq!(documented, routed);
+    }
+
+    #[test]
+    fn options_are_fields_of_the_requests_that_they_stand_in() {
+        let document = serde_json::to_value(document()).expect("is JSON");
+        for (request, own, option) in [
+            ("MigrateRequest", "into", "push_threshold"),
+            ("MigrateVm", "memory", "verify"),
+            ("MigrateProcess", "pre_setup", "files"),
+            ("MigrateContainer", "to", "pre_copy"),
+        ] {
+            let schema = &document["components"]["schemas"][request];
+            for field in [own, option] {
+                let has = schema["properties"][field].is_object();
+                assert!(has, "{request}: {field}: {schema}");
+            }
+            let required = schema["required"].as_array().expect("a list");
+            assert!(required.contains(&"to".into()), "{request}");
+            assert_eq!(schema["additionalProperties"], false, "{request}");
+        }
     }
 
     #[test]

@@ -82,7 +82,7 @@ pub(super) async fn list_containers(State(node): Shared) -> Result<Json<Vec<Cont
 }
 
 /// Starts to move a container, with its process's RDMA connections, to another node. Answers once no obstacle was
-/// found; otherwise names every obstacle and changes nothing. The move is listed under /v1/process-migrations.
+/// found; otherwise names every obstacle and changes nothing. The move is listed under /v1/migrations.
 #[utoipa::path(post, path = "/v1/containers/{id}/migrate", params(("id" = String, Path)),
     request_body = MigrateContainer, responses(
     (status = 201, body = ProcessMigration), (status = 400, body = ErrorBody),

@@ -1,7 +1,6 @@
 //! The API's routes.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Path, Query, State};
@@ -15,11 +14,11 @@ use serde::{Deserialize, Serialize};
 
 use super::refusal::Refusal;
 use super::{
-    AbandonMissing, ClaimDisk, CreateDisk, Disk, ExportDisk, ImportDisk, Job, MigrateRequest,
-    Migration, Node as NodeView, Peer, ResizeDisk, SwitchMigration,
+    AbandonMissing, ClaimDisk, CreateDisk, Disk, ExportDisk, ImportDisk, Job, Node as NodeView,
+    Peer, ResizeDisk,
 };
 use super::{ErrorBody, ErrorCode};
-use super::{memory_routes, nic_routes, process_routes, vm_routes};
+use super::{memory_routes, move_routes, nic_routes, process_routes, vm_routes};
 use crate::metrics;
 use crate::node::Node;
 use crate::owners;
@@ -28,7 +27,6 @@ use godwit_disks::disks::lifecycle::{abandon, claim, remove, resize};
 use godwit_disks::disks::storage::promised;
 use godwit_disks::disks::{jobs, view};
 use godwit_disks::images::creation;
-use godwit_disks::migrations::{change, live, outgoing};
 use godwit_peers::clock;
 
 /// The route of imports.
@@ -55,12 +53,9 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
         ("/v1/disks/{name}/abandon", post(abandon_missing)),
         ("/v1/jobs", get(list_jobs)),
         ("/v1/jobs/{id}", get(show_job)),
-        ("/v1/migrations", get(list_migrations).post(migrate)),
-        ("/v1/migrations/{id}", get(show_migration)),
-        ("/v1/migrations/{id}/cancel", post(cancel_migration)),
-        ("/v1/migrations/{id}/switch", post(switch_migration)),
         ("/v1/peers", get(list_peers)),
     ];
+    routes.extend(move_routes::routes());
     routes.extend(vm_routes::routes());
     routes.extend(nic_routes::routes());
     routes.extend(memory_routes::routes());
@@ -387,90 +382,6 @@ pub(super) async fn show_job(
     Path(id): Path<String>,
 ) -> Result<Json<Job>, Refusal> {
     Ok(Json(node.disks.jobs.get(&id)?))
-}
-
-/// Lists the migrations: all under way and the last that ended, oldest first.
-#[utoipa::path(get, path = "/v1/migrations", responses((status = 200, body = Vec<Migration>)))]
-pub(super) async fn list_migrations(State(node): Shared) -> Json<Vec<Migration>> {
-    let migrations = node
-        .migrations
-        .all()
-        .into_iter()
-        .map(|view| match view.id.parse() {
-            Ok(id) => live(&node.migrations, id, view),
-            Err(_) => view,
-        });
-    Json(migrations.collect())
-}
-
-/// Longest wait that a caller may ask for.
-const LONGEST_WAIT: Duration = Duration::from_secs(1);
-
-/// The query of a shown migration.
-#[derive(Deserialize, utoipa::IntoParams)]
-#[into_params(parameter_in = Query)]
-pub(super) struct ShowParameters {
-    /// Milliseconds to wait for the migration's end before the answer, at most 1000.
-    #[serde(default)]
-    #[param(required = false)]
-    wait_ms: u64,
-}
-
-/// Shows a migration, at once or, on request, when the migration ends.
-#[utoipa::path(get, path = "/v1/migrations/{id}", params(("id" = String, Path), ShowParameters),
-    responses((status = 200, body = Migration), (status = 404, body = ErrorBody)))]
-pub(super) async fn show_migration(
-    State(node): Shared,
-    Path(id): Path<String>,
-    Parameters(parameters): Parameters<ShowParameters>,
-) -> Result<Json<Migration>, Refusal> {
-    let wait = Duration::from_millis(parameters.wait_ms).min(LONGEST_WAIT);
-    let (id, view) = node.migrations.get_within(&id, wait).await?;
-    Ok(Json(live(&node.migrations, id, view)))
-}
-
-/// Starts to move a disk to another node. Answers once copying has begun, or after a moment if the other node has not
-/// answered the offer yet.
-#[utoipa::path(post, path = "/v1/migrations", request_body = MigrateRequest, responses(
-    (status = 201, body = Migration), (status = 400, body = ErrorBody),
-    (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
-    (status = 422, body = ErrorBody), (status = 502, body = ErrorBody),
-    (status = 507, body = ErrorBody)))]
-pub(super) async fn migrate(
-    State(node): Shared,
-    Body(request): Body<MigrateRequest>,
-) -> Result<(StatusCode, Json<Migration>), Refusal> {
-    let started = detached(node, move |node| async move {
-        outgoing::start(&node.migrations, request).await
-    });
-    Ok((StatusCode::CREATED, Json(started.await?)))
-}
-
-/// Cancels a migration; the source serves on.
-#[utoipa::path(post, path = "/v1/migrations/{id}/cancel", params(("id" = String, Path)), responses(
-    (status = 200, body = Migration), (status = 404, body = ErrorBody),
-    (status = 409, body = ErrorBody)))]
-pub(super) async fn cancel_migration(
-    State(node): Shared,
-    Path(id): Path<String>,
-) -> Result<Json<Migration>, Refusal> {
-    Ok(Json(outgoing::cancel(&node.migrations, &id).await?))
-}
-
-/// Changes the options of a migration under way.
-#[utoipa::path(post, path = "/v1/migrations/{id}/switch", params(("id" = String, Path)),
-    request_body = SwitchMigration, responses(
-    (status = 200, body = Migration), (status = 400, body = ErrorBody),
-    (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
-pub(super) async fn switch_migration(
-    State(node): Shared,
-    Path(id): Path<String>,
-    Body(request): Body<SwitchMigration>,
-) -> Result<Json<Migration>, Refusal> {
-    let changed = detached(node, move |node| async move {
-        change::change(&node.migrations, &id, &request).await
-    });
-    Ok(Json(changed.await?))
 }
 
 /// Lists the other nodes, with their reachability now.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use godwit_block::engine::{LATENCY_BOUNDS_US, Snapshot};
+use godwit_block::engine::{Counters, LATENCY_BOUNDS_US, Snapshot};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
@@ -298,11 +298,14 @@ impl Collector {
 
     fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut counted =
-            |name, help, values: fn(&api::IoCounters) -> Vec<(&'static str, u64)>| -> fmt::Result {
+            |name, help, values: fn(&Counters) -> Vec<(&'static str, u64)>| -> fmt::Result {
                 let mut family =
                     encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-                for (disk, _) in &self.gathered.disks {
-                    for (operation, value) in values(&disk.io) {
+                for (disk, snapshot) in &self.gathered.disks {
+                    let counters = snapshot
+                        .as_ref()
+                        .map_or_else(Counters::default, |it| it.counters);
+                    for (operation, value) in values(&counters) {
                         let labels = OperationLabels {
                             disk: disk.name.clone(),
                             operation,
@@ -340,12 +343,7 @@ impl Collector {
         counted(
             "disk_compressed_bytes",
             "Bytes that left in migrations and were compressed, and what they became",
-            |io| {
-                vec![
-                    ("from", io.compressed_from_bytes),
-                    ("to", io.compressed_to_bytes),
-                ]
-            },
+            |io| vec![("from", io.compressed_from), ("to", io.compressed_to)],
         )
     }
 

@@ -164,7 +164,7 @@ fn find(peer: &mut Peer, pid: u32, (here, there): &(End, End)) {
 /// Waits until the last move is like this.
 async fn last_move(node: &RunningNode, is_so: impl Fn(&Value) -> bool) -> Value {
     let last = async || {
-        let moves = node.get("/v1/process-migrations").await.json();
+        let moves = node.get("/v1/migrations").await.json();
         let last = moves.as_array()?.last().cloned();
         last.filter(&is_so)
     };
@@ -215,9 +215,11 @@ async fn a_process_waits_for_the_move_that_it_is_held_for() {
         let seen = last_move(&node, |seen| seen["waits_for"].is_string()).await;
         assert_eq!(seen["phase"], "waiting");
         assert_eq!(seen["waits_for"], "the move of process 99 of node 'a'");
+        assert_eq!(seen["kind"], "process");
+        assert_eq!(seen["subject"], format!("process/{}", seen["pid"]));
         if cancels {
             let id = seen["id"].as_str().expect("an id");
-            let path = format!("/v1/process-migrations/{id}/cancel");
+            let path = format!("/v1/migrations/{id}/cancel");
             let answer = node.request("POST", &path, "{}").await;
             assert_eq!(answer.json()["phase"], "aborted", "{}", answer.body);
             assert!(
@@ -416,7 +418,7 @@ async fn both_ends_of_a_connection_move() {
     let mut waited = Vec::new();
     let began = Instant::now();
     let ended = loop {
-        let moves = node.get("/v1/process-migrations").await.json();
+        let moves = node.get("/v1/migrations").await.json();
         let moves = moves.as_array().expect("moves").clone();
         waited.extend(
             moves

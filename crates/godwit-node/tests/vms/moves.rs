@@ -31,7 +31,7 @@ async fn run(node: &RunningNode, arguments: &[&str]) -> Value {
 }
 
 async fn ended(node: &RunningNode, id: &str) -> Value {
-    let path = format!("/v1/vm-migrations/{id}");
+    let path = format!("/v1/migrations/{id}");
     let over = |seen: &Value| matches!(seen["phase"].as_str(), Some("completed" | "aborted"));
     until("it ends", async || {
         Some(node.get(&path).await.json()).filter(over)
@@ -387,9 +387,15 @@ async fn a_move_that_is_cancelled_leaves_machine_and_disks_here() {
     std::fs::write(&image, vec![7; 16 << 20]).expect("writes what takes time to copy");
     let started = a.call("POST /v1/vms/v/migrate", body, 201).await;
     let id = started.json()["id"].as_str().expect("an id").to_owned();
-    let path = format!("/v1/vm-migrations/{id}/cancel");
+    let path = format!("/v1/migrations/{id}/cancel");
     let cancelled = a.call(&format!("POST {path}"), "{}", 200).await;
     assert_eq!(cancelled.json()["phase"], "aborted", "{}", cancelled.body);
+    let listed = a.get("/v1/migrations").await.json();
+    let listed = listed.as_array().expect("moves");
+    for (kind, subject) in [("vm", "vm/v"), ("disk", "root"), ("disk", "data")] {
+        let is = |one: &&Value| one["kind"] == kind && one["subject"] == subject;
+        assert_eq!(listed.iter().filter(is).count(), 1, "{listed:?}");
+    }
     assert_eq!(state(&a).await, "running");
     assert_eq!(disk_states(&a).await, ["serving"; 2]);
     has_nothing(&b).await;
@@ -438,7 +444,7 @@ async fn memory_that_is_written_faster_than_it_is_sent_is_warned_of() {
     let body = r#"{"to":"b","max_bandwidth":1048576}"#;
     let started = a.call("POST /v1/vms/v/migrate", body, 201).await;
     let id = started.json()["id"].as_str().expect("an id").to_owned();
-    let path = format!("/v1/vm-migrations/{id}");
+    let path = format!("/v1/migrations/{id}");
     let warned = async || Some(a.get(&path).await.json()).filter(|it| it["warnings"] != json!([]));
     let seen = until("it is warned of", warned).await;
     let warning = seen["warnings"][0].as_str().unwrap_or_default();
@@ -447,6 +453,12 @@ async fn memory_that_is_written_faster_than_it_is_sent_is_warned_of() {
     assert_eq!(seen["phase"], "copying_memory", "it goes on");
     let cancelled = a.request("POST", &format!("{path}/cancel"), "{}").await;
     assert_eq!(cancelled.json()["phase"], "aborted", "{}", cancelled.body);
+    let listed = a.get("/v1/migrations").await.json();
+    let listed = listed.as_array().expect("moves");
+    for (kind, subject) in [("vm", "vm/v"), ("disk", "root"), ("disk", "data")] {
+        let is = |one: &&Value| one["kind"] == kind && one["subject"] == subject;
+        assert_eq!(listed.iter().filter(is).count(), 1, "{listed:?}");
+    }
     assert_eq!(state(&a).await, "running");
     a.stop_vm().await;
     stop_all([a, b]).await;
@@ -485,7 +497,7 @@ async fn network_cards_keep_addresses_of_their_own() {
     }
     assert!(seen[0].starts_with("user,mac="), "{seen:?}");
     // The cost is told in a warning before the move.
-    let moves = a.get("/v1/vm-migrations").await.json();
+    let moves = a.get("/v1/migrations").await.json();
     says(&moves[0]["warnings"][0], "network card");
     assert!(seen.iter().all(|card| *card == seen[0]), "{seen:?}");
     stop_all([a, b]).await;

@@ -1,4 +1,4 @@
-//! Moves of RDMA processes between guests with `godwit process migrate`, as an operator would move them.
+//! Moves of RDMA processes between guests with `godwit migrate`, as an operator would move them.
 
 use std::io;
 
@@ -115,7 +115,7 @@ pub fn detach_container_move(
     carried: &str,
 ) -> io::Result<String> {
     let more = format!("--address {alias} --file {carried} --detach");
-    let what = format!("container migrate {id}");
+    let what = format!("migrate container/{id}");
     let begun: MoveSeen = serde_json::from_str(&ask_to(from, &what, to, &more)?)?;
     Ok(begun.id)
 }
@@ -123,7 +123,7 @@ pub fn detach_container_move(
 /// Returns the current state of a move.
 pub fn see_move(source: &RdmaGuest, id: &str) -> io::Result<MoveSeen> {
     let said = source.must(&format!(
-        "godwit --socket {SOCKET} --json process moves 2>&1"
+        "godwit --socket {SOCKET} --json migration list 2>&1"
     ))?;
     let moves: Vec<MoveSeen> = serde_json::from_str(&said)?;
     let found = moves.into_iter().find(|seen| seen.id == id);
@@ -140,7 +140,7 @@ pub fn move_container(
 ) -> io::Result<Moved> {
     let address = alias.map_or_else(String::new, |alias| format!("--address {alias} "));
     let more = format!("{address}--file {carried}");
-    let what = format!("container migrate {id}");
+    let what = format!("migrate container/{id}");
     Ok(serde_json::from_str(&ask_to(from, &what, to, &more)?)?)
 }
 
@@ -153,7 +153,7 @@ pub fn move_control_group(
     carried: &str,
 ) -> io::Result<Moved> {
     let more = format!("--address {alias} --file {carried}");
-    let what = format!("process migrate --cgroup {group}");
+    let what = format!("migrate --cgroup {group}");
     Ok(serde_json::from_str(&ask_to(from, &what, to, &more)?)?)
 }
 
@@ -161,7 +161,7 @@ pub fn move_control_group(
 fn migrate(from: Place<'_>, to: &RdmaGuest, more: &str) -> io::Result<String> {
     ask_to(
         from.guest,
-        &format!("process migrate {}", from.pid),
+        &format!("migrate process/{}", from.pid),
         to,
         more,
     )
@@ -192,7 +192,7 @@ pub fn preflight(from: Place<'_>, to: &RdmaGuest) -> io::Result<Vec<String>> {
 
 /// Returns all of the node's reasons against a move of the container `id` to `to`, one sentence each.
 pub fn preflight_container(from: &RdmaGuest, id: &str, to: &RdmaGuest) -> io::Result<Vec<String>> {
-    reasons(ask_to(from, &format!("container migrate {id}"), to, ""))
+    reasons(ask_to(from, &format!("migrate container/{id}"), to, ""))
 }
 
 fn reasons(said: io::Result<String>) -> io::Result<Vec<String>> {

@@ -1,56 +1,14 @@
 //! The command `godwit migration`.
 
-use godwit_api::{
-    DeltaBy, ErrorCode, Migration, MigrationDelta, MigrationPhase, MigrationSettings, Policy,
-    SwitchMigration, VmMigration,
-};
-use serde::Serialize;
-use tokio::signal::unix::Signal;
+use godwit_api::{Move, Policy};
 
-use crate::arguments::{LeavingPolicy, MigrationCommand, SwitchArguments};
-use crate::client::{CallError, Client};
-use crate::commands::moves::follow::{Moving, OnInterrupt, Switching, follow, interrupts};
+use super::follow::{OnInterrupt, follow, interrupts};
+use super::{SHORT_ID, moving};
+use crate::arguments::MigrationCommand;
+use crate::client::Client;
 use crate::failure::Failure;
 use crate::routes;
-use crate::show::output::{Output, facts, table};
-use crate::show::progress::migration_status;
-use crate::show::promise::{delayed, obstacle, pauses, promised};
-use crate::show::units::{format_bytes, format_rate, format_seconds};
-
-/// Digits of a migration's id in lists.
-const SHORT_ID: usize = 8;
-
-/// A migration as known to the node. Programs recognize a VM's migration by the field `vm`, and a disk's by the field
-/// `disk`.
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-enum Known {
-    Disk(Box<Migration>),
-    Vm(Box<VmMigration>),
-}
-
-impl Known {
-    fn id(&self) -> &str {
-        match self {
-            Self::Disk(migration) => &migration.id,
-            Self::Vm(migration) => &migration.id,
-        }
-    }
-
-    fn started_at(&self) -> &str {
-        match self {
-            Self::Disk(migration) => &migration.started_at,
-            Self::Vm(migration) => &migration.started_at,
-        }
-    }
-
-    const fn ended(&self) -> bool {
-        match self {
-            Self::Disk(migration) => migration.phase.ended(),
-            Self::Vm(migration) => migration.phase.ended(),
-        }
-    }
-}
+use crate::show::output::{Output, table};
 
 pub(crate) async fn run(
     command: MigrationCommand,
@@ -59,131 +17,65 @@ pub(crate) async fn run(
 ) -> Result<(), Failure> {
     match command {
         MigrationCommand::List => {
-            let mut migrations = all(client).await?;
-            // Running and recently ended migrations come first.
+            let mut migrations: Vec<Move> = client.get(routes::MIGRATIONS).await?;
+            // Running and recently begun migrations come first.
+            migrations.reverse();
             migrations.sort_by(|a, b| b.started_at().cmp(a.started_at()));
-            migrations.sort_by_key(Known::ended);
+            migrations.sort_by_key(|migration| moving(migration).ended());
             output.print(&migrations, |migrations| list(migrations))
         }
         MigrationCommand::Show { id } => {
             let migration = find(client, &id).await?;
-            output.print(&migration, |migration| match migration {
-                Known::Disk(migration) => show(migration),
-                Known::Vm(migration) => show_vm(migration),
-            })
+            output.print(&migration, |migration| moving(migration).show())
         }
         MigrationCommand::Watch { id } => {
             let interrupts = interrupts()?;
-            match find(client, &id).await? {
-                Known::Disk(migration) => watch(client, *migration, interrupts, output).await,
-                Known::Vm(migration) => watch(client, *migration, interrupts, output).await,
+            let found = find(client, &id).await?;
+            let detach = OnInterrupt::Detach;
+            let followed = follow(client, found, interrupts, detach, output, true).await?;
+            match moving(&followed.migration).failure(followed.cancelled) {
+                Some(failure) => Err(failure),
+                None if output.json => Ok(()),
+                None => output.print(&followed.migration, |it| moving(it).summary()),
             }
         }
-        MigrationCommand::Switch(arguments) => {
-            let request = request(&arguments);
-            match find(client, &arguments.id).await? {
-                Known::Disk(migration) => switch(client, *migration, &request, output).await,
-                Known::Vm(migration) => switch(client, *migration, &request, output).await,
+        MigrationCommand::Switch { id, mut change } => {
+            if change.policy == Some(Policy::PushPull) {
+                change.push_seconds.get_or_insert(0);
             }
+            let path = routes::migration_switch(find(client, &id).await?.id());
+            let changed: Move = client.post(&path, &change).await?;
+            output.print(&changed, |migration| {
+                format!("migration {} goes on as you asked", migration.id())
+            })
         }
-        MigrationCommand::Cancel { id } => match find(client, &id).await? {
-            Known::Disk(migration) => cancel(client, *migration, output).await,
-            Known::Vm(migration) => cancel(client, *migration, output).await,
-        },
+        MigrationCommand::Cancel { id } => {
+            let path = routes::migration_cancel(find(client, &id).await?.id());
+            let migration: Move = client.post(&path, &serde_json::json!({})).await?;
+            output.print(&migration, cancelled)
+        }
     }
 }
 
-async fn watch<M: Moving>(
-    client: &mut Client,
-    migration: M,
-    interrupts: Signal,
-    output: Output,
-) -> Result<(), Failure> {
-    let detach = OnInterrupt::Detach;
-    let followed = follow(client, migration, interrupts, detach, output, true).await?;
-    match followed.migration.failure(followed.cancelled) {
-        Some(failure) => Err(failure),
-        None if output.json => Ok(()),
-        None => output.print(&followed.migration, M::summary),
-    }
-}
-
-/// Returns the request from the arguments.
-fn request(arguments: &SwitchArguments) -> SwitchMigration {
-    let policy = arguments.policy.map(|policy| match policy {
-        LeavingPolicy::PushPull => Policy::PushPull,
-        LeavingPolicy::PostCopy => Policy::PostCopy,
-    });
-    SwitchMigration {
-        policy,
-        push_threshold: arguments.push_threshold,
-        push_seconds: match arguments.policy {
-            Some(LeavingPolicy::PushPull) => Some(arguments.push_for.unwrap_or(0)),
-            _ => arguments.push_for,
-        },
-        max_bandwidth: arguments.max_bandwidth,
-        sla: arguments.sla.clone(),
-        deadline_seconds: arguments.deadline,
-    }
-}
-
-async fn switch<M: Switching>(
-    client: &mut Client,
-    migration: M,
-    request: &SwitchMigration,
-    output: Output,
-) -> Result<(), Failure> {
-    let changed: M = client.post(&migration.switch_path(), request).await?;
-    output.print(&changed, |migration| {
-        format!("migration {} goes on as you asked", migration.id())
-    })
-}
-
-async fn cancel<M: Moving>(
-    client: &mut Client,
-    migration: M,
-    output: Output,
-) -> Result<(), Failure> {
-    let path = migration.cancel_path();
-    let cancelled: M = client.post(&path, &serde_json::json!({})).await?;
-    output.print(&cancelled, |migration| {
-        let told = migration.failure(true).filter(|_| migration.ended());
-        told.map_or_else(
-            || format!("cancelling migration {}", migration.id()),
-            |told| told.message,
-        )
-    })
-}
-
-/// Returns all migrations, VMs' before disks', the most recent of each kind first.
-async fn all(client: &mut Client) -> Result<Vec<Known>, Failure> {
-    let disks: Vec<Migration> = client.get(routes::MIGRATIONS).await?;
-    let vms: Vec<VmMigration> = client.get(routes::VM_MIGRATIONS).await?;
-    // The later stable sort keeps this order among equal times.
-    let vms = vms.into_iter().rev().map(Box::new).map(Known::Vm);
-    let disks = disks.into_iter().rev().map(Box::new).map(Known::Disk);
-    Ok(vms.chain(disks).collect())
+/// Returns the outcome of a request to cancel a move.
+fn cancelled(migration: &Move) -> String {
+    let seen = moving(migration);
+    let told = seen.failure(true).filter(|_| seen.ended());
+    told.map_or_else(
+        || format!("cancelling migration {}", migration.id()),
+        |told| told.message,
+    )
 }
 
 /// Finds the migration whose id starts with these digits.
-async fn find(client: &mut Client, id: &str) -> Result<Known, Failure> {
-    if id.len() != 32 {
-        return only_match(all(client).await?, id);
+async fn find(client: &mut Client, id: &str) -> Result<Move, Failure> {
+    if id.len() == 32 {
+        return Ok(client.get(&routes::migration(id)).await?);
     }
-    match client.get(&routes::migration(id)).await {
-        Ok(migration) => Ok(Known::Disk(Box::new(migration))),
-        Err(CallError::Refused(why)) if why.code == ErrorCode::NotFound => {
-            match client.get(&routes::vm_migration(id)).await {
-                Ok(migration) => Ok(Known::Vm(Box::new(migration))),
-                Err(CallError::Refused(_)) => Err(why.into()),
-                Err(error) => Err(error.into()),
-            }
-        }
-        Err(error) => Err(error.into()),
-    }
+    only_match(client.get(routes::MIGRATIONS).await?, id)
 }
 
-fn only_match(migrations: Vec<Known>, id: &str) -> Result<Known, Failure> {
+fn only_match(migrations: Vec<Move>, id: &str) -> Result<Move, Failure> {
     let prefix = id.to_ascii_lowercase();
     let mut matching = migrations
         .into_iter()
@@ -197,44 +89,30 @@ fn only_match(migrations: Vec<Known>, id: &str) -> Result<Known, Failure> {
     }
 }
 
-fn list(migrations: &[Known]) -> String {
-    let rows = migrations.iter().map(|migration| match migration {
-        Known::Disk(migration) => row(migration),
-        Known::Vm(migration) => vm_row(migration),
-    });
+fn list(migrations: &[Move]) -> String {
     table(
-        ["ID", "DISK", "FROM", "TO", "PHASE", "DONE", "STARTED"],
-        rows,
+        [
+            "ID", "SUBJECT", "FROM", "TO", "PHASE", "DONE", "STARTED", "NOTE",
+        ],
+        migrations.iter().map(row),
         "no migrations",
     )
 }
 
-fn row(migration: &Migration) -> [String; 7] {
-    let progress = &migration.progress;
-    let done = Some((progress.bytes_done, progress.bytes_total))
-        .filter(|_| !migration.phase.ended() && migration.phase != MigrationPhase::Receiving);
+fn row(migration: &Move) -> [String; 8] {
+    let seen = moving(migration);
+    let (from, to) = migration.nodes();
+    let error = seen.error().and_then(|error| error.message.lines().next());
+    let note = error.map(str::to_owned).or_else(|| seen.note());
     [
-        migration.id.chars().take(SHORT_ID).collect(),
-        migration.disk.clone(),
-        migration.from.clone(),
-        migration.to.clone(),
-        migration.phase.name().to_owned(),
-        percent(done),
-        migration.started_at.clone(),
-    ]
-}
-
-/// Builds the row of a VM's migration, with the progress of the current step.
-fn vm_row(migration: &VmMigration) -> [String; 7] {
-    let done = migration.status().done;
-    [
-        migration.id.chars().take(SHORT_ID).collect(),
-        format!("vm/{}", migration.vm),
-        migration.from.clone(),
-        migration.to.clone(),
-        migration.phase.name().to_owned(),
-        percent(done.filter(|_| !migration.phase.ended())),
-        migration.started_at.clone(),
+        migration.id().chars().take(SHORT_ID).collect(),
+        migration.subject.clone(),
+        from.to_owned(),
+        to.to_owned(),
+        seen.phase().to_owned(),
+        percent(seen.done().filter(|_| !seen.ended())),
+        migration.started_at().to_owned(),
+        note.unwrap_or_default(),
     ]
 }
 
@@ -244,181 +122,18 @@ fn percent(done: Option<(u64, u64)>) -> String {
         .unwrap_or_default()
 }
 
-fn show_vm(migration: &VmMigration) -> String {
-    let ended = migration.phase.ended();
-    let milliseconds = |time: f64| format!("{time:.1} ms");
-    let short = |id: &str| id.chars().take(SHORT_ID).collect::<String>();
-    let disk =
-        |disk: &Migration| format!("{} ({}, {})", disk.disk, disk.phase.name(), short(&disk.id));
-    let disks: Vec<String> = migration.disks.iter().map(disk).collect();
-    facts([
-        ("id", Some(migration.id.clone())),
-        ("vm", Some(migration.vm.clone())),
-        ("from", Some(migration.from.clone())),
-        ("to", Some(migration.to.clone())),
-        ("phase", Some(migration.phase.name().to_owned())),
-        (
-            "progress",
-            (!ended).then(|| migration.status().line.to_string()),
-        ),
-        ("memory", Some(migration.memory_mode.name().to_owned())),
-        ("disks", (!disks.is_empty()).then(|| disks.join(", "))),
-        (
-            "sent",
-            Some(format!(
-                "{} of disks, {} of memory",
-                format_bytes(migration.disk_bytes),
-                format_bytes(migration.memory_bytes)
-            )),
-        ),
-        ("stood still", migration.blackout_ms.map(milliseconds)),
-        ("switchover", migration.switchover_ms.map(milliseconds)),
-        ("started", Some(migration.started_at.clone())),
-        ("ended", migration.ended_at.clone()),
-        ("took", migration.total_seconds.map(format_seconds)),
-        (
-            "warning",
-            (!migration.warnings.is_empty()).then(|| migration.warnings.join("; ")),
-        ),
-        (
-            "error",
-            migration.error.as_ref().map(|error| error.message.clone()),
-        ),
-    ])
-}
-
-fn show(migration: &Migration) -> String {
-    let progress = &migration.progress;
-    let ended = migration.phase.ended();
-    let promise = migration.promise.as_ref();
-    let sent = format!(
-        "{} of copies, {} of double writes",
-        format_bytes(progress.bytes_sent),
-        format_bytes(progress.double_write_bytes)
-    );
-    facts([
-        ("id", Some(migration.id.clone())),
-        ("disk", Some(migration.disk.clone())),
-        ("from", Some(migration.from.clone())),
-        ("to", Some(migration.to.clone())),
-        ("phase", Some(migration.phase.name().to_owned())),
-        (
-            "progress",
-            (!ended).then(|| migration_status(migration).line.to_string()),
-        ),
-        ("options", migration.options.as_ref().map(options)),
-        (
-            "chosen",
-            (migration.options.as_ref()).and_then(|options| options.policy_reason.clone()),
-        ),
-        ("promise", promised(migration)),
-        ("pauses", promise.and_then(pauses)),
-        ("delayed", promise.and_then(delayed)),
-        ("obstacle", obstacle(migration)),
-        ("delta", progress.delta.map(|it| delta(it, &migration.to))),
-        ("copied", Some(format_bytes(progress.bytes_copied))),
-        ("sent", Some(sent)),
-        (
-            "verified",
-            migration.verified.then(|| "identical".to_owned()),
-        ),
-        ("needs", migration.source_needed.then(|| needed(migration))),
-        ("started", Some(migration.started_at.clone())),
-        ("ended", migration.ended_at.clone()),
-        ("took", migration.lm_seconds.map(format_seconds)),
-        (
-            "error",
-            migration.error.as_ref().map(|error| error.message.clone()),
-        ),
-    ])
-}
-
-/// Returns the part of a moved disk that is still at the source.
-fn needed(migration: &Migration) -> String {
-    let part = migration
-        .missing_bytes
-        .map_or_else(|| "a part".to_owned(), format_bytes);
-    format!(
-        "node '{}': {part} of the disk is there only, and being pulled",
-        migration.from
-    )
-}
-
-/// Returns the bytes that are not sent, and the reason.
-fn delta(delta: MigrationDelta, to: &str) -> String {
-    let skipped = format_bytes(delta.bytes_skipped);
-    match delta.by {
-        DeltaBy::Written => format!(
-            "{skipped} not sent: node '{to}' has the disk as it left there, and what was written since is known"
-        ),
-        DeltaBy::Compared if delta.comparing => {
-            format!("being compared with an older copy at node '{to}'")
-        }
-        DeltaBy::Compared => format!(
-            "{skipped} not sent: they were compared, and equal an older copy at node '{to}'"
-        ),
-    }
-}
-
-fn options(options: &MigrationSettings) -> String {
-    let mut parts = vec![
-        options.policy.name().to_owned(),
-        format!("window {}", format_bytes(options.window_bytes)),
-        format!("chunk {}", format_bytes(options.chunk_bytes)),
-    ];
-    let rate = |bytes: u64| format_rate(bytes as f64);
-    if let Some(rounds) = &options.rounds {
-        parts.push(format!(
-            "{} rounds at most over blocks of {} until {} are left",
-            rounds.max_rounds,
-            format_bytes(rounds.block_bytes),
-            format_bytes(rounds.left_bytes)
-        ));
-    }
-    if let Some(push) = options.push.filter(|push| push.threshold > 0) {
-        parts.push(format!(
-            "pushes what was written less than {} times",
-            push.threshold
-        ));
-        if let Some(seconds) = push.longest_seconds {
-            parts.push(format!(
-                "pushes for {} at most",
-                format_seconds(seconds as f64)
-            ));
-        }
-    }
-    if let Some(limit) = options.max_bandwidth {
-        parts.push(format!("at most {}", rate(limit)));
-    }
-    if let Some(seconds) = options.deadline_seconds {
-        parts.push(format!("within {}", format_seconds(seconds as f64)));
-    }
-    if let (Some(interface), Some(budget)) = (&options.interface, options.interface_budget) {
-        parts.push(format!("{interface} at most {}", rate(budget)));
-    }
-    match options.delayed_write_rate {
-        Some(limit) => parts.push(format!("delayed writes at most {}", rate(limit))),
-        None if options.delayed_writes => parts.push("delayed writes".to_owned()),
-        None => {}
-    }
-    if options.verify {
-        parts.push("verify".to_owned());
-    }
-    if options.whole {
-        parts.push("no delta".to_owned());
-    }
-    parts.join(", ")
-}
-
 #[cfg(test)]
 mod tests {
-    use godwit_api::MigrationProgress;
+    use godwit_api::{
+        ErrorBody, ErrorCode, Migration, MigrationProgress, ProcessMigration,
+        ProcessMigrationPhase, VmMigration,
+    };
 
     use super::*;
     use crate::fixture;
 
-    fn migration(id: &str) -> Known {
-        Known::Disk(Box::new(Migration {
+    fn migration(id: &str) -> Move {
+        Move::from(Migration {
             id: id.to_owned(),
             progress: MigrationProgress {
                 bytes_total: 200,
@@ -426,14 +141,14 @@ mod tests {
                 ..MigrationProgress::default()
             },
             ..fixture::migration()
-        }))
+        })
     }
 
-    fn vm_migration(id: &str) -> Known {
-        Known::Vm(Box::new(VmMigration {
+    fn vm_migration(id: &str) -> Move {
+        Move::from(VmMigration {
             id: id.to_owned(),
             ..fixture::vm_migration()
-        }))
+        })
     }
 
     #[test]
@@ -478,14 +193,37 @@ mod tests {
     }
 
     #[test]
-    fn a_move_of_a_virtual_machine_is_shown_with_what_to_know_of_it() {
-        let text = show_vm(&VmMigration {
-            warnings: vec!["it may never end".to_owned()],
-            ..fixture::vm_migration()
-        });
-        let has = |fact: &str| assert!(text.lines().any(|line| line == fact), "{fact}:\n{text}");
-        has("memory       pre-copy");
-        has("disks        d (copying, 00112233)");
-        has("warning      it may never end");
+    fn a_move_of_a_process_is_listed_with_what_it_waits_for_or_why_it_failed() {
+        let moving = |phase, waits_for: Option<&str>, error| {
+            list(&[Move::from(ProcessMigration {
+                phase,
+                waits_for: waits_for.map(str::to_owned),
+                error,
+                ..fixture::process_migration()
+            })])
+        };
+        let other = Some("the move of process 9 of node 'b'");
+        let text = moving(ProcessMigrationPhase::Waiting, other, None);
+        let row = text.lines().nth(1).unwrap();
+        assert!(row.starts_with("aabbccdd  process/7"), "{row}");
+        assert!(
+            row.contains("waiting for the move of process 9 of node 'b'"),
+            "{row}"
+        );
+        let lost = ErrorBody::new(ErrorCode::Conflict, "process 7 is lost: no");
+        let text = moving(ProcessMigrationPhase::Aborted, None, Some(lost));
+        assert!(text.contains("is lost"), "{text}");
+    }
+
+    #[test]
+    fn a_cancelled_move_says_what_became_of_it() {
+        let mut seen = ProcessMigration {
+            phase: ProcessMigrationPhase::GoingBack,
+            ..fixture::process_migration()
+        };
+        assert!(cancelled(&seen.clone().into()).starts_with("cancelling migration aabbccdd"));
+        seen.phase = ProcessMigrationPhase::Aborted;
+        seen.error = Some(ErrorBody::new(ErrorCode::Conflict, "process 7 is lost: no"));
+        assert_eq!(cancelled(&seen.into()), "process 7 is lost: no");
     }
 }

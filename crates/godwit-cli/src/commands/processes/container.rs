@@ -1,10 +1,9 @@
 //! The command `godwit container`.
 
-use godwit_api::{Container, MigrateContainer, ProcessMigration};
+use godwit_api::Container;
 
 use crate::arguments::ContainerCommand;
 use crate::client::Client;
-use crate::commands::moves::follow::{begin, interrupts, see_off};
 use crate::failure::Failure;
 use crate::routes;
 use crate::show::output::{Output, table};
@@ -18,27 +17,6 @@ pub(crate) async fn run(
         ContainerCommand::List => {
             let containers: Vec<Container> = client.get(routes::CONTAINERS).await?;
             output.print(&containers, |containers| list(containers))
-        }
-        ContainerCommand::Migrate {
-            id,
-            to,
-            address,
-            files,
-            no_pre_copy,
-            detach,
-        } => {
-            // Before the request, so that Ctrl-C while the nodes check cancels the move.
-            let mut interrupts = interrupts()?;
-            let request = MigrateContainer {
-                to,
-                address: address.map(|address| address.to_string()),
-                files,
-                pre_copy: !no_pre_copy,
-            };
-            let path = routes::container_migrate(&id);
-            let begun =
-                begin::<ProcessMigration>(client, &path, &request, &mut interrupts, output).await?;
-            see_off(client, begun, interrupts, detach, output).await
         }
     }
 }

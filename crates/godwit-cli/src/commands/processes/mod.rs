@@ -1,5 +1,4 @@
 //! Processes and containers.
 
-mod cgroup;
 pub(crate) mod container;
 pub(crate) mod process;

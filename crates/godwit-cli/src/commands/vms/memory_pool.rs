@@ -7,7 +7,7 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::routes;
 use crate::show::output::{Output, facts, table};
-use crate::show::units::format_bytes;
+use godwit_api::text::format_bytes;
 
 pub(crate) async fn run(
     command: MemoryPoolCommand,

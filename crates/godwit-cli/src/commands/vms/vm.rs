@@ -14,7 +14,7 @@ use crate::commands::disk::node_path;
 use crate::failure::Failure;
 use crate::routes;
 use crate::show::output::{Output, facts, table};
-use crate::show::units::format_bytes;
+use godwit_api::text::format_bytes;
 
 /// Interval of requests for the progress of a VM's memory.
 const MEMORY_POLL: Duration = Duration::from_millis(50);
@@ -27,24 +27,12 @@ pub(crate) async fn run(
     output: Output,
 ) -> Result<(), Failure> {
     match command {
-        VmCommand::Run(arguments) => {
-            let vm: Vm = client.post(routes::VMS, &request(*arguments)).await?;
-            for warning in &vm.warnings {
-                output.say(&format!("warning: {warning}"));
-            }
-            output.print(&vm, |vm| format!("VM '{}' is {}", vm.name, vm.state.name()))
-        }
+        VmCommand::Run(arguments) => start(client, &request(*arguments), output).await,
         VmCommand::Adopt { name, qmp } => {
             let qmp = node_path(&qmp, client)?;
             let request = AdoptVm { name, qmp };
             let vm: Vm = client.post(routes::VM_ADOPTIONS, &request).await?;
-            output.print(&vm, |vm| {
-                let disks = match vm.disks.as_slice() {
-                    [] => "no disks of this node".to_owned(),
-                    disks => format!("disks {}", disks.join(", ")),
-                };
-                format!("adopted VM '{}' with {disks}", vm.name)
-            })
+            output.print(&vm, adopted)
         }
         VmCommand::List => {
             let vms: Vec<Vm> = client.get(routes::VMS).await?;
@@ -67,33 +55,21 @@ pub(crate) async fn run(
             output.print(&json!({ "name": name }), |_| format!("stopped VM '{name}'"))
         }
         VmCommand::Memory {
-            name, cancel: true, ..
-        } => {
-            client
-                .order(&routes::vm_memory_cancel(&name), &json!({}))
-                .await?;
-            output.print(&json!({ "name": name }), |_| {
-                format!("the memory of VM '{name}' stays where it is now")
-            })
-        }
-        VmCommand::Memory {
             name,
             to,
             memory_hold,
             max_bandwidth,
-            cancel: false,
+            cancel,
         } => {
-            let request = MoveMemory {
+            let request = (!cancel).then_some(MoveMemory {
                 to: match to {
                     Some(MemoryPlaceArgument::Local) | None => MemoryPlace::Local,
                     Some(MemoryPlaceArgument::Pool) => MemoryPlace::Pool,
                 },
                 hold_us: memory_hold,
                 max_bandwidth,
-            };
-            client.order(&routes::vm_memory(&name), &request).await?;
-            let vm = memory_moved(client, &name).await?;
-            output.print(&vm, show)
+            });
+            move_memory(client, &name, request, output).await
         }
         VmCommand::Resume { name, force } => {
             let path = routes::vm_resume(&name, force);
@@ -110,6 +86,41 @@ pub(crate) async fn run(
             console::run(&name, &socket).await
         }
     }
+}
+
+async fn start(client: &mut Client, request: &RunVm, output: Output) -> Result<(), Failure> {
+    let vm: Vm = client.post(routes::VMS, request).await?;
+    for warning in &vm.warnings {
+        output.say(&format!("warning: {warning}"));
+    }
+    output.print(&vm, |vm| format!("VM '{}' is {}", vm.name, vm.state.name()))
+}
+
+fn adopted(vm: &Vm) -> String {
+    let disks = match vm.disks.as_slice() {
+        [] => "no disks of this node".to_owned(),
+        disks => format!("disks {}", disks.join(", ")),
+    };
+    format!("adopted VM '{}' with {disks}", vm.name)
+}
+
+/// Moves a VM's memory; without a request, ends the move under way.
+async fn move_memory(
+    client: &mut Client,
+    name: &str,
+    request: Option<MoveMemory>,
+    output: Output,
+) -> Result<(), Failure> {
+    let Some(request) = request else {
+        let path = routes::vm_memory_cancel(name);
+        client.order(&path, &json!({})).await?;
+        return output.print(&json!({ "name": name }), |_| {
+            format!("the memory of VM '{name}' stays where it is now")
+        });
+    };
+    client.order(&routes::vm_memory(name), &request).await?;
+    let vm = memory_moved(client, name).await?;
+    output.print(&vm, show)
 }
 
 /// Waits until a VM's memory has moved.

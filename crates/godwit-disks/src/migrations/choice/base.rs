@@ -7,7 +7,7 @@ use godwit_core::{PolicyOptions, RoundOptions};
 
 use crate::disks::disk::Disk;
 use crate::migrations::Migrations;
-use godwit_api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings, Policy};
+use godwit_api::{ErrorBody, ErrorCode, MigrationSettings, MoveOptions, Policy};
 use godwit_context::ids;
 use godwit_context::store::BaseImage;
 use godwit_peers::config::PeerConfig;
@@ -22,7 +22,7 @@ pub(in crate::migrations) async fn choose(
     migrations: &Arc<Migrations>,
     disk: &Arc<Disk>,
     peer: &PeerConfig,
-    request: &MigrateRequest,
+    options: &MoveOptions,
 ) -> Result<Option<BaseImage>, ErrorBody> {
     let (base, fetches) = {
         let inner = disk.lock();
@@ -40,8 +40,8 @@ pub(in crate::migrations) async fn choose(
         }
         false => Ok(None),
     };
-    let pushes = matches!(request.policy, Some(Policy::PushPull | Policy::PostCopy));
-    if request.whole || request.verify || request.round_block_bytes.is_some() {
+    let pushes = matches!(options.policy, Some(Policy::PushPull | Policy::PostCopy));
+    if options.whole || options.verify || options.round_block_bytes.is_some() {
         return whole(
             String::from("the rest of it moves in blocks of 4 KiB, and is not compared"),
             "leave out --no-delta, --verify and --round-block, or wait until all of it is here",

@@ -1,7 +1,7 @@
-//! The options of a migration.
+//! The options of a migration: checked, completed with defaults, and passed on to the engine.
 
+mod engine;
 mod in_flight;
-mod policy;
 mod push;
 mod rounds;
 #[cfg(test)]
@@ -12,48 +12,46 @@ use godwit_core::units::Bytes;
 use godwit_core::wire::{MAX_PLACE, Place};
 use godwit_core::{MAX_MOVED, MAX_PULLED, MAX_VERIFIED};
 
+pub(super) use self::engine::{Circumstances, engine, transfer};
 pub(crate) use self::in_flight::InFlight;
-pub(super) use self::policy::{policy, transfer};
 use self::push::push;
 pub(crate) use self::push::push_options;
 pub(crate) use self::rounds::round_options;
 use self::rounds::rounds;
 use super::promise::Asked;
 use godwit_api::text::format_seconds;
-use godwit_api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings};
+use godwit_api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings, MoveOptions};
 use godwit_peers::names;
 
-/// Bytes per chunk unless requested.
-const DEFAULT_CHUNK: u64 = 1 << 20;
-/// Bytes per chunk while the guest does I/O, or with a requested window.
-const BUSY_CHUNK: u64 = 256 << 10;
-/// Bytes in flight while the guest is idle, unless a window is requested. While chunks are quick, the window grows up
-/// to the longest window.
-const IDLE_WINDOW: u64 = 8 << 20;
-/// Bytes in flight while the guest does I/O, unless a window is requested: a double write queues behind the data in
-/// flight.
-const BUSY_WINDOW: u64 = 1 << 20;
-/// Most chunks in flight: the number of an engine's slots.
-const MAX_WINDOW_CHUNKS: u64 = 64;
-/// Longest chunk in bytes.
-const MAX_CHUNK: u64 = 16 << 20;
-/// Most bytes in flight: the size of an engine's chunk memory.
-const MAX_WINDOW: u64 = 32 << 20;
+/// An invalid option: the contradiction and a remedy.
+struct Wrong {
+    text: String,
+    hint: String,
+}
+
+impl Wrong {
+    fn new(text: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self {
+            text: text.into(),
+            hint: hint.into(),
+        }
+    }
+
+    /// Returns the error about a disk.
+    fn of(self, disk: &str) -> ErrorBody {
+        ErrorBody::new(ErrorCode::Invalid, format!("disk {disk}: {}", self.text)).hint(self.hint)
+    }
+}
 
 /// Returns the requested place of the disk at the destination.
 ///
 /// # Errors
 /// [`ErrorCode::Invalid`] if the request names two places, or an impossible one.
 pub fn place(request: &MigrateRequest) -> Result<Option<Place>, ErrorBody> {
-    let invalid = |text: String, hint: &str| {
-        Err(ErrorBody::new(ErrorCode::Invalid, format!("disk {}: {text}", request.disk)).hint(hint))
-    };
+    let invalid = |text: &str, hint: &str| Err(Wrong::new(text, hint).of(&request.disk));
     match (&request.pool, &request.into) {
         (None, None) => Ok(None),
-        (Some(_), Some(_)) => invalid(
-            String::from("a pool and a path are two places"),
-            "give one of them",
-        ),
+        (Some(_), Some(_)) => invalid("a pool and a path are two places", "give one of them"),
         (Some(pool), None) => {
             names::check("pool", pool)?;
             Ok(Some(Place::Pool(pool.clone())))
@@ -62,7 +60,7 @@ pub fn place(request: &MigrateRequest) -> Result<Option<Place>, ErrorBody> {
             let possible = path.starts_with('/') && path.len() <= MAX_PLACE && !path.contains('\0');
             if !possible {
                 return invalid(
-                    format!("{path:?} is no path that an image can have"),
+                    &format!("{path:?} is no path that an image can have"),
                     "give the whole path from /, at most 1024 bytes",
                 );
             }
@@ -77,112 +75,86 @@ pub fn place(request: &MigrateRequest) -> Result<Option<Place>, ErrorBody> {
 /// # Errors
 /// [`ErrorCode::Invalid`] naming the option and its range.
 pub fn settings(request: &MigrateRequest, asked: Asked) -> Result<MigrationSettings, ErrorBody> {
-    let invalid = |text: String, hint: String| {
-        Err(ErrorBody::new(ErrorCode::Invalid, format!("disk {}: {text}", request.disk)).hint(hint))
-    };
-    let chunk_bytes = request
-        .chunk_bytes
-        .unwrap_or_else(|| match request.window_bytes {
-            // As many chunks as there are slots.
-            Some(window) => window
-                .div_ceil(MAX_WINDOW_CHUNKS)
-                .next_multiple_of(4096)
-                .clamp(BUSY_CHUNK, DEFAULT_CHUNK),
-            None => DEFAULT_CHUNK,
-        });
-    if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(4096) || chunk_bytes > MAX_CHUNK {
-        return invalid(
-            format!("a chunk of {} is not possible", Bytes(chunk_bytes)),
-            format!("choose a multiple of 4 KiB up to {}", Bytes(MAX_CHUNK)),
-        );
-    }
-    let most = MAX_WINDOW.min(chunk_bytes * MAX_WINDOW_CHUNKS);
-    let window_bytes = request.window_bytes.unwrap_or(most);
-    if window_bytes < chunk_bytes || window_bytes > most {
-        return invalid(
-            format!("a window of {} is not possible", Bytes(window_bytes)),
-            format!(
-                "with chunks of {0} choose {0} to {1}",
-                Bytes(chunk_bytes),
-                Bytes(most)
-            ),
-        );
-    }
-    for (value, name) in [
-        (request.max_bandwidth, "bandwidth"),
-        (request.delayed_write_rate, "rate of delayed writes"),
-        (request.interface_budget, "budget of the interface"),
-    ] {
-        if value == Some(0) {
-            return invalid(
-                format!("a {name} of 0 would never move anything"),
-                String::from("leave it out for as much as there is"),
-            );
-        }
-    }
-    if request.deadline_seconds == Some(0) {
-        return invalid(
-            String::from("a deadline of 0 seconds is over before anything moves"),
-            String::from("give it the time that you have, or leave it out"),
-        );
-    }
-    let budgeted = request.interface_budget.is_some();
-    if budgeted != request.interface.is_some() {
-        return invalid(
-            String::from(if budgeted {
-                "a budget of an interface needs the interface"
-            } else {
-                "an interface is watched only for its budget"
-            }),
-            String::from("give both the interface's name and its budget, or neither"),
-        );
-    }
-    // Only a pause delays writes, and only a promise or a budget makes a migration pause.
-    let pauses = asked != Asked::Off || budgeted;
-    if request.delayed_write_rate.is_some() && !(pauses && request.delayed_writes) {
-        return invalid(
-            String::from(if pauses {
-                "a rate of delayed writes contradicts that there are to be none"
-            } else {
-                "without a promise to the guest no writes are delayed, and they have no rate"
-            }),
-            String::from(if pauses {
-                "leave the rate out, or allow delayed writes"
-            } else {
-                "leave the rate out, or give a latency target"
-            }),
-        );
-    }
-    let chosen_or = |usual: u64| {
-        request
-            .window_bytes
-            .unwrap_or_else(|| usual.clamp(chunk_bytes, window_bytes))
-    };
+    let chosen = complete(&request.options, request.with_guest, asked);
+    chosen.map_err(|wrong| wrong.of(&request.disk))
+}
+
+fn complete(
+    options: &MoveOptions,
+    with_guest: bool,
+    asked: Asked,
+) -> Result<MigrationSettings, Wrong> {
+    let sizes = in_flight::sizes(options)?;
+    check_limits(options)?;
     Ok(MigrationSettings {
-        policy: request.policy.unwrap_or_default(),
+        policy: options.policy.unwrap_or_default(),
         policy_reason: None,
-        rounds: rounds(request)?,
-        push: push(request)?,
-        window_bytes,
-        idle_window_bytes: chosen_or(IDLE_WINDOW),
-        busy_window_bytes: chosen_or(BUSY_WINDOW),
-        chunk_bytes,
-        busy_chunk_bytes: match (request.chunk_bytes, request.window_bytes) {
-            (None, None) => BUSY_CHUNK,
-            _ => chunk_bytes,
-        },
-        max_bandwidth: request.max_bandwidth,
-        verify: request.verify,
-        whole: request.whole,
-        with_guest: request.with_guest,
+        rounds: rounds(options)?,
+        push: push(options)?,
+        window_bytes: sizes.window,
+        idle_window_bytes: sizes.idle_window,
+        busy_window_bytes: sizes.busy_window,
+        chunk_bytes: sizes.chunk,
+        busy_chunk_bytes: sizes.busy_chunk,
+        max_bandwidth: options.max_bandwidth,
+        verify: options.verify,
+        whole: options.whole,
+        with_guest,
         sla: None,
         sla_auto: asked == Asked::Auto,
-        delayed_writes: request.delayed_writes && pauses,
-        delayed_write_rate: request.delayed_write_rate,
-        deadline_seconds: request.deadline_seconds,
-        interface: request.interface.clone(),
-        interface_budget: request.interface_budget,
+        delayed_writes: delayed_writes(options, asked)?,
+        delayed_write_rate: options.delayed_write_rate,
+        deadline_seconds: options.deadline_seconds,
+        interface: options.interface.clone(),
+        interface_budget: options.interface_budget,
     })
+}
+
+/// Checks the limits of rate and time.
+fn check_limits(options: &MoveOptions) -> Result<(), Wrong> {
+    for (value, name) in [
+        (options.max_bandwidth, "bandwidth"),
+        (options.delayed_write_rate, "rate of delayed writes"),
+        (options.interface_budget, "budget of the interface"),
+    ] {
+        if value == Some(0) {
+            return Err(Wrong::new(
+                format!("a {name} of 0 would never move anything"),
+                "leave it out for as much as there is",
+            ));
+        }
+    }
+    if options.deadline_seconds == Some(0) {
+        return Err(Wrong::new(
+            "a deadline of 0 seconds is over before anything moves",
+            "give it the time that you have, or leave it out",
+        ));
+    }
+    let text = match (&options.interface, options.interface_budget) {
+        (None, None) | (Some(_), Some(_)) => return Ok(()),
+        (None, Some(_)) => "a budget of an interface needs the interface",
+        (Some(_), None) => "an interface is watched only for its budget",
+    };
+    let hint = "give both the interface's name and its budget, or neither";
+    Err(Wrong::new(text, hint))
+}
+
+/// Returns true if writes are delayed in pauses. Only a promise or a budget makes a move pause.
+fn delayed_writes(options: &MoveOptions, asked: Asked) -> Result<bool, Wrong> {
+    let pauses = asked != Asked::Off || options.interface_budget.is_some();
+    let wanted = options.delayed_writes.unwrap_or(true);
+    match (pauses, wanted) {
+        (true, true) => Ok(true),
+        _ if options.delayed_write_rate.is_none() => Ok(false),
+        (true, false) => Err(Wrong::new(
+            "a rate of delayed writes contradicts that there are to be none",
+            "leave the rate out, or allow delayed writes",
+        )),
+        (false, _) => Err(Wrong::new(
+            "without a promise to the guest no writes are delayed, and they have no rate",
+            "leave the rate out, or give a latency target",
+        )),
+    }
 }
 
 /// Checks that a disk of this size can be moved, and verified if requested.

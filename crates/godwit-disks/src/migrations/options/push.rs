@@ -4,20 +4,18 @@ use core::time::Duration;
 
 use godwit_core::PushOptions;
 
-use godwit_api::{ErrorBody, ErrorCode, MigrateRequest, Policy, PushSettings};
+use super::Wrong;
+use godwit_api::{MoveOptions, Policy, PushSettings};
 
 /// Returns the push settings of a request, or none if the policy does not pull.
 ///
 /// # Errors
-/// [`ErrorCode::Invalid`] for push settings with a policy without a push, and for verification with a policy that
-/// pulls.
-pub(super) fn push(request: &MigrateRequest) -> Result<Option<PushSettings>, ErrorBody> {
-    let invalid = |text: String, hint: &str| {
-        Err(ErrorBody::new(ErrorCode::Invalid, format!("disk {}: {text}", request.disk)).hint(hint))
-    };
-    let chosen = request.policy.unwrap_or_default();
+/// There are push settings with a policy without a push, or verification with a policy that pulls.
+pub(super) fn push(options: &MoveOptions) -> Result<Option<PushSettings>, Wrong> {
+    let invalid = |text: String, hint: &str| Err(Wrong::new(text, hint));
+    let chosen = options.policy.unwrap_or_default();
     let policy = chosen.name();
-    let asked = request.push_threshold.is_some() || request.push_seconds.is_some();
+    let asked = options.push_threshold.is_some() || options.push_seconds.is_some();
     if chosen != Policy::PushPull && asked {
         return invalid(
             format!("the policy {policy} pushes nothing before the disk changes hands"),
@@ -27,8 +25,8 @@ pub(super) fn push(request: &MigrateRequest) -> Result<Option<PushSettings>, Err
     let usual = PushOptions::default();
     let settings = match chosen {
         Policy::PushPull => PushSettings {
-            threshold: request.push_threshold.unwrap_or(usual.threshold),
-            longest_seconds: request.push_seconds,
+            threshold: options.push_threshold.unwrap_or(usual.threshold),
+            longest_seconds: options.push_seconds,
         },
         Policy::PostCopy => PushSettings {
             threshold: 0,
@@ -36,7 +34,7 @@ pub(super) fn push(request: &MigrateRequest) -> Result<Option<PushSettings>, Err
         },
         Policy::DoubleWrite | Policy::PreCopy | Policy::Mirror => return Ok(None),
     };
-    if request.verify {
+    if options.verify {
         return invalid(
             format!(
                 "with the policy {policy} both copies cannot be compared before the switchover"

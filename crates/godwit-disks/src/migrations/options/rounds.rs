@@ -3,7 +3,8 @@
 use godwit_core::RoundOptions;
 use godwit_core::units::{Bytes, SECTOR_SIZE};
 
-use godwit_api::{ErrorBody, ErrorCode, MigrateRequest, Policy, RoundSettings};
+use super::Wrong;
+use godwit_api::{MoveOptions, Policy, RoundSettings};
 
 /// Longest block of pre-copy's dirty bitmap.
 const MAX_ROUND_BLOCK: u64 = 1 << 30;
@@ -11,17 +12,15 @@ const MAX_ROUND_BLOCK: u64 = 1 << 30;
 /// Returns the round settings of a request, or none with another policy.
 ///
 /// # Errors
-/// [`ErrorCode::Invalid`] for a value out of range, or for round settings with another policy.
-pub(super) fn rounds(request: &MigrateRequest) -> Result<Option<RoundSettings>, ErrorBody> {
-    let invalid = |text: String, hint: &str| {
-        Err(ErrorBody::new(ErrorCode::Invalid, format!("disk {}: {text}", request.disk)).hint(hint))
-    };
+/// A value is out of range, or there are round settings with another policy.
+pub(super) fn rounds(options: &MoveOptions) -> Result<Option<RoundSettings>, Wrong> {
+    let invalid = |text: String, hint: &str| Err(Wrong::new(text, hint));
     let (block, most, left) = (
-        request.round_block_bytes,
-        request.max_rounds,
-        request.round_left_bytes,
+        options.round_block_bytes,
+        options.max_rounds,
+        options.round_left_bytes,
     );
-    let policy = request.policy.unwrap_or_default();
+    let policy = options.policy.unwrap_or_default();
     if policy != Policy::PreCopy {
         if block.is_some() || most.is_some() || left.is_some() {
             return invalid(

@@ -1,30 +1,25 @@
+use super::in_flight::{BUSY_CHUNK, MAX_CHUNK, MAX_WINDOW, MAX_WINDOW_CHUNKS};
 use super::*;
 use godwit_api::{Policy, RoundSettings};
 
 fn request(chunk: Option<u64>, window: Option<u64>) -> MigrateRequest {
+    with(|options| {
+        options.chunk_bytes = chunk;
+        options.window_bytes = window;
+    })
+}
+
+fn with(change: impl FnOnce(&mut MoveOptions)) -> MigrateRequest {
+    let mut options = MoveOptions {
+        policy: Some(Policy::DoubleWrite),
+        ..MoveOptions::default()
+    };
+    change(&mut options);
     MigrateRequest {
         disk: String::from("root"),
         to: String::from("b"),
-        pool: None,
-        into: None,
-        policy: Some(Policy::DoubleWrite),
-        round_block_bytes: None,
-        max_rounds: None,
-        round_left_bytes: None,
-        push_threshold: None,
-        push_seconds: None,
-        window_bytes: window,
-        chunk_bytes: chunk,
-        max_bandwidth: None,
-        verify: false,
-        whole: false,
-        with_guest: false,
-        sla: None,
-        delayed_writes: true,
-        delayed_write_rate: None,
-        deadline_seconds: None,
-        interface: None,
-        interface_budget: None,
+        options,
+        ..MigrateRequest::default()
     }
 }
 
@@ -56,7 +51,7 @@ fn a_place_is_said_once_and_is_possible() {
 }
 
 fn plain() -> MigrateRequest {
-    request(None, None)
+    with(|_| {})
 }
 
 fn refused(request: &MigrateRequest, asked: Asked) -> String {
@@ -120,35 +115,16 @@ fn impossible_options_are_refused() {
 fn nothing_moves_at_a_rate_of_zero_or_in_no_time() {
     let (zero, eth0) = (Some(0), Some(String::from("eth0")));
     for (request, what) in [
+        (with(|options| options.max_bandwidth = zero), "bandwidth"),
         (
-            MigrateRequest {
-                max_bandwidth: zero,
-                ..plain()
-            },
-            "bandwidth",
-        ),
-        (
-            MigrateRequest {
-                delayed_write_rate: zero,
-                ..plain()
-            },
+            with(|options| options.delayed_write_rate = zero),
             "delayed writes",
         ),
         (
-            MigrateRequest {
-                interface_budget: zero,
-                interface: eth0,
-                ..plain()
-            },
+            with(|options| (options.interface_budget, options.interface) = (zero, eth0)),
             "interface",
         ),
-        (
-            MigrateRequest {
-                deadline_seconds: zero,
-                ..plain()
-            },
-            "deadline",
-        ),
+        (with(|options| options.deadline_seconds = zero), "deadline"),
     ] {
         let message = refused(&request, Asked::Auto);
         assert!(message.contains(what) && message.contains('0'), "{message}");
@@ -157,16 +133,15 @@ fn nothing_moves_at_a_rate_of_zero_or_in_no_time() {
 
 #[test]
 fn an_interface_and_its_budget_go_together() {
-    let budget = MigrateRequest {
-        interface_budget: Some(1 << 20),
-        ..plain()
+    let on = |interface: Option<&str>, budget| {
+        with(|options| {
+            options.interface = interface.map(str::to_owned);
+            options.interface_budget = budget;
+        })
     };
-    assert!(refused(&budget, Asked::Auto).contains("needs the interface"));
-    let lo = Some(String::from("lo"));
-    let both = MigrateRequest {
-        interface: lo.clone(),
-        ..budget
-    };
+    let budget = Some(1 << 20);
+    assert!(refused(&on(None, budget), Asked::Auto).contains("needs the interface"));
+    let both = on(Some("lo"), budget);
     let valid = settings(&both, Asked::Off).expect("valid");
     assert!(
         valid.delayed_writes,
@@ -175,21 +150,8 @@ fn an_interface_and_its_budget_go_together() {
     open_interface("root", &valid)
         .expect("loopback")
         .expect("a counter");
-    refused(
-        &MigrateRequest {
-            interface: lo,
-            ..plain()
-        },
-        Asked::Auto,
-    );
-    let unknown = Some(String::from("no-such-if"));
-    let unknown = settings(
-        &MigrateRequest {
-            interface: unknown,
-            ..both
-        },
-        Asked::Auto,
-    );
+    refused(&on(Some("lo"), None), Asked::Auto);
+    let unknown = settings(&on(Some("no-such-if"), budget), Asked::Auto);
     let error = open_interface("root", &unknown.expect("valid")).expect_err("unknown");
     assert_eq!(error.code, ErrorCode::Invalid);
     assert!(error.message.contains("disk root") && error.message.contains("no-such-if"));
@@ -198,22 +160,18 @@ fn an_interface_and_its_budget_go_together() {
 
 #[test]
 fn writes_that_are_not_delayed_have_no_rate() {
-    let rated = MigrateRequest {
-        delayed_write_rate: Some(1 << 20),
-        ..plain()
-    };
+    let rated = with(|options| options.delayed_write_rate = Some(1 << 20));
     let valid = settings(&rated, Asked::Auto).expect("valid");
     assert_eq!(valid.delayed_write_rate, Some(1 << 20));
     assert!(refused(&rated, Asked::Off).contains("without a promise"));
-    let never = MigrateRequest {
-        delayed_writes: false,
-        ..rated
+    let never = |rate| {
+        with(|options| {
+            options.delayed_writes = Some(false);
+            options.delayed_write_rate = rate;
+        })
     };
-    assert!(refused(&never, Asked::Auto).contains("contradicts"));
-    let never = MigrateRequest {
-        delayed_write_rate: None,
-        ..never
-    };
+    assert!(refused(&never(Some(1 << 20)), Asked::Auto).contains("contradicts"));
+    let never = never(None);
     assert!(!settings(&never, Asked::Auto).expect("valid").delayed_writes);
     assert!(
         !settings(&plain(), Asked::Off)
@@ -225,11 +183,10 @@ fn writes_that_are_not_delayed_have_no_rate() {
 #[test]
 fn a_deadline_must_leave_the_bandwidth_enough_time() {
     let limited = |seconds, bandwidth| {
-        let request = MigrateRequest {
-            deadline_seconds: seconds,
-            max_bandwidth: bandwidth,
-            ..plain()
-        };
+        let request = with(|options| {
+            options.deadline_seconds = seconds;
+            options.max_bandwidth = bandwidth;
+        });
         let settings = settings(&request, Asked::Auto).expect("valid");
         check_deadline("root", &settings, 1_000_001)
     };
@@ -257,7 +214,7 @@ fn a_deadline_must_leave_the_bandwidth_enough_time() {
 #[test]
 fn what_is_too_large_to_be_compared_is_refused_before_it_moves() {
     let settings = |verify| {
-        let request = MigrateRequest { verify, ..plain() };
+        let request = with(|options| options.verify = verify);
         settings(&request, Asked::Auto).expect("valid")
     };
     check_size("root", &settings(true), MAX_VERIFIED).expect("just fits");

@@ -112,7 +112,9 @@ pub async fn migrate(
         error: None,
         warnings: Vec::new(),
     };
-    let (number, cancelled) = vms.migrations.begin(view.clone(), request.max_bandwidth);
+    let (number, cancelled) = vms
+        .migrations
+        .begin(view.clone(), request.options.max_bandwidth);
     store(vms, number, &view).await;
     let (begun, told) = oneshot::channel();
     let of = Departure {

@@ -34,18 +34,11 @@ pub(crate) async fn migrate_container(
         return Err(conflict(text));
     }
     let chosen = choose(listed).await?;
-    let MigrateContainer {
-        to,
-        address,
-        files,
-        pre_copy,
-    } = request;
+    let MigrateContainer { to, options } = request;
     let request = MigrateProcess {
         to,
-        address,
-        files,
-        pre_copy,
         pre_setup: false,
+        options,
     };
     super::start(node, chosen, request).await
 }

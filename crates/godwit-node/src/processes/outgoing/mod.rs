@@ -32,6 +32,7 @@ use crate::processes::host::criu;
 use crate::processes::incoming::rounds;
 use godwit_api::{
     ErrorBody, ErrorCode, MigrateProcess, ProcessMigration, ProcessMigrationPhase as Phase,
+    ProcessMoveOptions,
 };
 use godwit_context::failpoint;
 use godwit_context::ids::new_id;
@@ -84,10 +85,13 @@ async fn start(
     let invalid = |text: String| ErrorBody::new(ErrorCode::Invalid, text);
     let MigrateProcess {
         to,
-        address,
-        files,
-        pre_copy,
         pre_setup,
+        options:
+            ProcessMoveOptions {
+                address,
+                files,
+                pre_copy,
+            },
     } = request;
     if to == node.config.name {
         return Err(invalid(format!("{name} is on node '{to}' already")).hint("name another node"));

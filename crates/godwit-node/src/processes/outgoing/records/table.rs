@@ -72,7 +72,7 @@ impl ProcessMigrations {
         if moved(&table, view.pid) {
             let text = format!("process {} is being moved already", view.pid);
             return Err(
-                ErrorBody::new(ErrorCode::Conflict, text).hint("see 'godwit process moves'")
+                ErrorBody::new(ErrorCode::Conflict, text).hint("see 'godwit migration list'")
             );
         }
         let running = table
@@ -137,7 +137,7 @@ impl ProcessMigrations {
         tracked.map(|tracked| tracked.view.clone()).ok_or_else(|| {
             let shown: String = id.chars().take(64).collect();
             let text = format!("this node knows no move {shown} of a process");
-            ErrorBody::new(ErrorCode::NotFound, text).hint("see 'godwit process moves'")
+            ErrorBody::new(ErrorCode::NotFound, text).hint("see 'godwit migration list'")
         })
     }
 

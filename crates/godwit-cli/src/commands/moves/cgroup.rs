@@ -40,7 +40,7 @@ pub(super) fn first_process(path: &Path) -> Result<u32, Failure> {
                 "processes {numbers} of control group {shown} were not started by one another, and only what descends from \
                  one process moves as one"
             ))
-            .hint("move each with 'godwit process migrate PID'"))
+            .hint("move each with 'godwit migrate process/PID'"))
         }
     }
 }

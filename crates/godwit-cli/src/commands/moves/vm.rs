@@ -1,69 +1,16 @@
-//! The command `godwit migrate vm/NAME`.
+//! Moves of VMs.
 
-use godwit_api::{MigrationPhase, VmMigration, VmMigrationPhase};
+use godwit_api::text::{format_bytes, format_seconds};
+use godwit_api::{ErrorBody, Migration, MigrationPhase, VmMigration, VmMigrationPhase};
 
-use crate::arguments::MigrateArguments;
-use crate::client::Client;
-use crate::commands::moves::follow::{
-    Moving, Switching, begin, interrupts, see_off, see_off_and_wait,
-};
-use crate::commands::moves::migrate::{choices, owed};
+use super::disk::owed;
+use super::{Moving, SHORT_ID};
 use crate::failure::{EXIT_INTERRUPTED, EXIT_NOT_MOVED, Failure};
-use crate::routes;
 use crate::show::line::{Line, Matters};
-use crate::show::output::Output;
+use crate::show::output::facts;
 use crate::show::progress::{Status, status_of};
-use crate::show::units::{format_bytes, format_seconds};
-
-pub(crate) async fn run(
-    vm: &str,
-    arguments: MigrateArguments,
-    client: &mut Client,
-    output: Output,
-) -> Result<(), Failure> {
-    if arguments.with_guest {
-        return Err(Failure::usage(format!(
-            "--with-guest is for disks whose machine something else moves, and vm/{vm} moves with its disks"
-        ))
-        .hint(format!("leave it out, or give a disk of {vm}'s instead")));
-    }
-    if arguments.into.is_some() {
-        return Err(Failure::usage(format!(
-            "--into is for one disk, and vm/{vm} moves with all of its disks"
-        ))
-        .hint("give --pool NAME: each disk gets an image of its name there"));
-    }
-    // Before the request, so that Ctrl-C while the nodes check cancels the move.
-    let mut interrupts = interrupts()?;
-    let (detach, wait) = (arguments.detach, arguments.wait);
-    let request = choices(arguments);
-    let path = routes::vm_migrate(vm);
-    let begun = begin::<VmMigration>(client, &path, &request, &mut interrupts, output).await?;
-    match wait {
-        true => see_off_and_wait(client, begun, interrupts, output).await,
-        false => see_off(client, begun, interrupts, detach, output).await,
-    }
-}
-
-impl Switching for VmMigration {
-    fn switch_path(&self) -> String {
-        routes::vm_migration_switch(&self.id)
-    }
-}
 
 impl Moving for VmMigration {
-    fn id(&self) -> &str {
-        &self.id
-    }
-
-    fn path(&self) -> String {
-        routes::vm_migration(&self.id)
-    }
-
-    fn cancel_path(&self) -> String {
-        routes::vm_migration_cancel(&self.id)
-    }
-
     fn phase(&self) -> &'static str {
         self.phase.name()
     }
@@ -91,6 +38,14 @@ impl Moving for VmMigration {
     fn owed(&self) -> Option<String> {
         let owed: Vec<_> = self.disks.iter().filter_map(owed).collect();
         (!owed.is_empty()).then(|| owed.join("\n"))
+    }
+
+    fn error(&self) -> Option<&ErrorBody> {
+        self.error.as_ref()
+    }
+
+    fn show(&self) -> String {
+        show(self)
     }
 }
 
@@ -192,9 +147,52 @@ fn summary(seen: &VmMigration) -> String {
     )
 }
 
+fn show(migration: &VmMigration) -> String {
+    let ended = migration.phase.ended();
+    let milliseconds = |time: f64| format!("{time:.1} ms");
+    let short = |id: &str| id.chars().take(SHORT_ID).collect::<String>();
+    let disk =
+        |disk: &Migration| format!("{} ({}, {})", disk.disk, disk.phase.name(), short(&disk.id));
+    let disks: Vec<String> = migration.disks.iter().map(disk).collect();
+    facts([
+        ("id", Some(migration.id.clone())),
+        ("vm", Some(migration.vm.clone())),
+        ("from", Some(migration.from.clone())),
+        ("to", Some(migration.to.clone())),
+        ("phase", Some(migration.phase.name().to_owned())),
+        (
+            "progress",
+            (!ended).then(|| migration.status().line.to_string()),
+        ),
+        ("memory", Some(migration.memory_mode.name().to_owned())),
+        ("disks", (!disks.is_empty()).then(|| disks.join(", "))),
+        (
+            "sent",
+            Some(format!(
+                "{} of disks, {} of memory",
+                format_bytes(migration.disk_bytes),
+                format_bytes(migration.memory_bytes)
+            )),
+        ),
+        ("stood still", migration.blackout_ms.map(milliseconds)),
+        ("switchover", migration.switchover_ms.map(milliseconds)),
+        ("started", Some(migration.started_at.clone())),
+        ("ended", migration.ended_at.clone()),
+        ("took", migration.total_seconds.map(format_seconds)),
+        (
+            "warning",
+            (!migration.warnings.is_empty()).then(|| migration.warnings.join("; ")),
+        ),
+        (
+            "error",
+            migration.error.as_ref().map(|error| error.message.clone()),
+        ),
+    ])
+}
+
 #[cfg(test)]
 mod tests {
-    use godwit_api::{ErrorBody, ErrorCode};
+    use godwit_api::ErrorCode;
 
     use super::*;
     use crate::fixture;
@@ -243,5 +241,17 @@ mod tests {
             (told.message.as_str(), told.exit),
             ("2 things", EXIT_NOT_MOVED)
         );
+    }
+
+    #[test]
+    fn a_move_of_a_virtual_machine_is_shown_with_what_to_know_of_it() {
+        let text = show(&VmMigration {
+            warnings: vec!["it may never end".to_owned()],
+            ..fixture::vm_migration()
+        });
+        let has = |fact: &str| assert!(text.lines().any(|line| line == fact), "{fact}:\n{text}");
+        has("memory       pre-copy");
+        has("disks        d (copying, 00112233)");
+        has("warning      it may never end");
     }
 }
