@@ -39,11 +39,11 @@ impl DirtyBitmap {
     }
 
     /// Returns an empty bitmap of the same shape.
-    pub(super) fn like(&self) -> Self {
+    pub(in crate::controller) fn like(&self) -> Self {
         Self::new(self.capacity, self.block_sectors as u32)
     }
 
-    pub(super) const fn capacity(&self) -> Sectors {
+    pub(in crate::controller) const fn capacity(&self) -> Sectors {
         self.capacity
     }
 
@@ -76,11 +76,11 @@ impl DirtyBitmap {
         self.capacity.0.div_ceil(self.block_sectors)
     }
 
-    pub(super) fn fill(&mut self) {
+    pub(in crate::controller) fn fill(&mut self) {
         self.set_blocks(0..self.block_count());
     }
 
-    pub(super) fn empty(&mut self) {
+    pub(in crate::controller) fn empty(&mut self) {
         self.some.fill(0);
         self.all.fill(0);
         self.count = 0;
@@ -92,17 +92,17 @@ impl DirtyBitmap {
     }
 
     /// Sets every block of these sectors, whose number may exceed an extent.
-    pub(super) fn set_range(&mut self, start: Lba, end: Lba) {
+    pub(in crate::controller) fn set_range(&mut self, start: Lba, end: Lba) {
         self.set_blocks(self.blocks_between(start, end));
     }
 
     /// Clears every block of these sectors, whose number may exceed an extent.
-    pub(super) fn clear_range(&mut self, start: Lba, end: Lba) {
+    pub(in crate::controller) fn clear_range(&mut self, start: Lba, end: Lba) {
         self.clear_blocks(self.blocks_between(start, end));
     }
 
     /// Returns the number of set blocks that the extent touches.
-    pub(super) fn count_in(&self, extent: Extent) -> u64 {
+    pub(in crate::controller) fn count_in(&self, extent: Extent) -> u64 {
         let mut count = 0;
         each_word(self.blocks(extent), |word, mask| {
             count += u64::from((self.word(word) & mask).count_ones());
@@ -112,18 +112,18 @@ impl DirtyBitmap {
 
     /// Returns true if the extent touches a set block.
     #[inline]
-    pub(super) fn touches(&self, extent: Extent) -> bool {
+    pub(in crate::controller) fn touches(&self, extent: Extent) -> bool {
         self.count > 0 && self.count_in(extent) > 0
     }
 
     /// Returns true if all blocks that the extent touches are set.
-    pub(super) fn covers(&self, extent: Extent) -> bool {
+    pub(in crate::controller) fn covers(&self, extent: Extent) -> bool {
         let blocks = self.blocks(extent);
         self.count_in(extent) == blocks.end - blocks.start
     }
 
     /// Returns the number of blocks in the extent that are set here and in `other`, which has the same shape.
-    pub(super) fn count_both(&self, other: &Self, extent: Extent) -> u64 {
+    pub(in crate::controller) fn count_both(&self, other: &Self, extent: Extent) -> u64 {
         let mut count = 0;
         each_word(self.blocks(extent), |word, mask| {
             count += u64::from((self.word(word) & other.word(word) & mask).count_ones());
@@ -132,7 +132,7 @@ impl DirtyBitmap {
     }
 
     /// Returns the number of blocks that are set here and in `other`, which has the same shape.
-    pub(super) fn count_common(&self, other: &Self) -> u64 {
+    pub(in crate::controller) fn count_common(&self, other: &Self) -> u64 {
         let common = self.groups().filter(|group| other.has_some(*group));
         let words = common.flat_map(|group| group * GROUP_WORDS..(group + 1) * GROUP_WORDS);
         words
@@ -141,7 +141,7 @@ impl DirtyBitmap {
     }
 
     /// Sets the blocks of `other`, which has the same shape, within the blocks touched by the extent.
-    pub(super) fn set_those_of(&mut self, other: &Self, extent: Extent) {
+    pub(in crate::controller) fn set_those_of(&mut self, other: &Self, extent: Extent) {
         debug_assert_eq!(self.block_sectors, other.block_sectors, "one shape");
         let mut head = Lba(extent.start().0 / self.block_sectors * self.block_sectors);
         let end = self.end_of_block(extent);
@@ -154,12 +154,12 @@ impl DirtyBitmap {
     }
 
     /// Sets the block with this number.
-    pub(super) fn set_number(&mut self, block: usize) {
+    pub(in crate::controller) fn set_number(&mut self, block: usize) {
         self.set_blocks(block as u64..(block as u64 + 1).min(self.block_count()));
     }
 
     /// Returns the numbers of the set blocks, in order.
-    pub(super) fn numbers(&self) -> impl Iterator<Item = usize> {
+    pub(in crate::controller) fn numbers(&self) -> impl Iterator<Item = usize> {
         let mut from = 0;
         core::iter::from_fn(move || {
             let found = self.next_alike(from, self.block_count(), true)?;
@@ -317,7 +317,7 @@ impl DirtyBitmap {
     }
 
     /// Returns the groups with a set block, in order.
-    pub(super) fn groups(&self) -> impl Iterator<Item = usize> {
+    pub(in crate::controller) fn groups(&self) -> impl Iterator<Item = usize> {
         let bits = (0..).zip(self.some.iter());
         bits.flat_map(|(at, word)| {
             let word = *word;
@@ -326,12 +326,12 @@ impl DirtyBitmap {
     }
 
     /// Returns the words of a group, with zeroes beyond the disk's end.
-    pub(super) fn group(&self, group: usize) -> [u64; GROUP_WORDS] {
+    pub(in crate::controller) fn group(&self, group: usize) -> [u64; GROUP_WORDS] {
         core::array::from_fn(|at| self.word(group * GROUP_WORDS + at))
     }
 
     /// Replaces the words of a group. Bits beyond the disk's end are left out.
-    pub(super) fn put_group(&mut self, group: usize, words: &[u64; GROUP_WORDS]) {
+    pub(in crate::controller) fn put_group(&mut self, group: usize, words: &[u64; GROUP_WORDS]) {
         let whole = self.blocks_of(group);
         self.clear_blocks(whole.clone());
         if words.iter().all(|word| *word == 0) {
@@ -346,12 +346,12 @@ impl DirtyBitmap {
         self.mark(group, set > 0, set == whole.end - whole.start);
     }
 
-    pub(super) const fn group_count(&self) -> usize {
+    pub(in crate::controller) const fn group_count(&self) -> usize {
         self.words.len().div_ceil(GROUP_WORDS)
     }
 
     /// Returns the bits of a word: the first block is the lowest bit, and bits beyond the disk's end are clear.
-    pub(super) fn word(&self, word: usize) -> u64 {
+    pub(in crate::controller) fn word(&self, word: usize) -> u64 {
         let Some(stored) = self.words.get(word) else {
             return 0;
         };
@@ -366,12 +366,16 @@ impl DirtyBitmap {
         }
     }
 
-    pub(super) fn words(&self) -> impl Iterator<Item = u64> {
+    pub(in crate::controller) fn words(&self) -> impl Iterator<Item = u64> {
         (0..self.words.len()).map(|word| self.word(word))
     }
 
     /// Creates a bitmap from these words. Bits beyond the disk's end are left out.
-    pub(super) fn from_words(capacity: Sectors, block_sectors: u32, words: &[u64]) -> Self {
+    pub(in crate::controller) fn from_words(
+        capacity: Sectors,
+        block_sectors: u32,
+        words: &[u64],
+    ) -> Self {
         let mut map = Self::new(capacity, block_sectors);
         for (group, words) in words
             .chunks(GROUP_WORDS)
@@ -392,7 +396,7 @@ impl DirtyBitmap {
     }
 
     /// Like [`Self::next_run`], as a start and an end: a block, or the limit, may exceed an extent.
-    pub(super) fn next_blocks(&self, from: Lba, limit: u64) -> Option<(Lba, Lba)> {
+    pub(in crate::controller) fn next_blocks(&self, from: Lba, limit: u64) -> Option<(Lba, Lba)> {
         let first = self.next_alike(
             from.0.div_ceil(self.block_sectors),
             self.block_count(),
@@ -406,7 +410,7 @@ impl DirtyBitmap {
     }
 
     /// Returns the end of the last block that the extent touches.
-    pub(super) fn end_of_block(&self, extent: Extent) -> Lba {
+    pub(in crate::controller) fn end_of_block(&self, extent: Extent) -> Lba {
         let end = extent.end().0.next_multiple_of(self.block_sectors);
         Lba(end.min(self.capacity.0))
     }

@@ -11,9 +11,9 @@
 //! differences, which this node owes, and the rest of the missing blocks is in the image.
 
 use crate::controller::transfer::dirty::DirtyBitmap;
-use crate::controller::transfer::push_pull::{BLOCK_SECTORS, CHUNK_SECTORS, each_run_by_heat};
+use crate::controller::transfer::heat::{BLOCK_SECTORS, CHUNK_SECTORS, each_run_by_heat};
 use crate::controller::{
-    Controller, ImageOffer, MAX_PULLED, MigrationOptions, Missing, PolicyOptions, StartError,
+    Controller, ImageOffer, MAX_PULLED, MigrationOptions, Missing, StartError,
 };
 use crate::event::AbortReason;
 use crate::planted::PlantedBug;
@@ -55,7 +55,7 @@ impl OnImage {
     }
 
     /// Returns the blocks to copy.
-    pub(in crate::controller::transfer) const fn different(&self) -> &DirtyBitmap {
+    pub(in crate::controller) const fn different(&self) -> &DirtyBitmap {
         &self.different
     }
 }
@@ -174,7 +174,7 @@ impl Controller {
             .is_some_and(|on_image| on_image.same.is_some())
     }
 
-    /// Checks that the options allow a move without the image: copied blocks are tracked one by one.
+    /// Checks that the options allow a move without the image.
     pub(in crate::controller) fn check_on_image(
         &self,
         options: &MigrationOptions,
@@ -183,15 +183,7 @@ impl Controller {
         if self.leaves_image() != (options.image != ImageOffer::None) {
             return Err(StartError::Option("comparison with the image"));
         }
-        let fits = match (options.image, options.policy) {
-            (ImageOffer::None, _) => true,
-            (_, PolicyOptions::PreCopy(rounds)) => {
-                rounds.block_sectors == BLOCK_SECTORS && !options.verify
-            }
-            (ImageOffer::TwoPlaces, PolicyOptions::PushPull(_)) => true,
-            _ => false,
-        };
-        match fits {
+        match options.image == ImageOffer::None || options.policy.may_leave_image(options) {
             true => Ok(()),
             false => Err(StartError::Option(
                 "policy of a disk that stays on its image",
@@ -240,10 +232,7 @@ impl Controller {
 }
 
 /// Visits the extents of set blocks in order.
-pub(in crate::controller::transfer) fn each_run(
-    blocks: &DirtyBitmap,
-    mut visit: impl FnMut(Extent),
-) {
+pub(in crate::controller) fn each_run(blocks: &DirtyBitmap, mut visit: impl FnMut(Extent)) {
     let mut head = Lba(0);
     while let Some(run) = blocks.next_run(head, MAX_EXTENT_SECTORS) {
         head = run.end();

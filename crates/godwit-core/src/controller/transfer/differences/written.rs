@@ -6,7 +6,7 @@
 //! order, and only for the next process; a crash leaves none.
 
 use crate::controller::transfer::dirty::DirtyBitmap;
-use crate::controller::transfer::push_pull::BLOCK_SECTORS;
+use crate::controller::transfer::heat::BLOCK_SECTORS;
 use crate::units::{Bytes, Extent, MigrationId, SECTOR_SIZE, Sectors};
 
 /// The blocks of 4 KiB written since a disk changed hands.

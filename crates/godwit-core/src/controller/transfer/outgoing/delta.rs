@@ -8,12 +8,13 @@
 //! All blocks that the guest writes during such a migration are added to the blocks to send, even if the writes go to
 //! both nodes. A later pass of the window over the disk then covers the same blocks as in a whole copy.
 
+use crate::controller::policy::Policy;
 use crate::controller::transfer::differences::written::Written;
 use crate::controller::transfer::dirty::DirtyBitmap;
+use crate::controller::transfer::heat::BLOCK_SECTORS;
 use crate::controller::transfer::outgoing::{MAX_PULLED, Source};
-use crate::controller::transfer::policy::{Pass, Policy};
-use crate::controller::transfer::push_pull::BLOCK_SECTORS;
-use crate::controller::{Controller, DeltaBy, DeltaProgress, OlderCopy, PolicyOptions};
+use crate::controller::transfer::pass::Pass;
+use crate::controller::{Controller, DeltaBy, DeltaProgress, OlderCopy};
 use crate::planted::PlantedBug;
 use crate::units::{Extent, Sectors};
 
@@ -36,7 +37,7 @@ impl Wanted {
     pub(super) fn new(
         written: &mut Option<Written>,
         older: OlderCopy,
-        policy: PolicyOptions,
+        may_compare: bool,
         capacity: Sectors,
     ) -> (Self, Pass) {
         if let OlderCopy::Since(migration) = older
@@ -44,8 +45,7 @@ impl Wanted {
         {
             return (Self::Written(written), Pass::Copy);
         }
-        // Push and pull is to leave soon.
-        let compares = !matches!(policy, PolicyOptions::PushPull(_))
+        let compares = may_compare
             && !matches!(older, OlderCopy::None | OlderCopy::Zeroes)
             && capacity.bytes() <= MAX_PULLED;
         if compares {
@@ -76,10 +76,9 @@ impl Wanted {
 impl Source {
     /// Returns the blocks of the first copying pass, unless the pass covers the whole disk or the policy keeps the
     /// blocks itself.
-    pub(super) const fn wanted_blocks(&self) -> Option<&DirtyBitmap> {
-        match (self.pass, &self.policy) {
-            (_, Policy::PushPull(_)) => None,
-            (Pass::Copy, _) => self.wanted.blocks(),
+    pub(super) fn wanted_blocks(&self) -> Option<&DirtyBitmap> {
+        match self.pass {
+            Pass::Copy if !self.policy.pulls() => self.wanted.blocks(),
             _ => None,
         }
     }

@@ -5,7 +5,7 @@ use crate::controller::Controller;
 use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::outgoing::Source;
 use crate::controller::transfer::outgoing::stage::Stage;
-use crate::controller::transfer::policy::Pass;
+use crate::controller::transfer::pass::Pass;
 use crate::event::AbortReason;
 use crate::request::RequestError;
 use crate::units::Generation;

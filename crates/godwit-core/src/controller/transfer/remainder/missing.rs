@@ -2,7 +2,7 @@
 
 use crate::action::PULL_SECTORS;
 use crate::controller::transfer::dirty::{DirtyBitmap, GROUP_WORDS};
-use crate::controller::transfer::push_pull::{BLOCK_SECTORS, CHUNK_SECTORS, chunks};
+use crate::controller::transfer::heat::{BLOCK_SECTORS, CHUNK_SECTORS, chunks};
 use crate::units::{Bytes, Extent, Lba, SECTOR_SIZE, Sectors};
 use crate::wire::TrafficClass;
 

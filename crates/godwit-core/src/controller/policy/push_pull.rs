@@ -5,15 +5,51 @@
 //!
 //! With a threshold of zero nothing is pushed: post-copy.
 
-use super::dirty::DirtyBitmap;
-use crate::controller::PushOptions;
+use core::time::Duration;
+
+use crate::controller::policy::Policy;
+use crate::controller::transfer::dirty::DirtyBitmap;
+use crate::controller::transfer::heat::{BLOCK_SECTORS, CHUNK_SECTORS, RunsByHeat, chunks, heat};
+use crate::controller::transfer::pass::Pass;
+use crate::controller::{ImageOffer, MAX_PULLED, MigrationOptions, StartError};
 use crate::units::{Extent, Lba, SECTOR_SIZE, Sectors, Time};
 
-/// Sectors of a block in the set of remaining blocks: 4 KiB.
-pub(super) const BLOCK_SECTORS: u32 = 8;
+/// Options of the push before the disk changes hands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PushOptions {
+    /// Number of writes during the migration after which a chunk of 64 KiB is no longer pushed. With 0 nothing is
+    /// pushed: the whole disk is pulled.
+    pub threshold: u8,
+    /// Maximum time before the disk changes hands. `None`: the disk changes hands when nothing is left to push.
+    pub longest_push: Option<Duration>,
+}
 
-/// Sectors of a chunk whose writes are counted: 64 KiB.
-pub(super) const CHUNK_SECTORS: u32 = 128;
+impl Default for PushOptions {
+    /// Three writes, no time limit.
+    fn default() -> Self {
+        Self {
+            threshold: 3,
+            longest_push: None,
+        }
+    }
+}
+
+impl PushOptions {
+    pub(super) fn check(options: &MigrationOptions, capacity: Sectors) -> Result<(), StartError> {
+        if options.verify {
+            return Err(StartError::Option("verification of a disk that is pulled"));
+        }
+        if capacity.bytes() > MAX_PULLED {
+            return Err(StartError::Option("size of a disk that is pulled"));
+        }
+        Ok(())
+    }
+
+    /// Returns true if the disk may move without its image: the destination then lacks blocks in two places.
+    pub(super) fn may_leave_image(options: &MigrationOptions) -> bool {
+        options.image == ImageOffer::TwoPlaces
+    }
+}
 
 /// Pushable bytes after which pushing continues while the switchover waits.
 const PUSH_AGAIN: u64 = 1 << 20;
@@ -53,41 +89,52 @@ impl PushPull {
     }
 
     /// Creates the state for a destination that has the whole disk.
-    pub(super) fn with_nothing_left(options: PushOptions, capacity: Sectors, now: Time) -> Self {
+    fn with_nothing_left(options: PushOptions, capacity: Sectors, now: Time) -> Self {
         let mut it = Self::new(options, capacity, now);
         it.remaining.empty();
         it.pushable = 0;
         it
     }
 
+    /// Creates the state behind another policy, whose memory is added by [`Self::add`].
+    pub(super) fn behind(
+        pass: Pass,
+        options: PushOptions,
+        head: Lba,
+        wanted: Option<&DirtyBitmap>,
+        capacity: Sectors,
+        now: Time,
+    ) -> Self {
+        let mut push = Self::with_nothing_left(options, capacity, now);
+        match (pass, wanted) {
+            (Pass::Copy, None) => push.add_from(head),
+            (Pass::Copy, Some(wanted)) => push.add_those_of(wanted, head),
+            (Pass::Compare, differing) => {
+                // Blocks behind the head have not been compared.
+                push.add_from(head);
+                if let Some(differing) = differing {
+                    push.add_those_of(differing, Lba(0));
+                }
+            }
+            (Pass::Resend { .. } | Pass::VerifyAll | Pass::VerifyDirty { .. }, _) => {}
+        }
+        push
+    }
+
     /// Adds the unwritten blocks from here on, which the destination lacks.
-    pub(super) fn add_from(&mut self, start: Lba) {
+    fn add_from(&mut self, start: Lba) {
         self.remaining
             .set_range(start, Lba(self.remaining.capacity().0));
         self.recount();
     }
 
     /// Adds the set bits of `blocks`, a map of the same length, from `start` on: the destination lacks these blocks.
-    pub(super) fn add_those_of(&mut self, blocks: &DirtyBitmap, start: Lba) {
+    fn add_those_of(&mut self, blocks: &DirtyBitmap, start: Lba) {
         let mut head = start;
         while let Some((from, end)) = blocks.next_blocks(head, u64::MAX) {
             head = end;
             self.remaining.set_range(from, end);
         }
-        self.recount();
-    }
-
-    /// Sets `blocks` as the only blocks that the destination lacks. Nothing has been pushed.
-    pub(super) fn lacks_only(&mut self, blocks: &DirtyBitmap) {
-        self.remaining.empty();
-        self.add_those_of(blocks, Lba(0));
-    }
-
-    /// Applies new options.
-    pub(super) fn change(&mut self, options: PushOptions, now: Time) {
-        self.threshold = options.threshold;
-        self.until = options.longest_push.map(|longest| now.after(longest));
-        self.over = false;
         self.recount();
     }
 
@@ -102,30 +149,13 @@ impl PushPull {
         };
     }
 
-    /// Returns the time at which pushing ends.
-    pub(super) const fn until(&self) -> Option<Time> {
-        self.until
-    }
-
-    /// Returns true if the time of pushing is over.
-    pub(super) const fn is_over(&self) -> bool {
-        self.over
-    }
-
-    /// Advances the clock. Returns true if the time of pushing ends now.
-    pub(super) fn pass_time(&mut self, now: Time) -> bool {
-        let ends = self.until.take_if(|until| *until <= now).is_some();
-        self.over |= ends;
-        ends
-    }
-
     fn is_cold(&self, chunk: u64) -> bool {
         self.counts[chunk as usize] < self.threshold
     }
 
-    /// Marks a write of the guest.
+    /// Counts a write of the guest.
     #[inline]
-    pub(super) fn mark(&mut self, extent: Extent) {
+    fn count(&mut self, extent: Extent) {
         for (chunk, part) in chunks(extent) {
             let was_cold = self.is_cold(chunk);
             let before = self.remaining.count();
@@ -152,7 +182,7 @@ impl PushPull {
     }
 
     /// Returns the next extent to push at or behind `head`, limited to `limit` sectors.
-    pub(super) fn next(&self, head: Lba, limit: u32) -> Option<Extent> {
+    fn next_cold(&self, head: Lba, limit: u32) -> Option<Extent> {
         if self.pushable == 0 {
             return None;
         }
@@ -173,15 +203,8 @@ impl PushPull {
         }
     }
 
-    /// Removes an extent that is being pushed from the remaining blocks. Later writes of the guest add it again.
-    pub(super) fn locked(&mut self, extent: Extent) {
-        let before = self.remaining.count();
-        self.remaining.clear(extent);
-        self.pushable -= before - self.remaining.count();
-    }
-
     /// Returns an extent that was not pushed to the remaining blocks.
-    pub(super) fn give_up(&mut self, extent: Extent) {
+    pub(super) fn add(&mut self, extent: Extent) {
         for (chunk, part) in chunks(extent) {
             let before = self.remaining.count();
             self.remaining.set(part);
@@ -192,60 +215,8 @@ impl PushPull {
     }
 
     /// Returns the pushable bytes.
-    pub(super) const fn pushable_bytes(&self) -> u64 {
+    const fn pushable_bytes(&self) -> u64 {
         self.pushable * BLOCK_SECTORS as u64 * SECTOR_SIZE
-    }
-
-    /// Returns true if the pushable bytes are worth a round.
-    pub(super) const fn is_worth_a_round(&self) -> bool {
-        self.pushable_bytes() >= PUSH_AGAIN
-    }
-
-    /// Returns the bytes that the destination lacks.
-    pub(in crate::controller) fn remaining_bytes(&self) -> u64 {
-        self.remaining.sectors() * SECTOR_SIZE
-    }
-
-    /// Visits the blocks that the destination lacks, in runs of equal heat.
-    pub(in crate::controller) fn each_remaining(&self, visit: impl FnMut(Lba, u32, u8)) {
-        let mut runs = RunsByHeat::new(visit);
-        let mut head = Lba(0);
-        while let Some((start, end)) = self.remaining.next_blocks(head, u64::MAX) {
-            head = end;
-            let mut from = start;
-            while from < end {
-                let chunk = from.0 / u64::from(CHUNK_SECTORS);
-                let first = Lba(chunk * u64::from(CHUNK_SECTORS));
-                // Unwritten blocks are announced as a whole.
-                let written = self.written.next_blocks(first, u64::from(CHUNK_SECTORS));
-                let (until, heat) = match written {
-                    Some((written, after)) if written == first => {
-                        (after.min(end), heat(self.counts[chunk as usize]))
-                    }
-                    Some((written, _)) => (written.min(end), 0),
-                    None => (end, 0),
-                };
-                runs.add(from, until, heat);
-                from = until;
-            }
-        }
-        runs.end();
-    }
-
-    /// Removes a hole: missing blocks of these sectors, never sent, are zeroes at both nodes.
-    pub(super) fn is_hole(&mut self, start: Lba, end: Lba, sent: &DirtyBitmap) {
-        let block = u64::from(BLOCK_SECTORS);
-        let end = match self.remaining.capacity() {
-            capacity if end.0 >= capacity.0 => Lba(capacity.0),
-            _ => Lba(end.0 / block * block),
-        };
-        let mut head = Lba(start.0.next_multiple_of(block));
-        while head < end {
-            let next = sent.next_blocks(head, u64::MAX);
-            let until = next.map_or(end, |(sent, _)| sent.min(end));
-            self.forget(head, until);
-            head = next.map_or(end, |(_, after)| after);
-        }
     }
 
     /// Removes these blocks from the remaining blocks.
@@ -271,81 +242,138 @@ impl PushPull {
     }
 }
 
-/// Visits runs of set blocks in order, each of one heat. `heat` returns the heat of a chunk's part.
-pub(super) fn each_run_by_heat(
-    blocks: &DirtyBitmap,
-    heat: impl Fn(u64, Extent) -> u8,
-    visit: impl FnMut(Lba, u32, u8),
-) {
-    let mut runs = RunsByHeat::new(visit);
-    let mut head = Lba(0);
-    while let Some(found) = blocks.next_run(head, crate::units::MAX_EXTENT_SECTORS) {
-        head = found.end();
-        for (chunk, part) in chunks(found) {
-            runs.add(part.start(), part.end(), heat(chunk, part));
-        }
-    }
-    runs.end();
-}
-
-/// Joins adjacent parts of equal heat.
-struct RunsByHeat<V> {
-    run: Option<(Lba, Lba, u8)>,
-    visit: V,
-}
-
-impl<V: FnMut(Lba, u32, u8)> RunsByHeat<V> {
-    const fn new(visit: V) -> Self {
-        Self { run: None, visit }
+impl Policy for PushPull {
+    #[inline]
+    fn reaches(&self, _: Pass, _: bool) -> bool {
+        true
     }
 
-    fn add(&mut self, start: Lba, end: Lba, heat: u8) {
-        match &mut self.run {
-            Some((_, last, before)) if *last == start && *before == heat => *last = end,
-            _ => {
-                self.end();
-                self.run = Some((start, end, heat));
+    #[inline]
+    fn only_marks(&self, _: Pass) -> bool {
+        true
+    }
+
+    #[inline]
+    fn mark(&mut self, _: Pass, extent: Extent) -> bool {
+        self.count(extent);
+        true
+    }
+
+    #[inline]
+    fn lets_writes_through(&self, _: Pass) -> Option<bool> {
+        Some(true)
+    }
+
+    fn begin_round(&mut self, _: Pass, _: Sectors) -> u64 {
+        self.pushable_bytes()
+    }
+
+    fn next(&self, _: Pass, head: Lba, limit: u32, _: Sectors) -> Option<Extent> {
+        self.next_cold(head, limit)
+    }
+
+    /// Removes an extent that is being pushed from the remaining blocks. Later writes of the guest add it again.
+    fn locked(&mut self, _: Pass, extent: Extent) {
+        let before = self.remaining.count();
+        self.remaining.clear(extent);
+        self.pushable -= before - self.remaining.count();
+    }
+
+    fn give_up(&mut self, _: Pass, extents: impl Iterator<Item = Extent>, _: Lba) {
+        extents.for_each(|extent| self.add(extent));
+    }
+
+    fn goes_on(&mut self, _: Pass, _: u32, _: bool) -> bool {
+        self.pushable_bytes() > 0
+    }
+
+    fn is_due_again(&self, _: Pass) -> bool {
+        self.pushable_bytes() >= PUSH_AGAIN
+    }
+
+    #[inline]
+    fn pulls(&self) -> bool {
+        true
+    }
+
+    fn owes(&self) -> u64 {
+        self.remaining.sectors() * SECTOR_SIZE
+    }
+
+    fn each_owed(&self, visit: impl FnMut(Lba, u32, u8)) {
+        let mut runs = RunsByHeat::new(visit);
+        let mut head = Lba(0);
+        while let Some((start, end)) = self.remaining.next_blocks(head, u64::MAX) {
+            head = end;
+            let mut from = start;
+            while from < end {
+                let chunk = from.0 / u64::from(CHUNK_SECTORS);
+                let first = Lba(chunk * u64::from(CHUNK_SECTORS));
+                // Unwritten blocks are announced as a whole.
+                let written = self.written.next_blocks(first, u64::from(CHUNK_SECTORS));
+                let (until, heat) = match written {
+                    Some((written, after)) if written == first => {
+                        (after.min(end), heat(self.counts[chunk as usize]))
+                    }
+                    Some((written, _)) => (written.min(end), 0),
+                    None => (end, 0),
+                };
+                runs.add(from, until, heat);
+                from = until;
             }
         }
+        runs.end();
     }
 
-    /// Flushes the last run.
-    fn end(&mut self) {
-        const LONGEST: u64 = u32::MAX as u64 / CHUNK_SECTORS as u64 * CHUNK_SECTORS as u64;
-        let Some((mut start, end, heat)) = self.run.take() else {
-            return;
+    fn lacks_only(&mut self, blocks: &DirtyBitmap) {
+        self.remaining.empty();
+        self.add_those_of(blocks, Lba(0));
+    }
+
+    fn is_hole(&mut self, start: Lba, end: Lba, sent: &DirtyBitmap) {
+        let block = u64::from(BLOCK_SECTORS);
+        let end = match self.remaining.capacity() {
+            capacity if end.0 >= capacity.0 => Lba(capacity.0),
+            _ => Lba(end.0 / block * block),
         };
-        while start < end {
-            let until = end.min(Lba(start.0 + LONGEST));
-            (self.visit)(start, (until.0 - start.0) as u32, heat);
-            start = until;
+        let mut head = Lba(start.0.next_multiple_of(block));
+        while head < end {
+            let next = sent.next_blocks(head, u64::MAX);
+            let until = next.map_or(end, |(sent, _)| sent.min(end));
+            self.forget(head, until);
+            head = next.map_or(end, |(_, after)| after);
         }
     }
-}
 
-/// Returns the order of magnitude of a count, so that few runs differ: 0 for none, 1 for one, 8 for 128 and more.
-const fn heat(count: u8) -> u8 {
-    (u8::BITS - count.leading_zeros()) as u8
-}
+    fn leaves_at(&self) -> Option<Time> {
+        self.until
+    }
 
-/// Returns the chunks that an extent touches, each with the part of the extent inside the chunk.
-pub(super) fn chunks(extent: Extent) -> impl Iterator<Item = (u64, Extent)> {
-    let size = u64::from(CHUNK_SECTORS);
-    let (start, end) = (extent.start().0, extent.end().0);
-    (start / size..end.div_ceil(size)).filter_map(move |chunk| {
-        let from = start.max(chunk * size);
-        let to = end.min((chunk + 1) * size);
-        Some((chunk, Extent::new(Lba(from), (to - from) as u32)?))
-    })
+    fn pass_time(&mut self, now: Time) -> bool {
+        let ends = self.until.take_if(|until| *until <= now).is_some();
+        self.over |= ends;
+        ends
+    }
+
+    fn leaves(&self, ordered: bool) -> bool {
+        ordered || self.over
+    }
+
+    fn change(&mut self, options: PushOptions, now: Time) -> bool {
+        self.threshold = options.threshold;
+        self.until = options.longest_push.map(|longest| now.after(longest));
+        self.over = false;
+        self.recount();
+        true
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use core::time::Duration;
-
     use super::*;
 
     const CAPACITY: Sectors = Sectors(1021);
+    const PASS: Pass = Pass::Copy;
 
     fn push_pull(threshold: u8) -> PushPull {
         let options = PushOptions {
@@ -363,8 +391,8 @@ mod tests {
     fn round(it: &mut PushPull, limit: u32) -> Vec<Extent> {
         let mut head = Lba(0);
         std::iter::from_fn(|| {
-            let next = it.next(head, limit)?;
-            it.locked(next);
+            let next = it.next_cold(head, limit)?;
+            it.locked(PASS, next);
             head = next.end();
             Some(next)
         })
@@ -373,7 +401,7 @@ mod tests {
 
     fn remaining(it: &PushPull) -> Vec<(u64, u32, u8)> {
         let mut all = Vec::new();
-        it.each_remaining(|start, sectors, heat| all.push((start.0, sectors, heat)));
+        it.each_owed(|start, sectors, heat| all.push((start.0, sectors, heat)));
         all
     }
 
@@ -392,16 +420,16 @@ mod tests {
     fn a_chunk_that_is_written_as_often_as_the_threshold_is_pushed_no_more() {
         let mut it = push_pull(2);
         round(&mut it, 1024);
-        it.mark(extent(130, 1));
+        it.count(extent(130, 1));
         assert_eq!(round(&mut it, 1024), [extent(128, 8)]);
-        it.mark(extent(140, 8));
+        it.count(extent(140, 8));
         assert_eq!(it.pushable_bytes(), 0);
         assert_eq!(round(&mut it, 1024), []);
         // Two blocks of a chunk that was written twice.
         assert_eq!(remaining(&it), [(136, 16, 2)]);
         // The neighbours are pushed around the hot chunk.
-        it.mark(extent(120, 8));
-        it.mark(extent(256, 8));
+        it.count(extent(120, 8));
+        it.count(extent(256, 8));
         assert_eq!(round(&mut it, 1024), [extent(120, 8), extent(256, 8)]);
     }
 
@@ -410,17 +438,17 @@ mod tests {
         let mut it = push_pull(0);
         assert_eq!(round(&mut it, 1024), []);
         assert_eq!(remaining(&it), [(0, 1021, 0)]);
-        (0..200).for_each(|_| it.mark(extent(1000, 8)));
+        (0..200).for_each(|_| it.count(extent(1000, 8)));
         assert_eq!(remaining(&it), [(0, 896, 0), (896, 125, 8)]);
     }
 
     #[test]
     fn what_was_given_up_is_pushed_again_unless_it_has_become_hot() {
         let mut it = push_pull(1);
-        let first = it.next(Lba(0), 256).expect("the first chunks");
-        it.locked(first);
-        it.mark(extent(0, 1));
-        it.give_up(first);
+        let first = it.next_cold(Lba(0), 256).expect("the first chunks");
+        it.locked(PASS, first);
+        it.count(extent(0, 1));
+        it.add(first);
         assert_eq!(round(&mut it, 2048), [extent(128, 893)]);
         assert_eq!(remaining(&it), [(0, 128, 1)]);
     }
@@ -441,12 +469,12 @@ mod tests {
             let start = next(1000);
             let part = extent(start, 1 + next((1021 - start).min(300)) as u32);
             match next(5) {
-                0 => it.mark(part),
-                1 => it.give_up(part),
+                0 => it.count(part),
+                1 => it.add(part),
                 2 => it.is_hole(part.start(), part.end(), &sent),
                 _ => {
-                    if let Some(found) = it.next(Lba(start), 1 + next(300) as u32) {
-                        it.locked(found);
+                    if let Some(found) = it.next_cold(Lba(start), 1 + next(300) as u32) {
+                        it.locked(PASS, found);
                     }
                 }
             }
@@ -470,8 +498,8 @@ mod tests {
         assert_eq!(it.pushable_bytes(), 0);
         it.add_from(Lba(896));
         assert_eq!(it.pushable_bytes(), 16 * 4096);
-        it.mark(extent(900, 8));
-        it.mark(extent(900, 8));
+        it.count(extent(900, 8));
+        it.count(extent(900, 8));
         assert_eq!(it.pushable_bytes(), 0);
         it.change(
             PushOptions {
@@ -481,7 +509,7 @@ mod tests {
             Time(0),
         );
         assert_eq!(round(&mut it, 1024), [extent(896, 125)]);
-        assert!(!it.is_over());
+        assert!(!it.over);
         let longest_push = Some(Duration::ZERO);
         it.change(
             PushOptions {
@@ -490,7 +518,7 @@ mod tests {
             },
             Time(7),
         );
-        assert!(it.pass_time(Time(7)) && it.is_over());
+        assert!(it.pass_time(Time(7)) && it.over);
     }
 
     #[test]
@@ -500,9 +528,9 @@ mod tests {
             longest_push: Some(Duration::from_secs(1)),
         };
         let mut it = PushPull::new(options, CAPACITY, Time(5));
-        assert!(!it.pass_time(Time(1_000_000_004)) && !it.is_over());
-        assert!(it.pass_time(Time(1_000_000_005)) && it.is_over());
-        assert_eq!(it.until(), None, "it ends once");
+        assert!(!it.pass_time(Time(1_000_000_004)) && !it.over);
+        assert!(it.pass_time(Time(1_000_000_005)) && it.over);
+        assert_eq!(it.leaves_at(), None, "it ends once");
         assert!(!push_pull(3).pass_time(Time(u64::MAX)));
     }
 }
