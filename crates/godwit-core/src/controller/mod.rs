@@ -1,5 +1,6 @@
 //! The controller of one disk on one node.
 
+mod block_set;
 mod governor;
 mod handover;
 mod limits;

@@ -11,7 +11,7 @@ pub(in crate::controller) mod push_pull;
 pub(crate) mod table;
 
 use crate::controller::PushOptions;
-use crate::controller::transfer::dirty::DirtyBitmap;
+use crate::controller::block_set::BlockSet;
 use crate::controller::transfer::pass::Pass;
 #[cfg(feature = "planted-bugs")]
 use crate::planted::PlantedBug;
@@ -127,10 +127,10 @@ pub(in crate::controller) trait Policy {
     fn each_owed(&self, _: impl FnMut(Lba, u32, u8)) {}
 
     /// Notes that the destination has the whole disk except these blocks, before anything is sent.
-    fn lacks_only(&mut self, _: &DirtyBitmap) {}
+    fn lacks_only(&mut self, _: &BlockSet) {}
 
     /// Notes a hole: blocks of these sectors that are not in `sent` are zeroes at both nodes.
-    fn is_hole(&mut self, _start: Lba, _end: Lba, _sent: &DirtyBitmap) {}
+    fn is_hole(&mut self, _start: Lba, _end: Lba, _sent: &BlockSet) {}
 
     /// Returns the time at which the disk is handed over, whatever the destination lacks; `None` once the time has
     /// come.

@@ -5,10 +5,9 @@
 //! equal. After the last allowed round, and before a comparison, one more round is therefore made in which the guest's
 //! writes go to both nodes. Behind this round nothing is left.
 
+use crate::controller::block_set::BlockSet;
 use crate::controller::options::is_length;
 use crate::controller::policy::{Policy, next_of_all};
-use crate::controller::transfer::differences::on_image::each_run;
-use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::heat::BLOCK_SECTORS;
 use crate::controller::transfer::pass::Pass;
 use crate::controller::{MigrationOptions, StartError};
@@ -72,7 +71,7 @@ impl RoundOptions {
 pub(in crate::controller) struct PreCopy {
     options: RoundOptions,
     /// Blocks written since they were copied, or since their copy began.
-    dirty: DirtyBitmap,
+    dirty: BlockSet,
     /// End of the blocks that contain the last chunk.
     block_end: Lba,
     /// True while the guest's writes go to both nodes.
@@ -94,7 +93,7 @@ impl PreCopy {
     pub(super) fn new(options: RoundOptions, capacity: Sectors) -> Self {
         Self {
             options,
-            dirty: DirtyBitmap::new(capacity, options.block_sectors),
+            dirty: BlockSet::new(capacity, options.block_sectors),
             block_end: Lba(0),
             writes_through: false,
             #[cfg(feature = "planted-bugs")]
@@ -103,13 +102,13 @@ impl PreCopy {
     }
 
     /// Creates pre-copy of only these blocks of a disk. Writes never go to both nodes.
-    pub(super) fn of(options: RoundOptions, different: &DirtyBitmap) -> Self {
+    pub(super) fn of(options: RoundOptions, different: &BlockSet) -> Self {
         let options = RoundOptions {
             most_rounds: u32::MAX,
             ..options
         };
         let mut it = Self::new(options, different.capacity());
-        each_run(different, |extent| it.dirty.set(extent));
+        it.dirty.add(different);
         it
     }
 

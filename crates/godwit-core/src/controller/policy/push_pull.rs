@@ -7,8 +7,8 @@
 
 use core::time::Duration;
 
+use crate::controller::block_set::BlockSet;
 use crate::controller::policy::Policy;
-use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::heat::{BLOCK_SECTORS, CHUNK_SECTORS, RunsByHeat, chunks, heat};
 use crate::controller::transfer::pass::Pass;
 use crate::controller::{ImageOffer, MAX_PULLED, MigrationOptions, StartError};
@@ -62,18 +62,18 @@ pub(in crate::controller) struct PushPull {
     until: Option<Time>,
     over: bool,
     /// Blocks that the destination lacks (`RemainingSet`).
-    remaining: DirtyBitmap,
+    remaining: BlockSet,
     /// Writes to each chunk (`WriteCount`), up to 255.
     counts: Box<[u8]>,
     /// Chunks that were written.
-    written: DirtyBitmap,
+    written: BlockSet,
     /// Blocks of `remaining` in chunks that may be pushed.
     pushable: u64,
 }
 
 impl PushPull {
     pub(super) fn new(options: PushOptions, capacity: Sectors, now: Time) -> Self {
-        let mut remaining = DirtyBitmap::new(capacity, BLOCK_SECTORS);
+        let mut remaining = BlockSet::new(capacity, BLOCK_SECTORS);
         remaining.fill();
         let chunks = capacity.0.div_ceil(u64::from(CHUNK_SECTORS)) as usize;
         let pushes = options.threshold > 0;
@@ -84,7 +84,7 @@ impl PushPull {
             pushable: if pushes { remaining.count() } else { 0 },
             remaining,
             counts: vec![0; chunks].into_boxed_slice(),
-            written: DirtyBitmap::new(capacity, CHUNK_SECTORS),
+            written: BlockSet::new(capacity, CHUNK_SECTORS),
         }
     }
 
@@ -101,7 +101,7 @@ impl PushPull {
         pass: Pass,
         options: PushOptions,
         head: Lba,
-        wanted: Option<&DirtyBitmap>,
+        wanted: Option<&BlockSet>,
         capacity: Sectors,
         now: Time,
     ) -> Self {
@@ -129,10 +129,8 @@ impl PushPull {
     }
 
     /// Adds the set bits of `blocks`, a map of the same length, from `start` on: the destination lacks these blocks.
-    fn add_those_of(&mut self, blocks: &DirtyBitmap, start: Lba) {
-        let mut head = start;
-        while let Some((from, end)) = blocks.next_blocks(head, u64::MAX) {
-            head = end;
+    fn add_those_of(&mut self, blocks: &BlockSet, start: Lba) {
+        for (from, end) in blocks.ranges(start) {
             self.remaining.set_range(from, end);
         }
         self.recount();
@@ -222,11 +220,9 @@ impl PushPull {
     /// Removes these blocks from the remaining blocks.
     fn forget(&mut self, start: Lba, end: Lba) {
         let mut hot = 0;
-        let mut head = Lba(start.0 / u64::from(CHUNK_SECTORS) * u64::from(CHUNK_SECTORS));
-        while let Some(chunk) = self.written.next_run(head, CHUNK_SECTORS)
-            && chunk.start() < end
-        {
-            head = chunk.end();
+        let first = Lba(start.0 / u64::from(CHUNK_SECTORS) * u64::from(CHUNK_SECTORS));
+        let written = self.written.runs(first, CHUNK_SECTORS);
+        for chunk in written.take_while(|chunk| chunk.start() < end) {
             let from = chunk.start().max(start);
             let sectors = chunk.end().min(end).0.saturating_sub(from.0);
             let is_cold = self.is_cold(chunk.start().0 / u64::from(CHUNK_SECTORS));
@@ -302,9 +298,7 @@ impl Policy for PushPull {
 
     fn each_owed(&self, visit: impl FnMut(Lba, u32, u8)) {
         let mut runs = RunsByHeat::new(visit);
-        let mut head = Lba(0);
-        while let Some((start, end)) = self.remaining.next_blocks(head, u64::MAX) {
-            head = end;
+        for (start, end) in self.remaining.ranges(Lba(0)) {
             let mut from = start;
             while from < end {
                 let chunk = from.0 / u64::from(CHUNK_SECTORS);
@@ -325,12 +319,12 @@ impl Policy for PushPull {
         runs.end();
     }
 
-    fn lacks_only(&mut self, blocks: &DirtyBitmap) {
+    fn lacks_only(&mut self, blocks: &BlockSet) {
         self.remaining.empty();
         self.add_those_of(blocks, Lba(0));
     }
 
-    fn is_hole(&mut self, start: Lba, end: Lba, sent: &DirtyBitmap) {
+    fn is_hole(&mut self, start: Lba, end: Lba, sent: &BlockSet) {
         let block = u64::from(BLOCK_SECTORS);
         let end = match self.remaining.capacity() {
             capacity if end.0 >= capacity.0 => Lba(capacity.0),
@@ -456,7 +450,7 @@ mod tests {
     #[test]
     fn what_can_be_pushed_is_counted_whatever_happens() {
         let mut it = push_pull(3);
-        let mut sent = DirtyBitmap::new(CAPACITY, BLOCK_SECTORS);
+        let mut sent = BlockSet::new(CAPACITY, BLOCK_SECTORS);
         sent.set(extent(200, 80));
         let mut state = 7_u64;
         let mut next = |most: u64| {
@@ -479,9 +473,7 @@ mod tests {
                 }
             }
             let mut copy = 0;
-            let mut head = Lba(0);
-            while let Some(run) = it.remaining.next_run(head, 8) {
-                head = run.end();
+            for run in it.remaining.runs(Lba(0), 8) {
                 copy += u64::from(it.is_cold(run.start().0 / u64::from(CHUNK_SECTORS)));
             }
             assert_eq!(it.pushable, copy);

@@ -2,12 +2,12 @@
 
 pub use super::pre_copy::RoundOptions;
 pub use super::push_pull::PushOptions;
+use crate::controller::block_set::BlockSet;
 use crate::controller::policy::Policy;
 use crate::controller::policy::double_write::DoubleWrite;
 use crate::controller::policy::mirror::Mirror;
 use crate::controller::policy::pre_copy::PreCopy;
 use crate::controller::policy::push_pull::PushPull;
-use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::pass::Pass;
 use crate::controller::{MigrationOptions, StartError};
 #[cfg(feature = "planted-bugs")]
@@ -69,7 +69,7 @@ impl AnyPolicy {
     /// Creates a migration's policy. With `differences` the destination has the rest of the disk in the disk's image.
     pub(in crate::controller) fn new(
         options: PolicyOptions,
-        differences: Option<&DirtyBitmap>,
+        differences: Option<&BlockSet>,
         capacity: Sectors,
         now: Time,
     ) -> Self {
@@ -98,7 +98,7 @@ impl AnyPolicy {
         pass: Pass,
         options: PushOptions,
         head: Lba,
-        wanted: Option<&DirtyBitmap>,
+        wanted: Option<&BlockSet>,
         capacity: Sectors,
         now: Time,
     ) {
@@ -151,8 +151,8 @@ delegate! {
     fn pulls(self: &Self) -> bool;
     fn owes(self: &Self) -> u64;
     fn each_owed(self: &Self, visit: impl FnMut(Lba, u32, u8));
-    fn lacks_only(self: &mut Self, blocks: &DirtyBitmap);
-    fn is_hole(self: &mut Self, start: Lba, end: Lba, sent: &DirtyBitmap);
+    fn lacks_only(self: &mut Self, blocks: &BlockSet);
+    fn is_hole(self: &mut Self, start: Lba, end: Lba, sent: &BlockSet);
     fn leaves_at(self: &Self) -> Option<Time>;
     fn pass_time(self: &mut Self, now: Time) -> bool;
     fn leaves(self: &Self, ordered: bool) -> bool;

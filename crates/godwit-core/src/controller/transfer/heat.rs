@@ -1,7 +1,7 @@
 //! Heat: the blocks that the other node lacks, and the writes to each of their chunks.
 
-use crate::controller::transfer::dirty::DirtyBitmap;
-use crate::units::{Extent, Lba};
+use crate::controller::block_set::BlockSet;
+use crate::units::{Extent, Lba, MAX_EXTENT_SECTORS};
 
 /// Sectors of a block in the set of remaining blocks: 4 KiB.
 pub(in crate::controller) const BLOCK_SECTORS: u32 = 8;
@@ -11,14 +11,12 @@ pub(in crate::controller) const CHUNK_SECTORS: u32 = 128;
 
 /// Visits runs of set blocks in order, each of one heat. `heat` returns the heat of a chunk's part.
 pub(in crate::controller) fn each_run_by_heat(
-    blocks: &DirtyBitmap,
+    blocks: &BlockSet,
     heat: impl Fn(u64, Extent) -> u8,
     visit: impl FnMut(Lba, u32, u8),
 ) {
     let mut runs = RunsByHeat::new(visit);
-    let mut head = Lba(0);
-    while let Some(found) = blocks.next_run(head, crate::units::MAX_EXTENT_SECTORS) {
-        head = found.end();
+    for found in blocks.runs(Lba(0), MAX_EXTENT_SECTORS) {
         for (chunk, part) in chunks(found) {
             runs.add(part.start(), part.end(), heat(chunk, part));
         }

@@ -1,7 +1,6 @@
 //! Both ends of a disk's move: the data sent to the other node, and the time of sending.
 
 pub(super) mod differences;
-pub(super) mod dirty;
 pub(super) mod double_write;
 pub(super) mod heat;
 pub(super) mod outgoing;

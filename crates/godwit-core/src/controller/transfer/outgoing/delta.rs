@@ -8,9 +8,9 @@
 //! All blocks that the guest writes during such a migration are added to the blocks to send, even if the writes go to
 //! both nodes. A later pass of the window over the disk then covers the same blocks as in a whole copy.
 
+use crate::controller::block_set::BlockSet;
 use crate::controller::policy::Policy;
 use crate::controller::transfer::differences::written::Written;
-use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::heat::BLOCK_SECTORS;
 use crate::controller::transfer::outgoing::{MAX_PULLED, Source};
 use crate::controller::transfer::pass::Pass;
@@ -29,7 +29,7 @@ pub(super) enum Wanted {
     /// Only the blocks written since the disk came from there.
     Written(Written),
     /// The differing blocks found so far by the comparison.
-    Differing(DirtyBitmap),
+    Differing(BlockSet),
 }
 
 impl Wanted {
@@ -49,14 +49,14 @@ impl Wanted {
             && !matches!(older, OlderCopy::None | OlderCopy::Zeroes)
             && capacity.bytes() <= MAX_PULLED;
         if compares {
-            let nothing = DirtyBitmap::new(capacity, BLOCK_SECTORS);
+            let nothing = BlockSet::new(capacity, BLOCK_SECTORS);
             return (Self::Differing(nothing), Pass::Compare);
         }
         (Self::All, Pass::Copy)
     }
 
     /// Returns the blocks; `None` for the whole disk.
-    pub(super) const fn blocks(&self) -> Option<&DirtyBitmap> {
+    pub(super) const fn blocks(&self) -> Option<&BlockSet> {
         match self {
             Self::All => None,
             Self::Written(written) => Some(written.blocks()),
@@ -64,7 +64,7 @@ impl Wanted {
         }
     }
 
-    const fn blocks_mut(&mut self) -> Option<&mut DirtyBitmap> {
+    const fn blocks_mut(&mut self) -> Option<&mut BlockSet> {
         match self {
             Self::All => None,
             Self::Written(written) => Some(written.blocks_mut()),
@@ -76,7 +76,7 @@ impl Wanted {
 impl Source {
     /// Returns the blocks of the first copying pass, unless the pass covers the whole disk or the policy keeps the
     /// blocks itself.
-    pub(super) fn wanted_blocks(&self) -> Option<&DirtyBitmap> {
+    pub(super) fn wanted_blocks(&self) -> Option<&BlockSet> {
         match self.pass {
             Pass::Copy if !self.policy.pulls() => self.wanted.blocks(),
             _ => None,
@@ -129,7 +129,7 @@ impl Source {
 
     /// Counts the bytes left out by the first copying pass, which begins.
     pub(super) fn count_skipped(&mut self) {
-        let wanted = self.wanted.blocks().map(DirtyBitmap::bytes);
+        let wanted = self.wanted.blocks().map(BlockSet::bytes);
         let all = self.capacity.bytes().0;
         self.skipped = wanted.map_or(0, |wanted| all.saturating_sub(wanted));
     }

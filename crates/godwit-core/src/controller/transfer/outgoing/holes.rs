@@ -8,8 +8,8 @@ use core::time::Duration;
 
 use crate::action::{Action, Content, DiskOperation, DiskTag};
 use crate::controller::Controller;
+use crate::controller::block_set::BlockSet;
 use crate::controller::policy::Policy;
-use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::heat::BLOCK_SECTORS;
 use crate::controller::transfer::outgoing::{MAX_PULLED, Source};
 use crate::controller::{MigrationOptions, OlderCopy};
@@ -31,7 +31,7 @@ const MOST_WRITTEN: usize = 256;
 #[derive(Debug)]
 pub(in crate::controller) struct Holes {
     /// Blocks sent at least in part; `None` if the destination's image may have any content.
-    sent: Option<DirtyBitmap>,
+    sent: Option<BlockSet>,
     search: Option<Search>,
 }
 
@@ -52,7 +52,7 @@ impl Holes {
         let reads_as_zeroes =
             options.older_copy == OlderCopy::Zeroes && capacity.bytes() <= MAX_PULLED;
         Self {
-            sent: reads_as_zeroes.then(|| DirtyBitmap::new(capacity, BLOCK_SECTORS)),
+            sent: reads_as_zeroes.then(|| BlockSet::new(capacity, BLOCK_SECTORS)),
             search: None,
         }
     }

@@ -14,6 +14,7 @@ mod verify;
 use core::time::Duration;
 use std::collections::VecDeque;
 
+use crate::controller::block_set::BlockSet;
 use crate::controller::governor::Governor;
 use crate::controller::governor::in_flight::idle_window::IdleWindow;
 use crate::controller::governor::obstacles::Obstacles;
@@ -22,7 +23,6 @@ use crate::controller::policy::table::AnyPolicy;
 use crate::controller::policy::{Policy, Route};
 use crate::controller::requests::slots::{Slot, Slots};
 use crate::controller::transfer::differences::on_image::OnImage;
-use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::double_write::delayed_writes::DelayedWrites;
 use crate::controller::transfer::double_write::posted_writes::PostedWrites;
 use crate::controller::transfer::outgoing::delta::Wanted;
@@ -81,7 +81,7 @@ pub(in crate::controller) struct Source {
     /// Bytes not sent because of the destination's copy.
     skipped: u64,
     /// Blocks written since they were compared; only with verification.
-    dirty: Option<DirtyBitmap>,
+    dirty: Option<BlockSet>,
     token_bucket: Option<TokenBucket>,
     paced_until: Option<Time>,
     pub(in crate::controller) delayed_paced_until: Option<Time>,
@@ -275,7 +275,7 @@ impl Controller {
             skipped: 0,
             dirty: options
                 .verify
-                .then(|| DirtyBitmap::new(self.capacity, VERIFY_BLOCK_SECTORS)),
+                .then(|| BlockSet::new(self.capacity, VERIFY_BLOCK_SECTORS)),
             token_bucket: options
                 .max_bandwidth
                 .map(|limit| TokenBucket::new(limit, now)),

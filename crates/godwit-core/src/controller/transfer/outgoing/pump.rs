@@ -6,9 +6,9 @@ use std::collections::VecDeque;
 
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
 use crate::controller::Controller;
+use crate::controller::block_set::BlockSet;
 use crate::controller::policy::Policy;
 use crate::controller::requests::slots::{Slots, TagList};
-use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::outgoing::Source;
 use crate::controller::transfer::outgoing::freeze::FREEZE_DELAYED_BYTES;
 use crate::controller::transfer::outgoing::layout::Next;
@@ -61,7 +61,7 @@ impl Source {
         }
         self.pass = pass;
         self.pass_done = 0;
-        let wanted = self.wanted_blocks().map(DirtyBitmap::bytes);
+        let wanted = self.wanted_blocks().map(BlockSet::bytes);
         self.pass_total = match (pass, &self.dirty) {
             (Pass::VerifyDirty { .. }, Some(dirty)) => dirty.sectors() * SECTOR_SIZE,
             (Pass::Copy | Pass::Resend { .. }, _) => match wanted {
