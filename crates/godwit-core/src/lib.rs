@@ -19,12 +19,13 @@ pub mod units;
 pub mod wire;
 mod write_table;
 
+pub use controller::policy::table::*;
 pub use controller::{
     Admission, Arrivals, ChangeError, Compared, Controller, DeltaBy, DeltaProgress, GovernorParts,
     GuestLoad, HOLE_PIECE_SECTORS, HeatPiece, ImageOffer, Limits, LinkSignal, MAX_MOVED,
     MAX_PULLED, MAX_VERIFIED, MigrationChange, MigrationOptions, Missing, OlderCopy, PIECE_HEATS,
-    PIECE_WORDS, PolicyOptions, Progress, PromiseProgress, PushOptions, RoundOptions, StartError,
-    Switchover, UnknownPart, WordPiece, Written,
+    PIECE_WORDS, Progress, PromiseProgress, StartError, Switchover, UnknownPart, WordPiece,
+    Written,
 };
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;

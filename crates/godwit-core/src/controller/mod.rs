@@ -1,9 +1,11 @@
 //! The controller of one disk on one node.
 
+mod block_set;
 mod governor;
 mod handover;
 mod limits;
 mod options;
+pub(crate) mod policy;
 mod progress;
 mod requests;
 mod transfer;
@@ -15,10 +17,8 @@ use std::collections::VecDeque;
 pub use self::governor::arrivals::{Arrivals, GuestLoad};
 pub use self::governor::parts::{GovernorParts, UnknownPart};
 pub use self::limits::Limits;
-pub use self::options::{
-    ImageOffer, LinkSignal, MigrationOptions, OlderCopy, PolicyOptions, PushOptions, RoundOptions,
-    Switchover,
-};
+pub use self::options::{ImageOffer, LinkSignal, MigrationOptions, OlderCopy, Switchover};
+pub(crate) use self::policy::table::*;
 pub use self::progress::{DeltaBy, DeltaProgress, Progress, PromiseProgress, StartError};
 pub use self::requests::forwarding::Admission;
 use self::requests::forwarding::{ForwardLink, Forwarding};

@@ -4,8 +4,14 @@ use core::time::Duration;
 
 use super::governor::arrivals::GuestLoad;
 use super::governor::parts::GovernorParts;
+use super::limits::Limits;
+use super::policy::table::PolicyOptions;
+use super::{MAX_MOVED, MAX_VERIFIED, StartError};
 use crate::sla::LatencyTarget;
-use crate::units::{Bytes, MigrationId, SECTOR_SIZE};
+use crate::units::{MigrationId, SECTOR_SIZE, Sectors};
+
+/// Longest chunk: 16 MiB.
+const MAX_CHUNK_SECTORS: u32 = (16 << 20) / SECTOR_SIZE as u32;
 
 /// Options of a move.
 #[derive(Clone, Copy, Debug)]
@@ -68,21 +74,6 @@ pub struct MigrationOptions {
     pub peer_timeout: Duration,
 }
 
-/// Method by which the destination gets the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PolicyOptions {
-    /// The disk is copied once; the guest's writes to the copied part go to both nodes (Alg. 1 of the SmartNIC
-    /// storage-migration paper).
-    DoubleWrite,
-    /// The disk is copied once; all of the guest's writes go to both nodes from the start.
-    Mirror,
-    /// The guest writes to its own disk; written blocks are copied again until little is left.
-    PreCopy(RoundOptions),
-    /// Rarely written blocks are pushed; the disk changes hands, and the destination pulls the rest (Alg. 1 to 4 of the
-    /// hybrid storage-transfer paper). Requires [`Features::PULLS`](crate::wire::Features::PULLS) at the other node.
-    PushPull(PushOptions),
-}
-
 /// A destination's earlier copy of the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OlderCopy {
@@ -96,57 +87,6 @@ pub enum OlderCopy {
     /// An image with arbitrary content: both images are compared first. Push and pull skips the comparison, because
     /// push and pull is to leave soon, and treats the image as [`Self::None`].
     Unknown,
-}
-
-/// Options of the push before the disk changes hands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PushOptions {
-    /// Number of writes during the migration after which a chunk of 64 KiB is no longer pushed. With 0 nothing is
-    /// pushed: the whole disk is pulled.
-    pub threshold: u8,
-    /// Maximum time before the disk changes hands. `None`: the disk changes hands when nothing is left to push.
-    pub longest_push: Option<Duration>,
-}
-
-impl Default for PushOptions {
-    /// Three writes, no time limit.
-    fn default() -> Self {
-        Self {
-            threshold: 3,
-            longest_push: None,
-        }
-    }
-}
-
-/// Options of pre-copy's rounds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RoundOptions {
-    /// Sectors per bit of the dirty bitmap: a multiple of 8, from 4 KiB to 1 GiB.
-    pub block_sectors: u32,
-    /// Rounds, including the first over the whole disk, after which the guest's writes go to both nodes if too much is
-    /// left. At least 1.
-    pub most_rounds: u32,
-    /// Maximum bytes left to be copied while the guest is held.
-    pub most_left: Bytes,
-}
-
-impl RoundOptions {
-    /// Returns the largest disk that can be moved with this block length. The dirty bitmap of a larger disk, more than
-    /// 2 GiB, may not fit into memory.
-    pub const fn largest_disk(&self) -> Bytes {
-        Bytes((self.block_sectors as u64 * SECTOR_SIZE).saturating_mul(1 << 34))
-    }
-}
-
-impl Default for RoundOptions {
-    /// Blocks of 64 KiB, 8 rounds, 4 MiB.
-    fn default() -> Self {
-        Self {
-            block_sectors: 128,
-            most_rounds: 8,
-            most_left: Bytes(4 << 20),
-        }
-    }
 }
 
 /// Condition for the switchover once the destination has everything.
@@ -188,6 +128,48 @@ impl MigrationOptions {
             peer_timeout: Duration::from_secs(10),
         }
     }
+
+    /// Checks the options for a disk of this size.
+    ///
+    /// # Errors
+    /// [`StartError::Option`].
+    pub(in crate::controller) fn check(
+        &self,
+        limits: &Limits,
+        capacity: Sectors,
+    ) -> Result<(), StartError> {
+        if !is_length(self.chunk_sectors, MAX_CHUNK_SECTORS) {
+            return Err(StartError::Option("chunk size"));
+        }
+        if !is_length(self.busy_chunk_sectors, self.chunk_sectors) {
+            return Err(StartError::Option("chunk size for a busy guest"));
+        }
+        if self.window_chunks == 0 || self.window_chunks > limits.window_chunks {
+            return Err(StartError::Option("window"));
+        }
+        if self.idle_window_chunks == 0 || self.idle_window_chunks > self.window_chunks {
+            return Err(StartError::Option("window for an idle guest"));
+        }
+        if self.busy_window_chunks == 0 || self.busy_window_chunks > self.window_chunks {
+            return Err(StartError::Option("window for a busy guest"));
+        }
+        if self.peer_timeout.is_zero() {
+            return Err(StartError::Option("peer timeout"));
+        }
+        self.policy.check(self, capacity)?;
+        if capacity.bytes() > MAX_MOVED {
+            return Err(StartError::Option("size of the disk"));
+        }
+        if self.verify && capacity.bytes() > MAX_VERIFIED {
+            return Err(StartError::Option("disk that is to be verified"));
+        }
+        Ok(())
+    }
+}
+
+/// Returns true if the sectors are whole blocks of 4 KiB, at least one and at most `most` sectors.
+pub(in crate::controller) const fn is_length(sectors: u32, most: u32) -> bool {
+    sectors > 0 && sectors.is_multiple_of(8) && sectors <= most
 }
 
 /// Use of the image that a disk was created from.

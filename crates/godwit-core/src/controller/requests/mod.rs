@@ -8,9 +8,9 @@ use core::time::Duration;
 
 use crate::action::{Action, DiskOperation, DiskTag, Inspect};
 use crate::controller::Controller;
+use crate::controller::policy::Route;
 use crate::controller::requests::forwarding::ForwardLink;
 use crate::controller::requests::slots::{Slot, TagList, Work, WorkStage};
-use crate::controller::transfer::policy::Route;
 use crate::controller::transfer::window::ChunkState;
 use crate::event::{AbortReason, Event};
 use crate::planted::PlantedBug;

@@ -1,13 +1,11 @@
 //! Both ends of a disk's move: the data sent to the other node, and the time of sending.
 
 pub(super) mod differences;
-pub(super) mod dirty;
 pub(super) mod double_write;
+pub(super) mod heat;
 pub(super) mod outgoing;
+pub(super) mod pass;
 pub(super) mod pause;
-pub(super) mod policy;
-pub(super) mod pre_copy;
-pub(super) mod push_pull;
 pub(super) mod receive;
 pub(super) mod remainder;
 pub(super) mod verify_hole;

@@ -10,14 +10,14 @@
 //! push and pull the disk may leave before all differences are at the destination. The destination then lacks some
 //! differences, which this node owes, and the rest of the missing blocks is in the image.
 
-use crate::controller::transfer::dirty::DirtyBitmap;
-use crate::controller::transfer::push_pull::{BLOCK_SECTORS, CHUNK_SECTORS, each_run_by_heat};
+use crate::controller::block_set::BlockSet;
+use crate::controller::transfer::heat::{BLOCK_SECTORS, CHUNK_SECTORS, each_run_by_heat};
 use crate::controller::{
-    Controller, ImageOffer, MAX_PULLED, MigrationOptions, Missing, PolicyOptions, StartError,
+    Controller, ImageOffer, MAX_PULLED, MigrationOptions, Missing, StartError,
 };
 use crate::event::AbortReason;
 use crate::planted::PlantedBug;
-use crate::units::{Bytes, Extent, Lba, MAX_EXTENT_SECTORS};
+use crate::units::{Bytes, Extent, Lba};
 use crate::wire::{Message, TrafficClass};
 
 /// Priority of fetching blocks in a chunk of 64 KiB with a difference: the guest works there.
@@ -40,9 +40,9 @@ pub struct Compared {
 #[derive(Debug)]
 pub(in crate::controller) struct OnImage {
     /// Blocks that differ, or may differ.
-    different: DirtyBitmap,
+    different: BlockSet,
     /// Blocks that are as in the image and not holes there; `None` during the comparison.
-    same: Option<DirtyBitmap>,
+    same: Option<BlockSet>,
 }
 
 impl OnImage {
@@ -55,7 +55,7 @@ impl OnImage {
     }
 
     /// Returns the blocks to copy.
-    pub(in crate::controller::transfer) const fn different(&self) -> &DirtyBitmap {
+    pub(in crate::controller) const fn different(&self) -> &BlockSet {
         &self.different
     }
 }
@@ -80,7 +80,7 @@ impl Controller {
             return Err(StartError::Option("size of a disk that is pulled"));
         }
         let mut on_image = OnImage {
-            different: DirtyBitmap::new(self.capacity, BLOCK_SECTORS),
+            different: BlockSet::new(self.capacity, BLOCK_SECTORS),
             same: None,
         };
         // Data of these writes may reach the disk behind the comparison.
@@ -114,13 +114,10 @@ impl Controller {
         else {
             return false;
         };
-        let mut found = DirtyBitmap::from_words(capacity, BLOCK_SECTORS, same);
-        each_run(&on_image.different, |written| found.clear(written));
-        let differs = DirtyBitmap::from_words(capacity, BLOCK_SECTORS, different);
-        each_run(&differs, |extent| {
-            on_image.different.set(extent);
-            found.clear(extent);
-        });
+        let mut found = BlockSet::from_words(capacity, BLOCK_SECTORS, same);
+        let differs = BlockSet::from_words(capacity, BLOCK_SECTORS, different);
+        on_image.different.add(&differs);
+        found.remove(&on_image.different);
         on_image.same = Some(found);
         true
     }
@@ -137,7 +134,7 @@ impl Controller {
     /// Returns the result as taken by [`Self::end_comparison`]: the differing blocks, and the same blocks.
     pub fn compared_words(&self) -> Option<[Vec<u64>; 2]> {
         let on_image = self.on_image.as_ref()?;
-        let words = |blocks: &DirtyBitmap| blocks.words().collect();
+        let words = |blocks: &BlockSet| blocks.words().collect();
         Some([words(&on_image.different), words(on_image.same.as_ref()?)])
     }
 
@@ -174,7 +171,7 @@ impl Controller {
             .is_some_and(|on_image| on_image.same.is_some())
     }
 
-    /// Checks that the options allow a move without the image: copied blocks are tracked one by one.
+    /// Checks that the options allow a move without the image.
     pub(in crate::controller) fn check_on_image(
         &self,
         options: &MigrationOptions,
@@ -183,15 +180,7 @@ impl Controller {
         if self.leaves_image() != (options.image != ImageOffer::None) {
             return Err(StartError::Option("comparison with the image"));
         }
-        let fits = match (options.image, options.policy) {
-            (ImageOffer::None, _) => true,
-            (_, PolicyOptions::PreCopy(rounds)) => {
-                rounds.block_sectors == BLOCK_SECTORS && !options.verify
-            }
-            (ImageOffer::TwoPlaces, PolicyOptions::PushPull(_)) => true,
-            _ => false,
-        };
-        match fits {
+        match options.image == ImageOffer::None || options.policy.may_leave_image(options) {
             true => Ok(()),
             false => Err(StartError::Option(
                 "policy of a disk that stays on its image",
@@ -236,17 +225,5 @@ impl Controller {
             });
         });
         true
-    }
-}
-
-/// Visits the extents of set blocks in order.
-pub(in crate::controller::transfer) fn each_run(
-    blocks: &DirtyBitmap,
-    mut visit: impl FnMut(Extent),
-) {
-    let mut head = Lba(0);
-    while let Some(run) = blocks.next_run(head, MAX_EXTENT_SECTORS) {
-        head = run.end();
-        visit(run);
     }
 }

@@ -5,15 +5,15 @@
 //! disk's owner, and each write is entered before it is carried out. The map outlasts only a process that ends in
 //! order, and only for the next process; a crash leaves none.
 
-use crate::controller::transfer::dirty::DirtyBitmap;
-use crate::controller::transfer::push_pull::BLOCK_SECTORS;
+use crate::controller::block_set::BlockSet;
+use crate::controller::transfer::heat::BLOCK_SECTORS;
 use crate::units::{Bytes, Extent, MigrationId, SECTOR_SIZE, Sectors};
 
 /// The blocks of 4 KiB written since a disk changed hands.
 #[derive(Debug)]
 pub struct Written {
     since: MigrationId,
-    blocks: DirtyBitmap,
+    blocks: BlockSet,
 }
 
 impl Written {
@@ -21,7 +21,7 @@ impl Written {
     pub(in crate::controller) fn nothing(since: MigrationId, capacity: Sectors) -> Self {
         Self {
             since,
-            blocks: DirtyBitmap::new(capacity, BLOCK_SECTORS),
+            blocks: BlockSet::new(capacity, BLOCK_SECTORS),
         }
     }
 
@@ -29,7 +29,7 @@ impl Written {
     pub fn from_words(since: MigrationId, capacity: Sectors, words: &[u64]) -> Option<Self> {
         (words.len() == Self::word_length(capacity)).then(|| Self {
             since,
-            blocks: DirtyBitmap::from_words(capacity, BLOCK_SECTORS, words),
+            blocks: BlockSet::from_words(capacity, BLOCK_SECTORS, words),
         })
     }
 
@@ -53,11 +53,11 @@ impl Written {
         Bytes(self.blocks.sectors() * SECTOR_SIZE)
     }
 
-    pub(in crate::controller) const fn blocks(&self) -> &DirtyBitmap {
+    pub(in crate::controller) const fn blocks(&self) -> &BlockSet {
         &self.blocks
     }
 
-    pub(in crate::controller) const fn blocks_mut(&mut self) -> &mut DirtyBitmap {
+    pub(in crate::controller) const fn blocks_mut(&mut self) -> &mut BlockSet {
         &mut self.blocks
     }
 

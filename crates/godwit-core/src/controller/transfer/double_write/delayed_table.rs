@@ -5,7 +5,7 @@
 //! full, ranges that lie close together become one. If this step gains too little, all ranges move into a bitmap over
 //! the disk. Coarser entries only cost traffic: nothing is ever dropped, and inserting never fails.
 
-use crate::controller::transfer::dirty::DirtyBitmap;
+use crate::controller::block_set::BlockSet;
 use crate::units::{Extent, Lba, MAX_EXTENT_SECTORS, Sectors};
 
 /// Longest extent sent at once: 64 KiB.
@@ -33,7 +33,7 @@ pub(in crate::controller) struct DelayedTable {
     ranges: Vec<Range>,
     limit: usize,
     range_sectors: u64,
-    bitmap: DirtyBitmap,
+    bitmap: BlockSet,
     #[cfg(feature = "planted-bugs")]
     drops: bool,
 }
@@ -49,7 +49,7 @@ impl DelayedTable {
             ranges: Vec::with_capacity(limit + 1),
             limit,
             range_sectors: 0,
-            bitmap: DirtyBitmap::new(capacity, block as u32),
+            bitmap: BlockSet::new(capacity, block as u32),
             #[cfg(feature = "planted-bugs")]
             drops: false,
         }

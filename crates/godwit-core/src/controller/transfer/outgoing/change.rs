@@ -5,10 +5,11 @@ use core::time::Duration;
 use crate::controller::governor::Governor;
 use crate::controller::governor::obstacles::Obstacles;
 use crate::controller::governor::token_bucket::TokenBucket;
+use crate::controller::policy::Policy;
 use crate::controller::transfer::outgoing::freeze::FIRST_FREEZE;
 use crate::controller::transfer::outgoing::{MAX_PULLED, Source};
-use crate::controller::transfer::policy::Pass;
-use crate::controller::{Controller, ImageOffer, PolicyOptions, PushOptions};
+use crate::controller::transfer::pass::Pass;
+use crate::controller::{Controller, ImageOffer, PushOptions};
 use crate::event::Event;
 use crate::planted::PlantedBug;
 use crate::sla::LatencyTarget;
@@ -120,7 +121,6 @@ impl Source {
                 policy.give_up(Pass::Copy, core::iter::once(extent), head);
             }
         });
-        self.options.policy = PolicyOptions::PushPull(push);
         self.options.verify = false;
         self.dirty = None;
         match self.pass {
@@ -184,7 +184,7 @@ impl Controller {
             return;
         };
         let migration = source.options.migration;
-        let was_another = !matches!(source.options.policy, PolicyOptions::PushPull(_));
+        let was_another = !source.policy.pulls();
         let pass = source.switch_policy(push, forgets_delayed, now);
         source.holes.begin(now);
         source.awaits_generation = !overtakes;

@@ -8,12 +8,13 @@
 //! All blocks that the guest writes during such a migration are added to the blocks to send, even if the writes go to
 //! both nodes. A later pass of the window over the disk then covers the same blocks as in a whole copy.
 
+use crate::controller::block_set::BlockSet;
+use crate::controller::policy::Policy;
 use crate::controller::transfer::differences::written::Written;
-use crate::controller::transfer::dirty::DirtyBitmap;
+use crate::controller::transfer::heat::BLOCK_SECTORS;
 use crate::controller::transfer::outgoing::{MAX_PULLED, Source};
-use crate::controller::transfer::policy::{Pass, Policy};
-use crate::controller::transfer::push_pull::BLOCK_SECTORS;
-use crate::controller::{Controller, DeltaBy, DeltaProgress, OlderCopy, PolicyOptions};
+use crate::controller::transfer::pass::Pass;
+use crate::controller::{Controller, DeltaBy, DeltaProgress, OlderCopy};
 use crate::planted::PlantedBug;
 use crate::units::{Extent, Sectors};
 
@@ -28,7 +29,7 @@ pub(super) enum Wanted {
     /// Only the blocks written since the disk came from there.
     Written(Written),
     /// The differing blocks found so far by the comparison.
-    Differing(DirtyBitmap),
+    Differing(BlockSet),
 }
 
 impl Wanted {
@@ -36,7 +37,7 @@ impl Wanted {
     pub(super) fn new(
         written: &mut Option<Written>,
         older: OlderCopy,
-        policy: PolicyOptions,
+        may_compare: bool,
         capacity: Sectors,
     ) -> (Self, Pass) {
         if let OlderCopy::Since(migration) = older
@@ -44,19 +45,18 @@ impl Wanted {
         {
             return (Self::Written(written), Pass::Copy);
         }
-        // Push and pull is to leave soon.
-        let compares = !matches!(policy, PolicyOptions::PushPull(_))
+        let compares = may_compare
             && !matches!(older, OlderCopy::None | OlderCopy::Zeroes)
             && capacity.bytes() <= MAX_PULLED;
         if compares {
-            let nothing = DirtyBitmap::new(capacity, BLOCK_SECTORS);
+            let nothing = BlockSet::new(capacity, BLOCK_SECTORS);
             return (Self::Differing(nothing), Pass::Compare);
         }
         (Self::All, Pass::Copy)
     }
 
     /// Returns the blocks; `None` for the whole disk.
-    pub(super) const fn blocks(&self) -> Option<&DirtyBitmap> {
+    pub(super) const fn blocks(&self) -> Option<&BlockSet> {
         match self {
             Self::All => None,
             Self::Written(written) => Some(written.blocks()),
@@ -64,7 +64,7 @@ impl Wanted {
         }
     }
 
-    const fn blocks_mut(&mut self) -> Option<&mut DirtyBitmap> {
+    const fn blocks_mut(&mut self) -> Option<&mut BlockSet> {
         match self {
             Self::All => None,
             Self::Written(written) => Some(written.blocks_mut()),
@@ -76,10 +76,9 @@ impl Wanted {
 impl Source {
     /// Returns the blocks of the first copying pass, unless the pass covers the whole disk or the policy keeps the
     /// blocks itself.
-    pub(super) const fn wanted_blocks(&self) -> Option<&DirtyBitmap> {
-        match (self.pass, &self.policy) {
-            (_, Policy::PushPull(_)) => None,
-            (Pass::Copy, _) => self.wanted.blocks(),
+    pub(super) fn wanted_blocks(&self) -> Option<&BlockSet> {
+        match self.pass {
+            Pass::Copy if !self.policy.pulls() => self.wanted.blocks(),
             _ => None,
         }
     }
@@ -130,7 +129,7 @@ impl Source {
 
     /// Counts the bytes left out by the first copying pass, which begins.
     pub(super) fn count_skipped(&mut self) {
-        let wanted = self.wanted.blocks().map(DirtyBitmap::bytes);
+        let wanted = self.wanted.blocks().map(BlockSet::bytes);
         let all = self.capacity.bytes().0;
         self.skipped = wanted.map_or(0, |wanted| all.saturating_sub(wanted));
     }

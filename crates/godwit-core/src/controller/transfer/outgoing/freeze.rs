@@ -3,10 +3,11 @@
 use core::time::Duration;
 
 use crate::action::{Action, DiskOperation, DiskTag};
+use crate::controller::policy::Policy;
 use crate::controller::transfer::outgoing::Source;
 use crate::controller::transfer::outgoing::stage::Stage;
 use crate::controller::transfer::outgoing::verify::MAX_VERIFY_PASSES;
-use crate::controller::transfer::policy::Pass;
+use crate::controller::transfer::pass::Pass;
 use crate::controller::{Controller, Switchover};
 use crate::event::AbortReason;
 use crate::planted::PlantedBug;
@@ -131,16 +132,15 @@ impl Controller {
         );
         let migration = source.options.migration;
         let since = self.now;
-        let owes = source.policy.remainder().is_some();
+        let owes = source.policy.owes() > 0;
         let loses_counts = self.has_bug(PlantedBug::LoseCounts);
         let leaves_image = self.leaves_image();
         // Blocks beside the remainder are in the same chunk and equally hot, so the remainder is announced last.
         let on_image = leaves_image && self.tell_what_is_the_same();
         let at_source = leaves_image && !self.has_bug(PlantedBug::TakenFromImage);
-        let remainder = self.source.as_ref().and_then(|it| it.policy.remainder());
-        if let Some(remainder) = remainder {
+        if let Some(source) = &self.source {
             let actions = &mut self.actions;
-            remainder.each_remaining(|start, sectors, heat| {
+            source.policy.each_owed(|start, sectors, heat| {
                 actions.push_back(Action::Send {
                     class: TrafficClass::Control,
                     message: Message::Lacks {

@@ -8,10 +8,10 @@ use core::time::Duration;
 
 use crate::action::{Action, Content, DiskOperation, DiskTag};
 use crate::controller::Controller;
-use crate::controller::transfer::dirty::DirtyBitmap;
+use crate::controller::block_set::BlockSet;
+use crate::controller::policy::Policy;
+use crate::controller::transfer::heat::BLOCK_SECTORS;
 use crate::controller::transfer::outgoing::{MAX_PULLED, Source};
-use crate::controller::transfer::policy::Policy;
-use crate::controller::transfer::push_pull::BLOCK_SECTORS;
 use crate::controller::{MigrationOptions, OlderCopy};
 use crate::planted::PlantedBug;
 use crate::request::RequestError;
@@ -31,7 +31,7 @@ const MOST_WRITTEN: usize = 256;
 #[derive(Debug)]
 pub(in crate::controller) struct Holes {
     /// Blocks sent at least in part; `None` if the destination's image may have any content.
-    sent: Option<DirtyBitmap>,
+    sent: Option<BlockSet>,
     search: Option<Search>,
 }
 
@@ -52,7 +52,7 @@ impl Holes {
         let reads_as_zeroes =
             options.older_copy == OlderCopy::Zeroes && capacity.bytes() <= MAX_PULLED;
         Self {
-            sent: reads_as_zeroes.then(|| DirtyBitmap::new(capacity, BLOCK_SECTORS)),
+            sent: reads_as_zeroes.then(|| BlockSet::new(capacity, BLOCK_SECTORS)),
             search: None,
         }
     }
@@ -135,13 +135,14 @@ impl Source {
 
     /// Leaves out a hole, except for the extents written meanwhile.
     fn leave_out(&mut self, (start, end, written): (Lba, Lba, Vec<Extent>), forgets: bool) {
-        let (Policy::PushPull(push), Some(sent)) = (&mut self.policy, &self.holes.sent) else {
+        let policy = &mut self.policy;
+        let Some(sent) = self.holes.sent.as_ref().filter(|_| policy.pulls()) else {
             return;
         };
-        push.is_hole(start, end, sent);
+        policy.is_hole(start, end, sent);
         for extent in written {
             if !forgets && extent.start() < end && extent.end() > start {
-                push.give_up(extent);
+                policy.give_up(self.pass, core::iter::once(extent), start);
             }
         }
     }

@@ -6,9 +6,10 @@ use core::time::Duration;
 
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag};
 use crate::controller::governor::tuning::idle_window::QUICK;
+use crate::controller::policy::Policy;
 use crate::controller::transfer::outgoing::Source;
 use crate::controller::transfer::outgoing::delta::COMPARED_SECTORS;
-use crate::controller::transfer::policy::Pass;
+use crate::controller::transfer::pass::Pass;
 use crate::controller::transfer::window::ChunkKind;
 use crate::controller::{Controller, MigrationOptions};
 use crate::planted::PlantedBug;

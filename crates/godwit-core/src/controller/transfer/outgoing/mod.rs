@@ -14,12 +14,15 @@ mod verify;
 use core::time::Duration;
 use std::collections::VecDeque;
 
+use crate::controller::block_set::BlockSet;
 use crate::controller::governor::Governor;
 use crate::controller::governor::in_flight::idle_window::IdleWindow;
 use crate::controller::governor::obstacles::Obstacles;
 use crate::controller::governor::token_bucket::TokenBucket;
+use crate::controller::policy::table::AnyPolicy;
+use crate::controller::policy::{Policy, Route};
 use crate::controller::requests::slots::{Slot, Slots};
-use crate::controller::transfer::dirty::DirtyBitmap;
+use crate::controller::transfer::differences::on_image::OnImage;
 use crate::controller::transfer::double_write::delayed_writes::DelayedWrites;
 use crate::controller::transfer::double_write::posted_writes::PostedWrites;
 use crate::controller::transfer::outgoing::delta::Wanted;
@@ -27,12 +30,11 @@ use crate::controller::transfer::outgoing::freeze::FIRST_FREEZE;
 use crate::controller::transfer::outgoing::holes::Holes;
 use crate::controller::transfer::outgoing::layout::Layout;
 use crate::controller::transfer::outgoing::stage::Stage;
+use crate::controller::transfer::pass::Pass;
 use crate::controller::transfer::pause::{Pause, PauseCounts};
-use crate::controller::transfer::policy::{Pass, Policy, Route};
-use crate::controller::transfer::push_pull::PushPull;
 use crate::controller::transfer::window::Window;
 use crate::controller::{
-    Controller, MigrationOptions, PolicyOptions, Progress, PushOptions, StartError, Switchover,
+    Controller, MigrationOptions, Progress, PushOptions, StartError, Switchover,
 };
 #[cfg(feature = "planted-bugs")]
 use crate::controller::{OlderCopy, Written};
@@ -40,14 +42,8 @@ use crate::event::{AbortReason, Event, PauseReason, Phase};
 #[cfg(feature = "planted-bugs")]
 use crate::planted::PlantedBug;
 use crate::request::RequestTag;
-use crate::units::{Bytes, Extent, Generation, SECTOR_SIZE, Sectors, Time};
+use crate::units::{Bytes, Extent, Generation, Sectors, Time};
 use crate::wire::{Message, TrafficClass};
-
-/// Longest chunk: 16 MiB.
-const MAX_CHUNK_SECTORS: u32 = (16 << 20) / SECTOR_SIZE as u32;
-
-/// Longest block of pre-copy's dirty bitmap: 1 GiB.
-const MAX_BLOCK_SECTORS: u32 = (1 << 30) / SECTOR_SIZE as u32;
 
 /// Block of verification's dirty bitmap: 4 KiB.
 const VERIFY_BLOCK_SECTORS: u32 = 8;
@@ -73,7 +69,7 @@ pub(in crate::controller) struct Source {
     layout: Layout,
     pub(in crate::controller) holes: Holes,
     pub(in crate::controller) stage: Stage,
-    policy: Policy,
+    policy: AnyPolicy,
     /// Options of push and pull, if the policy is to change once no chunk is in flight.
     switching: Option<PushOptions>,
     /// True while pushing waits for the destination to receive everything sent before this generation.
@@ -85,7 +81,7 @@ pub(in crate::controller) struct Source {
     /// Bytes not sent because of the destination's copy.
     skipped: u64,
     /// Blocks written since they were compared; only with verification.
-    dirty: Option<DirtyBitmap>,
+    dirty: Option<BlockSet>,
     token_bucket: Option<TokenBucket>,
     paced_until: Option<Time>,
     pub(in crate::controller) delayed_paced_until: Option<Time>,
@@ -211,7 +207,7 @@ impl Source {
             copy_bytes_sent: self.counters.copy_sent,
             double_write_bytes_sent: self.counters.double_write_sent,
             bytes_verified: self.counters.verified,
-            bytes_owed: (self.policy.remainder()).map_or(0, PushPull::remaining_bytes),
+            bytes_owed: self.policy.owes(),
             verified: self.counters.all_verified,
             delta: self.delta(),
             promise: self.promise(now),
@@ -230,49 +226,7 @@ impl Controller {
     /// # Errors
     /// [`StartError`]; nothing has changed then.
     pub fn start_source(&mut self, now: Time, options: MigrationOptions) -> Result<(), StartError> {
-        let is_chunk =
-            |sectors: u32, most| sectors > 0 && sectors.is_multiple_of(8) && sectors <= most;
-        if !is_chunk(options.chunk_sectors, MAX_CHUNK_SECTORS) {
-            return Err(StartError::Option("chunk size"));
-        }
-        if !is_chunk(options.busy_chunk_sectors, options.chunk_sectors) {
-            return Err(StartError::Option("chunk size for a busy guest"));
-        }
-        if options.window_chunks == 0 || options.window_chunks > self.limits.window_chunks {
-            return Err(StartError::Option("window"));
-        }
-        if options.idle_window_chunks == 0 || options.idle_window_chunks > options.window_chunks {
-            return Err(StartError::Option("window for an idle guest"));
-        }
-        if options.busy_window_chunks == 0 || options.busy_window_chunks > options.window_chunks {
-            return Err(StartError::Option("window for a busy guest"));
-        }
-        if options.peer_timeout.is_zero() {
-            return Err(StartError::Option("peer timeout"));
-        }
-        if let PolicyOptions::PreCopy(rounds) = options.policy
-            && (!is_chunk(rounds.block_sectors, MAX_BLOCK_SECTORS) || rounds.most_rounds == 0)
-        {
-            return Err(StartError::Option("block or number of rounds of pre-copy"));
-        }
-        if let PolicyOptions::PreCopy(rounds) = options.policy
-            && self.capacity.bytes() > rounds.largest_disk()
-        {
-            return Err(StartError::Option("size of the disk for blocks as short"));
-        }
-        let pulls = matches!(options.policy, PolicyOptions::PushPull(_));
-        if pulls && options.verify {
-            return Err(StartError::Option("verification of a disk that is pulled"));
-        }
-        if pulls && self.capacity.bytes() > MAX_PULLED {
-            return Err(StartError::Option("size of a disk that is pulled"));
-        }
-        if self.capacity.bytes() > MAX_MOVED {
-            return Err(StartError::Option("size of the disk"));
-        }
-        if options.verify && self.capacity.bytes() > MAX_VERIFIED {
-            return Err(StartError::Option("disk that is to be verified"));
-        }
+        options.check(&self.limits, self.capacity)?;
         self.check_on_image(&options)?;
         let leaves_image = self.leaves_image();
         let may_leave =
@@ -298,25 +252,12 @@ impl Controller {
             self.written = Some(Written::nothing(migration, self.capacity));
         }
         let on_image = self.on_image.as_deref().filter(|_| leaves_image);
-        let (policy, (wanted, first_pass)) = match (on_image, options.policy) {
-            (Some(on_image), PolicyOptions::PreCopy(rounds)) => {
-                let policy = Policy::copying(rounds, on_image.different());
-                (policy, (Wanted::All, Pass::Resend { round: 1 }))
-            }
-            (Some(on_image), _) => {
-                let mut policy = Policy::new(&options, self.capacity, now);
-                policy.lacks_only(on_image.different());
-                (policy, (Wanted::All, Pass::Resend { round: 1 }))
-            }
-            _ => {
-                let wanted = Wanted::new(
-                    &mut self.written,
-                    options.older_copy,
-                    options.policy,
-                    self.capacity,
-                );
-                (Policy::new(&options, self.capacity, now), wanted)
-            }
+        let differences = on_image.map(OnImage::different);
+        let policy = AnyPolicy::new(options.policy, differences, self.capacity, now);
+        let pulls = policy.pulls();
+        let (wanted, first_pass) = match differences {
+            Some(_) => (Wanted::All, Pass::Resend { round: 1 }),
+            None => Wanted::new(&mut self.written, options.older_copy, !pulls, self.capacity),
         };
         let mut source = Source {
             generation: Generation(0),
@@ -334,7 +275,7 @@ impl Controller {
             skipped: 0,
             dirty: options
                 .verify
-                .then(|| DirtyBitmap::new(self.capacity, VERIFY_BLOCK_SECTORS)),
+                .then(|| BlockSet::new(self.capacity, VERIFY_BLOCK_SECTORS)),
             token_bucket: options
                 .max_bandwidth
                 .map(|limit| TokenBucket::new(limit, now)),
@@ -383,11 +324,8 @@ impl Controller {
             source.delayed.forget_hot();
         }
         #[cfg(feature = "planted-bugs")]
-        if let (true, Policy::PreCopy(rounds)) = (
-            self.has_bug(PlantedBug::ForgetRoundWrites),
-            &mut source.policy,
-        ) {
-            rounds.forget_writes();
+        if let Some(bug) = self.planted {
+            source.policy.plant(bug);
         }
         #[cfg(feature = "planted-bugs")]
         if self.has_bug(PlantedBug::ReadOverPosted) {

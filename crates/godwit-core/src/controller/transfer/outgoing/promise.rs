@@ -4,10 +4,11 @@ use core::time::Duration;
 
 use crate::controller::governor::Governor;
 use crate::controller::governor::obstacles::Achievement;
+use crate::controller::policy::Policy;
 use crate::controller::requests::slots::{Slots, TagList};
 use crate::controller::transfer::outgoing::Source;
 use crate::controller::transfer::outgoing::stage::Stage;
-use crate::controller::transfer::policy::{Pass, Policy};
+use crate::controller::transfer::pass::Pass;
 use crate::controller::{Controller, PromiseProgress};
 use crate::event::Obstacle;
 use crate::request::RequestTag;
@@ -102,7 +103,7 @@ impl Source {
 
     /// Returns true if writes are currently acknowledged without the destination.
     #[inline]
-    pub(in crate::controller) const fn delays(&self) -> bool {
+    pub(in crate::controller) fn delays(&self) -> bool {
         self.policy.only_marks(self.pass) || self.pause.is_some() && self.options.delayed_writes
     }
 
@@ -227,8 +228,8 @@ impl Source {
 
     /// Returns true if every write goes to both nodes.
     #[inline]
-    pub(in crate::controller) const fn mirrors(&self) -> bool {
-        matches!(self.policy, Policy::Mirror)
+    pub(in crate::controller) fn mirrors(&self) -> bool {
+        self.policy.mirrors()
     }
 
     /// Returns true if chunks are copied, not compared.

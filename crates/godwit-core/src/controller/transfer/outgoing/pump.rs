@@ -6,13 +6,14 @@ use std::collections::VecDeque;
 
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
 use crate::controller::Controller;
+use crate::controller::block_set::BlockSet;
+use crate::controller::policy::Policy;
 use crate::controller::requests::slots::{Slots, TagList};
-use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::outgoing::Source;
 use crate::controller::transfer::outgoing::freeze::FREEZE_DELAYED_BYTES;
 use crate::controller::transfer::outgoing::layout::Next;
 use crate::controller::transfer::outgoing::stage::Stage;
-use crate::controller::transfer::policy::Pass;
+use crate::controller::transfer::pass::Pass;
 use crate::controller::transfer::window::{ChunkContent, ChunkKind, ChunkState};
 use crate::event::AbortReason;
 use crate::planted::PlantedBug;
@@ -60,7 +61,7 @@ impl Source {
         }
         self.pass = pass;
         self.pass_done = 0;
-        let wanted = self.wanted_blocks().map(DirtyBitmap::bytes);
+        let wanted = self.wanted_blocks().map(BlockSet::bytes);
         self.pass_total = match (pass, &self.dirty) {
             (Pass::VerifyDirty { .. }, Some(dirty)) => dirty.sectors() * SECTOR_SIZE,
             (Pass::Copy | Pass::Resend { .. }, _) => match wanted {
@@ -93,7 +94,7 @@ impl Source {
     }
 
     /// Returns true if nothing more is copied, because the disk is to be handed over as is.
-    const fn leaves(&self) -> bool {
+    fn leaves(&self) -> bool {
         self.policy.leaves(self.is_ordered())
     }
 

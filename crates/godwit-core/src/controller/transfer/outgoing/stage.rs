@@ -2,7 +2,7 @@
 
 use crate::controller::Controller;
 use crate::controller::transfer::outgoing::Source;
-use crate::controller::transfer::policy::Pass;
+use crate::controller::transfer::pass::Pass;
 use crate::event::{Event, Phase};
 use crate::units::Time;
 

@@ -2,10 +2,10 @@
 
 use crate::action::ChunkSlot;
 use crate::controller::Controller;
-use crate::controller::transfer::dirty::DirtyBitmap;
+use crate::controller::block_set::BlockSet;
 use crate::controller::transfer::outgoing::Source;
 use crate::controller::transfer::outgoing::stage::Stage;
-use crate::controller::transfer::policy::Pass;
+use crate::controller::transfer::pass::Pass;
 use crate::event::AbortReason;
 use crate::request::RequestError;
 use crate::units::Generation;
@@ -42,7 +42,7 @@ impl Source {
 
     /// Returns the number of blocks written since they were compared.
     pub(super) fn dirty_blocks(&self) -> u64 {
-        self.dirty.as_ref().map_or(0, DirtyBitmap::count)
+        self.dirty.as_ref().map_or(0, BlockSet::count)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The missing blocks of a disk, and their priorities.
 
 use crate::action::PULL_SECTORS;
-use crate::controller::transfer::dirty::{DirtyBitmap, GROUP_WORDS};
-use crate::controller::transfer::push_pull::{BLOCK_SECTORS, CHUNK_SECTORS, chunks};
+use crate::controller::block_set::{BlockSet, GROUP_WORDS};
+use crate::controller::transfer::heat::{BLOCK_SECTORS, CHUNK_SECTORS, chunks};
 use crate::units::{Bytes, Extent, Lba, SECTOR_SIZE, Sectors};
 use crate::wire::TrafficClass;
 
@@ -25,15 +25,15 @@ pub type HeatPiece = (usize, [u8; PIECE_HEATS]);
 #[derive(Debug)]
 pub struct Missing {
     capacity: Sectors,
-    blocks: DirtyBitmap,
+    blocks: BlockSet,
     heat: Box<[u8]>,
     /// Chunks that are not cold and lack a block.
-    hot: DirtyBitmap,
+    hot: BlockSet,
     /// Number of missing blocks of each heat.
     of_heat: [u64; HOTTEST as usize + 1],
     /// Blocks at the node that gave the disk away, if the rest is in an image; `None` if all blocks are in one place.
     /// Bits of arrived blocks stay set.
-    at_source: Option<DirtyBitmap>,
+    at_source: Option<BlockSet>,
     /// Number of missing blocks in `at_source`.
     left_at_source: u64,
     /// Pieces whose stored form is out of date; `None` if unknown.
@@ -44,9 +44,9 @@ impl Missing {
     pub(in crate::controller) fn new(capacity: Sectors) -> Self {
         Self {
             capacity,
-            blocks: DirtyBitmap::new(capacity, BLOCK_SECTORS),
+            blocks: BlockSet::new(capacity, BLOCK_SECTORS),
             heat: vec![0; Self::heat_length(capacity)].into_boxed_slice(),
-            hot: DirtyBitmap::new(capacity, CHUNK_SECTORS),
+            hot: BlockSet::new(capacity, CHUNK_SECTORS),
             of_heat: [0; HOTTEST as usize + 1],
             at_source: None,
             left_at_source: 0,
@@ -63,7 +63,7 @@ impl Missing {
             return None;
         }
         let mut missing = Self::new(capacity);
-        missing.blocks = DirtyBitmap::from_words(capacity, BLOCK_SECTORS, words);
+        missing.blocks = BlockSet::from_words(capacity, BLOCK_SECTORS, words);
         missing.restore_heat(0, heat);
         missing.complete();
         Some(missing)
@@ -100,8 +100,8 @@ impl Missing {
     }
 
     /// Returns a bit for each piece whose stored form is or may be out of date.
-    pub(super) fn unstored(&self) -> DirtyBitmap {
-        let mut unstored = DirtyBitmap::new(self.capacity, PIECE_SECTORS);
+    pub(super) fn unstored(&self) -> BlockSet {
+        let mut unstored = BlockSet::new(self.capacity, PIECE_SECTORS);
         match &self.unstored {
             None => unstored.fill(),
             Some(pieces) => pieces.iter().for_each(|piece| unstored.set_number(*piece)),
@@ -124,7 +124,7 @@ impl Missing {
     pub fn in_two_places(mut self, at_source: &[u64]) -> Option<Self> {
         let fits = at_source.len() == Self::word_length(self.capacity);
         self.at_source =
-            fits.then(|| DirtyBitmap::from_words(self.capacity, BLOCK_SECTORS, at_source));
+            fits.then(|| BlockSet::from_words(self.capacity, BLOCK_SECTORS, at_source));
         self.count_at_source();
         fits.then_some(self)
     }
@@ -177,7 +177,7 @@ impl Missing {
     }
 
     /// Returns true if some of these blocks are or were at the node that gave the disk away.
-    pub(super) fn was_at_source(&self, blocks: &DirtyBitmap) -> bool {
+    pub(super) fn was_at_source(&self, blocks: &BlockSet) -> bool {
         let at_source = self.at_source.as_ref();
         at_source.is_some_and(|at_source| at_source.count_common(blocks) > 0)
     }
@@ -205,9 +205,7 @@ impl Missing {
 
     fn count_heat(&mut self) {
         self.of_heat = [0; HOTTEST as usize + 1];
-        let mut head = Lba(0);
-        while let Some(chunk) = self.hot.next_run(head, CHUNK_SECTORS) {
-            head = chunk.end();
+        for chunk in self.hot.runs(Lba(0), CHUNK_SECTORS) {
             let number = chunk.start().0 / u64::from(CHUNK_SECTORS);
             let heat = self.heat[number as usize];
             self.of_heat[usize::from(heat)] += self.blocks.count_in(chunk);
@@ -275,7 +273,7 @@ impl Missing {
         Bytes(self.blocks.sectors() * SECTOR_SIZE)
     }
 
-    pub(super) const fn blocks(&self) -> &DirtyBitmap {
+    pub(super) const fn blocks(&self) -> &BlockSet {
         &self.blocks
     }
 
@@ -303,7 +301,7 @@ impl Missing {
         if at_source {
             let capacity = self.capacity;
             self.at_source
-                .get_or_insert_with(|| DirtyBitmap::new(capacity, BLOCK_SECTORS))
+                .get_or_insert_with(|| BlockSet::new(capacity, BLOCK_SECTORS))
                 .set_range(start, Lba(end));
         }
         let size = u64::from(CHUNK_SECTORS);
@@ -313,11 +311,8 @@ impl Missing {
             self.hot.set_range(Lba(first), Lba(end));
             return true;
         }
-        let mut head = Lba(first);
-        while let Some(chunk) = self.hot.next_run(head, CHUNK_SECTORS)
-            && chunk.start().0 < end
-        {
-            head = chunk.end();
+        let hot = self.hot.runs(Lba(first), CHUNK_SECTORS);
+        for chunk in hot.take_while(|chunk| chunk.start().0 < end) {
             self.heat[(chunk.start().0 / size) as usize] = 0;
         }
         self.hot.clear_range(Lba(first), Lba(end));

@@ -24,9 +24,9 @@ use std::collections::VecDeque;
 
 use crate::action::{Action, PULL_SLOTS};
 use crate::controller::Controller;
+use crate::controller::block_set::BlockSet;
 use crate::controller::governor::token_bucket::TokenBucket;
 use crate::controller::requests::slots::{TagList, WorkStage};
-use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::remainder::SILENT_AFTER;
 use crate::controller::transfer::remainder::lacking::checkpoint::Checkpoint;
 use crate::controller::transfer::remainder::lacking::pulling::{Prefetch, Pull, PutOff};
@@ -76,17 +76,17 @@ pub(in crate::controller) struct Lacking {
     for_next: TagList,
     for_this: TagList,
     /// Blocks that arrived since the last checkpoint began, and whether any arrived since the last one that ended.
-    young: DirtyBitmap,
+    young: BlockSet,
     unsaved: bool,
     /// Pieces changed since the last store, and pieces being stored: a bit each.
-    changed: DirtyBitmap,
-    storing: DirtyBitmap,
+    changed: BlockSet,
+    storing: BlockSet,
 }
 
 impl Lacking {
     pub(in crate::controller) fn new(migration: MigrationId, missing: Missing) -> Self {
         let young = missing.blocks().like();
-        let changed = DirtyBitmap::new(missing.blocks().capacity(), PIECE_SECTORS);
+        let changed = BlockSet::new(missing.blocks().capacity(), PIECE_SECTORS);
         let mut storing = changed.like();
         for piece in missing.blocks().groups() {
             storing.set_number(piece);

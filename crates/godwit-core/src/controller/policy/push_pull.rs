@@ -5,15 +5,51 @@
 //!
 //! With a threshold of zero nothing is pushed: post-copy.
 
-use super::dirty::DirtyBitmap;
-use crate::controller::PushOptions;
+use core::time::Duration;
+
+use crate::controller::block_set::BlockSet;
+use crate::controller::policy::Policy;
+use crate::controller::transfer::heat::{BLOCK_SECTORS, CHUNK_SECTORS, RunsByHeat, chunks, heat};
+use crate::controller::transfer::pass::Pass;
+use crate::controller::{ImageOffer, MAX_PULLED, MigrationOptions, StartError};
 use crate::units::{Extent, Lba, SECTOR_SIZE, Sectors, Time};
 
-/// Sectors of a block in the set of remaining blocks: 4 KiB.
-pub(super) const BLOCK_SECTORS: u32 = 8;
+/// Options of the push before the disk changes hands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PushOptions {
+    /// Number of writes during the migration after which a chunk of 64 KiB is no longer pushed. With 0 nothing is
+    /// pushed: the whole disk is pulled.
+    pub threshold: u8,
+    /// Maximum time before the disk changes hands. `None`: the disk changes hands when nothing is left to push.
+    pub longest_push: Option<Duration>,
+}
 
-/// Sectors of a chunk whose writes are counted: 64 KiB.
-pub(super) const CHUNK_SECTORS: u32 = 128;
+impl Default for PushOptions {
+    /// Three writes, no time limit.
+    fn default() -> Self {
+        Self {
+            threshold: 3,
+            longest_push: None,
+        }
+    }
+}
+
+impl PushOptions {
+    pub(super) fn check(options: &MigrationOptions, capacity: Sectors) -> Result<(), StartError> {
+        if options.verify {
+            return Err(StartError::Option("verification of a disk that is pulled"));
+        }
+        if capacity.bytes() > MAX_PULLED {
+            return Err(StartError::Option("size of a disk that is pulled"));
+        }
+        Ok(())
+    }
+
+    /// Returns true if the disk may move without its image: the destination then lacks blocks in two places.
+    pub(super) fn may_leave_image(options: &MigrationOptions) -> bool {
+        options.image == ImageOffer::TwoPlaces
+    }
+}
 
 /// Pushable bytes after which pushing continues while the switchover waits.
 const PUSH_AGAIN: u64 = 1 << 20;
@@ -26,18 +62,18 @@ pub(in crate::controller) struct PushPull {
     until: Option<Time>,
     over: bool,
     /// Blocks that the destination lacks (`RemainingSet`).
-    remaining: DirtyBitmap,
+    remaining: BlockSet,
     /// Writes to each chunk (`WriteCount`), up to 255.
     counts: Box<[u8]>,
     /// Chunks that were written.
-    written: DirtyBitmap,
+    written: BlockSet,
     /// Blocks of `remaining` in chunks that may be pushed.
     pushable: u64,
 }
 
 impl PushPull {
     pub(super) fn new(options: PushOptions, capacity: Sectors, now: Time) -> Self {
-        let mut remaining = DirtyBitmap::new(capacity, BLOCK_SECTORS);
+        let mut remaining = BlockSet::new(capacity, BLOCK_SECTORS);
         remaining.fill();
         let chunks = capacity.0.div_ceil(u64::from(CHUNK_SECTORS)) as usize;
         let pushes = options.threshold > 0;
@@ -48,46 +84,55 @@ impl PushPull {
             pushable: if pushes { remaining.count() } else { 0 },
             remaining,
             counts: vec![0; chunks].into_boxed_slice(),
-            written: DirtyBitmap::new(capacity, CHUNK_SECTORS),
+            written: BlockSet::new(capacity, CHUNK_SECTORS),
         }
     }
 
     /// Creates the state for a destination that has the whole disk.
-    pub(super) fn with_nothing_left(options: PushOptions, capacity: Sectors, now: Time) -> Self {
+    fn with_nothing_left(options: PushOptions, capacity: Sectors, now: Time) -> Self {
         let mut it = Self::new(options, capacity, now);
         it.remaining.empty();
         it.pushable = 0;
         it
     }
 
+    /// Creates the state behind another policy, whose memory is added by [`Self::add`].
+    pub(super) fn behind(
+        pass: Pass,
+        options: PushOptions,
+        head: Lba,
+        wanted: Option<&BlockSet>,
+        capacity: Sectors,
+        now: Time,
+    ) -> Self {
+        let mut push = Self::with_nothing_left(options, capacity, now);
+        match (pass, wanted) {
+            (Pass::Copy, None) => push.add_from(head),
+            (Pass::Copy, Some(wanted)) => push.add_those_of(wanted, head),
+            (Pass::Compare, differing) => {
+                // Blocks behind the head have not been compared.
+                push.add_from(head);
+                if let Some(differing) = differing {
+                    push.add_those_of(differing, Lba(0));
+                }
+            }
+            (Pass::Resend { .. } | Pass::VerifyAll | Pass::VerifyDirty { .. }, _) => {}
+        }
+        push
+    }
+
     /// Adds the unwritten blocks from here on, which the destination lacks.
-    pub(super) fn add_from(&mut self, start: Lba) {
+    fn add_from(&mut self, start: Lba) {
         self.remaining
             .set_range(start, Lba(self.remaining.capacity().0));
         self.recount();
     }
 
     /// Adds the set bits of `blocks`, a map of the same length, from `start` on: the destination lacks these blocks.
-    pub(super) fn add_those_of(&mut self, blocks: &DirtyBitmap, start: Lba) {
-        let mut head = start;
-        while let Some((from, end)) = blocks.next_blocks(head, u64::MAX) {
-            head = end;
+    fn add_those_of(&mut self, blocks: &BlockSet, start: Lba) {
+        for (from, end) in blocks.ranges(start) {
             self.remaining.set_range(from, end);
         }
-        self.recount();
-    }
-
-    /// Sets `blocks` as the only blocks that the destination lacks. Nothing has been pushed.
-    pub(super) fn lacks_only(&mut self, blocks: &DirtyBitmap) {
-        self.remaining.empty();
-        self.add_those_of(blocks, Lba(0));
-    }
-
-    /// Applies new options.
-    pub(super) fn change(&mut self, options: PushOptions, now: Time) {
-        self.threshold = options.threshold;
-        self.until = options.longest_push.map(|longest| now.after(longest));
-        self.over = false;
         self.recount();
     }
 
@@ -102,30 +147,13 @@ impl PushPull {
         };
     }
 
-    /// Returns the time at which pushing ends.
-    pub(super) const fn until(&self) -> Option<Time> {
-        self.until
-    }
-
-    /// Returns true if the time of pushing is over.
-    pub(super) const fn is_over(&self) -> bool {
-        self.over
-    }
-
-    /// Advances the clock. Returns true if the time of pushing ends now.
-    pub(super) fn pass_time(&mut self, now: Time) -> bool {
-        let ends = self.until.take_if(|until| *until <= now).is_some();
-        self.over |= ends;
-        ends
-    }
-
     fn is_cold(&self, chunk: u64) -> bool {
         self.counts[chunk as usize] < self.threshold
     }
 
-    /// Marks a write of the guest.
+    /// Counts a write of the guest.
     #[inline]
-    pub(super) fn mark(&mut self, extent: Extent) {
+    fn count(&mut self, extent: Extent) {
         for (chunk, part) in chunks(extent) {
             let was_cold = self.is_cold(chunk);
             let before = self.remaining.count();
@@ -152,7 +180,7 @@ impl PushPull {
     }
 
     /// Returns the next extent to push at or behind `head`, limited to `limit` sectors.
-    pub(super) fn next(&self, head: Lba, limit: u32) -> Option<Extent> {
+    fn next_cold(&self, head: Lba, limit: u32) -> Option<Extent> {
         if self.pushable == 0 {
             return None;
         }
@@ -173,15 +201,8 @@ impl PushPull {
         }
     }
 
-    /// Removes an extent that is being pushed from the remaining blocks. Later writes of the guest add it again.
-    pub(super) fn locked(&mut self, extent: Extent) {
-        let before = self.remaining.count();
-        self.remaining.clear(extent);
-        self.pushable -= before - self.remaining.count();
-    }
-
     /// Returns an extent that was not pushed to the remaining blocks.
-    pub(super) fn give_up(&mut self, extent: Extent) {
+    pub(super) fn add(&mut self, extent: Extent) {
         for (chunk, part) in chunks(extent) {
             let before = self.remaining.count();
             self.remaining.set(part);
@@ -192,26 +213,92 @@ impl PushPull {
     }
 
     /// Returns the pushable bytes.
-    pub(super) const fn pushable_bytes(&self) -> u64 {
+    const fn pushable_bytes(&self) -> u64 {
         self.pushable * BLOCK_SECTORS as u64 * SECTOR_SIZE
     }
 
-    /// Returns true if the pushable bytes are worth a round.
-    pub(super) const fn is_worth_a_round(&self) -> bool {
+    /// Removes these blocks from the remaining blocks.
+    fn forget(&mut self, start: Lba, end: Lba) {
+        let mut hot = 0;
+        let first = Lba(start.0 / u64::from(CHUNK_SECTORS) * u64::from(CHUNK_SECTORS));
+        let written = self.written.runs(first, CHUNK_SECTORS);
+        for chunk in written.take_while(|chunk| chunk.start() < end) {
+            let from = chunk.start().max(start);
+            let sectors = chunk.end().min(end).0.saturating_sub(from.0);
+            let is_cold = self.is_cold(chunk.start().0 / u64::from(CHUNK_SECTORS));
+            if let Some(part) = Extent::new(from, sectors as u32).filter(|_| !is_cold) {
+                hot += self.remaining.count_in(part);
+            }
+        }
+        let before = self.remaining.count();
+        self.remaining.clear_range(start, end);
+        if self.threshold > 0 {
+            self.pushable -= before - self.remaining.count() - hot;
+        }
+    }
+}
+
+impl Policy for PushPull {
+    #[inline]
+    fn reaches(&self, _: Pass, _: bool) -> bool {
+        true
+    }
+
+    #[inline]
+    fn only_marks(&self, _: Pass) -> bool {
+        true
+    }
+
+    #[inline]
+    fn mark(&mut self, _: Pass, extent: Extent) -> bool {
+        self.count(extent);
+        true
+    }
+
+    #[inline]
+    fn lets_writes_through(&self, _: Pass) -> Option<bool> {
+        Some(true)
+    }
+
+    fn begin_round(&mut self, _: Pass, _: Sectors) -> u64 {
+        self.pushable_bytes()
+    }
+
+    fn next(&self, _: Pass, head: Lba, limit: u32, _: Sectors) -> Option<Extent> {
+        self.next_cold(head, limit)
+    }
+
+    /// Removes an extent that is being pushed from the remaining blocks. Later writes of the guest add it again.
+    fn locked(&mut self, _: Pass, extent: Extent) {
+        let before = self.remaining.count();
+        self.remaining.clear(extent);
+        self.pushable -= before - self.remaining.count();
+    }
+
+    fn give_up(&mut self, _: Pass, extents: impl Iterator<Item = Extent>, _: Lba) {
+        extents.for_each(|extent| self.add(extent));
+    }
+
+    fn goes_on(&mut self, _: Pass, _: u32, _: bool) -> bool {
+        self.pushable_bytes() > 0
+    }
+
+    fn is_due_again(&self, _: Pass) -> bool {
         self.pushable_bytes() >= PUSH_AGAIN
     }
 
-    /// Returns the bytes that the destination lacks.
-    pub(in crate::controller) fn remaining_bytes(&self) -> u64 {
+    #[inline]
+    fn pulls(&self) -> bool {
+        true
+    }
+
+    fn owes(&self) -> u64 {
         self.remaining.sectors() * SECTOR_SIZE
     }
 
-    /// Visits the blocks that the destination lacks, in runs of equal heat.
-    pub(in crate::controller) fn each_remaining(&self, visit: impl FnMut(Lba, u32, u8)) {
+    fn each_owed(&self, visit: impl FnMut(Lba, u32, u8)) {
         let mut runs = RunsByHeat::new(visit);
-        let mut head = Lba(0);
-        while let Some((start, end)) = self.remaining.next_blocks(head, u64::MAX) {
-            head = end;
+        for (start, end) in self.remaining.ranges(Lba(0)) {
             let mut from = start;
             while from < end {
                 let chunk = from.0 / u64::from(CHUNK_SECTORS);
@@ -232,8 +319,12 @@ impl PushPull {
         runs.end();
     }
 
-    /// Removes a hole: missing blocks of these sectors, never sent, are zeroes at both nodes.
-    pub(super) fn is_hole(&mut self, start: Lba, end: Lba, sent: &DirtyBitmap) {
+    fn lacks_only(&mut self, blocks: &BlockSet) {
+        self.remaining.empty();
+        self.add_those_of(blocks, Lba(0));
+    }
+
+    fn is_hole(&mut self, start: Lba, end: Lba, sent: &BlockSet) {
         let block = u64::from(BLOCK_SECTORS);
         let end = match self.remaining.capacity() {
             capacity if end.0 >= capacity.0 => Lba(capacity.0),
@@ -248,104 +339,35 @@ impl PushPull {
         }
     }
 
-    /// Removes these blocks from the remaining blocks.
-    fn forget(&mut self, start: Lba, end: Lba) {
-        let mut hot = 0;
-        let mut head = Lba(start.0 / u64::from(CHUNK_SECTORS) * u64::from(CHUNK_SECTORS));
-        while let Some(chunk) = self.written.next_run(head, CHUNK_SECTORS)
-            && chunk.start() < end
-        {
-            head = chunk.end();
-            let from = chunk.start().max(start);
-            let sectors = chunk.end().min(end).0.saturating_sub(from.0);
-            let is_cold = self.is_cold(chunk.start().0 / u64::from(CHUNK_SECTORS));
-            if let Some(part) = Extent::new(from, sectors as u32).filter(|_| !is_cold) {
-                hot += self.remaining.count_in(part);
-            }
-        }
-        let before = self.remaining.count();
-        self.remaining.clear_range(start, end);
-        if self.threshold > 0 {
-            self.pushable -= before - self.remaining.count() - hot;
-        }
-    }
-}
-
-/// Visits runs of set blocks in order, each of one heat. `heat` returns the heat of a chunk's part.
-pub(super) fn each_run_by_heat(
-    blocks: &DirtyBitmap,
-    heat: impl Fn(u64, Extent) -> u8,
-    visit: impl FnMut(Lba, u32, u8),
-) {
-    let mut runs = RunsByHeat::new(visit);
-    let mut head = Lba(0);
-    while let Some(found) = blocks.next_run(head, crate::units::MAX_EXTENT_SECTORS) {
-        head = found.end();
-        for (chunk, part) in chunks(found) {
-            runs.add(part.start(), part.end(), heat(chunk, part));
-        }
-    }
-    runs.end();
-}
-
-/// Joins adjacent parts of equal heat.
-struct RunsByHeat<V> {
-    run: Option<(Lba, Lba, u8)>,
-    visit: V,
-}
-
-impl<V: FnMut(Lba, u32, u8)> RunsByHeat<V> {
-    const fn new(visit: V) -> Self {
-        Self { run: None, visit }
+    fn leaves_at(&self) -> Option<Time> {
+        self.until
     }
 
-    fn add(&mut self, start: Lba, end: Lba, heat: u8) {
-        match &mut self.run {
-            Some((_, last, before)) if *last == start && *before == heat => *last = end,
-            _ => {
-                self.end();
-                self.run = Some((start, end, heat));
-            }
-        }
+    fn pass_time(&mut self, now: Time) -> bool {
+        let ends = self.until.take_if(|until| *until <= now).is_some();
+        self.over |= ends;
+        ends
     }
 
-    /// Flushes the last run.
-    fn end(&mut self) {
-        const LONGEST: u64 = u32::MAX as u64 / CHUNK_SECTORS as u64 * CHUNK_SECTORS as u64;
-        let Some((mut start, end, heat)) = self.run.take() else {
-            return;
-        };
-        while start < end {
-            let until = end.min(Lba(start.0 + LONGEST));
-            (self.visit)(start, (until.0 - start.0) as u32, heat);
-            start = until;
-        }
+    fn leaves(&self, ordered: bool) -> bool {
+        ordered || self.over
     }
-}
 
-/// Returns the order of magnitude of a count, so that few runs differ: 0 for none, 1 for one, 8 for 128 and more.
-const fn heat(count: u8) -> u8 {
-    (u8::BITS - count.leading_zeros()) as u8
-}
-
-/// Returns the chunks that an extent touches, each with the part of the extent inside the chunk.
-pub(super) fn chunks(extent: Extent) -> impl Iterator<Item = (u64, Extent)> {
-    let size = u64::from(CHUNK_SECTORS);
-    let (start, end) = (extent.start().0, extent.end().0);
-    (start / size..end.div_ceil(size)).filter_map(move |chunk| {
-        let from = start.max(chunk * size);
-        let to = end.min((chunk + 1) * size);
-        Some((chunk, Extent::new(Lba(from), (to - from) as u32)?))
-    })
+    fn change(&mut self, options: PushOptions, now: Time) -> bool {
+        self.threshold = options.threshold;
+        self.until = options.longest_push.map(|longest| now.after(longest));
+        self.over = false;
+        self.recount();
+        true
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use core::time::Duration;
-
     use super::*;
 
     const CAPACITY: Sectors = Sectors(1021);
+    const PASS: Pass = Pass::Copy;
 
     fn push_pull(threshold: u8) -> PushPull {
         let options = PushOptions {
@@ -363,8 +385,8 @@ mod tests {
     fn round(it: &mut PushPull, limit: u32) -> Vec<Extent> {
         let mut head = Lba(0);
         std::iter::from_fn(|| {
-            let next = it.next(head, limit)?;
-            it.locked(next);
+            let next = it.next_cold(head, limit)?;
+            it.locked(PASS, next);
             head = next.end();
             Some(next)
         })
@@ -373,7 +395,7 @@ mod tests {
 
     fn remaining(it: &PushPull) -> Vec<(u64, u32, u8)> {
         let mut all = Vec::new();
-        it.each_remaining(|start, sectors, heat| all.push((start.0, sectors, heat)));
+        it.each_owed(|start, sectors, heat| all.push((start.0, sectors, heat)));
         all
     }
 
@@ -392,16 +414,16 @@ mod tests {
     fn a_chunk_that_is_written_as_often_as_the_threshold_is_pushed_no_more() {
         let mut it = push_pull(2);
         round(&mut it, 1024);
-        it.mark(extent(130, 1));
+        it.count(extent(130, 1));
         assert_eq!(round(&mut it, 1024), [extent(128, 8)]);
-        it.mark(extent(140, 8));
+        it.count(extent(140, 8));
         assert_eq!(it.pushable_bytes(), 0);
         assert_eq!(round(&mut it, 1024), []);
         // Two blocks of a chunk that was written twice.
         assert_eq!(remaining(&it), [(136, 16, 2)]);
         // The neighbours are pushed around the hot chunk.
-        it.mark(extent(120, 8));
-        it.mark(extent(256, 8));
+        it.count(extent(120, 8));
+        it.count(extent(256, 8));
         assert_eq!(round(&mut it, 1024), [extent(120, 8), extent(256, 8)]);
     }
 
@@ -410,17 +432,17 @@ mod tests {
         let mut it = push_pull(0);
         assert_eq!(round(&mut it, 1024), []);
         assert_eq!(remaining(&it), [(0, 1021, 0)]);
-        (0..200).for_each(|_| it.mark(extent(1000, 8)));
+        (0..200).for_each(|_| it.count(extent(1000, 8)));
         assert_eq!(remaining(&it), [(0, 896, 0), (896, 125, 8)]);
     }
 
     #[test]
     fn what_was_given_up_is_pushed_again_unless_it_has_become_hot() {
         let mut it = push_pull(1);
-        let first = it.next(Lba(0), 256).expect("the first chunks");
-        it.locked(first);
-        it.mark(extent(0, 1));
-        it.give_up(first);
+        let first = it.next_cold(Lba(0), 256).expect("the first chunks");
+        it.locked(PASS, first);
+        it.count(extent(0, 1));
+        it.add(first);
         assert_eq!(round(&mut it, 2048), [extent(128, 893)]);
         assert_eq!(remaining(&it), [(0, 128, 1)]);
     }
@@ -428,7 +450,7 @@ mod tests {
     #[test]
     fn what_can_be_pushed_is_counted_whatever_happens() {
         let mut it = push_pull(3);
-        let mut sent = DirtyBitmap::new(CAPACITY, BLOCK_SECTORS);
+        let mut sent = BlockSet::new(CAPACITY, BLOCK_SECTORS);
         sent.set(extent(200, 80));
         let mut state = 7_u64;
         let mut next = |most: u64| {
@@ -441,19 +463,17 @@ mod tests {
             let start = next(1000);
             let part = extent(start, 1 + next((1021 - start).min(300)) as u32);
             match next(5) {
-                0 => it.mark(part),
-                1 => it.give_up(part),
+                0 => it.count(part),
+                1 => it.add(part),
                 2 => it.is_hole(part.start(), part.end(), &sent),
                 _ => {
-                    if let Some(found) = it.next(Lba(start), 1 + next(300) as u32) {
-                        it.locked(found);
+                    if let Some(found) = it.next_cold(Lba(start), 1 + next(300) as u32) {
+                        it.locked(PASS, found);
                     }
                 }
             }
             let mut copy = 0;
-            let mut head = Lba(0);
-            while let Some(run) = it.remaining.next_run(head, 8) {
-                head = run.end();
+            for run in it.remaining.runs(Lba(0), 8) {
                 copy += u64::from(it.is_cold(run.start().0 / u64::from(CHUNK_SECTORS)));
             }
             assert_eq!(it.pushable, copy);
@@ -470,8 +490,8 @@ mod tests {
         assert_eq!(it.pushable_bytes(), 0);
         it.add_from(Lba(896));
         assert_eq!(it.pushable_bytes(), 16 * 4096);
-        it.mark(extent(900, 8));
-        it.mark(extent(900, 8));
+        it.count(extent(900, 8));
+        it.count(extent(900, 8));
         assert_eq!(it.pushable_bytes(), 0);
         it.change(
             PushOptions {
@@ -481,7 +501,7 @@ mod tests {
             Time(0),
         );
         assert_eq!(round(&mut it, 1024), [extent(896, 125)]);
-        assert!(!it.is_over());
+        assert!(!it.over);
         let longest_push = Some(Duration::ZERO);
         it.change(
             PushOptions {
@@ -490,7 +510,7 @@ mod tests {
             },
             Time(7),
         );
-        assert!(it.pass_time(Time(7)) && it.is_over());
+        assert!(it.pass_time(Time(7)) && it.over);
     }
 
     #[test]
@@ -500,9 +520,9 @@ mod tests {
             longest_push: Some(Duration::from_secs(1)),
         };
         let mut it = PushPull::new(options, CAPACITY, Time(5));
-        assert!(!it.pass_time(Time(1_000_000_004)) && !it.is_over());
-        assert!(it.pass_time(Time(1_000_000_005)) && it.is_over());
-        assert_eq!(it.until(), None, "it ends once");
+        assert!(!it.pass_time(Time(1_000_000_004)) && !it.over);
+        assert!(it.pass_time(Time(1_000_000_005)) && it.over);
+        assert_eq!(it.leaves_at(), None, "it ends once");
         assert!(!push_pull(3).pass_time(Time(u64::MAX)));
     }
 }

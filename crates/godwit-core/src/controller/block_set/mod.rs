@@ -1,4 +1,4 @@
-//! The dirty bitmap: blocks of a disk still to be handled.
+//! A set of a disk's blocks: the dirty bitmap, and every other set of blocks of a move.
 
 use crate::units::{Extent, Lba, SECTOR_SIZE, Sectors};
 
@@ -8,10 +8,10 @@ pub(in crate::controller) const GROUP_WORDS: usize = 64;
 /// Blocks of a group.
 const GROUP_BLOCKS: u64 = GROUP_WORDS as u64 * 64;
 
-/// A bitmap over the disk's blocks. With blocks of 4 KiB a disk of 1 TiB takes at most 32 MiB. Groups of blocks that
+/// A set of the disk's blocks, a bit each. With blocks of 4 KiB a disk of 1 TiB takes at most 32 MiB. Groups of blocks that
 /// are all set or all clear take no memory and no time.
 #[derive(Debug)]
-pub(in crate::controller) struct DirtyBitmap {
+pub(in crate::controller) struct BlockSet {
     /// Words of mixed groups; the words of other groups are meaningless.
     words: Box<[u64]>,
     /// A bit for each group with a set block.
@@ -23,7 +23,7 @@ pub(in crate::controller) struct DirtyBitmap {
     count: u64,
 }
 
-impl DirtyBitmap {
+impl BlockSet {
     pub(in crate::controller) fn new(capacity: Sectors, block_sectors: u32) -> Self {
         let block_sectors = u64::from(block_sectors);
         let words = capacity.0.div_ceil(block_sectors).div_ceil(64) as usize;
@@ -38,12 +38,12 @@ impl DirtyBitmap {
         }
     }
 
-    /// Returns an empty bitmap of the same shape.
-    pub(super) fn like(&self) -> Self {
+    /// Returns an empty set of the same shape.
+    pub(in crate::controller) fn like(&self) -> Self {
         Self::new(self.capacity, self.block_sectors as u32)
     }
 
-    pub(super) const fn capacity(&self) -> Sectors {
+    pub(in crate::controller) const fn capacity(&self) -> Sectors {
         self.capacity
     }
 
@@ -76,11 +76,11 @@ impl DirtyBitmap {
         self.capacity.0.div_ceil(self.block_sectors)
     }
 
-    pub(super) fn fill(&mut self) {
+    pub(in crate::controller) fn fill(&mut self) {
         self.set_blocks(0..self.block_count());
     }
 
-    pub(super) fn empty(&mut self) {
+    pub(in crate::controller) fn empty(&mut self) {
         self.some.fill(0);
         self.all.fill(0);
         self.count = 0;
@@ -92,17 +92,17 @@ impl DirtyBitmap {
     }
 
     /// Sets every block of these sectors, whose number may exceed an extent.
-    pub(super) fn set_range(&mut self, start: Lba, end: Lba) {
+    pub(in crate::controller) fn set_range(&mut self, start: Lba, end: Lba) {
         self.set_blocks(self.blocks_between(start, end));
     }
 
     /// Clears every block of these sectors, whose number may exceed an extent.
-    pub(super) fn clear_range(&mut self, start: Lba, end: Lba) {
+    pub(in crate::controller) fn clear_range(&mut self, start: Lba, end: Lba) {
         self.clear_blocks(self.blocks_between(start, end));
     }
 
     /// Returns the number of set blocks that the extent touches.
-    pub(super) fn count_in(&self, extent: Extent) -> u64 {
+    pub(in crate::controller) fn count_in(&self, extent: Extent) -> u64 {
         let mut count = 0;
         each_word(self.blocks(extent), |word, mask| {
             count += u64::from((self.word(word) & mask).count_ones());
@@ -112,18 +112,18 @@ impl DirtyBitmap {
 
     /// Returns true if the extent touches a set block.
     #[inline]
-    pub(super) fn touches(&self, extent: Extent) -> bool {
+    pub(in crate::controller) fn touches(&self, extent: Extent) -> bool {
         self.count > 0 && self.count_in(extent) > 0
     }
 
     /// Returns true if all blocks that the extent touches are set.
-    pub(super) fn covers(&self, extent: Extent) -> bool {
+    pub(in crate::controller) fn covers(&self, extent: Extent) -> bool {
         let blocks = self.blocks(extent);
         self.count_in(extent) == blocks.end - blocks.start
     }
 
     /// Returns the number of blocks in the extent that are set here and in `other`, which has the same shape.
-    pub(super) fn count_both(&self, other: &Self, extent: Extent) -> u64 {
+    pub(in crate::controller) fn count_both(&self, other: &Self, extent: Extent) -> u64 {
         let mut count = 0;
         each_word(self.blocks(extent), |word, mask| {
             count += u64::from((self.word(word) & other.word(word) & mask).count_ones());
@@ -132,7 +132,7 @@ impl DirtyBitmap {
     }
 
     /// Returns the number of blocks that are set here and in `other`, which has the same shape.
-    pub(super) fn count_common(&self, other: &Self) -> u64 {
+    pub(in crate::controller) fn count_common(&self, other: &Self) -> u64 {
         let common = self.groups().filter(|group| other.has_some(*group));
         let words = common.flat_map(|group| group * GROUP_WORDS..(group + 1) * GROUP_WORDS);
         words
@@ -141,25 +141,22 @@ impl DirtyBitmap {
     }
 
     /// Sets the blocks of `other`, which has the same shape, within the blocks touched by the extent.
-    pub(super) fn set_those_of(&mut self, other: &Self, extent: Extent) {
+    pub(in crate::controller) fn set_those_of(&mut self, other: &Self, extent: Extent) {
         debug_assert_eq!(self.block_sectors, other.block_sectors, "one shape");
-        let mut head = Lba(extent.start().0 / self.block_sectors * self.block_sectors);
+        let head = Lba(extent.start().0 / self.block_sectors * self.block_sectors);
         let end = self.end_of_block(extent);
-        while let Some((start, stop)) = other.next_blocks(head, u64::MAX)
-            && start < end
-        {
+        for (start, stop) in other.ranges(head).take_while(|(start, _)| *start < end) {
             self.set_range(start, stop.min(end));
-            head = stop;
         }
     }
 
     /// Sets the block with this number.
-    pub(super) fn set_number(&mut self, block: usize) {
+    pub(in crate::controller) fn set_number(&mut self, block: usize) {
         self.set_blocks(block as u64..(block as u64 + 1).min(self.block_count()));
     }
 
     /// Returns the numbers of the set blocks, in order.
-    pub(super) fn numbers(&self) -> impl Iterator<Item = usize> {
+    pub(in crate::controller) fn numbers(&self) -> impl Iterator<Item = usize> {
         let mut from = 0;
         core::iter::from_fn(move || {
             let found = self.next_alike(from, self.block_count(), true)?;
@@ -317,7 +314,7 @@ impl DirtyBitmap {
     }
 
     /// Returns the groups with a set block, in order.
-    pub(super) fn groups(&self) -> impl Iterator<Item = usize> {
+    pub(in crate::controller) fn groups(&self) -> impl Iterator<Item = usize> {
         let bits = (0..).zip(self.some.iter());
         bits.flat_map(|(at, word)| {
             let word = *word;
@@ -326,12 +323,12 @@ impl DirtyBitmap {
     }
 
     /// Returns the words of a group, with zeroes beyond the disk's end.
-    pub(super) fn group(&self, group: usize) -> [u64; GROUP_WORDS] {
+    pub(in crate::controller) fn group(&self, group: usize) -> [u64; GROUP_WORDS] {
         core::array::from_fn(|at| self.word(group * GROUP_WORDS + at))
     }
 
     /// Replaces the words of a group. Bits beyond the disk's end are left out.
-    pub(super) fn put_group(&mut self, group: usize, words: &[u64; GROUP_WORDS]) {
+    pub(in crate::controller) fn put_group(&mut self, group: usize, words: &[u64; GROUP_WORDS]) {
         let whole = self.blocks_of(group);
         self.clear_blocks(whole.clone());
         if words.iter().all(|word| *word == 0) {
@@ -346,12 +343,12 @@ impl DirtyBitmap {
         self.mark(group, set > 0, set == whole.end - whole.start);
     }
 
-    pub(super) const fn group_count(&self) -> usize {
+    pub(in crate::controller) const fn group_count(&self) -> usize {
         self.words.len().div_ceil(GROUP_WORDS)
     }
 
     /// Returns the bits of a word: the first block is the lowest bit, and bits beyond the disk's end are clear.
-    pub(super) fn word(&self, word: usize) -> u64 {
+    pub(in crate::controller) fn word(&self, word: usize) -> u64 {
         let Some(stored) = self.words.get(word) else {
             return 0;
         };
@@ -366,12 +363,16 @@ impl DirtyBitmap {
         }
     }
 
-    pub(super) fn words(&self) -> impl Iterator<Item = u64> {
+    pub(in crate::controller) fn words(&self) -> impl Iterator<Item = u64> {
         (0..self.words.len()).map(|word| self.word(word))
     }
 
-    /// Creates a bitmap from these words. Bits beyond the disk's end are left out.
-    pub(super) fn from_words(capacity: Sectors, block_sectors: u32, words: &[u64]) -> Self {
+    /// Creates a set from these words. Bits beyond the disk's end are left out.
+    pub(in crate::controller) fn from_words(
+        capacity: Sectors,
+        block_sectors: u32,
+        words: &[u64],
+    ) -> Self {
         let mut map = Self::new(capacity, block_sectors);
         for (group, words) in words
             .chunks(GROUP_WORDS)
@@ -392,7 +393,7 @@ impl DirtyBitmap {
     }
 
     /// Like [`Self::next_run`], as a start and an end: a block, or the limit, may exceed an extent.
-    pub(super) fn next_blocks(&self, from: Lba, limit: u64) -> Option<(Lba, Lba)> {
+    pub(in crate::controller) fn next_blocks(&self, from: Lba, limit: u64) -> Option<(Lba, Lba)> {
         let first = self.next_alike(
             from.0.div_ceil(self.block_sectors),
             self.block_count(),
@@ -405,8 +406,46 @@ impl DirtyBitmap {
         Some((Lba(first * self.block_sectors), Lba(end)))
     }
 
+    /// Returns the runs of set blocks at or behind `from`, each of at most `limit` sectors but at least one block.
+    pub(in crate::controller) fn runs(
+        &self,
+        from: Lba,
+        limit: u32,
+    ) -> impl Iterator<Item = Extent> {
+        let mut head = from;
+        core::iter::from_fn(move || {
+            let run = self.next_run(head, limit)?;
+            head = run.end();
+            Some(run)
+        })
+    }
+
+    /// Returns the whole runs of set blocks at or behind `from`, as starts and ends.
+    pub(in crate::controller) fn ranges(&self, from: Lba) -> impl Iterator<Item = (Lba, Lba)> {
+        let mut head = from;
+        core::iter::from_fn(move || {
+            let range = self.next_blocks(head, u64::MAX)?;
+            head = range.1;
+            Some(range)
+        })
+    }
+
+    /// Adds every block that a block of `other` touches.
+    pub(in crate::controller) fn add(&mut self, other: &Self) {
+        for (start, end) in other.ranges(Lba(0)) {
+            self.set_range(start, end);
+        }
+    }
+
+    /// Removes every block that a block of `other` touches.
+    pub(in crate::controller) fn remove(&mut self, other: &Self) {
+        for (start, end) in other.ranges(Lba(0)) {
+            self.clear_range(start, end);
+        }
+    }
+
     /// Returns the end of the last block that the extent touches.
-    pub(super) fn end_of_block(&self, extent: Extent) -> Lba {
+    pub(in crate::controller) fn end_of_block(&self, extent: Extent) -> Lba {
         let end = extent.end().0.next_multiple_of(self.block_sectors);
         Lba(end.min(self.capacity.0))
     }
@@ -483,110 +522,4 @@ fn each_word(blocks: core::ops::Range<u64>, mut visit: impl FnMut(usize, u64)) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn extent(start: u64, sectors: u32) -> Extent {
-        Extent::new(Lba(start), sectors).unwrap()
-    }
-
-    #[test]
-    fn runs_are_whole_blocks_and_end_at_the_limit_or_the_disk() {
-        let mut dirty = DirtyBitmap::new(Sectors(1001), 8);
-        dirty.set(extent(9, 1));
-        dirty.set(extent(15, 34));
-        dirty.set(extent(1000, 1));
-        assert_eq!(dirty.count(), 7);
-        assert_eq!(dirty.next_run(Lba(0), 1024), Some(extent(8, 48)));
-        assert_eq!(dirty.next_run(Lba(0), 16), Some(extent(8, 16)));
-        assert_eq!(dirty.next_run(Lba(24), 16), Some(extent(24, 16)));
-        assert_eq!(dirty.next_run(Lba(56), 64), Some(extent(1000, 1)));
-        dirty.clear(extent(8, 48));
-        assert_eq!(dirty.count(), 1);
-        assert_eq!(dirty.next_run(Lba(0), 64), Some(extent(1000, 1)));
-        assert_eq!(dirty.next_run(Lba(1001), 64), None);
-        assert_eq!(dirty.sectors(), 8);
-        assert_eq!(
-            dirty.bytes(),
-            512,
-            "of the last block the disk has a sector"
-        );
-        dirty.clear_covered(extent(1000, 1));
-        assert_eq!(dirty.count(), 0, "the disk's end cuts the last block short");
-        dirty.set(extent(0, 24));
-        dirty.clear_covered(extent(1, 22));
-        assert_eq!(dirty.count(), 2, "what is covered in part stays");
-    }
-
-    /// Compares the bitmap with a plain vector of blocks.
-    #[test]
-    fn groups_of_one_kind_are_like_blocks_of_one_kind() {
-        const BLOCKS: u64 = 5 * GROUP_BLOCKS + 77;
-        let capacity = Sectors(BLOCKS * 8 - 3);
-        let mut map = DirtyBitmap::new(capacity, 8);
-        let mut plain = vec![false; BLOCKS as usize];
-        let mut state = 11_u64;
-        let mut next = |most: u64| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            (state >> 33) % most
-        };
-        for round in 0..600 {
-            let longest = [9, 700, 3 * GROUP_BLOCKS][next(3) as usize];
-            let first = next(BLOCKS);
-            let end = (first + 1 + next(longest)).min(BLOCKS);
-            let (first, end) = match next(4) {
-                // Whole groups.
-                0 => (first / GROUP_BLOCKS * GROUP_BLOCKS, BLOCKS),
-                _ => (first, end),
-            };
-            let sets = next(2) == 0;
-            let sectors = (Lba(first * 8), Lba(end * 8));
-            match sets {
-                true => map.set_range(sectors.0, sectors.1),
-                false => map.clear_range(sectors.0, sectors.1),
-            }
-            plain[first as usize..end as usize].fill(sets);
-            assert_eq!(map.count(), plain.iter().filter(|set| **set).count() as u64);
-            let from = next(BLOCKS);
-            let found = (from..BLOCKS).find(|block| plain[*block as usize]);
-            let expected = found.map(|found| {
-                let clear = (found..BLOCKS).find(|block| !plain[*block as usize]);
-                let end = clear.unwrap_or(BLOCKS) * 8;
-                (Lba(found * 8), Lba(end.min(capacity.0)))
-            });
-            assert_eq!(
-                map.next_blocks(Lba(from * 8), u64::MAX),
-                expected,
-                "{round}"
-            );
-            if round % 50 == 0 {
-                let words: Vec<u64> = map.words().collect();
-                let again = DirtyBitmap::from_words(capacity, 8, &words);
-                assert_eq!(again.count(), map.count());
-                assert!(again.words().eq(words));
-                assert_eq!(map.count_common(&again), map.count());
-            }
-        }
-        map.fill();
-        assert_eq!(map.count(), BLOCKS);
-        map.empty();
-        assert_eq!(map.next_blocks(Lba(0), 8), None);
-    }
-
-    #[test]
-    fn what_is_alike_costs_nothing_by_its_size() {
-        // 8 TiB.
-        let capacity = Sectors(8 << 31);
-        let begun = std::time::Instant::now();
-        let mut map = DirtyBitmap::new(capacity, 8);
-        map.fill();
-        map.clear_range(Lba(1 << 20), Lba(capacity.0 - (1 << 20)));
-        let run = map.next_blocks(Lba(1 << 20), u64::MAX);
-        assert_eq!(run, Some((Lba(capacity.0 - (1 << 20)), Lba(capacity.0))));
-        assert_eq!(map.sectors(), 2 << 20);
-        let took = begun.elapsed();
-        assert!(took.as_secs() < 1, "{took:?}");
-    }
-}
+mod tests;
