@@ -1,15 +1,14 @@
 //! Carries out the commands of the handle.
 
+use std::sync::mpsc::TryRecvError;
 use std::time::Duration;
 
-use godwit_core::authority::Ownership;
-use godwit_core::event::AbortReason;
+use godwit_core::event::{AbortReason, Phase};
 use godwit_core::units::MigrationId;
 use godwit_core::{MigrationOptions, StartError};
 
-use crate::engine::connections::streams::{ClientStream, PeerStreams};
-use crate::engine::deferred::MOST_DEFERRED;
-use crate::engine::handle::{Command, Reply};
+use crate::engine::connections::streams::PeerStreams;
+use crate::engine::handle::{Command, ControllerCommand, Reply};
 use crate::engine::peers::link_signal::{InterfaceCounter, LinkWatch};
 use crate::engine::run::Engine;
 use crate::engine::slots::chunks::{ChunkMemory, Chunks};
@@ -21,23 +20,48 @@ impl Engine {
     /// Carries out all queued commands.
     pub(super) fn run_commands(&mut self) {
         loop {
-            match self.commands.try_recv() {
-                Ok(command) => self.run_command(command),
-                Err(std::sync::mpsc::TryRecvError::Empty) => return,
-                Err(std::sync::mpsc::TryRecvError::Disconnected) => return self.shut_down(),
+            match self.queue.next() {
+                Ok(command) if self.must_wait(&command) && !self.queue.is_full() => {
+                    self.queue.defer(command, self.cx.now);
+                }
+                Ok(command) => self.carry_out(command),
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => return self.shut_down(),
             }
         }
     }
 
-    fn run_command(&mut self, command: Command) {
-        if self.must_wait(&command) && self.deferred.len() < MOST_DEFERRED {
-            self.defer(command);
-        } else {
-            self.carry_out(command);
+    /// Carries out the commands whose wait is over.
+    pub(super) fn run_deferred(&mut self) {
+        for deferred in self.queue.take_deferred() {
+            let waited_enough = deferred.until.is_some_and(|until| until <= self.cx.now);
+            if self.must_wait(&deferred.command) && !waited_enough {
+                self.queue.put_back(deferred);
+            } else {
+                self.carry_out(deferred.command);
+            }
         }
     }
 
-    pub(super) fn carry_out(&mut self, command: Command) {
+    /// Returns true if an earlier migration still does something that conflicts with the command.
+    fn must_wait(&self, command: &Command) -> bool {
+        match command {
+            // Writes of the last migration must not land on top of the next migration's data.
+            Command::StartDestination { .. } => self.memory.slots.applies(),
+            // The controller starts no migration while the reads of an abandoned one are pending. A start during a
+            // migration is refused at once.
+            Command::StartSource { .. } => self.memory.chunks.is_reading() && !self.is_leaving(),
+            _ => false,
+        }
+    }
+
+    fn is_leaving(&self) -> bool {
+        let ended = |phase| matches!(phase, Phase::Completed | Phase::Aborted);
+        let progress = self.cx.core.progress();
+        progress.is_some_and(|progress| !ended(progress.phase))
+    }
+
+    fn carry_out(&mut self, command: Command) {
         match command {
             Command::Attach(client) => self.attach_or_wait(client),
             Command::StartSource {
@@ -59,88 +83,78 @@ impl Engine {
             }
             Command::ControlUp { migration, control } => self.control_up(migration, control),
             Command::Forward(sync) => self.forward(sync),
-            Command::ServeForwarded { peer, sync } => self.serve_forwarded(peer, sync),
+            Command::ServeForwarded { peer, sync } => self.serve_forwarded(&peer, sync),
             Command::Pull { stream, shows_life } => {
                 self.pull_up(stream, false);
                 if shows_life {
-                    self.core.show_life();
+                    self.cx.core.show_life();
                 }
             }
             Command::Owe(stream) => self.pull_up(stream, true),
-            Command::Fetch(stream) if self.core.lacks_in_two_places() => self.fetch_up(stream),
+            Command::Fetch(stream) if self.cx.core.lacks_in_two_places() => self.fetch_up(stream),
             Command::Fetch(stream) => self.pull_up(stream, false),
-            Command::PullOnDemandOnly => self.core.pull_on_demand_only(),
-            Command::AbandonMissing => {
-                self.config.missing_pauses_after = None;
-                self.core.fail_missing_after(Duration::ZERO);
-            }
-            Command::BeginComparison { reply } => reply(self.core.begin_comparison()),
-            Command::EndComparison { different, same } => {
-                // The disk does not start to leave after a comparison that has become useless, either.
-                let counts = self.core.end_comparison(&different, &same);
-                tracing::debug!(disk = self.config.disk, counts, "a comparison ended");
-            }
-            Command::Compared { reply } => reply(self.core.compared()),
-            Command::ForgetComparison => self.core.forget_comparison(),
-            Command::GiveUpImage { reply } => reply(self.core.give_up_image()),
             Command::MissingStored { notes } => self.missing_stored(notes),
-            Command::Cancel { reason, reply } => {
-                let cancelled = self.core.cancel(self.now, reason);
-                self.drain();
-                reply(cancelled);
-            }
-            Command::SwitchOver { reply } => {
-                let leaves = self.core.switch_over(self.now);
-                self.drain();
-                reply(leaves);
-            }
-            Command::ChangeMigration { change, reply } => {
-                let changed = self.core.change_migration(self.now, &change);
-                self.drain();
-                reply(changed);
-            }
             Command::FrontEnd { command, reply } => self.front_end_command(command, reply),
-            Command::LatencyBaseline { reply } => reply(Some(self.stats.baseline(self.now))),
+            Command::LatencyBaseline { reply } => {
+                reply(Some(self.cx.stats.baseline(self.cx.now)));
+            }
             Command::MachineStandsStill => self.machine_stands_still(),
-            Command::MachineGoesOn => self.machine_goes_on(),
+            Command::MachineGoesOn => self.vhost.machine_goes_on(),
             Command::FailForwarded => {
-                self.forward_asked = false;
+                self.forwarding.was_answered();
                 self.vhost.owner_unreachable();
-                self.core.fail_forwarded(self.now);
+                self.cx.core.fail_forwarded(self.cx.now);
                 self.drain();
                 self.attach_waiting();
             }
-            Command::Persisted => {
-                self.core.handle_persisted(self.now);
-                self.drain();
-            }
-            Command::Surpass => {
-                self.core.surpass(self.now);
-                self.drain();
-            }
-            Command::SharingStored => {
-                self.core.handle_sharing_stored(self.now);
-                self.drain();
-            }
-            Command::NotPersisted { reason } => {
-                self.core.handle_not_persisted(self.now, reason);
-                self.drain();
-            }
+            Command::Controller(command) => self.tell_controller(command),
             Command::Shutdown => self.shut_down(),
         }
     }
 
-    /// Attaches a client. A client of a disk that has moved away waits until the owner can be reached.
-    fn attach_or_wait(&mut self, client: ClientStream) {
-        let departed = matches!(self.core.record().ownership, Ownership::Departed { .. });
-        if departed && self.forwarding.is_none() {
-            if self.waiting_clients.len() < self.config.max_clients as usize {
-                self.waiting_clients.push(client);
-                self.ask_forward();
+    /// Carries out a command for the controller alone.
+    fn tell_controller(&mut self, command: ControllerCommand) {
+        let now = self.cx.now;
+        let core = &mut self.cx.core;
+        match command {
+            ControllerCommand::PullOnDemandOnly => return core.pull_on_demand_only(),
+            ControllerCommand::AbandonMissing => {
+                self.cx.config.missing_pauses_after = None;
+                return core.fail_missing_after(Duration::ZERO);
             }
-        } else {
-            self.attach(client);
+            ControllerCommand::BeginComparison { reply } => return reply(core.begin_comparison()),
+            ControllerCommand::EndComparison { different, same } => {
+                // The disk does not start to leave after a comparison that has become useless, either.
+                let counts = core.end_comparison(&different, &same);
+                tracing::debug!(disk = self.cx.config.disk, counts, "a comparison ended");
+                return;
+            }
+            ControllerCommand::Compared { reply } => return reply(core.compared()),
+            ControllerCommand::ForgetComparison => return core.forget_comparison(),
+            ControllerCommand::GiveUpImage { reply } => return reply(core.give_up_image()),
+            ControllerCommand::Cancel { reason, reply } => {
+                let cancelled = core.cancel(now, reason);
+                self.drain();
+                return reply(cancelled);
+            }
+            ControllerCommand::SwitchOver { reply } => {
+                let leaves = core.switch_over(now);
+                self.drain();
+                return reply(leaves);
+            }
+            ControllerCommand::ChangeMigration { change, reply } => {
+                let changed = core.change_migration(now, &change);
+                self.drain();
+                return reply(changed);
+            }
+            ControllerCommand::Persisted => core.handle_persisted(now),
+            ControllerCommand::Surpass => core.surpass(now),
+            ControllerCommand::SharingStored => core.handle_sharing_stored(now),
+            ControllerCommand::NotPersisted { reason } => {
+                core.handle_not_persisted(now, reason);
+            }
         }
+        self.drain();
     }
 
     fn start_source(
@@ -151,20 +165,20 @@ impl Engine {
         interface: Option<InterfaceCounter>,
         reply: Reply<Result<(), StartError>>,
     ) {
-        if self.shutdown.is_some() {
+        if self.cx.is_ending() {
             return reply(Err(StartError::NotServing));
         }
         if !memory.suffices(&options) {
             return reply(Err(StartError::Option("window")));
         }
         // The controller reads chunks only after a successful start, and only through `drain` below.
-        if let Err(error) = self.core.start_source(self.now, options) {
+        if let Err(error) = self.cx.core.start_source(self.cx.now, options) {
             return reply(Err(error));
         }
         let capacity = self.disk.capacity().bytes();
-        self.chunks = Chunks::new(&self.config.limits, memory, capacity);
+        self.memory.chunks = Chunks::new(&self.cx.config.limits, memory, capacity);
         self.link(options.migration, streams);
-        self.link_watch = Some(LinkWatch::new(self.now, interface));
+        self.moves.watch(LinkWatch::new(self.cx.now, interface));
         reply(Ok(()));
         self.drain();
         self.open_links();
@@ -177,16 +191,19 @@ impl Engine {
         streams: PeerStreams,
         reply: Reply<Result<(), StartError>>,
     ) {
-        if self.shutdown.is_some() {
+        if self.cx.is_ending() {
             return reply(Err(StartError::NotServing));
         }
         if let Err(error) = self
+            .cx
             .core
-            .start_destination(self.now, migration, peer_timeout)
+            .start_destination(self.cx.now, migration, peer_timeout)
         {
             return reply(Err(error));
         }
-        self.slots.commit_for_replicas(self.disk.capacity().bytes());
+        self.memory
+            .slots
+            .commit_for_replicas(self.disk.capacity().bytes());
         self.link(migration, streams);
         reply(Ok(()));
         self.drain();
@@ -194,23 +211,19 @@ impl Engine {
     }
 
     fn shut_down(&mut self) {
-        if self.shutdown.is_some() {
+        if self.cx.is_ending() {
             return;
         }
-        self.shutdown = Some(self.now.after(SHUTDOWN));
-        self.waiting_clients.clear();
-        self.core.cancel(self.now, AbortReason::Cancelled);
+        self.cx.shutdown = Some(self.cx.now.after(SHUTDOWN));
+        self.nbd.waiting.clear();
+        self.cx.core.cancel(self.cx.now, AbortReason::Cancelled);
         self.stop_pulling();
         self.drain();
         self.hang_up();
-        let clients: Vec<_> = self
-            .connections
-            .iter()
-            .filter(|c| c.is_client())
-            .map(|c| c.key)
-            .collect();
-        for key in clients {
-            self.leave(key, SHUTDOWN);
+        let deadline = self.cx.now.after(SHUTDOWN);
+        let clients = self.connections.iter().filter(|c| c.is_client());
+        for key in clients.map(|c| c.key).collect::<Vec<_>>() {
+            self.connections.leave(key, deadline);
         }
     }
 }

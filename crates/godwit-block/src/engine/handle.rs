@@ -55,6 +55,26 @@ pub(super) enum Command {
     },
     Owe(PeerStream),
     Fetch(PeerStream),
+    MissingStored {
+        notes: Option<MissingNotes>,
+    },
+    LatencyBaseline {
+        reply: Reply<Option<LatencyBaseline>>,
+    },
+    FrontEnd {
+        command: FrontEndCommand,
+        reply: FrontEndReply,
+    },
+    MachineStandsStill,
+    MachineGoesOn,
+    FailForwarded,
+    /// A command for the controller alone.
+    Controller(ControllerCommand),
+    Shutdown,
+}
+
+/// A command for an engine's controller.
+pub(super) enum ControllerCommand {
     PullOnDemandOnly,
     AbandonMissing,
     BeginComparison {
@@ -71,9 +91,6 @@ pub(super) enum Command {
     GiveUpImage {
         reply: Reply<bool>,
     },
-    MissingStored {
-        notes: Option<MissingNotes>,
-    },
     Cancel {
         reason: AbortReason,
         reply: Reply<bool>,
@@ -85,23 +102,32 @@ pub(super) enum Command {
         change: MigrationChange,
         reply: Reply<Result<(), ChangeError>>,
     },
-    LatencyBaseline {
-        reply: Reply<Option<LatencyBaseline>>,
-    },
-    FrontEnd {
-        command: FrontEndCommand,
-        reply: FrontEndReply,
-    },
-    MachineStandsStill,
-    MachineGoesOn,
-    FailForwarded,
     Persisted,
     Surpass,
     SharingStored,
     NotPersisted {
         reason: AbortReason,
     },
-    Shutdown,
+}
+
+impl From<ControllerCommand> for Command {
+    fn from(command: ControllerCommand) -> Self {
+        Self::Controller(command)
+    }
+}
+
+impl ControllerCommand {
+    fn refuse(self) {
+        match self {
+            Self::BeginComparison { reply } => reply(Err(StartError::NotServing)),
+            Self::Compared { reply } => reply(None),
+            Self::Cancel { reply, .. }
+            | Self::SwitchOver { reply }
+            | Self::GiveUpImage { reply } => reply(false),
+            Self::ChangeMigration { reply, .. } => reply(Err(ChangeError::NoMigration)),
+            _ => {}
+        }
+    }
 }
 
 impl Command {
@@ -111,12 +137,7 @@ impl Command {
             Self::StartSource { reply, .. } | Self::StartDestination { reply, .. } => {
                 reply(Err(StartError::NotServing));
             }
-            Self::BeginComparison { reply } => reply(Err(StartError::NotServing)),
-            Self::Compared { reply } => reply(None),
-            Self::Cancel { reply, .. }
-            | Self::SwitchOver { reply }
-            | Self::GiveUpImage { reply } => reply(false),
-            Self::ChangeMigration { reply, .. } => reply(Err(ChangeError::NoMigration)),
+            Self::Controller(command) => command.refuse(),
             Self::LatencyBaseline { reply } => reply(None),
             Self::FrontEnd { reply, .. } => reply(Err(FrontEndError::Ended)),
             _ => {}
@@ -160,8 +181,8 @@ struct Inner {
 }
 
 impl Inner {
-    fn send(&self, command: Command) {
-        match self.commands.send(command) {
+    fn send(&self, command: impl Into<Command>) {
+        match self.commands.send(command.into()) {
             Ok(()) => self.waker.wake(),
             Err(mpsc::SendError(command)) => command.refuse(),
         }
@@ -306,41 +327,43 @@ impl EngineHandle {
 
     /// Pulls missing parts of the disk on demand only, from now on.
     pub fn pull_on_demand_only(&self) {
-        self.inner.send(Command::PullOnDemandOnly);
+        self.inner.send(ControllerCommand::PullOnDemandOnly);
     }
 
     /// Stops waiting for missing parts of the disk: requests for them get an I/O error. Parts that still arrive are
     /// used.
     pub fn abandon_missing(&self) {
-        self.inner.send(Command::AbandonMissing);
+        self.inner.send(ControllerCommand::AbandonMissing);
     }
 
     /// Begins a comparison of the disk with the image that it was created from. `reply` gets the result of
     /// [`godwit_core::Controller::begin_comparison`].
     pub fn begin_comparison(&self, reply: Reply<Result<Vec<u64>, StartError>>) {
-        self.inner.send(Command::BeginComparison { reply });
+        self.inner
+            .send(ControllerCommand::BeginComparison { reply });
     }
 
     /// Ends the comparison with its result ([`godwit_core::Controller::end_comparison`]): the disk moves without the
     /// equal blocks.
     pub fn end_comparison(&self, different: Vec<u64>, same: Vec<u64>) {
-        self.inner.send(Command::EndComparison { different, same });
+        self.inner
+            .send(ControllerCommand::EndComparison { different, same });
     }
 
     /// `reply` gets the result of a comparison, adjusted for later writes ([`godwit_core::Controller::compared`]).
     pub fn compared(&self, reply: Reply<Option<Compared>>) {
-        self.inner.send(Command::Compared { reply });
+        self.inner.send(ControllerCommand::Compared { reply });
     }
 
     /// Forgets the comparison: the disk moves as a whole, or not at all.
     pub fn forget_comparison(&self) {
-        self.inner.send(Command::ForgetComparison);
+        self.inner.send(ControllerCommand::ForgetComparison);
     }
 
     /// Announces that the image will be emptied. `reply` gets true if that is allowed
     /// ([`godwit_core::Controller::give_up_image`]).
     pub fn give_up_image(&self, reply: Reply<bool>) {
-        self.inner.send(Command::GiveUpImage { reply });
+        self.inner.send(ControllerCommand::GiveUpImage { reply });
     }
 
     /// Confirms that the state of the last [`EngineEvent::StoreMissing`](crate::engine::EngineEvent::StoreMissing) is
@@ -352,18 +375,19 @@ impl EngineHandle {
     /// Cancels the migration under way if no point of no return has passed. `reply` gets true if the migration was
     /// cancelled.
     pub fn cancel(&self, reason: AbortReason, reply: Reply<bool>) {
-        self.inner.send(Command::Cancel { reason, reply });
+        self.inner.send(ControllerCommand::Cancel { reason, reply });
     }
 
     /// Announces that the guest has stopped: hands the disk over once the destination has everything
     /// ([`godwit_core::Controller::switch_over`]). `reply` gets true if an outgoing migration exists.
     pub fn switch_over(&self, reply: Reply<bool>) {
-        self.inner.send(Command::SwitchOver { reply });
+        self.inner.send(ControllerCommand::SwitchOver { reply });
     }
 
     /// Changes the outgoing migration. `reply` gets the result of [`godwit_core::Controller::change_migration`].
     pub fn change_migration(&self, change: MigrationChange, reply: Reply<Result<(), ChangeError>>) {
-        self.inner.send(Command::ChangeMigration { change, reply });
+        self.inner
+            .send(ControllerCommand::ChangeMigration { change, reply });
     }
 
     /// `reply` gets the recent latencies of this node's clients, from before a migration changes them; nothing if the
@@ -407,24 +431,24 @@ impl EngineHandle {
 
     /// Confirms that the record of the last [`EngineEvent::Persist`](crate::engine::EngineEvent::Persist) is durable.
     pub fn persisted(&self) {
-        self.inner.send(Command::Persisted);
+        self.inner.send(ControllerCommand::Persisted);
     }
 
     /// Announces that another node's record shows a later owner: clients' requests are held from now on.
     pub fn surpass(&self) {
-        self.inner.send(Command::Surpass);
+        self.inner.send(ControllerCommand::Surpass);
     }
 
     /// Confirms that the state of the last [`Event::SharingChanged`](godwit_core::event::Event::SharingChanged) is
     /// durable.
     pub fn sharing_stored(&self) {
-        self.inner.send(Command::SharingStored);
+        self.inner.send(ControllerCommand::SharingStored);
     }
 
     /// Announces that the record of the last [`EngineEvent::Persist`](crate::engine::EngineEvent::Persist), which gives
     /// the disk away, was not stored and never will be: the migration ends and this node serves on.
     pub fn not_persisted(&self, reason: AbortReason) {
-        self.inner.send(Command::NotPersisted { reason });
+        self.inner.send(ControllerCommand::NotPersisted { reason });
     }
 
     /// Returns the state that the engine last published.

@@ -20,12 +20,13 @@ mod actions;
 mod commands;
 mod config;
 mod connections;
-mod deferred;
+mod context;
 mod disk;
 mod front_ends;
 mod handle;
 mod peers;
 mod priority;
+mod queue;
 mod run;
 mod slots;
 mod stats;
@@ -35,7 +36,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
-use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::authority::AuthorityRecord;
 use rustix::event::{EventfdFlags, eventfd};
 
 pub use self::config::{
@@ -94,34 +95,8 @@ pub fn spawn_restored(
         .map_err(|errno| refused("create an event counter", errno.into()))?;
     let wake = Arc::new(wake);
     let (sender, commands) = mpsc::channel();
-    let published = Arc::new(Mutex::new(Snapshot {
-        record,
-        serves: record.ownership == Ownership::Serving,
-        progress: None,
-        copies_saved: 0,
-        clients: 0,
-        front_end: FrontEndState::Absent,
-        requests_in_flight: 0,
-        counters: Counters::default(),
-        latency: LatencySummary::default(),
-        latencies: Latencies::default(),
-        missing: restored
-            .missing
-            .as_ref()
-            .map(|(missing, _)| missing.bytes()),
-        missing_at_source: None,
-        needs_source: restored
-            .missing
-            .as_ref()
-            .is_some_and(|(missing, _)| missing.at_source().is_some()),
-        missing_is_owed: false,
-        owner_is_there: false,
-        missing_trouble: None,
-        lacks_room: false,
-        lost_pages: false,
-        waits_long: false,
-        cpu_seconds: 0.0,
-    }));
+    let missing = restored.missing.as_ref().map(|(missing, _)| missing);
+    let published = Arc::new(Mutex::new(Snapshot::before_start(record, missing)));
     let parts = Parts {
         config,
         image,
@@ -168,7 +143,7 @@ pub fn spawn_restored(
 
 /// Runs an engine to its end, whether in order or by a failure.
 fn run(mut engine: Engine) -> Result<(), EngineError> {
-    let disk = engine.config.disk.clone();
+    let disk = engine.cx.config.disk.clone();
     let result = catch_unwind(AssertUnwindSafe(|| engine.run())).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -178,12 +153,12 @@ fn run(mut engine: Engine) -> Result<(), EngineError> {
     let released = engine.release();
     if let Err(error) = &result {
         tracing::error!("{error}");
-        engine.tell(EngineEvent::Failed(error.to_string()));
+        engine.cx.tell(EngineEvent::Failed(error.to_string()));
     }
     if !released {
         // The kernel may still write to the engine's memory, which must therefore stay.
         tracing::error!(
-            disk = engine.config.disk,
+            disk = engine.cx.config.disk,
             "the kernel keeps memory of the disk's thread, which is given up"
         );
         std::mem::forget(engine);

@@ -9,7 +9,7 @@ use godwit_core::action::ChunkSlot;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::{AbortReason, Event};
 use godwit_core::request::{Operation, RequestTag};
-use godwit_core::units::{Epoch, Extent, Generation, Lba, MigrationId};
+use godwit_core::units::{Extent, Generation, Lba};
 use godwit_core::wire::{Header, Kind, Message};
 
 use crate::puppet::{ID, Puppet, frame, heard, open_forwarding};
@@ -278,15 +278,8 @@ fn a_peer_that_floods_and_reads_nothing_does_not_stop_the_engine() {
 
 #[test]
 fn an_answer_that_was_not_asked_for_ends_the_forwarding() {
-    let migration = MigrationId([9; 16]);
-    let ownership = godwit_core::authority::Ownership::Departed { migration };
-    let record = AuthorityRecord {
-        epoch: Epoch(2),
-        ownership,
-        remainder: None,
-    };
     for (length, asked) in [(0, false), (512, false), (1024, true), (0, true)] {
-        let engine = TestEngine::new("a", MIB, record);
+        let engine = TestEngine::new("a", MIB, departed());
         let (mut owner, theirs) = tcp_pair();
         engine.handle.forward(plain(theirs));
         let mut client = engine.attach(true);

@@ -1,8 +1,8 @@
 //! Two engines, the start and end of a migration between them, and a load that checks its reads.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
 
 use godwit_block::engine::{InterfaceCounter, PeerStreams};
 use godwit_core::authority::AuthorityRecord;
@@ -44,14 +44,10 @@ pub(crate) fn start_watched(
     (ours, theirs): (PeerStreams, PeerStreams),
     interface: Option<InterfaceCounter>,
 ) {
-    let (sender, receiver) = mpsc::channel();
-    destination.handle.start_destination(
-        options.migration,
-        options.peer_timeout,
-        theirs,
-        Box::new(move |result| sender.send(result).expect("sent")),
-    );
-    assert_eq!(receiver.recv(), Ok(Ok(())), "at the destination");
+    let (migration, timeout) = (options.migration, options.peer_timeout);
+    let handle = &destination.handle;
+    let started = ask(|reply| handle.start_destination(migration, timeout, theirs, reply));
+    assert_eq!(started, Ok(()), "at the destination");
     let started = start_source(source, options, ours, interface);
     assert_eq!(started, Ok(()), "at the source");
 }
@@ -63,21 +59,14 @@ pub(crate) fn start_source(
     ours: PeerStreams,
     interface: Option<InterfaceCounter>,
 ) -> Result<(), StartError> {
-    let (sender, receiver) = mpsc::channel();
-    let reply = Box::new(move |result| sender.send(result).expect("sent"));
-    let memory = source.handle.chunk_memory(&options).expect("memory");
-    source
-        .handle
-        .start_source(options, memory, ours, interface, reply);
-    receiver.recv().expect("an answer")
+    let handle = &source.handle;
+    let memory = handle.chunk_memory(&options).expect("memory");
+    ask(|reply| handle.start_source(options, memory, ours, interface, reply))
 }
 
 /// Returns true if there was a migration to cancel.
 pub(crate) fn cancel(source: &TestEngine) -> bool {
-    let (sender, receiver) = mpsc::channel();
-    let reply = Box::new(move |cancelled| sender.send(cancelled).expect("sent"));
-    source.handle.cancel(AbortReason::Cancelled, reply);
-    receiver.recv().expect("an answer")
+    ask(|reply| source.handle.cancel(AbortReason::Cancelled, reply))
 }
 
 /// Waits until both sides agree that the migration succeeded.

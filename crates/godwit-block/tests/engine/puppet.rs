@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::mpsc;
 use std::time::Duration;
 
 use godwit_block::engine::{InterfaceCounter, PeerStreams};
@@ -10,6 +9,7 @@ use godwit_core::MigrationOptions;
 use godwit_core::units::MigrationId;
 use godwit_core::wire::{HEADER_SIZE, Header, Message, Taken};
 
+use crate::pair::start_source;
 use crate::support::*;
 
 pub(crate) const ID: MigrationId = MigrationId([1; 16]);
@@ -112,12 +112,10 @@ impl Puppet {
     /// Plays the source of a migration to `engine`.
     pub(crate) fn source_of(engine: &TestEngine) -> Self {
         let (puppet, streams) = Self::new();
-        let (sender, receiver) = mpsc::channel();
-        let reply = Box::new(move |result| sender.send(result).expect("sent"));
-        engine
-            .handle
-            .start_destination(ID, Duration::from_secs(5), streams, reply);
-        assert_eq!(receiver.recv(), Ok(Ok(())));
+        let patience = Duration::from_secs(5);
+        let handle = &engine.handle;
+        let started = ask(|reply| handle.start_destination(ID, patience, streams, reply));
+        assert_eq!(started, Ok(()));
         puppet
     }
 
@@ -128,13 +126,8 @@ impl Puppet {
         interface: InterfaceCounter,
     ) -> Self {
         let (puppet, streams) = Self::new();
-        let (sender, receiver) = mpsc::channel();
-        let reply = Box::new(move |result| sender.send(result).expect("sent"));
-        let memory = engine.handle.chunk_memory(&options).expect("memory");
-        engine
-            .handle
-            .start_source(options, memory, streams, Some(interface), reply);
-        assert_eq!(receiver.recv(), Ok(Ok(())));
+        let started = start_source(engine, options, streams, Some(interface));
+        assert_eq!(started, Ok(()));
         puppet
     }
 

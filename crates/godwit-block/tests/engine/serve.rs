@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use godwit_block::engine::{EngineConfig, EngineError, EngineEvent};
 use godwit_block::image::Image;
 use godwit_core::authority::AuthorityRecord;
 
+use crate::pair::cancel;
 use crate::support::*;
 
 const MIB: u64 = 1 << 20;
@@ -359,24 +359,13 @@ fn shutdown_finishes_what_is_in_flight() {
         address: String::new(),
         place: None,
     });
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let reason = godwit_core::event::AbortReason::Cancelled;
-    engine.handle.cancel(
-        reason,
-        Box::new(move |cancelled| sender.send(cancelled).expect("sent")),
-    );
-    assert!(!receiver.recv().expect("an answer"));
+    assert!(!cancel(&engine));
 }
 
 #[test]
 fn a_baseline_tells_how_long_clients_waited() {
     let engine = TestEngine::new("a", MIB, AuthorityRecord::created());
-    let baseline = || {
-        let (sender, receiver) = mpsc::channel();
-        let reply = Box::new(move |baseline| sender.send(baseline).expect("sent"));
-        engine.handle.latency_baseline(reply);
-        receiver.recv().expect("an answer")
-    };
+    let baseline = || ask(|reply| engine.handle.latency_baseline(reply));
     assert_eq!(baseline().expect("a running engine").requests(), 0);
     let mut client = engine.attach(true);
     for _ in 0..50 {

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use godwit_block::engine::EngineConfig;
 use godwit_block::nbd::RequestHeader;
-use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::authority::AuthorityRecord;
 use godwit_core::request::{Operation, RequestTag};
-use godwit_core::units::{Epoch, Extent, Lba, MigrationId};
+use godwit_core::units::{Extent, Lba};
 use godwit_core::wire::Message;
 
 use crate::puppet::{begin_forwarding, frame};
@@ -58,16 +58,6 @@ fn stops_writing(engine: &TestEngine) -> UnixStream {
         .expect("a header");
     ours.write_all(&vec![1; (3 << 20) + 5]).expect("part of it");
     ours
-}
-
-/// Returns the record of a node whose disk has moved away.
-fn departed() -> AuthorityRecord {
-    let migration = MigrationId([9; 16]);
-    AuthorityRecord {
-        epoch: Epoch(2),
-        ownership: Ownership::Departed { migration },
-        remainder: None,
-    }
 }
 
 /// Returns the longest wait of a good client for one of its requests, short ones and long ones.

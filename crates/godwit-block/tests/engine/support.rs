@@ -10,13 +10,14 @@ use std::sync::{OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use godwit_block::engine::{
-    ClientStream, EngineConfig, EngineEvent, EngineHandle, PeerStream, PeerStreams, Snapshot, spawn,
+    ClientStream, EngineConfig, EngineEvent, EngineHandle, PeerStream, PeerStreams, Reply,
+    Snapshot, spawn,
 };
 use godwit_block::image::Image;
 use godwit_block::nbd::RequestHeader;
-use godwit_core::authority::AuthorityRecord;
+use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::event::Event;
-use godwit_core::units::{Bytes, MigrationId};
+use godwit_core::units::{Bytes, Epoch, MigrationId};
 use godwit_core::{GovernorParts, MigrationOptions};
 
 pub(crate) const READ: u16 = 0;
@@ -176,6 +177,25 @@ impl TestEngine {
 
     pub(crate) fn image_path(&self) -> std::path::PathBuf {
         self.directory.path().join("disk")
+    }
+}
+
+/// Gives an engine a command, and returns the answer.
+pub(crate) fn ask<T: Send + 'static>(command: impl FnOnce(Reply<T>)) -> T {
+    let (sender, receiver) = mpsc::channel();
+    command(Box::new(move |answer| {
+        sender.send(answer).expect("somebody listens");
+    }));
+    receiver.recv().expect("an answer")
+}
+
+/// Returns the record of a node whose disk has moved away.
+pub(crate) fn departed() -> AuthorityRecord {
+    let migration = MigrationId([7; 16]);
+    AuthorityRecord {
+        epoch: Epoch(2),
+        ownership: Ownership::Departed { migration },
+        remainder: None,
     }
 }
 

@@ -8,17 +8,23 @@ pub(super) mod shares;
 pub(super) mod streams;
 
 use std::any::Any;
-use std::net::TcpStream;
 
 use godwit_core::request::{Operation, RequestTag};
 use godwit_core::units::Time;
 use godwit_core::wire::{Header, Message, TrafficClass};
 
 use crate::engine::connections::shares::Account;
-use crate::engine::front_ends::nbd::parts::Part;
-use crate::engine::slots::{Class, Rest};
+use crate::engine::connections::streams::PeerStream;
+use crate::engine::context::Context;
+use crate::engine::front_ends::nbd::parts::{Part, Wholes};
+use crate::engine::peers;
+use crate::engine::slots::{Class, Owner, Rest, Slots};
 use crate::nbd::RequestHeader;
 use godwit_io::stream::{SentBy, Stream, Unpacker};
+
+/// Bytes that the kernel takes from a migration's connection ahead of transmission: a millisecond's worth at 1 Gbit/s,
+/// so that the link stays full and a double write waits for little.
+const MOST_UNSENT: u32 = 128 << 10;
 
 /// The permanent identity of a connection: a reused index has another generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +79,56 @@ pub(super) enum Head {
         message: Message,
         packed: Option<u32>,
     },
+}
+
+/// The slot that a request needs.
+pub(super) struct Needs {
+    pub(super) class: Class,
+    pub(super) owner: Owner,
+    /// Length of the buffer.
+    pub(super) buffer: u32,
+    /// Bytes of the buffer to receive.
+    pub(super) length: u32,
+}
+
+impl Needs {
+    /// Returns the needs of a client's operation.
+    pub(super) const fn of(operation: &Operation, class: Class, owner: Owner) -> Self {
+        let (buffer, length) = match operation {
+            Operation::Read(extent) => (extent.bytes() as u32, 0),
+            Operation::Write { extent, .. } => (extent.bytes() as u32, extent.bytes() as u32),
+            Operation::WriteZeroes { .. } | Operation::Flush => (0, 0),
+        };
+        Self {
+            class,
+            owner,
+            buffer,
+            length,
+        }
+    }
+}
+
+impl Head {
+    fn needs(self, connection: ConnectionKey) -> Needs {
+        match self {
+            Self::Client {
+                request,
+                operation,
+                rest,
+                part,
+            } => {
+                let owner = Owner::Client {
+                    connection,
+                    request,
+                    operation,
+                    rest,
+                    part,
+                };
+                Needs::of(&operation, Class::Client, owner)
+            }
+            Self::Peer { message, .. } => peers::needs(connection, message),
+        }
+    }
 }
 
 /// The roles of a peer's connection. A connection can have several.
@@ -173,6 +229,19 @@ impl Connection {
         }
     }
 
+    /// Returns true if bytes that arrive are handled now.
+    fn is_read(&self) -> bool {
+        let leaves = self.life != Life::Open && self.is_client();
+        !self.paused && !leaves && self.life != Life::Closing
+    }
+
+    /// Drops the next bytes that arrive.
+    pub(super) const fn discard(&mut self, remaining: u32) {
+        if remaining > 0 {
+            self.parse = Parse::Discard { remaining };
+        }
+    }
+
     pub(super) fn uses(&self) -> Uses {
         match self.party {
             Party::Client { .. } => Uses::default(),
@@ -195,9 +264,41 @@ pub(super) struct Connections {
     generation: u32,
     /// Connections with work for the end of the turn.
     marked: Vec<ConnectionKey>,
+    /// Clients' requests that are carried out in pieces.
+    pub(super) wholes: Wholes,
 }
 
 impl Connections {
+    /// Takes over a peer's connection; `None` if its socket is unusable.
+    pub(super) fn adopt(
+        &mut self,
+        stream: PeerStream,
+        class: TrafficClass,
+        uses: Uses,
+        cx: &Context,
+        slots: &mut Slots,
+    ) -> Option<ConnectionKey> {
+        let PeerStream { socket, tls } = stream;
+        match Stream::new(socket.into(), tls, &[]) {
+            Ok(stream) => {
+                if uses.migration {
+                    stream.limit_unsent(MOST_UNSENT);
+                }
+                let party = Party::Peer { class, uses };
+                Some(self.insert(stream, party, slots.open_account(), cx.now))
+            }
+            Err(error) => {
+                let disk = &cx.config.disk;
+                tracing::warn!(
+                    disk,
+                    ?class,
+                    "cannot use a connection to another node: {error}"
+                );
+                None
+            }
+        }
+    }
+
     pub(super) fn insert(
         &mut self,
         stream: Stream,
@@ -205,13 +306,7 @@ impl Connections {
         account: Account,
         now: Time,
     ) -> ConnectionKey {
-        let index = match self.entries.iter().position(Option::is_none) {
-            Some(index) => index,
-            None => {
-                self.entries.push(None);
-                self.entries.len() - 1
-            }
-        };
+        let index = empty_place(&mut self.entries);
         self.generation = self.generation.wrapping_add(1);
         let key = ConnectionKey {
             index: index as u32,
@@ -240,6 +335,11 @@ impl Connections {
     pub(super) fn get_mut(&mut self, key: ConnectionKey) -> Option<&mut Connection> {
         self.at(key.index)
             .filter(|connection| connection.key == key)
+    }
+
+    /// Returns the roles of a peer's connection.
+    pub(super) fn uses_mut(&mut self, key: ConnectionKey) -> Option<&mut Uses> {
+        self.get_mut(key)?.uses_mut()
     }
 
     pub(super) fn get(&self, key: ConnectionKey) -> Option<&Connection> {
@@ -284,9 +384,13 @@ impl Connections {
     }
 }
 
-/// Converts a TCP socket to an owned descriptor.
-pub(super) fn descriptor(socket: TcpStream) -> std::os::fd::OwnedFd {
-    socket.into()
+/// Returns the index of an empty place in a table, which grows if there is none.
+pub(super) fn empty_place<T>(table: &mut Vec<Option<T>>) -> usize {
+    let empty = table.iter().position(Option::is_none);
+    empty.unwrap_or_else(|| {
+        table.push(None);
+        table.len() - 1
+    })
 }
 
 #[cfg(test)]

@@ -4,11 +4,11 @@ use godwit_core::request::RequestTag;
 use godwit_core::units::Bytes;
 use godwit_core::wire::{DecodeError, HEADER_SIZE, Header, Message};
 
-use crate::engine::connections::{ConnectionKey, Head, Life, Parse};
+use crate::engine::connections::{Connection, ConnectionKey, Connections, Head, Life, Parse};
 use crate::engine::run::Engine;
-use crate::engine::slots::{Class, Owner, Waiter};
+use crate::engine::slots::{Class, Owner, Slots, Waiter};
 use crate::nbd::{InvalidRequest, REQUEST_HEADER_SIZE};
-use godwit_io::ring::Token;
+use godwit_io::ring::{Ring, Token};
 use godwit_io::stream::{StreamError, Unpacker};
 
 /// Longest data that is read together with the requests around it and then copied into place: faster than a receive
@@ -44,10 +44,256 @@ pub(in crate::engine) enum Lost {
     Stalled,
 }
 
+/// The next thing that has arrived on a connection.
+enum Arrived {
+    /// Less than the connection waits for.
+    Nothing,
+    /// A part of something, and there may be more.
+    Part,
+    /// The header of a client's request.
+    Request([u8; REQUEST_HEADER_SIZE]),
+    /// A peer's frame, up to its data for a buffer.
+    Frame {
+        message: Message,
+        payload: u32,
+        compressed: bool,
+    },
+    /// The last of a request's data.
+    Payload { head: Head, tag: RequestTag },
+}
+
+impl Arrived {
+    const fn complete(complete: bool) -> Self {
+        if complete { Self::Part } else { Self::Nothing }
+    }
+}
+
+/// The outcome for a request that needs a slot.
+enum Admitted {
+    /// The connection waits for a slot.
+    Waits,
+    /// The connection receives the request's data, or is gone.
+    Receives,
+    /// The request has a slot, and is complete.
+    Complete(RequestTag),
+}
+
+impl Connection {
+    /// Takes the next thing that has arrived.
+    fn next(&mut self, slots: &mut Slots) -> Result<Arrived, Lost> {
+        match self.parse {
+            Parse::Header if self.is_client() => self.request_header(),
+            Parse::Header => self.frame_header(),
+            Parse::Body(header) => {
+                let mut body = [0; HEADER_SIZE];
+                let body = &mut body[..header.payload_length as usize];
+                if !self.stream.take_exactly(body)? {
+                    return Ok(Arrived::Nothing);
+                }
+                self.parse = Parse::Header;
+                Ok(Arrived::Frame {
+                    message: Message::decode(&header, body)?,
+                    payload: 0,
+                    compressed: false,
+                })
+            }
+            Parse::Payload {
+                head,
+                tag,
+                length,
+                ref mut received,
+            } => {
+                let range = *received as usize..length as usize;
+                *received += self.stream.take_payload(slots.bytes_mut(tag, range))? as u32;
+                if *received < length {
+                    return Ok(Arrived::Nothing);
+                }
+                self.parse = Parse::Header;
+                Ok(Arrived::Payload { head, tag })
+            }
+            Parse::Packed { .. } => self.packed(slots),
+            Parse::Discard { ref mut remaining } => {
+                *remaining -= self.stream.discard(*remaining as usize)? as u32;
+                let complete = *remaining == 0;
+                if complete {
+                    self.parse = Parse::Header;
+                }
+                Ok(Arrived::complete(complete))
+            }
+            Parse::Waiting(_) | Parse::Alone(_) => Ok(Arrived::Nothing),
+        }
+    }
+
+    fn request_header(&mut self) -> Result<Arrived, Lost> {
+        let mut bytes = [0; REQUEST_HEADER_SIZE];
+        self.throttled = self.stream.outbox().frames() > MOST_ANSWERS;
+        let complete = !self.throttled && self.stream.take_exactly(&mut bytes)?;
+        Ok(if complete {
+            Arrived::Request(bytes)
+        } else {
+            Arrived::Nothing
+        })
+    }
+
+    fn frame_header(&mut self) -> Result<Arrived, Lost> {
+        let mut bytes = [0; HEADER_SIZE];
+        if !self.stream.take_exactly(&mut bytes)? {
+            return Ok(Arrived::Nothing);
+        }
+        let header = Header::decode(&bytes)?;
+        if header.payload_in_buffer() || header.payload_length == 0 {
+            return Ok(Arrived::Frame {
+                message: Message::decode(&header, &[])?,
+                payload: header.payload_length,
+                compressed: header.is_compressed(),
+            });
+        }
+        if header.payload_length as usize > HEADER_SIZE {
+            return Err(DecodeError::PayloadLength(header.payload_length).into());
+        }
+        self.parse = Parse::Body(header);
+        Ok(Arrived::Part)
+    }
+
+    /// Takes compressed data that has arrived.
+    fn packed(&mut self, slots: &mut Slots) -> Result<Arrived, Lost> {
+        let Parse::Packed {
+            head,
+            tag,
+            length,
+            ref mut missing,
+            ref mut done,
+        } = self.parse
+        else {
+            return Ok(Arrived::Nothing);
+        };
+        let unpacker = match &mut self.unpacker {
+            Some(unpacker) => unpacker,
+            none => none.insert(Box::new(Unpacker::new().map_err(StreamError::Socket)?)),
+        };
+        let taken = self.stream.take_payload(unpacker.room(*missing)?)?;
+        *missing -= taken as u32;
+        if unpacker.received(taken)? {
+            let place = Unpacker::place(*done, length);
+            *done = place.end as u32;
+            unpacker.unpack(slots.bytes_mut(tag, place))?;
+        }
+        if *done < length {
+            return Ok(Arrived::complete(taken > 0));
+        }
+        if *missing > 0 {
+            return Err(DecodeError::Body.into());
+        }
+        self.parse = Parse::Header;
+        Ok(Arrived::Payload { head, tag })
+    }
+
+    /// Starts the next receive operation, unless reading is suspended.
+    fn ask_for_more(&mut self, ring: &mut Ring, slots: &Slots) {
+        if !self.is_read() || self.throttled || self.stream.is_receiving() {
+            return;
+        }
+        let header = if self.is_client() {
+            REQUEST_HEADER_SIZE
+        } else {
+            HEADER_SIZE
+        };
+        let (payload, ahead) = match self.parse {
+            Parse::Waiting(_) | Parse::Alone(_) => return,
+            Parse::Payload {
+                tag,
+                length,
+                received,
+                ..
+            } => {
+                let rest = (length - received) as usize;
+                let place = slots.address(tag, received as usize);
+                let place = place.map(|(pointer, room)| (pointer, rest.min(room)));
+                let ahead = if length <= COPIED { usize::MAX } else { header };
+                (place, ahead)
+            }
+            Parse::Header if self.bulk => (None, header.saturating_sub(self.stream.staged())),
+            _ => (None, usize::MAX),
+        };
+        let token = Token::Receive(self.key.index);
+        // SAFETY: the slot's buffer stays in place while the connection receives into it: a new request's slot is busy
+        // and an answered one's is held, both until the payload is complete or `reap` finds the stream idle. Nothing
+        // else uses the buffer meanwhile.
+        unsafe { self.stream.receive(ring, token, payload, ahead) };
+    }
+
+    /// Receives the data of a request into its slot. Returns false if there is none.
+    const fn receive_into(&mut self, tag: RequestTag, head: Head, length: u32) -> bool {
+        let packed = match head {
+            Head::Peer { packed, .. } => packed,
+            Head::Client { .. } => None,
+        };
+        self.bulk = length > COPIED && packed.is_none();
+        self.parse = match packed {
+            Some(missing) => Parse::Packed {
+                head,
+                tag,
+                length,
+                missing,
+                done: 0,
+            },
+            None if length > 0 => Parse::Payload {
+                head,
+                tag,
+                length,
+                received: 0,
+            },
+            None => Parse::Header,
+        };
+        !matches!(self.parse, Parse::Header)
+    }
+}
+
+impl Connections {
+    /// Gives a request its slot, or lets the connection wait.
+    fn admit(
+        &mut self,
+        slots: &mut Slots,
+        key: ConnectionKey,
+        head: Head,
+        waited: bool,
+    ) -> Admitted {
+        let needs = head.needs(key);
+        // A migration's frames come by one connection, beside which nothing else needs the class.
+        let account = match needs.owner {
+            Owner::Replica => None,
+            _ => self.get(key).map(|c| c.account),
+        };
+        let tag = slots.take(needs.class, needs.buffer, needs.owner, account, waited);
+        match (self.get_mut(key), tag) {
+            (Some(connection), Some(tag)) => {
+                if connection.receive_into(tag, head, needs.length) {
+                    Admitted::Receives
+                } else {
+                    Admitted::Complete(tag)
+                }
+            }
+            (Some(connection), None) => {
+                connection.parse = Parse::Waiting(head);
+                if !waited {
+                    slots.wait(needs.class, Waiter::Connection(key));
+                }
+                Admitted::Waits
+            }
+            (None, tag) => {
+                if let Some(tag) = tag {
+                    slots.finish(tag);
+                }
+                Admitted::Receives
+            }
+        }
+    }
+}
+
 impl Engine {
     /// Ends a receive operation.
     pub(in crate::engine) fn received(&mut self, index: u32, result: i32) {
-        let now = self.now;
+        let now = self.cx.now;
         let Some(connection) = self.connections.at(index) else {
             return;
         };
@@ -55,7 +301,7 @@ impl Engine {
         connection.moved = now;
         let outcome = connection.stream.received(result);
         if connection.life == Life::Closing {
-            return self.reap(key);
+            return self.connections.reap(key, &mut self.memory);
         }
         match outcome {
             Ok(count) => {
@@ -71,169 +317,33 @@ impl Engine {
     /// Handles everything that has arrived on the connection, then asks for more.
     pub(in crate::engine) fn advance(&mut self, key: ConnectionKey) {
         match self.parse(key) {
-            Ok(()) => self.ask_for_more(key),
+            Ok(()) => {
+                if let Some(connection) = self.connections.get_mut(key) {
+                    connection.ask_for_more(&mut self.ring, &self.memory.slots);
+                }
+            }
             Err(error) => self.lost(key, &error),
         }
         self.connections.mark(key);
     }
 
     fn parse(&mut self, key: ConnectionKey) -> Result<(), Lost> {
-        loop {
-            let Some(connection) = self.connections.get_mut(key) else {
-                return Ok(());
-            };
-            let leaves = connection.life != Life::Open && connection.is_client();
-            if connection.paused || leaves || connection.life == Life::Closing {
-                return Ok(());
-            }
-            let progress = match connection.parse {
-                Parse::Header if connection.is_client() => {
-                    let mut bytes = [0; REQUEST_HEADER_SIZE];
-                    connection.throttled = connection.stream.outbox().frames() > MOST_ANSWERS;
-                    let complete =
-                        !connection.throttled && connection.stream.take_exactly(&mut bytes)?;
-                    if complete {
-                        self.client_header(key, &bytes)?;
-                    }
-                    complete
-                }
-                Parse::Header => {
-                    let mut bytes = [0; HEADER_SIZE];
-                    let complete = connection.stream.take_exactly(&mut bytes)?;
-                    if complete {
-                        let header = Header::decode(&bytes)?;
-                        if header.payload_in_buffer() || header.payload_length == 0 {
-                            let message = Message::decode(&header, &[])?;
-                            let compressed = header.is_compressed();
-                            self.peer_frame(key, message, header.payload_length, compressed)?;
-                        } else if header.payload_length as usize <= HEADER_SIZE {
-                            connection.parse = Parse::Body(header);
-                        } else {
-                            return Err(DecodeError::PayloadLength(header.payload_length).into());
-                        }
-                    }
-                    complete
-                }
-                Parse::Body(header) => {
-                    let mut body = [0; HEADER_SIZE];
-                    let body = &mut body[..header.payload_length as usize];
-                    let complete = connection.stream.take_exactly(body)?;
-                    if complete {
-                        connection.parse = Parse::Header;
-                        let message = Message::decode(&header, body)?;
-                        self.peer_frame(key, message, 0, false)?;
-                    }
-                    complete
-                }
-                Parse::Payload {
-                    head,
-                    tag,
-                    length,
-                    ref mut received,
-                } => {
-                    let range = *received as usize..length as usize;
-                    let room = self.slots.bytes_mut(tag, range);
-                    *received += connection.stream.take_payload(room)? as u32;
-                    let complete = *received == length;
-                    if complete {
-                        connection.parse = Parse::Header;
-                        self.payload_complete(key, head, tag);
-                    }
-                    complete
-                }
-                Parse::Packed {
-                    head,
-                    tag,
-                    length,
-                    ref mut missing,
-                    ref mut done,
-                } => {
-                    let unpacker = match &mut connection.unpacker {
-                        Some(unpacker) => unpacker,
-                        none => {
-                            none.insert(Box::new(Unpacker::new().map_err(StreamError::Socket)?))
-                        }
-                    };
-                    let taken = connection.stream.take_payload(unpacker.room(*missing)?)?;
-                    *missing -= taken as u32;
-                    if unpacker.received(taken)? {
-                        let place = Unpacker::place(*done, length);
-                        *done = place.end as u32;
-                        unpacker.unpack(self.slots.bytes_mut(tag, place))?;
-                    }
-                    if *done == length {
-                        if *missing > 0 {
-                            return Err(DecodeError::Body.into());
-                        }
-                        connection.parse = Parse::Header;
-                        self.payload_complete(key, head, tag);
-                    }
-                    taken > 0
-                }
-                Parse::Discard { ref mut remaining } => {
-                    *remaining -= connection.stream.discard(*remaining as usize)? as u32;
-                    let complete = *remaining == 0;
-                    if complete {
-                        connection.parse = Parse::Header;
-                    }
-                    complete
-                }
-                Parse::Waiting(_) | Parse::Alone(_) => false,
-            };
-            if !progress {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Starts the connection's next receive operation, unless reading is suspended.
-    fn ask_for_more(&mut self, key: ConnectionKey) {
-        let Some(connection) = self.connections.get_mut(key) else {
-            return;
-        };
-        let leaves = connection.life != Life::Open && connection.is_client();
-        if connection.paused
-            || connection.throttled
-            || leaves
-            || connection.life == Life::Closing
-            || connection.stream.is_receiving()
+        while let Some(connection) = self.connections.get_mut(key)
+            && connection.is_read()
         {
-            return;
+            match connection.next(&mut self.memory.slots)? {
+                Arrived::Nothing => break,
+                Arrived::Part => {}
+                Arrived::Request(header) => self.client_header(key, &header)?,
+                Arrived::Frame {
+                    message,
+                    payload,
+                    compressed,
+                } => self.peer_frame(key, message, payload, compressed)?,
+                Arrived::Payload { head, tag } => self.payload_complete(key, head, tag),
+            }
         }
-        let header = if connection.is_client() {
-            REQUEST_HEADER_SIZE
-        } else {
-            HEADER_SIZE
-        };
-        let (payload, ahead) = match connection.parse {
-            Parse::Waiting(_) | Parse::Alone(_) => return,
-            Parse::Payload {
-                tag,
-                length,
-                received,
-                ..
-            } => {
-                let rest = (length - received) as usize;
-                let place = self.slots.address(tag, received as usize);
-                let ahead = if length <= COPIED { usize::MAX } else { header };
-                (
-                    place.map(|(pointer, room)| (pointer, rest.min(room))),
-                    ahead,
-                )
-            }
-            Parse::Header if connection.bulk => {
-                (None, header.saturating_sub(connection.stream.staged()))
-            }
-            _ => (None, usize::MAX),
-        };
-        // SAFETY: the slot's buffer stays in place while the connection receives into it: a new request's slot is busy
-        // and an answered one's is held, both until the payload is complete or `reap` finds the stream idle. Nothing
-        // else uses the buffer meanwhile.
-        unsafe {
-            connection
-                .stream
-                .receive(&mut self.ring, Token::Receive(key.index), payload, ahead)
-        };
+        Ok(())
     }
 
     /// Handles a request that has been received in full.
@@ -247,8 +357,8 @@ impl Engine {
     /// Retries the waiters for a tag or memory, in order.
     pub(in crate::engine) fn retry_waiting(&mut self) {
         for class in [Class::Sync, Class::Client, Class::Copy] {
-            for _ in 0..self.slots.waiting(class) {
-                let Some(waiter) = self.slots.next_waiting(class) else {
+            for _ in 0..self.memory.slots.waiting(class) {
+                let Some(waiter) = self.memory.slots.next_waiting(class) else {
                     break;
                 };
                 let admitted = match waiter {
@@ -256,7 +366,7 @@ impl Engine {
                     Waiter::Ring(ring) => self.admit_waiting_ring(ring),
                 };
                 if !admitted {
-                    self.slots.wait(class, waiter);
+                    self.memory.slots.wait(class, waiter);
                 }
             }
         }
@@ -284,64 +394,18 @@ impl Engine {
         admitted
     }
 
-    /// Gives a request its slot and receives its data, or lets the connection wait.
+    /// Gives a request its slot and receives its data, or lets the connection wait. Returns false if it waits.
     pub(in crate::engine) fn admit(
         &mut self,
         key: ConnectionKey,
         head: Head,
         waited: bool,
     ) -> bool {
-        let (class, owner, buffer, length) = match head {
-            Head::Client {
-                request,
-                operation,
-                rest,
-                part,
-            } => self.client_needs(key, request, operation, rest, part),
-            Head::Peer { message, .. } => self.peer_needs(key, message),
-        };
-        // A migration's frames come by one connection, beside which nothing else needs the class.
-        let account = match owner {
-            Owner::Replica => None,
-            _ => self.connections.get(key).map(|c| c.account),
-        };
-        let tag = self.slots.take(class, buffer, owner, account, waited);
-        let Some(connection) = self.connections.get_mut(key) else {
-            if let Some(tag) = tag {
-                self.slots.finish(tag);
-            }
-            return true;
-        };
-        let Some(tag) = tag else {
-            connection.parse = Parse::Waiting(head);
-            if !waited {
-                self.slots.wait(class, Waiter::Connection(key));
-            }
-            return false;
-        };
-        let packed = match head {
-            Head::Peer { packed, .. } => packed,
-            Head::Client { .. } => None,
-        };
-        connection.bulk = length > COPIED && packed.is_none();
-        if let Some(missing) = packed {
-            connection.parse = Parse::Packed {
-                head,
-                tag,
-                length,
-                missing,
-                done: 0,
-            };
-        } else if length > 0 {
-            connection.parse = Parse::Payload {
-                head,
-                tag,
-                length,
-                received: 0,
-            };
-        } else {
-            connection.parse = Parse::Header;
-            self.payload_complete(key, head, tag);
+        let slots = &mut self.memory.slots;
+        match self.connections.admit(slots, key, head, waited) {
+            Admitted::Waits => return false,
+            Admitted::Receives => {}
+            Admitted::Complete(tag) => self.payload_complete(key, head, tag),
         }
         true
     }

@@ -221,38 +221,15 @@ impl Disk {
         pieces: &mut Vec<libc::iovec>,
         keep: Option<Keep>,
     ) {
-        let range = |extent: Extent| (extent.start().byte_offset(), extent.bytes());
-        let (work, (offset, length), fua) = match operation {
-            DiskOperation::Read { extent, inspect } => (Work::Read(inspect), range(extent), false),
-            DiskOperation::Write { extent, fua } => (Work::Write, range(extent), fua),
-            DiskOperation::WriteZeroes { extent, fua, unmap } => {
-                let first = if unmap {
-                    ZeroWay::Punch
-                } else {
-                    ZeroWay::Range
-                };
-                let (start, end) = (extent.start().byte_offset(), extent.end().byte_offset());
-                let way = self.zeroing.best(first, first, start..end);
-                (Work::Zero { first, way }, range(extent), fua)
-            }
-            DiskOperation::Flush => (Work::Sync, (0, 0), false),
-            DiskOperation::FindHole { .. } | DiskOperation::FindLongHole { .. } => {
-                debug_assert!(false, "holes are found without the ring: see `Disk::hole`");
-                return;
-            }
+        let Some((work, range, fua)) = self.work_of(operation) else {
+            debug_assert!(false, "holes are found without the ring: see `Disk::hole`");
+            return;
         };
+        let (offset, length) = (range.start, range.end - range.start);
         // Two requests to the same block in flight, one of them through the page cache, could undo each other: see
         // `Image::buffered`.
         let writes = matches!(work, Work::Write | Work::Zero { .. });
         let exclusive = writes && !self.is_aligned(offset, length);
-        let index = self.free.pop().unwrap_or(self.entries.len() as u32);
-        // The room for pieces is reused.
-        let mut room = match self.entries.get_mut(index as usize) {
-            Some(last) => std::mem::take(&mut last.pieces),
-            None => Vec::new(),
-        };
-        room.clear();
-        std::mem::swap(&mut room, pieces);
         let entry = Entry {
             tag,
             work,
@@ -261,7 +238,7 @@ impl Disk {
             length,
             done: 0,
             memory,
-            pieces: room,
+            pieces: Vec::new(),
             keep,
             exclusive,
             in_place: false,
@@ -269,10 +246,7 @@ impl Disk {
             until: length,
             over: false,
         };
-        match self.entries.get_mut(index as usize) {
-            Some(last) => *last = entry,
-            None => self.entries.push(entry),
-        }
+        let index = self.insert(entry, pieces);
         // Writes of the local guest are written in full: the guest may want the space. A hole younger than the last
         // flush may be gone after a power failure, so durable writes do not rely on holes.
         if matches!(tag, DiskTag::Replica(_) | DiskTag::Pulled(_))
@@ -287,6 +261,45 @@ impl Disk {
         } else {
             self.queue.push_back(index);
         }
+    }
+
+    /// Returns the work of an operation, its range in bytes, and true if its data must be durable; `None` for a search.
+    fn work_of(&self, operation: DiskOperation) -> Option<(Work, Range<u64>, bool)> {
+        let range = |extent: Extent| extent.start().byte_offset()..extent.end().byte_offset();
+        Some(match operation {
+            DiskOperation::Read { extent, inspect } => (Work::Read(inspect), range(extent), false),
+            DiskOperation::Write { extent, fua } => (Work::Write, range(extent), fua),
+            DiskOperation::WriteZeroes { extent, fua, unmap } => {
+                let first = if unmap {
+                    ZeroWay::Punch
+                } else {
+                    ZeroWay::Range
+                };
+                let way = self.zeroing.best(first, first, range(extent));
+                (Work::Zero { first, way }, range(extent), fua)
+            }
+            DiskOperation::Flush => (Work::Sync, 0..0, false),
+            DiskOperation::FindHole { .. } | DiskOperation::FindLongHole { .. } => return None,
+        })
+    }
+
+    /// Stores an entry with these pieces of memory, and returns its index. Leaves no pieces.
+    fn insert(&mut self, mut entry: Entry, pieces: &mut Vec<libc::iovec>) -> u32 {
+        let index = self.free.pop().unwrap_or(self.entries.len() as u32);
+        match self.entries.get_mut(index as usize) {
+            Some(last) => {
+                // The room for pieces is reused.
+                std::mem::swap(&mut entry.pieces, &mut last.pieces);
+                entry.pieces.clear();
+                std::mem::swap(&mut entry.pieces, pieces);
+                *last = entry;
+            }
+            None => {
+                std::mem::swap(&mut entry.pieces, pieces);
+                self.entries.push(entry);
+            }
+        }
+        index
     }
 
     /// Handles a step that the kernel finished. Returns `None` if the operation goes on.

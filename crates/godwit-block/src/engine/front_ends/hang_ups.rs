@@ -20,7 +20,7 @@ impl Engine {
     /// Handles a client that attaches to this node.
     pub(in crate::engine) fn client_attaches(&mut self) {
         self.look_for_hang_ups();
-        self.core.handle_client_attached(self.now);
+        self.cx.core.handle_client_attached(self.cx.now);
         self.drain();
     }
 
@@ -37,7 +37,7 @@ impl Engine {
             self.lost(key, &Lost::Stream(StreamError::Closed));
         }
         let front_end = self.vhost.front_end.as_ref();
-        let socket = front_end.map(|front_end| ((), front_end.socket.as_fd()));
+        let socket = front_end.map(|front_end| ((), front_end.socket().as_fd()));
         if !hung_up(socket.into_iter()).is_empty() {
             self.give_up(|owner| matches!(owner, Owner::Ring { .. }));
         }
@@ -47,23 +47,24 @@ impl Engine {
     pub(in crate::engine) fn client_left(&mut self, key: ConnectionKey) {
         let is_its =
             |owner: Owner| matches!(owner, Owner::Client { connection, .. } if connection == key);
-        let tags = self.slots.owned_by(is_its);
-        self.core.handle_client_left(self.now, tags);
+        let tags = self.memory.slots.owned_by(is_its);
+        self.cx.core.handle_client_left(self.cx.now, tags);
         self.drain();
     }
 
     /// Handles the loss of the virtual machine's QEMU. The next server of the machine repeats its requests.
     pub(in crate::engine) fn front_end_left(&mut self) {
         let tags = self
+            .memory
             .slots
             .owned_by(|owner| matches!(owner, Owner::Ring { .. }));
-        self.core.handle_client_left(self.now, tags);
+        self.cx.core.handle_client_left(self.cx.now, tags);
         self.drain();
     }
 
     fn give_up(&mut self, is_its: impl Fn(Owner) -> bool) {
-        let tags: Vec<RequestTag> = self.slots.owned_by(is_its);
-        self.core.handle_requests_given_up(self.now, tags);
+        let tags: Vec<RequestTag> = self.memory.slots.owned_by(is_its);
+        self.cx.core.handle_requests_given_up(self.cx.now, tags);
         self.drain();
     }
 }

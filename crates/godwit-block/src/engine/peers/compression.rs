@@ -7,9 +7,12 @@ use std::time::Duration;
 use godwit_core::units::Time;
 use godwit_core::wire::{Message, TrafficClass};
 
-use crate::engine::connections::sending::release;
+use crate::engine::connections::Connections;
+use crate::engine::context::Context;
 use crate::engine::peers::link_signal::{Sent, sent};
-use crate::engine::run::Engine;
+use crate::engine::peers::links::Moves;
+use crate::engine::slots::memory::Memory;
+use crate::engine::stats::snapshot::Counters;
 use crate::engine::stats::thread_cpu_time;
 use godwit_io::stream::{Packed, Packer, PackingEnd, What};
 
@@ -107,6 +110,18 @@ impl Attempts {
 }
 
 impl Compression {
+    /// Returns the compressor of a migration's data; `None` if there is no memory.
+    pub(super) fn start(cx: &Context) -> Option<Self> {
+        match Packer::new() {
+            Ok(packer) => Some(Self::new(packer, cx.now)),
+            Err(error) => {
+                let disk = &cx.config.disk;
+                tracing::warn!(disk, "data leaves as it is, not compressed: {error}");
+                None
+            }
+        }
+    }
+
     fn new(packer: Packer, now: Time) -> Self {
         Self {
             packer,
@@ -173,58 +188,51 @@ impl Compression {
     }
 }
 
-impl Engine {
-    /// Returns the compressor of a migration's data, if the other node accepts compression.
-    pub(in crate::engine) fn new_compression(&self, taken: bool) -> Option<Compression> {
-        if !taken {
-            return None;
-        }
-        match Packer::new() {
-            Ok(packer) => Some(Compression::new(packer, self.now)),
-            Err(error) => {
-                let disk = &self.config.disk;
-                tracing::warn!(disk, "data leaves as it is, not compressed: {error}");
-                None
-            }
-        }
-    }
-
+impl Moves {
     /// Measures the pace at which the link takes copies. Congestion control that adapts to the receiver's pace, like
     /// bbr's, makes a slow receiver look like a slow link: then data is compressed too, which spares the link and costs
     /// processor time.
-    pub(in crate::engine) fn watch_copies(&mut self) {
-        let (Some(compression), Some(links)) = (&mut self.compression, &self.links) else {
+    pub(super) fn watch_copies(&mut self, now: Time, connections: &Connections) {
+        let Some(links) = &mut self.links else { return };
+        let (data, Some(compression)) = links.data_and_compression() else {
             return;
         };
         let mut all = Sent::default();
-        for &key in &links.copies {
-            if let Some(connection) = self.connections.get(key)
+        for (class, key) in data {
+            if class == TrafficClass::Copy
+                && let Some(connection) = connections.get(key)
                 && let Some(sent) = sent(connection.stream.socket())
             {
                 all.bytes += sent.bytes;
                 all.time += sent.time;
             }
         }
-        compression.look_at_link(self.now, all);
+        compression.look_at_link(now, all);
     }
 
     /// Compresses a little of the waiting data. Returns true if there was any.
-    pub(in crate::engine) fn compress_waiting(&mut self) -> bool {
-        let (Some(compression), Some(links)) = (&mut self.compression, &self.links) else {
+    pub(in crate::engine) fn compress_waiting(
+        &mut self,
+        connections: &mut Connections,
+        memory: &mut Memory,
+        counters: &mut Counters,
+    ) -> bool {
+        let Some(links) = &mut self.links else {
             return false;
         };
-        let writes = links.sync.map(|key| (TrafficClass::Sync, key));
-        let copies = links.copies.iter().map(|&key| (TrafficClass::Copy, key));
+        let (data, Some(compression)) = links.data_and_compression() else {
+            return false;
+        };
         let mut done = 0;
-        for (class, key) in writes.into_iter().chain(copies) {
+        for (class, key) in data {
             // Processor time: the use of the processor by others does not count.
             let time = || (class == TrafficClass::Copy).then(thread_cpu_time);
             while done < TURN
-                && let Some(connection) = self.connections.get_mut(key)
+                && let Some(connection) = connections.get_mut(key)
                 && connection.stream.has_to_pack()
             {
                 let began = time();
-                let release = &mut release(&mut self.slots, &mut self.chunks, &mut self.owed);
+                let release = &mut |payload| memory.release(payload);
                 let Some(packed) = connection.stream.pack(&mut compression.packer, release) else {
                     break;
                 };
@@ -233,13 +241,13 @@ impl Engine {
                     .map(|(now, began)| now.saturating_sub(began));
                 compression.compressed(class, packed, took);
                 if let Some(PackingEnd::Shorter { from, to }) = packed.end {
-                    self.stats.counters.compressed_from += from as u64;
-                    self.stats.counters.compressed_to += to as u64;
+                    counters.compressed_from += from as u64;
+                    counters.compressed_to += to as u64;
                     if class == TrafficClass::Copy {
                         self.copies_saved += (from - to) as u64;
                     }
                 }
-                self.connections.mark(key);
+                connections.mark(key);
                 done += packed.data;
             }
         }

@@ -41,7 +41,7 @@ impl Connection {
 impl Engine {
     /// Returns the connection on which double writes gather, and the end of the wait.
     pub(in crate::engine) fn gathering(&self) -> Option<(ConnectionKey, Time)> {
-        let sync = self.links.as_ref()?.sync?;
+        let sync = self.moves.sync()?;
         let connection = self.connections.get(sync)?;
         let waits = !connection.stream.is_sending();
         let until = connection.gathers_until().filter(|_| waits)?;
@@ -51,7 +51,7 @@ impl Engine {
     /// Sends the gathered frames once the wait is over.
     pub(in crate::engine) fn send_gathered(&mut self) {
         if let Some((key, until)) = self.gathering()
-            && until <= self.now
+            && until <= self.cx.now
         {
             self.connections.mark(key);
         }

@@ -10,23 +10,36 @@ use std::time::Duration;
 use godwit_core::units::Time;
 use godwit_core::{Controller, LinkSignal};
 
+use crate::engine::connections::Connections;
+use crate::engine::peers::links::Moves;
 use crate::engine::run::Engine;
 use godwit_io::stream::Stream;
 
+impl Moves {
+    /// Measures the sync connection. Ends the measurements once there is no connection.
+    fn look(&mut self, now: Time, connections: &Connections) -> Option<LinkSignal> {
+        let links = self.links.as_mut()?;
+        let sync = links.sync().and_then(|key| connections.get(key));
+        if sync.is_none() {
+            links.watch = None;
+        }
+        Some(links.watch.as_mut()?.look(now, &sync?.stream))
+    }
+}
+
 impl Engine {
-    /// Reports the state of the sync connection to the controller.
+    /// Reports the state of the sync connection to the controller, once due.
     pub(in crate::engine) fn sample_link(&mut self) {
-        let sync = self.links.as_ref().and_then(|links| links.sync);
-        let connection = sync.and_then(|key| self.connections.get(key));
-        let (Some(watch), Some(connection)) = (&mut self.link_watch, connection) else {
-            // Without the connection there is nothing to measure.
-            self.link_watch = None;
+        let now = self.cx.now;
+        if self.moves.next_look().is_none_or(|next| next > now) {
+            return;
+        }
+        let Some(signal) = self.moves.look(now, &self.connections) else {
             return;
         };
-        let signal = watch.look(self.now, &connection.stream);
-        self.core.handle_link_signal(self.now, signal);
+        self.cx.core.handle_link_signal(now, signal);
         self.drain();
-        self.watch_copies();
+        self.moves.watch_copies(now, &self.connections);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Frames that arrive from other nodes.
 
 pub(super) mod compression;
+pub(super) mod forwarding;
 pub(super) mod gathering;
 pub(super) mod link_signal;
 pub(super) mod links;
@@ -8,17 +9,99 @@ pub(super) mod pulling;
 pub(super) mod sending;
 
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
-use godwit_core::units::SECTOR_SIZE;
+use godwit_core::units::{Extent, SECTOR_SIZE};
 use godwit_core::wire::{Message, TrafficClass};
 use godwit_core::{Admission, HOLE_PIECE_SECTORS};
 
 use crate::engine::connections::receive::Lost;
-use crate::engine::connections::{ConnectionKey, Head, Life, Parse, Party};
+use crate::engine::connections::streams::PeerStream;
+use crate::engine::connections::{ConnectionKey, Head, Life, Needs, Parse, Party, Uses};
 use crate::engine::run::Engine;
 use crate::engine::slots::{Class, Owner};
 use godwit_io::stream::Frame;
 
+/// The part of forwarding that a frame belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Forwarding {
+    /// A request, on its way to the disk's owner.
+    Request,
+    /// An answer, on its way back.
+    Answer,
+}
+
+impl Forwarding {
+    const fn of(message: &Message) -> Option<Self> {
+        match message {
+            Message::Forward { .. }
+            | Message::ForwardBegin { .. }
+            | Message::ClientAttached
+            | Message::FenceReached { .. } => Some(Self::Request),
+            Message::ForwardReply { .. } | Message::Fence { .. } => Some(Self::Answer),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the needs of a peer's frame.
+pub(super) fn needs(connection: ConnectionKey, message: Message) -> Needs {
+    let (class, owner) = (Class::Sync, Owner::Replica);
+    let needs = |class, owner, buffer, length| Needs {
+        class,
+        owner,
+        buffer,
+        length,
+    };
+    let sent = |extent: Extent, zeroes: bool| if zeroes { 0 } else { extent.bytes() as u32 };
+    match message {
+        Message::Copy { extent, zeroes, .. } => {
+            let length = sent(extent, zeroes);
+            needs(Class::Copy, owner, length, length)
+        }
+        Message::Verify { extent, .. } => needs(Class::Copy, owner, extent.bytes() as u32, 0),
+        Message::VerifyHole { extent, .. } => {
+            let piece = extent.sectors().min(HOLE_PIECE_SECTORS);
+            needs(Class::Copy, owner, piece * SECTOR_SIZE as u32, 0)
+        }
+        Message::Forward {
+            tag,
+            number,
+            operation,
+        } => {
+            let owner = Owner::Forwarded {
+                connection,
+                tag,
+                number,
+                operation,
+            };
+            Needs::of(&operation, class, owner)
+        }
+        Message::DoubleWrite { extent, zeroes, .. }
+        | Message::DelayedWrite { extent, zeroes, .. } => {
+            let length = sent(extent, zeroes);
+            needs(class, owner, length, length)
+        }
+        Message::Pulled { .. } => {
+            let (header, _, _) = message.encode();
+            let length = header.payload_length;
+            needs(Class::Copy, owner, length, length)
+        }
+        // No other frame takes a slot.
+        _ => needs(class, owner, 0, 0),
+    }
+}
+
 impl Engine {
+    /// Takes over a peer's connection; `None` if its socket is unusable.
+    fn adopt(
+        &mut self,
+        stream: PeerStream,
+        class: TrafficClass,
+        uses: Uses,
+    ) -> Option<ConnectionKey> {
+        let slots = &mut self.memory.slots;
+        self.connections.adopt(stream, class, uses, &self.cx, slots)
+    }
+
     /// Handles the start of a peer's frame; `payload` bytes for a buffer follow, uncompressed or compressed.
     pub(super) fn peer_frame(
         &mut self,
@@ -27,7 +110,6 @@ impl Engine {
         payload: u32,
         compressed: bool,
     ) -> Result<(), Lost> {
-        let pulls_as = self.pulls_on(key);
         let Some(connection) = self.connections.get_mut(key) else {
             return Ok(());
         };
@@ -37,39 +119,26 @@ impl Engine {
         if !message.belongs_on(class) {
             return Err(Lost::Unexpected(message));
         }
-        let forwards = matches!(
-            message,
-            Message::Forward { .. }
-                | Message::ForwardBegin { .. }
-                | Message::ClientAttached
-                | Message::FenceReached { .. }
-        );
-        let answers = matches!(
-            message,
-            Message::ForwardReply { .. } | Message::Fence { .. }
-        );
-        let wanted = match (forwards, answers) {
+        let forwarding = Forwarding::of(&message);
+        let wanted = match forwarding {
             _ if matches!(class, TrafficClass::Pull | TrafficClass::Image) => {
-                pulls_as == Some(class)
+                self.pulls.connection(class) == Some(key)
             }
-            (true, _) => uses.served,
-            (_, true) => uses.forwarding,
-            _ => uses.migration,
+            Some(Forwarding::Request) => uses.served,
+            Some(Forwarding::Answer) => uses.forwarding,
+            None => uses.migration,
         };
         if !wanted {
-            let forwarded = forwards || answers;
-            if forwarded && connection.life == Life::Open {
+            if forwarding.is_some() && connection.life == Life::Open {
                 return Err(Lost::Unexpected(message));
             }
             // The migration has ended; frames still under way are dropped.
-            if payload > 0 {
-                connection.parse = Parse::Discard { remaining: payload };
-            }
+            connection.discard(payload);
             return Ok(());
         }
         match message {
             Message::Pulled { slot, extent, .. }
-                if !self.core.expects_pulled(class, slot, extent) =>
+                if !self.cx.core.expects_pulled(class, slot, extent) =>
             {
                 return Err(Lost::Unexpected(message));
             }
@@ -88,116 +157,71 @@ impl Engine {
                 number,
                 result,
                 ..
-            } => {
-                let Some(expected) = self.core.forward_reply_length(tag, number) else {
-                    if !self.core.serves() {
-                        return Err(Lost::Unexpected(message));
-                    }
-                    // The owner before this node answered while giving the disk away. Requests without a waiter were
-                    // given up here meanwhile.
-                    if payload > 0 {
-                        connection.parse = Parse::Discard { remaining: payload };
-                    }
-                    return Ok(());
-                };
-                if payload != if result.is_ok() { expected } else { 0 } {
-                    return Err(Lost::Unexpected(message));
-                }
-                connection.bulk = payload > 0;
-                // The slot must outlive the transfer even if the request is given up meanwhile.
-                self.slots.hold(tag);
-                if payload > 0 {
-                    let packed = None;
-                    let head = Head::Peer { message, packed };
-                    connection.parse = Parse::Payload {
-                        head,
-                        tag,
-                        length: payload,
-                        received: 0,
-                    };
-                } else {
-                    self.peer_payload(key, message, tag);
-                }
-            }
-            Message::ForwardBegin { .. }
-            | Message::ClientAttached
-            | Message::FenceReached { .. } => {
-                connection.bulk = false;
-                if message == Message::ClientAttached {
-                    self.look_for_hang_ups();
-                }
-                if let Some(forwarder) = self.forwarder(key) {
-                    self.core
-                        .handle_forwarder_message(self.now, forwarder, message);
-                    self.drain();
-                }
-            }
+            } => return self.forward_reply(key, message, (tag, number, result.is_ok()), payload),
             _ => {
                 connection.bulk = false;
-                if let Message::Fence { .. } | Message::Commit { .. } = message {
-                    self.look_for_hang_ups();
-                }
-                self.core.handle_message(self.now, class, message, None);
-                self.drain();
+                self.peer_message(key, class, message);
             }
         }
         Ok(())
     }
 
-    /// Returns the needs of a peer's frame: class, owner, buffer length, and bytes to receive.
-    pub(super) fn peer_needs(
-        &self,
-        connection: ConnectionKey,
+    /// Handles the start of the owner's answer to a request of this node's client.
+    fn forward_reply(
+        &mut self,
+        key: ConnectionKey,
         message: Message,
-    ) -> (Class, Owner, u32, u32) {
-        let sent = |extent: godwit_core::units::Extent, zeroes: bool| {
-            if zeroes { 0 } else { extent.bytes() as u32 }
+        (tag, number, ok): (RequestTag, u32, bool),
+        payload: u32,
+    ) -> Result<(), Lost> {
+        let Some(connection) = self.connections.get_mut(key) else {
+            return Ok(());
         };
-        match message {
-            Message::Copy { extent, zeroes, .. } => {
-                let length = sent(extent, zeroes);
-                (Class::Copy, Owner::Replica, length, length)
+        let Some(expected) = self.cx.core.forward_reply_length(tag, number) else {
+            if !self.cx.core.serves() {
+                return Err(Lost::Unexpected(message));
             }
-            Message::Verify { extent, .. } => {
-                (Class::Copy, Owner::Replica, extent.bytes() as u32, 0)
-            }
-            Message::VerifyHole { extent, .. } => {
-                let piece = extent.sectors().min(HOLE_PIECE_SECTORS);
-                (Class::Copy, Owner::Replica, piece * SECTOR_SIZE as u32, 0)
-            }
-            Message::Forward {
-                tag,
-                number,
-                operation,
-            } => {
-                let owner = Owner::Forwarded {
-                    connection,
-                    tag,
-                    number,
-                    operation,
-                };
-                match operation {
-                    Operation::Read(extent) => (Class::Sync, owner, extent.bytes() as u32, 0),
-                    Operation::Write { extent, .. } => {
-                        let length = extent.bytes() as u32;
-                        (Class::Sync, owner, length, length)
-                    }
-                    Operation::WriteZeroes { .. } | Operation::Flush => (Class::Sync, owner, 0, 0),
-                }
-            }
-            Message::DoubleWrite { extent, zeroes, .. }
-            | Message::DelayedWrite { extent, zeroes, .. } => {
-                let length = sent(extent, zeroes);
-                (Class::Sync, Owner::Replica, length, length)
-            }
-            Message::Pulled { .. } => {
-                let (header, _, _) = message.encode();
-                let length = header.payload_length;
-                (Class::Copy, Owner::Replica, length, length)
-            }
-            // No other frame takes a slot.
-            _ => (Class::Sync, Owner::Replica, 0, 0),
+            // The owner before this node answered while giving the disk away. Requests without a waiter were given up
+            // here meanwhile.
+            connection.discard(payload);
+            return Ok(());
+        };
+        if payload != if ok { expected } else { 0 } {
+            return Err(Lost::Unexpected(message));
         }
+        connection.bulk = payload > 0;
+        // The slot must outlive the transfer even if the request is given up meanwhile.
+        self.memory.slots.hold(tag);
+        if payload > 0 {
+            let packed = None;
+            let head = Head::Peer { message, packed };
+            connection.parse = Parse::Payload {
+                head,
+                tag,
+                length: payload,
+                received: 0,
+            };
+        } else {
+            self.peer_payload(key, message, tag);
+        }
+        Ok(())
+    }
+
+    /// Handles a peer's frame without data for a slot.
+    fn peer_message(&mut self, key: ConnectionKey, class: TrafficClass, message: Message) {
+        if let Message::ClientAttached | Message::Fence { .. } | Message::Commit { .. } = message {
+            self.look_for_hang_ups();
+        }
+        let now = self.cx.now;
+        if Forwarding::of(&message) != Some(Forwarding::Request) {
+            self.cx.core.handle_message(now, class, message, None);
+        } else if let Some(forwarder) = self.served.forwarder(key) {
+            let core = &mut self.cx.core;
+            core.handle_forwarder_message(now, forwarder, message);
+        } else {
+            return;
+        }
+        self.drain();
     }
 
     /// Handles a peer's frame that is complete, with its payload in the slot's buffer.
@@ -210,7 +234,7 @@ impl Engine {
             (connection.uses(), connection.life)
         });
         let Some((uses, Life::Open | Life::Leaving { .. })) = party else {
-            return self.drop_frame(message, tag);
+            return self.memory.drop_frame(&message, tag);
         };
         match message {
             Message::Forward { number, .. }
@@ -219,39 +243,42 @@ impl Engine {
                 if let Some(connection) = self.connections.get_mut(key) {
                     connection.unanswered = connection.unanswered.saturating_sub(1);
                 }
-                self.drop_frame(message, tag);
+                self.memory.drop_frame(&message, tag);
             }
             Message::Forward { operation, .. } if uses.served => {
-                self.stats.counters.forwarded += 1;
-                self.slots.set_arrived(tag, self.now);
+                self.cx.stats.counters.forwarded += 1;
+                self.memory.slots.set_arrived(tag, self.cx.now);
                 let request = Request {
                     tag,
                     origin: Origin::Peer,
                     operation,
                 };
-                self.take_request(request);
+                self.cx.take_request(request);
             }
             Message::Pulled { .. } => return self.pulled(key, message, tag),
             Message::ForwardReply { tag, number, .. } => {
                 // The request may have been given up while its data was on the way.
-                if uses.forwarding && self.core.forward_reply_length(tag, number).is_some() {
-                    self.core
-                        .handle_message(self.now, TrafficClass::Sync, message, None);
+                if uses.forwarding && self.cx.core.forward_reply_length(tag, number).is_some() {
+                    self.cx
+                        .core
+                        .handle_message(self.cx.now, TrafficClass::Sync, message, None);
                     self.drain();
                 }
-                self.slots.release(tag);
+                self.memory.slots.release(tag);
             }
             Message::Copy { .. } | Message::Verify { .. } | Message::VerifyHole { .. }
                 if uses.migration =>
             {
-                self.core
-                    .handle_message(self.now, TrafficClass::Copy, message, Some(tag));
+                self.cx
+                    .core
+                    .handle_message(self.cx.now, TrafficClass::Copy, message, Some(tag));
             }
             Message::DoubleWrite { .. } | Message::DelayedWrite { .. } if uses.migration => {
-                self.core
-                    .handle_message(self.now, TrafficClass::Sync, message, Some(tag));
+                self.cx
+                    .core
+                    .handle_message(self.cx.now, TrafficClass::Sync, message, Some(tag));
             }
-            _ => self.drop_frame(message, tag),
+            _ => self.memory.drop_frame(&message, tag),
         }
         self.drain();
     }
@@ -259,9 +286,8 @@ impl Engine {
     /// Returns true if a forwarded request must not be carried out: sent before a fence, or a breach of the protocol,
     /// which ends the connection.
     fn is_void(&mut self, key: ConnectionKey, number: u32, message: Message) -> bool {
-        let admission = self
-            .forwarder(key)
-            .map(|forwarder| self.core.admit_forwarded(forwarder, number));
+        let forwarder = self.served.forwarder(key);
+        let admission = forwarder.map(|it| self.cx.core.admit_forwarded(it, number));
         match admission {
             Some(Admission::Take) => false,
             Some(Admission::Void) | None => true,
@@ -269,15 +295,6 @@ impl Engine {
                 self.lost(key, &Lost::Unexpected(message));
                 true
             }
-        }
-    }
-
-    /// Gives up a frame that was received in part or in full.
-    pub(super) fn drop_frame(&mut self, message: Message, tag: RequestTag) {
-        if matches!(message, Message::ForwardReply { .. }) {
-            self.slots.release(tag);
-        } else {
-            self.slots.finish(tag);
         }
     }
 
@@ -296,7 +313,7 @@ impl Engine {
                     _ => 0,
                 };
                 let payload = if length > 0 {
-                    self.slots.payload(tag, length as usize)
+                    self.memory.slots.payload(tag, length as usize)
                 } else {
                     None
                 };
@@ -313,7 +330,9 @@ impl Engine {
                 self.connections.mark(key);
             }
         }
-        self.stats.answered_peer(self.slots.arrived(tag), self.now);
-        self.slots.finish(tag);
+        self.cx
+            .stats
+            .answered_peer(self.memory.slots.arrived(tag), self.cx.now);
+        self.memory.slots.finish(tag);
     }
 }

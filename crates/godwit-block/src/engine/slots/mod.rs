@@ -2,6 +2,7 @@
 
 pub(super) mod buffers;
 pub(super) mod chunks;
+pub(super) mod memory;
 
 use std::collections::VecDeque;
 use std::io;
@@ -75,6 +76,16 @@ pub(super) struct Rest {
     pub(super) extents: Extents,
     pub(super) fua: bool,
     pub(super) unmap: bool,
+}
+
+impl Rest {
+    /// Returns the operation on the next piece, and the rest after it.
+    pub(super) fn next(mut self) -> Option<(Operation, Option<Self>)> {
+        let extent = self.extents.next()?;
+        let Self { fua, unmap, .. } = self;
+        let operation = Operation::WriteZeroes { extent, fua, unmap };
+        Some((operation, (self.extents.len() > 0).then_some(self)))
+    }
 }
 
 /// A party that waits for a slot.

@@ -1,9 +1,9 @@
 //! The published state of an engine.
 
-use godwit_core::Progress;
-use godwit_core::authority::AuthorityRecord;
+use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::request::RequestError;
 use godwit_core::units::Bytes;
+use godwit_core::{Missing, Progress};
 
 /// Upper bounds, in microseconds, of the buckets of [`Latencies::counts`]; the last bucket has no upper bound.
 pub const LATENCY_BOUNDS_US: [u64; 16] = [
@@ -56,6 +56,37 @@ pub struct Snapshot {
     pub latencies: Latencies,
     /// Processor time of the engine's thread in seconds.
     pub cpu_seconds: f64,
+}
+
+impl Snapshot {
+    /// Returns the state of an engine that is about to start.
+    pub(in crate::engine) fn before_start(
+        record: AuthorityRecord,
+        missing: Option<&Missing>,
+    ) -> Self {
+        Self {
+            record,
+            serves: record.ownership == Ownership::Serving,
+            progress: None,
+            copies_saved: 0,
+            clients: 0,
+            front_end: FrontEndState::Absent,
+            lacks_room: false,
+            lost_pages: false,
+            waits_long: false,
+            missing: missing.map(Missing::bytes),
+            missing_at_source: None,
+            needs_source: missing.is_some_and(|missing| missing.at_source().is_some()),
+            missing_is_owed: false,
+            owner_is_there: false,
+            missing_trouble: None,
+            requests_in_flight: 0,
+            counters: Counters::default(),
+            latency: LatencySummary::default(),
+            latencies: Latencies::default(),
+            cpu_seconds: 0.0,
+        }
+    }
 }
 
 /// The state of a virtual machine that uses the disk by vhost-user.

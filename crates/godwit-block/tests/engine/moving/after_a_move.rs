@@ -75,19 +75,12 @@ fn forwarding_survives_a_lost_connection() {
 #[test]
 fn clients_of_a_disk_that_left_wait_for_its_owner() {
     let size = 4 * MIB;
-    let migration = MigrationId([9; 16]);
-    let epoch = AuthorityRecord::created().epoch.next();
-    let departed = AuthorityRecord {
-        epoch,
-        ownership: Ownership::Departed { migration },
-        remainder: None,
-    };
     let owner = AuthorityRecord {
-        epoch,
+        epoch: departed().epoch,
         ownership: Ownership::Serving,
         remainder: None,
     };
-    let a = TestEngine::new("a", size, departed);
+    let a = TestEngine::new("a", size, departed());
     let b = TestEngine::new("b", size, owner);
     let mut client = a.attach(false);
     let write = client.send(WRITE, 0, 0, 512, &[5; 512]);
@@ -113,14 +106,7 @@ fn clients_of_a_disk_that_left_wait_for_its_owner() {
 
 #[test]
 fn clients_of_a_disk_whose_return_was_called_off_wait_for_its_owner() {
-    let departed = AuthorityRecord {
-        epoch: AuthorityRecord::created().epoch.next(),
-        ownership: Ownership::Departed {
-            migration: MigrationId([9; 16]),
-        },
-        remainder: None,
-    };
-    let engine = TestEngine::new("a", 4 * MIB, departed);
+    let engine = TestEngine::new("a", 4 * MIB, departed());
     let _client = engine.attach(false);
     engine.wait_for(|event| *event == EngineEvent::ForwardDown);
     let (owner, ours) = tcp_pair();
@@ -128,7 +114,7 @@ fn clients_of_a_disk_whose_return_was_called_off_wait_for_its_owner() {
     let mut source = Puppet::source_of(&engine);
     let prepare = Message::Prepare {
         migration: ID,
-        epoch: departed.epoch.next(),
+        epoch: departed().epoch.next(),
         shared: false,
         lacks: false,
     };

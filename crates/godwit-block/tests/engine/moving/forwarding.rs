@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use godwit_block::nbd::Errno;
 use godwit_core::action::ChunkSlot;
-use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::authority::AuthorityRecord;
 use godwit_core::request::{Operation, RequestTag};
-use godwit_core::units::{Epoch, Extent, Lba, MigrationId};
+use godwit_core::units::{Epoch, Extent, Lba};
 use godwit_core::wire::{Message, Taken};
 
 use crate::puppet::{ID, Puppet, begin_forwarding, frame, heard, pass_fence, receive};
@@ -24,17 +24,6 @@ fn block(number: u64) -> Extent {
 
 fn owner() -> TestEngine {
     TestEngine::new("b", SIZE, AuthorityRecord::created())
-}
-
-fn departed() -> TestEngine {
-    let record = AuthorityRecord {
-        epoch: Epoch(2),
-        ownership: Ownership::Departed {
-            migration: MigrationId([7; 16]),
-        },
-        remainder: None,
-    };
-    TestEngine::new("a", SIZE, record)
 }
 
 /// Returns a node that forwards to this owner and has announced its session.
@@ -177,7 +166,7 @@ fn send_write(client: &mut Client, number: u64) -> u64 {
 
 #[test]
 fn what_was_taken_is_not_sent_again_and_what_nobody_knows_of_fails_where_others_write() {
-    let engine = departed();
+    let engine = TestEngine::new("a", SIZE, departed());
     let mut client = engine.attach(true);
     let (mut first, session) = forwards(&engine);
     fence(&mut first, 1, Taken::Unknown, false);
@@ -212,7 +201,7 @@ fn what_was_taken_is_not_sent_again_and_what_nobody_knows_of_fails_where_others_
 
 #[test]
 fn requests_of_a_client_that_hung_up_are_not_sent_again() {
-    let engine = departed();
+    let engine = TestEngine::new("a", SIZE, departed());
     let mut leaves = engine.attach(true);
     let mut stays = engine.attach(true);
     let (mut owner, _) = forwards(&engine);
@@ -236,7 +225,7 @@ fn requests_of_a_client_that_hung_up_are_not_sent_again() {
 #[test]
 fn what_a_client_left_with_the_owner_before_holds_back_nobody_once_the_disk_is_here() {
     for (leaves_first, answers_late) in [(true, true), (false, true), (true, false)] {
-        let engine = departed();
+        let engine = TestEngine::new("a", SIZE, departed());
         let mut leaves = engine.attach(true);
         let mut stays = engine.attach(true);
         let (mut owner, _) = forwards(&engine);
@@ -287,7 +276,7 @@ fn what_a_client_left_with_the_owner_before_holds_back_nobody_once_the_disk_is_h
 
 #[test]
 fn the_owner_is_told_of_every_client_that_attaches_elsewhere() {
-    let engine = departed();
+    let engine = TestEngine::new("a", SIZE, departed());
     let (mut owner, _) = forwards(&engine);
     fence(&mut owner, 1, Taken::Unknown, false);
     for _ in 0..2 {

@@ -1,7 +1,7 @@
 //! Moves between two engines: under load, by every policy, cancelled, and with a lost peer.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use godwit_block::engine::{PeerStreams, Snapshot};
@@ -182,14 +182,10 @@ fn a_lost_destination_leaves_the_source_serving() {
 fn a_source_that_vanishes_frees_the_destination() {
     let pair = Pair::new(MIB);
     let (ours, theirs) = links(1);
-    let (sender, receiver) = mpsc::channel();
-    pair.b.handle.start_destination(
-        MigrationId([1; 16]),
-        Duration::from_secs(5),
-        theirs,
-        Box::new(move |result| sender.send(result).expect("sent")),
-    );
-    assert_eq!(receiver.recv(), Ok(Ok(())));
+    let (migration, timeout) = (MigrationId([1; 16]), Duration::from_secs(5));
+    let handle = &pair.b.handle;
+    let started = ask(|reply| handle.start_destination(migration, timeout, theirs, reply));
+    assert_eq!(started, Ok(()));
     drop(ours);
     let event = pair
         .b
@@ -234,13 +230,10 @@ fn a_disk_that_waits_for_its_machine_converges_and_moves_when_told() {
     // The guest goes on here, and all its writes go to both sides.
     client.write(4 * MIB, &data);
     assert!(pair.a.handle.snapshot().serves);
-    let (sender, told) = std::sync::mpsc::channel();
-    let reply = move |leaves| sender.send(leaves).expect("somebody listens");
-    pair.a.handle.switch_over(Box::new(reply.clone()));
-    assert!(told.recv().expect("an answer"), "a migration leaves");
+    let leaves = || ask(|reply| pair.a.handle.switch_over(reply));
+    assert!(leaves(), "a migration leaves");
     wait_for_success(&pair.a, &pair.b);
-    pair.a.handle.switch_over(Box::new(reply));
-    assert!(!told.recv().expect("an answer"), "nothing leaves any more");
+    assert!(!leaves(), "nothing leaves any more");
     let moved = pair.b.finish();
     assert!(moved[..data.len()] == data && moved[4 * MIB as usize..][..data.len()] == data);
 }

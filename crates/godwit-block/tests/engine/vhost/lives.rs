@@ -3,14 +3,13 @@
 use std::time::Instant;
 
 use godwit_block::engine::EngineEvent;
-use godwit_core::authority::{AuthorityRecord, Ownership};
-use godwit_core::units::{Epoch, MigrationId};
+use godwit_core::authority::AuthorityRecord;
 use godwit_testkit::vhost_client::{Client, Options, Status, readable};
 use vhost::VhostBackend;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{MOMENT, SIZE, Served};
-use crate::support::{PATIENCE, TestEngine};
+use crate::support::{PATIENCE, TestEngine, departed};
 
 fn tracked(size: u16) -> Options {
     Options {
@@ -104,14 +103,7 @@ fn a_disk_that_is_not_here_yet_holds_its_requests_and_lets_them_go() {
 
 #[test]
 fn a_disk_that_has_moved_away_asks_for_its_owner_and_fails_without_one() {
-    let record = AuthorityRecord {
-        epoch: Epoch(2),
-        ownership: Ownership::Departed {
-            migration: MigrationId([1; 16]),
-        },
-        remainder: None,
-    };
-    let served = Served::over(TestEngine::new("departed", SIZE, record));
+    let served = Served::over(TestEngine::new("departed", SIZE, departed()));
     let mut client = served.connect(tracked(128));
     let data = client.data();
     for _ in 0..2 {

@@ -13,7 +13,7 @@ impl Engine {
     /// Returns true if the local image is the whole disk. False while the disk moves, here or away, and while another
     /// node owns the disk.
     fn image_is_the_disk(&self) -> bool {
-        self.core.is_alone()
+        self.cx.core.is_alone()
     }
 
     /// Returns true if zeroes are made faster here than by writing them.

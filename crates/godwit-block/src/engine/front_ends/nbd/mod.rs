@@ -3,16 +3,17 @@
 pub(in crate::engine) mod allocation;
 pub(in crate::engine) mod parts;
 
+use godwit_core::authority::Ownership;
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
 use godwit_core::units::Time;
 
 use crate::engine::config::EngineEvent;
 use crate::engine::connections::receive::Lost;
 use crate::engine::connections::streams::ClientStream;
-use crate::engine::connections::{ConnectionKey, Head, Life, Parse, Party};
+use crate::engine::connections::{ConnectionKey, Head, Life, Party};
 use crate::engine::front_ends::nbd::parts::Part;
 use crate::engine::run::Engine;
-use crate::engine::slots::{Class, Owner, Rest};
+use crate::engine::slots::{Owner, Rest};
 use crate::nbd::Errno;
 use crate::nbd::{Command, REQUEST_HEADER_SIZE, ReplyHeader, RequestHeader};
 use godwit_io::stream::{Frame, Stream};
@@ -20,7 +21,32 @@ use godwit_io::stream::{Frame, Stream};
 /// Time limit for a leaving client to read its last answers.
 const FAREWELL: std::time::Duration = std::time::Duration::from_secs(30);
 
+/// The NBD clients of the disk.
+#[derive(Default)]
+pub(in crate::engine) struct Nbd {
+    /// Clients attached now.
+    pub(in crate::engine) attached: u32,
+    /// Clients that came while the disk's owner could not be reached.
+    pub(in crate::engine) waiting: Vec<ClientStream>,
+}
+
 impl Engine {
+    /// Returns the number of attached clients, the virtual machine included.
+    pub(in crate::engine) fn clients(&self) -> u32 {
+        self.nbd.attached + u32::from(self.vhost.front_end.is_some())
+    }
+
+    /// Attaches a client. A client of a disk that has moved away waits until the owner can be reached.
+    pub(in crate::engine) fn attach_or_wait(&mut self, client: ClientStream) {
+        let departed = matches!(self.cx.core.record().ownership, Ownership::Departed { .. });
+        if !departed || self.forwarding.connection().is_some() {
+            self.attach(client);
+        } else if self.nbd.waiting.len() < self.cx.config.max_clients as usize {
+            self.nbd.waiting.push(client);
+            self.ask_forward();
+        }
+    }
+
     /// Serves a client, or disconnects the client if there are too many.
     pub(in crate::engine) fn attach(&mut self, client: ClientStream) {
         let ClientStream {
@@ -34,8 +60,8 @@ impl Engine {
         } = client;
         // The place of a client that is gone is free.
         self.look_for_hang_ups();
-        let disk = &self.config.disk;
-        if self.shutdown.is_some() || self.clients >= self.config.max_clients {
+        let disk = &self.cx.config.disk;
+        if self.cx.is_ending() || self.clients() >= self.cx.config.max_clients {
             tracing::warn!(
                 disk,
                 client = address,
@@ -61,12 +87,12 @@ impl Engine {
             allocation: base_allocation,
             _place: place,
         };
-        let account = self.slots.open_account();
-        let now = self.now;
+        let account = self.memory.slots.open_account();
+        let now = self.cx.now;
         let key = self.connections.insert(stream, party, account, now);
-        self.clients += 1;
-        self.tell(EngineEvent::Clients(self.clients));
-        self.core.handle_client_attached(self.now);
+        self.nbd.attached += 1;
+        self.cx.tell(EngineEvent::Clients(self.clients()));
+        self.cx.core.handle_client_attached(self.cx.now);
         self.drain();
         self.advance(key);
     }
@@ -81,7 +107,6 @@ impl Engine {
         if request.payload_is_absurd() {
             return Err(Lost::TooLong(request.payload_length()));
         }
-        let capacity = self.disk.capacity();
         let Some(connection) = self.connections.get_mut(key) else {
             return Ok(());
         };
@@ -93,104 +118,69 @@ impl Engine {
         else {
             return Ok(());
         };
-        let mut command = request.command(capacity, structured);
+        let command = request.command(self.disk.capacity(), structured);
         match command {
-            Ok(Command::BlockStatus { .. }) if !allocation => command = Err(Errno::Invalid),
-            Ok(Command::WriteZeroes { fast: true, .. }) if !self.zeroes_fast() => {
-                command = Err(Errno::NotSupported);
+            Ok(Command::BlockStatus { .. }) if !allocation => {
+                self.refuse(key, &request, structured, Errno::Invalid);
             }
-            _ => {}
-        }
-        let Some(connection) = self.connections.get_mut(key) else {
-            return Ok(());
-        };
-        let (operation, rest) = match command {
+            Ok(Command::WriteZeroes { fast: true, .. }) if !self.zeroes_fast() => {
+                self.refuse(key, &request, structured, Errno::NotSupported);
+            }
             Ok(Command::Operation(operation)) => {
                 self.begin_parts(key, request, operation, structured);
-                return Ok(());
             }
             Ok(Command::WriteZeroes {
-                mut extents,
+                extents,
                 fua,
                 unmap,
                 ..
             }) => {
-                let Some(extent) = extents.next() else {
-                    return Ok(());
-                };
-                let rest = (extents.len() > 0).then_some(Rest {
+                let all = Rest {
                     extents,
                     fua,
                     unmap,
-                });
-                (Operation::WriteZeroes { extent, fua, unmap }, rest)
+                };
+                if let Some((operation, rest)) = all.next() {
+                    let part = Part::All;
+                    let head = Head::Client {
+                        request,
+                        operation,
+                        rest,
+                        part,
+                    };
+                    self.admit(key, head, false);
+                }
             }
             Ok(Command::BlockStatus {
                 offset,
                 length,
                 one,
-            }) => {
-                self.tell_allocation(key, &request, (offset, length), one);
-                return Ok(());
-            }
+            }) => self.tell_allocation(key, &request, (offset, length), one),
             Ok(Command::Disconnect) => {
-                self.leave(key, FAREWELL);
-                return Ok(());
+                let deadline = self.cx.now.after(FAREWELL);
+                self.connections.leave(key, deadline);
             }
-            Err(errno) => {
-                if request.payload_length() > 0 {
-                    connection.parse = Parse::Discard {
-                        remaining: request.payload_length(),
-                    };
-                }
-                let reply = ReplyHeader::new(&request, structured, Err(errno));
-                connection
-                    .stream
-                    .queue(Frame::new(&[reply.as_bytes()], None));
-                self.stats.counters.errors += 1;
-                self.connections.mark(key);
-                return Ok(());
-            }
-        };
-        self.admit(
-            key,
-            Head::Client {
-                request,
-                operation,
-                rest,
-                part: Part::All,
-            },
-            false,
-        );
+            Err(errno) => self.refuse(key, &request, structured, errno),
+        }
         Ok(())
     }
 
-    /// Returns the needs of a client's request: class, owner, buffer length, and bytes to receive.
-    pub(in crate::engine) fn client_needs(
-        &self,
-        connection: ConnectionKey,
-        request: RequestHeader,
-        operation: Operation,
-        rest: Option<Rest>,
-        part: Part,
-    ) -> (Class, Owner, u32, u32) {
-        let (buffer, length) = match operation {
-            Operation::Read(extent) => (extent.bytes() as u32, 0),
-            Operation::Write { extent, .. } => (extent.bytes() as u32, extent.bytes() as u32),
-            Operation::WriteZeroes { .. } | Operation::Flush => (0, 0),
-        };
-        (
-            Class::Client,
-            Owner::Client {
-                connection,
-                request,
-                operation,
-                rest,
-                part,
-            },
-            buffer,
-            length,
-        )
+    /// Refuses a client's request, and drops its data.
+    fn refuse(
+        &mut self,
+        key: ConnectionKey,
+        request: &RequestHeader,
+        structured: bool,
+        errno: Errno,
+    ) {
+        self.cx.stats.counters.errors += 1;
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.discard(request.payload_length());
+            let reply = ReplyHeader::new(request, structured, Err(errno));
+            let frame = Frame::new(&[reply.as_bytes()], None);
+            connection.stream.queue(frame);
+            self.connections.mark(key);
+        }
     }
 
     /// Handles a client's request that is complete, with its data.
@@ -203,13 +193,13 @@ impl Engine {
         if let Some(connection) = self.connections.get_mut(key) {
             connection.unanswered += 1;
         }
-        self.slots.set_arrived(tag, self.now);
+        self.memory.slots.set_arrived(tag, self.cx.now);
         let request = Request {
             tag,
             origin: Origin::Client,
             operation,
         };
-        self.take_request(request);
+        self.cx.take_request(request);
         self.drain();
     }
 
@@ -221,16 +211,11 @@ impl Engine {
         result: Result<(), RequestError>,
     ) {
         let (key, request, operation, rest, part) = owner;
-        let reachable = self
-            .connections
-            .get(key)
-            .is_some_and(|c| c.life != Life::Closing);
-        if let (Ok(()), Some(mut rest), true) = (result, rest, reachable)
-            && let Some(extent) = rest.extents.next()
+        let connection = self.connections.get(key);
+        let reachable = connection.is_some_and(|c| c.life != Life::Closing);
+        if let (Ok(()), Some(rest), true) = (result, rest, reachable)
+            && let Some((next, rest)) = rest.next()
         {
-            let Rest { fua, unmap, .. } = rest;
-            let rest = (rest.extents.len() > 0).then_some(rest);
-            let next = Operation::WriteZeroes { extent, fua, unmap };
             let owner = Owner::Client {
                 connection: key,
                 request,
@@ -238,17 +223,18 @@ impl Engine {
                 rest,
                 part,
             };
-            self.slots.set_owner(tag, owner);
+            self.memory.slots.set_owner(tag, owner);
             let request = Request {
                 tag,
                 origin: Origin::Client,
                 operation: next,
             };
-            return self.take_request(request);
+            return self.cx.take_request(request);
         }
-        let arrived: Time = self.slots.arrived(tag);
-        self.stats
-            .answered(&operation, result.is_ok(), arrived, self.now);
+        let arrived: Time = self.memory.slots.arrived(tag);
+        self.cx
+            .stats
+            .answered(&operation, result.is_ok(), arrived, self.cx.now);
         if let Some(connection) = self.connections.get_mut(key)
             && let Party::Client { structured, .. } = connection.party
         {
@@ -256,7 +242,7 @@ impl Engine {
             if connection.life != Life::Closing && part == Part::All {
                 let payload = match (operation, result) {
                     (Operation::Read(extent), Ok(())) => {
-                        self.slots.payload(tag, extent.bytes() as usize)
+                        self.memory.slots.payload(tag, extent.bytes() as usize)
                     }
                     _ => None,
                 };
@@ -269,9 +255,9 @@ impl Engine {
             }
         }
         if part != Part::All {
-            self.answer_part(tag, self.slots.owner(tag), result);
+            self.answer_part(tag, (key, request, operation, part), result);
         }
-        self.slots.finish(tag);
+        self.memory.slots.finish(tag);
         self.go_on_alone(key);
     }
 }

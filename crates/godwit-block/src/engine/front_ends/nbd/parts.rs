@@ -8,7 +8,7 @@ use crate::engine::connections::lanes::LANE;
 use crate::engine::connections::receive::Lost;
 use crate::engine::connections::{ConnectionKey, Head, Life, Parse, Party};
 use crate::engine::run::Engine;
-use crate::engine::slots::{Class, Owner, Waiter};
+use crate::engine::slots::{Class, Waiter};
 use crate::nbd::{ReplyHeader, RequestHeader};
 use godwit_io::stream::Frame;
 
@@ -90,8 +90,8 @@ impl Wholes {
         self.close_if_over(key).then_some(outcome)
     }
 
-    /// Records that no more pieces come.
-    fn cut_off(&mut self, key: WholeKey) {
+    /// Ends a request whose rest will not be received.
+    pub(in crate::engine) fn cut_off(&mut self, key: WholeKey) {
         self.entries[key.0 as usize].complete = true;
         self.close_if_over(key);
     }
@@ -113,6 +113,17 @@ fn cut(extent: Extent) -> (Extent, Option<Extent>) {
     let first = Extent::new(extent.start(), sectors).unwrap_or(extent);
     let next = Lba(extent.start().0 + u64::from(sectors));
     (first, Extent::new(next, extent.sectors() - sectors))
+}
+
+/// Returns the request that a piece belongs to.
+pub(in crate::engine) const fn whole_of(head: &Head) -> Option<WholeKey> {
+    match head {
+        Head::Client {
+            part: Part::Piece { whole, .. },
+            ..
+        } => Some(*whole),
+        _ => None,
+    }
 }
 
 /// Returns the next piece of a client's request.
@@ -163,7 +174,7 @@ impl Engine {
             Operation::Read(extent) if is_long(extent) => {
                 let (first, left) = cut(extent);
                 let part = if request.takes_chunks(structured) {
-                    let whole = self.wholes.open();
+                    let whole = self.connections.wholes.open();
                     Part::Piece { whole, left }
                 } else {
                     Part::Alone { first: true, left }
@@ -172,7 +183,7 @@ impl Engine {
             }
             Operation::Write { extent, fua } if is_long(extent) => {
                 let (extent, left) = cut(extent);
-                let whole = self.wholes.open();
+                let whole = self.connections.wholes.open();
                 let part = Part::Piece { whole, left };
                 (Operation::Write { extent, fua }, part)
             }
@@ -217,7 +228,7 @@ impl Engine {
             }
         }
         if let Part::Piece { whole, left } = part {
-            self.wholes.begin(whole, left);
+            self.connections.wholes.begin(whole, left);
         }
         self.client_request(key, tag, operation);
         let connection = self.connections.get(key);
@@ -227,46 +238,27 @@ impl Engine {
         }
     }
 
-    /// Ends a request whose rest will not be received.
-    pub(in crate::engine) fn cut_off(&mut self, head: Head) {
-        if let Head::Client {
-            part: Part::Piece { whole, .. },
-            ..
-        } = head
-        {
-            self.wholes.cut_off(whole);
-        }
-    }
-
     /// Resumes a waiting connection at the end of the turn, once all of its requests are answered.
     pub(in crate::engine) fn go_on_alone(&mut self, key: ConnectionKey) {
         if let Some(connection) = self.connections.get(key)
             && let Parse::Alone(_) = connection.parse
             && connection.unanswered == 0
         {
-            self.slots.wait(Class::Client, Waiter::Connection(key));
+            self.memory
+                .slots
+                .wait(Class::Client, Waiter::Connection(key));
         }
     }
 
     /// Passes the controller's answer for a piece to the client.
-    pub(in crate::engine) fn answer_part(
+    pub(super) fn answer_part(
         &mut self,
         tag: RequestTag,
-        owner: Owner,
+        (key, request, operation, part): (ConnectionKey, RequestHeader, Operation, Part),
         result: Result<(), RequestError>,
     ) {
-        let Owner::Client {
-            connection: key,
-            request,
-            operation,
-            part,
-            ..
-        } = owner
-        else {
-            return;
-        };
         let ended = match part {
-            Part::Piece { whole, .. } => self.wholes.end(whole, result),
+            Part::Piece { whole, .. } => self.connections.wholes.end(whole, result),
             Part::All | Part::Alone { .. } => None,
         };
         let Some(connection) = self.connections.get_mut(key) else {
@@ -285,28 +277,29 @@ impl Engine {
             (Operation::Read(extent), Ok(())) => Some(extent),
             _ => None,
         };
-        let payload = data.and_then(|extent| self.slots.payload(tag, extent.bytes() as usize));
-        let header = match part {
-            Part::Alone { first, .. } => match result {
-                Ok(()) => first.then(|| reply(Ok(()))),
-                Err(error) if first => {
+        let header = match (part, data) {
+            // The client was promised the whole answer.
+            (Part::Alone { first: false, .. }, _) if result.is_err() => {
+                return self.lost(key, &Lost::Unreadable);
+            }
+            (Part::Alone { first, .. }, _) => {
+                if result.is_err() {
                     connection.parse = Parse::Alone(None);
-                    Some(reply(Err(error)))
                 }
-                // The client was promised the whole answer.
-                Err(_) => return self.lost(key, &Lost::Unreadable),
-            },
-            Part::All | Part::Piece { .. } => match (data, ended) {
-                (Some(extent), ended) => {
-                    let offset = Sectors(extent.start().0).bytes().0;
-                    let last = ended == Some(Ok(()));
-                    let length = extent.bytes() as u32;
-                    Some(ReplyHeader::chunk(&request, offset, length, last))
-                }
-                (None, Some(Ok(()))) => Some(reply(Ok(()))),
-                (None, _) => None,
-            },
+                first.then(|| reply(result))
+            }
+            (Part::All | Part::Piece { .. }, Some(extent)) => {
+                let offset = Sectors(extent.start().0).bytes().0;
+                let last = ended == Some(Ok(()));
+                let length = extent.bytes() as u32;
+                Some(ReplyHeader::chunk(&request, offset, length, last))
+            }
+            (Part::All | Part::Piece { .. }, None) => {
+                (ended == Some(Ok(()))).then(|| reply(Ok(())))
+            }
         };
+        let slots = &mut self.memory.slots;
+        let payload = data.and_then(|extent| slots.payload(tag, extent.bytes() as usize));
         if let Some(header) = header {
             let frame = Frame::new(&[header.as_bytes()], payload);
             connection.stream.queue(frame);

@@ -1,10 +1,12 @@
 //! The signals between a guest and the engine: event counters for the guest's new requests and for the engine's
 //! answers.
 
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use io_uring::{opcode, types};
 
+use crate::engine::connections::empty_place;
 use crate::engine::run::Engine;
 use godwit_io::ring::{Completion, Ring, Token};
 
@@ -22,11 +24,20 @@ struct Watch {
 /// grow until it takes no more.
 struct Bell {
     counter: OwnedFd,
-    sending: bool,
-    /// True if another signal is due: the one on its way may be too early for the latest event.
-    again: bool,
-    /// True once unused, until the kernel has let go of the descriptor.
-    retired: bool,
+    signal: Signal,
+}
+
+/// The signal of a [`Bell`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Signal {
+    /// All signals were sent.
+    Sent,
+    /// A signal is on its way.
+    Sending,
+    /// Another signal is due: the one on its way may be too early for the latest event.
+    Again,
+    /// The bell is not used any more, but the kernel has not let go of the descriptor.
+    Retired,
 }
 
 /// The index of a [`Bell`].
@@ -43,18 +54,10 @@ pub(in crate::engine) struct EventCounters {
 impl EventCounters {
     /// Adds an event counter to signal.
     pub(in crate::engine) fn install(&mut self, counter: OwnedFd) -> BellId {
-        let index = match self.bells.iter().position(Option::is_none) {
-            Some(index) => index,
-            None => {
-                self.bells.push(None);
-                self.bells.len() - 1
-            }
-        };
+        let index = empty_place(&mut self.bells);
         self.bells[index] = Some(Bell {
             counter,
-            sending: false,
-            again: false,
-            retired: false,
+            signal: Signal::Sent,
         });
         BellId(index as u32)
     }
@@ -62,15 +65,16 @@ impl EventCounters {
     /// Returns true if all signals of a bell were sent.
     pub(in crate::engine) fn are_sent(&self, bell: Option<BellId>) -> bool {
         let bell = bell.and_then(|id| self.bells[id.0 as usize].as_ref());
-        bell.is_none_or(|bell| !bell.sending)
+        bell.is_none_or(|bell| bell.signal == Signal::Sent)
     }
 
     /// Sends a signal with this turn's operations.
     pub(in crate::engine) fn signal(&mut self, uring: &mut Ring, id: BellId) {
         if let Some(bell) = &mut self.bells[id.0 as usize] {
-            if std::mem::replace(&mut bell.sending, true) {
-                bell.again = true;
-                return;
+            match bell.signal {
+                Signal::Sent => bell.signal = Signal::Sending,
+                Signal::Sending | Signal::Again => return bell.signal = Signal::Again,
+                Signal::Retired => return,
             }
             let fd = types::Fd(bell.counter.as_raw_fd());
             let entry = opcode::Write::new(fd, (&raw const ONE).cast(), 8).build();
@@ -85,8 +89,8 @@ impl EventCounters {
         let Some(id) = id else { return };
         let place = &mut self.bells[id.0 as usize];
         match place {
-            Some(bell) if bell.sending => {
-                bell.retired = true;
+            Some(bell) if bell.signal != Signal::Sent => {
+                bell.signal = Signal::Retired;
                 uring.cancel(Token::Signal(id.0));
             }
             _ => *place = None,
@@ -95,13 +99,7 @@ impl EventCounters {
 
     /// Waits for a ring's kicks.
     pub(in crate::engine) fn watch(&mut self, uring: &mut Ring, kick: OwnedFd, ring: u16) -> u32 {
-        let index = match self.watches.iter().position(Option::is_none) {
-            Some(index) => index,
-            None => {
-                self.watches.push(None);
-                self.watches.len() - 1
-            }
-        };
+        let index = empty_place(&mut self.watches);
         self.watches[index] = Some(Watch {
             kick,
             ring: Some(ring),
@@ -127,10 +125,45 @@ impl EventCounters {
             }
         }
         for (index, bell) in self.bells.iter().enumerate() {
-            if bell.as_ref().is_some_and(|bell| bell.sending) {
+            if bell.as_ref().is_some_and(|it| it.signal != Signal::Sent) {
                 uring.cancel(Token::Signal(index as u32));
             }
         }
+    }
+
+    /// Handles a signal that was sent, or cancelled. Returns true if all signals of a bell in use were sent.
+    fn signalled(&mut self, uring: &mut Ring, id: BellId) -> bool {
+        let place = &mut self.bells[id.0 as usize];
+        let Some(bell) = place else { return false };
+        match std::mem::replace(&mut bell.signal, Signal::Sent) {
+            Signal::Retired => *place = None,
+            Signal::Again => self.signal(uring, id),
+            Signal::Sent | Signal::Sending => return true,
+        }
+        false
+    }
+
+    /// Handles a kick, or the end of a watch. Returns the kicked ring, and the failure of its watch.
+    fn kicked(
+        &mut self,
+        uring: &mut Ring,
+        index: u32,
+        completion: Completion,
+    ) -> Option<(u16, io::Result<()>)> {
+        let place = &mut self.watches[index as usize];
+        let ring = place.as_ref()?.ring;
+        let result = match completion.result {
+            _ if completion.more => Ok(()),
+            0.. if ring.is_some() => {
+                self.arm(uring, index);
+                Ok(())
+            }
+            result => {
+                *place = None;
+                Err(io::Error::from_raw_os_error(-result))
+            }
+        };
+        Some((ring?, result))
     }
 
     /// Stops waiting for the ring's kicks.
@@ -150,7 +183,7 @@ impl EventCounters {
 /// Sets an event counter to zero without waiting.
 fn drain(counter: &OwnedFd) {
     let mut count = [0; 8];
-    let mut buffers = [std::io::IoSliceMut::new(&mut count)];
+    let mut buffers = [io::IoSliceMut::new(&mut count)];
     let flags = rustix::io::ReadWriteFlags::NOWAIT;
     // The counter may be zero already.
     let _ = rustix::io::preadv2(counter, &mut buffers, u64::MAX, flags);
@@ -159,42 +192,20 @@ fn drain(counter: &OwnedFd) {
 impl Engine {
     /// Handles a signal that was sent, or cancelled.
     pub(in crate::engine) fn signalled(&mut self, index: u32) {
-        let place = &mut self.vhost.events.bells[index as usize];
-        let Some(bell) = place else { return };
-        bell.sending = false;
-        if bell.retired {
-            *place = None;
-        } else if std::mem::take(&mut bell.again) {
-            self.vhost.events.signal(&mut self.ring, BellId(index));
-        } else {
+        let events = &mut self.vhost.events;
+        if events.signalled(&mut self.ring, BellId(index)) {
             self.settle_front_end();
         }
     }
 
     /// Handles a guest's notification of new requests, or the end of a watch.
     pub(in crate::engine) fn kicked(&mut self, index: u32, completion: Completion) {
-        let Some(watch) = &self.vhost.events.watches[index as usize] else {
-            return;
-        };
-        match watch.ring {
-            None if completion.more => {}
-            None => self.vhost.events.watches[index as usize] = None,
-            Some(ring) => {
-                self.vhost.ready |= 1 << ring;
-                if completion.more {
-                    return;
-                }
-                match completion.result {
-                    0.. => self.vhost.events.arm(&mut self.ring, index),
-                    errno => {
-                        let error = std::io::Error::from_raw_os_error(-errno);
-                        self.vhost.events.watches[index as usize] = None;
-                        self.break_ring(
-                            ring,
-                            &format_args!("its kicks cannot be waited for: {error}"),
-                        );
-                    }
-                }
+        let events = &mut self.vhost.events;
+        if let Some((ring, result)) = events.kicked(&mut self.ring, index, completion) {
+            self.vhost.ready |= 1 << ring;
+            if let Err(error) = result {
+                let why = format_args!("its kicks cannot be waited for: {error}");
+                self.break_ring(ring, &why);
             }
         }
     }

@@ -11,15 +11,17 @@ use godwit_core::request::{Operation, RequestError};
 use godwit_core::units::Time;
 
 use crate::engine::config::EngineEvent;
-use crate::engine::front_ends::vhost::GuestRing;
+use crate::engine::context::Context;
+use crate::engine::front_ends::vhost::Vhost;
+use crate::engine::front_ends::vhost::answers::Answered;
 use crate::engine::run::Engine;
 
 /// Time between two attempts of waiting requests.
-pub(in crate::engine) const RETRY: Duration = Duration::from_secs(1);
+pub(super) const RETRY: Duration = Duration::from_secs(1);
 
 /// The state of requests that wait for room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::engine) enum Room {
+pub(super) enum Room {
     /// No request waits, as far as known.
     #[default]
     Enough,
@@ -29,60 +31,59 @@ pub(in crate::engine) enum Room {
     LeftBehind,
 }
 
-impl GuestRing {
-    /// Returns true if requests that wait for room, or were given back, do not keep the ring from stopping.
-    pub(in crate::engine) fn may_stop(&self, still: bool) -> bool {
-        let none_waits = self.without_room.is_empty() && self.given_back.is_empty();
-        none_waits || still && self.inflight.is_some()
+impl Vhost {
+    /// Returns true if requests wait for room, as far as known.
+    pub(in crate::engine) fn lacks_room(&self) -> bool {
+        self.room != Room::Enough
     }
-}
 
-impl Engine {
-    /// Lets the request at `head` wait if the image has no room for it, or if it was given back. Returns false if the
+    /// Returns true if waiting requests are to be retried.
+    pub(in crate::engine) const fn is_retrying(&self) -> bool {
+        matches!(self.room, Room::Until(_))
+    }
+
+    /// Lets the request at `head` wait if the image has no room for it, or if it was given back. Returns `None` if the
     /// request is to be answered.
-    pub(in crate::engine) fn waits_for_room(
+    pub(super) fn wait_for_room(
         &mut self,
         index: u16,
         head: u16,
         operation: &Operation,
         result: Result<(), RequestError>,
-    ) -> bool {
+        cx: &Context,
+    ) -> Option<Answered> {
         let writes = matches!(
             operation,
             Operation::Write { .. } | Operation::WriteZeroes { .. }
         );
-        if self.was_given_back(result) {
-            if let Some(ring) = self.vhost.ring(index) {
-                ring.split.put_back(head);
-                ring.given_back.push_back(head);
-            }
-            return true;
-        }
+        let given_back = result == Err(RequestError::NotServing) && self.may_be_given_back(cx);
         // An engine that ends cannot wait.
-        if result != Err(RequestError::NoSpace) || !writes || self.shutdown.is_some() {
-            return false;
+        let lacks_room = result == Err(RequestError::NoSpace) && writes && !cx.is_ending();
+        if !given_back && !lacks_room {
+            return None;
         }
-        let Some(ring) = self.vhost.ring(index) else {
-            return false;
-        };
+        let ring = self.ring(index)?;
         ring.split.put_back(head);
-        ring.without_room.push_back(head);
-        if !matches!(self.vhost.room, Room::Until(_)) {
-            self.vhost.room = Room::Until(self.now.after(RETRY));
-            self.publish();
-            self.tell(EngineEvent::OutOfSpace(true));
+        if given_back {
+            ring.given_back.push_back(head);
+            return Some(Answered::Waits);
         }
-        true
+        ring.without_room.push_back(head);
+        if self.is_retrying() {
+            return Some(Answered::Waits);
+        }
+        self.room = Room::Until(cx.now.after(RETRY));
+        Some(Answered::FirstWaits)
     }
 
-    /// Retries the waiting requests, once due.
-    pub(in crate::engine) fn retry_for_room(&mut self) {
-        match self.vhost.room {
-            Room::Until(at) if at <= self.now => {}
-            _ => return,
+    /// Lets the requests that wait for room be taken again, once due. Returns the state if that was due.
+    fn retry(&mut self, now: Time) -> Option<Room> {
+        match self.room {
+            Room::Until(at) if at <= now => {}
+            _ => return None,
         }
         let mut lacking = 0_u16;
-        let rings = self.vhost.front_end.iter_mut().flat_map(|f| &mut f.rings);
+        let rings = self.front_end.iter_mut().flat_map(|f| &mut f.rings);
         for (index, ring) in rings.enumerate() {
             if let Some(ring) = ring.as_mut().filter(|ring| !ring.without_room.is_empty()) {
                 let requests = std::mem::take(&mut ring.without_room);
@@ -91,19 +92,30 @@ impl Engine {
             }
         }
         if lacking == 0 {
-            return self.room_again();
+            return Some(Room::Enough);
         }
-        self.vhost.ready |= lacking;
-        self.vhost.room = Room::Until(self.now.after(RETRY));
-        // Repeated: the receiver may not have been able to stop the machine before.
-        self.tell(EngineEvent::OutOfSpace(true));
+        self.ready |= lacking;
+        self.room = Room::Until(now.after(RETRY));
+        Some(self.room)
+    }
+}
+
+impl Engine {
+    /// Retries the waiting requests, once due.
+    pub(in crate::engine) fn retry_for_room(&mut self) {
+        match self.vhost.retry(self.cx.now) {
+            None => {}
+            Some(Room::Enough) => self.room_again(),
+            // Repeated: the receiver may not have been able to stop the machine before.
+            Some(_) => self.cx.tell(EngineEvent::OutOfSpace(true)),
+        }
     }
 
     /// Ends the state of waiting for room.
-    pub(in crate::engine) fn room_again(&mut self) {
+    pub(super) fn room_again(&mut self) {
         if std::mem::take(&mut self.vhost.room) != Room::Enough {
             self.publish();
-            self.tell(EngineEvent::OutOfSpace(false));
+            self.cx.tell(EngineEvent::OutOfSpace(false));
         }
     }
 }
