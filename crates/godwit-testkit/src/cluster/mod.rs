@@ -48,6 +48,17 @@ impl ClusterOptions {
             tls: true,
         })
     }
+
+    /// Returns the options with the demos' and the benchmarks' binary, and TLS.
+    ///
+    /// # Errors
+    /// If there is no such binary.
+    pub fn release() -> io::Result<Self> {
+        Ok(Self {
+            godwit: release_binary()?,
+            tls: true,
+        })
+    }
 }
 
 /// A node's name, and its network namespace; `None` for loopback.
