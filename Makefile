@@ -119,7 +119,7 @@ else ifeq ($(SCENE),thin)
 else
 	$(if $(filter net,$(SCENE)),scripts/install-net-peers && scripts/build-net-guest >/dev/null)
 	$(if $(filter rdma,$(SCENE)),scripts/build-rdma-guest >/dev/null && $(MAKE) bench SCENE=verbs)
-	$(CARGO) build --release --locked -p godwit-cli -p godwit-bench $(if $(filter rdma,$(SCENE)),-p godwit-verbs -p godwit-testkit) --lib --bins
+	$(CARGO) build --release --locked -p godwit-cli -p godwit-bench $(if $(filter rdma,$(SCENE)),-p godwit-verbs -p godwit-testkit --lib) --bins
 	target/release/godwit-bench $(or $(SCENE),quick) $(BENCH)
 endif
 

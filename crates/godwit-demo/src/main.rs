@@ -1,5 +1,5 @@
-//! Shows each of Godwit's jobs, checked by programs that are not Godwit: `make demo`, or `make demo SCENE=vm` for another
-//! scene.
+//! Shows each of Godwit's jobs, checked by programs that are not Godwit: `make demo`, or `make demo SCENE=vm` for
+//! another scene.
 
 mod disk;
 mod leave;
@@ -8,10 +8,10 @@ mod net;
 mod rdma;
 mod vm;
 
-use std::io;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use godwit_testkit::report::exit_code;
 
 /// Shows what Godwit does, and checks it
 #[derive(Debug, Parser)]
@@ -32,30 +32,12 @@ enum Scene {
 }
 
 fn main() -> ExitCode {
-    match Arguments::parse().scene {
+    exit_code(match Arguments::parse().scene {
         Scene::Disk(arguments) => disk::play(&arguments),
         Scene::Leave => leave::play(),
         Scene::Vm(arguments) => vm::play(&arguments),
         Scene::Net(arguments) => net::play(&arguments),
-        Scene::Memory(arguments) => memory::play(arguments),
+        Scene::Memory(arguments) => memory::play(&arguments),
         Scene::Rdma(arguments) => rdma::play(&arguments),
-    }
-}
-
-/// Prints the problems that a scene found, or why it could not finish.
-fn tell(problems: io::Result<Vec<String>>) -> ExitCode {
-    match problems {
-        Ok(problems) if problems.is_empty() => ExitCode::SUCCESS,
-        Ok(problems) => {
-            eprintln!("\nThe demo found problems:");
-            for problem in problems {
-                eprintln!("  - {problem}");
-            }
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("\nThe demo could not finish: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    })
 }

@@ -16,6 +16,9 @@ use serde_json::Value;
 use crate::nbd::NbdTarget;
 use crate::process::{Process, run};
 
+/// Bytes of a request.
+const BLOCK: f64 = 4096.0;
+
 /// The request pattern of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Requests {
@@ -45,6 +48,21 @@ pub struct FioLoad {
     pub compressible: bool,
 }
 
+impl Default for FioLoad {
+    /// Random writes without a region, at full speed, for longer than any test.
+    fn default() -> Self {
+        Self {
+            requests: Requests::Mixed(100),
+            region: 0..0,
+            rate: None,
+            depth: 16,
+            runtime: Duration::from_secs(7200),
+            compressible: false,
+        }
+    }
+}
+
+/// A running fio.
 #[derive(Debug)]
 pub struct RunningFio {
     process: Process,
@@ -84,6 +102,8 @@ pub struct Window {
     pub iops: f64,
     /// Writes answered per second.
     pub write_iops: f64,
+    /// Megabytes per second of all requests.
+    pub mbps: f64,
     /// Median latency in microseconds.
     pub p50_us: u64,
     /// 99th percentile in microseconds.
@@ -202,6 +222,26 @@ impl RunningFio {
         self.process.ended().is_none()
     }
 
+    /// Checks that fio runs.
+    ///
+    /// # Errors
+    /// If fio has ended without being stopped.
+    pub fn check(&mut self) -> io::Result<()> {
+        match self.alive() {
+            true => Ok(()),
+            false => Err(io::Error::other(self.explain())),
+        }
+    }
+
+    /// Lets the load run for a while.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn stay(&mut self, how_long: Duration) -> io::Result<()> {
+        std::thread::sleep(how_long);
+        self.check()
+    }
+
     /// Returns a message for a fio that ended without being stopped.
     pub fn explain(&self) -> String {
         let read = |kind| std::fs::read_to_string(self.prefix.with_extension(kind));
@@ -297,6 +337,7 @@ impl FioReport {
             seconds,
             iops: histogram.len() as f64 / seconds.max(0.001),
             write_iops: writes as f64 / seconds.max(0.001),
+            mbps: histogram.len() as f64 * BLOCK / 1e6 / seconds.max(0.001),
             p50_us: at(0.5),
             p99_us: at(0.99),
             p999_us: at(0.999),

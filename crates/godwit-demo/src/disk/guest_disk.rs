@@ -5,7 +5,6 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use godwit_testkit::NbdTarget;
 use godwit_testkit::client::RawImage;
@@ -33,15 +32,13 @@ impl GuestDisk {
     /// The disk's size in bytes.
     pub(crate) const SIZE: u64 = 2 * GIB;
 
-    /// Returns the load: 4 KiB random writes at 40 MB/s into the second half.
-    pub(crate) const fn load() -> FioLoad {
+    /// Returns the load: 4 KiB random writes into the second half with this many bytes a second, each read back.
+    pub(crate) fn load(rate: Option<u64>) -> FioLoad {
         FioLoad {
             requests: Requests::CheckedWrites,
             region: GIB..2 * GIB,
-            rate: Some(40_000_000),
-            depth: 16,
-            runtime: Duration::from_secs(600),
-            compressible: false,
+            rate,
+            ..FioLoad::default()
         }
     }
 
@@ -61,7 +58,7 @@ impl GuestDisk {
         run(mke2fs
             .arg(&disk.image)
             .arg((Self::FILE_SYSTEM.end / 4096).to_string()))?;
-        Self::load().prepare(&disk.image)?;
+        Self::load(None).prepare(&disk.image)?;
         Ok(disk)
     }
 

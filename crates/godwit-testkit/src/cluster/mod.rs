@@ -49,6 +49,17 @@ impl ClusterOptions {
         let (godwit, tls) = (godwit_binary()?, false);
         Ok(Self { godwit, tls })
     }
+
+    /// Returns the options with the demos' and the benchmarks' binary, and TLS.
+    ///
+    /// # Errors
+    /// If there is no such binary.
+    pub fn release() -> io::Result<Self> {
+        Ok(Self {
+            godwit: release_binary()?,
+            tls: true,
+        })
+    }
 }
 
 /// A node's name, and its network namespace; `None` for loopback.

@@ -132,7 +132,7 @@ fn a_move_without_a_policy_says_which_it_has_and_leaves_when_its_deadline_comes(
     let begins = migration(a, &id)["options"].clone();
     assert_eq!(begins["policy"], "double-write", "{begins}");
     let why = begins["policy_reason"].as_str().unwrap();
-    says(&why, &["96 MiB go in one pass"]);
+    says(why, &["96 MiB go in one pass"]);
     let moved = ends(a, &id, "completed");
     assert_eq!(moved["options"]["policy"], "push-pull", "{moved}");
     let shown = a.text(&["migration", "show", &id]);
@@ -153,7 +153,7 @@ fn a_move_without_a_policy_leaves_a_guest_whose_writes_take_the_link() {
     let moved = ends(a, &id, "completed");
     let why = moved["options"]["policy_reason"].as_str().unwrap();
     assert_eq!(moved["options"]["policy"], "push-pull", "{moved}");
-    says(&why, &["of what is sent are the guest's writes"]);
+    says(why, &["of what is sent are the guest's writes"]);
     becomes_whole(b, a, DISK);
     let mut model = finish(client).unwrap();
     verify(b, DISK, &mut model).unwrap();

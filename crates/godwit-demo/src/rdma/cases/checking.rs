@@ -7,151 +7,89 @@ use std::time::Duration;
 use godwit_testkit::rdma::{
     ALIAS, Bed, Moved, PARTNER_ALIAS, Place, checked_end, connected, move_process, said,
 };
+use godwit_testkit::report::median;
+use serde_json::{Value, json};
 
-use crate::rdma::report::Checked;
-
-/// A kind of traffic and of moves.
+/// A kind of traffic and of moves, by its name and the options of `godwit-verbs-client`.
 pub(crate) struct Variant {
     pub(crate) name: &'static str,
     options: &'static str,
-    /// True if a move that fails at the destination comes first.
-    fails_first: bool,
-    /// True if both processes move at once; otherwise in turns.
-    both: bool,
-    /// True if the processes send datagrams, which may be lost during a move.
-    datagrams: bool,
-    /// True if objects are made ahead, even if other variants move without pre-setup.
-    pre_setup: bool,
-    /// MiB of memory that each process has and writes, to give pre-copy work.
-    memory: u64,
 }
 
+const fn variant(name: &'static str, options: &'static str) -> Variant {
+    Variant { name, options }
+}
+
+/// All variants.
 pub(crate) const VARIANTS: &[Variant] = &[
-    Variant {
-        name: "checked: receive queues",
-        options: "--events",
-        fails_first: true,
-        both: false,
-        datagrams: false,
-        pre_setup: false,
-        memory: 0,
-    },
-    Variant {
-        name: "checked: shared receive queue",
-        options: "--events --epoll --shared-receives",
-        fails_first: false,
-        both: false,
-        datagrams: false,
-        pre_setup: false,
-        memory: 0,
-    },
-    Variant {
-        name: "checked: both ends at once",
-        options: "--events",
-        fails_first: false,
-        both: true,
-        datagrams: false,
-        pre_setup: false,
-        memory: 0,
-    },
-    Variant {
-        name: "checked: datagrams",
-        options: "--datagrams",
-        fails_first: false,
-        both: false,
-        datagrams: true,
-        pre_setup: false,
-        memory: 0,
-    },
-    Variant {
-        name: "checked: datagrams, shared receive queue",
-        options: "--datagrams --events --shared-receives",
-        fails_first: false,
-        both: false,
-        datagrams: true,
-        pre_setup: false,
-        memory: 0,
-    },
-    Variant {
-        name: "checked: datagrams, both ends at once",
-        options: "--datagrams --events",
-        fails_first: false,
-        both: true,
-        datagrams: true,
-        pre_setup: false,
-        memory: 0,
-    },
-    Variant {
-        name: "checked: windows of type 1",
-        options: "--events --windows 1",
-        fails_first: false,
-        both: false,
-        datagrams: false,
-        pre_setup: false,
-        memory: 0,
-    },
-    Variant {
-        name: "checked: windows of type 2",
-        options: "--events --shared-receives --windows 2",
-        fails_first: false,
-        both: false,
-        datagrams: false,
-        pre_setup: false,
-        memory: 0,
-    },
-    Variant {
-        name: "checked: windows of type 2, both ends at once",
-        options: "--events --windows 2",
-        fails_first: false,
-        both: true,
-        datagrams: false,
-        pre_setup: false,
-        memory: 0,
-    },
-    Variant {
-        name: "checked: windows of type 1, pre-setup",
-        options: "--events --windows 1",
-        fails_first: false,
-        both: false,
-        datagrams: false,
-        pre_setup: true,
-        memory: 0,
-    },
-    Variant {
-        name: "checked: windows of type 2, pre-setup",
-        options: "--windows 2",
-        fails_first: false,
-        both: false,
-        datagrams: false,
-        pre_setup: true,
-        memory: 0,
-    },
-    Variant {
-        name: "checked: memory",
-        options: "--events --memory 40",
-        fails_first: true,
-        both: false,
-        datagrams: false,
-        pre_setup: false,
-        memory: 40,
-    },
-    Variant {
-        name: "checked: memory, pre-setup",
-        options: "--memory 40",
-        fails_first: false,
-        both: false,
-        datagrams: false,
-        pre_setup: true,
-        memory: 40,
-    },
+    variant("checked: receive queues", "--events"),
+    variant(
+        "checked: shared receive queue",
+        "--events --epoll --shared-receives",
+    ),
+    variant("checked: both ends at once", "--events"),
+    variant("checked: datagrams", "--datagrams"),
+    variant(
+        "checked: datagrams, shared receive queue",
+        "--datagrams --events --shared-receives",
+    ),
+    variant(
+        "checked: datagrams, both ends at once",
+        "--datagrams --events",
+    ),
+    variant("checked: windows of type 1", "--events --windows 1"),
+    variant(
+        "checked: windows of type 2",
+        "--events --shared-receives --windows 2",
+    ),
+    variant(
+        "checked: windows of type 2, both ends at once",
+        "--events --windows 2",
+    ),
+    variant(
+        "checked: windows of type 1, pre-setup",
+        "--events --windows 1",
+    ),
+    variant("checked: windows of type 2, pre-setup", "--windows 2"),
+    variant("checked: memory", "--events --memory 40"),
+    variant("checked: memory, pre-setup", "--memory 40"),
 ];
 
 impl Variant {
+    /// Returns true if a move that fails at the destination comes first.
+    fn fails_first(&self) -> bool {
+        ["checked: receive queues", "checked: memory"].contains(&self.name)
+    }
+
+    /// Returns true if both processes move at once; otherwise in turns.
+    fn moves_both(&self) -> bool {
+        self.name.ends_with("both ends at once")
+    }
+
+    /// Returns true if objects are made ahead, even if other variants move without pre-setup.
+    fn has_pre_setup(&self) -> bool {
+        self.name.ends_with("pre-setup")
+    }
+
+    /// Returns true if the processes send datagrams, which may be lost during a move.
+    fn sends_datagrams(&self) -> bool {
+        self.options.contains("--datagrams")
+    }
+
+    /// Returns the MiB of memory that each process has and writes, to give pre-copy work.
+    fn memory(&self) -> u64 {
+        let words = self
+            .options
+            .split(' ')
+            .skip_while(|word| *word != "--memory");
+        words.skip(1).find_map(|mib| mib.parse().ok()).unwrap_or(0)
+    }
+
     /// Checks that memory was copied while the process worked, and not again with the image.
     fn copied_ahead(&self, moved: &Moved) -> io::Result<()> {
-        let memory = self.memory << 20;
+        let memory = self.memory() << 20;
         let with_image = moved.image_bytes - moved.pre_copied_bytes;
-        if self.memory == 0 || moved.pre_copied_bytes > memory && with_image < memory / 2 {
+        if memory == 0 || moved.pre_copied_bytes > memory && with_image < memory / 2 {
             return Ok(());
         }
         Err(io::Error::other(format!(
@@ -165,7 +103,7 @@ impl Variant {
 pub(crate) fn with_memory() -> &'static Variant {
     let mut variants = VARIANTS.iter();
     variants
-        .find(|variant| variant.memory > 0)
+        .find(|variant| variant.memory() > 0)
         .unwrap_or(&VARIANTS[0])
 }
 
@@ -193,91 +131,90 @@ impl Mover {
     }
 }
 
-/// Moves the processes `moves` times, with `loss` percent of their packets lost meanwhile.
+/// Moves the processes `moves` times, with `loss` percent of their packets lost meanwhile. Every second move is of the
+/// partner, after the other one or at once with it.
 pub(crate) fn check(
     bed: &Bed,
     variant: &Variant,
     moves: usize,
     loss: f64,
     pre_setup: bool,
-) -> io::Result<Checked> {
-    let mut checked = Checked {
-        variant: variant.name,
-        moves: 0,
-        loss_percent: loss,
-        blackout_ms_median: 0.0,
-        said: Vec::new(),
-        error: None,
-    };
-    if let Err(error) = run(
-        bed,
-        variant,
-        moves,
-        pre_setup || variant.pre_setup,
-        &mut checked,
-    ) {
-        checked.error = Some(error.to_string());
+) -> Value {
+    let pre_setup = pre_setup || variant.has_pre_setup();
+    let mut blackouts = Vec::new();
+    let said = run(bed, variant, (moves, loss), pre_setup, &mut blackouts);
+    let mut checked = json!({
+        "variant": variant.name, "moves": blackouts.len(), "loss_percent": loss, "blackout_ms": median(&blackouts),
+    });
+    match said {
+        Ok(said) => checked["said"] = json!(said),
+        Err(error) => checked["error"] = error.to_string().into(),
     }
-    Ok(checked)
+    checked
 }
 
+/// Moves the processes, and returns their output at the end.
 fn run(
     bed: &Bed,
     variant: &Variant,
-    moves: usize,
+    (moves, loss): (usize, f64),
     pre_setup: bool,
-    checked: &mut Checked,
-) -> io::Result<()> {
+    blackouts: &mut Vec<f64>,
+) -> io::Result<Vec<String>> {
     let (mut first, mut second) = start(bed, variant)?;
     connected(first.place(bed))?;
-    if variant.fails_first {
+    if variant.fails_first() {
         std::thread::sleep(WORK);
         fail_once(bed, &first, pre_setup)?;
     }
-    let mut blackouts = Vec::new();
-    if variant.both {
-        for round in 1..=moves.div_ceil(2) {
-            std::thread::sleep(WORK);
-            let moved = while_it_moves(bed, variant, &[1, 2, 3], checked.loss_percent, || {
-                both(bed, &mut first, &mut second, pre_setup)
-            });
-            blackouts.extend(moved.map_err(|error| {
-                let said = told(bed, [&first, &second]);
-                io::Error::other(format!("round {round}: {error}; {said}"))
-            })?);
-            checked.moves += 2;
-        }
-    }
-    for number in 0..if variant.both { 0 } else { moves } {
+    let rounds = if variant.moves_both() {
+        moves.div_ceil(2)
+    } else {
+        moves
+    };
+    for number in 0..rounds {
         std::thread::sleep(WORK);
-        let (moving, staying) = if number % 2 == 0 {
-            (&mut first, &second)
+        let moved = if variant.moves_both() {
+            while_it_moves(bed, variant, &[1, 2, 3], loss, || {
+                both(bed, &mut first, &mut second, pre_setup).map(Vec::from)
+            })
         } else {
-            (&mut second, &first)
+            let (moving, staying) = match number % 2 {
+                0 => (&mut first, &second),
+                _ => (&mut second, &first),
+            };
+            in_turn(bed, variant, (moving, staying), loss, pre_setup).map(|ms| vec![ms])
         };
-        let free = 6 - moving.guest - staying.guest;
-        let from = moving.place(bed);
-        let lossy = [moving.guest, staying.guest];
-        let moved = while_it_moves(bed, variant, &lossy, checked.loss_percent, || {
-            move_process(from, bed.guest(free), moving.alias, moving.log, pre_setup)
-        });
-        let moved = moved.map_err(|error| {
-            let said = told(bed, [&*moving, staying]);
-            io::Error::other(format!("move {}: {error}; {said}", number + 1))
-        })?;
-        moving.guest = free;
-        variant.copied_ahead(&moved)?;
-        blackouts.push(moved.blackout_ms);
-        checked.moves += 1;
+        blackouts.extend(moved.map_err(|error| {
+            let said = told(bed, [&first, &second]);
+            io::Error::other(format!("round {}: {error}; {said}", number + 1))
+        })?);
     }
     std::thread::sleep(WORK);
-    blackouts.sort_unstable_by(f64::total_cmp);
-    checked.blackout_ms_median = blackouts.get(blackouts.len() / 2).copied().unwrap_or(0.0);
     first.place(bed).guest.must(&format!("touch {ENDS}"))?;
-    for one in [&first, &second] {
-        checked.said.push(checked_end(one.place(bed), one.log)?);
-    }
-    Ok(())
+    [&first, &second]
+        .into_iter()
+        .map(|one| checked_end(one.place(bed), one.log))
+        .collect()
+}
+
+/// Moves one process to the free guest, and returns its blackout.
+fn in_turn(
+    bed: &Bed,
+    variant: &Variant,
+    (moving, staying): (&mut Mover, &Mover),
+    loss: f64,
+    pre_setup: bool,
+) -> io::Result<f64> {
+    let free = 6 - moving.guest - staying.guest;
+    let from = moving.place(bed);
+    let lossy = [moving.guest, staying.guest];
+    let moved = while_it_moves(bed, variant, &lossy, loss, || {
+        move_process(from, bed.guest(free), moving.alias, moving.log, pre_setup)
+    })?;
+    moving.guest = free;
+    variant.copied_ahead(&moved)?;
+    Ok(moved.blackout_ms)
 }
 
 /// Moves both processes at once, one to the free guest and the other to the guest of the first. Returns the blackout of
@@ -344,7 +281,7 @@ fn fail_once(bed: &Bed, moving: &Mover, pre_setup: bool) -> io::Result<()> {
 
 /// Starts the server on guest 1 and the client on guest 3, each with an address of its own.
 pub(crate) fn start(bed: &Bed, variant: &Variant) -> io::Result<(Mover, Mover)> {
-    if variant.memory > 0 {
+    if variant.memory() > 0 {
         // Without the plugin CRIU refuses the device's queues of a working process.
         (1..=3).try_for_each(|number| {
             let install =
@@ -398,7 +335,7 @@ fn while_it_moves<T>(
         let mut guests = (1..=3).map(|number| bed.guest(number));
         guests.try_for_each(|guest| guest.must(command).map(drop))
     };
-    if variant.datagrams {
+    if variant.sends_datagrams() {
         all_guests(&format!("touch {LOSES}"))?;
     }
     for guest in lossy {
@@ -408,7 +345,7 @@ fn while_it_moves<T>(
     for guest in lossy {
         lose(bed, *guest, 0.0)?;
     }
-    if variant.datagrams {
+    if variant.sends_datagrams() {
         // The next datagram to arrive reveals a loss.
         std::thread::sleep(SETTLE);
         all_guests(&format!("rm {LOSES}"))?;

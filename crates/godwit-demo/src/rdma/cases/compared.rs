@@ -4,115 +4,69 @@
 use std::io;
 
 use godwit_testkit::rdma::Bed;
+use serde_json::{Value, json};
 
-use crate::rdma::report::Compared;
+/// The programs, one a line: a name, the command at guest 1, and the command at guest 3, with `$a` and `$b` for their
+/// addresses. A line with one command alone is for both sides: the server without a partner's address, and the client with
+/// one. Some clients need no server. qperf's own connections name no GID, which RoCE needs. UCX runs over the transport
+/// alone: the upper layers of Debian's UCX need unreliable datagrams, with which UCX aborts on this device.
+const PAIRS: &str = "rping | rping -s -a $a -C 5 | rping -c -a $a -C 5
+ucmatose | ucmatose | ucmatose -s $a
+udaddy | udaddy | udaddy -s $a
+rstream | rstream -S 100 -C 5 | rstream -s $a -S 100 -C 5
+riostream | riostream -S 100 -C 5 | riostream -s $a -S 100 -C 5
+cmtime | cmtime | cmtime -s $a -c 5
+rcopy | rcopy | rcopy /etc/services $a:/tmp/copied
+rdma_server | rdma_server | rdma_client -s $a
+rdma_xserver | rdma_xserver -c r | rdma_xclient -s $a -c r
+rdma_xserver -c x | rdma_xserver -c x | rdma_xclient -s $a -c x
+mckey | mckey -m 239.1.2.3 -b $a | mckey -s -m 239.1.2.3 -b $b
+ibv_devices |  | ibv_devices
+ibv_devinfo |  | ibv_devinfo -v
+ibv_rc_pingpong -g 1 -n 50
+ibv_rc_pingpong -g 1 -n 50 -e
+ibv_rc_pingpong -g 1 -n 50 -N
+ibv_rc_pingpong -g 1 -n 50 -t
+ibv_uc_pingpong -g 1 -n 50
+ibv_ud_pingpong -g 1 -n 50
+ibv_srq_pingpong -g 1 -n 50
+ibv_xsrq_pingpong -g 1 -n 50
+ib_send_lat -F -x 1 -n 50
+ib_send_lat -F -R -n 50
+ib_send_bw -F -x 1 -n 50 -c UD -s 1024
+ib_send_bw -F -x 1 -n 50 -c UC
+ib_write_bw -F -x 1 -n 50 -R
+ib_write_lat -F -x 1 -n 50
+ib_read_lat -F -x 1 -n 50
+ib_read_bw -F -x 1 -n 50
+ib_atomic_bw -F -x 1 -n 50
+ib_atomic_lat -F -x 1 -n 50
+qperf -cm1 | qperf | qperf -t 1 -cm1 $a rc_lat rc_bw rc_rdma_read_bw rc_rdma_write_bw
+ucx_perftest rc am_lat | ucx_perftest | ucx_perftest -x rc_verbs -d rxe0:1 -n 50 -w 5 $a -t am_lat
+ucx_perftest rc am_bw | ucx_perftest | ucx_perftest -x rc_verbs -d rxe0:1 -n 50 -w 5 $a -t am_bw
+ucx_perftest rc put_bw | ucx_perftest | ucx_perftest -x rc_verbs -d rxe0:1 -n 50 -w 5 $a -t put_bw
+fi_pingpong | fi_pingpong -p verbs -e msg -I 5 | fi_pingpong -p verbs -e msg -I 5 $a
+fi_info |  | fi_info -p verbs";
 
-/// The commands at guest 1 and at guest 3. Their addresses stand for `$a` and `$b`.
+/// The commands at guest 1 and at guest 3.
 struct Pair {
-    /// Name after `programs: `.
     name: &'static str,
     /// Server command; empty if the client needs no server.
     server: &'static str,
     client: &'static str,
 }
 
-const fn pair(name: &'static str, server: &'static str, client: &'static str) -> Pair {
-    Pair {
-        name,
-        server,
-        client,
+impl Pair {
+    fn of(line: &'static str) -> Self {
+        let mut parts = line.split(" | ");
+        let name = parts.next().unwrap_or_default();
+        Self {
+            name,
+            server: parts.next().unwrap_or(name).trim(),
+            client: parts.next().unwrap_or_default(),
+        }
     }
 }
-
-/// Returns a program with one command for both sides: the server without a partner's address, and the client with one.
-const fn alike(command: &'static str) -> Pair {
-    pair(command, command, "")
-}
-
-/// A test of UCX over a reliable connection.
-macro_rules! ucx {
-    ($test:literal) => {
-        pair(
-            concat!("ucx_perftest rc ", $test),
-            "ucx_perftest",
-            concat!(
-                "ucx_perftest -x rc_verbs -d rxe0:1 -n 50 -w 5 $a -t ",
-                $test
-            ),
-        )
-    };
-}
-
-const PAIRS: &[Pair] = &[
-    pair("rping", "rping -s -a $a -C 5", "rping -c -a $a -C 5"),
-    pair("ucmatose", "ucmatose", "ucmatose -s $a"),
-    pair("udaddy", "udaddy", "udaddy -s $a"),
-    pair(
-        "rstream",
-        "rstream -S 100 -C 5",
-        "rstream -s $a -S 100 -C 5",
-    ),
-    pair(
-        "riostream",
-        "riostream -S 100 -C 5",
-        "riostream -s $a -S 100 -C 5",
-    ),
-    pair("cmtime", "cmtime", "cmtime -s $a -c 5"),
-    pair("rcopy", "rcopy", "rcopy /etc/services $a:/tmp/copied"),
-    pair("rdma_server", "rdma_server", "rdma_client -s $a"),
-    pair(
-        "rdma_xserver",
-        "rdma_xserver -c r",
-        "rdma_xclient -s $a -c r",
-    ),
-    pair(
-        "rdma_xserver -c x",
-        "rdma_xserver -c x",
-        "rdma_xclient -s $a -c x",
-    ),
-    pair(
-        "mckey",
-        "mckey -m 239.1.2.3 -b $a",
-        "mckey -s -m 239.1.2.3 -b $b",
-    ),
-    pair("ibv_devices", "", "ibv_devices"),
-    pair("ibv_devinfo", "", "ibv_devinfo -v"),
-    alike("ibv_rc_pingpong -g 1 -n 50"),
-    alike("ibv_rc_pingpong -g 1 -n 50 -e"),
-    alike("ibv_rc_pingpong -g 1 -n 50 -N"),
-    alike("ibv_rc_pingpong -g 1 -n 50 -t"),
-    alike("ibv_uc_pingpong -g 1 -n 50"),
-    alike("ibv_ud_pingpong -g 1 -n 50"),
-    alike("ibv_srq_pingpong -g 1 -n 50"),
-    alike("ibv_xsrq_pingpong -g 1 -n 50"),
-    alike("ib_send_lat -F -x 1 -n 50"),
-    alike("ib_send_lat -F -R -n 50"),
-    alike("ib_send_bw -F -x 1 -n 50 -c UD -s 1024"),
-    alike("ib_send_bw -F -x 1 -n 50 -c UC"),
-    alike("ib_write_bw -F -x 1 -n 50 -R"),
-    alike("ib_write_lat -F -x 1 -n 50"),
-    alike("ib_read_lat -F -x 1 -n 50"),
-    alike("ib_read_bw -F -x 1 -n 50"),
-    alike("ib_atomic_bw -F -x 1 -n 50"),
-    alike("ib_atomic_lat -F -x 1 -n 50"),
-    // The program's own connections name no GID, which RoCE needs.
-    pair(
-        "qperf -cm1",
-        "qperf",
-        "qperf -t 1 -cm1 $a rc_lat rc_bw rc_rdma_read_bw rc_rdma_write_bw",
-    ),
-    // Over the transport alone: the upper layers of Debian's UCX need unreliable datagrams, with which UCX aborts on
-    // this device.
-    ucx!("am_lat"),
-    ucx!("am_bw"),
-    ucx!("put_bw"),
-    pair(
-        "fi_pingpong",
-        "fi_pingpong -p verbs -e msg -I 5",
-        "fi_pingpong -p verbs -e msg -I 5 $a",
-    ),
-    pair("fi_info", "", "fi_info -p verbs"),
-];
 
 /// The setting that puts a program behind the library.
 const WITH: &str = "LD_PRELOAD=/opt/godwit/libgodwit_verbs.so";
@@ -120,31 +74,21 @@ const WITH: &str = "LD_PRELOAD=/opt/godwit/libgodwit_verbs.so";
 const LIMIT: u32 = 40;
 
 /// Runs the wanted programs, each without and with the library.
-pub(crate) fn compared(bed: &Bed, wants: impl Fn(&str) -> bool) -> io::Result<Vec<Compared>> {
+pub(crate) fn compared(bed: &Bed, wants: impl Fn(&str) -> bool) -> io::Result<Vec<Value>> {
     let mut all = Vec::new();
-    for pair in PAIRS {
+    for pair in PAIRS.lines().map(Pair::of) {
         let name = format!("programs: {}", pair.name);
         if !wants(&name) {
             continue;
         }
-        let without = best(bed, pair, "")?;
+        let without = best(bed, &pair, "")?;
         // A program that does not work here at all gets no second attempt.
         let with = if without == 0 {
-            best(bed, pair, WITH)?
+            best(bed, &pair, WITH)?
         } else {
-            run(bed, pair, WITH, 2)?
+            run(bed, &pair, WITH, 2)?
         };
-        let one = Compared {
-            program: pair.name,
-            without,
-            with,
-        };
-        println!(
-            "  {:40} without the library {without}, with it {with}{}",
-            pair.name,
-            if one.is_worse() { ": WORSE" } else { "" }
-        );
-        all.push(one);
+        all.push(json!({"program": pair.name, "without": without, "with": with}));
     }
     if wants("programs: rdma-core") {
         all.extend(own_tests(bed)?);
@@ -185,7 +129,7 @@ fn run(bed: &Bed, pair: &Pair, library: &str, seconds: u32) -> io::Result<i32> {
 }
 
 /// Runs rdma-core's own tests, each of which is a program to compare. The tests talk to themselves at one guest.
-fn own_tests(bed: &Bed) -> io::Result<Vec<Compared>> {
+fn own_tests(bed: &Bed) -> io::Result<Vec<Value>> {
     let guest = bed.guest(1);
     // Debian ships the tests compressed, as parts of the documentation.
     guest
@@ -218,18 +162,14 @@ fn own_tests(bed: &Bed) -> io::Result<Vec<Compared>> {
             .map(|(_, outcome)| *outcome);
         if there != Some(*outcome) {
             println!("  {test}: {outcome} without the library, {there:?} with it");
-            worse.push(Compared {
-                program: "rdma-core's tests",
-                without: i32::from(!*outcome),
-                with: i32::from(there != Some(true)),
-            });
+            let (without, with) = (u8::from(!*outcome), u8::from(there != Some(true)));
+            let program = "rdma-core's tests";
+            worse.push(json!({"program": program, "test": test, "without": without, "with": with}));
         }
     }
-    worse.push(Compared {
-        program: "rdma-core's tests as a whole",
-        without: 0,
-        with: i32::from(successes(&without) == 0 || with.len() < without.len()),
-    });
+    let fewer = successes(&without) == 0 || with.len() < without.len();
+    let program = "rdma-core's tests as a whole";
+    worse.push(json!({"program": program, "without": 0, "with": u8::from(fewer)}));
     Ok(worse)
 }
 

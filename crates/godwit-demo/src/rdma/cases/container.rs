@@ -8,9 +8,7 @@ use godwit_testkit::rdma::{
     Bed, Moved, Place, RdmaGuest, connected, move_container, preflight_container,
 };
 use serde::Deserialize;
-use serde_json::json;
-
-use crate::rdma::report::{Move, Refusal, Report};
+use serde_json::{Value, json};
 
 /// The folder of bundles in each guest, with a folder for each container.
 pub(crate) const BUNDLES: &str = "/run/bundles";
@@ -22,41 +20,14 @@ const END: Duration = Duration::from_secs(300);
 /// Start of a shell loop to wait for a condition in a guest.
 const SEEN: &str = "for i in $(seq 600); do";
 
-/// Runs all container cases, prints the results and adds them to the report.
-pub(crate) fn containers(bed: &Bed, report: &mut Report) -> io::Result<()> {
-    prepare(bed)?;
-    let refused = refused(bed)?;
-    println!("  refused: {}", refused.case);
-    for sentence in &refused.said {
-        println!("    {sentence}");
-    }
-    report.passed &= refused.as_expected;
-    report.refusals.push(refused);
-    for (name, act) in [
-        (
-            "a container without RDMA",
-            without_rdma as fn(&Bed, &mut Moved) -> io::Result<()>,
-        ),
-        ("ib_write_bw in a container", with_rdma),
-    ] {
-        let mut moved = Moved::default();
-        let error = act(bed, &mut moved).err().map(|error| error.to_string());
-        match &error {
-            None => println!(
-                "  {name:30} {} QPs  blackout {:5.0} ms, dump {:5.0} ms, restore {:5.0} ms: it went on at the destination",
-                moved.qps,
-                moved.blackout_ms,
-                moved.breakdown_ms.dump_others,
-                moved.breakdown_ms.full_restore
-            ),
-            Some(error) => println!("  {name:30} FAILED: {error}"),
-        }
-        report.passed &= error.is_none();
-        report.moves.push(Move::new(name, "server", moved, error));
-        clean_up(bed)?;
-    }
-    Ok(())
-}
+/// A move in a container.
+type Moves = fn(&Bed) -> io::Result<Moved>;
+
+/// The containers that move.
+pub(crate) const MOVES: [(&str, Moves); 2] = [
+    ("a container without RDMA", without_rdma),
+    ("ib_write_bw in a container", with_rdma),
+];
 
 /// Prepares the guests to run containers.
 pub(crate) fn prepare(bed: &Bed) -> io::Result<()> {
@@ -175,7 +146,8 @@ pub(crate) fn exists(guest: &RdmaGuest, id: &str) -> io::Result<Option<u32>> {
 /// The namespaces of a moving container.
 pub(crate) const OWN: &[&str] = &["pid", "ipc", "uts", "mount"];
 
-fn refused(bed: &Bed) -> io::Result<Refusal> {
+/// Asks for a move of a container that cannot move.
+pub(crate) fn refused(bed: &Bed) -> io::Result<Value> {
     let (source, destination) = (bed.guest(1), bed.guest(2));
     bundle(
         source,
@@ -192,15 +164,13 @@ fn refused(bed: &Bed) -> io::Result<Refusal> {
         "the destination has no bundle",
     ];
     let named = |reason: &&str| said.iter().filter(|one| one.contains(reason)).count() == 1;
-    Ok(Refusal {
-        case: "a container with a network of its own, and no bundle at the destination",
-        as_expected: lives && said.len() == reasons.len() && reasons.iter().all(named),
-        said,
-    })
+    let as_expected = lives && said.len() == reasons.len() && reasons.iter().all(named);
+    let case = "a container with a network of its own, and no bundle at the destination";
+    Ok(json!({"case": case, "said": said, "as_expected": as_expected}))
 }
 
 /// Moves a container that counts into a file, which comes along. The container's 16 MiB of memory are copied meanwhile.
-fn without_rdma(bed: &Bed, moved: &mut Moved) -> io::Result<()> {
+fn without_rdma(bed: &Bed) -> io::Result<Moved> {
     let (source, destination) = (bed.guest(1), bed.guest(2));
     for guest in [source, destination] {
         let script = "big=$(head -c 16777216 /dev/zero | tr '\\0' x); i=0; while :; do i=$((i+1)); echo $i >>/out.log; sleep 0.1; done";
@@ -211,7 +181,7 @@ fn without_rdma(bed: &Bed, moved: &mut Moved) -> io::Result<()> {
     source.must(&format!(
         "{SEEN} [ $(wc -l <{log}) -ge 5 ] && exit 0; sleep 0.1; done; exit 1"
     ))?;
-    *moved = move_container(source, "plain", destination, None, &log)?;
+    let moved = move_container(source, "plain", destination, None, &log)?;
     restored(destination, "plain")?;
     if moved.pre_copied_bytes < 16 << 20 || !moved.warnings.is_empty() {
         let warnings = moved.warnings.join("; ");
@@ -233,13 +203,12 @@ fn without_rdma(bed: &Bed, moved: &mut Moved) -> io::Result<()> {
         before + 5
     ))?;
     // Every number once and in order: the container went on where it stopped.
-    destination
-        .must(&format!("seq $(wc -l <{log}) | cmp - {log}"))
-        .map(drop)
+    destination.must(&format!("seq $(wc -l <{log}) | cmp - {log}"))?;
+    Ok(moved)
 }
 
 /// Moves the server of perftest's writes; the client at the third guest stays.
-fn with_rdma(bed: &Bed, moved: &mut Moved) -> io::Result<()> {
+fn with_rdma(bed: &Bed) -> io::Result<Moved> {
     let (source, destination, other) = (bed.guest(1), bed.guest(2), bed.guest(3));
     for guest in [source, destination] {
         bundle(
@@ -268,10 +237,11 @@ fn with_rdma(bed: &Bed, moved: &mut Moved) -> io::Result<()> {
     connected(server)?;
     connected(client)?;
     let log = format!("{BUNDLES}/writer/rootfs/out.log");
-    *moved = move_container(source, "writer", destination, Some(ALIAS), &log)?;
+    let moved = move_container(source, "writer", destination, Some(ALIAS), &log)?;
     let there = restored(destination, "writer")?;
     ended(destination, there, &log)?;
-    ended(other, client.pid, "/run/client.log")
+    ended(other, client.pid, "/run/client.log")?;
+    Ok(moved)
 }
 
 /// Waits until the process has ended, and judges perftest's result below the header.

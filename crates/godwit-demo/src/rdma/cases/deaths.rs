@@ -5,8 +5,10 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use godwit_testkit::rdma::{Bed, MoveSeen, clean_up, kill_node, see_move, start_node};
-use serde::Serialize;
+use serde_json::{Value, json};
 
+use self::Ends::{Moves, MovesAlone, Stays, Works};
+use self::Who::{Criu, Destination, Partner, Source};
 use crate::rdma::cases::checking::{self, VARIANTS};
 use crate::rdma::cases::container;
 use crate::rdma::cases::talkers::{Talkers, What};
@@ -26,6 +28,18 @@ enum Who {
     Partner = 3,
     /// No node: the CRIU that dumps the process.
     Criu,
+}
+
+impl Who {
+    /// Returns the victim in words, and the start of the names of its fail points.
+    const fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Source => ("source", "process"),
+            Destination => ("destination", "process-arrival"),
+            Partner => ("partner", "process-partner"),
+            Criu => ("CRIU", ""),
+        }
+    }
 }
 
 /// The required end of a move whose node is killed and starts again at once.
@@ -48,336 +62,149 @@ impl Ends {
         let says =
             |words: &[&str]| said.is_some_and(|said| words.iter().all(|word| said.contains(word)));
         match self {
-            Ends::Stays => {
-                found.runs_at == [Who::Source as usize]
+            Stays => {
+                found.runs_at == [Source as usize]
                     && found.works
                     && says(&["goes on at node", "with its connections"])
             }
-            Ends::Moves => {
-                found.runs_at == [Who::Destination as usize]
+            Moves => {
+                found.runs_at == [Destination as usize]
                     && found.works
                     && said.is_none()
                     && found.phase == "completed"
             }
-            Ends::Works => Ends::Stays.are(found) || Ends::Moves.are(found),
-            Ends::MovesAlone => {
-                found.runs_at == [Who::Destination as usize]
+            Works => Stays.are(found) || Moves.are(found),
+            MovesAlone => {
+                found.runs_at == [Destination as usize]
                     && says(&["runs at node", "connections were lost"])
             }
         }
     }
 }
 
-struct Case {
-    name: &'static str,
-    what: What,
-    who: Who,
-    /// Place of the kill. For a node, a fail point. For CRIU, a shell condition, with `$pid` for the process.
-    at: &'static str,
-    ends: Ends,
-    /// True if the process has memory that is copied while it works.
-    memory: bool,
+/// The victim's process and its place.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Bare,
+    /// A process with memory that is copied while it works.
+    WithMemory,
+    /// A container.
+    Contained,
 }
 
-const fn case(name: &'static str, who: Who, at: &'static str, ends: Ends) -> Case {
-    Case {
-        name,
-        what: What::Process,
-        who,
-        at,
-        ends,
-        memory: false,
-    }
-}
+/// A kill: of whom, when, and where. For a node the place is the end of a fail point's name, for CRIU a shell condition
+/// with `$pid` for the process.
+#[derive(Clone, Copy)]
+struct Kill(Who, &'static str, &'static str, Ends);
 
-/// Turns a case into one of a process with memory that is copied while it works.
-const fn with_memory(case: Case) -> Case {
-    Case {
-        memory: true,
-        ..case
-    }
-}
+/// Kills while memory is copied. The destination may or may not be back when the image is to come.
+const WITH_MEMORY: [Kill; 4] = [
+    Kill(Source, "copying memory", "precopying", Stays),
+    Kill(Source, "sending what changed", "sending", Stays),
+    Kill(Destination, "copying memory", "round", Works),
+    Kill(Destination, "restoring what changed", "restored", Moves),
+];
 
-/// Returns a case of a container.
-const fn contained(name: &'static str, who: Who, at: &'static str, ends: Ends) -> Case {
-    Case {
-        what: What::Container,
-        ..case(name, who, at, ends)
-    }
-}
+/// Kills of processes and containers alike.
+const ANY: [Kill; 12] = [
+    Kill(Source, "suspending", "suspending", Stays),
+    Kill(Source, "waiting", "waiting", Stays),
+    Kill(Source, "releasing", "releasing", Stays),
+    Kill(Source, "dumping", "dumping", Stays),
+    Kill(Source, "sending", "sending", Stays),
+    Kill(Source, "restoring", "restoring", Stays),
+    Kill(Source, "recreating", "recreating", Moves),
+    Kill(Source, "connecting", "connecting", Moves),
+    Kill(Source, "resuming", "resuming", Moves),
+    Kill(Destination, "before the restore", "restoring", Stays),
+    Kill(Destination, "after the restore", "restored", Moves),
+    Kill(Destination, "recreating", "recreating", MovesAlone),
+];
 
-const CASES: &[Case] = &[
-    with_memory(case(
-        "death: source, copying memory",
-        Who::Source,
-        "process-precopying",
-        Ends::Stays,
-    )),
-    with_memory(case(
-        "death: source, sending what changed",
-        Who::Source,
-        "process-sending",
-        Ends::Stays,
-    )),
-    // The node may or may not be back when the image is to come.
-    with_memory(case(
-        "death: destination, copying memory",
-        Who::Destination,
-        "process-arrival-round",
-        Ends::Works,
-    )),
-    with_memory(case(
-        "death: destination, restoring what changed",
-        Who::Destination,
-        "process-arrival-restored",
-        Ends::Moves,
-    )),
-    case(
-        "death: source, suspending",
-        Who::Source,
-        "process-suspending",
-        Ends::Stays,
-    ),
-    case(
-        "death: source, waiting",
-        Who::Source,
-        "process-waiting",
-        Ends::Stays,
-    ),
-    case(
-        "death: source, releasing",
-        Who::Source,
-        "process-releasing",
-        Ends::Stays,
-    ),
-    case(
-        "death: source, dumping",
-        Who::Source,
-        "process-dumping",
-        Ends::Stays,
-    ),
-    case(
-        "death: source, sending",
-        Who::Source,
-        "process-sending",
-        Ends::Stays,
-    ),
-    case(
-        "death: source, restoring",
-        Who::Source,
-        "process-restoring",
-        Ends::Stays,
-    ),
-    case(
-        "death: source, recreating",
-        Who::Source,
-        "process-recreating",
-        Ends::Moves,
-    ),
-    case(
-        "death: source, connecting",
-        Who::Source,
-        "process-connecting",
-        Ends::Moves,
-    ),
-    case(
-        "death: source, resuming",
-        Who::Source,
-        "process-resuming",
-        Ends::Moves,
-    ),
-    case(
-        "death: destination, before the restore",
-        Who::Destination,
-        "process-arrival-restoring",
-        Ends::Stays,
-    ),
-    case(
-        "death: destination, after the restore",
-        Who::Destination,
-        "process-arrival-restored",
-        Ends::Moves,
-    ),
-    case(
-        "death: destination, recreating",
-        Who::Destination,
-        "process-arrival-recreating",
-        Ends::MovesAlone,
-    ),
-    case(
-        "death: partner, waiting",
-        Who::Partner,
-        "process-partner-drain",
-        Ends::Stays,
-    ),
-    case(
-        "death: partner, connecting",
-        Who::Partner,
-        "process-partner-connect",
-        Ends::Moves,
-    ),
-    case(
-        "death: partner, resuming",
-        Who::Partner,
-        "process-partner-resume",
-        Ends::Moves,
-    ),
-    case(
-        "death: CRIU, the process is stopped",
-        Who::Criu,
+/// Kills of partners and of CRIU.
+const OTHERS: [Kill; 4] = [
+    Kill(Partner, "waiting", "drain", Stays),
+    Kill(Partner, "connecting", "connect", Moves),
+    Kill(Partner, "resuming", "resume", Moves),
+    Kill(
+        Criu,
+        "the process is stopped",
         "grep -q 'TracerPid:.*[1-9]' /proc/$pid/status",
-        Ends::Stays,
-    ),
-    contained(
-        "death in runc: source, suspending",
-        Who::Source,
-        "process-suspending",
-        Ends::Stays,
-    ),
-    contained(
-        "death in runc: source, waiting",
-        Who::Source,
-        "process-waiting",
-        Ends::Stays,
-    ),
-    contained(
-        "death in runc: source, releasing",
-        Who::Source,
-        "process-releasing",
-        Ends::Stays,
-    ),
-    contained(
-        "death in runc: source, dumping",
-        Who::Source,
-        "process-dumping",
-        Ends::Stays,
-    ),
-    contained(
-        "death in runc: source, sending",
-        Who::Source,
-        "process-sending",
-        Ends::Stays,
-    ),
-    contained(
-        "death in runc: source, restoring",
-        Who::Source,
-        "process-restoring",
-        Ends::Stays,
-    ),
-    contained(
-        "death in runc: source, recreating",
-        Who::Source,
-        "process-recreating",
-        Ends::Moves,
-    ),
-    contained(
-        "death in runc: source, connecting",
-        Who::Source,
-        "process-connecting",
-        Ends::Moves,
-    ),
-    contained(
-        "death in runc: source, resuming",
-        Who::Source,
-        "process-resuming",
-        Ends::Moves,
-    ),
-    contained(
-        "death in runc: destination, before the restore",
-        Who::Destination,
-        "process-arrival-restoring",
-        Ends::Stays,
-    ),
-    contained(
-        "death in runc: destination, after the restore",
-        Who::Destination,
-        "process-arrival-restored",
-        Ends::Moves,
-    ),
-    contained(
-        "death in runc: destination, recreating",
-        Who::Destination,
-        "process-arrival-recreating",
-        Ends::MovesAlone,
+        Stays,
     ),
 ];
 
-/// The outcome of a move.
-#[derive(Serialize)]
-pub(crate) struct Death {
-    pub(crate) case: &'static str,
-    /// Guests with the process at the end of the move, answering or not.
-    pub(crate) runs_at: Vec<usize>,
-    /// The phase in which the move ended, and the error.
-    pub(crate) phase: String,
-    pub(crate) said: Option<String>,
-    /// True if both processes worked on with each other and had checked everything.
-    pub(crate) works: bool,
-    /// True if the process ran at the one required place, with the required message.
-    pub(crate) as_expected: bool,
-    pub(crate) error: Option<String>,
+/// A kill during the move of a process or a container.
+pub(crate) struct Case(Kind, Kill);
+
+/// Returns all cases.
+pub(crate) fn cases() -> impl Iterator<Item = Case> {
+    let of = |kind, kills: &'static [Kill]| kills.iter().map(move |kill| Case(kind, *kill));
+    of(Kind::WithMemory, &WITH_MEMORY)
+        .chain(of(Kind::Bare, &ANY))
+        .chain(of(Kind::Bare, &OTHERS))
+        .chain(of(Kind::Contained, &ANY))
 }
 
-/// Kills a node in each wanted case, and returns the outcomes.
-pub(crate) fn deaths(bed: &Bed, wanted: impl Fn(&str) -> bool) -> Vec<Death> {
-    let mut all = Vec::new();
-    for case in CASES.iter().filter(|case| wanted(case.name)) {
-        let found = death(bed, case);
-        let works = if found.works {
-            "works"
+impl Case {
+    pub(crate) fn name(&self) -> String {
+        let place = if self.0 == Kind::Contained {
+            " in runc"
         } else {
-            "does not work"
+            ""
         };
-        let said = found.error.as_ref().or(found.said.as_ref());
-        println!(
-            "  {:42} {} runs at {:?}, {works}: {}",
-            found.case,
-            if found.as_expected { "" } else { "WRONG:" },
-            found.runs_at,
-            said.map_or("moved", String::as_str)
-        );
-        all.push(found);
+        let Kill(who, when, ..) = self.1;
+        format!("death{place}: {}, {when}", who.names().0)
     }
-    all
 }
 
-fn death(bed: &Bed, case: &Case) -> Death {
-    let mut found = Death {
-        case: case.name,
-        runs_at: Vec::new(),
-        phase: String::new(),
-        said: None,
-        works: false,
-        as_expected: false,
-        error: None,
-    };
-    if let Err(error) = run(bed, case, &mut found) {
-        found.error = Some(error.to_string());
-    }
+/// The outcome of a move.
+#[derive(Default)]
+struct Death {
+    /// Guests with the process at the end of the move, answering or not.
+    runs_at: Vec<usize>,
+    /// The phase in which the move ended, and the error.
+    phase: String,
+    said: Option<String>,
+    /// True if both processes worked on with each other and had checked everything.
+    works: bool,
+}
+
+/// Kills a node or CRIU, and returns the outcome.
+pub(crate) fn death(bed: &Bed, case: &Case) -> Value {
+    let mut found = Death::default();
+    let mut error = run(bed, case, &mut found).err();
     // After any outcome, the next case finds three nodes.
     for number in 1..=3 {
         let cleaned = clean_up(bed)
             .and_then(|()| container::clean_up(bed))
             .and_then(|()| bed.restart_node(number, 3, ""));
-        if let Err(error) = cleaned {
-            found.error.get_or_insert_with(|| error.to_string());
-        }
+        error = error.or(cleaned.err());
     }
-    found.as_expected = found.error.is_none() && case.ends.are(&found);
-    found
+    let as_expected = error.is_none() && case.1.3.are(&found);
+    json!({
+        "case": case.name(), "runs_at": found.runs_at, "phase": found.phase, "said": found.said, "works": found.works,
+        "as_expected": as_expected, "error": error.map(|error| error.to_string()),
+    })
 }
 
 fn run(bed: &Bed, case: &Case, found: &mut Death) -> io::Result<()> {
-    let variant = if case.memory {
-        checking::with_memory()
-    } else {
-        &VARIANTS[0]
+    let variant = match case.0 {
+        Kind::WithMemory => checking::with_memory(),
+        _ => &VARIANTS[0],
     };
-    let talkers = Talkers::start(bed, case.what, variant)?;
-    let id = if case.who == Who::Criu {
-        kill_criu(bed, case.at, &talkers)?
-    } else {
-        kill_and_restart(bed, case, &talkers)?
+    let what = match case.0 {
+        Kind::Contained => What::Container,
+        _ => What::Process,
+    };
+    let talkers = Talkers::start(bed, what, variant)?;
+    let Kill(who, _, at, _) = case.1;
+    let id = match who {
+        Criu => kill_criu(bed, at, &talkers)?,
+        _ => {
+            let point = format!("{}-{at}", who.names().1);
+            kill_and_restart(bed, who as usize, &point, &talkers)?
+        }
     };
     let seen = wait_for_end(bed, &id)?;
     found.phase.clone_from(&seen.phase);
@@ -406,24 +233,23 @@ fn run(bed: &Bed, case: &Case, found: &mut Death) -> io::Result<()> {
     Ok(())
 }
 
-/// Kills the node when the move has reached the case's fail point, and starts the node again. Returns the move's id.
-fn kill_and_restart(bed: &Bed, case: &Case, talkers: &Talkers<'_>) -> io::Result<String> {
-    let victim = case.who as usize;
-    bed.restart_node(
-        victim,
-        3,
-        &format!("FAILPOINTS=\"{}=sleep(600000)\" ", case.at),
-    )?;
+/// Kills the node when the move has reached the fail point, and starts the node again. Returns the move's id.
+fn kill_and_restart(
+    bed: &Bed,
+    victim: usize,
+    point: &str,
+    talkers: &Talkers<'_>,
+) -> io::Result<String> {
+    bed.restart_node(victim, 3, &format!("FAILPOINTS=\"{point}=sleep(600000)\" "))?;
     std::thread::sleep(WORK);
     let id = talkers.begin_move()?;
     let began = Instant::now();
-    let there = format!("grep -q 'at a fail point.*{}' /run/node.log", case.at);
+    let there = format!("grep -q 'at a fail point.*{point}' /run/node.log");
     while bed.guest(victim).run(&there)?.status != 0 {
         if began.elapsed() > REACHED {
             let seen = see_move(bed.guest(1), &id)?;
             return Err(io::Error::other(format!(
-                "the move did not come to {}: {seen:?}",
-                case.at
+                "the move did not come to {point}: {seen:?}"
             )));
         }
         std::thread::sleep(Duration::from_millis(200));

@@ -6,7 +6,6 @@ use std::io;
 use godwit_testkit::rdma::{ALIAS, Bed, Moved, Place, move_control_group};
 
 use crate::rdma::cases::container;
-use crate::rdma::report::{Move, Report};
 
 /// Name in the report.
 pub(crate) const NAME: &str = "a process without RDMA";
@@ -15,19 +14,8 @@ const NUMBERS: u32 = 1500;
 /// The control group of both processes at the source.
 const GROUP: &str = "talker";
 
-/// Moves the process, prints the outcome and adds the move to the report.
-pub(crate) fn plain(bed: &Bed, report: &mut Report) -> io::Result<()> {
-    let mut moved = Moved::default();
-    let error = moves(bed, &mut moved).err().map(|error| error.to_string());
-    match &error {
-        None => println!(
-            "  {NAME:30} blackout {:5.0} ms: its child had every number that was sent, once and in order",
-            moved.blackout_ms
-        ),
-        Some(error) => println!("  {NAME:30} FAILED: {error}"),
-    }
-    report.passed &= error.is_none();
-    report.moves.push(Move::new(NAME, "server", moved, error));
+/// Ends both processes.
+pub(crate) fn clean_up(bed: &Bed) -> io::Result<()> {
     for number in 1..=3 {
         bed.guest(number).run(&format!(
             "pkill -9 -x socat; ip addr del {ALIAS} dev eth0; nft flush ruleset; rm -f /run/server.log /run/client.log; true"
@@ -36,7 +24,8 @@ pub(crate) fn plain(bed: &Bed, report: &mut Report) -> io::Result<()> {
     Ok(())
 }
 
-fn moves(bed: &Bed, moved: &mut Moved) -> io::Result<()> {
+/// Moves the process.
+pub(crate) fn moves(bed: &Bed) -> io::Result<Moved> {
     container::prepare(bed)?;
     let (source, destination, other) = (bed.guest(1), bed.guest(2), bed.guest(3));
     let alias = container::ALIAS;
@@ -60,7 +49,7 @@ fn moves(bed: &Bed, moved: &mut Moved) -> io::Result<()> {
         ),
     )?;
     source.must("for i in $(seq 200); do [ $(wc -l </run/server.log) -ge 20 ] && exit 0; sleep 0.05; done; exit 1")?;
-    *moved = move_control_group(source, GROUP, destination, alias, "/run/server.log")?;
+    let moved = move_control_group(source, GROUP, destination, alias, "/run/server.log")?;
     let before = destination.must("wc -l </run/server.log")?;
     if before.trim().parse::<u32>().unwrap_or(NUMBERS) >= NUMBERS {
         return Err(io::Error::other("it had all numbers before it moved"));
@@ -69,10 +58,9 @@ fn moves(bed: &Bed, moved: &mut Moved) -> io::Result<()> {
     if here.exists()? {
         return Err(io::Error::other("it runs at the source as well"));
     }
-    destination
-        .must(&format!(
-            "for i in $(seq 900); do tail -n 1 /run/server.log | grep -qx ended && break; sleep 0.1; done; \
-             (seq {NUMBERS}; echo ended) | cmp - /run/server.log"
-        ))
-        .map(drop)
+    destination.must(&format!(
+        "for i in $(seq 900); do tail -n 1 /run/server.log | grep -qx ended && break; sleep 0.1; done; \
+         (seq {NUMBERS}; echo ended) | cmp - /run/server.log"
+    ))?;
+    Ok(moved)
 }

@@ -3,8 +3,7 @@
 use std::io;
 
 use godwit_testkit::rdma::{Bed, Place, RdmaGuest, listening, preflight};
-
-use crate::rdma::report::Refusal;
+use serde_json::{Value, json};
 
 const WITH: &str = "env LD_PRELOAD=/opt/godwit/libgodwit_verbs.so ";
 
@@ -35,23 +34,29 @@ enum Program {
     Manager,
 }
 
+/// Processes with the library over a reliable connection.
+const USUAL: Case = Case {
+    name: "",
+    server: WITH,
+    client: WITH,
+    program: Program::Reliable,
+    gid_index: 1,
+    spoil: "true",
+    mend: "true",
+    reasons: &[],
+};
+
 const CASES: &[Case] = &[
     Case {
         name: "a process without the library",
         server: "",
         client: "",
-        program: Program::Reliable,
-        gid_index: 1,
-        spoil: "true",
-        mend: "true",
         reasons: &["does not use the library"],
+        ..USUAL
     },
     Case {
         name: "a partner without the library, no device and no CRIU at the destination",
-        server: WITH,
         client: "",
-        program: Program::Reliable,
-        gid_index: 1,
         spoil: "rdma link del rxe0 && mv /usr/sbin/criu /usr/sbin/criu.away",
         mend: "rdma link add rxe0 type rxe netdev eth0 && mv /usr/sbin/criu.away /usr/sbin/criu",
         reasons: &[
@@ -59,12 +64,10 @@ const CASES: &[Case] = &[
             "no RDMA device rxe0; it has none",
             "criu is not installed",
         ],
+        ..USUAL
     },
     Case {
         name: "a CRIU that refuses, and nothing at the GID index",
-        server: WITH,
-        client: WITH,
-        program: Program::Reliable,
         gid_index: 2,
         spoil: "mv /usr/sbin/criu /usr/sbin/criu.away && \
                 printf '#!/bin/sh\\necho Error: no kernel support >&2\\nexit 1\\n' >/usr/sbin/criu && \
@@ -74,13 +77,11 @@ const CASES: &[Case] = &[
             "nothing at that index",
             "`criu check` failed: Error: no kernel support",
         ],
+        ..USUAL
     },
     Case {
         name: "an unreliable connection, and a process of the same number at the destination",
-        server: WITH,
-        client: WITH,
         program: Program::Unreliable,
-        gid_index: 1,
         spoil: "echo $((pid - 1)) >/proc/sys/kernel/ns_last_pid; sleep 1000 >/dev/null 2>&1 & \
                 sleep 0.1; grep -qx sleep /proc/$pid/comm",
         mend: "kill -9 $pid",
@@ -88,13 +89,10 @@ const CASES: &[Case] = &[
             "is neither a reliable connection nor for datagrams",
             "already, and a process keeps its number",
         ],
+        ..USUAL
     },
     Case {
         name: "too few queue pairs and regions at the destination, where a control group limits the node",
-        server: WITH,
-        client: WITH,
-        program: Program::Reliable,
-        gid_index: 1,
         spoil: "{ mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup; } && \
                 echo +rdma >/sys/fs/cgroup/cgroup.subtree_control && mkdir -p /sys/fs/cgroup/few && \
                 echo rxe0 hca_object=0 >/sys/fs/cgroup/few/rdma.max && \
@@ -105,39 +103,28 @@ const CASES: &[Case] = &[
             "1 memory regions on rxe0, and the destination's rxe0 has room for 0",
             "1 completion queues on rxe0, and the destination's rxe0 has room for 0",
         ],
+        ..USUAL
     },
     Case {
         name: "a queue pair without a partner",
-        server: WITH,
-        client: WITH,
         program: Program::Alone,
-        gid_index: 1,
-        spoil: "true",
-        mend: "true",
         reasons: &["is not connected; its partner could not find it after a move"],
+        ..USUAL
     },
     Case {
         name: "a process that connects with the RDMA connection manager",
-        server: WITH,
-        client: WITH,
         program: Program::Manager,
-        gid_index: 1,
-        spoil: "true",
-        mend: "true",
         reasons: &["connects with the RDMA connection manager (/dev/infiniband/rdma_cm)"],
+        ..USUAL
     },
     Case {
         name: "a lock, and a file that the destination does not have",
         server: "bash -c \"exec 9>/run/locked; flock 9; exec env LD_PRELOAD=/opt/godwit/libgodwit_verbs.so \\\"\\$@\\\"\" - ",
-        client: WITH,
-        program: Program::Reliable,
-        gid_index: 1,
-        spoil: "true",
-        mend: "true",
         reasons: &[
             "holds a lock on /run/locked",
             "the destination has no /run/locked,",
         ],
+        ..USUAL
     },
     // The last case, since the child goes when all processes are cleared away.
     Case {
@@ -145,17 +132,13 @@ const CASES: &[Case] = &[
         server: "bash -c \"LD_PRELOAD=/opt/godwit/libgodwit_verbs.so ibv_rc_pingpong -d rxe0 -g 1 -p 18600 & \
                  until ss -ltn | grep -q :18600; do sleep 0.05; done; \
                  exec env LD_PRELOAD=/opt/godwit/libgodwit_verbs.so \\\"\\$@\\\"\" - ",
-        client: WITH,
-        program: Program::Reliable,
-        gid_index: 1,
-        spoil: "true",
-        mend: "true",
         reasons: &["would come along with process"],
+        ..USUAL
     },
 ];
 
 /// Asks for a move from guest 1 to guest 2 in every case.
-pub(crate) fn refusals(bed: &Bed) -> io::Result<Vec<Refusal>> {
+pub(crate) fn refusals(bed: &Bed) -> io::Result<Vec<Value>> {
     // A second address at two guests only: GID index 2 does not exist at the destination.
     for number in [1, 3] {
         bed.guest(number)
@@ -175,7 +158,7 @@ pub(crate) fn refusals(bed: &Bed) -> io::Result<Vec<Refusal>> {
     Ok(found)
 }
 
-fn refusal(bed: &Bed, case: &Case) -> io::Result<Refusal> {
+fn refusal(bed: &Bed, case: &Case) -> io::Result<Value> {
     let (source, destination, other) = (bed.guest(1), bed.guest(2), bed.guest(3));
     let (name, kind) = match case.program {
         Program::Reliable | Program::Alone | Program::Manager => ("ibv_rc_pingpong", "RC"),
@@ -220,11 +203,7 @@ fn refusal(bed: &Bed, case: &Case) -> io::Result<Refusal> {
     }
     let named = |reason: &&str| said.iter().filter(|one| one.contains(reason)).count() == 1;
     let as_expected = lives && said.len() == case.reasons.len() && case.reasons.iter().all(named);
-    Ok(Refusal {
-        case: case.name,
-        said,
-        as_expected,
-    })
+    Ok(json!({"case": case.name, "said": said, "as_expected": as_expected}))
 }
 
 fn alive(guest: &RdmaGuest, pid: u32) -> io::Result<bool> {
