@@ -63,6 +63,22 @@ impl Scenario {
         let cluster = Cluster::start(names);
         (self, cluster.unwrap_or_else(|error| panic!("{error}")))
     }
+
+    /// Starts nodes `a` and `b`, and a disk with the model's pattern at `a`.
+    #[track_caller]
+    pub fn with_disk(self, disk: &str, bytes: u64) -> (Self, Cluster, Model) {
+        let (turn, cluster) = self.start(&["a", "b"]);
+        let model = import_pattern(cluster.node("a"), disk, bytes, turn.seed);
+        (turn, cluster, model.expect("a disk"))
+    }
+
+    /// Does the same with a checking guest on the disk.
+    #[track_caller]
+    pub fn under_load(self, disk: &str, bytes: u64) -> (Self, Cluster, VerifyingClient) {
+        let (turn, cluster, model) = self.with_disk(disk, bytes);
+        let client = load(cluster.node("a"), disk, turn.seed, model);
+        (turn, cluster, client.expect("a client"))
+    }
 }
 
 impl Drop for Scenario {
@@ -124,6 +140,13 @@ pub fn finish(client: VerifyingClient) -> Result<Model, String> {
         return Err(format!("the client lost its server: {end:?}"));
     }
     Outcome { model, stats, end }.clean()
+}
+
+/// Ends the load, of which no request may have failed, and verifies the whole disk at the node.
+#[track_caller]
+pub fn ends_well(client: VerifyingClient, node: &Node, disk: &str) {
+    let verified = finish(client).and_then(|mut model| verify(node, disk, &mut model));
+    verified.unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// Moves the disk and waits until the move is done.

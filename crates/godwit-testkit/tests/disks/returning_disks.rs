@@ -152,9 +152,8 @@ fn what_is_not_certain_is_compared() {
 
 #[test]
 fn a_busy_disk_moves_to_and_fro_by_every_policy() {
-    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
+    let (turn, cluster, mut model) = Scenario::shared().with_disk(DISK, SIZE);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
-    let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     moved(a, b, &[]);
     let mut places = [b, a];
     for policy in [

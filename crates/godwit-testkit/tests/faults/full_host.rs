@@ -180,7 +180,7 @@ fn more_is_promised_than_there_is_only_with_a_warning() {
     assert_eq!(small["warnings"], serde_json::json!([]), "{small}");
     let huge = create(&["huge", "--size", "8TiB"]).unwrap();
     let warning = huge["warnings"][0].as_str().unwrap();
-    says(&warning, &["may come to need"]);
+    says(warning, &["may come to need"]);
 
     let full = create(&["full", "--size", "8MiB", "--preallocate"]).unwrap();
     assert!(full["allocated_bytes"].as_u64() >= Some(8 << 20), "{full}");

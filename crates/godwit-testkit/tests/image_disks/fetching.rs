@@ -16,7 +16,7 @@ fn a_disk_is_an_image_at_once_and_fetches_what_is_read() {
         (&true.into(), &"serving".into())
     );
     let status = made["status"].as_str().unwrap();
-    says(&status, &["64 MiB of it still in image 'base'"]);
+    says(status, &["64 MiB of it still in image 'base'"]);
 
     let mut client = fixture.connect();
     let mut sector = [0; 512];

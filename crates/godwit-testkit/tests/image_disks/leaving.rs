@@ -90,7 +90,7 @@ fn a_disk_on_an_image_is_left_at_its_deadline_by_the_node_s_own_choice() {
     assert_eq!(options["policy"], "push-pull", "{moved}");
     let reason = options["policy_reason"].as_str().unwrap();
     println!("{reason}, after {} s", moved["lm_seconds"]);
-    says(&reason, &["its deadline has come"]);
+    says(reason, &["its deadline has come"]);
     assert!(client.progress(300, PATIENCE), "{:?}", client.stats());
     becomes_whole(fixture.b(), fixture.a(), DISK);
     let mut model = finish(client).unwrap();

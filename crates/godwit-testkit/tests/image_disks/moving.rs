@@ -134,11 +134,11 @@ fn a_whole_disk_moves_as_a_whole_to_a_node_that_does_not_get_at_its_image() {
     let moved = moves(fixture.a(), DISK, "b", &[]);
     let reason = moved["options"]["policy_reason"].as_str().unwrap();
     says(
-        &reason,
+        reason,
         &["the disk moves without its image, because node 'b' does not get at image 'base'"],
     );
     let warning = moved["warnings"][0].as_str().unwrap();
-    says(&warning, &["is missing in the repository"]);
+    says(warning, &["is missing in the repository"]);
     let b = fixture.b();
     assert_eq!(b.disk(DISK).unwrap()["missing_bytes"], Value::Null);
     verify(b, DISK, &mut model).unwrap();

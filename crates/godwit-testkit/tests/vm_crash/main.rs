@@ -19,8 +19,6 @@ use godwit_testkit::vm::VM;
 
 use site::{Side, Site};
 
-/// Guests, nodes and the test wait for each other most of the time.
-const AT_ONCE: usize = 2;
 /// Long enough to strike, short enough for all others to wait and to go on.
 const HOLD: &str = "sleep(2000)";
 /// Only marks the moment in the log.

@@ -322,7 +322,7 @@ fn memory_that_a_qemu_moves_too_late_is_found() {
     let memory = guest.memory_moved(a).unwrap();
     println!("{memory}");
     let problem = memory["moving"]["problem"].as_str().unwrap();
-    says(&problem, &["does not answer", "what has moved stays"]);
+    says(problem, &["does not answer", "what has moved stays"]);
     let moved = memory["moving"]["bytes_moved"].as_u64().unwrap();
     let local = memory["bytes"].as_u64().unwrap() - memory["bytes_in_pool"].as_u64().unwrap();
     assert!(local > moved, "a chunk moved too late to be counted");
@@ -355,7 +355,7 @@ fn memory_that_a_cancelled_move_lost_is_found() {
     let memory = guest.memory_moved(a).unwrap();
     println!("{memory}");
     let problem = memory["moving"]["problem"].as_str().unwrap();
-    says(&problem, &["stand still"]);
+    says(problem, &["stand still"]);
     send(qemu, Signal::CONT);
     guest.alive().unwrap();
     for to in ["local", "pool"] {

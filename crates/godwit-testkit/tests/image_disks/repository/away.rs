@@ -55,7 +55,7 @@ fn a_disk_is_created_from_what_another_node_knows_and_the_repository_hears_of_it
     assert_eq!(made["missing_bytes"], SIZE, "{made}");
     assert!(!is_noted(&made), "{made}");
     let said = warning(&made);
-    says(&said, &["node 'b' told what image 'base' is", "'image gc'"]);
+    says(said, &["node 'b' told what image 'base' is", "'image gc'"]);
     let mut client = fixture.connect();
     client
         .read_at(20 * MIB, &mut vec![0; MIB as usize])
@@ -104,7 +104,7 @@ fn what_was_removed_before_the_repository_heard_of_the_disk_is_put_back() {
     assert_eq!(fixture.chunks().len() as u64, SIZE / (256 << 10));
     let disk = fixture.disk();
     let said = warning(&disk);
-    says(&said, &["stood for something else"]);
+    says(said, &["stood for something else"]);
     // No name stands for the image: only the disk needs it, and can fetch from the repository alone. The lease of the
     // dead node would keep gc away.
     fs::remove_dir_all(fixture.repository.join("leases")).unwrap();
@@ -169,7 +169,7 @@ fn a_name_that_stood_for_something_else_is_told_of_when_the_repository_is_back()
     becomes_noted(&fixture);
     let disk = fixture.disk();
     let said = warning(&disk);
-    says(&said, &["stood for something else"]);
+    says(said, &["stood for something else"]);
     // The disk keeps its content, and the repository keeps the image.
     fixture.gc().unwrap();
     is_image(&fixture, DISK, &mut model);
