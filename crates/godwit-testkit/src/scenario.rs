@@ -15,6 +15,15 @@ use crate::random::seed;
 /// Longest time for any expected event on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Every policy of a disk's move.
+pub const POLICIES: [&str; 5] = [
+    "double-write",
+    "pre-copy",
+    "mirror",
+    "push-pull",
+    "post-copy",
+];
+
 /// Turns of one program's tests at a time. `cargo test` runs as many threads as the machine has processors.
 const TURNS: usize = 2;
 
