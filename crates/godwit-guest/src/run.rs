@@ -37,26 +37,36 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
         blocks.push(Blocks::open(mount, disk, options, &stats)?);
         files.push(Files::create(mount, options.seed ^ disk as u64, &stats)?);
     }
-    let (stop, stop_memory, ended) = (
-        AtomicBool::new(false),
-        AtomicBool::new(false),
-        AtomicBool::new(false),
-    );
     if options.echo_port != 0 {
         echo::serve(options.echo_port)?;
     }
     if options.group_port != 0 {
         echo::serve_group(options.group_port)?;
     }
+    load(options, &stats, &mut blocks, &mut files);
+    drop(blocks);
+    for mount in &mounts {
+        unmount(mount, UnmountFlags::empty()).map_err(|error| {
+            io::Error::other(format!("cannot unmount {}: {error}", mount.display()))
+        })?;
+    }
+    stats.finished();
+    console::drain();
+    Ok(())
+}
+
+/// Loads disks and memory until told to finish, and verifies them.
+fn load(options: &Options, stats: &Stats, blocks: &mut [Blocks], files: &mut [Files]) {
+    let [stop, stop_memory, ended] = [(); 3].map(|()| AtomicBool::new(false));
     let commands = commands::listen();
     let boot = ending::boot();
     console::say(&format!(
         "{{\"started\":{},\"boot\":\"{boot}\"}}",
-        mounts.len()
+        blocks.len()
     ));
     thread::scope(|scope| {
         let memory = scope.spawn(|| {
-            memory::run(options, &stats, &stop_memory);
+            memory::run(options, stats, &stop_memory);
         });
         scope.spawn(|| beat::run(options.beat_ms, &ended));
         let reports = scope.spawn(|| {
@@ -66,21 +76,21 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
             }
         });
         let mut loads = Vec::new();
-        for load in &mut blocks {
+        for load in blocks {
             let stop = &stop;
             loads.push(scope.spawn(move || {
                 load.run(options.rate, stop);
                 load.finish();
             }));
         }
-        for load in &mut files {
+        for load in files {
             let stop = &stop;
             loads.push(scope.spawn(move || {
                 load.run(stop);
                 load.finish();
             }));
         }
-        commands::obey(&commands, &stats);
+        commands::obey(&commands, stats);
         stop.store(true, Relaxed);
         let mut whole = loads.into_iter().all(|load| load.join().is_ok());
         // Memory is checked, and reports come, until the disks have been verified.
@@ -92,15 +102,6 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
             stats.error("a part of the load ended early");
         }
     });
-    drop(blocks);
-    for mount in &mounts {
-        unmount(mount, UnmountFlags::empty()).map_err(|error| {
-            io::Error::other(format!("cannot unmount {}: {error}", mount.display()))
-        })?;
-    }
-    stats.finished();
-    console::drain();
-    Ok(())
 }
 
 /// Returns the names of the virtio disks, as soon as there are enough.

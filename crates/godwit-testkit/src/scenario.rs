@@ -15,6 +15,15 @@ use crate::random::seed;
 /// Longest time for any expected event on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Every policy of a disk's move.
+pub const POLICIES: [&str; 5] = [
+    "double-write",
+    "pre-copy",
+    "mirror",
+    "push-pull",
+    "post-copy",
+];
+
 /// Turns of one program's tests at a time. `cargo test` runs as many threads as the machine has processors.
 const TURNS: usize = 2;
 
@@ -62,6 +71,22 @@ impl Scenario {
     pub fn start(self, names: &[&str]) -> (Self, Cluster) {
         let cluster = Cluster::start(names);
         (self, cluster.unwrap_or_else(|error| panic!("{error}")))
+    }
+
+    /// Starts nodes `a` and `b`, and a disk with the model's pattern at `a`.
+    #[track_caller]
+    pub fn with_disk(self, disk: &str, bytes: u64) -> (Self, Cluster, Model) {
+        let (turn, cluster) = self.start(&["a", "b"]);
+        let model = import_pattern(cluster.node("a"), disk, bytes, turn.seed);
+        (turn, cluster, model.expect("a disk"))
+    }
+
+    /// Does the same with a checking guest on the disk.
+    #[track_caller]
+    pub fn under_load(self, disk: &str, bytes: u64) -> (Self, Cluster, VerifyingClient) {
+        let (turn, cluster, model) = self.with_disk(disk, bytes);
+        let client = load(cluster.node("a"), disk, turn.seed, model);
+        (turn, cluster, client.expect("a client"))
     }
 }
 
@@ -124,6 +149,13 @@ pub fn finish(client: VerifyingClient) -> Result<Model, String> {
         return Err(format!("the client lost its server: {end:?}"));
     }
     Outcome { model, stats, end }.clean()
+}
+
+/// Ends the load, of which no request may have failed, and verifies the whole disk at the node.
+#[track_caller]
+pub fn ends_well(client: VerifyingClient, node: &Node, disk: &str) {
+    let verified = finish(client).and_then(|mut model| verify(node, disk, &mut model));
+    verified.unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// Moves the disk and waits until the move is done.

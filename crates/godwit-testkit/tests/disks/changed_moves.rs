@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use godwit_testkit::Cluster;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{
-    PATIENCE, Scenario, becomes_whole, ends, finish, import_pattern, load, migration, says,
+    PATIENCE, Scenario, becomes_whole, ends, ends_well, finish, import_pattern, migration, says,
     start_migration, verify,
 };
 use godwit_testkit::vm::{GuestLoad, NodeGuest};
@@ -31,9 +31,7 @@ fn under_way(cluster: &Cluster, from: &str, to: &str, more: &[&str]) -> String {
 
 #[test]
 fn whatever_its_policy_a_move_can_be_told_to_leave_now() {
-    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
-    let model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
-    let client = load(cluster.node("a"), DISK, turn.seed, model).unwrap();
+    let (_turn, cluster, client) = Scenario::shared().under_load(DISK, SIZE);
     assert!(client.progress(300, PATIENCE));
     let ways = [("a", "b"), ("b", "a")].into_iter().cycle();
     let moves: [(&[&str], &[&str]); 4] = [
@@ -70,15 +68,13 @@ fn whatever_its_policy_a_move_can_be_told_to_leave_now() {
         assert!(client.progress(300, PATIENCE), "{:?}", client.stats());
         becomes_whole(cluster.node(to), node, DISK);
     }
-    let mut model = finish(client).unwrap();
-    verify(cluster.node("a"), DISK, &mut model).unwrap();
+    ends_well(client, cluster.node("a"), DISK);
 }
 
 #[test]
 fn a_move_keeps_the_bounds_that_it_was_given_last() {
-    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
+    let (_turn, cluster, mut model) = Scenario::shared().with_disk(DISK, SIZE);
     let a = cluster.node("a");
-    let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     let id = under_way(&cluster, "a", "b", &["--verify"]);
     let other = [
         "--sla",
@@ -116,9 +112,8 @@ fn a_move_keeps_the_bounds_that_it_was_given_last() {
 
 #[test]
 fn a_move_without_a_policy_says_which_it_has_and_leaves_when_its_deadline_comes() {
-    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
+    let (_turn, cluster, mut model) = Scenario::shared().with_disk(DISK, SIZE);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
-    let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     // The copy would take half a minute.
     let bounds = ["--max-bandwidth", "3M", "--deadline", "4s", "--sla", "off"];
     let known = [
@@ -143,10 +138,8 @@ fn a_move_without_a_policy_says_which_it_has_and_leaves_when_its_deadline_comes(
 
 #[test]
 fn a_move_without_a_policy_leaves_a_guest_whose_writes_take_the_link() {
-    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
+    let (_turn, cluster, client) = Scenario::shared().under_load(DISK, SIZE);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
-    let model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
-    let client = load(a, DISK, turn.seed, model).unwrap();
     // Less than the guest writes.
     let bounds = ["--max-bandwidth", "3M", "--sla", "off"];
     let id = start_migration(a, DISK, "b", &bounds).unwrap();
@@ -155,8 +148,7 @@ fn a_move_without_a_policy_leaves_a_guest_whose_writes_take_the_link() {
     assert_eq!(moved["options"]["policy"], "push-pull", "{moved}");
     says(why, &["of what is sent are the guest's writes"]);
     becomes_whole(b, a, DISK);
-    let mut model = finish(client).unwrap();
-    verify(b, DISK, &mut model).unwrap();
+    ends_well(client, b, DISK);
 }
 
 #[test]
@@ -190,10 +182,8 @@ fn all_disks_of_a_machine_leave_when_it_is_told_to() {
 
 #[test]
 fn a_move_under_way_refuses_the_promise_that_its_start_refuses() {
-    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
+    let (_turn, cluster, client) = Scenario::shared().under_load(DISK, SIZE);
     let a = cluster.node("a");
-    let model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
-    let client = load(a, DISK, turn.seed, model).unwrap();
     assert!(client.progress(500, PATIENCE));
     let promise = ["--sla", "p99<10us"];
     a.refuses(

@@ -6,8 +6,8 @@ use godwit_testkit::process::wait_for;
 use godwit_testkit::proxy::Conditions;
 use godwit_testkit::random::Random;
 use godwit_testkit::scenario::{
-    PATIENCE, Scenario, await_end, ends, finish, import_pattern, load, migration, moves, says,
-    start_migration, verify,
+    PATIENCE, Scenario, await_end, ends, ends_well, finish, import_pattern, load, migration, moves,
+    says, start_migration, verify,
 };
 use godwit_testkit::{Cluster, VerifyingClient, Workload};
 
@@ -55,18 +55,15 @@ fn two_disks_move_at_the_same_time() {
     }
     for (client, node, disk) in [(one, b, "one"), (two, a, "two"), (three, b, "three")] {
         keep_going(&client);
-        let mut model = finish(client).unwrap();
-        verify(node, disk, &mut model).unwrap();
+        ends_well(client, node, disk);
         assert_eq!(node.disk_state(disk), "serving");
     }
 }
 
 #[test]
 fn a_disk_moves_there_and_back_and_there_with_clients_attached() {
-    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
+    let (_turn, cluster, client) = Scenario::shared().under_load("tour", SIZE);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
-    let model = import_pattern(a, "tour", SIZE, turn.seed).unwrap();
-    let client = load(a, "tour", turn.seed, model).unwrap();
     keep_going(&client);
     for (from, to) in [(a, "b"), (b, "a"), (a, "b")] {
         moves(from, "tour", to, &["--verify"]);
@@ -85,10 +82,8 @@ fn a_disk_moves_there_and_back_and_there_with_clients_attached() {
 
 #[test]
 fn a_cancel_at_any_moment_costs_nothing() {
-    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
+    let (turn, cluster, client) = Scenario::shared().under_load("calm", SIZE);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
-    let model = import_pattern(a, "calm", SIZE, turn.seed).unwrap();
-    let client = load(a, "calm", turn.seed, model).unwrap();
     let mut random = Random::new(turn.seed);
     let (mut aborted, mut rounds) = (0, 0);
     let mut at = a;
@@ -120,8 +115,7 @@ fn a_cancel_at_any_moment_costs_nothing() {
     let other = if at.name() == "a" { b } else { a };
     moves(at, "calm", other.name(), &["--verify"]);
     println!("longest request: {:?}", client.stats().longest);
-    let mut model = finish(client).unwrap();
-    verify(other, "calm", &mut model).unwrap();
+    ends_well(client, other, "calm");
 }
 
 #[test]
@@ -146,8 +140,7 @@ fn a_guest_that_writes_more_than_the_link_takes_does_not_keep_its_disk_from_arri
     let ended = await_end(a, &id);
     assert_eq!(ended["phase"], "completed", "{}", migration(a, &id));
     keep_going(&client);
-    let mut model = finish(client).unwrap();
-    verify(b, "busy", &mut model).unwrap();
+    ends_well(client, b, "busy");
 }
 
 #[test]

@@ -1,9 +1,7 @@
 //! Disks and machines move by every policy, under load, and nothing is lost.
 
 use godwit_testkit::Cluster;
-use godwit_testkit::scenario::{
-    PATIENCE, Scenario, finish, import_pattern, load, moves, other, says, verify,
-};
+use godwit_testkit::scenario::{PATIENCE, Scenario, ends_well, moves, other, says};
 use godwit_testkit::vm::{GuestLoad, NodeGuest};
 
 const SIZE: u64 = 96 << 20;
@@ -11,9 +9,7 @@ const POLICIES: [&str; 3] = ["pre-copy", "mirror", "double-write"];
 
 #[test]
 fn a_disk_moves_by_every_policy_under_load() {
-    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
-    let model = import_pattern(cluster.node("a"), "tour", SIZE, turn.seed).unwrap();
-    let client = load(cluster.node("a"), "tour", turn.seed, model).unwrap();
+    let (_turn, cluster, client) = Scenario::shared().under_load("tour", SIZE);
     let ways = [("a", "b"), ("b", "a")].into_iter().cycle();
     let options: [&[&str]; 2] = [&["--verify"], &["--sla", "off"]];
     let ways_to_move = POLICIES
@@ -33,8 +29,7 @@ fn a_disk_moves_by_every_policy_under_load() {
         }
         assert!(client.progress(300, PATIENCE), "{:?}", client.stats());
     }
-    let mut model = finish(client).unwrap();
-    verify(cluster.node("a"), "tour", &mut model).unwrap();
+    ends_well(client, cluster.node("a"), "tour");
 }
 
 #[test]

@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::Node;
+use godwit_testkit::cluster::StandsStill;
 use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{
-    PATIENCE, Scenario, becomes_whole, finish, import_pattern, load, migrate, moves, says, verify,
+    PATIENCE, POLICIES, Scenario, becomes_whole, ends_well, finish, import_pattern, load, migrate,
+    moves, says, until, verify,
 };
 use godwit_testkit::small_fs::SmallFileSystem;
 use godwit_testkit::vm::{GuestLoad, NodeGuest};
-use rustix::process::{Pid, Signal, kill_process};
 
 const DISK: &str = "pulled";
 const SIZE: u64 = 96 << 20;
@@ -30,9 +30,7 @@ fn held() -> Cluster {
 
 #[test]
 fn a_disk_changes_hands_before_all_of_it_has_moved() {
-    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
-    let model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
-    let client = load(cluster.node("a"), DISK, turn.seed, model).unwrap();
+    let (_turn, cluster, client) = Scenario::shared().under_load(DISK, SIZE);
     assert!(client.progress(300, PATIENCE));
     let ways = [("a", "b"), ("b", "a")].into_iter().cycle();
     let options: [&[&str]; 4] = [
@@ -170,9 +168,7 @@ fn a_read_of_what_is_missing_fails_when_the_source_is_away_for_too_long_and_all_
 
 #[test]
 fn a_guest_works_on_what_is_there_while_its_owner_dies_and_comes_back() {
-    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
-    let model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
-    let client = load(cluster.node("a"), DISK, turn.seed, model).unwrap();
+    let (_turn, mut cluster, client) = Scenario::shared().under_load(DISK, SIZE);
     assert!(client.progress(500, PATIENCE));
     for round in 0..3 {
         let (from, to) = if round % 2 == 0 {
@@ -192,8 +188,7 @@ fn a_guest_works_on_what_is_there_while_its_owner_dies_and_comes_back() {
         assert!(client.progress(300, PATIENCE), "{:?}", client.stats());
         becomes_whole(cluster.node(to), cluster.node(from), DISK);
     }
-    let mut model = finish(client).unwrap();
-    verify(cluster.node("b"), DISK, &mut model).unwrap();
+    ends_well(client, cluster.node("b"), DISK);
 }
 
 #[test]
@@ -276,53 +271,43 @@ fn a_disk_goes_on_without_what_is_lost_for_good() {
     becomes_whole(cluster.node("b"), cluster.node("a"), DISK);
 }
 
-#[test]
-fn a_source_that_stands_still_is_noticed_within_seconds() {
-    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
-    import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+/// Expects a disk that is pulled slowly to tell at node `tells` within seconds that the node `still` stands still.
+/// The disk's status has the first words while the nodes are connected, and the second ones while they are not.
+fn standstill_is_noticed(still: &str, tells: &str, [connected, gone]: [&str; 2]) {
+    let (_turn, cluster, _) = Scenario::shared().with_disk(DISK, SIZE);
     let options = ["--policy", "post-copy", "--max-bandwidth", "1MiB"];
     migrate(cluster.node("a"), DISK, "b", &options).unwrap();
-    let b = cluster.node("b");
-    let says = |part: &str| {
-        let status = b.disk(DISK).ok()?["status"].as_str()?.to_owned();
-        status.contains(part).then_some(())
+    let comes_to = |words: &str| {
+        until("the status says so", || {
+            let shown = cluster.node(tells).disk(DISK).unwrap_or_default();
+            let status = shown["status"].as_str().unwrap_or_default();
+            status.contains(words) && status.contains("not connected") != (words == connected)
+        });
     };
-    assert!(wait_for(PATIENCE, || says("which is needed until it has come")).is_some());
-    let stopped = stop(cluster.node("a"));
+    comes_to(connected);
+    let stopped = StandsStill::new(cluster.node(still));
     let begun = Instant::now();
-    let noticed = wait_for(PATIENCE, || says("needed and not connected"));
+    comes_to(gone);
     let took = begun.elapsed();
     drop(stopped);
-    assert!(
-        noticed.is_some() && took < Duration::from_secs(8),
-        "{took:?}"
-    );
-    assert!(wait_for(PATIENCE, || says("which is needed until it has come")).is_some());
+    assert!(took < Duration::from_secs(8), "{took:?}");
+    comes_to(connected);
+}
+
+#[test]
+fn a_source_that_stands_still_is_noticed_within_seconds() {
+    let words = [
+        "which is needed until it has come",
+        "needed and not connected",
+    ];
+    standstill_is_noticed("a", "b", words);
 }
 
 #[test]
 fn an_owner_that_stands_still_is_noticed_within_seconds() {
-    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
-    import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
-    let options = ["--policy", "post-copy", "--max-bandwidth", "1MiB"];
-    migrate(cluster.node("a"), DISK, "b", &options).unwrap();
-    let a = cluster.node("a");
-    let is_there = |expected: bool| {
-        let said = || {
-            let status = a.disk(DISK).ok()?["status"].as_str()?.to_owned();
-            let lacks = status.contains("needs a part of it from here");
-            (lacks && status.contains("not connected") != expected).then_some(())
-        };
-        wait_for(PATIENCE, said).expect("the status says so");
-    };
-    is_there(true);
-    let stopped = stop(cluster.node("b"));
-    let begun = Instant::now();
-    is_there(false);
-    let took = begun.elapsed();
-    drop(stopped);
-    assert!(took < Duration::from_secs(8), "{took:?}");
-    is_there(true);
+    let lacks = "needs a part of it from here";
+    let gone = "needs a part of it from here and is not connected";
+    standstill_is_noticed("b", "a", [lacks, gone]);
 }
 
 #[test]
@@ -364,22 +349,6 @@ fn a_destination_that_runs_full_while_it_pulls_says_so_and_goes_on_when_there_is
         client.read_at(place, &mut found).unwrap();
         assert!(found == data);
     }
-}
-
-/// A node that stands still until this guard is dropped.
-struct Stopped(Pid);
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        let _ = kill_process(self.0, Signal::CONT);
-    }
-}
-
-fn stop(node: &Node) -> Stopped {
-    let pid = i32::try_from(node.pid().unwrap()).unwrap();
-    let pid = Pid::from_raw(pid).unwrap();
-    kill_process(pid, Signal::STOP).unwrap();
-    Stopped(pid)
 }
 
 /// Moves a thin disk of `tib` TiB with 8 MiB of data. Returns the longest wait of a client that writes all the time,
@@ -439,13 +408,7 @@ fn a_thin_disk_of_a_tib_leaves_at_once() {
 #[ignore = "takes minutes and measures: make bench SCENE=thin"]
 fn thin_disks_of_many_tib_by_every_policy() {
     let _turn = Scenario::alone();
-    for policy in [
-        "double-write",
-        "pre-copy",
-        "mirror",
-        "push-pull",
-        "post-copy",
-    ] {
+    for policy in POLICIES {
         for tib in [1, 4, 8] {
             move_thin(policy, tib);
         }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::random::Random;
 use godwit_testkit::scenario::{
-    PATIENCE, Scenario, becomes_whole, finish, import_pattern, load, migrate, says, verify,
+    PATIENCE, POLICIES, Scenario, becomes_whole, finish, import_pattern, load, migrate, says,
+    verify,
 };
 use godwit_testkit::{Model, Node};
 use serde_json::Value;
@@ -152,18 +153,11 @@ fn what_is_not_certain_is_compared() {
 
 #[test]
 fn a_busy_disk_moves_to_and_fro_by_every_policy() {
-    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
+    let (turn, cluster, mut model) = Scenario::shared().with_disk(DISK, SIZE);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
-    let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     moved(a, b, &[]);
     let mut places = [b, a];
-    for policy in [
-        "double-write",
-        "pre-copy",
-        "mirror",
-        "push-pull",
-        "post-copy",
-    ] {
+    for policy in POLICIES {
         let [from, to] = places;
         keeps_its_image(to);
         let client = load(from, DISK, turn.seed, model).unwrap();

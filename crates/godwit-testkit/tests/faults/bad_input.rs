@@ -114,8 +114,7 @@ fn sizes_names_and_peers_that_cannot_be() {
 
 #[test]
 fn a_peer_that_does_not_answer() {
-    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
-    let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    let (_turn, mut cluster, mut model) = Scenario::shared().with_disk(DISK, SIZE);
     cluster.node_mut("b").kill();
     let address = cluster.node("b").spec().listen.to_string();
     let a = cluster.node("a");
@@ -135,8 +134,7 @@ fn a_peer_that_does_not_answer() {
 
 /// Lets node b present a certificate that node a must not accept.
 fn b_shows(change: impl FnOnce(&mut Cluster), said: &str) {
-    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
-    let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    let (_turn, mut cluster, mut model) = Scenario::shared().with_disk(DISK, SIZE);
     cluster.node_mut("b").terminate(PATIENCE).unwrap();
     change(&mut cluster);
     match cluster.node_mut("b").start(&[]) {
@@ -193,8 +191,7 @@ fn a_certificate_for_another_name() {
 
 #[test]
 fn a_peer_that_is_somebody_else() {
-    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
-    let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    let (_turn, mut cluster, mut model) = Scenario::shared().with_disk(DISK, SIZE);
     let address = cluster.node("b").spec().listen;
     cluster.node_mut("a").terminate(PATIENCE).unwrap();
     cluster.node_mut("a").spec_mut().peers = vec![("c".to_owned(), address)];
@@ -367,10 +364,8 @@ fn no_space_at_the_destination_during_the_copy() {
 
 #[test]
 fn a_disk_that_is_already_migrating() {
-    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
+    let (_turn, cluster, client) = Scenario::shared().under_load(DISK, SIZE);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
-    let model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
-    let client = load(a, DISK, turn.seed, model).unwrap();
     let id = start_migration(a, DISK, "b", &["--max-bandwidth", "1MiB"]).unwrap();
     refused(a, "migrate precious --to b", "precious | migrat");
     refused(a, "disk rm precious", "precious | migrat");

@@ -9,8 +9,8 @@ use godwit_testkit::process::wait_for;
 use godwit_testkit::proxy::{Conditions, Proxy};
 use godwit_testkit::random::Random;
 use godwit_testkit::scenario::{
-    PATIENCE, Scenario, ends, finish, import_pattern, load, migration, moves, one_owner, other,
-    start_migration, verify,
+    PATIENCE, Scenario, ends, ends_well, finish, import_pattern, load, migration, moves, one_owner,
+    other, start_migration, verify,
 };
 use godwit_testkit::{Cluster, Model, VerifyingClient};
 use serde_json::Value;
@@ -126,8 +126,7 @@ fn stall(options: &[&str]) -> (Duration, Value) {
     assert!(client.progress(100, PATIENCE));
     let longest = client.stats().longest;
     println!("longest: {longest:?}; {}", ended["promise"]);
-    let mut model = finish(client).unwrap();
-    verify(storm.cluster.node("b"), DISK, &mut model).unwrap();
+    ends_well(client, storm.cluster.node("b"), DISK);
     (longest, ended)
 }
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 use godwit_testkit::client::Initial;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{
-    PATIENCE, Scenario, finish, import_pattern, load, migration, moves, one_owner, other,
-    start_migration, verify,
+    PATIENCE, Scenario, ends_well, finish, import_pattern, load, migration, moves, one_owner,
+    other, start_migration, verify,
 };
 use godwit_testkit::{Cluster, Model, VerifyingClient};
 
@@ -189,8 +189,7 @@ fn kill_and_recover(made: Made, moment: &Moment, victim: Victim) {
     };
     moves(cluster.node(owner), DISK, other, words);
     assert!(client.progress(200, PATIENCE));
-    let mut model = finish(client).unwrap();
-    verify(cluster.node(other), DISK, &mut model).unwrap();
+    ends_well(client, cluster.node(other), DISK);
     assert_eq!(cluster.node(owner).disk_state(DISK), "departed");
 }
 

@@ -4,7 +4,7 @@
 use godwit_testkit::Cluster;
 use godwit_testkit::client::{Outcome, VerifyingClient};
 use godwit_testkit::scenario::{
-    PATIENCE, Scenario, await_end, ends, finish, import_pattern, load, moves, start_migration,
+    PATIENCE, Scenario, await_end, ends, ends_well, import_pattern, load, moves, start_migration,
     verify,
 };
 
@@ -23,8 +23,7 @@ fn moves_under(cluster: &Cluster, client: VerifyingClient) {
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     moves(a, DISK, "b", &["--verify"]);
     assert!(client.progress(200, PATIENCE));
-    let mut model = finish(client).unwrap();
-    verify(b, DISK, &mut model).unwrap();
+    ends_well(client, b, DISK);
 }
 
 /// Checks the effect of one disk error: the first migration ends, the guest notices nothing, and the second migration
@@ -47,39 +46,20 @@ fn ends_the_migration(node: &str, point: &str, action: &str, word: &str) {
     moves_under(&cluster, client);
 }
 
-#[test]
-fn the_source_cannot_read_a_chunk() {
-    ends_the_migration(
-        "a",
-        "disk::chunk::read",
-        "30*off->1*return(5)",
-        "the source's disk",
-    );
+macro_rules! errors_that_end_a_migration {
+    ($($name:ident: $node:expr, $point:expr, $action:expr => $word:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            ends_the_migration($node, $point, $action, $word);
+        }
+    )*};
 }
 
-#[test]
-fn the_destination_cannot_write() {
-    ends_the_migration(
-        "b",
-        "disk::replica::write",
-        "30*off->1*return(5)",
-        "the destination's disk",
-    );
-}
-
-#[test]
-fn the_destination_is_full() {
-    ends_the_migration("b", "disk::replica::write", "30*off->1*return(28)", "space");
-}
-
-#[test]
-fn the_destination_cannot_make_it_durable() {
-    ends_the_migration(
-        "b",
-        "disk::barrier::sync",
-        "1*return(5)",
-        "the destination's disk",
-    );
+errors_that_end_a_migration! {
+    the_source_cannot_read_a_chunk: "a", "disk::chunk::read", "30*off->1*return(5)" => "the source's disk";
+    the_destination_cannot_write: "b", "disk::replica::write", "30*off->1*return(5)" => "the destination's disk";
+    the_destination_is_full: "b", "disk::replica::write", "30*off->1*return(28)" => "space";
+    the_destination_cannot_make_it_durable: "b", "disk::barrier::sync", "1*return(5)" => "the destination's disk";
 }
 
 #[test]

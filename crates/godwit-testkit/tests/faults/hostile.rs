@@ -193,9 +193,8 @@ fn a_front_end_whose_memory_shrinks_ends_alone() {
 
 #[test]
 fn handshakes_that_never_end() {
-    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
+    let (_turn, cluster, mut model) = Scenario::shared().with_disk(DISK, SIZE);
     let a = cluster.node("a");
-    let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     let mut held = Vec::new();
     for (port, target) in every_port(a) {
         for half in [

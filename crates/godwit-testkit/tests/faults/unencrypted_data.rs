@@ -2,7 +2,7 @@
 
 use godwit_testkit::Cluster;
 use godwit_testkit::proxy::Proxy;
-use godwit_testkit::scenario::{PATIENCE, Scenario, finish, import_pattern, load, migrate, verify};
+use godwit_testkit::scenario::{PATIENCE, Scenario, ends_well, import_pattern, load, migrate};
 
 const SIZE: u64 = 16 << 20;
 const DISK: &str = "a-name-of-my-own";
@@ -74,6 +74,5 @@ fn a_disk_moves_there_and_back_in_the_clear_while_its_client_writes() {
         assert_eq!(moved["verified"], true, "{moved}");
         assert!(client.progress(300, PATIENCE), "{:?}", client.stats());
     }
-    let mut model = finish(client).unwrap();
-    verify(a, DISK, &mut model).unwrap();
+    ends_well(client, a, DISK);
 }

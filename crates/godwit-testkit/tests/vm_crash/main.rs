@@ -19,8 +19,6 @@ use godwit_testkit::vm::VM;
 
 use site::{Side, Site};
 
-/// Guests, nodes and the test wait for each other most of the time.
-const AT_ONCE: usize = 2;
 /// Long enough to strike, short enough for all others to wait and to go on.
 const HOLD: &str = "sleep(2000)";
 /// Only marks the moment in the log.
@@ -41,62 +39,39 @@ struct Moment {
 }
 
 impl Moment {
+    /// Returns a moment in which a fail point holds a side.
+    const fn held(side: Side, phase: &'static str, point: &'static str) -> Self {
+        Self {
+            phase,
+            hold: (side, point, HOLD),
+            options: &[],
+        }
+    }
+
     /// Returns the same moment of a move with other options.
     const fn with(self, options: &'static [&'static str]) -> Self {
         Self { options, ..self }
     }
 }
 
-const COPYING_DISKS: Moment = Moment {
-    phase: "copying disks",
-    hold: (Side::Source, "vm::copying-disks", HOLD),
-    options: &[],
-};
+const COPYING_DISKS: Moment = Moment::held(Side::Source, "copying disks", "vm::copying-disks");
 /// A rate below the changes of the guest's memory.
 const MEMORY: Moment = Moment {
     phase: "copying memory",
     hold: (Side::Source, "vm::copying-memory", PASS),
     options: &["--max-bandwidth", "16MiB"],
 };
-const STOPPED: Moment = Moment {
-    phase: "stopped",
-    hold: (Side::Source, "vm::pre-switchover", HOLD),
-    options: &[],
-};
+const STOPPED: Moment = Moment::held(Side::Source, "stopped", "vm::pre-switchover");
 /// The destination could run the guest, and has no disks.
-const LOADED: Moment = Moment {
-    phase: "loaded",
-    hold: (Side::Source, "vm::loaded", HOLD),
-    options: &[],
-};
+const LOADED: Moment = Moment::held(Side::Source, "loaded", "vm::loaded");
 /// The destination has the memory and has not accepted the disks.
-const ACCEPTING: Moment = Moment {
-    phase: "accepting",
-    hold: (Side::Destination, "persist::before::accepted", HOLD),
-    options: &[],
-};
+const ACCEPTING: Moment = Moment::held(Side::Destination, "accepting", "persist::before::accepted");
 /// The disks are accepted, and the source is about to record their handover.
-const GIVING: Moment = Moment {
-    phase: "giving",
-    hold: (Side::Source, "persist::before::group", HOLD),
-    options: &[],
-};
-const GIVEN: Moment = Moment {
-    phase: "given",
-    hold: (Side::Source, "persist::after::group", HOLD),
-    options: &[],
-};
+const GIVING: Moment = Moment::held(Side::Source, "giving", "persist::before::group");
+const GIVEN: Moment = Moment::held(Side::Source, "given", "persist::after::group");
 /// The disks are the destination's, and the QEMU there is about to get the command to run.
-const BEFORE_RUN: Moment = Moment {
-    phase: "before it runs",
-    hold: (Side::Destination, "vm::before::run", HOLD),
-    options: &[],
-};
-const COMPLETING: Moment = Moment {
-    phase: "completing",
-    hold: (Side::Source, "vm::before::quit", HOLD),
-    options: &[],
-};
+const BEFORE_RUN: Moment = Moment::held(Side::Destination, "before it runs", "vm::before::run");
+const COMPLETING: Moment = Moment::held(Side::Source, "completing", "vm::before::quit");
 
 /// The target of a blow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

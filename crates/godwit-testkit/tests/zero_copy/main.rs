@@ -301,11 +301,9 @@ fn local_files(qemu: u64) -> Vec<PathBuf> {
     files
 }
 
-/// QEMU is stopped for longer than its agent may take, and handles a request late. The node has not heard the place of
-/// the chunk: QEMU's mappings tell, and the disks go on.
-#[test]
-#[ignore = "waits for longer than the agent may take: make test-slow ONLY=zero_copy"]
-fn memory_that_a_qemu_moves_too_late_is_found() {
+/// Stops QEMU while memory moves, and disturbs the move. The node has to tell this problem. When QEMU has handled the
+/// request after all, the disks go on at the memory's place.
+fn an_answer_is_lost(disturb: impl FnOnce(&Node, u64), told: &[&str], check: impl FnOnce(&Value)) {
     let turn = Scenario::alone();
     let pool = MemoryPool::new().unwrap();
     let cluster = cluster(&pool);
@@ -316,16 +314,13 @@ fn memory_that_a_qemu_moves_too_late_is_found() {
         scope.spawn(|| a.refusal(&words(SLOWLY)));
         memory_moves(a, "local");
         send(qemu, Signal::STOP);
-        std::thread::sleep(Duration::from_secs(13));
-        send(qemu, Signal::CONT);
+        disturb(a, qemu);
     });
     let memory = guest.memory_moved(a).unwrap();
     println!("{memory}");
-    let problem = memory["moving"]["problem"].as_str().unwrap();
-    says(problem, &["does not answer", "what has moved stays"]);
-    let moved = memory["moving"]["bytes_moved"].as_u64().unwrap();
-    let local = memory["bytes"].as_u64().unwrap() - memory["bytes_in_pool"].as_u64().unwrap();
-    assert!(local > moved, "a chunk moved too late to be counted");
+    says(memory["moving"]["problem"].as_str().unwrap(), told);
+    check(&memory);
+    send(qemu, Signal::CONT);
     guest.alive().unwrap();
     for to in ["local", "pool"] {
         goes(&guest, a, to);
@@ -333,35 +328,34 @@ fn memory_that_a_qemu_moves_too_late_is_found() {
     println!("{:?}", guest.finish(a).unwrap());
 }
 
-/// The same, and the move is cancelled before QEMU answers. Then the machine can be stopped, and when QEMU handles the
-/// request after all, the disks go on at the memory's place.
+/// QEMU is stopped for longer than its agent may take. The node has not heard the place of the chunk: QEMU's mappings
+/// tell.
+#[test]
+#[ignore = "waits for longer than the agent may take: make test-slow ONLY=zero_copy"]
+fn memory_that_a_qemu_moves_too_late_is_found() {
+    let disturb = |_: &Node, qemu| {
+        std::thread::sleep(Duration::from_secs(13));
+        send(qemu, Signal::CONT);
+    };
+    let told = ["does not answer", "what has moved stays"];
+    an_answer_is_lost(disturb, &told, |memory| {
+        let bytes = |of: &Value| of.as_u64().unwrap();
+        let local = bytes(&memory["bytes"]) - bytes(&memory["bytes_in_pool"]);
+        let moved = bytes(&memory["moving"]["bytes_moved"]);
+        assert!(local > moved, "a chunk moved too late to be counted");
+    });
+}
+
+/// The same, and the move is cancelled before QEMU answers. Then the machine can be stopped.
 #[test]
 #[ignore = "waits for longer than the agent may take, twice: make test-slow ONLY=zero_copy"]
 fn memory_that_a_cancelled_move_lost_is_found() {
-    let turn = Scenario::alone();
-    let pool = MemoryPool::new().unwrap();
-    let cluster = cluster(&pool);
-    let a = cluster.node("a");
-    let guest = pooled_guest(&cluster, turn.seed, 1);
-    let qemu = qemu_of(a);
-    std::thread::scope(|scope| {
-        scope.spawn(|| a.refusal(&words(SLOWLY)));
-        memory_moves(a, "local");
-        send(qemu, Signal::STOP);
+    let disturb = |node: &Node, _| {
         // The next request is under way by then.
         std::thread::sleep(Duration::from_secs(1));
-        a.json(&["vm", "memory", VM, "--cancel"]);
-    });
-    let memory = guest.memory_moved(a).unwrap();
-    println!("{memory}");
-    let problem = memory["moving"]["problem"].as_str().unwrap();
-    says(problem, &["stand still"]);
-    send(qemu, Signal::CONT);
-    guest.alive().unwrap();
-    for to in ["local", "pool"] {
-        goes(&guest, a, to);
-    }
-    println!("{:?}", guest.finish(a).unwrap());
+        node.json(&["vm", "memory", VM, "--cancel"]);
+    };
+    an_answer_is_lost(disturb, &["stand still"], |_| {});
 }
 
 const SLOWLY: &str = "vm memory guest --to local --max-bandwidth 64M";
