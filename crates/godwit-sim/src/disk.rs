@@ -13,6 +13,13 @@ use crate::random::Random;
 /// The content of consecutive sectors; `None` for frames and requests without data.
 pub(crate) type Data = Option<Rc<[Value]>>;
 
+/// Length of a transfer that occupies a disk for as long as an operation without its transfer.
+const OPERATION_SECTORS: u64 = 8;
+
+/// Length of a disk's standstill, and the time before which there is none.
+const STALL: u64 = 8_000_000;
+const STALLS_FROM: u64 = 2_000_000_000;
+
 /// A write in the cache.
 #[derive(Debug)]
 struct Cached {
@@ -55,6 +62,8 @@ pub(crate) struct Disk {
     cache: Vec<Cached>,
     sequence: u32,
     plan: DiskPlan,
+    /// End of the last transfer, where transfers queue.
+    free_at: u64,
     /// Latency factor, and the time until which the factor applies.
     pub(crate) slow: (u64, u64),
     pub(crate) failing: Option<Failing>,
@@ -72,6 +81,7 @@ impl Disk {
             cache: Vec::new(),
             sequence: 0,
             plan,
+            free_at: 0,
             slow: (1, 0),
             failing: None,
         }
@@ -86,7 +96,12 @@ impl Disk {
     }
 
     /// Returns the duration of an operation starting now.
-    pub(crate) fn latency(&self, operation: &DiskOperation, now: u64, random: &mut Random) -> u64 {
+    pub(crate) fn latency(
+        &mut self,
+        operation: &DiskOperation,
+        now: u64,
+        random: &mut Random,
+    ) -> u64 {
         let sectors = match operation {
             DiskOperation::Read { extent, .. } | DiskOperation::Write { extent, .. } => {
                 u64::from(extent.sectors())
@@ -102,8 +117,18 @@ impl Disk {
             0
         };
         let factor = if now < self.slow.1 { self.slow.0 } else { 1 };
-        let transfer = sectors * self.plan.nanoseconds_per_sector;
-        (self.plan.base + random.exponential(self.plan.base / 3) + transfer + tail) * factor
+        let way = self.plan.base + random.exponential(self.plan.base / 3);
+        if !self.plan.queues {
+            let transfer = sectors * self.plan.nanoseconds_per_sector;
+            return (way + transfer + tail) * factor;
+        }
+        let transfer = (sectors + OPERATION_SECTORS) * self.plan.nanoseconds_per_sector;
+        let every = self.plan.stalls_every;
+        if every > 0 && self.free_at / every != now.max(self.free_at) / every && now > STALLS_FROM {
+            self.free_at = now + STALL;
+        }
+        self.free_at = self.free_at.max(now) + (transfer + tail) * factor;
+        way + self.free_at - now
     }
 
     /// Returns the error of an operation starting now, if any.
@@ -242,6 +267,8 @@ mod tests {
             tail: 1,
             tail_permille: 0,
             nanoseconds_per_sector: 0,
+            queues: false,
+            stalls_every: 0,
         };
         Disk::new(16, plan)
     }

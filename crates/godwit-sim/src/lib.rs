@@ -18,7 +18,7 @@ mod run;
 mod world;
 
 pub use bug::Bug;
-pub use choice::{Choice, Figure, choices};
+pub use choice::{Choice, Figure, Move, choices, moves};
 pub use run::report::Report;
 pub use run::shrink::{Reproduction, reproduce};
 pub use run::soak::{Failure, Soak, soak};

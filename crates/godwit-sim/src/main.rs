@@ -4,7 +4,8 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
-use godwit_sim::{Bug, Choice, Figure, Report, Soak, choices, reproduce, soak};
+use godwit_core::GovernorParts;
+use godwit_sim::{Bug, Choice, Figure, Move, Report, Soak, choices, moves, reproduce, soak};
 
 /// Migrations between two simulated hosts: one seed, one run.
 #[derive(Parser)]
@@ -28,6 +29,19 @@ enum Command {
         /// Print the result as JSON.
         #[arg(long)]
         json: bool,
+    },
+    /// Move the disks of guests under a promise, beside copies that share the guest's disk; print the time of the
+    /// moves and the guests' losses.
+    Promises {
+        /// Number of seeds for each cell, of which medians are printed.
+        #[arg(long, default_value_t = 5)]
+        seeds: u64,
+        /// Leave these parts of the governor out.
+        #[arg(long, default_value = "")]
+        without: GovernorParts,
+        /// Only the cells whose name contains this text.
+        #[arg(long, default_value = "")]
+        only: String,
     },
 }
 
@@ -79,6 +93,39 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Command::Choose { json } => choose(json),
+        Command::Promises {
+            seeds,
+            without,
+            only,
+        } => promises(seeds, without, &only),
+    }
+}
+
+/// Prints the time of a move and the guest's losses for each cell.
+fn promises(seeds: u64, without: GovernorParts, only: &str) -> ExitCode {
+    let tell = |it: &Move| {
+        println!(
+            "{:<44} {:>6.2} s, guest {:>5.1} %, p99 {:>6.2} ms, p99.99 {:>7.2} ms, promised {:>5.1} ms, late {:>6.0} ppm{}",
+            it.name,
+            it.seconds,
+            it.kept * 100.0,
+            it.p99 * 1e3,
+            it.p9999 * 1e3,
+            it.promised * 1e3,
+            it.late * 1e6,
+            if it.given_up > 0 {
+                format!(", {} given up", it.given_up)
+            } else {
+                String::new()
+            },
+        );
+    };
+    match moves(seeds, without, only, tell) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
     }
 }
 

@@ -39,6 +39,7 @@ const fn writes(name: &'static str, places: Places, percent_of_link: u64) -> Loa
             places,
             reads: 0,
             blocks: 1,
+            own_pace: false,
         },
         rate: LINK * percent_of_link / 100,
         deadline: None,
@@ -60,6 +61,7 @@ pub(super) fn all() -> [Load; 12] {
                 places: Places::Skewed(FULL),
                 reads: 100,
                 blocks: 1,
+                own_pace: false,
             },
             ..writes("reads, skewed, 50 % of the link", anywhere, 50)
         },
@@ -83,6 +85,7 @@ pub(super) fn all() -> [Load; 12] {
                 places: anywhere,
                 reads: 50,
                 blocks: 1,
+                own_pace: false,
             },
             ..writes("reads and writes, 40 %, p99<10ms", anywhere, 40)
         },

@@ -2,6 +2,7 @@
 //! controllers in virtual time.
 
 mod loads;
+mod promises;
 
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use godwit_core::units::MigrationId;
 use godwit_core::{Limits, MigrationOptions, PolicyOptions, PushOptions, RoundOptions};
 
 use self::loads::{DISK, LINK, Load};
+pub use self::promises::{Move, moves};
 use crate::plan::{
     ClockPlan, DiskPlan, GuestPlan, LinkPlan, MigrationPlan, OlderCopyPlan, Plan, Workload,
 };
@@ -141,6 +143,7 @@ fn run(load: &Load, policy: PolicyOptions, thinks: bool) -> Result<Figures, Viol
         before: BEFORE,
         limit: LIMIT,
         thinks,
+        automatic: None,
     };
     let plan = plan(load, policy);
     panics_as_violation(|| World::new(plan, None, None).measure(&measurement)).unwrap_or_else(Err)
@@ -172,6 +175,8 @@ fn plan(load: &Load, policy: PolicyOptions) -> Plan {
         tail: 1_000 * MICROSECOND,
         tail_permille: 2,
         nanoseconds_per_sector: 1_000,
+        queues: false,
+        stalls_every: 0,
     };
     let clock = ClockPlan {
         offset: 1,

@@ -102,6 +102,8 @@ pub(crate) struct SteadyLoad {
     pub(crate) reads: u64,
     /// Blocks of 4 KiB per request.
     pub(crate) blocks: u64,
+    /// True if the guest sends its requests at its own pace, however late the answers are.
+    pub(crate) own_pace: bool,
 }
 
 /// The places of a steady load's requests, among the first sectors of a disk.
@@ -172,6 +174,10 @@ pub(crate) struct DiskPlan {
     pub(crate) tail: u64,
     pub(crate) tail_permille: u64,
     pub(crate) nanoseconds_per_sector: u64,
+    /// True if transfers wait for each other; otherwise the disk carries out any number at a time.
+    pub(crate) queues: bool,
+    /// Time from one standstill of a disk with a queue to the next; 0 for none.
+    pub(crate) stalls_every: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -377,6 +383,8 @@ fn disk(random: &mut Random) -> DiskPlan {
         tail: random.magnitude(100 * MICROSECOND, 3 * MILLISECOND),
         tail_permille: random.pick(&[0, 2, 10]),
         nanoseconds_per_sector: random.between(200, 2500),
+        queues: false,
+        stalls_every: 0,
     }
 }
 

@@ -64,6 +64,10 @@ pub(super) struct Guest {
     /// Bytes read and written, and bytes written.
     pub(super) had: u64,
     pub(super) written: u64,
+    /// Latencies of a steady guest's requests.
+    pub(super) waits: Vec<u64>,
+    /// Time at which a guest with its own pace is due to send the request of each place.
+    due: Vec<u64>,
 }
 
 impl Guest {
@@ -81,6 +85,8 @@ impl Guest {
             silent_until: 0,
             had: 0,
             written: 0,
+            waits: Vec::new(),
+            due: vec![0; depth],
         }
     }
 
@@ -124,6 +130,16 @@ impl Guest {
             Some(extent) => Operation::Write { extent, fua: false },
             None => Operation::Flush,
         }
+    }
+
+    /// Returns the time until the next request of a place, `think` after the last answer, or after the last request was
+    /// due: late answers do not slow down a guest with its own pace.
+    fn until_next(&mut self, place: usize, think: u64, load: Option<SteadyLoad>, now: u64) -> u64 {
+        if load.is_none_or(|load| !load.own_pace) {
+            return think;
+        }
+        self.due[place] += think;
+        self.due[place].saturating_sub(now).max(1)
     }
 
     pub(super) fn outstanding(&self) -> impl Iterator<Item = &Outstanding> {
@@ -333,7 +349,10 @@ impl World {
     ) {
         let think = self.plan.guest.think.max(2);
         let think = self.guest.random.exponential(think);
-        self.schedule(think, Occurrence::Guest { place });
+        let wait = self
+            .guest
+            .until_next(place, think, self.plan.guest.steady, self.now);
+        self.schedule(wait, Occurrence::Guest { place });
         let Some(asked) = self.guest.places[place].take() else {
             return self.fail("a request is answered once", || {
                 format!("{} answers place {place}", name(node))
@@ -373,6 +392,9 @@ impl World {
             self.guest.had += bytes;
             if asked.write.is_some() {
                 self.guest.written += bytes;
+            }
+            if self.plan.guest.steady.is_some() {
+                self.guest.waits.push(now - asked.start);
             }
             self.check_promise(&asked);
         }

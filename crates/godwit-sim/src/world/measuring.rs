@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use godwit_core::auto::{Cost, Facts, Leave, Pace, Why, reconsider};
 use godwit_core::event::{AbortReason, Obstacle, Phase};
+use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Extent, Lba};
-use godwit_core::{MigrationChange, PolicyOptions, PushOptions};
+use godwit_core::{Arrivals, GuestLoad, MigrationChange, PolicyOptions, PushOptions};
 
 use super::{MILLISECOND, Occurrence, Violation, World};
 use crate::disk::Data;
@@ -32,6 +33,8 @@ pub(crate) struct Measurement {
     pub(crate) limit: Duration,
     /// True if the policy is reviewed while the disk moves.
     pub(crate) thinks: bool,
+    /// A guest with these arrivals is promised as much as a node promises it.
+    pub(crate) automatic: Option<Arrivals>,
 }
 
 /// The measurements of a move.
@@ -44,6 +47,17 @@ pub(crate) struct Figures {
     pub(crate) carried: u64,
     /// Reason for a change of the policy, if any.
     pub(crate) why: Option<Why>,
+    pub(crate) waits: Waits,
+}
+
+/// The guest's latencies while its disk moved.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Waits {
+    pub(crate) promised: Option<Duration>,
+    /// Part of the requests that took longer than promised.
+    pub(crate) late: f64,
+    pub(crate) p99: Duration,
+    pub(crate) p9999: Duration,
 }
 
 /// The review state of a policy chosen by the node.
@@ -63,6 +77,26 @@ pub(super) struct Thought {
 /// Number of samples from which a pace is computed.
 const PACE: usize = 20;
 
+impl Waits {
+    fn of(waits: &mut [u64], promised: Option<Duration>) -> Self {
+        let limit = promised.unwrap_or(Duration::MAX).as_nanos();
+        let late = waits.iter().filter(|wait| u128::from(**wait) > limit);
+        Self {
+            promised,
+            late: late.count() as f64 / waits.len().max(1) as f64,
+            p99: at_quantile(waits, 0.99),
+            p9999: at_quantile(waits, 0.9999),
+        }
+    }
+}
+
+/// Returns the time that this part of the waits does not exceed.
+fn at_quantile(waits: &mut [u64], quantile: f64) -> Duration {
+    waits.sort_unstable();
+    let at = (waits.len() as f64 * quantile) as usize;
+    Duration::from_nanos(waits.get(at).copied().unwrap_or_default())
+}
+
 impl World {
     /// Runs until the planned move is over.
     ///
@@ -75,6 +109,10 @@ impl World {
         let nanoseconds = |time: Duration| time.as_nanos() as u64;
         while self.violation.is_none() && self.step(nanoseconds(what.before)) {}
         let had_before = self.guest.had;
+        let mut waits = std::mem::take(&mut self.guest.waits);
+        if let Some(arrivals) = what.automatic {
+            self.promise_automatically(arrivals, &mut waits, what.before);
+        }
         let begun = self.now;
         (self.thought.begun, self.thought.full) = (begun, what.full);
         let carried = self.carried_bytes();
@@ -91,6 +129,7 @@ impl World {
             let since = Duration::from_nanos(self.now - begun);
             if over.is_none() && self.nodes[1].serves() {
                 over = Some(since);
+                waits = std::mem::take(&mut self.guest.waits);
             }
             if over.is_some()
                 && self
@@ -110,7 +149,11 @@ impl World {
                 controller.cancel(now, AbortReason::Cancelled)
             });
         }
-        let deadline = self.plan.migrations[0].options.deadline;
+        if over.is_none() {
+            waits = std::mem::take(&mut self.guest.waits);
+        }
+        let options = self.plan.migrations[0].options;
+        let (deadline, promised) = (options.deadline, options.sla.map(|sla| sla.limit));
         self.settle();
         if let Some(violation) = self.violation {
             return Err(violation);
@@ -134,7 +177,30 @@ impl World {
             handed_over: over.filter(|_| free.is_some()),
             carried,
             why: self.thought.why,
+            waits: Waits::of(&mut waits, promised),
         })
+    }
+
+    /// Promises the guest what a node promises a guest with these latencies before its disk moves.
+    fn promise_automatically(&mut self, arrivals: Arrivals, waits: &mut [u64], before: Duration) {
+        let share = match arrivals {
+            Arrivals::ClosedLoop => at_quantile(waits, 0.5) * GuestLoad::CLOSED_LOOP_PARTS,
+            Arrivals::OpenLoop | Arrivals::Unknown => Duration::ZERO,
+        };
+        let usual = at_quantile(waits, 0.9999) * 5 / 4;
+        let limit = usual
+            .max(share.min(Duration::from_millis(20)))
+            .max(Duration::from_millis(3));
+        let options = &mut self.plan.migrations[0].options;
+        options.sla = Some(LatencyTarget {
+            limit,
+            allowed_per_million: 100,
+        });
+        options.wake_up_limit = Some(limit);
+        options.guest_load = Some(GuestLoad {
+            per_second: (waits.len() as f64 / before.as_secs_f64()) as u64,
+            arrivals,
+        });
     }
 
     /// Gives the source's disk data, durably.
