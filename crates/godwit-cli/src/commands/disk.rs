@@ -9,7 +9,7 @@ use godwit_api::{
 use serde_json::json;
 
 use super::job;
-use crate::arguments::{DiskCommand, Switch};
+use crate::arguments::{DiskCommand, Format, Switch};
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::routes;
@@ -44,12 +44,8 @@ pub(crate) async fn run(
             create(client, &request, output).await
         }
         DiskCommand::Import { name, file, format } => {
-            let request = ImportDisk {
-                path: node_path(&file, client)?,
-                name,
-                format: format.map(Into::into),
-            };
-            import(client, &request, output).await
+            let path = node_path(&file, client)?;
+            import(client, name, path, format, output).await
         }
         DiskCommand::Export { name, file } => {
             let path = node_path(&file, client)?;
@@ -79,9 +75,8 @@ pub(crate) async fn run(
             // Without `lost` the node refuses, and tells the data that would be lost.
             let request = AbandonMissing { lost };
             let disk: Disk = client.post(&routes::disk_abandon(&name), &request).await?;
-            output.print(&disk, |_| {
-                format!("disk '{name}' goes on without what it lacks: reads of that fail")
-            })
+            let told = format!("disk '{name}' goes on without what it lacks: reads of that fail");
+            output.print(&disk, |_| told)
         }
         DiskCommand::Claim { name, force } => {
             // Without `force` the node refuses, and names the other node.
@@ -103,8 +98,16 @@ async fn create(client: &mut Client, request: &CreateDisk, output: Output) -> Re
     })
 }
 
-async fn import(client: &mut Client, request: &ImportDisk, output: Output) -> Result<(), Failure> {
-    let started: Job = client.post(routes::IMPORTS, request).await?;
+async fn import(
+    client: &mut Client,
+    name: String,
+    path: String,
+    format: Option<Format>,
+    output: Output,
+) -> Result<(), Failure> {
+    let format = format.map(Into::into);
+    let request = ImportDisk { name, path, format };
+    let started: Job = client.post(routes::IMPORTS, &request).await?;
     job::wait(client, started, output).await?;
     let disk: Disk = client.get(&routes::disk(&request.name)).await?;
     output.print(&disk, |disk| {

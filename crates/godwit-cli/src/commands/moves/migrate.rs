@@ -4,9 +4,10 @@ use godwit_api::{
     ErrorCode, MigrateContainer, MigrateProcess, MigrateRequest, MigrateVm, Migration,
     ProcessMigration, Vm, VmMigration,
 };
+use tokio::signal::unix::Signal;
 
 use super::cgroup::first_process;
-use super::follow::{begin, interrupts, see_off, see_off_and_wait};
+use super::follow::{Begun, begin, interrupts, see_off, see_off_and_wait};
 use crate::arguments::{MigrateArguments, Subject};
 use crate::client::Client;
 use crate::failure::Failure;
@@ -42,14 +43,7 @@ pub(crate) async fn run(
                 with_guest: arguments.with_guest,
                 options,
             };
-            let path = routes::MIGRATIONS;
-            let begun = begin::<Migration>(client, path, &request, &mut interrupts, output).await;
-            match begun {
-                Err(failure) if failure.code == Some(ErrorCode::NotFound) => {
-                    return Err(is_a_machine(client, &request.disk, failure).await);
-                }
-                begun => begun?,
-            }
+            begin_disk(client, &request, &mut interrupts, output).await?
         }
         Subject::Machine(vm) => {
             let request = MigrateVm {
@@ -82,6 +76,20 @@ pub(crate) async fn run(
     match arguments.wait {
         true => see_off_and_wait(client, begun, interrupts, output).await,
         false => see_off(client, begun, interrupts, arguments.detach, output).await,
+    }
+}
+
+async fn begin_disk(
+    client: &mut Client,
+    request: &MigrateRequest,
+    interrupts: &mut Signal,
+    output: Output,
+) -> Result<Begun, Failure> {
+    match begin::<Migration>(client, routes::MIGRATIONS, request, interrupts, output).await {
+        Err(failure) if failure.code == Some(ErrorCode::NotFound) => {
+            Err(is_a_machine(client, &request.disk, failure).await)
+        }
+        begun => begun,
     }
 }
 
