@@ -7,8 +7,9 @@ use utoipa::openapi::schema::AdditionalProperties;
 use utoipa::openapi::{self, Object, RefOr, Response, ResponseBuilder, Schema};
 use utoipa::{Modify, OpenApi};
 
+use super::routes;
+use super::routes::{memory, moves, nics, processes, vms};
 use super::{Disk, ErrorBody, ErrorCode, Migration, Vm, access};
-use super::{memory_routes, move_routes, nic_routes, process_routes, routes, vm_routes};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -32,42 +33,42 @@ use super::{memory_routes, move_routes, nic_routes, process_routes, routes, vm_r
         routes::abandon_missing,
         routes::list_jobs,
         routes::show_job,
-        move_routes::list_migrations,
-        move_routes::migrate,
-        move_routes::show_migration,
-        move_routes::cancel_migration,
-        move_routes::switch_migration,
+        moves::list_migrations,
+        moves::migrate,
+        moves::show_migration,
+        moves::cancel_migration,
+        moves::switch_migration,
         routes::list_peers,
-        vm_routes::list_vms,
-        vm_routes::run_vm,
-        vm_routes::adopt_vm,
-        vm_routes::show_vm,
-        vm_routes::stop_vm,
-        vm_routes::resume_vm,
-        vm_routes::forget_vm,
-        vm_routes::move_memory,
-        vm_routes::cancel_memory,
-        vm_routes::migrate_vm,
-        vm_routes::list_vm_migrations,
-        vm_routes::show_vm_migration,
-        vm_routes::cancel_vm_migration,
-        vm_routes::switch_vm_migration,
-        nic_routes::list_nics,
-        nic_routes::create_nic,
-        nic_routes::show_named_nic,
-        nic_routes::remove_nic,
-        nic_routes::show_nic,
-        memory_routes::list_memory_pools,
-        memory_routes::show_memory_pool,
-        memory_routes::format_memory_pool,
-        process_routes::list_processes,
-        process_routes::show_process,
-        process_routes::migrate_process,
-        process_routes::list_containers,
-        process_routes::migrate_container,
-        process_routes::list_process_migrations,
-        process_routes::show_process_migration,
-        process_routes::cancel_process_migration,
+        vms::list_vms,
+        vms::run_vm,
+        vms::adopt_vm,
+        vms::show_vm,
+        vms::stop_vm,
+        vms::resume_vm,
+        vms::forget_vm,
+        vms::move_memory,
+        vms::cancel_memory,
+        vms::migrate_vm,
+        vms::list_vm_migrations,
+        vms::show_vm_migration,
+        vms::cancel_vm_migration,
+        vms::switch_vm_migration,
+        nics::list_nics,
+        nics::create_nic,
+        nics::show_named_nic,
+        nics::remove_nic,
+        nics::show_nic,
+        memory::list_memory_pools,
+        memory::show_memory_pool,
+        memory::format_memory_pool,
+        processes::list_processes,
+        processes::show_process,
+        processes::migrate_process,
+        processes::list_containers,
+        processes::migrate_container,
+        processes::list_process_migrations,
+        processes::show_process_migration,
+        processes::cancel_process_migration,
     ),
     components(schemas(ErrorBody, Disk, Migration, Vm)),
     modifiers(&Flattened, &Namesakes, &Refusals)
@@ -124,7 +125,7 @@ impl Modify for Namesakes {
         let paths = &mut document.paths.paths;
         for (of, path) in [
             ("/v1/disks/{name}", routes::IMPORT),
-            ("/v1/vms/{name}", vm_routes::ADOPT),
+            ("/v1/vms/{name}", vms::ADOPT),
         ] {
             let Some(of) = paths.get(of).cloned() else {
                 continue;

@@ -9,13 +9,13 @@ use axum::routing::{MethodRouter, get};
 use godwit_api::CreateNic;
 use serde::Deserialize;
 
-use super::refusal::Refusal;
-use super::routes::{Body, Parameters, Shared, detached};
-use super::{ErrorBody, ErrorCode, Nic};
+use super::{Body, Parameters, Shared, detached};
+use crate::api::refusal::Refusal;
+use crate::api::{ErrorBody, ErrorCode, Nic};
 use crate::node::Node;
 use godwit_machines::nics::{named, view};
 
-pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
+pub(in crate::api) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     vec![
         ("/v1/nics", get(list_nics).post(create_nic)),
         ("/v1/nics/{name}", get(show_named_nic).delete(remove_nic)),
@@ -25,7 +25,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
 
 /// Lists all NICs that this node serves.
 #[utoipa::path(get, path = "/v1/nics", responses((status = 200, body = Vec<Nic>)))]
-pub(super) async fn list_nics(State(node): Shared) -> Json<Vec<Nic>> {
+pub(in crate::api) async fn list_nics(State(node): Shared) -> Json<Vec<Nic>> {
     Json(view::all(&node.nics))
 }
 
@@ -33,7 +33,7 @@ pub(super) async fn list_nics(State(node): Shared) -> Json<Vec<Nic>> {
 #[utoipa::path(post, path = "/v1/nics", request_body = CreateNic, responses(
     (status = 201, body = Nic), (status = 400, body = ErrorBody), (status = 409, body = ErrorBody),
     (status = 500, body = ErrorBody)))]
-pub(super) async fn create_nic(
+pub(in crate::api) async fn create_nic(
     State(node): Shared,
     Body(request): Body<CreateNic>,
 ) -> Result<(StatusCode, Json<Nic>), Refusal> {
@@ -48,7 +48,7 @@ pub(super) async fn create_nic(
 /// Shows a named NIC.
 #[utoipa::path(get, path = "/v1/nics/{name}", params(("name" = String, Path)), responses(
     (status = 200, body = Nic), (status = 404, body = ErrorBody)))]
-pub(super) async fn show_named_nic(
+pub(in crate::api) async fn show_named_nic(
     State(node): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<Nic>, Refusal> {
@@ -59,7 +59,7 @@ pub(super) async fn show_named_nic(
 /// The query of a NIC's removal.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(super) struct RemoveNicParameters {
+pub(in crate::api) struct RemoveNicParameters {
     /// True to remove the NIC even while a VM uses it.
     #[serde(default)]
     #[param(required = false)]
@@ -71,7 +71,7 @@ pub(super) struct RemoveNicParameters {
     responses((status = 204, description = "It is gone"),
     (status = 400, body = ErrorBody), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
     (status = 500, body = ErrorBody)))]
-pub(super) async fn remove_nic(
+pub(in crate::api) async fn remove_nic(
     State(node): Shared,
     Path(name): Path<String>,
     Parameters(parameters): Parameters<RemoveNicParameters>,
@@ -88,7 +88,7 @@ pub(super) async fn remove_nic(
 #[utoipa::path(get, path = "/v1/nics/{vm}/{number}",
     params(("vm" = String, Path), ("number" = String, Path)), responses(
     (status = 200, body = Nic), (status = 404, body = ErrorBody)))]
-pub(super) async fn show_nic(
+pub(in crate::api) async fn show_nic(
     State(node): Shared,
     Path((vm, number)): Path<(String, String)>,
 ) -> Result<Json<Nic>, Refusal> {

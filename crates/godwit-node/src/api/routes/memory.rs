@@ -7,15 +7,15 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::routing::{MethodRouter, get, post};
 
-use super::ErrorBody;
-use super::refusal::Refusal;
-use super::routes::{Body, Shared};
+use super::{Body, Shared};
+use crate::api::ErrorBody;
+use crate::api::refusal::Refusal;
 use crate::node::Node;
 use godwit_api::{FormatMemoryPool, MemoryPool};
 use godwit_context::blocking;
 use godwit_machines::vms::memory::pools;
 
-pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
+pub(in crate::api) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     vec![
         ("/v1/memory-pools", get(list_memory_pools)),
         ("/v1/memory-pools/{name}", get(show_memory_pool)),
@@ -26,7 +26,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
 /// Lists the memory pools of this node.
 #[utoipa::path(get, path = "/v1/memory-pools", responses((status = 200, body = Vec<MemoryPool>),
     (status = 500, body = ErrorBody)))]
-pub(super) async fn list_memory_pools(
+pub(in crate::api) async fn list_memory_pools(
     State(node): Shared,
 ) -> Result<Json<Vec<MemoryPool>>, Refusal> {
     let looked = blocking(move || pools::show_all(&node.context.config));
@@ -37,7 +37,7 @@ pub(super) async fn list_memory_pools(
 #[utoipa::path(get, path = "/v1/memory-pools/{name}", params(("name" = String, Path)), responses(
     (status = 200, body = MemoryPool), (status = 404, body = ErrorBody),
     (status = 500, body = ErrorBody)))]
-pub(super) async fn show_memory_pool(
+pub(in crate::api) async fn show_memory_pool(
     State(node): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<MemoryPool>, Refusal> {
@@ -51,7 +51,7 @@ pub(super) async fn show_memory_pool(
     (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody), (status = 500, body = ErrorBody),
     (status = 507, body = ErrorBody)))]
-pub(super) async fn format_memory_pool(
+pub(in crate::api) async fn format_memory_pool(
     State(node): Shared,
     Path(name): Path<String>,
     Body(request): Body<FormatMemoryPool>,

@@ -9,15 +9,15 @@ use axum::http::StatusCode;
 use axum::routing::{MethodRouter, get, post};
 use serde::Deserialize;
 
-use super::refusal::Refusal;
-use super::routes::{Body, Parameters, Shared, detached};
-use super::{ErrorBody, ErrorCode, MigrateRequest, Migration, Move, SwitchMigration};
+use super::{Body, Parameters, Shared, detached};
+use crate::api::refusal::Refusal;
+use crate::api::{ErrorBody, ErrorCode, MigrateRequest, Migration, Move, SwitchMigration};
 use crate::node::Node;
 use crate::processes;
 use godwit_disks::migrations::{change, live, outgoing};
 use godwit_machines::vms;
 
-pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
+pub(in crate::api) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     vec![
         ("/v1/migrations", get(list_migrations).post(migrate)),
         ("/v1/migrations/{id}", get(show_migration)),
@@ -49,7 +49,7 @@ impl Table {
 /// Lists the moves of disks, VMs, processes and containers: all under way and the last that ended, oldest first. Moves
 /// of disks are listed at both nodes, all others at the source.
 #[utoipa::path(get, path = "/v1/migrations", responses((status = 200, body = Vec<Move>)))]
-pub(super) async fn list_migrations(State(node): Shared) -> Json<Vec<Move>> {
+pub(in crate::api) async fn list_migrations(State(node): Shared) -> Json<Vec<Move>> {
     let disks = node.migrations.all().into_iter();
     let disks = disks.map(|view| match view.id.parse() {
         Ok(id) => live(&node.migrations, id, view),
@@ -70,7 +70,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// The query of a shown migration.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(super) struct ShowParameters {
+pub(in crate::api) struct ShowParameters {
     /// Milliseconds to wait for the end of a disk's migration before the answer, at most 1000.
     #[serde(default)]
     #[param(required = false)]
@@ -80,7 +80,7 @@ pub(super) struct ShowParameters {
 /// Shows a move, at once or, on request, when the migration of a disk ends.
 #[utoipa::path(get, path = "/v1/migrations/{id}", params(("id" = String, Path), ShowParameters),
     responses((status = 200, body = Move), (status = 404, body = ErrorBody)))]
-pub(super) async fn show_migration(
+pub(in crate::api) async fn show_migration(
     State(node): Shared,
     Path(id): Path<String>,
     Parameters(parameters): Parameters<ShowParameters>,
@@ -103,7 +103,7 @@ pub(super) async fn show_migration(
     (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
     (status = 422, body = ErrorBody), (status = 502, body = ErrorBody),
     (status = 507, body = ErrorBody)))]
-pub(super) async fn migrate(
+pub(in crate::api) async fn migrate(
     State(node): Shared,
     Body(request): Body<MigrateRequest>,
 ) -> Result<(StatusCode, Json<Migration>), Refusal> {
@@ -117,7 +117,7 @@ pub(super) async fn migrate(
 #[utoipa::path(post, path = "/v1/migrations/{id}/cancel", params(("id" = String, Path)), responses(
     (status = 200, body = Move), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody)))]
-pub(super) async fn cancel_migration(
+pub(in crate::api) async fn cancel_migration(
     State(node): Shared,
     Path(id): Path<String>,
 ) -> Result<Json<Move>, Refusal> {
@@ -133,7 +133,7 @@ pub(super) async fn cancel_migration(
     request_body = SwitchMigration, responses(
     (status = 200, body = Move), (status = 400, body = ErrorBody),
     (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
-pub(super) async fn switch_migration(
+pub(in crate::api) async fn switch_migration(
     State(node): Shared,
     Path(id): Path<String>,
     Body(request): Body<SwitchMigration>,

@@ -1,5 +1,11 @@
 //! The API's routes.
 
+pub(super) mod memory;
+pub(super) mod moves;
+pub(super) mod nics;
+pub(super) mod processes;
+pub(super) mod vms;
+
 use std::sync::Arc;
 
 use axum::extract::rejection::{JsonRejection, QueryRejection};
@@ -12,13 +18,12 @@ use axum::{Json, Router};
 use godwit_core::wire::PROTOCOL_VERSION;
 use serde::{Deserialize, Serialize};
 
-use super::refusal::Refusal;
-use super::{
+use crate::api::refusal::Refusal;
+use crate::api::{
     AbandonMissing, ClaimDisk, CreateDisk, Disk, ExportDisk, ImportDisk, Job, Node as NodeView,
     Peer, ResizeDisk,
 };
-use super::{ErrorBody, ErrorCode};
-use super::{memory_routes, move_routes, nic_routes, process_routes, vm_routes};
+use crate::api::{ErrorBody, ErrorCode};
 use crate::metrics;
 use crate::node::Node;
 use crate::owners;
@@ -30,15 +35,15 @@ use godwit_disks::images::creation;
 use godwit_peers::clock;
 
 /// The route of imports.
-pub(super) const IMPORT: &str = "/v1/disks/import";
+pub(in crate::api) const IMPORT: &str = "/v1/disks/import";
 
 /// Longest request body in bytes.
 const MAX_BODY: usize = 64 << 10;
 
-pub(super) type Shared = State<Arc<Node>>;
+pub(in crate::api) type Shared = State<Arc<Node>>;
 
 /// Returns every route with its path, for the router and for tests.
-pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
+pub(in crate::api) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     let mut routes = vec![
         ("/health", get(health)),
         ("/metrics", get(show_metrics)),
@@ -55,11 +60,11 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
         ("/v1/jobs/{id}", get(show_job)),
         ("/v1/peers", get(list_peers)),
     ];
-    routes.extend(move_routes::routes());
-    routes.extend(vm_routes::routes());
-    routes.extend(nic_routes::routes());
-    routes.extend(memory_routes::routes());
-    routes.extend(process_routes::routes());
+    routes.extend(moves::routes());
+    routes.extend(vms::routes());
+    routes.extend(nics::routes());
+    routes.extend(memory::routes());
+    routes.extend(processes::routes());
     routes
 }
 
@@ -73,7 +78,7 @@ fn disk_called_import() -> MethodRouter<Arc<Node>> {
     )
 }
 
-pub(super) fn router(node: Arc<Node>) -> Router {
+pub(in crate::api) fn router(node: Arc<Node>) -> Router {
     routes()
         .into_iter()
         .fold(Router::new(), |router, (path, methods)| {
@@ -85,7 +90,7 @@ pub(super) fn router(node: Arc<Node>) -> Router {
 }
 
 /// A JSON body. An invalid body is refused with a JSON error.
-pub(super) struct Body<T>(pub(super) T);
+pub(in crate::api) struct Body<T>(pub(in crate::api) T);
 
 impl<T, S> FromRequest<S> for Body<T>
 where
@@ -112,7 +117,7 @@ where
 }
 
 /// A query string. An invalid query is refused with a JSON error.
-pub(super) struct Parameters<T>(pub(super) T);
+pub(in crate::api) struct Parameters<T>(pub(in crate::api) T);
 
 impl<T, S> FromRequestParts<S> for Parameters<T>
 where
@@ -150,14 +155,14 @@ async fn wrong_method() -> Response {
 #[utoipa::path(get, path = "/health", responses(
     (status = 200, description = "It does"),
     (status = 503, description = "It is shutting down", body = ErrorBody)))]
-pub(super) async fn health(State(node): Shared) -> Result<Json<Health>, Refusal> {
+pub(in crate::api) async fn health(State(node): Shared) -> Result<Json<Health>, Refusal> {
     node.context.check_open()?;
     Ok(Json(Health { status: "ok" }))
 }
 
 /// The answer of a healthy node.
 #[derive(Serialize)]
-pub(super) struct Health {
+pub(in crate::api) struct Health {
     status: &'static str,
 }
 
@@ -165,7 +170,7 @@ pub(super) struct Health {
 #[utoipa::path(get, path = "/metrics", responses(
     (status = 200, description = "The metrics", content(
         (String = "text/plain"), (String = "application/openmetrics-text")))))]
-pub(super) async fn show_metrics(
+pub(in crate::api) async fn show_metrics(
     State(node): Shared,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
@@ -186,13 +191,13 @@ pub(super) async fn show_metrics(
 /// Returns this document.
 #[utoipa::path(get, path = "/openapi.json", responses(
     (status = 200, description = "The OpenAPI document")))]
-pub(super) async fn openapi() -> Json<utoipa::openapi::OpenApi> {
-    Json(super::document())
+pub(in crate::api) async fn openapi() -> Json<utoipa::openapi::OpenApi> {
+    Json(crate::api::document())
 }
 
 /// Shows the node.
 #[utoipa::path(get, path = "/v1/node", responses((status = 200, body = NodeView)))]
-pub(super) async fn show_node(State(node): Shared) -> Json<NodeView> {
+pub(in crate::api) async fn show_node(State(node): Shared) -> Json<NodeView> {
     Json(NodeView {
         name: node.context.config.name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -206,7 +211,7 @@ pub(super) async fn show_node(State(node): Shared) -> Json<NodeView> {
 
 /// Lists all disks that this node knows.
 #[utoipa::path(get, path = "/v1/disks", responses((status = 200, body = Vec<Disk>)))]
-pub(super) async fn list_disks(State(node): Shared) -> Result<Json<Vec<Disk>>, Refusal> {
+pub(in crate::api) async fn list_disks(State(node): Shared) -> Result<Json<Vec<Disk>>, Refusal> {
     let disks = blocking(move || {
         node.disks
             .all()
@@ -220,7 +225,7 @@ pub(super) async fn list_disks(State(node): Shared) -> Result<Json<Vec<Disk>>, R
 /// Shows a disk.
 #[utoipa::path(get, path = "/v1/disks/{name}", params(("name" = String, Path)), responses(
     (status = 200, body = Disk), (status = 404, body = ErrorBody)))]
-pub(super) async fn show_disk(
+pub(in crate::api) async fn show_disk(
     State(node): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<Disk>, Refusal> {
@@ -241,7 +246,7 @@ async fn shown(
     (status = 404, description = "There is no such image", body = ErrorBody),
     (status = 409, body = ErrorBody),
     (status = 507, body = ErrorBody)))]
-pub(super) async fn create_disk(
+pub(in crate::api) async fn create_disk(
     State(node): Shared,
     Body(request): Body<CreateDisk>,
 ) -> Result<(StatusCode, Json<Disk>), Refusal> {
@@ -262,7 +267,7 @@ pub(super) async fn create_disk(
     (status = 404, description = "There is no such image", body = ErrorBody),
     (status = 409, body = ErrorBody),
     (status = 507, body = ErrorBody)))]
-pub(super) async fn import_disk(
+pub(in crate::api) async fn import_disk(
     State(node): Shared,
     Body(request): Body<ImportDisk>,
 ) -> Result<(StatusCode, Json<Job>), Refusal> {
@@ -277,7 +282,7 @@ pub(super) async fn import_disk(
 #[utoipa::path(post, path = "/v1/disks/{name}/export", params(("name" = String, Path)),
     request_body = ExportDisk, responses(
     (status = 202, body = Job), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
-pub(super) async fn export_disk(
+pub(in crate::api) async fn export_disk(
     State(node): Shared,
     Path(name): Path<String>,
     Body(request): Body<ExportDisk>,
@@ -292,7 +297,7 @@ pub(super) async fn export_disk(
 /// The query of a disk's removal.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(super) struct RemoveParameters {
+pub(in crate::api) struct RemoveParameters {
     /// True to remove the disk even with clients attached or with its owner in doubt.
     #[serde(default)]
     #[param(required = false)]
@@ -303,7 +308,7 @@ pub(super) struct RemoveParameters {
 #[utoipa::path(delete, path = "/v1/disks/{name}", params(("name" = String, Path), RemoveParameters),
     responses((status = 204, description = "It is gone"), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody)))]
-pub(super) async fn remove_disk(
+pub(in crate::api) async fn remove_disk(
     State(node): Shared,
     Path(name): Path<String>,
     Parameters(parameters): Parameters<RemoveParameters>,
@@ -320,7 +325,7 @@ pub(super) async fn remove_disk(
 #[utoipa::path(post, path = "/v1/disks/{name}/claim", params(("name" = String, Path)),
     request_body = ClaimDisk, responses(
     (status = 200, body = Disk), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
-pub(super) async fn claim_disk(
+pub(in crate::api) async fn claim_disk(
     State(node): Shared,
     Path(name): Path<String>,
     Body(request): Body<ClaimDisk>,
@@ -337,7 +342,7 @@ pub(super) async fn claim_disk(
 #[utoipa::path(post, path = "/v1/disks/{name}/resize", params(("name" = String, Path)),
     request_body = ResizeDisk, responses(
     (status = 200, body = Disk), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
-pub(super) async fn resize_disk(
+pub(in crate::api) async fn resize_disk(
     State(node): Shared,
     Path(name): Path<String>,
     Body(request): Body<ResizeDisk>,
@@ -355,7 +360,7 @@ pub(super) async fn resize_disk(
 #[utoipa::path(post, path = "/v1/disks/{name}/abandon", params(("name" = String, Path)),
     request_body = AbandonMissing, responses(
     (status = 200, body = Disk), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
-pub(super) async fn abandon_missing(
+pub(in crate::api) async fn abandon_missing(
     State(node): Shared,
     Path(name): Path<String>,
     Body(request): Body<AbandonMissing>,
@@ -370,14 +375,14 @@ pub(super) async fn abandon_missing(
 
 /// Lists the imports and exports since the node's start.
 #[utoipa::path(get, path = "/v1/jobs", responses((status = 200, body = Vec<Job>)))]
-pub(super) async fn list_jobs(State(node): Shared) -> Json<Vec<Job>> {
+pub(in crate::api) async fn list_jobs(State(node): Shared) -> Json<Vec<Job>> {
     Json(node.disks.jobs.all())
 }
 
 /// Shows an import or export.
 #[utoipa::path(get, path = "/v1/jobs/{id}", params(("id" = String, Path)), responses(
     (status = 200, body = Job), (status = 404, body = ErrorBody)))]
-pub(super) async fn show_job(
+pub(in crate::api) async fn show_job(
     State(node): Shared,
     Path(id): Path<String>,
 ) -> Result<Json<Job>, Refusal> {
@@ -386,12 +391,12 @@ pub(super) async fn show_job(
 
 /// Lists the other nodes, with their reachability now.
 #[utoipa::path(get, path = "/v1/peers", responses((status = 200, body = Vec<Peer>)))]
-pub(super) async fn list_peers(State(node): Shared) -> Json<Vec<Peer>> {
+pub(in crate::api) async fn list_peers(State(node): Shared) -> Json<Vec<Peer>> {
     Json(owners::meet_all(&node).await)
 }
 
 /// Runs work to its end even if the client hangs up: half-done work must not remain.
-pub(super) async fn detached<
+pub(in crate::api) async fn detached<
     T: Send + 'static,
     F: Future<Output = Result<T, ErrorBody>> + Send + 'static,
 >(

@@ -8,17 +8,17 @@ use axum::http::StatusCode;
 use axum::routing::{MethodRouter, get, post};
 use serde::Deserialize;
 
-use super::ErrorBody;
-use super::refusal::Refusal;
-use super::routes::{Body, Parameters, Shared, detached};
-use super::{AdoptVm, MigrateVm, RunVm, StopVm, SwitchMigration, Vm, VmMigration};
+use super::{Body, Parameters, Shared, detached};
+use crate::api::ErrorBody;
+use crate::api::refusal::Refusal;
+use crate::api::{AdoptVm, MigrateVm, RunVm, StopVm, SwitchMigration, Vm, VmMigration};
 use crate::node::Node;
 use godwit_api::MoveMemory;
 use godwit_machines::vms::memory::mover;
 use godwit_machines::vms::{self, view};
 
 /// The route of adoptions.
-pub(super) const ADOPT: &str = "/v1/vms/adopt";
+pub(in crate::api) const ADOPT: &str = "/v1/vms/adopt";
 
 /// Routes `/v1/vms/adopt` as a VM's path for a VM named `adopt`.
 fn vm_called_adopt() -> MethodRouter<Arc<Node>> {
@@ -30,7 +30,7 @@ fn vm_called_adopt() -> MethodRouter<Arc<Node>> {
     )
 }
 
-pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
+pub(in crate::api) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     vec![
         ("/v1/vms", get(list_vms).post(run_vm)),
         (ADOPT, post(adopt_vm).merge(vm_called_adopt())),
@@ -49,14 +49,14 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
 
 /// Lists all VMs that this node knows.
 #[utoipa::path(get, path = "/v1/vms", responses((status = 200, body = Vec<Vm>)))]
-pub(super) async fn list_vms(State(node): Shared) -> Json<Vec<Vm>> {
+pub(in crate::api) async fn list_vms(State(node): Shared) -> Json<Vec<Vm>> {
     Json(node.vms.all().iter().map(|vm| view::vm(vm)).collect())
 }
 
 /// Shows a VM.
 #[utoipa::path(get, path = "/v1/vms/{name}", params(("name" = String, Path)), responses(
     (status = 200, body = Vm), (status = 404, body = ErrorBody)))]
-pub(super) async fn show_vm(
+pub(in crate::api) async fn show_vm(
     State(node): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<Vm>, Refusal> {
@@ -67,7 +67,7 @@ pub(super) async fn show_vm(
 #[utoipa::path(post, path = "/v1/vms", request_body = RunVm, responses(
     (status = 201, body = Vm), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody), (status = 500, body = ErrorBody)))]
-pub(super) async fn run_vm(
+pub(in crate::api) async fn run_vm(
     State(node): Shared,
     Body(request): Body<RunVm>,
 ) -> Result<(StatusCode, Json<Vm>), Refusal> {
@@ -81,7 +81,7 @@ pub(super) async fn run_vm(
 /// Takes over a running VM that Godwit did not start.
 #[utoipa::path(post, path = "/v1/vms/adopt", request_body = AdoptVm, responses(
     (status = 201, body = Vm), (status = 400, body = ErrorBody), (status = 409, body = ErrorBody)))]
-pub(super) async fn adopt_vm(
+pub(in crate::api) async fn adopt_vm(
     State(node): Shared,
     Body(request): Body<AdoptVm>,
 ) -> Result<(StatusCode, Json<Vm>), Refusal> {
@@ -96,7 +96,7 @@ pub(super) async fn adopt_vm(
 #[utoipa::path(post, path = "/v1/vms/{name}/stop", params(("name" = String, Path)),
     request_body = StopVm, responses((status = 204, description = "It is gone"),
     (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
-pub(super) async fn stop_vm(
+pub(in crate::api) async fn stop_vm(
     State(node): Shared,
     Path(name): Path<String>,
     Body(request): Body<StopVm>,
@@ -112,7 +112,7 @@ pub(super) async fn stop_vm(
 /// The query of a VM's resumption.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(super) struct ResumeParameters {
+pub(in crate::api) struct ResumeParameters {
     /// True to resume an arrived VM even if its source does not confirm the handover. If the VM runs at the source, two
     /// copies run.
     #[serde(default)]
@@ -124,7 +124,7 @@ pub(super) struct ResumeParameters {
 #[utoipa::path(post, path = "/v1/vms/{name}/resume", params(("name" = String, Path), ResumeParameters),
     responses((status = 204, description = "It runs"), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody)))]
-pub(super) async fn resume_vm(
+pub(in crate::api) async fn resume_vm(
     State(node): Shared,
     Path(name): Path<String>,
     Parameters(parameters): Parameters<ResumeParameters>,
@@ -142,7 +142,7 @@ pub(super) async fn resume_vm(
     request_body = MoveMemory, responses((status = 204, description = "It moves"),
     (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody), (status = 500, body = ErrorBody)))]
-pub(super) async fn move_memory(
+pub(in crate::api) async fn move_memory(
     State(node): Shared,
     Path(name): Path<String>,
     Body(request): Body<MoveMemory>,
@@ -159,7 +159,7 @@ pub(super) async fn move_memory(
 #[utoipa::path(post, path = "/v1/vms/{name}/memory/cancel", params(("name" = String, Path)),
     responses((status = 204, description = "It ends"), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody)))]
-pub(super) async fn cancel_memory(
+pub(in crate::api) async fn cancel_memory(
     State(node): Shared,
     Path(name): Path<String>,
 ) -> Result<StatusCode, Refusal> {
@@ -170,7 +170,7 @@ pub(super) async fn cancel_memory(
 /// The query of a VM's removal from the list.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(super) struct ForgetParameters {
+pub(in crate::api) struct ForgetParameters {
     /// True to forget the VM even while this node holds the rest of its memory.
     #[serde(default)]
     #[param(required = false)]
@@ -182,7 +182,7 @@ pub(super) struct ForgetParameters {
     responses((status = 204, description = "It is off the list"),
     (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody)))]
-pub(super) async fn forget_vm(
+pub(in crate::api) async fn forget_vm(
     State(node): Shared,
     Path(name): Path<String>,
     Parameters(parameters): Parameters<ForgetParameters>,
@@ -202,7 +202,7 @@ pub(super) async fn forget_vm(
     (status = 201, body = VmMigration), (status = 400, body = ErrorBody),
     (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
     (status = 422, body = ErrorBody), (status = 502, body = ErrorBody)))]
-pub(super) async fn migrate_vm(
+pub(in crate::api) async fn migrate_vm(
     State(node): Shared,
     Path(name): Path<String>,
     Body(request): Body<MigrateVm>,
@@ -216,14 +216,14 @@ pub(super) async fn migrate_vm(
 /// Lists the moves of VMs away from here: all under way and the last that ended, oldest first.
 #[utoipa::path(get, path = "/v1/vm-migrations", responses(
     (status = 200, body = Vec<VmMigration>)))]
-pub(super) async fn list_vm_migrations(State(node): Shared) -> Json<Vec<VmMigration>> {
+pub(in crate::api) async fn list_vm_migrations(State(node): Shared) -> Json<Vec<VmMigration>> {
     Json(node.vms.migrations.all(&node.vms))
 }
 
 /// Shows the present state of a VM's move.
 #[utoipa::path(get, path = "/v1/vm-migrations/{id}", params(("id" = String, Path)), responses(
     (status = 200, body = VmMigration), (status = 404, body = ErrorBody)))]
-pub(super) async fn show_vm_migration(
+pub(in crate::api) async fn show_vm_migration(
     State(node): Shared,
     Path(id): Path<String>,
 ) -> Result<Json<VmMigration>, Refusal> {
@@ -235,7 +235,7 @@ pub(super) async fn show_vm_migration(
     request_body = SwitchMigration, responses(
     (status = 200, body = VmMigration), (status = 400, body = ErrorBody),
     (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
-pub(super) async fn switch_vm_migration(
+pub(in crate::api) async fn switch_vm_migration(
     State(node): Shared,
     Path(id): Path<String>,
     Body(request): Body<SwitchMigration>,
@@ -250,7 +250,7 @@ pub(super) async fn switch_vm_migration(
 #[utoipa::path(post, path = "/v1/vm-migrations/{id}/cancel", params(("id" = String, Path)),
     responses((status = 200, body = VmMigration), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody)))]
-pub(super) async fn cancel_vm_migration(
+pub(in crate::api) async fn cancel_vm_migration(
     State(node): Shared,
     Path(id): Path<String>,
 ) -> Result<Json<VmMigration>, Refusal> {

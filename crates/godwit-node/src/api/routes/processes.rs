@@ -7,15 +7,15 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::routing::{MethodRouter, get, post};
 
-use super::ErrorBody;
-use super::refusal::Refusal;
-use super::routes::{Body, Shared, detached};
-use super::{Container, MigrateContainer, MigrateProcess, Process, ProcessMigration};
+use super::{Body, Shared, detached};
+use crate::api::ErrorBody;
+use crate::api::refusal::Refusal;
+use crate::api::{Container, MigrateContainer, MigrateProcess, Process, ProcessMigration};
 use crate::node::Node;
 use crate::processes::{outgoing, view};
 use godwit_api::ErrorCode;
 
-pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
+pub(in crate::api) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     vec![
         ("/v1/processes", get(list_processes)),
         ("/v1/processes/{pid}", get(show_process)),
@@ -42,14 +42,16 @@ fn number(pid: &str) -> Result<u32, ErrorBody> {
 /// Lists the processes of this host that use the RDMA library and have opened a device.
 #[utoipa::path(get, path = "/v1/processes", responses((status = 200, body = Vec<Process>),
     (status = 409, body = ErrorBody)))]
-pub(super) async fn list_processes(State(node): Shared) -> Result<Json<Vec<Process>>, Refusal> {
+pub(in crate::api) async fn list_processes(
+    State(node): Shared,
+) -> Result<Json<Vec<Process>>, Refusal> {
     Ok(Json(view::all(&node).await?))
 }
 
 /// Shows a process, with the obstacles to moving it.
 #[utoipa::path(get, path = "/v1/processes/{pid}", params(("pid" = String, Path)), responses(
     (status = 200, body = Process), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
-pub(super) async fn show_process(
+pub(in crate::api) async fn show_process(
     State(node): Shared,
     Path(pid): Path<String>,
 ) -> Result<Json<Process>, Refusal> {
@@ -62,7 +64,7 @@ pub(super) async fn show_process(
     request_body = MigrateProcess, responses(
     (status = 201, body = ProcessMigration), (status = 400, body = ErrorBody),
     (status = 404, body = ErrorBody), (status = 409, body = ErrorBody), (status = 422, body = ErrorBody)))]
-pub(super) async fn migrate_process(
+pub(in crate::api) async fn migrate_process(
     State(node): Shared,
     Path(pid): Path<String>,
     Body(request): Body<MigrateProcess>,
@@ -77,7 +79,9 @@ pub(super) async fn migrate_process(
 /// Lists the containers of this host under runc, with the obstacles to moving each.
 #[utoipa::path(get, path = "/v1/containers", responses((status = 200, body = Vec<Container>),
     (status = 409, body = ErrorBody)))]
-pub(super) async fn list_containers(State(node): Shared) -> Result<Json<Vec<Container>>, Refusal> {
+pub(in crate::api) async fn list_containers(
+    State(node): Shared,
+) -> Result<Json<Vec<Container>>, Refusal> {
     Ok(Json(view::containers(&node).await?))
 }
 
@@ -87,7 +91,7 @@ pub(super) async fn list_containers(State(node): Shared) -> Result<Json<Vec<Cont
     request_body = MigrateContainer, responses(
     (status = 201, body = ProcessMigration), (status = 400, body = ErrorBody),
     (status = 404, body = ErrorBody), (status = 409, body = ErrorBody), (status = 422, body = ErrorBody)))]
-pub(super) async fn migrate_container(
+pub(in crate::api) async fn migrate_container(
     State(node): Shared,
     Path(id): Path<String>,
     Body(request): Body<MigrateContainer>,
@@ -102,14 +106,16 @@ pub(super) async fn migrate_container(
 /// first.
 #[utoipa::path(get, path = "/v1/process-migrations", responses(
     (status = 200, body = Vec<ProcessMigration>)))]
-pub(super) async fn list_process_migrations(State(node): Shared) -> Json<Vec<ProcessMigration>> {
+pub(in crate::api) async fn list_process_migrations(
+    State(node): Shared,
+) -> Json<Vec<ProcessMigration>> {
     Json(node.processes.moves.all())
 }
 
 /// Shows the present state of a process's move.
 #[utoipa::path(get, path = "/v1/process-migrations/{id}", params(("id" = String, Path)), responses(
     (status = 200, body = ProcessMigration), (status = 404, body = ErrorBody)))]
-pub(super) async fn show_process_migration(
+pub(in crate::api) async fn show_process_migration(
     State(node): Shared,
     Path(id): Path<String>,
 ) -> Result<Json<ProcessMigration>, Refusal> {
@@ -120,7 +126,7 @@ pub(super) async fn show_process_migration(
 #[utoipa::path(post, path = "/v1/process-migrations/{id}/cancel", params(("id" = String, Path)),
     responses((status = 200, body = ProcessMigration), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody)))]
-pub(super) async fn cancel_process_migration(
+pub(in crate::api) async fn cancel_process_migration(
     State(node): Shared,
     Path(id): Path<String>,
 ) -> Result<Json<ProcessMigration>, Refusal> {
