@@ -61,7 +61,7 @@ impl CommandQueue {
     /// Returns the next command.
     ///
     /// # Errors
-    /// There is none now, or no handle is left.
+    /// No command is queued, or no handle is left.
     pub(super) fn next(&self) -> Result<Command, mpsc::TryRecvError> {
         self.commands.try_recv()
     }

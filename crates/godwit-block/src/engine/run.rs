@@ -46,8 +46,8 @@ const BATCH: usize = 256;
 
 /// An engine's thread: its parts, between which it passes events.
 ///
-/// A part owns its state. A method of the engine takes an event to the parts that it concerns, and the controller's
-/// actions after it.
+/// A part owns its state. A method of the engine takes an event to its parts, then carries out the controller's
+/// actions.
 pub(super) struct Engine {
     pub(super) cx: Context,
     pub(super) ring: Ring,

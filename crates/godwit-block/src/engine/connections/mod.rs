@@ -384,7 +384,7 @@ impl Connections {
     }
 }
 
-/// Returns the index of an empty place in a table, which grows if there is none.
+/// Returns the index of an empty place in a table. The table grows if all places are taken.
 pub(super) fn empty_place<T>(table: &mut Vec<Option<T>>) -> usize {
     let empty = table.iter().position(Option::is_none);
     empty.unwrap_or_else(|| {

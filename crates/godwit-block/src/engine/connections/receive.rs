@@ -222,7 +222,7 @@ impl Connection {
         unsafe { self.stream.receive(ring, token, payload, ahead) };
     }
 
-    /// Receives the data of a request into its slot. Returns false if there is none.
+    /// Receives the data of a request into its slot. Returns false for a request without data.
     const fn receive_into(&mut self, tag: RequestTag, head: Head, length: u32) -> bool {
         let packed = match head {
             Head::Peer { packed, .. } => packed,
@@ -394,7 +394,7 @@ impl Engine {
         admitted
     }
 
-    /// Gives a request its slot and receives its data, or lets the connection wait. Returns false if it waits.
+    /// Gives a request its slot and receives its data. Returns false if the connection has to wait for a slot.
     pub(in crate::engine) fn admit(
         &mut self,
         key: ConnectionKey,

@@ -118,13 +118,13 @@ impl Served {
         Some(served.1)
     }
 
-    /// Ends the role of this connection. Returns the node that forwarded by it.
+    /// Ends the role of this connection. Returns the node behind the connection.
     pub(in crate::engine) fn forget(&mut self, key: ConnectionKey) -> Option<Forwarder> {
         let at = self.connections.iter().position(|it| it.1 == key)?;
         Some(self.connections.remove(at).0)
     }
 
-    /// Returns the connections to be read again, once the requests of their predecessors are done.
+    /// Returns all connections once the requests of their predecessors are done, if some are to be read again.
     fn to_resume(
         &self,
         connections: &Connections,

@@ -72,7 +72,7 @@ impl Links {
         self.control.into_iter().chain(self.sync).chain(copies)
     }
 
-    /// Drops a lost connection. Returns true if the migration loses it.
+    /// Drops a lost connection. Returns true if the connection was one of a migration under way.
     fn lose(&mut self, key: ConnectionKey) -> bool {
         let linked = self.all().any(|it| it == key);
         self.control.take_if(|control| *control == key);

@@ -51,8 +51,8 @@ impl Memory {
         self.chunks.next_ready().or_else(|| self.owed.next_ready())
     }
 
-    /// Returns the memory for the `bytes` bytes of a disk operation, and the memory's owner if it could go away before
-    /// the operation ends; `None` if there is no buffer as long. `pulled` is the slot of a pulled piece.
+    /// Returns the memory for the `bytes` bytes of a disk operation, and the memory's owner if the owner could go away
+    /// before the operation ends; `None` if there is no buffer as long. `pulled` is the slot of a pulled piece.
     pub(in crate::engine) fn place(
         &mut self,
         tag: DiskTag,

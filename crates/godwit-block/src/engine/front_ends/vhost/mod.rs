@@ -114,7 +114,7 @@ impl FrontEnd {
         stopped
     }
 
-    /// Ends the front end's presence. `reply` follows its last request.
+    /// Marks the front end as gone. `reply` follows the front end's last request.
     fn leave(&mut self, reply: Option<FrontEndReply>) {
         let left = Presence::Left { reply: None };
         let reply = match std::mem::replace(&mut self.presence, left) {
@@ -130,7 +130,7 @@ impl FrontEnd {
         self.presence = Presence::Left { reply };
     }
 
-    /// Answers that the rings are still, if so and if that was asked.
+    /// Answers a front end that waits for still rings, once its last taken request has been answered.
     fn settle_still(&mut self) {
         let mut rings = self.rings.iter().flatten();
         if let Presence::Still { reply } = &mut self.presence

@@ -76,7 +76,7 @@ impl Vhost {
         Some(Answered::FirstWaits)
     }
 
-    /// Lets the requests that wait for room be taken again, once due. Returns the state if that was due.
+    /// Lets the requests that wait for room be taken again, once due. Returns the new state; `None` if nothing was due.
     fn retry(&mut self, now: Time) -> Option<Room> {
         match self.room {
             Room::Until(at) if at <= now => {}

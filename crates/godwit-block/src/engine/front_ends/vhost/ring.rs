@@ -101,7 +101,7 @@ impl GuestRing {
         }
     }
 
-    /// Counts the first request as taken. Returns the time since which it has been there, if known.
+    /// Counts the first request as taken. Returns the beginning of the request's wait, if it waited.
     pub(super) fn take(&mut self, head: u16) -> Option<Time> {
         let arrived = self.since.map(|(since, _)| since);
         if self.again.pop_front().is_none() {
