@@ -2,7 +2,6 @@
 
 mod disk;
 mod error;
-mod job;
 mod migration;
 mod moves;
 mod node;
@@ -14,7 +13,6 @@ mod vm;
 
 pub use disk::*;
 pub use error::{ErrorBody, ErrorCode, advice};
-pub use job::*;
 pub use migration::*;
 pub use moves::*;
 pub use node::*;
