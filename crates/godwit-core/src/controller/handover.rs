@@ -4,38 +4,71 @@ use core::num::NonZeroU64;
 use core::time::Duration;
 
 use crate::action::Action;
-use crate::authority::{Effect, Ownership};
+use crate::authority::{Authority, Effect, Ownership};
+use crate::controller::cx::Cx;
 use crate::controller::requests::forwarding::ForwardLink;
 use crate::controller::transfer::outgoing::stage::Stage;
+use crate::controller::transfer::remainder::PullLink;
 use crate::controller::{Controller, MAX_PULLED, Written};
 use crate::event::{AbortReason, Event, Phase};
-use crate::units::Time;
+use crate::units::{MigrationId, Time};
 use crate::wire::{Message, TrafficClass};
 
 /// Time between two reminders of an undecided node.
 const REMIND_EVERY: Duration = Duration::from_millis(500);
+
+/// Reminders of an undecided migration.
+#[derive(Debug)]
+pub(super) struct Doubt {
+    /// True while a control connection is up.
+    pub(super) control_up: bool,
+    /// Time of the next reminder.
+    pub(super) remind_at: Option<Time>,
+}
+
+impl Doubt {
+    pub(super) fn new(authority: &Authority) -> Self {
+        Self {
+            control_up: false,
+            remind_at: authority.in_doubt().map(|_| Time(0)),
+        }
+    }
+
+    pub(super) fn remind(&mut self, cx: &mut Cx) {
+        let Some(migration) = cx.authority.in_doubt() else {
+            self.remind_at = None;
+            return;
+        };
+        self.remind_at = Some(cx.now.after(REMIND_EVERY));
+        if !self.control_up {
+            cx.notify(Event::NeedPeer { migration });
+        } else if let Some(message) = cx.authority.remind() {
+            cx.send(TrafficClass::Control, message);
+        }
+    }
+}
 
 impl Controller {
     /// Handles the end of a connection of the current migration (any class) other than the connection for forwarded I/O
     /// ([`Self::handle_forward_lost`]). Before the point of no return the migration aborts: unacknowledged copies and
     /// double writes are given up.
     pub fn handle_connection_lost(&mut self, now: Time, class: TrafficClass) {
-        self.now = now;
+        self.cx.now = now;
         if class == TrafficClass::Control {
-            self.control_up = false;
+            self.doubt.control_up = false;
         }
-        if self.source.is_some() && !self.abort_source(AbortReason::PeerLost) {
+        if self.outgoing.source.is_some() && !self.abort_source(AbortReason::PeerLost) {
             // The disk is given away: only the confirmation is missing.
             if class == TrafficClass::Sync
-                && let Some(source) = &mut self.source
+                && let Some(source) = &mut self.outgoing.source
             {
-                source.sync_up = false;
-                if self.forward_link.is_there() {
-                    self.forward_link = ForwardLink::Down;
+                source.peer.sync_up = false;
+                if self.forwarding.link.is_there() {
+                    self.forwarding.link = ForwardLink::Down;
                 }
             }
         }
-        let effects = self.authority.stop_receiving(AbortReason::PeerLost);
+        let effects = self.cx.authority.stop_receiving(AbortReason::PeerLost);
         self.apply(effects);
         self.run_ready();
     }
@@ -43,23 +76,24 @@ impl Controller {
     /// Notes that a control connection to the other node of an undecided migration is up (again): see
     /// [`Event::NeedPeer`].
     pub fn handle_control_up(&mut self, now: Time) {
-        self.now = now;
-        self.control_up = true;
-        self.remind();
+        self.cx.now = now;
+        self.doubt.control_up = true;
+        self.doubt.remind(&mut self.cx);
         self.run_ready();
     }
 
     pub(super) fn authority_message(&mut self, message: &Message) {
         self.heard();
         if matches!(message, Message::Prepare { .. })
-            && self.authority.receiving().is_some()
+            && self.cx.authority.receiving().is_some()
             && self.owes_answers()
         {
-            self.cancel(self.now, AbortReason::Protocol);
+            self.cancel(self.cx.now, AbortReason::Protocol);
             return;
         }
         if let Message::Abort { migration, reason } = *message
             && self
+                .outgoing
                 .source
                 .as_ref()
                 .is_some_and(|source| source.options.migration == migration)
@@ -73,26 +107,26 @@ impl Controller {
             migration,
             ..
         } = *message
-            && self.authority.receiving() == Some(migration)
-            && !self.authority.is_accepting()
+            && self.cx.authority.receiving() == Some(migration)
+            && !self.cx.authority.is_accepting()
         {
-            self.disk_comes(shared);
+            self.forwarding.disk_comes(&mut self.cx, shared);
             if !self.comes_without(migration, lacks) {
-                self.cancel(self.now, AbortReason::Protocol);
+                self.cancel(self.cx.now, AbortReason::Protocol);
                 return;
             }
         }
         if let Message::Prepared { migration } = *message
-            && self.flushing_owed
-            && let Some(source) = &mut self.source
+            && self.outgoing.flushing_owed
+            && let Some(source) = &mut self.outgoing.source
         {
             // This node's debt is not durable yet.
-            source.accepted |= source.options.migration == migration;
+            source.handover.accepted |= source.options.migration == migration;
             return;
         }
-        let effects = self.authority.handle(message);
-        if self.authority.in_doubt().is_some() && self.remind_at.is_none() {
-            self.remind_at = Some(self.now.after(REMIND_EVERY));
+        let effects = self.cx.authority.handle(message);
+        if self.cx.authority.in_doubt().is_some() && self.doubt.remind_at.is_none() {
+            self.doubt.remind_at = Some(self.cx.now.after(REMIND_EVERY));
         }
         self.apply(effects);
     }
@@ -102,7 +136,7 @@ impl Controller {
     /// requests are held, and a departure ends.
     pub fn surpass(&mut self, now: Time) {
         self.cancel(now, AbortReason::Cancelled);
-        self.authority.surpass();
+        self.cx.authority.surpass();
     }
 
     pub(super) fn apply(&mut self, effects: Vec<Effect>) {
@@ -113,78 +147,38 @@ impl Controller {
                     if let Message::Prepare { shared, .. } = &mut message {
                         *shared = self.forwarding.is_shared();
                     }
-                    self.send(TrafficClass::Control, message);
+                    self.cx.send(TrafficClass::Control, message);
                 }
                 Effect::Flush => self.issue_barrier(),
                 Effect::Persist(record) => {
                     if matches!(record.ownership, Ownership::Relinquished { .. }) {
-                        self.enter_stage(Stage::Decided(Phase::Relinquishing));
+                        self.outgoing
+                            .enter_stage(&mut self.cx, Stage::Decided(Phase::Relinquishing));
                     }
-                    self.act(Action::Persist { record });
+                    self.cx.act(Action::Persist { record });
                     #[cfg(feature = "planted-bugs")]
-                    if self.has_bug(crate::PlantedBug::PersistAfterUse) {
-                        self.used_early += 1;
-                        let effects = self.authority.persisted();
+                    if self.cx.has_bug(crate::PlantedBug::PersistAfterUse) {
+                        self.cx.used_early += 1;
+                        let effects = self.cx.authority.persisted();
                         self.apply(effects);
                     }
                 }
                 Effect::Relinquished(migration) => {
-                    if self.authority.owes().is_some() {
-                        let bound = self.source.as_ref().map(|it| it.options.max_bandwidth);
-                        self.bound_owed(bound.flatten());
-                        self.notify(Event::Owes { migration });
-                    }
-                    self.enter_stage(Stage::Decided(Phase::Committing));
-                    self.remind_at = Some(self.now.after(REMIND_EVERY));
-                    self.forwarding.gave_away();
-                    self.leave_image();
+                    self.relinquished(migration);
                     committing = true;
                 }
-                Effect::Departed(migration) => {
-                    let sync_up = self.follow_the_disk();
-                    self.enter_stage(Stage::Decided(Phase::Completed));
-                    // Otherwise this process may have started after a power loss, and the image may have lost unflushed
-                    // data.
-                    let was_here = self.source.is_some() && self.authority.owes().is_none();
-                    self.complete_source();
-                    self.written = None;
-                    if was_here {
-                        self.keep_as_base(migration);
-                    }
-                    self.notify(Event::MigrationCompleted { migration });
-                    if !sync_up {
-                        self.notify(Event::OwnerMoved);
-                    }
-                    self.release_held();
-                }
+                Effect::Departed(migration) => self.departed(migration),
                 Effect::Whole(migration) => self.became_whole(migration),
                 Effect::OwesNothing(migration) => {
-                    self.owes_at = None;
-                    self.notify(Event::OwesNothing { migration });
+                    self.owing.tell_at = None;
+                    self.cx.notify(Event::OwesNothing { migration });
                     // The image was flushed before the disk was given away.
-                    self.keep_as_base(migration);
+                    self.differences.base.keep_as_base(&mut self.cx, migration);
                 }
-                Effect::Owner(migration) => {
-                    // An earlier process may have served the disk before storing this fact.
-                    let came_here = self.destination.take().is_some();
-                    let fits = self.capacity.bytes() <= MAX_PULLED;
-                    self.written =
-                        (came_here && fits).then(|| Written::nothing(migration, self.capacity));
-                    self.notify(Event::ReceiveCompleted { migration });
-                    self.serves_clients();
-                    self.pull();
-                    if self.forward_link != ForwardLink::Up {
-                        self.forward_link = ForwardLink::Absent;
-                        self.take_back_forwarded();
-                    }
-                    // The previous owner carries out no more of the requests sent to it, and may never say so. Requests
-                    // that nobody waits for must not hold back new requests.
-                    self.give_up_abandoned();
-                    self.release_held();
-                }
+                Effect::Owner(migration) => self.became_owner(migration),
                 Effect::ReceiveAborted(migration, reason) => {
                     self.lacking = None;
-                    self.notify(Event::ReceiveAborted { migration, reason });
+                    self.cx.notify(Event::ReceiveAborted { migration, reason });
                     self.release_held();
                 }
             }
@@ -192,21 +186,82 @@ impl Controller {
         // The destination has received `Commit` before the first forwarded request, so the destination holds no
         // request.
         if committing && self.follow_the_disk() {
-            self.may_forward(false);
+            self.forwarding.may_forward(&mut self.cx, false);
             self.release_held();
         }
-        if self.authority.in_doubt().is_none() {
-            self.remind_at = None;
-        } else if self.remind_at.is_none() {
-            self.remind_at = Some(self.now.after(REMIND_EVERY));
+        if self.cx.authority.in_doubt().is_none() {
+            self.doubt.remind_at = None;
+        } else if self.doubt.remind_at.is_none() {
+            self.doubt.remind_at = Some(self.cx.now.after(REMIND_EVERY));
         }
+    }
+
+    /// Notes that the stored record gives the disk away.
+    fn relinquished(&mut self, migration: MigrationId) {
+        if self.cx.authority.owes().is_some() {
+            let bound = self
+                .outgoing
+                .source
+                .as_ref()
+                .map(|it| it.options.max_bandwidth);
+            self.bound_owed(bound.flatten());
+            self.cx.notify(Event::Owes { migration });
+        }
+        self.outgoing
+            .enter_stage(&mut self.cx, Stage::Decided(Phase::Committing));
+        self.doubt.remind_at = Some(self.cx.now.after(REMIND_EVERY));
+        self.forwarding.gave_away();
+        self.leave_image();
+    }
+
+    /// Ends a migration whose destination serves the disk.
+    fn departed(&mut self, migration: MigrationId) {
+        let sync_up = self.follow_the_disk();
+        self.outgoing
+            .enter_stage(&mut self.cx, Stage::Decided(Phase::Completed));
+        // Otherwise this process may have started after a power loss, and the image may have lost unflushed data.
+        let was_here = self.outgoing.source.is_some() && self.cx.authority.owes().is_none();
+        self.outgoing.complete_source(&mut self.cx);
+        self.differences.written = None;
+        if was_here {
+            self.differences.base.keep_as_base(&mut self.cx, migration);
+        }
+        self.cx.notify(Event::MigrationCompleted { migration });
+        if !sync_up {
+            self.cx.notify(Event::OwnerMoved);
+        }
+        self.release_held();
+    }
+
+    /// Begins to serve a disk that this migration brought.
+    fn became_owner(&mut self, migration: MigrationId) {
+        // An earlier process may have served the disk before storing this fact.
+        let came_here = self.destination.take().is_some();
+        let fits = self.cx.capacity.bytes() <= MAX_PULLED;
+        self.differences.written =
+            (came_here && fits).then(|| Written::nothing(migration, self.cx.capacity));
+        self.cx.notify(Event::ReceiveCompleted { migration });
+        self.forwarding.serves_clients(&mut self.cx);
+        self.pull();
+        if self.forwarding.link != ForwardLink::Up {
+            self.forwarding.link = ForwardLink::Absent;
+            self.take_back_forwarded();
+        }
+        // The previous owner carries out no more of the requests sent to it, and may never say so. Requests that nobody
+        // waits for must not hold back new requests.
+        self.give_up_abandoned();
+        self.release_held();
     }
 
     /// Lets the migration's sync connection, if still up, carry clients' requests to the new owner. Returns true if the
     /// connection is up.
     fn follow_the_disk(&mut self) -> bool {
-        let sync_up = self.source.as_ref().is_some_and(|source| source.sync_up);
-        self.forward_link = if sync_up {
+        let sync_up = self
+            .outgoing
+            .source
+            .as_ref()
+            .is_some_and(|source| source.peer.sync_up);
+        self.forwarding.link = if sync_up {
             ForwardLink::Up
         } else {
             ForwardLink::Down
@@ -217,35 +272,22 @@ impl Controller {
     /// Bounds the bytes per second that the owner may pull of this node's debt: the migration's own bound. For a
     /// process that starts; a migration that ends in this process sets the bound itself.
     pub fn bound_owed(&mut self, bytes_per_second: Option<u64>) {
-        self.owed_bandwidth = bytes_per_second.and_then(NonZeroU64::new);
+        self.owing.bandwidth = bytes_per_second.and_then(NonZeroU64::new);
     }
 
     /// Tells the owner that this node owes a part of the disk. Repeated until the owner has the part.
     pub(super) fn tell_of_debt(&mut self) {
         // An accepted connection leads to a node that owes. This node's debt is owed to another node.
-        let leads_to_owner = self.pull_is_up && self.pull_dialled;
-        let owed = self.authority.owes().filter(|_| leads_to_owner);
-        self.owes_at = owed.map(|_| self.now.after(REMIND_EVERY));
+        let owed = self.cx.authority.owes();
+        let owed = owed.filter(|_| self.pull_link == PullLink::Dialled);
+        self.owing.tell_at = owed.map(|_| self.cx.now.after(REMIND_EVERY));
         if let Some(migration) = owed {
-            let max_bandwidth = self.owed_bandwidth;
+            let max_bandwidth = self.owing.bandwidth;
             let owes = Message::Owes {
                 migration,
                 max_bandwidth,
             };
-            self.send(TrafficClass::Pull, owes);
-        }
-    }
-
-    pub(super) fn remind(&mut self) {
-        let Some(migration) = self.authority.in_doubt() else {
-            self.remind_at = None;
-            return;
-        };
-        self.remind_at = Some(self.now.after(REMIND_EVERY));
-        if !self.control_up {
-            self.notify(Event::NeedPeer { migration });
-        } else if let Some(message) = self.authority.remind() {
-            self.send(TrafficClass::Control, message);
+            self.cx.send(TrafficClass::Pull, owes);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The controller of one disk on one node.
 
 mod block_set;
+mod cx;
 mod governor;
 mod handover;
 mod limits;
@@ -10,41 +11,41 @@ mod progress;
 mod requests;
 mod transfer;
 
-use core::num::NonZeroU64;
 use core::time::Duration;
-use std::collections::VecDeque;
 
+use self::cx::Cx;
 pub use self::governor::arrivals::{Arrivals, GuestLoad};
 pub use self::governor::parts::{GovernorParts, UnknownPart};
+use self::handover::Doubt;
 pub use self::limits::Limits;
 pub use self::options::{ImageOffer, LinkSignal, MigrationOptions, OlderCopy, Switchover};
 pub(crate) use self::policy::table::*;
 pub use self::progress::{DeltaBy, DeltaProgress, Progress, PromiseProgress, StartError};
+use self::requests::Requests;
 pub use self::requests::forwarding::Admission;
-use self::requests::forwarding::{ForwardLink, Forwarding};
-use self::requests::slots::{Slots, TagList};
-use self::transfer::differences::base::BecomingBase;
+use self::requests::forwarding::Forwarding;
+use self::transfer::differences::Differences;
 pub use self::transfer::differences::on_image::Compared;
-use self::transfer::differences::on_image::OnImage;
 pub use self::transfer::differences::written::Written;
-use self::transfer::outgoing::Source;
+use self::transfer::outgoing::Outgoing;
 pub use self::transfer::outgoing::change::{ChangeError, MigrationChange};
 pub use self::transfer::outgoing::{MAX_MOVED, MAX_PULLED, MAX_VERIFIED};
 use self::transfer::receive::Destination;
+use self::transfer::remainder::PullLink;
 use self::transfer::remainder::lacking::Lacking;
 pub use self::transfer::remainder::missing::{
     HeatPiece, Missing, PIECE_HEATS, PIECE_WORDS, WordPiece,
 };
 use self::transfer::remainder::owing::Owing;
 pub use self::transfer::verify_hole::HOLE_PIECE_SECTORS;
-use crate::action::{Action, Content, DiskTag, PULL_SLOTS};
-use crate::authority::{Authority, AuthorityRecord};
+use crate::action::{Action, Content, DiskTag};
+use crate::authority::AuthorityRecord;
 use crate::event::{AbortReason, Event};
+#[cfg(feature = "planted-bugs")]
 use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};
-use crate::units::{Extent, Sectors, Time};
+use crate::units::{Sectors, Time};
 use crate::wire::{Message, TrafficClass};
-use crate::write_table::WriteTable;
 
 /// The controller of one disk on one node: serves guests, moves the disk away, takes the disk in, and forwards the I/O
 /// of clients that stayed.
@@ -55,67 +56,21 @@ use crate::write_table::WriteTable;
 /// [`Self::next_deadline`] has passed.
 #[derive(Debug)]
 pub struct Controller {
-    limits: Limits,
-    capacity: Sectors,
-    slots: Slots,
-    table: WriteTable,
-    actions: VecDeque<Action>,
-    /// Tags whose blocker is gone, to be examined again.
-    ready: VecDeque<RequestTag>,
-    /// Requests that wait until the owner is known.
-    held: TagList,
-    /// Admitted requests that have not finished.
-    admitted: u32,
-    requests: u32,
-    /// Arrival of the last request.
-    last_request: Option<Time>,
-    authority: Authority,
-    source: Option<Box<Source>>,
-    last_progress: Option<Progress>,
+    cx: Cx,
+    requests: Requests,
+    outgoing: Outgoing,
     destination: Option<Destination>,
-    /// Blocks written since a migration brought the disk here, if this process knows all such blocks.
-    written: Option<Written>,
-    /// The image of a disk that has left.
-    base: BecomingBase,
+    differences: Differences,
     /// Blocks that this node, the owner, lacks.
     lacking: Option<Box<Lacking>>,
     /// Maximum wait of a request for a missing block before the request fails; `None`: no limit.
     longest_missing_wait: Option<Duration>,
-    /// Blocks that are as in the disk's image; present once needed.
-    on_image: Option<Box<OnImage>>,
-    /// Reads of this node for the owner.
     owing: Owing,
-    /// True while the connection is up on which an owner pulls.
-    pull_is_up: bool,
-    /// True if the node at the other end of the pull connection takes signs of life.
-    shows_life: bool,
-    /// True if this node has dialled the pull connection: this node owes, and its peer does not.
-    pull_dialled: bool,
+    pull_link: PullLink,
     /// True while the connection to the image is up, if another node owes a part of the missing blocks.
     image_is_up: bool,
-    /// Time of the next reminder to the owner of this node's debt.
-    owes_at: Option<Time>,
-    /// Maximum bytes per second that the owner may pull of this node's debt.
-    owed_bandwidth: Option<NonZeroU64>,
-    /// True while the disk is being flushed before a part is owed.
-    flushing_owed: bool,
-    /// Unfinished chunk reads of an abandoned migration.
-    orphaned_reads: u32,
-    /// Extent of the open [`DiskTag::Layout`] query to the body.
-    looking_at: Option<Extent>,
-    /// True while a [`DiskTag::Holes`] query to the body is open.
-    looking_for_holes: bool,
-    forward_link: ForwardLink,
     forwarding: Forwarding,
-    control_up: bool,
-    /// Time of the next reminder of an undecided migration.
-    remind_at: Option<Time>,
-    now: Time,
-    #[cfg(feature = "planted-bugs")]
-    planted: Option<PlantedBug>,
-    /// Records that were acted on too early.
-    #[cfg(feature = "planted-bugs")]
-    used_early: u32,
+    doubt: Doubt,
 }
 
 impl Controller {
@@ -131,107 +86,69 @@ impl Controller {
 
     /// Creates a controller for a disk of `capacity` sectors whose stored authority is `record`.
     pub fn new(limits: Limits, capacity: Sectors, record: AuthorityRecord) -> Self {
-        let authority = Authority::new(record);
-        let remind_at = authority.in_doubt().map(|_| Time(0));
+        let cx = Cx::new(limits, capacity, record);
         Self {
-            limits,
-            capacity,
-            slots: Slots::new(limits.requests),
-            table: WriteTable::new(limits.requests + u32::from(PULL_SLOTS)),
-            actions: VecDeque::with_capacity(
-                limits.requests as usize * 4 + usize::from(limits.window_chunks) * 2 + 16,
-            ),
-            ready: VecDeque::with_capacity(limits.requests as usize),
-            held: TagList::EMPTY,
-            admitted: 0,
-            requests: 0,
-            last_request: None,
-            authority,
-            source: None,
-            last_progress: None,
+            doubt: Doubt::new(&cx.authority),
+            cx,
+            requests: Requests::default(),
+            outgoing: Outgoing::default(),
             destination: None,
-            written: None,
-            base: BecomingBase::default(),
+            differences: Differences::default(),
             lacking: None,
-            on_image: None,
             longest_missing_wait: None,
             owing: Owing::new(),
-            pull_is_up: false,
-            shows_life: false,
-            pull_dialled: false,
+            pull_link: PullLink::Down,
             image_is_up: false,
-            owes_at: None,
-            owed_bandwidth: None,
-            flushing_owed: false,
-            orphaned_reads: 0,
-            looking_at: None,
-            looking_for_holes: false,
-            forward_link: ForwardLink::Absent,
             forwarding: Forwarding::new(),
-            control_up: false,
-            remind_at,
-            now: Time(0),
-            #[cfg(feature = "planted-bugs")]
-            planted: None,
-            #[cfg(feature = "planted-bugs")]
-            used_early: 0,
         }
     }
 
     /// Plants a bug in this controller.
     #[cfg(feature = "planted-bugs")]
     pub const fn plant(&mut self, bug: PlantedBug) {
-        self.planted = Some(bug);
-    }
-
-    #[cfg(feature = "planted-bugs")]
-    fn has_bug(&self, bug: PlantedBug) -> bool {
-        self.planted == Some(bug)
-    }
-
-    #[cfg(not(feature = "planted-bugs"))]
-    #[inline]
-    #[allow(
-        clippy::unused_self,
-        reason = "it has the signature of its counterpart"
-    )]
-    const fn has_bug(&self, _: PlantedBug) -> bool {
-        false
+        self.cx.planted = Some(bug);
     }
 
     /// Returns the next action.
     #[inline]
     pub fn poll_action(&mut self) -> Option<Action> {
-        self.actions.pop_front()
+        self.cx.actions.pop_front()
     }
 
     /// Returns the time of the next [`Self::handle_timer`] call.
     pub fn next_deadline(&self) -> Option<Time> {
         let source = self
+            .outgoing
             .source
             .as_ref()
-            .map(|source| source.next_deadline(&self.slots));
+            .map(|source| source.next_deadline(&self.cx.slots));
         let destination = self
             .destination
             .as_ref()
             .map(|destination| destination.deadline);
         let lacking = self.lacking.as_deref();
         let lacking = lacking.and_then(|lacking| lacking.deadline(self.longest_missing_wait));
-        [source, destination, self.remind_at, self.owes_at, lacking]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            source,
+            destination,
+            self.doubt.remind_at,
+            self.owing.tell_at,
+            lacking,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Handles a deadline that has passed.
     pub fn handle_timer(&mut self, now: Time) {
-        self.now = now;
+        self.cx.now = now;
         self.source_timer();
         self.destination_timer();
-        if self.remind_at.is_some_and(|at| at <= now) {
-            self.remind();
+        if self.doubt.remind_at.is_some_and(|at| at <= now) {
+            self.doubt.remind(&mut self.cx);
         }
-        if self.owes_at.is_some_and(|at| at <= now) {
+        if self.owing.tell_at.is_some_and(|at| at <= now) {
             self.tell_of_debt();
         }
         self.lacking_timer();
@@ -246,12 +163,12 @@ impl Controller {
         tag: DiskTag,
         result: Result<Content, RequestError>,
     ) {
-        self.now = now;
+        self.cx.now = now;
         match tag {
             DiskTag::Request(tag) => self.request_disk_done(tag, result.map(|_| ())),
-            DiskTag::Chunk(_) | DiskTag::Delayed(_) if self.orphaned_reads > 0 => {
+            DiskTag::Chunk(_) | DiskTag::Delayed(_) if self.outgoing.orphaned_reads > 0 => {
                 // No migration starts while reads of an abandoned migration are under way.
-                self.orphaned_reads -= 1;
+                self.outgoing.orphaned_reads -= 1;
             }
             DiskTag::Chunk(slot) => self.chunk_read(slot, result),
             DiskTag::Delayed(slot) => self.delayed_read(slot, result),
@@ -259,11 +176,14 @@ impl Controller {
             DiskTag::Barrier => self.barrier_done(result.map(|_| ())),
             DiskTag::Layout => self.layout_found(result),
             DiskTag::Holes => self.long_hole_found(result),
-            DiskTag::Owed(slot) => self.owed_read(slot, result),
+            DiskTag::Owed(slot) => self.owing.owed_read(&mut self.cx, slot, result),
             DiskTag::Pulled(slot) => self.pulled_written(slot, result.map(|_| ())),
             DiskTag::Checkpoint => self.checkpoint_flushed(result.map(|_| ())),
             DiskTag::OwedFlush => self.owed_flushed(result.map(|_| ())),
-            DiskTag::BaseFlush => self.base_flushed(result.map(|_| ())),
+            DiskTag::BaseFlush => self
+                .differences
+                .base
+                .base_flushed(&mut self.cx, result.map(|_| ())),
         }
         self.run_ready();
     }
@@ -292,15 +212,13 @@ impl Controller {
         message: Message,
         buffer: Option<RequestTag>,
     ) {
-        self.now = now;
+        self.cx.now = now;
         match message {
-            Message::Ack {
-                tag,
-                generation,
-                result,
-            } => {
-                self.acknowledged(class, tag, generation, result);
-            }
+            Message::Ack { .. }
+            | Message::Verified { .. }
+            | Message::DelayedWritten { .. }
+            | Message::GenerationReached { .. }
+            | Message::GuestArrived { .. } => self.source_message(class, message),
             Message::Copy { .. }
             | Message::DoubleWrite { .. }
             | Message::DelayedWrite { .. }
@@ -310,33 +228,16 @@ impl Controller {
                     self.replica(message, tag);
                 }
             }
-            Message::Verified {
-                slot,
-                generation,
-                result,
-            } => {
-                self.chunk_compared(slot, generation, result);
-            }
             Message::ForwardReply {
                 tag,
                 number,
                 result,
                 ..
             } => self.forward_reply(tag, number, result),
-            Message::Ping if class == TrafficClass::Pull => self.owing.owner_heard(self.now),
-            Message::Ping => {
-                self.heard();
-                self.send(TrafficClass::Control, Message::Pong);
-            }
+            Message::Ping if class == TrafficClass::Pull => self.owing.owner_heard(self.cx.now),
+            Message::Ping => self.pinged(),
             Message::Pong => self.heard(),
-            Message::DelayedWritten {
-                slot,
-                generation,
-                result,
-            } => self.delayed_written(slot, generation, result),
             Message::NewGeneration { generation } => self.new_generation(generation),
-            Message::GenerationReached { generation } => self.generation_reached(generation),
-            Message::GuestArrived { migration } => self.guest_arrived(migration),
             Message::Fence {
                 number,
                 taken,
@@ -349,9 +250,9 @@ impl Controller {
                 heat,
                 at_source,
             } => self.will_lack(start, sectors, heat, at_source),
-            Message::Pull { slot, extent } => self.serve_pull(slot, extent),
+            Message::Pull { slot, extent } => self.owing.serve_pull(&mut self.cx, slot, extent),
             Message::Whole { .. } => {
-                let effects = self.authority.handle(&message);
+                let effects = self.cx.authority.handle(&message);
                 self.apply(effects);
             }
             Message::Owes {
@@ -374,17 +275,51 @@ impl Controller {
         self.run_ready();
     }
 
+    fn pinged(&mut self) {
+        self.heard();
+        self.cx.send(TrafficClass::Control, Message::Pong);
+    }
+
+    /// Handles a frame of the destination for the source.
+    #[inline]
+    fn source_message(&mut self, class: TrafficClass, message: Message) {
+        match message {
+            Message::Ack {
+                tag,
+                generation,
+                result,
+            } => {
+                self.acknowledged(class, tag, generation, result);
+            }
+            Message::Verified {
+                slot,
+                generation,
+                result,
+            } => {
+                self.chunk_compared(slot, generation, result);
+            }
+            Message::DelayedWritten {
+                slot,
+                generation,
+                result,
+            } => self.delayed_written(slot, generation, result),
+            Message::GenerationReached { generation } => self.generation_reached(generation),
+            Message::GuestArrived { migration } => self.guest_arrived(migration),
+            _ => {}
+        }
+    }
+
     /// Notes that the record of the last [`Action::Persist`] is durable.
     pub fn handle_persisted(&mut self, now: Time) {
-        self.now = now;
+        self.cx.now = now;
         #[cfg(feature = "planted-bugs")]
-        if self.used_early > 0 {
-            self.used_early -= 1;
+        if self.cx.used_early > 0 {
+            self.cx.used_early -= 1;
             return;
         }
-        let effects = self.authority.persisted();
-        let record = self.authority.record();
-        self.notify(Event::AuthorityChanged { record });
+        let effects = self.cx.authority.persisted();
+        let record = self.cx.authority.record();
+        self.cx.notify(Event::AuthorityChanged { record });
         self.apply(effects);
         self.store_that_it_is_whole();
         self.run_ready();
@@ -393,8 +328,8 @@ impl Controller {
     /// Notes that the record of the last [`Action::Persist`], which gives the disk away, was not stored and never will
     /// be: the migration ends. Returns false if the last record was another one.
     pub fn handle_not_persisted(&mut self, now: Time, reason: AbortReason) -> bool {
-        self.now = now;
-        let kept = self.authority.keep();
+        self.cx.now = now;
+        let kept = self.cx.authority.keep();
         if kept {
             self.abort_source(reason);
         }
@@ -405,12 +340,13 @@ impl Controller {
     /// Cancels the outgoing or incoming migration if still possible. Returns false if there is no migration or the
     /// point of no return has passed: the migration will then succeed, or only the other node knows the outcome.
     pub fn cancel(&mut self, now: Time, reason: AbortReason) -> bool {
-        self.now = now;
-        let cancelled = if self.source.is_some() {
+        self.cx.now = now;
+        let cancelled = if self.outgoing.source.is_some() {
             self.abort_source(reason)
-        } else if let Some(migration) = self.authority.receiving() {
-            let effects = self.authority.stop_receiving(reason);
-            self.send(TrafficClass::Control, Message::Abort { migration, reason });
+        } else if let Some(migration) = self.cx.authority.receiving() {
+            let effects = self.cx.authority.stop_receiving(reason);
+            self.cx
+                .send(TrafficClass::Control, Message::Abort { migration, reason });
             self.apply(effects);
             true
         } else {
@@ -423,7 +359,7 @@ impl Controller {
     /// Hands the disk over as soon as the destination has everything, because the guest has stopped. From here on the
     /// promise to the guest holds nothing back. Returns false if no migration leaves.
     pub fn switch_over(&mut self, now: Time) -> bool {
-        self.now = now;
+        self.cx.now = now;
         let leaves = self.order_switchover();
         self.run_ready();
         leaves
@@ -432,62 +368,50 @@ impl Controller {
     /// Tells the source to hand the disk over, because the hypervisor has moved the guest to this node. Returns false
     /// if the disk is not arriving.
     pub fn handle_guest_here(&mut self, now: Time) -> bool {
-        self.now = now;
-        let arrives = self.authority.receiving();
+        self.cx.now = now;
+        let arrives = self.cx.authority.receiving();
         if let Some(migration) = arrives {
-            self.send(TrafficClass::Control, Message::GuestArrived { migration });
+            self.cx
+                .send(TrafficClass::Control, Message::GuestArrived { migration });
         }
         arrives.is_some()
     }
 
     /// Returns the durable record of ownership.
     pub const fn record(&self) -> AuthorityRecord {
-        self.authority.record()
+        self.cx.authority.record()
     }
 
     /// Returns true if guest I/O is served from this node's disk now.
     pub const fn serves(&self) -> bool {
-        self.authority.may_serve()
+        self.cx.authority.may_serve()
     }
 
     /// Returns true if this node's disk is whole: the node serves durably, and no migration is under way in either
     /// direction. The storage's statement about unwritten blocks then holds for the disk.
     pub const fn is_alone(&self) -> bool {
-        self.authority.is_settled()
-            && self.source.is_none()
+        self.cx.authority.is_settled()
+            && self.outgoing.source.is_none()
             && self.destination.is_none()
             && self.lacking.is_none()
     }
 
     /// Returns true if the disk is on its way out of this node.
     pub const fn is_leaving(&self) -> bool {
-        self.source.is_some()
+        self.outgoing.source.is_some()
     }
 
     /// Returns the progress of the outgoing migration, or the final progress of the last one.
     pub fn progress(&self) -> Option<Progress> {
-        self.source
+        self.outgoing
+            .source
             .as_ref()
-            .map(|source| source.progress(self.now))
-            .or(self.last_progress)
+            .map(|source| source.progress(self.cx.now))
+            .or(self.outgoing.last_progress)
     }
 
     /// Returns the requests that have entered and are unanswered.
     pub const fn requests_in_flight(&self) -> u32 {
-        self.requests
-    }
-
-    #[inline]
-    fn act(&mut self, action: Action) {
-        self.actions.push_back(action);
-    }
-
-    #[inline]
-    fn send(&mut self, class: TrafficClass, message: Message) {
-        self.act(Action::Send { class, message });
-    }
-
-    fn notify(&mut self, event: Event) {
-        self.act(Action::Notify(event));
+        self.requests.unanswered
     }
 }

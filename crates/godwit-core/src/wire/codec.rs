@@ -232,29 +232,63 @@ impl Message {
         if header.is_compressed() && !data {
             return Err(DecodeError::Field("compression"));
         }
-        let generation = header.generation;
-        let zeroes = header.flags & FLAG_ZEROES != 0;
-        let tag = RequestTag(header.tag);
-        let expected = match header.kind {
-            Kind::Prepare | Kind::Commit => 24,
-            Kind::Prepared
-            | Kind::Committed
-            | Kind::Abort
-            | Kind::Query
-            | Kind::GuestArrived
-            | Kind::Owes
-            | Kind::Whole => 16,
-            Kind::Verify => 32,
-            _ => 0,
-        };
+        let expected = inline_length(header.kind);
         if body.len() != expected
             || (!header.payload_in_buffer() && header.payload_length as usize != expected)
         {
             return Err(DecodeError::Body);
         }
+        let generation = header.generation;
         Ok(match header.kind {
             Kind::Ping => Self::Ping,
             Kind::Pong => Self::Pong,
+            Kind::NewGeneration => Self::NewGeneration { generation },
+            Kind::GenerationReached => Self::GenerationReached { generation },
+            Kind::Lacks => Self::Lacks {
+                start: header.start,
+                sectors: header.sectors,
+                heat: u8::try_from(header.tag).map_err(|_| DecodeError::Field("heat"))?,
+                at_source: header.flags & FLAG_LACKS != 0,
+            },
+            Kind::Pull => Self::Pull {
+                slot: PullSlot(slot_in(header)?),
+                extent: header.extent()?,
+            },
+            Kind::Prepare
+            | Kind::Prepared
+            | Kind::Commit
+            | Kind::Committed
+            | Kind::Abort
+            | Kind::Query
+            | Kind::GuestArrived
+            | Kind::Owes
+            | Kind::Whole => Self::about_in(header, body)?,
+            Kind::Copy
+            | Kind::DoubleWrite
+            | Kind::DelayedWrite
+            | Kind::Verify
+            | Kind::VerifyHole => Self::data_in(header, body)?,
+            Kind::Ack
+            | Kind::Verified
+            | Kind::DelayedWritten
+            | Kind::ForwardReply
+            | Kind::Pulled => Self::answer_in(header)?,
+            Kind::ForwardBegin
+            | Kind::ClientAttached
+            | Kind::Fence
+            | Kind::FenceReached
+            | Kind::ForwardRead
+            | Kind::ForwardWrite
+            | Kind::ForwardFlush => Self::forwarding_in(header)?,
+            Kind::Hello | Kind::Welcome | Kind::Refused | Kind::Offer | Kind::Accepted => {
+                return Err(DecodeError::Kind(header.kind as u8));
+            }
+        })
+    }
+
+    /// Reads a frame about a migration.
+    fn about_in(header: &Header, body: &[u8]) -> Result<Self, DecodeError> {
+        Ok(match header.kind {
             Kind::Prepare => Self::Prepare {
                 migration: migration_in(body)?,
                 epoch: epoch_in(body)?,
@@ -281,6 +315,22 @@ impl Message {
             Kind::GuestArrived => Self::GuestArrived {
                 migration: migration_in(body)?,
             },
+            Kind::Owes => Self::Owes {
+                migration: migration_in(body)?,
+                max_bandwidth: NonZeroU64::new(header.start.0),
+            },
+            Kind::Whole => Self::Whole {
+                migration: migration_in(body)?,
+            },
+            other => return Err(DecodeError::Kind(other as u8)),
+        })
+    }
+
+    /// Reads a frame of the source for the destination's disk.
+    fn data_in(header: &Header, body: &[u8]) -> Result<Self, DecodeError> {
+        let generation = header.generation;
+        let zeroes = header.flags & FLAG_ZEROES != 0;
+        Ok(match header.kind {
             Kind::Copy => {
                 let extent = data_extent(header, zeroes)?;
                 Self::Copy {
@@ -302,10 +352,11 @@ impl Message {
                     unmap,
                 }
             }
-            Kind::Ack => Self::Ack {
-                tag: header.tag,
+            Kind::DelayedWrite => Self::DelayedWrite {
+                slot: DelayedSlot(slot_in(header)?),
                 generation,
-                result: RequestError::from_code(header.status),
+                extent: data_extent(header, zeroes)?,
+                zeroes,
             },
             Kind::Verify => Self::Verify {
                 slot: ChunkSlot(slot_in(header)?),
@@ -318,24 +369,55 @@ impl Message {
                 generation,
                 extent: header.extent()?,
             },
+            other => return Err(DecodeError::Kind(other as u8)),
+        })
+    }
+
+    /// Reads an answer.
+    fn answer_in(header: &Header) -> Result<Self, DecodeError> {
+        let generation = header.generation;
+        let zeroes = header.flags & FLAG_ZEROES != 0;
+        Ok(match header.kind {
+            Kind::Ack => Self::Ack {
+                tag: header.tag,
+                generation,
+                result: RequestError::from_code(header.status),
+            },
             Kind::Verified => Self::Verified {
                 slot: ChunkSlot(slot_in(header)?),
                 generation,
                 result: RequestError::from_code(header.status).map(|()| header.sectors == 1),
-            },
-            Kind::DelayedWrite => Self::DelayedWrite {
-                slot: DelayedSlot(slot_in(header)?),
-                generation,
-                extent: data_extent(header, zeroes)?,
-                zeroes,
             },
             Kind::DelayedWritten => Self::DelayedWritten {
                 slot: DelayedSlot(slot_in(header)?),
                 generation,
                 result: RequestError::from_code(header.status),
             },
-            Kind::NewGeneration => Self::NewGeneration { generation },
-            Kind::GenerationReached => Self::GenerationReached { generation },
+            Kind::ForwardReply => Self::ForwardReply {
+                tag: RequestTag(header.tag),
+                number: generation.0,
+                length: header.payload_length,
+                result: RequestError::from_code(header.status),
+            },
+            Kind::Pulled => {
+                let result = RequestError::from_code(header.status);
+                Self::Pulled {
+                    slot: PullSlot(slot_in(header)?),
+                    extent: data_extent(header, zeroes || result.is_err())?,
+                    zeroes,
+                    result,
+                }
+            }
+            other => return Err(DecodeError::Kind(other as u8)),
+        })
+    }
+
+    /// Reads a frame of a forwarder, or of the owner for a forwarder.
+    fn forwarding_in(header: &Header) -> Result<Self, DecodeError> {
+        let generation = header.generation;
+        let zeroes = header.flags & FLAG_ZEROES != 0;
+        let tag = RequestTag(header.tag);
+        Ok(match header.kind {
             Kind::ForwardBegin => Self::ForwardBegin {
                 session: header.start.0,
             },
@@ -377,42 +459,24 @@ impl Message {
                 number: generation.0,
                 operation: Operation::Flush,
             },
-            Kind::ForwardReply => Self::ForwardReply {
-                tag,
-                number: generation.0,
-                length: header.payload_length,
-                result: RequestError::from_code(header.status),
-            },
-            Kind::Lacks => Self::Lacks {
-                start: header.start,
-                sectors: header.sectors,
-                heat: u8::try_from(header.tag).map_err(|_| DecodeError::Field("heat"))?,
-                at_source: header.flags & FLAG_LACKS != 0,
-            },
-            Kind::Owes => Self::Owes {
-                migration: migration_in(body)?,
-                max_bandwidth: NonZeroU64::new(header.start.0),
-            },
-            Kind::Whole => Self::Whole {
-                migration: migration_in(body)?,
-            },
-            Kind::Pull => Self::Pull {
-                slot: PullSlot(slot_in(header)?),
-                extent: header.extent()?,
-            },
-            Kind::Pulled => {
-                let result = RequestError::from_code(header.status);
-                Self::Pulled {
-                    slot: PullSlot(slot_in(header)?),
-                    extent: data_extent(header, zeroes || result.is_err())?,
-                    zeroes,
-                    result,
-                }
-            }
-            Kind::Hello | Kind::Welcome | Kind::Refused | Kind::Offer | Kind::Accepted => {
-                return Err(DecodeError::Kind(header.kind as u8));
-            }
+            other => return Err(DecodeError::Kind(other as u8)),
         })
+    }
+}
+
+/// Returns the length of the payload that is not in a buffer.
+const fn inline_length(kind: Kind) -> usize {
+    match kind {
+        Kind::Prepare | Kind::Commit => 24,
+        Kind::Prepared
+        | Kind::Committed
+        | Kind::Abort
+        | Kind::Query
+        | Kind::GuestArrived
+        | Kind::Owes
+        | Kind::Whole => 16,
+        Kind::Verify => 32,
+        _ => 0,
     }
 }
 

@@ -327,62 +327,11 @@ impl Greeting {
         let mut status = 0;
         let kind = match self {
             Self::Hello(hello) => {
-                put(&mut body, &hello.min_version.to_le_bytes());
-                put(&mut body, &hello.max_version.to_le_bytes());
-                put(&mut body, &hello.features.0.to_le_bytes());
-                body.push(hello.class.code());
-                body.push(match hello.purpose {
-                    Purpose::Migrate => 1,
-                    Purpose::Resolve => 2,
-                    Purpose::Forward => 3,
-                    Purpose::Machine => 4,
-                    Purpose::Pull => 5,
-                    Purpose::Image => 6,
-                    Purpose::Process => 7,
-                });
-                put(&mut body, &hello.migration.0);
-                put_text(&mut body, &hello.node, MAX_NAME);
-                put_text(&mut body, &hello.disk, MAX_NAME);
+                hello.put(&mut body);
                 Kind::Hello
             }
             Self::Offer(offer) => {
-                put(&mut body, &offer.epoch.0.to_le_bytes());
-                put(&mut body, &offer.capacity.0.to_le_bytes());
-                put(&mut body, &offer.allocated.to_le_bytes());
-                put(&mut body, &offer.chunk_sectors.to_le_bytes());
-                put(&mut body, &offer.window_chunks.to_le_bytes());
-                body.push(offer.copy_connections);
-                let names_policy = offer.policy != TransferPolicy::default()
-                    || offer.image.is_some()
-                    || offer.id.is_some();
-                match &offer.place {
-                    // Older nodes do not know the following fields.
-                    None if names_policy => body.push(0),
-                    None => {}
-                    Some(Place::Pool(name)) => {
-                        body.push(1);
-                        put_text(&mut body, name, MAX_NAME);
-                    }
-                    Some(Place::Path(path)) => {
-                        body.push(2);
-                        put_text(&mut body, path, MAX_PLACE);
-                    }
-                }
-                if names_policy {
-                    body.push(offer.policy.code());
-                }
-                match &offer.image {
-                    None if offer.id.is_some() => body.push(0),
-                    None => {}
-                    Some(image) => {
-                        body.push(1 + u8::from(image.prefetch));
-                        put_text(&mut body, &image.image, MAX_NAME);
-                        put_text(&mut body, &image.manifest, MAX_NAME);
-                    }
-                }
-                if let Some(id) = &offer.id {
-                    put(&mut body, &id.0);
-                }
+                offer.put(&mut body);
                 Kind::Offer
             }
             Self::Reply(Reply::Welcome {
@@ -396,16 +345,7 @@ impl Greeting {
                 Kind::Welcome
             }
             Self::Reply(Reply::Accepted(older)) => {
-                match older {
-                    // Older nodes do not know the following fields.
-                    OlderCopy::None => {}
-                    OlderCopy::Since(migration) => {
-                        body.push(1);
-                        put(&mut body, &migration.0);
-                    }
-                    OlderCopy::Unknown => body.push(2),
-                    OlderCopy::Zeroes => body.push(3),
-                }
+                older.put(&mut body);
                 Kind::Accepted
             }
             Self::Reply(Reply::Refused(refusal)) => {
@@ -436,73 +376,14 @@ impl Greeting {
         }
         let mut from = body;
         Ok(match header.kind {
-            Kind::Hello => Self::Hello(Hello {
-                min_version: u16::from_le_bytes(take(&mut from)?),
-                max_version: u16::from_le_bytes(take(&mut from)?),
-                features: Features(u32::from_le_bytes(take(&mut from)?)),
-                class: {
-                    let [code] = take(&mut from)?;
-                    TrafficClass::from_code(code).ok_or(DecodeError::Field("traffic class"))?
-                },
-                purpose: match take(&mut from)? {
-                    [1] => Purpose::Migrate,
-                    [2] => Purpose::Resolve,
-                    [3] => Purpose::Forward,
-                    [4] => Purpose::Machine,
-                    [5] => Purpose::Pull,
-                    [6] => Purpose::Image,
-                    [7] => Purpose::Process,
-                    _ => return Err(DecodeError::Field("purpose")),
-                },
-                migration: MigrationId(take(&mut from)?),
-                node: take_text(&mut from, MAX_NAME)?,
-                disk: take_text(&mut from, MAX_NAME)?,
-            }),
-            Kind::Offer => Self::Offer(Offer {
-                epoch: Epoch(u64::from_le_bytes(take(&mut from)?)),
-                capacity: Sectors(u64::from_le_bytes(take(&mut from)?)),
-                allocated: u64::from_le_bytes(take(&mut from)?),
-                chunk_sectors: u32::from_le_bytes(take(&mut from)?),
-                window_chunks: u16::from_le_bytes(take(&mut from)?),
-                copy_connections: u8::from_le_bytes(take(&mut from)?),
-                place: match take::<1>(&mut from) {
-                    Err(_) | Ok([0]) => None,
-                    Ok([1]) => Some(Place::Pool(take_text(&mut from, MAX_NAME)?)),
-                    Ok([2]) => Some(Place::Path(take_text(&mut from, MAX_PLACE)?)),
-                    Ok(_) => return Err(DecodeError::Field("place")),
-                },
-                policy: match take(&mut from) {
-                    Err(_) => TransferPolicy::default(),
-                    Ok([code]) => {
-                        TransferPolicy::from_code(code).ok_or(DecodeError::Field("policy"))?
-                    }
-                },
-                image: match take(&mut from) {
-                    Err(_) | Ok([0]) => None,
-                    Ok([how @ 1..=2]) => Some(OfferedImage {
-                        image: take_text(&mut from, MAX_NAME)?,
-                        manifest: take_text(&mut from, MAX_NAME)?,
-                        prefetch: how == 2,
-                    }),
-                    Ok(_) => return Err(DecodeError::Field("image")),
-                },
-                id: match from.is_empty() {
-                    true => None,
-                    false => Some(DiskId(take(&mut from)?)),
-                },
-            }),
+            Kind::Hello => Self::Hello(Hello::take(&mut from)?),
+            Kind::Offer => Self::Offer(Offer::take(&mut from)?),
             Kind::Welcome => Self::Reply(Reply::Welcome {
                 version: u16::from_le_bytes(take(&mut from)?),
                 features: Features(u32::from_le_bytes(take(&mut from)?)),
                 node: take_text(&mut from, MAX_NAME)?,
             }),
-            Kind::Accepted => Self::Reply(Reply::Accepted(match take(&mut from) {
-                Err(_) | Ok([0]) => OlderCopy::None,
-                Ok([1]) => OlderCopy::Since(MigrationId(take(&mut from)?)),
-                Ok([2]) => OlderCopy::Unknown,
-                Ok([3]) => OlderCopy::Zeroes,
-                Ok(_) => return Err(DecodeError::Field("older copy")),
-            })),
+            Kind::Accepted => Self::Reply(Reply::Accepted(OlderCopy::take(&mut from)?)),
             Kind::Refused => Self::Reply(Reply::Refused(Refusal {
                 code: RefusalCode::from_code(header.status),
                 text: take_text(&mut from, MAX_TEXT)?,
@@ -513,6 +394,49 @@ impl Greeting {
 }
 
 impl Hello {
+    fn put(&self, body: &mut Vec<u8>) {
+        put(body, &self.min_version.to_le_bytes());
+        put(body, &self.max_version.to_le_bytes());
+        put(body, &self.features.0.to_le_bytes());
+        body.push(self.class.code());
+        body.push(match self.purpose {
+            Purpose::Migrate => 1,
+            Purpose::Resolve => 2,
+            Purpose::Forward => 3,
+            Purpose::Machine => 4,
+            Purpose::Pull => 5,
+            Purpose::Image => 6,
+            Purpose::Process => 7,
+        });
+        put(body, &self.migration.0);
+        put_text(body, &self.node, MAX_NAME);
+        put_text(body, &self.disk, MAX_NAME);
+    }
+
+    fn take(from: &mut &[u8]) -> Result<Self, DecodeError> {
+        Ok(Self {
+            min_version: u16::from_le_bytes(take(from)?),
+            max_version: u16::from_le_bytes(take(from)?),
+            features: Features(u32::from_le_bytes(take(from)?)),
+            class: {
+                let [code] = take(from)?;
+                TrafficClass::from_code(code).ok_or(DecodeError::Field("traffic class"))?
+            },
+            purpose: match take(from)? {
+                [1] => Purpose::Migrate,
+                [2] => Purpose::Resolve,
+                [3] => Purpose::Forward,
+                [4] => Purpose::Machine,
+                [5] => Purpose::Pull,
+                [6] => Purpose::Image,
+                [7] => Purpose::Process,
+                _ => return Err(DecodeError::Field("purpose")),
+            },
+            migration: MigrationId(take(from)?),
+            node: take_text(from, MAX_NAME)?,
+            disk: take_text(from, MAX_NAME)?,
+        })
+    }
     /// Returns the version to speak with the sender, if there is a common one.
     pub const fn agree(&self) -> Option<u16> {
         if self.min_version <= PROTOCOL_VERSION && self.max_version >= self.min_version {
@@ -529,6 +453,108 @@ impl Hello {
         } else {
             None
         }
+    }
+}
+
+impl Offer {
+    fn put(&self, body: &mut Vec<u8>) {
+        put(body, &self.epoch.0.to_le_bytes());
+        put(body, &self.capacity.0.to_le_bytes());
+        put(body, &self.allocated.to_le_bytes());
+        put(body, &self.chunk_sectors.to_le_bytes());
+        put(body, &self.window_chunks.to_le_bytes());
+        body.push(self.copy_connections);
+        let names_policy =
+            self.policy != TransferPolicy::default() || self.image.is_some() || self.id.is_some();
+        match &self.place {
+            // Older nodes do not know the following fields.
+            None if names_policy => body.push(0),
+            None => {}
+            Some(Place::Pool(name)) => {
+                body.push(1);
+                put_text(body, name, MAX_NAME);
+            }
+            Some(Place::Path(path)) => {
+                body.push(2);
+                put_text(body, path, MAX_PLACE);
+            }
+        }
+        if names_policy {
+            body.push(self.policy.code());
+        }
+        match &self.image {
+            None if self.id.is_some() => body.push(0),
+            None => {}
+            Some(image) => {
+                body.push(1 + u8::from(image.prefetch));
+                put_text(body, &image.image, MAX_NAME);
+                put_text(body, &image.manifest, MAX_NAME);
+            }
+        }
+        if let Some(id) = &self.id {
+            put(body, &id.0);
+        }
+    }
+
+    fn take(from: &mut &[u8]) -> Result<Self, DecodeError> {
+        Ok(Self {
+            epoch: Epoch(u64::from_le_bytes(take(from)?)),
+            capacity: Sectors(u64::from_le_bytes(take(from)?)),
+            allocated: u64::from_le_bytes(take(from)?),
+            chunk_sectors: u32::from_le_bytes(take(from)?),
+            window_chunks: u16::from_le_bytes(take(from)?),
+            copy_connections: u8::from_le_bytes(take(from)?),
+            place: match take::<1>(from) {
+                Err(_) | Ok([0]) => None,
+                Ok([1]) => Some(Place::Pool(take_text(from, MAX_NAME)?)),
+                Ok([2]) => Some(Place::Path(take_text(from, MAX_PLACE)?)),
+                Ok(_) => return Err(DecodeError::Field("place")),
+            },
+            policy: match take(from) {
+                Err(_) => TransferPolicy::default(),
+                Ok([code]) => {
+                    TransferPolicy::from_code(code).ok_or(DecodeError::Field("policy"))?
+                }
+            },
+            image: match take(from) {
+                Err(_) | Ok([0]) => None,
+                Ok([how @ 1..=2]) => Some(OfferedImage {
+                    image: take_text(from, MAX_NAME)?,
+                    manifest: take_text(from, MAX_NAME)?,
+                    prefetch: how == 2,
+                }),
+                Ok(_) => return Err(DecodeError::Field("image")),
+            },
+            id: match from.is_empty() {
+                true => None,
+                false => Some(DiskId(take(from)?)),
+            },
+        })
+    }
+}
+
+impl OlderCopy {
+    fn put(&self, body: &mut Vec<u8>) {
+        match self {
+            // Older nodes do not know the following fields.
+            Self::None => {}
+            Self::Since(migration) => {
+                body.push(1);
+                put(body, &migration.0);
+            }
+            Self::Unknown => body.push(2),
+            Self::Zeroes => body.push(3),
+        }
+    }
+
+    fn take(from: &mut &[u8]) -> Result<Self, DecodeError> {
+        Ok(match take(from) {
+            Err(_) | Ok([0]) => Self::None,
+            Ok([1]) => Self::Since(MigrationId(take(from)?)),
+            Ok([2]) => Self::Unknown,
+            Ok([3]) => Self::Zeroes,
+            Ok(_) => return Err(DecodeError::Field("older copy")),
+        })
     }
 }
 

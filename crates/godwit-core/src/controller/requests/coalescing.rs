@@ -4,12 +4,12 @@
 //! round trip to the destination. A guest that writes one hot block more often than a round trip takes would wait ever
 //! longer. But all waiting writes are under way at once: any order is allowed, and only the last write can be seen.
 
-use crate::controller::Controller;
+use crate::controller::cx::Cx;
 use crate::controller::requests::slots::{TagList, Work};
 use crate::planted::PlantedBug;
 use crate::request::{Operation, RequestTag};
 
-impl Controller {
+impl Cx {
     /// Combines the writes that wait for exactly the extent of `first`, whose turn has come. The newest write takes the
     /// place of `first` in the order of writes. The others, overwritten by the newest, get the newest's answer. The
     /// newest is made durable if any of them asked for durability. Returns the write to carry out; the rest wait for

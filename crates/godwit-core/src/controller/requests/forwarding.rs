@@ -14,6 +14,7 @@
 
 use crate::action::{Action, Forwarder};
 use crate::controller::Controller;
+use crate::controller::cx::Cx;
 use crate::controller::requests::slots::{Slot, Work, WorkStage};
 use crate::event::Event;
 use crate::planted::PlantedBug;
@@ -100,6 +101,8 @@ enum Sharing {
 /// State of both ends of forwarding.
 #[derive(Debug)]
 pub(in crate::controller) struct Forwarding {
+    /// The connection on which this node forwards.
+    pub(in crate::controller) link: ForwardLink,
     /// At the owner: sessions by forwarder.
     sessions: Vec<Session>,
     sharing: Sharing,
@@ -115,6 +118,7 @@ pub(in crate::controller) struct Forwarding {
 impl Forwarding {
     pub(in crate::controller) const fn new() -> Self {
         Self {
+            link: ForwardLink::Absent,
             sessions: Vec::new(),
             sharing: Sharing::Alone(None),
             clients: 0,
@@ -164,6 +168,132 @@ impl Forwarding {
     }
 }
 
+impl Forwarding {
+    /// Notes that the disk comes to this node, which may begin to serve soon.
+    pub(in crate::controller) fn disk_comes(&mut self, cx: &mut Cx, shared: bool) {
+        self.sharing = if shared {
+            Sharing::Shared
+        } else {
+            Sharing::Alone(None)
+        };
+        cx.notify(Event::SharingChanged { shared });
+    }
+
+    /// Notes that this node is now the owner, also for the clients attached throughout.
+    pub(in crate::controller) fn serves_clients(&mut self, cx: &mut Cx) {
+        if self.clients > 0 {
+            self.asks(cx, Party::Clients);
+        }
+    }
+
+    /// Notes a party before its first request.
+    fn asks(&mut self, cx: &mut Cx, party: Party) {
+        match self.sharing {
+            Sharing::Alone(None) => self.sharing = Sharing::Alone(Some(party)),
+            Sharing::Alone(Some(other)) if other != party => {
+                self.sharing = Sharing::Storing;
+                cx.notify(Event::SharingChanged { shared: true });
+            }
+            Sharing::Alone(_) | Sharing::Storing | Sharing::Shared => {}
+        }
+    }
+
+    /// Puts up a fence: earlier requests of all forwarders except one are void.
+    fn put_up_fence(&mut self, cx: &mut Cx, except: Option<Forwarder>) {
+        cx.slots.begin_era();
+        let elsewhere = cx.authority.is_elsewhere() || cx.authority.gave_away();
+        if elsewhere || cx.has_bug(PlantedBug::ForgetFence) {
+            return;
+        }
+        for (index, session) in (0u16..).zip(&mut self.sessions) {
+            if except != Some(Forwarder(index)) && session.connected {
+                session.fence = session.fence.wrapping_add(1);
+                session.reached = false;
+                session.owed = session.begun;
+            }
+        }
+        self.tell_of_fences(cx);
+    }
+
+    /// Tells forwarders of their fences, unless the sharing is still being stored.
+    fn tell_of_fences(&mut self, cx: &mut Cx) {
+        if self.stores() {
+            return;
+        }
+        let shared = self.is_shared();
+        for index in 0..self.sessions.len() {
+            let session = &mut self.sessions[index];
+            if !std::mem::take(&mut session.owed) {
+                continue;
+            }
+            let taken = match session.taken {
+                _ if !session.known => Taken::Unknown,
+                None => Taken::Nothing,
+                Some(last) => Taken::Through(last),
+            };
+            let message = Message::Fence {
+                number: session.fence,
+                taken,
+                shared,
+                failed: session.failed,
+            };
+            cx.act(Action::SendForwarder {
+                forwarder: Forwarder(index as u16),
+                message,
+            });
+        }
+    }
+
+    /// Notes that this node has a connection to forward on. With `at_once` the owner is told immediately, because the
+    /// owner has to report the fate of earlier requests. Otherwise the owner is told with the first forwarded request;
+    /// until then this node is not a party.
+    pub(in crate::controller) fn may_forward(&mut self, cx: &mut Cx, at_once: bool) {
+        self.begun = false;
+        if at_once {
+            self.begin_forwarding(cx);
+        }
+    }
+
+    fn begin_forwarding(&mut self, cx: &mut Cx) {
+        if !std::mem::replace(&mut self.begun, true) {
+            let session = self.session;
+            cx.send(TrafficClass::Sync, Message::ForwardBegin { session });
+        }
+    }
+
+    /// Sends a request to the owner.
+    #[inline]
+    pub(in crate::controller) fn forward(&mut self, cx: &mut Cx, tag: RequestTag) {
+        let Work::Request { operation, .. } = cx.slots[tag].work else {
+            return;
+        };
+        self.begin_forwarding(cx);
+        let number = self.next_number();
+        let slot = &mut cx.slots[tag];
+        slot.stage = WorkStage::Forwarded { sent: true };
+        slot.generation = Generation(number);
+        let message = Message::Forward {
+            tag,
+            number,
+            operation,
+        };
+        cx.send(TrafficClass::Sync, message);
+    }
+
+    /// Remembers that a forwarder's request has failed, because the answer may be lost. A request refused because the
+    /// disk is elsewhere was never taken: the refusal is forgotten with the disk.
+    #[inline]
+    pub(in crate::controller) fn note_failure(
+        &mut self,
+        origin: Origin,
+        result: Result<(), RequestError>,
+    ) {
+        if origin == Origin::Peer && !matches!(result, Ok(()) | Err(RequestError::NotServing)) {
+            self.failed();
+        }
+    }
+}
+
 impl Controller {
     /// Restores the state of a starting process: `shared` as last reported by [`Event::SharingChanged`], and a new id
     /// for this node's forwarding session.
@@ -179,15 +309,15 @@ impl Controller {
     /// Notes that a client has attached to this node. The requests of clients known to be gone must have been given up
     /// before ([`Self::handle_client_left`]), and unread requests of such clients must never be handed over.
     pub fn handle_client_attached(&mut self, now: Time) {
-        self.now = now;
+        self.cx.now = now;
         self.forwarding.clients += 1;
-        if self.forward_link.is_there() && !self.authority.may_serve() {
-            self.send(TrafficClass::Sync, Message::ClientAttached);
+        if self.forwarding.link.is_there() && !self.cx.authority.may_serve() {
+            self.cx.send(TrafficClass::Sync, Message::ClientAttached);
         }
-        if self.authority.may_serve() {
-            self.asks(Party::Clients);
+        if self.cx.authority.may_serve() {
+            self.forwarding.asks(&mut self.cx, Party::Clients);
         }
-        self.put_up_fence(None);
+        self.forwarding.put_up_fence(&mut self.cx, None);
         self.run_ready();
     }
 
@@ -205,16 +335,17 @@ impl Controller {
         now: Time,
         tags: impl IntoIterator<Item = RequestTag>,
     ) {
-        self.now = now;
+        self.cx.now = now;
         let mut holds = false;
         for tag in tags {
-            let Some(slot) = self.slots.get_mut(tag).filter(|slot| slot.is_request()) else {
+            let Some(slot) = self.cx.slots.get_mut(tag).filter(|slot| slot.is_request()) else {
                 continue;
             };
             slot.abandoned = true;
             holds |= slot.stage == WorkStage::Held;
             // An owner that has given the disk to this node carries out no more forwarded requests.
-            let is_hopeless = self.forward_link != ForwardLink::Up || self.authority.may_serve();
+            let is_hopeless =
+                self.forwarding.link != ForwardLink::Up || self.cx.authority.may_serve();
             if slot.is_forwarded() && is_hopeless {
                 self.give_up(tag);
             }
@@ -234,62 +365,33 @@ impl Controller {
     /// Ends forwarded requests of clients that are gone.
     pub(in crate::controller) fn give_up_abandoned(&mut self) {
         let abandoned = |slot: &Slot| slot.abandoned && slot.is_forwarded();
-        for tag in self.slots.select(abandoned) {
+        for tag in self.cx.slots.select(abandoned) {
             self.give_up(tag);
         }
     }
 
     fn end_forwarded(&mut self, tag: RequestTag, result: Result<(), RequestError>) {
-        self.slots[tag].stage = WorkStage::Done;
-        self.slots[tag].result = result;
+        self.cx.slots[tag].stage = WorkStage::Done;
+        self.cx.slots[tag].result = result;
         self.finish(tag);
     }
 
     /// Notes that the sharing by several parties is durable.
     pub fn handle_sharing_stored(&mut self, now: Time) {
-        self.now = now;
+        self.cx.now = now;
         if self.forwarding.stores() {
             self.forwarding.sharing = Sharing::Shared;
-            self.tell_of_fences();
+            self.forwarding.tell_of_fences(&mut self.cx);
             self.release_held();
         }
         self.run_ready();
-    }
-
-    /// Notes that the disk comes to this node, which may begin to serve soon.
-    pub(in crate::controller) fn disk_comes(&mut self, shared: bool) {
-        self.forwarding.sharing = if shared {
-            Sharing::Shared
-        } else {
-            Sharing::Alone(None)
-        };
-        self.notify(Event::SharingChanged { shared });
-    }
-
-    /// Notes that this node is now the owner, also for the clients attached throughout.
-    pub(in crate::controller) fn serves_clients(&mut self) {
-        if self.forwarding.clients > 0 {
-            self.asks(Party::Clients);
-        }
-    }
-
-    /// Notes a party before its first request.
-    fn asks(&mut self, party: Party) {
-        match self.forwarding.sharing {
-            Sharing::Alone(None) => self.forwarding.sharing = Sharing::Alone(Some(party)),
-            Sharing::Alone(Some(other)) if other != party => {
-                self.forwarding.sharing = Sharing::Storing;
-                self.notify(Event::SharingChanged { shared: true });
-            }
-            Sharing::Alone(_) | Sharing::Storing | Sharing::Shared => {}
-        }
     }
 
     /// Notes a new connection of this forwarder. From now on frames of the forwarder's older connections must not reach
     /// this controller; their requests are carried out. `fresh`: the connection belongs to the migration that brings
     /// the disk, and nothing was forwarded on it before.
     pub fn handle_forwarder_up(&mut self, now: Time, forwarder: Forwarder, fresh: bool) {
-        self.now = now;
+        self.cx.now = now;
         // A client already attached here may have left the other node with requests unanswered.
         let alone = self.forwarding.clients == 0;
         let session = self.forwarding.session(forwarder);
@@ -302,7 +404,7 @@ impl Controller {
 
     /// Notes that this forwarder's connection ended.
     pub fn handle_forwarder_lost(&mut self, now: Time, forwarder: Forwarder) {
-        self.now = now;
+        self.cx.now = now;
         let session = self.forwarding.session(forwarder);
         (session.connected, session.begun) = (false, false);
         (session.reached, session.owed) = (false, false);
@@ -312,7 +414,7 @@ impl Controller {
     /// other messages are ignored. Before `ClientAttached` the body must find its own departed clients, as before
     /// [`Self::handle_client_attached`].
     pub fn handle_forwarder_message(&mut self, now: Time, forwarder: Forwarder, message: Message) {
-        self.now = now;
+        self.cx.now = now;
         match message {
             Message::ForwardBegin { session: id } => {
                 let session = self.forwarding.session(forwarder);
@@ -323,15 +425,16 @@ impl Controller {
                 // Before the disk was given away its last owner had nothing to forward.
                 session.known |= session.fresh;
                 session.begun = true;
-                self.asks(Party::Forwarder(forwarder));
+                self.forwarding
+                    .asks(&mut self.cx, Party::Forwarder(forwarder));
                 let stores = self.forwarding.stores();
                 let session = self.forwarding.session(forwarder);
                 if !session.reached || stores {
                     (session.reached, session.owed) = (false, true);
-                    self.tell_of_fences();
+                    self.forwarding.tell_of_fences(&mut self.cx);
                 }
             }
-            Message::ClientAttached => self.put_up_fence(Some(forwarder)),
+            Message::ClientAttached => self.forwarding.put_up_fence(&mut self.cx, Some(forwarder)),
             Message::FenceReached { number } => {
                 let session = self.forwarding.session(forwarder);
                 if session.begun && !session.owed && number == session.fence {
@@ -357,92 +460,11 @@ impl Controller {
         Admission::Take
     }
 
-    /// Puts up a fence: earlier requests of all forwarders except one are void.
-    fn put_up_fence(&mut self, except: Option<Forwarder>) {
-        self.slots.begin_era();
-        let elsewhere = self.authority.is_elsewhere() || self.authority.gave_away();
-        if elsewhere || self.has_bug(PlantedBug::ForgetFence) {
-            return;
-        }
-        for (index, session) in (0u16..).zip(&mut self.forwarding.sessions) {
-            if except != Some(Forwarder(index)) && session.connected {
-                session.fence = session.fence.wrapping_add(1);
-                session.reached = false;
-                session.owed = session.begun;
-            }
-        }
-        self.tell_of_fences();
-    }
-
-    /// Tells forwarders of their fences, unless the sharing is still being stored.
-    fn tell_of_fences(&mut self) {
-        if self.forwarding.stores() {
-            return;
-        }
-        let shared = self.forwarding.is_shared();
-        for index in 0..self.forwarding.sessions.len() {
-            let session = &mut self.forwarding.sessions[index];
-            if !std::mem::take(&mut session.owed) {
-                continue;
-            }
-            let taken = match session.taken {
-                _ if !session.known => Taken::Unknown,
-                None => Taken::Nothing,
-                Some(last) => Taken::Through(last),
-            };
-            let message = Message::Fence {
-                number: session.fence,
-                taken,
-                shared,
-                failed: session.failed,
-            };
-            self.act(Action::SendForwarder {
-                forwarder: Forwarder(index as u16),
-                message,
-            });
-        }
-    }
-
-    /// Notes that this node has a connection to forward on. With `at_once` the owner is told immediately, because the
-    /// owner has to report the fate of earlier requests. Otherwise the owner is told with the first forwarded request;
-    /// until then this node is not a party.
-    pub(in crate::controller) fn may_forward(&mut self, at_once: bool) {
-        self.forwarding.begun = false;
-        if at_once {
-            self.begin_forwarding();
-        }
-    }
-
-    fn begin_forwarding(&mut self) {
-        if !std::mem::replace(&mut self.forwarding.begun, true) {
-            let session = self.forwarding.session;
-            self.send(TrafficClass::Sync, Message::ForwardBegin { session });
-        }
-    }
-
-    /// Sends a request to the owner.
-    #[inline]
-    pub(in crate::controller) fn forward(&mut self, tag: RequestTag) {
-        let Work::Request { operation, .. } = self.slots[tag].work else {
-            return;
-        };
-        self.begin_forwarding();
-        let number = self.forwarding.next_number();
-        let slot = &mut self.slots[tag];
-        slot.stage = WorkStage::Forwarded { sent: true };
-        slot.generation = Generation(number);
-        let message = Message::Forward {
-            tag,
-            number,
-            operation,
-        };
-        self.send(TrafficClass::Sync, message);
-    }
-
     /// Returns the payload length in bytes of a successful [`Message::ForwardReply`] with this tag and number, or
     /// `None` if no reply is expected and the frame breaks the protocol.
     pub fn forward_reply_length(&self, tag: RequestTag, number: u32) -> Option<u32> {
         let slot = self
+            .cx
             .slots
             .get(tag)
             .filter(|slot| slot.awaits_reply(number))?;
@@ -465,22 +487,23 @@ impl Controller {
     ) {
         // On a connection in use the owner answers the taken requests; on a new connection the taken requests are
         // complete.
-        let answers = self.forward_link != ForwardLink::Opening;
-        if self.forward_link.is_there() {
-            self.forward_link = ForwardLink::Up;
-            self.send(TrafficClass::Sync, Message::FenceReached { number });
-        } else if !self.authority.may_serve() {
+        let answers = self.forwarding.link != ForwardLink::Opening;
+        if self.forwarding.link.is_there() {
+            self.forwarding.link = ForwardLink::Up;
+            self.cx
+                .send(TrafficClass::Sync, Message::FenceReached { number });
+        } else if !self.cx.authority.may_serve() {
             return;
         }
-        for tag in self.slots.select(Slot::is_forwarded) {
-            let slot = &self.slots[tag];
+        for tag in self.cx.slots.select(Slot::is_forwarded) {
+            let slot = &self.cx.slots[tag];
             let sent = slot.stage == WorkStage::Forwarded { sent: true };
             let (is_write, abandoned) = (slot.is_write(), slot.abandoned);
             let is_taken =
                 matches!(taken, Taken::Through(last) if is_through(last, slot.generation.0));
             // Requests sent on a connection in use after its first fence were not taken before this fence.
             let is_unknown = taken == Taken::Unknown && !answers;
-            let repeats = self.has_bug(PlantedBug::RepeatForwarded);
+            let repeats = self.cx.has_bug(PlantedBug::RepeatForwarded);
             if answers && sent && is_taken {
                 continue;
             }
@@ -496,7 +519,7 @@ impl Controller {
             } else if sent && is_write && is_unknown && shared && !repeats {
                 self.end_forwarded(tag, Err(RequestError::Uncertain));
             } else {
-                self.start_over(tag);
+                self.outgoing.start_over(&mut self.cx, tag);
             }
         }
         self.release_held();
@@ -507,8 +530,8 @@ impl Controller {
     /// since.
     pub(in crate::controller) fn take_back_forwarded(&mut self) {
         let shared = self.forwarding.is_shared();
-        for tag in self.slots.select(Slot::is_forwarded) {
-            let slot = &self.slots[tag];
+        for tag in self.cx.slots.select(Slot::is_forwarded) {
+            let slot = &self.cx.slots[tag];
             if slot.abandoned {
                 self.give_up(tag);
             } else if shared
@@ -517,21 +540,8 @@ impl Controller {
             {
                 self.end_forwarded(tag, Err(RequestError::Uncertain));
             } else {
-                self.start_over(tag);
+                self.outgoing.start_over(&mut self.cx, tag);
             }
-        }
-    }
-
-    /// Remembers that a forwarder's request has failed, because the answer may be lost. A request refused because the
-    /// disk is elsewhere was never taken: the refusal is forgotten with the disk.
-    #[inline]
-    pub(in crate::controller) fn note_failure(
-        &mut self,
-        origin: Origin,
-        result: Result<(), RequestError>,
-    ) {
-        if origin == Origin::Peer && !matches!(result, Ok(()) | Err(RequestError::NotServing)) {
-            self.forwarding.failed();
         }
     }
 }

@@ -2,22 +2,22 @@
 
 mod coalescing;
 pub(super) mod forwarding;
+mod order;
 pub(super) mod slots;
 
 use core::time::Duration;
 
 use crate::action::{Action, DiskOperation, DiskTag, Inspect};
 use crate::controller::Controller;
+use crate::controller::cx::Cx;
 use crate::controller::policy::Route;
 use crate::controller::requests::forwarding::ForwardLink;
 use crate::controller::requests::slots::{Slot, TagList, Work, WorkStage};
-use crate::controller::transfer::window::ChunkState;
 use crate::event::{AbortReason, Event};
 use crate::planted::PlantedBug;
 use crate::request::{Operation, Origin, Request, RequestError, RequestTag};
 use crate::units::{Bytes, Extent, Generation, Time};
 use crate::wire::{Message, TrafficClass, double_write_id};
-use crate::write_table::Entry;
 
 /// Decision on a request that arrives now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,21 +32,41 @@ pub(super) enum Gate {
     Refuse,
 }
 
+/// Numbers of the requests, and those that wait for an owner.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    /// Requests that wait until the owner is known.
+    held: TagList,
+    /// Admitted requests that have not finished.
+    pub(super) admitted: u32,
+    /// Requests that have entered and are unanswered.
+    pub(super) unanswered: u32,
+    /// Arrival of the last request.
+    pub(super) last: Option<Time>,
+}
+
 /// Time without requests after which a guest is idle.
 const GUEST_IDLE_AFTER: Duration = Duration::from_millis(100);
+
+impl Requests {
+    fn hold(&mut self, cx: &mut Cx, tag: RequestTag) {
+        cx.slots[tag].stage = WorkStage::Held;
+        cx.slots.push(&mut self.held, tag);
+    }
+}
 
 impl Controller {
     /// Returns true if no guest waits for an answer or has made a request in the last 100 ms.
     pub fn guest_is_idle(&self) -> bool {
-        let long_ago = |last: Time| self.now.since(last) > GUEST_IDLE_AFTER;
-        self.requests == 0 && self.last_request.is_none_or(long_ago)
+        let long_ago = |last: Time| self.cx.now.since(last) > GUEST_IDLE_AFTER;
+        self.requests.unanswered == 0 && self.requests.last.is_none_or(long_ago)
     }
 
     /// Handles a request of a guest or of the peer (forwarding). The answer is [`Action::Complete`], possibly only
     /// after a migration has been decided. A tag that is busy or out of range is ignored: the body hands out tags.
     #[inline]
     pub fn handle_request(&mut self, now: Time, request: Request) {
-        self.now = now;
+        self.cx.now = now;
         let Request {
             tag,
             origin,
@@ -54,16 +74,17 @@ impl Controller {
         } = request;
         let extent = operation.extent();
         if !self
+            .cx
             .slots
             .occupy(tag, Work::Request { operation, origin }, extent)
         {
             debug_assert!(false, "{tag:?} is busy or out of range");
             return;
         }
-        self.slots[tag].arrived = now;
-        self.requests += 1;
-        self.last_request = Some(now);
-        if extent.is_some_and(|extent| !extent.within(self.capacity)) {
+        self.cx.slots[tag].arrived = now;
+        self.requests.unanswered += 1;
+        self.requests.last = Some(now);
+        if extent.is_some_and(|extent| !extent.within(self.cx.capacity)) {
             self.answer(tag, Err(RequestError::OutOfRange));
             return;
         }
@@ -74,22 +95,22 @@ impl Controller {
     /// lost connection ([`Message::Fence`]), the rest is sent again, and held requests are forwarded. Frames of older
     /// connections must not reach [`Self::handle_message`] any more.
     pub fn handle_forward_up(&mut self, now: Time) {
-        self.now = now;
-        self.forward_link = ForwardLink::Opening;
-        self.may_forward(true);
+        self.cx.now = now;
+        self.forwarding.link = ForwardLink::Opening;
+        self.forwarding.may_forward(&mut self.cx, true);
         // A client may have attached while the owner was out of reach.
-        self.send(TrafficClass::Sync, Message::ClientAttached);
+        self.cx.send(TrafficClass::Sync, Message::ClientAttached);
         self.run_ready();
     }
 
     /// Notes the end of the connection on which this node forwards. Forwarded requests wait for the next connection
     /// ([`Self::handle_forward_up`]), for this node to become the owner, or for [`Self::fail_forwarded`].
     pub fn handle_forward_lost(&mut self, now: Time) {
-        self.now = now;
-        if self.forward_link.is_there() {
-            self.forward_link = ForwardLink::Down;
+        self.cx.now = now;
+        if self.forwarding.link.is_there() {
+            self.forwarding.link = ForwardLink::Down;
         }
-        if self.authority.may_serve() {
+        if self.cx.authority.may_serve() {
             self.take_back_forwarded();
         }
         self.give_up_abandoned();
@@ -98,11 +119,11 @@ impl Controller {
 
     /// Fails every request that waits for the owner, because forwarding has become hopeless.
     pub fn fail_forwarded(&mut self, now: Time) {
-        self.now = now;
-        self.forward_link = ForwardLink::Absent;
-        for tag in self.slots.select(Slot::is_forwarded) {
-            self.slots[tag].stage = WorkStage::Done;
-            self.slots[tag].result = Err(RequestError::NotServing);
+        self.cx.now = now;
+        self.forwarding.link = ForwardLink::Absent;
+        for tag in self.cx.slots.select(Slot::is_forwarded) {
+            self.cx.slots[tag].stage = WorkStage::Done;
+            self.cx.slots[tag].result = Err(RequestError::NotServing);
             self.finish(tag);
         }
         self.release_held();
@@ -121,16 +142,17 @@ impl Controller {
     }
 
     pub(super) fn gate(&self) -> Gate {
-        if self.authority.may_serve() {
+        if self.cx.authority.may_serve() {
             let freezing = self
+                .outgoing
                 .source
                 .as_ref()
                 .is_some_and(|source| source.is_frozen());
             let holds = freezing || self.forwarding.stores();
             return if holds { Gate::Hold } else { Gate::Serve };
         }
-        if self.authority.is_elsewhere() {
-            return match self.forward_link {
+        if self.cx.authority.is_elsewhere() {
+            return match self.forwarding.link {
                 ForwardLink::Up => Gate::Forward,
                 ForwardLink::Down | ForwardLink::Opening => Gate::Hold,
                 ForwardLink::Absent => Gate::Refuse,
@@ -138,7 +160,7 @@ impl Controller {
         }
         // Only the destination can serve a disk given away. The destination holds requests until its ownership is known
         // there.
-        if self.authority.gave_away() && self.forward_link == ForwardLink::Up {
+        if self.cx.authority.gave_away() && self.forwarding.link == ForwardLink::Up {
             return Gate::Forward;
         }
         Gate::Hold
@@ -146,14 +168,14 @@ impl Controller {
 
     /// Reconsiders every held request, in order of arrival.
     pub(super) fn release_held(&mut self) {
-        let mut held = core::mem::replace(&mut self.held, TagList::EMPTY);
-        while let Some(tag) = self.slots.pop(&mut held) {
-            let Work::Request { origin, .. } = self.slots[tag].work else {
+        let mut held = core::mem::replace(&mut self.requests.held, TagList::EMPTY);
+        while let Some(tag) = self.cx.slots.pop(&mut held) {
+            let Work::Request { origin, .. } = self.cx.slots[tag].work else {
                 continue;
             };
-            if self.slots[tag].admitted {
+            if self.cx.slots[tag].admitted {
                 // The request keeps its place in the order of writes.
-                self.ready.push_back(tag);
+                self.cx.ready.push_back(tag);
             } else {
                 self.enter(tag, origin);
             }
@@ -162,70 +184,37 @@ impl Controller {
 
     #[inline]
     fn enter(&mut self, tag: RequestTag, origin: Origin) {
-        if self.slots[tag].abandoned {
+        if self.cx.slots[tag].abandoned {
             return self.answer(tag, Err(RequestError::NotServing));
         }
         // Once an owner is certain, the peer finds the owner alone. Passing the peer's request on could send the
         // request in circles. Holding the request until this node reaches the owner could make the two nodes wait for
         // each other.
-        if origin == Origin::Peer && self.authority.is_elsewhere() {
+        if origin == Origin::Peer && self.cx.authority.is_elsewhere() {
             return self.answer(tag, Err(RequestError::NotServing));
         }
         match self.gate() {
             Gate::Serve => self.admit(tag),
-            Gate::Forward if origin == Origin::Peer => self.hold(tag),
+            Gate::Forward if origin == Origin::Peer => self.requests.hold(&mut self.cx, tag),
             Gate::Forward => self.admit(tag),
-            Gate::Hold => self.hold(tag),
+            Gate::Hold => self.requests.hold(&mut self.cx, tag),
             Gate::Refuse => self.answer(tag, Err(RequestError::NotServing)),
         }
     }
 
-    fn hold(&mut self, tag: RequestTag) {
-        self.slots[tag].stage = WorkStage::Held;
-        let mut held = self.held;
-        self.slots.push(&mut held, tag);
-        self.held = held;
-    }
-
     #[inline]
     fn admit(&mut self, tag: RequestTag) {
-        self.admitted += 1;
-        self.slots[tag].admitted = true;
-        self.join(tag);
+        self.requests.admitted += 1;
+        self.cx.slots[tag].admitted = true;
+        self.cx.join(tag);
         self.advance(tag);
-    }
-
-    /// Enters a slot's write into the order of writes.
-    #[inline]
-    pub(super) fn join(&mut self, tag: RequestTag) {
-        let slot = &mut self.slots[tag];
-        if let (true, Some(extent)) = (slot.is_write(), slot.extent) {
-            slot.registered = true;
-            let sequence = slot.sequence;
-            self.table.insert(Entry {
-                extent,
-                sequence,
-                tag,
-            });
-        }
-    }
-
-    /// Takes a slot's write out of the order of writes, if present; its waiters go on waiting. Returns the write's
-    /// extent.
-    #[inline]
-    pub(super) fn withdraw(&mut self, tag: RequestTag) -> Option<Extent> {
-        let slot = &mut self.slots[tag];
-        let extent = slot.extent.filter(|_| slot.registered)?;
-        slot.registered = false;
-        self.table.remove(tag, extent);
-        Some(extent)
     }
 
     /// Advances the tags whose blocker is gone as far as possible.
     #[inline]
     pub(super) fn run_ready(&mut self) {
-        while let Some(tag) = self.ready.pop_front() {
-            if self.slots.get(tag).is_some() {
+        while let Some(tag) = self.cx.ready.pop_front() {
+            if self.cx.slots.get(tag).is_some() {
                 self.advance(tag);
             }
         }
@@ -237,7 +226,7 @@ impl Controller {
     /// the destination later, like a delayed write.
     #[inline]
     pub(super) fn advance(&mut self, tag: RequestTag) {
-        let slot = &mut self.slots[tag];
+        let slot = &mut self.cx.slots[tag];
         if slot.combined {
             return self.finish(tag);
         }
@@ -248,72 +237,33 @@ impl Controller {
         if has_waited {
             slot.stage = WorkStage::Waiting;
         }
-        let (sequence, is_write) = (slot.sequence, slot.is_write());
-        let is_request = slot.is_request();
+        let (is_request, is_write) = (slot.is_request(), slot.is_write());
         // A chunk under comparison must not change. A write that was let through during the copy and has since waited
         // for another write waits now.
         slot.unlocked &= self
+            .outgoing
             .source
             .as_ref()
             .is_some_and(|source| source.is_copying_pass());
-        let waits_for_chunks = is_write && !slot.unlocked;
-        if let Some(extent) = slot.extent {
-            // While a disk comes back to this node, its clients' requests go to the owner, whose double writes arrive
-            // here as frames. Such frames must not wait for the requests. Pulled data and a guest's writes have no
-            // order: each waits for the other only while the other is at the disk, because a write may itself wait for
-            // pulled data.
-            let slots = &self.slots;
-            let pulled = slots[tag].is_pulled();
-            let earlier = self.table.find(extent, |entry| {
-                let other = &slots[entry.tag];
-                if other.is_request() == is_request {
-                    entry.sequence < sequence
-                } else {
-                    (pulled || other.is_pulled()) && other.is_at_disk()
-                }
-            });
-            if let Some(blocker) = earlier {
-                self.slots[tag].stage = WorkStage::Waiting;
-                self.slots.wait_for(blocker, tag);
-                return;
-            }
-            if waits_for_chunks
-                && !self.has_bug(PlantedBug::SkipWindowLock)
-                && let ignores_locks = self.has_bug(PlantedBug::MirrorUnlocked)
-                && let Some(source) = &mut self.source
-                && !(ignores_locks && source.mirrors())
-            {
-                let passes = is_request && source.lets_writes_through();
-                match source.window.lock_over(extent) {
-                    None => {}
-                    // A chunk that waits for writes to finish would wait forever if more writes came. A hole under
-                    // examination would no longer be a hole.
-                    Some(chunk)
-                        if passes
-                            && !matches!(
-                                chunk.state,
-                                ChunkState::Quiescing | ChunkState::Looking
-                            ) =>
-                    {
-                        self.slots[tag].unlocked = true;
-                    }
-                    Some(chunk) => {
-                        self.slots[tag].stage = WorkStage::Locked;
-                        self.slots.push(&mut chunk.waiters, tag);
-                        return self.watch(tag);
-                    }
-                }
-            }
+        if let Some(extent) = slot.extent
+            && (self.cx.waits_for_write(tag, extent)
+                || self.outgoing.waits_for_chunk(&mut self.cx, tag, extent))
+        {
+            return;
         }
         if is_request {
             if self.lacking.is_some()
-                && self.authority.may_serve()
-                && let Some(extent) = self.slots[tag].extent
+                && self.cx.authority.may_serve()
+                && let Some(extent) = self.cx.slots[tag].extent
                 && self.waits_for_missing(tag, extent, is_write)
             {
                 return;
             }
-            let tag = if has_waited { self.combine(tag) } else { tag };
+            let tag = if has_waited {
+                self.cx.combine(tag)
+            } else {
+                tag
+            };
             self.issue(tag)
         } else {
             self.issue_replica(tag)
@@ -322,20 +272,20 @@ impl Controller {
 
     #[inline]
     fn issue(&mut self, tag: RequestTag) {
-        let Work::Request { operation, .. } = self.slots[tag].work else {
+        let Work::Request { operation, .. } = self.cx.slots[tag].work else {
             return;
         };
-        if self.authority.may_serve() {
+        if self.cx.authority.may_serve() {
             return self.issue_here(tag, operation);
         }
-        if !self.authority.is_elsewhere() && self.gate() != Gate::Forward {
-            return self.hold(tag);
+        if !self.cx.authority.is_elsewhere() && self.gate() != Gate::Forward {
+            return self.requests.hold(&mut self.cx, tag);
         }
-        let slot = &mut self.slots[tag];
+        let slot = &mut self.cx.slots[tag];
         slot.stage = WorkStage::Forwarded { sent: false };
-        slot.issued = self.now;
-        match self.forward_link {
-            ForwardLink::Up => self.forward(tag),
+        slot.issued = self.cx.now;
+        match self.forwarding.link {
+            ForwardLink::Up => self.forwarding.forward(&mut self.cx, tag),
             ForwardLink::Down | ForwardLink::Opening => {}
             ForwardLink::Absent => {
                 slot.stage = WorkStage::Done;
@@ -352,12 +302,12 @@ impl Controller {
         if operation == Operation::Flush && self.needs_checkpoint() {
             return self.wait_for_checkpoint(tag);
         }
-        let slot = &mut self.slots[tag];
+        let slot = &mut self.cx.slots[tag];
         slot.stage = WorkStage::Here {
             at_disk: true,
             at_destination: false,
         };
-        slot.issued = self.now;
+        slot.issued = self.cx.now;
         let (local, remote) = match operation {
             Operation::Read(extent) => (
                 DiskOperation::Read {
@@ -380,24 +330,25 @@ impl Controller {
         };
         if let Some((extent, zeroes, _)) = remote {
             self.guest_writes(extent);
-            self.differs_from_image(extent, zeroes);
+            self.differences
+                .differs_from_image(&mut self.cx, extent, zeroes);
         }
-        self.act(Action::Disk {
+        self.cx.act(Action::Disk {
             tag: DiskTag::Request(tag),
             operation: local,
         });
         if let Some((extent, zeroes, unmap)) = remote
-            && let Some(source) = &mut self.source
+            && let Some(source) = &mut self.outgoing.source
         {
-            match source.route(extent, zeroes, self.slots[tag].unlocked) {
+            match source.route(extent, zeroes, self.cx.slots[tag].unlocked) {
                 Route::Local => return,
                 Route::Later => return self.copy_again(),
                 Route::Both => {}
             }
             let generation = source.generation;
             source.double_written(extent, zeroes);
-            let turn = source.next_turn(tag);
-            let slot = &mut self.slots[tag];
+            let turn = source.posted.next_turn(tag);
+            let slot = &mut self.cx.slots[tag];
             slot.stage = WorkStage::Here {
                 at_disk: true,
                 at_destination: true,
@@ -413,14 +364,14 @@ impl Controller {
                 zeroes,
                 unmap,
             };
-            self.send(TrafficClass::Sync, message);
-            self.watch(tag);
+            self.cx.send(TrafficClass::Sync, message);
+            self.outgoing.watch(&mut self.cx, tag);
         }
     }
 
     #[inline]
     pub(super) fn request_disk_done(&mut self, tag: RequestTag, result: Result<(), RequestError>) {
-        let Some(slot) = self.slots.get_mut(tag).filter(|slot| slot.is_at_disk()) else {
+        let Some(slot) = self.cx.slots.get_mut(tag).filter(|slot| slot.is_at_disk()) else {
             return;
         };
         let waits = slot.is_at_destination();
@@ -435,7 +386,7 @@ impl Controller {
             let (durable, extent) = (slot.durable_write(), slot.extent);
             let zeroes = slot.plain_write().is_none();
             if let (Some(durable), Some(extent)) = (durable, extent) {
-                if !(zeroes && self.has_bug(PlantedBug::ForgetZeroed)) {
+                if !(zeroes && self.cx.has_bug(PlantedBug::ForgetZeroed)) {
                     self.written_here(extent);
                 }
                 if durable && self.needs_checkpoint() {
@@ -443,7 +394,7 @@ impl Controller {
                 }
             }
         }
-        if !waits || (result.is_ok() && self.post(tag)) {
+        if !waits || (result.is_ok() && self.outgoing.post(&mut self.cx, tag)) {
             self.finish(tag);
         }
         if let (Err(_), Some(extent)) = (result, written) {
@@ -462,7 +413,7 @@ impl Controller {
         let tag = RequestTag(id & 0xFFFF);
         let is_current =
             |slot: &Slot| slot.generation == generation && double_write_id(tag, slot.turn) == id;
-        if self.slots.get(tag).is_some_and(is_current) {
+        if self.cx.slots.get(tag).is_some_and(is_current) {
             self.give_up_double_write(tag);
         }
     }
@@ -470,14 +421,14 @@ impl Controller {
     /// Stops a request from waiting for its double write.
     #[inline]
     pub(super) fn give_up_double_write(&mut self, tag: RequestTag) {
-        let waiting = self.slots.get_mut(tag);
+        let waiting = self.cx.slots.get_mut(tag);
         let Some(slot) = waiting.filter(|slot| slot.is_at_destination()) else {
             return;
         };
         if !slot.forget_destination() {
             self.finish(tag);
-        } else if let Some(source) = &mut self.source {
-            source.prune_watched(&self.slots);
+        } else if let Some(source) = &mut self.outgoing.source {
+            source.prune_watched(&self.cx.slots);
         }
     }
 
@@ -488,6 +439,7 @@ impl Controller {
         result: Result<(), RequestError>,
     ) {
         let Some(slot) = self
+            .cx
             .slots
             .get_mut(tag)
             .filter(|slot| slot.awaits_reply(number))
@@ -501,76 +453,49 @@ impl Controller {
         }
         // The other node refused the request as a former owner. Before giving the disk away the node answered all other
         // requests taken by then, so the remaining requests are not carried out either.
-        let serves = self.authority.may_serve();
-        for pending in self.slots.select(Slot::is_forwarded) {
+        let serves = self.cx.authority.may_serve();
+        for pending in self.cx.slots.select(Slot::is_forwarded) {
             if serves {
-                self.start_over(pending);
+                self.outgoing.start_over(&mut self.cx, pending);
             } else {
-                self.slots[pending].stage = WorkStage::Forwarded { sent: false };
+                self.cx.slots[pending].stage = WorkStage::Forwarded { sent: false };
             }
         }
-        if !serves && self.forward_link == ForwardLink::Up {
-            self.forward_link = ForwardLink::Down;
-            self.notify(Event::OwnerMoved);
+        if !serves && self.forwarding.link == ForwardLink::Up {
+            self.forwarding.link = ForwardLink::Down;
+            self.cx.notify(Event::OwnerMoved);
         }
-    }
-
-    /// Restarts a forwarded request. The request is no longer under way, so a waiting chunk may be read; otherwise the
-    /// request and the chunk would wait for each other.
-    pub(super) fn start_over(&mut self, tag: RequestTag) {
-        let slot = &mut self.slots[tag];
-        slot.stage = WorkStage::Waiting;
-        if let Some(extent) = slot.extent {
-            self.writes_left(extent);
-        }
-        self.ready.push_back(tag);
     }
 
     /// Ends an admitted request: frees its addresses, wakes its waiters, answers.
     #[inline]
     pub(super) fn finish(&mut self, tag: RequestTag) {
-        self.admitted -= 1;
-        self.leave(tag);
-        let result = self.slots[tag].result;
+        self.requests.admitted -= 1;
+        self.outgoing.leave(&mut self.cx, tag);
+        let result = self.cx.slots[tag].result;
         self.answer(tag, result);
-    }
-
-    /// Takes a finished slot out of the order of writes and wakes its waiters.
-    #[inline]
-    pub(super) fn leave(&mut self, tag: RequestTag) {
-        let mut waiters = core::mem::replace(&mut self.slots[tag].waiters, TagList::EMPTY);
-        if let Some(extent) = self.withdraw(tag) {
-            self.writes_left(extent);
-        }
-        let result = self.slots[tag].result;
-        while let Some(waiter) = self.slots.pop(&mut waiters) {
-            if self.slots[waiter].combined {
-                self.slots[waiter].result = result;
-            }
-            self.ready.push_back(waiter);
-        }
     }
 
     #[inline]
     fn answer(&mut self, tag: RequestTag, result: Result<(), RequestError>) {
-        if let Some(source) = &mut self.source
+        if let Some(source) = &mut self.outgoing.source
             && let Some(governor) = &mut source.governor
         {
-            let slot = &self.slots[tag];
+            let slot = &self.cx.slots[tag];
             let bytes = Bytes(slot.extent.map_or(0, Extent::bytes));
-            governor.answered(bytes, self.now.since(slot.arrived), slot.late);
+            governor.answered(bytes, self.cx.now.since(slot.arrived), slot.late);
             if slot.is_write() && !slot.combined {
                 governor.written(bytes);
             }
         }
-        if let Work::Request { origin, .. } = self.slots[tag].work {
-            self.note_failure(origin, result);
+        if let Work::Request { origin, .. } = self.cx.slots[tag].work {
+            self.forwarding.note_failure(origin, result);
         }
-        self.slots.release(tag);
-        if let Some(source) = &mut self.source {
-            source.prune_watched(&self.slots);
+        self.cx.slots.release(tag);
+        if let Some(source) = &mut self.outgoing.source {
+            source.prune_watched(&self.cx.slots);
         }
-        self.requests -= 1;
-        self.act(Action::Complete { tag, result });
+        self.requests.unanswered -= 1;
+        self.cx.act(Action::Complete { tag, result });
     }
 }

@@ -98,6 +98,12 @@ impl TagList {
     }
 }
 
+impl Default for TagList {
+    fn default() -> Self {
+        Self::EMPTY
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(in crate::controller) struct Slot {
     pub(in crate::controller) work: Work,

@@ -4,8 +4,10 @@
 use core::time::Duration;
 
 use crate::action::Action;
+use crate::controller::cx::Cx;
 use crate::controller::governor::Period;
 use crate::controller::requests::slots::{Slot, WorkStage};
+use crate::controller::transfer::outgoing::Outgoing;
 use crate::controller::{Controller, LinkSignal};
 use crate::event::{Event, PauseReason};
 use crate::request::RequestTag;
@@ -31,9 +33,10 @@ pub(in crate::controller) struct Pause {
     good_probes: u32,
 }
 
-/// Number and total time of a migration's pauses.
+/// A migration's pauses: the current pause, the number of pauses, and their total time.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::controller) struct PauseCounts {
+pub(in crate::controller) struct Pauses {
+    pub(in crate::controller) current: Option<Pause>,
     pub(in crate::controller) by_reason: [u32; PauseReason::ALL.len()],
     pub(in crate::controller) total: Duration,
 }
@@ -59,16 +62,28 @@ impl Pause {
     }
 }
 
+impl Outgoing {
+    /// Watches a request that begins to wait for the migration.
+    #[inline]
+    pub(in crate::controller) fn watch(&mut self, cx: &mut Cx, tag: RequestTag) {
+        if let Some(source) = &mut self.source
+            && source.governor.is_some()
+        {
+            source.watch(tag, &cx.slots);
+        }
+    }
+}
+
 impl Controller {
     /// Takes the body's measurement of the outgoing migration's sync connection. The body reports every
     /// [`Self::LINK_SAMPLING`] while a migration leaves this node. Without reports the controller relies on the guest's
     /// latency alone.
     pub fn handle_link_signal(&mut self, now: Time, signal: LinkSignal) {
-        self.now = now;
-        let Some(source) = &mut self.source else {
+        self.cx.now = now;
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
-        let paused = source.pause.is_some();
+        let paused = source.pauses.current.is_some();
         let Some(governor) = &mut source.governor else {
             return;
         };
@@ -89,19 +104,19 @@ impl Controller {
 
     /// Handles requests whose wait for the migration has reached the promise.
     pub(in crate::controller) fn watch_expired(&mut self) {
-        let now = self.now;
+        let now = self.cx.now;
         loop {
-            let Some(source) = &mut self.source else {
+            let Some(source) = &mut self.outgoing.source else {
                 return;
             };
-            let Some((tag, expiry)) = source.oldest_watched(&self.slots) else {
+            let Some((tag, expiry)) = source.oldest_watched(&self.cx.slots) else {
                 return;
             };
             if expiry > now {
                 return;
             }
             if source.options.delayed_writes
-                && source.pause.is_none()
+                && source.pauses.current.is_none()
                 && source
                     .governor
                     .as_mut()
@@ -110,7 +125,7 @@ impl Controller {
             {
                 continue;
             }
-            let Some(source) = &mut self.source else {
+            let Some(source) = &mut self.outgoing.source else {
                 return;
             };
             let tolerated = source
@@ -121,9 +136,9 @@ impl Controller {
                 return;
             }
             // The request is late, without consequences yet.
-            self.slots[tag].late = true;
-            if let Some(source) = &mut self.source {
-                source.tolerate(tag, &self.slots);
+            self.cx.slots[tag].late = true;
+            if let Some(source) = &mut self.outgoing.source {
+                source.tolerate(tag, &self.cx.slots);
             }
         }
     }
@@ -131,9 +146,9 @@ impl Controller {
     /// Pauses if a tolerated request is late beyond bounds. A percentile allows some late requests, but no request may
     /// be late without end.
     pub(in crate::controller) fn tolerance_expired(&mut self) {
-        let now = self.now;
-        while let Some(source) = &mut self.source
-            && source.take_intolerable(&self.slots, now)
+        let now = self.cx.now;
+        while let Some(source) = &mut self.outgoing.source
+            && source.take_intolerable(&self.cx.slots, now)
         {
             self.pause(PauseReason::GuestLatency);
         }
@@ -142,18 +157,18 @@ impl Controller {
     /// Turns a double write, or the requests that wait for a chunk, into delayed writes, while the migration continues.
     /// Returns false if this is not possible for the request.
     fn answer_alone(&mut self, tag: RequestTag) -> bool {
-        let slot = &self.slots[tag];
-        let (Some(extent), Some(source)) = (slot.extent, &mut self.source) else {
+        let slot = &self.cx.slots[tag];
+        let (Some(extent), Some(source)) = (slot.extent, &mut self.outgoing.source) else {
             return false;
         };
         if slot.stage == WorkStage::Locked {
             let Some(mut waiters) = source.unlock(extent) else {
                 return false;
             };
-            while let Some(waiter) = self.slots.pop(&mut waiters) {
-                self.slots[waiter].unlocked = true;
-                self.slots[waiter].stage = WorkStage::Waiting;
-                self.ready.push_back(waiter);
+            while let Some(waiter) = self.cx.slots.pop(&mut waiters) {
+                self.cx.slots[waiter].unlocked = true;
+                self.cx.slots[waiter].stage = WorkStage::Waiting;
+                self.cx.ready.push_back(waiter);
             }
             return true;
         }
@@ -170,12 +185,12 @@ impl Controller {
     /// writes, answers the requests that wait for the destination. Returns false if there is nothing to pause or no
     /// time for a pause.
     pub(in crate::controller) fn pause(&mut self, reason: PauseReason) -> bool {
-        let now = self.now;
-        let Some(source) = &mut self.source else {
+        let now = self.cx.now;
+        let Some(source) = &mut self.outgoing.source else {
             return false;
         };
         let left = source.bytes_left();
-        if source.pause.is_some() || !source.may_pause() || source.is_ordered() {
+        if source.pauses.current.is_some() || !source.may_pause() || source.is_ordered() {
             return false;
         }
         let Some(governor) = &mut source.governor else {
@@ -185,7 +200,7 @@ impl Controller {
             return false;
         }
         let until = governor.pause(now);
-        source.pause = Some(Pause {
+        source.pauses.current = Some(Pause {
             reason,
             since: now,
             until,
@@ -199,23 +214,24 @@ impl Controller {
         let (migration, delays) = (source.options.migration, source.options.delayed_writes);
         let unfreezes = source.stage.is_freezing();
         let waiters = source.retreat();
-        self.act(Action::DiscardUnsent {
+        self.cx.act(Action::DiscardUnsent {
             class: TrafficClass::Copy,
         });
         if delays {
-            self.act(Action::DiscardUnsent {
+            self.cx.act(Action::DiscardUnsent {
                 class: TrafficClass::Sync,
             });
-            self.delay_posted_writes();
+            self.outgoing.delay_posted_writes(&mut self.cx);
             self.delay_double_writes();
         }
-        self.send(TrafficClass::Sync, Message::NewGeneration { generation });
-        self.notify(Event::Paused { migration, reason });
+        self.cx
+            .send(TrafficClass::Sync, Message::NewGeneration { generation });
+        self.cx.notify(Event::Paused { migration, reason });
         for list in waiters {
-            self.wake(list);
+            self.cx.wake(list);
         }
         if unfreezes {
-            self.end_freeze();
+            self.outgoing.end_freeze(&mut self.cx);
             self.release_held();
         }
         true
@@ -223,11 +239,13 @@ impl Controller {
 
     /// Acknowledges and remembers every double write that the destination has not acknowledged.
     pub(in crate::controller) fn delay_double_writes(&mut self) {
-        if let Some(source) = &mut self.source {
+        if let Some(source) = &mut self.outgoing.source {
             source.delayed.recall();
         }
-        for tag in self.slots.select(Slot::is_at_destination) {
-            if let (Some(extent), Some(source)) = (self.slots[tag].extent, &mut self.source) {
+        for tag in self.cx.slots.select(Slot::is_at_destination) {
+            if let (Some(extent), Some(source)) =
+                (self.cx.slots[tag].extent, &mut self.outgoing.source)
+            {
                 source.delay(extent);
             }
             self.give_up_double_write(tag);
@@ -236,21 +254,21 @@ impl Controller {
 
     /// Notes that the destination has received everything sent before the generation.
     pub(in crate::controller) fn generation_reached(&mut self, generation: Generation) {
-        let now = self.now;
-        let Some(source) = &mut self.source else {
+        let now = self.cx.now;
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
-        source.last_heard = now;
+        source.peer.last_heard = now;
         if source.generation != generation {
             return;
         }
-        if core::mem::take(&mut source.awaits_generation) {
+        if core::mem::take(&mut source.change.awaits_generation) {
             self.pump();
         }
-        let Some(source) = &mut self.source else {
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
-        if let Some(pause) = &mut source.pause {
+        if let Some(pause) = &mut source.pauses.current {
             pause.drained = true;
             self.pause_timer();
             self.resume_if_ordered();
@@ -260,12 +278,13 @@ impl Controller {
 
     /// Ends the pause, or begins to probe, at its time.
     pub(in crate::controller) fn pause_timer(&mut self) {
-        let now = self.now;
-        let Some(source) = &mut self.source else {
+        let now = self.cx.now;
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
         let settled = source.delayed.is_settled();
-        let (Some(pause), Some(governor)) = (&mut source.pause, &mut source.governor) else {
+        let (Some(pause), Some(governor)) = (&mut source.pauses.current, &mut source.governor)
+        else {
             return;
         };
         if pause.probing {
@@ -285,15 +304,15 @@ impl Controller {
         } else {
             pause.probing = true;
             pause.good_probes = 0;
-            self.flush_delayed();
+            self.outgoing.flush_delayed(&mut self.cx);
         }
     }
 
     /// Ends a pause that the deadline no longer allows.
     fn resume_if_pressed(&mut self, left: u64) {
-        let now = self.now;
-        if let Some(source) = &self.source
-            && let (Some(pause), Some(governor)) = (&source.pause, &source.governor)
+        let now = self.cx.now;
+        if let Some(source) = &self.outgoing.source
+            && let (Some(pause), Some(governor)) = (&source.pauses.current, &source.governor)
             && !pause.is_unheard()
             && governor.pressed(now, left)
         {
@@ -303,9 +322,12 @@ impl Controller {
 
     /// Ends a pause that delays the switchover: the guest has stopped.
     pub(in crate::controller) fn resume_if_ordered(&mut self) {
-        if let Some(source) = &self.source
+        if let Some(source) = &self.outgoing.source
             && source.is_ordered()
-            && source.pause.is_some_and(|pause| !pause.is_unheard())
+            && source
+                .pauses
+                .current
+                .is_some_and(|pause| !pause.is_unheard())
         {
             self.resume();
         }
@@ -313,9 +335,12 @@ impl Controller {
 
     /// Ends a pause that no promise requires any more.
     pub(in crate::controller) fn resume_if_unpromised(&mut self) {
-        if let Some(source) = &self.source
+        if let Some(source) = &self.outgoing.source
             && source.governor.is_none()
-            && source.pause.is_some_and(|pause| !pause.is_unheard())
+            && source
+                .pauses
+                .current
+                .is_some_and(|pause| !pause.is_unheard())
         {
             self.resume();
         }
@@ -323,12 +348,13 @@ impl Controller {
 
     /// Judges a delayed write that was acknowledged after `took`.
     pub(in crate::controller) fn probed(&mut self, took: Duration) {
-        let now = self.now;
-        let Some(source) = &mut self.source else {
+        let now = self.cx.now;
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
         let settled = source.delayed.is_settled();
-        let (Some(pause), Some(governor)) = (&mut source.pause, &mut source.governor) else {
+        let (Some(pause), Some(governor)) = (&mut source.pauses.current, &mut source.governor)
+        else {
             return;
         };
         if !pause.probing {
@@ -347,11 +373,11 @@ impl Controller {
     }
 
     fn resume(&mut self) {
-        let now = self.now;
-        let Some(source) = &mut self.source else {
+        let now = self.cx.now;
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
-        let Some(pause) = source.pause.take() else {
+        let Some(pause) = source.pauses.current.take() else {
             return;
         };
         source.pauses.total += pause.lasted(now);
@@ -359,26 +385,29 @@ impl Controller {
             governor.resume(now);
         }
         let migration = source.options.migration;
-        self.notify(Event::Resumed { migration });
-        self.flush_delayed();
+        self.cx.notify(Event::Resumed { migration });
+        self.outgoing.flush_delayed(&mut self.cx);
         self.pump();
     }
 
     /// Judges the last sampling period and looks for an obstacle between the migration and its end.
     pub(in crate::controller) fn sample(&mut self) {
-        let now = self.now;
-        let Some(source) = &mut self.source else {
+        let now = self.cx.now;
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
         let oldest = source
-            .oldest_watched(&self.slots)
+            .oldest_watched(&self.cx.slots)
             .map_or(Duration::ZERO, |(tag, _)| {
-                now.since(self.slots[tag].arrived)
+                now.since(self.cx.slots[tag].arrived)
             });
         let (left, copying) = (source.bytes_left(), source.is_copying());
-        let paused = source.pause.is_some();
+        let paused = source.pauses.current.is_some();
         let still = source.options.delayed_writes
-            && source.pause.is_some_and(|pause| pause.stands_still(now));
+            && source
+                .pauses
+                .current
+                .is_some_and(|pause| pause.stands_still(now));
         if let Some(governor) = &mut source.governor {
             governor.sample(
                 now,
@@ -393,7 +422,7 @@ impl Controller {
         }
         if let Some(obstacle) = source.look_for_obstacle(now) {
             let migration = source.options.migration;
-            self.notify(Event::Obstructed {
+            self.cx.notify(Event::Obstructed {
                 migration,
                 obstacle,
             });
@@ -401,17 +430,7 @@ impl Controller {
         self.pause_timer();
         self.resume_if_pressed(left);
         // Entries that the guest was writing to, and chunks held back by the old rate.
-        self.flush_delayed();
+        self.outgoing.flush_delayed(&mut self.cx);
         self.pump();
-    }
-
-    /// Watches a request that begins to wait for the migration.
-    #[inline]
-    pub(in crate::controller) fn watch(&mut self, tag: RequestTag) {
-        if let Some(source) = &mut self.source
-            && source.governor.is_some()
-        {
-            source.watch(tag, &self.slots);
-        }
     }
 }

@@ -11,7 +11,7 @@ use crate::controller::{Controller, MAX_PULLED, StartError};
 use crate::event::AbortReason;
 use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};
-use crate::units::{Generation, Lba, MigrationId, Time};
+use crate::units::{Extent, Generation, Lba, MigrationId, Time};
 use crate::wire::{Message, TrafficClass, double_write_id};
 
 /// The destination's state of a migration beside its authority.
@@ -51,12 +51,15 @@ impl Controller {
         if peer_timeout.is_zero() {
             return Err(StartError::Option("peer timeout"));
         }
-        if self.is_still_applying() || self.source.is_some() || !self.authority.receive(migration) {
+        if self.is_still_applying()
+            || self.outgoing.source.is_some()
+            || !self.cx.authority.receive(migration)
+        {
             return Err(StartError::Busy);
         }
-        self.now = now;
-        self.control_up = true;
-        self.spoil_base();
+        self.cx.now = now;
+        self.doubt.control_up = true;
+        self.differences.base.spoil_base();
         self.destination = Some(Destination {
             generation: Generation(0),
             timeout: peer_timeout,
@@ -77,7 +80,7 @@ impl Controller {
     pub fn give_up_image(&mut self) -> bool {
         let may = !self.is_still_applying();
         if may {
-            self.spoil_base();
+            self.differences.base.spoil_base();
         }
         may
     }
@@ -89,8 +92,9 @@ impl Controller {
             destination.in_flight > 0 || destination.flushing || destination.storing_missing
         });
         let is_pulled = |slot| {
-            self.slots
-                .get(self.slots.pull_tag(PullSlot(slot)))
+            self.cx
+                .slots
+                .get(self.cx.slots.pull_tag(PullSlot(slot)))
                 .is_some()
         };
         receives || (0..PULL_SLOTS).any(is_pulled)
@@ -98,88 +102,16 @@ impl Controller {
 
     /// Handles a frame of the source for this node's disk.
     pub(in crate::controller) fn replica(&mut self, message: Message, tag: RequestTag) {
-        let (work, extent, generation) = match message {
-            Message::Copy {
-                slot,
-                generation,
-                extent,
-                zeroes,
-            } => (
-                Work::Copy {
-                    slot,
-                    generation,
-                    zeroes,
-                },
-                extent,
-                generation,
-            ),
-            Message::DoubleWrite {
-                tag,
-                turn,
-                generation,
-                extent,
-                zeroes,
-                unmap,
-            } => (
-                Work::DoubleWrite {
-                    tag: double_write_id(tag, turn),
-                    generation,
-                    zeroes,
-                    unmap,
-                },
-                extent,
-                generation,
-            ),
-            Message::DelayedWrite {
-                slot,
-                generation,
-                extent,
-                zeroes,
-            } => (
-                Work::DelayedWrite {
-                    slot,
-                    generation,
-                    zeroes,
-                },
-                extent,
-                generation,
-            ),
-            Message::Verify {
-                slot,
-                generation,
-                extent,
-                digest,
-            } => (
-                Work::Verify {
-                    slot,
-                    generation,
-                    digest,
-                },
-                extent,
-                generation,
-            ),
-            Message::VerifyHole {
-                slot,
-                generation,
-                extent,
-            } => (
-                Work::VerifyHole {
-                    slot,
-                    generation,
-                    from: extent.start(),
-                },
-                extent,
-                generation,
-            ),
-            _ => return,
+        let Some((work, extent, generation)) = work_of(message) else {
+            return;
         };
         self.destination_heard();
-        let Some(migration) = self.authority.receiving() else {
-            return self.act(Action::ReleaseReplica { tag });
+        let Some(migration) = self.cx.authority.receiving() else {
+            return self.cx.act(Action::ReleaseReplica { tag });
         };
-        let ignores_generation = self.has_bug(PlantedBug::IgnoreGeneration);
+        let ignores_generation = self.cx.has_bug(PlantedBug::IgnoreGeneration);
         let Some(destination) = &mut self.destination else {
-            return self.act(Action::ReleaseReplica { tag });
+            return self.cx.act(Action::ReleaseReplica { tag });
         };
         let stale = generation < destination.generation && !ignores_generation;
         destination.generation = destination.generation.max(generation);
@@ -189,28 +121,31 @@ impl Controller {
                 Work::Copy { .. } | Work::Verify { .. } | Work::VerifyHole { .. }
             )
         {
-            return self.act(Action::ReleaseReplica { tag });
+            return self.cx.act(Action::ReleaseReplica { tag });
         }
         // A frame after `Prepare` could reach the disk after the flush, and even after a write of this node's own
         // guest.
-        let too_late = self.authority.is_accepting();
-        if too_late || !extent.within(self.capacity) || !self.slots.occupy(tag, work, Some(extent))
+        let too_late = self.cx.authority.is_accepting();
+        if too_late
+            || !extent.within(self.cx.capacity)
+            || !self.cx.slots.occupy(tag, work, Some(extent))
         {
             let reason = AbortReason::Protocol;
-            self.act(Action::ReleaseReplica { tag });
-            self.send(TrafficClass::Control, Message::Abort { migration, reason });
-            let effects = self.authority.stop_receiving(reason);
+            self.cx.act(Action::ReleaseReplica { tag });
+            self.cx
+                .send(TrafficClass::Control, Message::Abort { migration, reason });
+            let effects = self.cx.authority.stop_receiving(reason);
             return self.apply(effects);
         }
         destination.in_flight += 1;
         self.acknowledge_early(tag);
-        self.join(tag);
+        self.cx.join(tag);
         self.advance(tag);
     }
 
     /// Starts a frame's disk operation, with no overlapping work under way.
     pub(in crate::controller) fn issue_replica(&mut self, tag: RequestTag) {
-        let slot = &mut self.slots[tag];
+        let slot = &mut self.cx.slots[tag];
         let Some(extent) = slot.extent else { return };
         if let Work::Pulled { slot, zeroes } = slot.work {
             return self.issue_pulled(tag, slot, zeroes);
@@ -242,7 +177,7 @@ impl Controller {
             Work::VerifyHole { .. } => DiskOperation::FindHole { extent },
             _ => DiskOperation::Write { extent, fua: false },
         };
-        self.act(Action::Disk {
+        self.cx.act(Action::Disk {
             tag: DiskTag::Replica(tag),
             operation,
         });
@@ -253,104 +188,45 @@ impl Controller {
         tag: RequestTag,
         result: Result<Content, RequestError>,
     ) {
-        let Some(slot) = self.slots.get_mut(tag).filter(|slot| slot.is_at_disk()) else {
+        let Some(slot) = self.cx.slots.get_mut(tag).filter(|slot| slot.is_at_disk()) else {
             return;
         };
         let work = slot.work;
         let mut holds_zeroes = Ok(false);
         if let Work::VerifyHole { .. } = work {
-            match self.hole_compared(tag, result) {
+            match self.cx.hole_compared(tag, result) {
                 Some(result) => holds_zeroes = result,
                 None => return,
             }
         }
-        let slot = &mut self.slots[tag];
+        let slot = &mut self.cx.slots[tag];
         slot.stage = WorkStage::Done;
         let acknowledged = slot.acknowledged;
-        self.leave(tag);
-        let done = result.map(|_| ());
+        self.outgoing.leave(&mut self.cx, tag);
         if acknowledged {
-            self.early_write_done(tag, done);
+            self.early_write_done(tag, result.map(|_| ()));
             return self.end_replica(tag);
         }
-        let answer = match work {
-            Work::Copy {
-                slot, generation, ..
-            } => {
-                let tag = u32::from(slot.0);
-                (
-                    TrafficClass::Copy,
-                    Message::Ack {
-                        tag,
-                        generation,
-                        result: done,
-                    },
-                )
-            }
-            Work::DoubleWrite {
-                tag, generation, ..
-            } => (
-                TrafficClass::Sync,
-                Message::Ack {
-                    tag,
-                    generation,
-                    result: done,
-                },
-            ),
-            Work::DelayedWrite {
-                slot, generation, ..
-            } => (
-                TrafficClass::Sync,
-                Message::DelayedWritten {
-                    slot,
-                    generation,
-                    result: done,
-                },
-            ),
-            Work::Verify {
-                slot,
-                generation,
-                digest,
-            } => {
-                let result = result.map(|content| content == Content::Digest(digest));
-                (
-                    TrafficClass::Copy,
-                    Message::Verified {
-                        slot,
-                        generation,
-                        result,
-                    },
-                )
-            }
-            Work::VerifyHole {
-                slot, generation, ..
-            } => (
-                TrafficClass::Copy,
-                Message::Verified {
-                    slot,
-                    generation,
-                    result: holds_zeroes,
-                },
-            ),
-            Work::Free | Work::Request { .. } | Work::Pulled { .. } => return,
+        let Some((class, message)) = answer_to(work, result, holds_zeroes) else {
+            return;
         };
-        if self.authority.receiving().is_some() {
-            self.send(answer.0, answer.1);
+        if self.cx.authority.receiving().is_some() {
+            self.cx.send(class, message);
         }
         self.end_replica(tag);
     }
 
     /// Ends a frame that has left the order of writes.
     fn end_replica(&mut self, tag: RequestTag) {
-        self.slots.release(tag);
-        self.act(Action::ReleaseReplica { tag });
+        self.cx.slots.release(tag);
+        self.cx.act(Action::ReleaseReplica { tag });
         let Some(destination) = &mut self.destination else {
             return;
         };
         destination.in_flight -= 1;
         if destination.in_flight == 0
             && core::mem::take(&mut destination.flush_wanted)
-            && self.authority.receiving().is_some()
+            && self.cx.authority.receiving().is_some()
         {
             self.issue_barrier();
         }
@@ -360,14 +236,14 @@ impl Controller {
     /// already at the disk.
     pub(in crate::controller) fn new_generation(&mut self, generation: Generation) {
         self.destination_heard();
-        if self.authority.receiving().is_none() {
+        if self.cx.authority.receiving().is_none() {
             return;
         }
         let Some(destination) = &mut self.destination else {
             return;
         };
         destination.generation = destination.generation.max(generation);
-        let stale = self.slots.select(|slot| {
+        let stale = self.cx.slots.select(|slot| {
             let sent_in = match slot.work {
                 Work::Copy { generation, .. }
                 | Work::Verify { generation, .. }
@@ -377,9 +253,9 @@ impl Controller {
             sent_in < generation && slot.is_waiting()
         });
         for tag in stale {
-            self.slots[tag].stale = !self.has_bug(PlantedBug::IgnoreGeneration);
+            self.cx.slots[tag].stale = !self.cx.has_bug(PlantedBug::IgnoreGeneration);
         }
-        self.send(
+        self.cx.send(
             TrafficClass::Sync,
             Message::GenerationReached { generation },
         );
@@ -387,16 +263,16 @@ impl Controller {
 
     /// Drops a frame that was given up before its turn.
     fn drop_stale(&mut self, tag: RequestTag) {
-        self.leave(tag);
+        self.outgoing.leave(&mut self.cx, tag);
         self.end_replica(tag);
     }
 
     /// Makes all received data durable once everything is written.
     pub(in crate::controller) fn issue_barrier(&mut self) {
-        if self.has_bug(PlantedBug::AcceptWithoutFlush) {
+        if self.cx.has_bug(PlantedBug::AcceptWithoutFlush) {
             return self.barrier_done(Ok(()));
         }
-        let hurries = self.has_bug(PlantedBug::AcceptBeforeWritten);
+        let hurries = self.cx.has_bug(PlantedBug::AcceptBeforeWritten);
         if let Some(destination) = &mut self.destination {
             if destination.in_flight > 0 && !hurries {
                 destination.flush_wanted = true;
@@ -404,7 +280,7 @@ impl Controller {
             }
             destination.flushing = true;
         }
-        self.act(Action::Disk {
+        self.cx.act(Action::Disk {
             tag: DiskTag::Barrier,
             operation: DiskOperation::Flush,
         });
@@ -415,18 +291,19 @@ impl Controller {
         if let Some(destination) = &mut self.destination {
             destination.flushing = false;
         }
-        let effects = match (result, self.authority.receiving()) {
+        let effects = match (result, self.cx.authority.receiving()) {
             (Ok(()), Some(_)) if self.lacking.is_some() => {
                 if let Some(destination) = &mut self.destination {
                     destination.storing_missing = true;
                 }
-                return self.act(Action::StoreMissing);
+                return self.cx.act(Action::StoreMissing);
             }
-            (Ok(()), _) => self.authority.flushed(),
+            (Ok(()), _) => self.cx.authority.flushed(),
             (Err(_), Some(migration)) => {
                 let reason = AbortReason::DestinationDisk;
-                self.send(TrafficClass::Control, Message::Abort { migration, reason });
-                self.authority.stop_receiving(reason)
+                self.cx
+                    .send(TrafficClass::Control, Message::Abort { migration, reason });
+                self.cx.authority.stop_receiving(reason)
             }
             (Err(_), None) => return,
         };
@@ -442,11 +319,11 @@ impl Controller {
         at_source: bool,
     ) {
         self.destination_heard();
-        let Some(migration) = self.authority.receiving() else {
+        let Some(migration) = self.cx.authority.receiving() else {
             return;
         };
-        let capacity = self.capacity;
-        let told = !self.authority.is_accepting()
+        let capacity = self.cx.capacity;
+        let told = !self.cx.authority.is_accepting()
             && capacity.bytes() <= MAX_PULLED
             && self.destination.as_mut().is_some_and(|destination| {
                 destination
@@ -456,8 +333,9 @@ impl Controller {
             });
         if !told {
             let reason = AbortReason::Protocol;
-            self.send(TrafficClass::Control, Message::Abort { migration, reason });
-            let effects = self.authority.stop_receiving(reason);
+            self.cx
+                .send(TrafficClass::Control, Message::Abort { migration, reason });
+            let effects = self.cx.authority.stop_receiving(reason);
             self.apply(effects);
         }
     }
@@ -490,7 +368,7 @@ impl Controller {
             return false;
         };
         let of_before = |generation| generation < destination.generation;
-        let given_up = self.slots.select(|slot| match slot.work {
+        let given_up = self.cx.slots.select(|slot| match slot.work {
             Work::Verify { generation, .. }
             | Work::VerifyHole { generation, .. }
             | Work::Copy { generation, .. }
@@ -503,7 +381,7 @@ impl Controller {
 
     pub(in crate::controller) fn destination_heard(&mut self) {
         if let Some(destination) = &mut self.destination {
-            destination.deadline = self.now.after(destination.timeout);
+            destination.deadline = self.cx.now.after(destination.timeout);
         }
     }
 
@@ -511,11 +389,166 @@ impl Controller {
         let Some(destination) = &mut self.destination else {
             return;
         };
-        if destination.deadline > self.now {
+        if destination.deadline > self.cx.now {
             return;
         }
-        destination.deadline = self.now.after(destination.timeout);
-        let effects = self.authority.stop_receiving(AbortReason::PeerTimeout);
+        destination.deadline = self.cx.now.after(destination.timeout);
+        let effects = self.cx.authority.stop_receiving(AbortReason::PeerTimeout);
         self.apply(effects);
     }
+}
+
+/// Returns the work of a frame for this node's disk, its extent, and its generation.
+fn work_of(message: Message) -> Option<(Work, Extent, Generation)> {
+    Some(match message {
+        Message::Copy {
+            slot,
+            generation,
+            extent,
+            zeroes,
+        } => (
+            Work::Copy {
+                slot,
+                generation,
+                zeroes,
+            },
+            extent,
+            generation,
+        ),
+        Message::DoubleWrite {
+            tag,
+            turn,
+            generation,
+            extent,
+            zeroes,
+            unmap,
+        } => (
+            Work::DoubleWrite {
+                tag: double_write_id(tag, turn),
+                generation,
+                zeroes,
+                unmap,
+            },
+            extent,
+            generation,
+        ),
+        Message::DelayedWrite {
+            slot,
+            generation,
+            extent,
+            zeroes,
+        } => (
+            Work::DelayedWrite {
+                slot,
+                generation,
+                zeroes,
+            },
+            extent,
+            generation,
+        ),
+        comparison => return work_of_comparison(comparison),
+    })
+}
+
+fn work_of_comparison(message: Message) -> Option<(Work, Extent, Generation)> {
+    Some(match message {
+        Message::Verify {
+            slot,
+            generation,
+            extent,
+            digest,
+        } => (
+            Work::Verify {
+                slot,
+                generation,
+                digest,
+            },
+            extent,
+            generation,
+        ),
+        Message::VerifyHole {
+            slot,
+            generation,
+            extent,
+        } => (
+            Work::VerifyHole {
+                slot,
+                generation,
+                from: extent.start(),
+            },
+            extent,
+            generation,
+        ),
+        _ => return None,
+    })
+}
+
+/// Returns the answer to a frame whose disk operation ended with `result`. `holds_zeroes` is the result of a comparison
+/// of a hole.
+fn answer_to(
+    work: Work,
+    result: Result<Content, RequestError>,
+    holds_zeroes: Result<bool, RequestError>,
+) -> Option<(TrafficClass, Message)> {
+    Some(match work {
+        Work::Copy {
+            slot, generation, ..
+        } => {
+            let tag = u32::from(slot.0);
+            (
+                TrafficClass::Copy,
+                Message::Ack {
+                    tag,
+                    generation,
+                    result: result.map(|_| ()),
+                },
+            )
+        }
+        Work::DoubleWrite {
+            tag, generation, ..
+        } => (
+            TrafficClass::Sync,
+            Message::Ack {
+                tag,
+                generation,
+                result: result.map(|_| ()),
+            },
+        ),
+        Work::DelayedWrite {
+            slot, generation, ..
+        } => (
+            TrafficClass::Sync,
+            Message::DelayedWritten {
+                slot,
+                generation,
+                result: result.map(|_| ()),
+            },
+        ),
+        Work::Verify {
+            slot,
+            generation,
+            digest,
+        } => {
+            let result = result.map(|content| content == Content::Digest(digest));
+            (
+                TrafficClass::Copy,
+                Message::Verified {
+                    slot,
+                    generation,
+                    result,
+                },
+            )
+        }
+        Work::VerifyHole {
+            slot, generation, ..
+        } => (
+            TrafficClass::Copy,
+            Message::Verified {
+                slot,
+                generation,
+                result: holds_zeroes,
+            },
+        ),
+        Work::Free | Work::Request { .. } | Work::Pulled { .. } => return None,
+    })
 }

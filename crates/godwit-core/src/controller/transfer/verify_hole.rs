@@ -1,7 +1,7 @@
 //! The destination's side of the comparison of a hole: a hole here too is equal, and the rest is read in pieces.
 
 use crate::action::{Action, Content, DiskOperation, DiskTag, Inspect};
-use crate::controller::Controller;
+use crate::controller::cx::Cx;
 use crate::controller::requests::slots::Work;
 use crate::request::{RequestError, RequestTag};
 use crate::units::{Extent, Lba};
@@ -48,7 +48,7 @@ fn next(extent: Extent, from: Lba, result: Result<Content, RequestError>) -> Ste
     }
 }
 
-impl Controller {
+impl Cx {
     /// Handles the end of an operation of a comparison. Returns the comparison's result once it is over.
     pub(in crate::controller) fn hole_compared(
         &mut self,

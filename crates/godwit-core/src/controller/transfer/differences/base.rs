@@ -3,6 +3,7 @@
 
 use crate::action::{Action, DiskOperation, DiskTag};
 use crate::controller::Controller;
+use crate::controller::cx::Cx;
 use crate::event::Event;
 use crate::planted::PlantedBug;
 use crate::request::RequestError;
@@ -19,19 +20,19 @@ pub(in crate::controller) struct BecomingBase {
     partial: bool,
 }
 
-impl Controller {
+impl BecomingBase {
     /// Makes this node's image durable after the disk has left by this migration. An image that cannot be flushed now,
     /// because a flush for an earlier departure is still under way, is not a base.
-    pub(in crate::controller) fn keep_as_base(&mut self, migration: MigrationId) {
-        if self.has_bug(PlantedBug::BaseUnflushed) {
-            return self.notify(Event::BecameBase { migration });
+    pub(in crate::controller) fn keep_as_base(&mut self, cx: &mut Cx, migration: MigrationId) {
+        if cx.has_bug(PlantedBug::BaseUnflushed) {
+            return cx.notify(Event::BecameBase { migration });
         }
-        if self.base.flushing || self.base.partial {
+        if self.flushing || self.partial {
             return;
         }
-        self.base.flushing = true;
-        self.base.of = Some(migration);
-        self.act(Action::Disk {
+        self.flushing = true;
+        self.of = Some(migration);
+        cx.act(Action::Disk {
             tag: DiskTag::BaseFlush,
             operation: DiskOperation::Flush,
         });
@@ -39,21 +40,27 @@ impl Controller {
 
     /// Notes that the image is about to be written to.
     pub(in crate::controller) const fn spoil_base(&mut self) {
-        self.base.of = None;
-        self.base.partial = false;
-    }
-
-    /// Notes that the disk left without a part, and this node's image lacks or may lack the same part: the image is not
-    /// a base for anyone. For a process that starts, before the first request.
-    pub const fn is_no_base(&mut self) {
-        self.base.partial = true;
+        self.of = None;
+        self.partial = false;
     }
 
     /// Handles the end of the image's flush.
-    pub(in crate::controller) fn base_flushed(&mut self, result: Result<(), RequestError>) {
-        self.base.flushing = false;
-        if let (Some(migration), Ok(())) = (self.base.of.take(), result) {
-            self.notify(Event::BecameBase { migration });
+    pub(in crate::controller) fn base_flushed(
+        &mut self,
+        cx: &mut Cx,
+        result: Result<(), RequestError>,
+    ) {
+        self.flushing = false;
+        if let (Some(migration), Ok(())) = (self.of.take(), result) {
+            cx.notify(Event::BecameBase { migration });
         }
+    }
+}
+
+impl Controller {
+    /// Notes that the disk left without a part, and this node's image lacks or may lack the same part: the image is not
+    /// a base for anyone. For a process that starts, before the first request.
+    pub const fn is_no_base(&mut self) {
+        self.differences.base.partial = true;
     }
 }

@@ -11,6 +11,8 @@
 //! differences, which this node owes, and the rest of the missing blocks is in the image.
 
 use crate::controller::block_set::BlockSet;
+use crate::controller::cx::Cx;
+use crate::controller::transfer::differences::Differences;
 use crate::controller::transfer::heat::{BLOCK_SECTORS, CHUNK_SECTORS, each_run_by_heat};
 use crate::controller::{
     Controller, ImageOffer, MAX_PULLED, MigrationOptions, Missing, StartError,
@@ -60,6 +62,29 @@ impl OnImage {
     }
 }
 
+impl Differences {
+    /// Notes a write of the guest to this node's disk.
+    #[inline]
+    pub(in crate::controller) fn differs_from_image(
+        &mut self,
+        cx: &mut Cx,
+        extent: Extent,
+        zeroes: bool,
+    ) {
+        let forgets = zeroes && cx.has_bug(PlantedBug::DiscardsAsInImage);
+        if let Some(on_image) = self.on_image.as_mut().filter(|_| !forgets) {
+            on_image.written(extent);
+        }
+    }
+
+    /// Returns true if the disk moves without the blocks of its image.
+    pub(in crate::controller) fn leaves_image(&self) -> bool {
+        self.on_image
+            .as_ref()
+            .is_some_and(|on_image| on_image.same.is_some())
+    }
+}
+
 impl Controller {
     /// Begins the body's comparison of the disk with its image. Returns the missing blocks, a bit for each block of 4
     /// KiB like [`Missing::words`]: these blocks are as in the image.
@@ -67,36 +92,37 @@ impl Controller {
     /// # Errors
     /// [`StartError`]: the disk is not this node's, is leaving, or is too large.
     pub fn begin_comparison(&mut self) -> Result<Vec<u64>, StartError> {
-        if !self.authority.may_leave_rest() {
+        if !self.cx.authority.may_leave_rest() {
             return Err(StartError::NotServing);
         }
         if self.needs_source() {
             return Err(StartError::NeedsSource);
         }
-        if self.source.is_some() {
+        if self.outgoing.source.is_some() {
             return Err(StartError::Busy);
         }
-        if self.capacity.bytes() > MAX_PULLED {
+        if self.cx.capacity.bytes() > MAX_PULLED {
             return Err(StartError::Option("size of a disk that is pulled"));
         }
         let mut on_image = OnImage {
-            different: BlockSet::new(self.capacity, BLOCK_SECTORS),
+            different: BlockSet::new(self.cx.capacity, BLOCK_SECTORS),
             same: None,
         };
         // Data of these writes may reach the disk behind the comparison.
-        let forgets = self.has_bug(PlantedBug::ComparedBesideWrites);
+        let forgets = self.cx.has_bug(PlantedBug::ComparedBesideWrites);
         for tag in self
+            .cx
             .slots
             .select(|slot| !forgets && slot.is_request() && slot.is_write() && slot.is_at_disk())
         {
-            if let Some(extent) = self.slots[tag].extent {
+            if let Some(extent) = self.cx.slots[tag].extent {
                 on_image.written(extent);
             }
         }
-        self.on_image = Some(Box::new(on_image));
+        self.differences.on_image = Some(Box::new(on_image));
         Ok(match &self.lacking {
             Some(lacking) => lacking.missing_words(),
-            None => vec![0; Missing::word_length(self.capacity)],
+            None => vec![0; Missing::word_length(self.cx.capacity)],
         })
     }
 
@@ -105,9 +131,10 @@ impl Controller {
     /// blocks. Returns false if no comparison has begun, if a failed write has made the comparison useless, or if the
     /// number of words does not match the disk.
     pub fn end_comparison(&mut self, different: &[u64], same: &[u64]) -> bool {
-        let capacity = self.capacity;
+        let capacity = self.cx.capacity;
         let fits = |words: &[u64]| words.len() == Missing::word_length(capacity);
         let Some(on_image) = self
+            .differences
             .on_image
             .as_mut()
             .filter(|_| fits(different) && fits(same))
@@ -124,7 +151,7 @@ impl Controller {
 
     /// Returns the result of a finished comparison including later writes, or `None` without such a result.
     pub fn compared(&self) -> Option<Compared> {
-        let on_image = self.on_image.as_ref()?;
+        let on_image = self.differences.on_image.as_ref()?;
         Some(Compared {
             different: Bytes(on_image.different.bytes()),
             same: Bytes(on_image.same.as_ref()?.bytes()),
@@ -133,24 +160,15 @@ impl Controller {
 
     /// Returns the result as taken by [`Self::end_comparison`]: the differing blocks, and the same blocks.
     pub fn compared_words(&self) -> Option<[Vec<u64>; 2]> {
-        let on_image = self.on_image.as_ref()?;
+        let on_image = self.differences.on_image.as_ref()?;
         let words = |blocks: &BlockSet| blocks.words().collect();
         Some([words(&on_image.different), words(on_image.same.as_ref()?)])
     }
 
     /// Forgets the comparison: the disk moves as a whole, or not at all.
     pub fn forget_comparison(&mut self) {
-        if self.source.is_none() {
-            self.on_image = None;
-        }
-    }
-
-    /// Notes a write of the guest to this node's disk.
-    #[inline]
-    pub(in crate::controller) fn differs_from_image(&mut self, extent: Extent, zeroes: bool) {
-        let forgets = zeroes && self.has_bug(PlantedBug::DiscardsAsInImage);
-        if let Some(on_image) = self.on_image.as_mut().filter(|_| !forgets) {
-            on_image.written(extent);
+        if self.outgoing.source.is_none() {
+            self.differences.on_image = None;
         }
     }
 
@@ -159,16 +177,12 @@ impl Controller {
     pub(in crate::controller) fn stays_where_not_written(&mut self, extent: Extent) {
         let lacking = self.lacking.as_ref();
         let lacks = lacking.is_some_and(|lacking| lacking.lacks_any_of(extent));
-        if lacks && self.on_image.is_some() && !self.abort_source(AbortReason::SourceDisk) {
+        if lacks
+            && self.differences.on_image.is_some()
+            && !self.abort_source(AbortReason::SourceDisk)
+        {
             self.forget_comparison();
         }
-    }
-
-    /// Returns true if the disk moves without the blocks of its image.
-    pub(in crate::controller) fn leaves_image(&self) -> bool {
-        self.on_image
-            .as_ref()
-            .is_some_and(|on_image| on_image.same.is_some())
     }
 
     /// Checks that the options allow a move without the image.
@@ -177,7 +191,7 @@ impl Controller {
         options: &MigrationOptions,
     ) -> Result<(), StartError> {
         // The destination takes announced blocks from the image or from this node, depending on this option.
-        if self.leaves_image() != (options.image != ImageOffer::None) {
+        if self.differences.leaves_image() != (options.image != ImageOffer::None) {
             return Err(StartError::Option("comparison with the image"));
         }
         match options.image == ImageOffer::None || options.policy.may_leave_image(options) {
@@ -190,12 +204,8 @@ impl Controller {
 
     /// Tells the destination the blocks it will lack, with their priority. Returns false without such blocks.
     pub(in crate::controller) fn tell_what_is_the_same(&mut self) -> bool {
-        let Self {
-            on_image,
-            lacking,
-            actions,
-            ..
-        } = self;
+        let (lacking, actions) = (&self.lacking, &mut self.cx.actions);
+        let on_image = &self.differences.on_image;
         let Some((on_image, same)) = on_image
             .as_ref()
             .and_then(|it| Some((it, it.same.as_ref()?)))

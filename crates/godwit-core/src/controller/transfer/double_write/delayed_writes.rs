@@ -9,8 +9,11 @@
 //! end.
 
 use crate::action::{Action, Content, DelayedSlot, DiskOperation, DiskTag, Inspect};
+use crate::controller::cx::Cx;
 use crate::controller::transfer::double_write::delayed_table::{DelayedTable, MAX_SECTORS};
 use crate::controller::transfer::double_write::hot_writes::{Heat, HotWrites};
+use crate::controller::transfer::outgoing::Outgoing;
+use crate::controller::transfer::outgoing::Source;
 use crate::controller::{Controller, Limits};
 use crate::event::AbortReason;
 use crate::request::RequestError;
@@ -249,68 +252,74 @@ impl DelayedWrites {
     }
 }
 
-impl Controller {
+impl Source {
+    /// Returns the next delayed write to send, if one may be sent now.
+    fn next_delayed(&mut self, now: Time) -> Option<Extent> {
+        self.rate.delayed_wait = None;
+        let limit = self.migrated();
+        let freezing = self.stage.is_freezing();
+        if !(freezing || self.runs()) {
+            return None;
+        }
+        let sends = match &self.pauses.current {
+            None => true,
+            Some(pause) => pause.probing && !self.delayed.has_transfers(),
+        };
+        let copying = self.has_window();
+        let delayed = &self.delayed;
+        if !sends || delayed.free.is_empty() {
+            return None;
+        }
+        let within = |extent: &Extent| extent.start() < limit;
+        let next = delayed.table.next(delayed.cursor).filter(within);
+        let extent = next.or_else(|| delayed.table.next(Lba(0)).filter(within))?;
+        let length = limit.0.saturating_sub(extent.start().0);
+        let longest = match &self.pauses.current {
+            Some(_) => delayed
+                .table
+                .least_part(PROBE_SECTORS)
+                .min(extent.sectors()),
+            None => extent.sectors(),
+        };
+        let mut length = length.min(u64::from(longest)) as u32;
+        if copying {
+            // A block that reaches into the window may also stand for writes there.
+            length -= length % delayed.table.least_part(1);
+        }
+        let extent = Extent::new(extent.start(), length)?;
+        if !freezing && let Err(next) = self.may_send(now, true) {
+            self.rate.delayed_wait = Some(next);
+            return None;
+        }
+        Some(extent)
+    }
+}
+
+impl Outgoing {
     /// Sends kept back writes beside the last of the copies.
-    pub(in crate::controller) fn flush_hot(&mut self) {
+    pub(in crate::controller) fn flush_hot(&mut self, cx: &mut Cx) {
         let Some(source) = &mut self.source else {
             return;
         };
         if source.is_copying_pass() && source.nears_end() {
             source.delayed.release();
             if !source.delayed.is_settled() {
-                self.flush_delayed();
+                self.flush_delayed(cx);
             }
         }
     }
 
     /// Sends delayed writes, ahead of copies, as far as their rate allows.
-    pub(in crate::controller) fn flush_delayed(&mut self) {
+    pub(in crate::controller) fn flush_delayed(&mut self, cx: &mut Cx) {
         let mut busy = 0;
         while let Some(source) = &mut self.source {
-            source.delayed_paced_until = None;
-            let limit = source.migrated();
-            let freezing = source.stage.is_freezing();
-            if !(freezing || source.runs()) {
-                return;
-            }
-            let sends = match &source.pause {
-                None => true,
-                Some(pause) => pause.probing && !source.delayed.has_transfers(),
-            };
-            let copying = source.has_window();
-            let delayed = &mut source.delayed;
-            if !sends || delayed.free.is_empty() {
-                return;
-            }
-            let within = |extent: &Extent| extent.start() < limit;
-            let next = delayed.table.next(delayed.cursor).filter(within);
-            let Some(extent) = next.or_else(|| delayed.table.next(Lba(0)).filter(within)) else {
+            let Some(extent) = source.next_delayed(cx.now) else {
                 return;
             };
-            let length = limit.0.saturating_sub(extent.start().0);
-            let longest = match &source.pause {
-                Some(_) => delayed
-                    .table
-                    .least_part(PROBE_SECTORS)
-                    .min(extent.sectors()),
-                None => extent.sectors(),
-            };
-            let mut length = length.min(u64::from(longest)) as u32;
-            if copying {
-                // A block that reaches into the window may also stand for writes there.
-                length -= length % delayed.table.least_part(1);
-            }
-            let Some(extent) = Extent::new(extent.start(), length) else {
-                return;
-            };
-            if !freezing && let Err(next) = source.may_send(self.now, true) {
-                source.delayed_paced_until = Some(next);
-                return;
-            }
             let delayed = &mut source.delayed;
             delayed.cursor = extent.end();
-            let slots = &self.slots;
-            let writing = self.table.find(extent, |entry| {
+            let slots = &cx.slots;
+            let writing = cx.table.find(extent, |entry| {
                 slots
                     .get(entry.tag)
                     .is_some_and(|slot| slot.is_request() && slot.is_at_disk())
@@ -333,7 +342,7 @@ impl Controller {
             });
             source.spend(extent.bytes(), true);
             source.holes.sends(extent);
-            self.act(Action::Disk {
+            cx.act(Action::Disk {
                 tag: DiskTag::Delayed(slot),
                 operation: DiskOperation::Read {
                     extent,
@@ -342,15 +351,17 @@ impl Controller {
             });
         }
     }
+}
 
+impl Controller {
     /// Handles the local read of a delayed write.
     pub(in crate::controller) fn delayed_read(
         &mut self,
         slot: DelayedSlot,
         result: Result<Content, RequestError>,
     ) {
-        let now = self.now;
-        let Some(source) = &mut self.source else {
+        let now = self.cx.now;
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
         let generation = source.generation;
@@ -366,7 +377,7 @@ impl Controller {
             (TransferState::Sent(_), _) => {}
             (TransferState::Cancelled, _) => {
                 delayed.land(slot);
-                self.flush_delayed();
+                self.outgoing.flush_delayed(&mut self.cx);
             }
             (TransferState::Reading, Ok(content)) => {
                 transfer.state = TransferState::Sent(now);
@@ -375,7 +386,7 @@ impl Controller {
                 if !zeroes {
                     delayed.sent_bytes += extent.bytes();
                 }
-                self.send(
+                self.cx.send(
                     TrafficClass::Sync,
                     Message::DelayedWrite {
                         slot,
@@ -399,11 +410,11 @@ impl Controller {
         generation: Generation,
         result: Result<(), RequestError>,
     ) {
-        let now = self.now;
-        let Some(source) = &mut self.source else {
+        let now = self.cx.now;
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
-        source.last_heard = now;
+        source.peer.last_heard = now;
         let sent = source
             .delayed
             .transfers
@@ -421,7 +432,7 @@ impl Controller {
             return;
         }
         self.probed(now.since(sent));
-        self.flush_delayed();
+        self.outgoing.flush_delayed(&mut self.cx);
         self.pump();
     }
 }

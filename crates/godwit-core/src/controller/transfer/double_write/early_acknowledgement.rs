@@ -26,7 +26,7 @@ pub(in crate::controller) struct Unwritten {
 impl Controller {
     /// Acknowledges an arrived frame if the frame is a double write and few acknowledged bytes are unwritten.
     pub(in crate::controller) fn acknowledge_early(&mut self, tag: RequestTag) {
-        let slot = &self.slots[tag];
+        let slot = &self.cx.slots[tag];
         let bytes = slot.extent.map_or(0, Extent::bytes);
         if let Work::DoubleWrite {
             tag: asked,
@@ -38,13 +38,13 @@ impl Controller {
         {
             destination.unwritten.frames += 1;
             destination.unwritten.bytes += bytes;
-            self.slots[tag].acknowledged = true;
+            self.cx.slots[tag].acknowledged = true;
             let message = Message::Ack {
                 tag: asked,
                 generation,
                 result: Ok(()),
             };
-            self.send(TrafficClass::Sync, message);
+            self.cx.send(TrafficClass::Sync, message);
         }
     }
 
@@ -55,17 +55,18 @@ impl Controller {
         tag: RequestTag,
         result: Result<(), RequestError>,
     ) {
-        let bytes = self.slots[tag].extent.map_or(0, Extent::bytes);
+        let bytes = self.cx.slots[tag].extent.map_or(0, Extent::bytes);
         if let Some(destination) = &mut self.destination {
             destination.unwritten.frames -= 1;
             destination.unwritten.bytes -= bytes;
         }
-        if let (Err(error), Some(migration)) = (result, self.authority.receiving())
-            && !self.has_bug(PlantedBug::ForgetFailedWrite)
+        if let (Err(error), Some(migration)) = (result, self.cx.authority.receiving())
+            && !self.cx.has_bug(PlantedBug::ForgetFailedWrite)
         {
             let reason = AbortReason::of_destination(error);
-            self.send(TrafficClass::Control, Message::Abort { migration, reason });
-            let effects = self.authority.stop_receiving(reason);
+            self.cx
+                .send(TrafficClass::Control, Message::Abort { migration, reason });
+            let effects = self.cx.authority.stop_receiving(reason);
             self.apply(effects);
         }
     }

@@ -9,8 +9,10 @@
 use core::time::Duration;
 use std::collections::VecDeque;
 
-use crate::controller::Controller;
+use crate::controller::Limits;
+use crate::controller::cx::Cx;
 use crate::controller::transfer::double_write::min_rtt::MinRtt;
+use crate::controller::transfer::outgoing::Outgoing;
 use crate::planted::PlantedBug;
 use crate::request::RequestTag;
 use crate::units::{Extent, Generation, Time};
@@ -45,14 +47,18 @@ pub(in crate::controller) struct PostedWrites {
     most: usize,
     bytes: u64,
     min_rtt: MinRtt,
+    /// By tag: the turn of the last double write.
+    turns: Box<[u16]>,
     #[cfg(feature = "planted-bugs")]
     hidden: bool,
 }
 
 impl PostedWrites {
-    /// Creates an empty queue for up to `most` posted writes.
-    pub(in crate::controller) fn new(most: usize, now: Time) -> Self {
+    /// Creates an empty queue.
+    pub(in crate::controller) fn new(limits: &Limits, now: Time) -> Self {
+        let most = limits.posted_writes();
         Self {
+            turns: vec![0; limits.requests as usize].into_boxed_slice(),
             writes: VecDeque::with_capacity(most),
             most,
             bytes: 0,
@@ -89,6 +95,14 @@ impl PostedWrites {
         self.writes
             .iter()
             .any(|posted| posted.extent.overlaps(extent))
+    }
+
+    /// Returns a number that distinguishes the next double write with this tag from earlier ones.
+    #[inline]
+    pub(in crate::controller) fn next_turn(&mut self, tag: RequestTag) -> u16 {
+        let turn = &mut self.turns[tag.0 as usize];
+        *turn = turn.wrapping_add(1);
+        *turn
     }
 
     /// Notes the destination's answer to a frame of the migration after `took`.
@@ -144,13 +158,13 @@ impl PostedWrites {
     }
 }
 
-impl Controller {
+impl Outgoing {
     /// Posts the double write of a write that is on the local disk. Returns true if the write then no longer waits for
     /// the destination.
     #[inline]
-    pub(in crate::controller) fn post(&mut self, tag: RequestTag) -> bool {
-        let now = self.now;
-        let slot = &self.slots[tag];
+    pub(in crate::controller) fn post(&mut self, cx: &mut Cx, tag: RequestTag) -> bool {
+        let now = cx.now;
+        let slot = &cx.slots[tag];
         let (Some(extent), Some(source)) = (slot.extent, &mut self.source) else {
             return false;
         };
@@ -167,13 +181,13 @@ impl Controller {
             extent,
             sent: slot.issued,
         });
-        self.slots[tag].forget_destination();
+        cx.slots[tag].forget_destination();
         true
     }
 
     /// Turns posted writes into delayed writes, because a pause begins and the frames may have been dropped.
-    pub(in crate::controller) fn delay_posted_writes(&mut self) {
-        let forgets = self.has_bug(PlantedBug::ForgetPosted);
+    pub(in crate::controller) fn delay_posted_writes(&mut self, cx: &mut Cx) {
+        let forgets = cx.has_bug(PlantedBug::ForgetPosted);
         let Some(source) = &mut self.source else {
             return;
         };

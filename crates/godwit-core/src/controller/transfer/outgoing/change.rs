@@ -56,16 +56,16 @@ impl Source {
     fn change_bounds(&mut self, change: &MigrationChange, now: Time) {
         if let Some(bandwidth) = change.max_bandwidth {
             self.options.max_bandwidth = bandwidth;
-            self.token_bucket = bandwidth.map(|limit| TokenBucket::new(limit, now));
-            self.paced_until = None;
-            self.delayed_paced_until = None;
+            self.rate.bucket = bandwidth.map(|limit| TokenBucket::new(limit, now));
+            self.rate.copies_wait = None;
+            self.rate.delayed_wait = None;
             self.obstacles = Obstacles::new(now, bandwidth);
         }
         if let Some(sla) = change.sla {
             self.options.sla = sla;
             self.options.guest_load = None;
             let promised = sla.map_or(FIRST_FREEZE, |target| target.limit);
-            self.freeze_allowance = promised.max(FIRST_FREEZE);
+            self.handover.allowance = promised.max(FIRST_FREEZE);
         }
         if let Some(deadline) = change.deadline {
             self.options.deadline = deadline;
@@ -94,7 +94,7 @@ impl Source {
 
     /// Returns true if no further chunk may be locked, because the policy is to change behind the chunks in flight.
     pub(super) const fn is_switching(&self) -> bool {
-        self.switching.is_some() && self.runs()
+        self.change.to.is_some() && self.runs()
     }
 
     /// Switches to push and pull with the blocks that the destination lacks. Returns the pass that follows.
@@ -143,9 +143,9 @@ impl Controller {
         now: Time,
         change: &MigrationChange,
     ) -> Result<(), ChangeError> {
-        self.now = now;
-        let too_large = self.capacity.bytes() > MAX_PULLED;
-        let Some(source) = &mut self.source else {
+        self.cx.now = now;
+        let too_large = self.cx.capacity.bytes() > MAX_PULLED;
+        let Some(source) = &mut self.outgoing.source else {
             return Err(ChangeError::NoMigration);
         };
         if !source.may_pause() {
@@ -162,9 +162,9 @@ impl Controller {
             return Err(ChangeError::OnePlace);
         }
         source.change_bounds(change, now);
-        source.switching = change.policy.or(source.switching);
+        source.change.to = change.policy.or(source.change.to);
         self.resume_if_unpromised();
-        self.flush_delayed();
+        self.outgoing.flush_delayed(&mut self.cx);
         self.pump();
         self.run_ready();
         Ok(())
@@ -172,27 +172,28 @@ impl Controller {
 
     /// Carries out a change of the policy.
     pub(super) fn switch_policy(&mut self) {
-        let forgets_delayed = self.has_bug(PlantedBug::SwitchForgetsDelayed);
-        let overtakes = self.has_bug(PlantedBug::SwitchOvertakes);
-        let now = self.now;
-        self.delay_posted_writes();
+        let forgets_delayed = self.cx.has_bug(PlantedBug::SwitchForgetsDelayed);
+        let overtakes = self.cx.has_bug(PlantedBug::SwitchOvertakes);
+        let now = self.cx.now;
+        self.outgoing.delay_posted_writes(&mut self.cx);
         self.delay_double_writes();
-        let Some(source) = &mut self.source else {
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
-        let Some(push) = source.switching.take() else {
+        let Some(push) = source.change.to.take() else {
             return;
         };
         let migration = source.options.migration;
         let was_another = !source.policy.pulls();
         let pass = source.switch_policy(push, forgets_delayed, now);
         source.holes.begin(now);
-        source.awaits_generation = !overtakes;
+        source.change.awaits_generation = !overtakes;
         let generation = source.generation;
-        self.send(TrafficClass::Sync, Message::NewGeneration { generation });
-        self.begin_pass(pass);
+        self.cx
+            .send(TrafficClass::Sync, Message::NewGeneration { generation });
+        self.outgoing.begin_pass(&mut self.cx, pass);
         if was_another {
-            self.notify(Event::PolicySwitched { migration });
+            self.cx.notify(Event::PolicySwitched { migration });
         }
     }
 }

@@ -93,7 +93,7 @@ impl Source {
             let before = blocks.bytes();
             blocks.set(extent);
             if ahead {
-                self.pass_total += blocks.bytes() - before;
+                self.counters.pass_total += blocks.bytes() - before;
             }
         }
     }
@@ -123,7 +123,7 @@ impl Source {
         Some(DeltaProgress {
             by,
             comparing: self.pass == Pass::Compare,
-            bytes_skipped: self.skipped,
+            bytes_skipped: self.counters.skipped,
         })
     }
 
@@ -131,7 +131,7 @@ impl Source {
     pub(super) fn count_skipped(&mut self) {
         let wanted = self.wanted.blocks().map(BlockSet::bytes);
         let all = self.capacity.bytes().0;
-        self.skipped = wanted.map_or(0, |wanted| all.saturating_sub(wanted));
+        self.counters.skipped = wanted.map_or(0, |wanted| all.saturating_sub(wanted));
     }
 }
 
@@ -139,26 +139,30 @@ impl Controller {
     /// Notes a write of the guest about to go to this node's image.
     #[inline]
     pub(in crate::controller) fn guest_writes(&mut self, extent: Extent) {
-        if let Some(written) = &mut self.written {
+        if let Some(written) = &mut self.differences.written {
             written.mark(extent);
         }
-        let forgets = self.has_bug(PlantedBug::DeltaForgetsWrites);
-        if !forgets && let Some(source) = &mut self.source {
+        let forgets = self.cx.has_bug(PlantedBug::DeltaForgetsWrites);
+        if !forgets && let Some(source) = &mut self.outgoing.source {
             source.guest_writes(extent);
         }
     }
 
     /// Returns the blocks written since the disk came here; `None` if they are not known for certain.
     pub fn written(&self) -> Option<&Written> {
-        let leaving = self.source.as_ref().and_then(|source| source.written());
-        leaving.or(self.written.as_ref())
+        let leaving = self
+            .outgoing
+            .source
+            .as_ref()
+            .and_then(|source| source.written());
+        leaving.or(self.differences.written.as_ref())
     }
 
     /// Restores the blocks written since the disk came here, as known to the previous process when it ended in order.
     /// To be called before the first request, and only if the image is unchanged.
     pub fn restore_written(&mut self, written: Written) {
-        if self.authority.may_serve() {
-            self.written = Some(written);
+        if self.cx.authority.may_serve() {
+            self.differences.written = Some(written);
         }
     }
 }

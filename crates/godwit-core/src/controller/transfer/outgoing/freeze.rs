@@ -3,7 +3,9 @@
 use core::time::Duration;
 
 use crate::action::{Action, DiskOperation, DiskTag};
+use crate::controller::cx::Cx;
 use crate::controller::policy::Policy;
+use crate::controller::transfer::outgoing::Outgoing;
 use crate::controller::transfer::outgoing::Source;
 use crate::controller::transfer::outgoing::stage::Stage;
 use crate::controller::transfer::outgoing::verify::MAX_VERIFY_PASSES;
@@ -29,7 +31,22 @@ impl Source {
             return None;
         };
         self.governor.as_ref()?;
-        Some(since.after(self.freeze_allowance))
+        Some(since.after(self.handover.allowance))
+    }
+}
+
+impl Outgoing {
+    /// Ends a freeze that took too long: the migration continues as before the freeze.
+    pub(in crate::controller) fn end_freeze(&mut self, cx: &mut Cx) {
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        source.handover.allowance *= 2;
+        if source.pass.copies() {
+            self.enter_stage(cx, Stage::Moving);
+        } else {
+            self.begin_pass(cx, Pass::VerifyDirty { number: 2 });
+        }
     }
 }
 
@@ -37,7 +54,7 @@ impl Controller {
     /// Handles the guest's arrival at the destination, where the guest waits for its disk.
     pub(in crate::controller) fn guest_arrived(&mut self, migration: MigrationId) {
         self.heard();
-        let waits = self.source.as_ref().is_some_and(|source| {
+        let waits = self.outgoing.source.as_ref().is_some_and(|source| {
             source.options.migration == migration
                 && source.options.switchover == Switchover::WhenTold
         });
@@ -48,12 +65,12 @@ impl Controller {
 
     /// Orders the switchover: only data missing at the destination holds the switchover back from now on.
     pub(in crate::controller) fn order_switchover(&mut self) -> bool {
-        let Some(source) = &mut self.source else {
+        let Some(source) = &mut self.outgoing.source else {
             return false;
         };
-        source.may_switch_over = true;
+        source.handover.may_switch_over = true;
         self.resume_if_ordered();
-        self.flush_delayed();
+        self.outgoing.flush_delayed(&mut self.cx);
         self.pump();
         true
     }
@@ -63,28 +80,28 @@ impl Controller {
     #[inline]
     pub(in crate::controller) fn check_drained(&mut self) {
         let freezes = |source: &Source| source.stage.is_freezing();
-        if self.source.as_deref().is_some_and(freezes) {
+        if self.outgoing.source.as_deref().is_some_and(freezes) {
             self.close_when_drained();
         }
     }
 
     fn close_when_drained(&mut self) {
-        let forgets_delayed = self.has_bug(PlantedBug::SwitchoverWithDelayed);
-        let forgets_posted = self.has_bug(PlantedBug::SwitchoverWithPosted);
-        let Some(source) = &mut self.source else {
+        let forgets_delayed = self.cx.has_bug(PlantedBug::SwitchoverWithDelayed);
+        let forgets_posted = self.cx.has_bug(PlantedBug::SwitchoverWithPosted);
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
         let Stage::Freezing { since, .. } = source.stage else {
             return;
         };
-        if self.admitted > 0 || !source.window.is_empty() {
+        if self.requests.admitted > 0 || !source.window.is_empty() {
             return;
         }
         if !forgets_posted && !source.posted.is_empty() {
             return;
         }
         if !forgets_delayed && !source.delayed.is_settled() {
-            return self.flush_delayed();
+            return self.outgoing.flush_delayed(&mut self.cx);
         }
         let last_pass = Stage::Freezing {
             since,
@@ -93,12 +110,12 @@ impl Controller {
         if source.policy.rest() > 0 {
             source.stage = last_pass;
             let round = source.round() + 1;
-            source.start_pass(Pass::Resend { round }, self.now);
+            source.start_pass(Pass::Resend { round }, self.cx.now);
             self.pump();
         } else if source.options.verify && source.dirty_blocks() > 0 {
             source.stage = last_pass;
             let number = MAX_VERIFY_PASSES;
-            source.start_pass(Pass::VerifyDirty { number }, self.now);
+            source.start_pass(Pass::VerifyDirty { number }, self.cx.now);
             self.pump();
         } else {
             source.counters.all_verified = source.options.verify;
@@ -106,40 +123,29 @@ impl Controller {
         }
     }
 
-    /// Ends a freeze that took too long: the migration continues as before the freeze.
-    pub(in crate::controller) fn end_freeze(&mut self) {
-        let Some(source) = &mut self.source else {
-            return;
-        };
-        source.freeze_allowance *= 2;
-        if source.pass.copies() {
-            self.enter_stage(Stage::Moving);
-        } else {
-            self.begin_pass(Pass::VerifyDirty { number: 2 });
-        }
-    }
-
     /// Asks the destination to accept the disk.
     pub(super) fn prepare(&mut self) {
-        let Some(source) = &self.source else { return };
+        let Some(source) = &self.outgoing.source else {
+            return;
+        };
         debug_assert!(
-            source.delayed.is_settled() || self.has_bug(PlantedBug::SwitchoverWithDelayed),
+            source.delayed.is_settled() || self.cx.has_bug(PlantedBug::SwitchoverWithDelayed),
             "the destination lacks delayed writes"
         );
         debug_assert!(
-            source.posted.is_empty() || self.has_bug(PlantedBug::SwitchoverWithPosted),
+            source.posted.is_empty() || self.cx.has_bug(PlantedBug::SwitchoverWithPosted),
             "the destination has not acknowledged all double writes"
         );
         let migration = source.options.migration;
-        let since = self.now;
+        let since = self.cx.now;
         let owes = source.policy.owes() > 0;
-        let loses_counts = self.has_bug(PlantedBug::LoseCounts);
-        let leaves_image = self.leaves_image();
+        let loses_counts = self.cx.has_bug(PlantedBug::LoseCounts);
+        let leaves_image = self.differences.leaves_image();
         // Blocks beside the remainder are in the same chunk and equally hot, so the remainder is announced last.
         let on_image = leaves_image && self.tell_what_is_the_same();
-        let at_source = leaves_image && !self.has_bug(PlantedBug::TakenFromImage);
-        if let Some(source) = &self.source {
-            let actions = &mut self.actions;
+        let at_source = leaves_image && !self.cx.has_bug(PlantedBug::TakenFromImage);
+        if let Some(source) = &self.outgoing.source {
+            let actions = &mut self.cx.actions;
             source.policy.each_owed(|start, sectors, heat| {
                 actions.push_back(Action::Send {
                     class: TrafficClass::Control,
@@ -152,31 +158,37 @@ impl Controller {
                 });
             });
         }
-        self.enter_stage(Stage::Preparing { since });
-        if owes && !self.has_bug(PlantedBug::OweUnflushed) {
+        self.outgoing
+            .enter_stage(&mut self.cx, Stage::Preparing { since });
+        if owes && !self.cx.has_bug(PlantedBug::OweUnflushed) {
             // From now on, data flushed by the guest at the destination must also be durable here.
-            self.flushing_owed = true;
-            self.act(Action::Disk {
+            self.outgoing.flushing_owed = true;
+            self.cx.act(Action::Disk {
                 tag: DiskTag::OwedFlush,
                 operation: DiskOperation::Flush,
             });
         }
         let effects = match leaves_image {
-            true => self.authority.prepare_on_image(migration, on_image, owes),
-            false => self.authority.prepare(migration, owes),
+            true => self
+                .cx
+                .authority
+                .prepare_on_image(migration, on_image, owes),
+            false => self.cx.authority.prepare(migration, owes),
         };
         self.apply(effects);
     }
 
     /// Handles the end of the flush before the debt begins.
     pub(in crate::controller) fn owed_flushed(&mut self, result: Result<(), RequestError>) {
-        self.flushing_owed = false;
-        let Some(source) = &self.source else { return };
+        self.outgoing.flushing_owed = false;
+        let Some(source) = &self.outgoing.source else {
+            return;
+        };
         let migration = source.options.migration;
         if result.is_err() {
             self.abort_source(AbortReason::SourceDisk);
-        } else if source.accepted {
-            let effects = self.authority.handle(&Message::Prepared { migration });
+        } else if source.handover.accepted {
+            let effects = self.cx.authority.handle(&Message::Prepared { migration });
             self.apply(effects);
         }
     }

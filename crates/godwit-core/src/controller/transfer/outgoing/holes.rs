@@ -9,8 +9,10 @@ use core::time::Duration;
 use crate::action::{Action, Content, DiskOperation, DiskTag};
 use crate::controller::Controller;
 use crate::controller::block_set::BlockSet;
+use crate::controller::cx::Cx;
 use crate::controller::policy::Policy;
 use crate::controller::transfer::heat::BLOCK_SECTORS;
+use crate::controller::transfer::outgoing::Outgoing;
 use crate::controller::transfer::outgoing::{MAX_PULLED, Source};
 use crate::controller::{MigrationOptions, OlderCopy};
 use crate::planted::PlantedBug;
@@ -148,10 +150,10 @@ impl Source {
     }
 }
 
-impl Controller {
+impl Outgoing {
     /// Continues the search for holes, if there is one.
-    pub(super) fn search_holes(&mut self) {
-        let now = self.now;
+    pub(super) fn search_holes(&mut self, cx: &mut Cx) {
+        let now = cx.now;
         let is_looking = self.looking_for_holes;
         let Some(source) = &mut self.source else {
             return;
@@ -173,26 +175,26 @@ impl Controller {
         search.looks += 1;
         let from = search.from;
         // Data of these writes may reach the disk behind the body's search.
-        let under_way = self
+        let under_way = cx
             .slots
             .select(|slot| slot.is_request() && slot.is_write() && slot.is_at_disk());
-        let under_way = under_way
-            .into_iter()
-            .filter_map(|tag| self.slots[tag].extent);
+        let under_way = under_way.into_iter().filter_map(|tag| cx.slots[tag].extent);
         search.written = Some(under_way.collect());
         self.looking_for_holes = true;
-        self.act(Action::Disk {
+        cx.act(Action::Disk {
             tag: DiskTag::Holes,
             operation: DiskOperation::FindLongHole { from },
         });
     }
+}
 
+impl Controller {
     /// Handles the body's report. The report may belong to a finished migration, so nothing relies on it.
     pub(in crate::controller) fn long_hole_found(&mut self, found: Result<Content, RequestError>) {
-        self.looking_for_holes = false;
-        let forgets = self.has_bug(PlantedBug::HolesOverWrites);
-        let forgets_sent = self.has_bug(PlantedBug::HolesOverSent);
-        if let Some(source) = &mut self.source {
+        self.outgoing.looking_for_holes = false;
+        let forgets = self.cx.has_bug(PlantedBug::HolesOverWrites);
+        let forgets_sent = self.cx.has_bug(PlantedBug::HolesOverSent);
+        if let Some(source) = &mut self.outgoing.source {
             let capacity = source.capacity;
             if let Some(sent) = source.holes.sent.as_mut().filter(|_| forgets_sent) {
                 sent.empty();

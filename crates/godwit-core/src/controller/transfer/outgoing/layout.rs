@@ -5,10 +5,11 @@
 use core::time::Duration;
 
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag};
+use crate::controller::cx::Cx;
 use crate::controller::governor::tuning::idle_window::QUICK;
 use crate::controller::policy::Policy;
-use crate::controller::transfer::outgoing::Source;
 use crate::controller::transfer::outgoing::delta::COMPARED_SECTORS;
+use crate::controller::transfer::outgoing::{Outgoing, Source};
 use crate::controller::transfer::pass::Pass;
 use crate::controller::transfer::window::ChunkKind;
 use crate::controller::{Controller, MigrationOptions};
@@ -161,24 +162,26 @@ fn found(looked_at: Extent, result: Result<Content, RequestError>) -> u32 {
     }
 }
 
-impl Controller {
+impl Outgoing {
     /// Asks the body if the extent, from the read head on, is a hole.
-    pub(super) fn look_ahead(&mut self, extent: Extent) {
+    pub(super) fn look_ahead(&mut self, cx: &mut Cx, extent: Extent) {
         if self.looking_at.is_none() {
             self.looking_at = Some(extent);
-            self.act(Action::Disk {
+            cx.act(Action::Disk {
                 tag: DiskTag::Layout,
                 operation: DiskOperation::FindHole { extent },
             });
         }
     }
+}
 
+impl Controller {
     /// Handles the body's answer. The answer may belong to a finished migration, so nothing relies on it.
     pub(in crate::controller) fn layout_found(&mut self, result: Result<Content, RequestError>) {
-        let Some(extent) = self.looking_at.take() else {
+        let Some(extent) = self.outgoing.looking_at.take() else {
             return;
         };
-        if let Some(source) = &mut self.source {
+        if let Some(source) = &mut self.outgoing.source {
             source.learn(extent, found(extent, result));
             self.pump();
         }
@@ -190,8 +193,8 @@ impl Controller {
         slot: ChunkSlot,
         result: Result<Content, RequestError>,
     ) {
-        let trusts = self.has_bug(PlantedBug::TrustHoles);
-        let Some(source) = &mut self.source else {
+        let trusts = self.cx.has_bug(PlantedBug::TrustHoles);
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
         let Some(extent) = source.window.get(slot).map(|chunk| chunk.extent) else {
@@ -212,16 +215,16 @@ impl Controller {
                     .give_up(source.pass, core::iter::once(rest), rest.start());
             }
         }
-        self.wake(waiters);
-        let Some(source) = &mut self.source else {
+        self.cx.wake(waiters);
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
         if source.lets_writes_through()
             && let Some(waiters) = source.unlock(extent)
         {
-            self.wake(waiters);
+            self.cx.wake(waiters);
         }
-        self.send_read_chunks();
+        self.outgoing.send_read_chunks(&mut self.cx);
         self.pump();
     }
 }

@@ -15,6 +15,7 @@ use core::time::Duration;
 use std::collections::VecDeque;
 
 use crate::controller::block_set::BlockSet;
+use crate::controller::cx::Cx;
 use crate::controller::governor::Governor;
 use crate::controller::governor::in_flight::idle_window::IdleWindow;
 use crate::controller::governor::obstacles::Obstacles;
@@ -31,7 +32,7 @@ use crate::controller::transfer::outgoing::holes::Holes;
 use crate::controller::transfer::outgoing::layout::Layout;
 use crate::controller::transfer::outgoing::stage::Stage;
 use crate::controller::transfer::pass::Pass;
-use crate::controller::transfer::pause::{Pause, PauseCounts};
+use crate::controller::transfer::pause::{Pause, Pauses};
 use crate::controller::transfer::window::Window;
 use crate::controller::{
     Controller, MigrationOptions, Progress, PushOptions, StartError, Switchover,
@@ -60,6 +61,23 @@ pub const MAX_VERIFIED: Bytes = Bytes(64 << 40);
 /// may not fit into memory.
 pub const MAX_PULLED: Bytes = Bytes(64 << 40);
 
+/// The way of the disk out of this node.
+#[derive(Debug, Default)]
+pub(in crate::controller) struct Outgoing {
+    pub(in crate::controller) source: Option<Box<Source>>,
+    /// Final progress of the last migration.
+    pub(in crate::controller) last_progress: Option<Progress>,
+    /// Unfinished chunk reads of an abandoned migration.
+    pub(in crate::controller) orphaned_reads: u32,
+    /// Extent of the open [`DiskTag::Layout`](crate::action::DiskTag::Layout) query to the body.
+    pub(in crate::controller) looking_at: Option<Extent>,
+    /// True while a [`DiskTag::Holes`](crate::action::DiskTag::Holes) query to the body is open.
+    pub(in crate::controller) looking_for_holes: bool,
+    /// True while the disk is being flushed before a part is owed.
+    pub(in crate::controller) flushing_owed: bool,
+}
+
+/// A migration under way at its source.
 #[derive(Debug)]
 pub(in crate::controller) struct Source {
     pub(in crate::controller) options: MigrationOptions,
@@ -70,64 +88,158 @@ pub(in crate::controller) struct Source {
     pub(in crate::controller) holes: Holes,
     pub(in crate::controller) stage: Stage,
     policy: AnyPolicy,
-    /// Options of push and pull, if the policy is to change once no chunk is in flight.
-    switching: Option<PushOptions>,
-    /// True while pushing waits for the destination to receive everything sent before this generation.
-    pub(in crate::controller) awaits_generation: bool,
+    pub(in crate::controller) change: PolicyChange,
     pass: Pass,
     capacity: Sectors,
     /// Blocks of the disk that the destination lacks.
     wanted: Wanted,
-    /// Bytes not sent because of the destination's copy.
-    skipped: u64,
     /// Blocks written since they were compared; only with verification.
     dirty: Option<BlockSet>,
-    token_bucket: Option<TokenBucket>,
-    paced_until: Option<Time>,
-    pub(in crate::controller) delayed_paced_until: Option<Time>,
+    pub(in crate::controller) rate: Rate,
     /// Keeper of the promise to the guest, if there is a promise.
     pub(in crate::controller) governor: Option<Governor>,
-    pub(in crate::controller) pause: Option<Pause>,
-    pub(in crate::controller) pauses: PauseCounts,
+    pub(in crate::controller) pauses: Pauses,
     pub(in crate::controller) delayed: DelayedWrites,
     pub(in crate::controller) posted: PostedWrites,
-    /// Requests that wait for the migration, with their places in the order of arrival, oldest first. An entry whose
-    /// wait has ended is removed at the front.
-    watched: VecDeque<(RequestTag, u64)>,
-    /// Requests that may exceed the promise, in the same form.
-    tolerated: VecDeque<(RequestTag, u64)>,
-    /// By tag: the turn of the last double write.
-    turns: Box<[u16]>,
+    waits: Waits,
     obstacles: Obstacles,
-    freeze_allowance: Duration,
-    pass_done: u64,
-    pass_total: u64,
     counters: Counters,
     mismatch: Option<Extent>,
-    /// True if the destination has accepted before this node's disk is flushed.
-    pub(in crate::controller) accepted: bool,
+    pub(in crate::controller) handover: Handover,
+    pub(in crate::controller) peer: Peer,
+    started: Time,
+}
+
+/// A change of the policy.
+#[derive(Debug, Default)]
+pub(in crate::controller) struct PolicyChange {
+    /// Options of push and pull, if the policy is to change once no chunk is in flight.
+    to: Option<PushOptions>,
+    /// True while pushing waits for the destination to receive everything sent before this generation.
+    pub(in crate::controller) awaits_generation: bool,
+}
+
+/// The bound on the migration's bandwidth, and the times until which it holds frames back.
+#[derive(Debug, Default)]
+pub(in crate::controller) struct Rate {
+    bucket: Option<TokenBucket>,
+    copies_wait: Option<Time>,
+    pub(in crate::controller) delayed_wait: Option<Time>,
+}
+
+/// Requests that wait for the migration, with their places in the order of arrival, oldest first. An entry whose wait
+/// has ended is removed at the front.
+#[derive(Debug)]
+struct Waits {
+    watched: VecDeque<(RequestTag, u64)>,
+    /// Requests that may exceed the promise.
+    tolerated: VecDeque<(RequestTag, u64)>,
+}
+
+/// State of the switchover.
+#[derive(Debug)]
+pub(in crate::controller) struct Handover {
     /// True if only the guest's last writes hold the switchover back.
     pub(in crate::controller) may_switch_over: bool,
+    /// True if the destination has accepted before this node's disk is flushed.
+    pub(in crate::controller) accepted: bool,
+    /// Maximum hold of the guest.
+    allowance: Duration,
+}
+
+/// The destination as seen from the source.
+#[derive(Debug)]
+pub(in crate::controller) struct Peer {
     /// True while the connection for forwarded I/O is up.
     pub(in crate::controller) sync_up: bool,
-    started: Time,
     next_tick: Time,
     pub(in crate::controller) last_heard: Time,
 }
 
+/// Bytes of the current pass and of the migration.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counters {
+    pass_done: u64,
+    pass_total: u64,
     copied: u64,
     copy_sent: u64,
     double_write_sent: u64,
     verified: u64,
     all_verified: bool,
+    /// Bytes not sent because of the destination's copy.
+    skipped: u64,
 }
 
 impl Source {
+    fn new(
+        cx: &Cx,
+        options: MigrationOptions,
+        policy: AnyPolicy,
+        wanted: Wanted,
+        pass: Pass,
+    ) -> Self {
+        let (now, capacity, limits) = (cx.now, cx.capacity, cx.limits);
+        let requests = limits.requests as usize;
+        let bandwidth = options.max_bandwidth;
+        let promised = options.sla.map_or(FIRST_FREEZE, |target| target.limit);
+        let verifies = options.verify;
+        Self {
+            generation: Generation(0),
+            window: Window::new(options.window_chunks),
+            idle_window: IdleWindow::new(&options),
+            layout: Layout::new(&options),
+            holes: Holes::new(&options, capacity),
+            stage: Stage::Moving,
+            policy,
+            change: PolicyChange::default(),
+            pass,
+            capacity,
+            wanted,
+            dirty: verifies.then(|| BlockSet::new(capacity, VERIFY_BLOCK_SECTORS)),
+            rate: Rate {
+                bucket: bandwidth.map(|limit| TokenBucket::new(limit, now)),
+                ..Rate::default()
+            },
+            governor: Governor::new(&options, now),
+            pauses: Pauses::default(),
+            delayed: DelayedWrites::new(limits, capacity),
+            posted: PostedWrites::new(&limits, now),
+            waits: Waits {
+                watched: VecDeque::with_capacity(requests * 4),
+                tolerated: VecDeque::with_capacity(requests),
+            },
+            obstacles: Obstacles::new(now, bandwidth),
+            counters: Counters::default(),
+            mismatch: None,
+            handover: Handover {
+                may_switch_over: options.switchover == Switchover::WhenConverged,
+                accepted: false,
+                allowance: promised.max(FIRST_FREEZE),
+            },
+            peer: Peer {
+                sync_up: true,
+                next_tick: now,
+                last_heard: now,
+            },
+            started: now,
+            options,
+        }
+    }
+
+    /// Plants a defect.
+    #[cfg(feature = "planted-bugs")]
+    fn plant(&mut self, bug: PlantedBug) {
+        match bug {
+            PlantedBug::DropDelayedOnOverflow => self.delayed.drop_on_overflow(),
+            PlantedBug::ForgetHot => self.delayed.forget_hot(),
+            PlantedBug::ReadOverPosted => self.posted.hide_from_chunks(),
+            _ => self.policy.plant(bug),
+        }
+    }
+
     /// Returns true if the guest was stopped for the switchover.
     pub(in crate::controller) const fn is_ordered(&self) -> bool {
-        self.may_switch_over && matches!(self.options.switchover, Switchover::WhenTold)
+        self.handover.may_switch_over && matches!(self.options.switchover, Switchover::WhenTold)
     }
 
     /// Decides on a guest's write with no chunk to wait for, or let through a chunk being copied. A write with its
@@ -166,7 +278,7 @@ impl Source {
         }
         if !zeroes {
             self.counters.double_write_sent += extent.bytes();
-            if let Some(token_bucket) = &mut self.token_bucket {
+            if let Some(token_bucket) = &mut self.rate.bucket {
                 token_bucket.spend(extent.bytes());
             }
         }
@@ -175,10 +287,10 @@ impl Source {
     /// Returns the time at which the timer has to run next.
     pub(in crate::controller) fn next_deadline(&self, slots: &Slots) -> Time {
         let governed = self.governor.as_ref().map(Governor::next_sample);
-        let pause = self.pause.as_ref().and_then(Pause::deadline);
+        let pause = self.pauses.current.as_ref().and_then(Pause::deadline);
         [
-            self.paced_until,
-            self.delayed_paced_until,
+            self.rate.copies_wait,
+            self.rate.delayed_wait,
             governed,
             pause,
             self.front_expiry(slots),
@@ -189,20 +301,23 @@ impl Source {
         ]
         .into_iter()
         .flatten()
-        .fold(self.next_tick, Time::min)
+        .fold(self.peer.next_tick, Time::min)
     }
 
     /// Returns the bytes still to be sent by the current pass and by delayed writes.
     pub(in crate::controller) fn bytes_left(&self) -> u64 {
-        self.pass_total.saturating_sub(self.pass_done) + self.delayed.pending_bytes()
+        self.counters
+            .pass_total
+            .saturating_sub(self.counters.pass_done)
+            + self.delayed.pending_bytes()
     }
 
     pub(in crate::controller) fn progress(&self, now: Time) -> Progress {
         Progress {
             migration: self.options.migration,
             phase: self.phase(),
-            bytes_done: self.pass_done,
-            bytes_total: self.pass_total.max(self.pass_done),
+            bytes_done: self.counters.pass_done,
+            bytes_total: self.counters.pass_total.max(self.counters.pass_done),
             bytes_copied: self.counters.copied,
             copy_bytes_sent: self.counters.copy_sent,
             double_write_bytes_sent: self.counters.double_write_sent,
@@ -220,91 +335,55 @@ impl Source {
     }
 }
 
+impl Outgoing {
+    /// Ends the source's part: the destination serves, and only forwarding remains.
+    pub(in crate::controller) fn complete_source(&mut self, cx: &mut Cx) {
+        if let Some(mut source) = self.source.take() {
+            source.stage = Stage::Decided(Phase::Completed);
+            // A pause or a later write may have given up reads that the disk has not finished.
+            self.orphaned_reads += source.window.reads() + source.delayed.reads();
+            self.last_progress = Some(source.progress(cx.now));
+        }
+    }
+}
+
 impl Controller {
     /// Starts to move the disk away. The connections are up and the destination accepted the offer.
     ///
     /// # Errors
     /// [`StartError`]; nothing has changed then.
     pub fn start_source(&mut self, now: Time, options: MigrationOptions) -> Result<(), StartError> {
-        options.check(&self.limits, self.capacity)?;
-        self.check_on_image(&options)?;
-        let leaves_image = self.leaves_image();
-        let may_leave =
-            self.authority.is_settled() || (leaves_image && self.authority.may_leave_rest());
-        if !may_leave {
-            return Err(match self.needs_source() {
-                true => StartError::NeedsSource,
-                false => StartError::NotServing,
-            });
-        }
-        if self.source.is_some() || self.orphaned_reads > 0 || self.flushing_owed {
-            return Err(StartError::Busy);
-        }
-        self.now = now;
-        self.control_up = true;
-        self.forward_link = crate::controller::requests::forwarding::ForwardLink::Absent;
+        self.check_start(&options)?;
+        let leaves_image = self.differences.leaves_image();
+        self.cx.now = now;
+        self.doubt.control_up = true;
+        self.forwarding.link = crate::controller::requests::forwarding::ForwardLink::Absent;
         #[cfg(feature = "planted-bugs")]
         if let (true, None, OlderCopy::Since(migration)) = (
-            self.has_bug(PlantedBug::StaleWritten),
-            &self.written,
+            self.cx.has_bug(PlantedBug::StaleWritten),
+            &self.differences.written,
             options.older_copy,
         ) {
-            self.written = Some(Written::nothing(migration, self.capacity));
+            self.differences.written = Some(Written::nothing(migration, self.cx.capacity));
         }
-        let on_image = self.on_image.as_deref().filter(|_| leaves_image);
+        let on_image = self
+            .differences
+            .on_image
+            .as_deref()
+            .filter(|_| leaves_image);
         let differences = on_image.map(OnImage::different);
-        let policy = AnyPolicy::new(options.policy, differences, self.capacity, now);
+        let policy = AnyPolicy::new(options.policy, differences, self.cx.capacity, now);
         let pulls = policy.pulls();
         let (wanted, first_pass) = match differences {
             Some(_) => (Wanted::All, Pass::Resend { round: 1 }),
-            None => Wanted::new(&mut self.written, options.older_copy, !pulls, self.capacity),
+            None => Wanted::new(
+                &mut self.differences.written,
+                options.older_copy,
+                !pulls,
+                self.cx.capacity,
+            ),
         };
-        let mut source = Source {
-            generation: Generation(0),
-            window: Window::new(options.window_chunks),
-            idle_window: IdleWindow::new(&options),
-            layout: Layout::new(&options),
-            holes: Holes::new(&options, self.capacity),
-            stage: Stage::Moving,
-            policy,
-            switching: None,
-            awaits_generation: false,
-            pass: first_pass,
-            capacity: self.capacity,
-            wanted,
-            skipped: 0,
-            dirty: options
-                .verify
-                .then(|| BlockSet::new(self.capacity, VERIFY_BLOCK_SECTORS)),
-            token_bucket: options
-                .max_bandwidth
-                .map(|limit| TokenBucket::new(limit, now)),
-            paced_until: None,
-            delayed_paced_until: None,
-            governor: Governor::new(&options, now),
-            pause: None,
-            pauses: PauseCounts::default(),
-            delayed: DelayedWrites::new(self.limits, self.capacity),
-            posted: PostedWrites::new(self.limits.posted_writes(), now),
-            watched: VecDeque::with_capacity(self.limits.requests as usize * 4),
-            tolerated: VecDeque::with_capacity(self.limits.requests as usize),
-            turns: vec![0; self.limits.requests as usize].into_boxed_slice(),
-            obstacles: Obstacles::new(now, options.max_bandwidth),
-            freeze_allowance: options
-                .sla
-                .map_or(FIRST_FREEZE, |target| target.limit.max(FIRST_FREEZE)),
-            pass_done: 0,
-            pass_total: 0,
-            counters: Counters::default(),
-            mismatch: None,
-            accepted: false,
-            may_switch_over: options.switchover == Switchover::WhenConverged,
-            sync_up: true,
-            started: now,
-            next_tick: now,
-            last_heard: now,
-            options,
-        };
+        let mut source = Source::new(&self.cx, options, policy, wanted, first_pass);
         if let Some(wanted) = source.wanted.blocks()
             && first_pass == Pass::Copy
         {
@@ -316,24 +395,12 @@ impl Controller {
             source.holes.begin(now);
         }
         #[cfg(feature = "planted-bugs")]
-        if self.has_bug(PlantedBug::DropDelayedOnOverflow) {
-            source.delayed.drop_on_overflow();
-        }
-        #[cfg(feature = "planted-bugs")]
-        if self.has_bug(PlantedBug::ForgetHot) {
-            source.delayed.forget_hot();
-        }
-        #[cfg(feature = "planted-bugs")]
-        if let Some(bug) = self.planted {
-            source.policy.plant(bug);
-        }
-        #[cfg(feature = "planted-bugs")]
-        if self.has_bug(PlantedBug::ReadOverPosted) {
-            source.posted.hide_from_chunks();
+        if let Some(bug) = self.cx.planted {
+            source.plant(bug);
         }
         let migration = source.options.migration;
-        self.source = Some(Box::new(source));
-        self.notify(Event::PhaseEntered {
+        self.outgoing.source = Some(Box::new(source));
+        self.cx.notify(Event::PhaseEntered {
             migration,
             phase: Phase::Copying,
         });
@@ -343,86 +410,99 @@ impl Controller {
         Ok(())
     }
 
+    fn check_start(&self, options: &MigrationOptions) -> Result<(), StartError> {
+        options.check(&self.cx.limits, self.cx.capacity)?;
+        self.check_on_image(options)?;
+        let leaves_image = self.differences.leaves_image();
+        let may_leave =
+            self.cx.authority.is_settled() || (leaves_image && self.cx.authority.may_leave_rest());
+        if !may_leave {
+            return Err(match self.needs_source() {
+                true => StartError::NeedsSource,
+                false => StartError::NotServing,
+            });
+        }
+        if self.outgoing.source.is_some()
+            || self.outgoing.orphaned_reads > 0
+            || self.outgoing.flushing_owed
+        {
+            return Err(StartError::Busy);
+        }
+        Ok(())
+    }
+
     /// Aborts the migration: the guest goes on here, and operations under way with the destination no longer matter.
     /// Returns false past the point of no return.
     pub(in crate::controller) fn abort_source(&mut self, reason: AbortReason) -> bool {
-        if self.source.is_none() || !self.authority.cancel() {
+        if self.outgoing.source.is_none() || !self.cx.authority.cancel() {
             return false;
         }
-        let Some(mut source) = self.source.take() else {
+        let Some(mut source) = self.outgoing.source.take() else {
             return false;
         };
         let migration = source.options.migration;
         source.stage = Stage::Decided(Phase::Aborted);
-        self.last_progress = Some(source.progress(self.now));
-        self.orphaned_reads += source.window.reads() + source.delayed.reads();
+        self.outgoing.last_progress = Some(source.progress(self.cx.now));
+        self.outgoing.orphaned_reads += source.window.reads() + source.delayed.reads();
         if let Some(written) = source.take_written() {
-            self.written = Some(written);
+            self.differences.written = Some(written);
         }
         let given_up = source.window.retreat();
-        self.send(TrafficClass::Control, Message::Abort { migration, reason });
+        self.cx
+            .send(TrafficClass::Control, Message::Abort { migration, reason });
         let mismatch = source.mismatch;
-        self.notify(Event::MigrationAborted {
+        self.cx.notify(Event::MigrationAborted {
             migration,
             reason,
             mismatch,
         });
-        for tag in self.slots.select(Slot::is_at_destination) {
+        for tag in self.cx.slots.select(Slot::is_at_destination) {
             self.give_up_double_write(tag);
         }
         for chunk in given_up {
-            self.wake(chunk.waiters);
+            self.cx.wake(chunk.waiters);
         }
-        self.control_up = false;
-        self.on_image = None;
+        self.doubt.control_up = false;
+        self.differences.on_image = None;
         self.store_that_it_is_whole();
         self.release_held();
         true
     }
 
-    /// Ends the source's part: the destination serves, and only forwarding remains.
-    pub(in crate::controller) fn complete_source(&mut self) {
-        if let Some(mut source) = self.source.take() {
-            source.stage = Stage::Decided(Phase::Completed);
-            // A pause or a later write may have given up reads that the disk has not finished.
-            self.orphaned_reads += source.window.reads() + source.delayed.reads();
-            self.last_progress = Some(source.progress(self.now));
-        }
-    }
-
     /// Notes an answer of the other node.
     pub(in crate::controller) fn heard(&mut self) {
-        if let Some(source) = &mut self.source {
-            source.last_heard = self.now;
+        if let Some(source) = &mut self.outgoing.source {
+            source.peer.last_heard = self.cx.now;
         }
         self.destination_heard();
     }
 
     pub(in crate::controller) fn source_timer(&mut self) {
-        let now = self.now;
-        let Some(source) = &mut self.source else {
+        let now = self.cx.now;
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
         let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
         if source.policy.pass_time(now)
             || due(source.holes.deadline())
-            || due(source.paced_until)
-            || due(source.delayed_paced_until)
+            || due(source.rate.copies_wait)
+            || due(source.rate.delayed_wait)
         {
-            self.flush_delayed();
+            self.outgoing.flush_delayed(&mut self.cx);
             self.pump();
         }
         self.watch_expired();
         self.tolerance_expired();
         self.pause_timer();
-        if let Some(source) = &self.source
+        if let Some(source) = &self.outgoing.source
             && due(source.freeze_deadline())
             && !self.pause(PauseReason::GuestLatency)
-            && let Some(source) = &mut self.source
+            && let Some(source) = &mut self.outgoing.source
         {
-            source.freeze_allowance *= 2;
+            source.handover.allowance *= 2;
         }
         let next_sample = self
+            .outgoing
             .source
             .as_ref()
             .and_then(|source| source.governor.as_ref())
@@ -430,21 +510,22 @@ impl Controller {
         if due(next_sample) {
             self.sample();
         }
-        let Some(source) = &mut self.source else {
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
-        if source.next_tick > now {
+        if source.peer.next_tick > now {
             return;
         }
         let timeout = source.options.peer_timeout;
-        source.next_tick = now.after(source.tick());
-        let late = now.since(source.last_heard) > timeout
+        source.peer.next_tick = now.after(source.tick());
+        let late = now.since(source.peer.last_heard) > timeout
             || source
                 .stage
                 .held_since()
                 .is_some_and(|since| now.since(since) > timeout)
             || source.is_kept_waiting(now)
             || !self
+                .cx
                 .slots
                 .select(|slot| slot.is_at_destination() && now.since(slot.issued) > timeout)
                 .is_empty();
@@ -452,6 +533,6 @@ impl Controller {
             self.run_ready();
             return;
         }
-        self.send(TrafficClass::Control, Message::Ping);
+        self.cx.send(TrafficClass::Control, Message::Ping);
     }
 }

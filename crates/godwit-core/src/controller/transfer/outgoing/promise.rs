@@ -23,23 +23,24 @@ impl Source {
     /// Remembers that a request waits for the migration.
     #[inline]
     pub(in crate::controller) fn watch(&mut self, tag: RequestTag, slots: &Slots) {
-        if self.watched.len() == self.watched.capacity() {
-            self.watched
+        if self.waits.watched.len() == self.waits.watched.capacity() {
+            self.waits
+                .watched
                 .retain(|&(tag, sequence)| slots.waits_for_migration(tag, sequence));
         }
         let entry = (tag, slots[tag].sequence);
-        if self.watched.back() != Some(&entry) {
-            self.watched.push_back(entry);
+        if self.waits.watched.back() != Some(&entry) {
+            self.waits.watched.push_back(entry);
         }
     }
 
     /// Forgets requests at the front that have stopped waiting.
     #[inline]
     pub(in crate::controller) fn prune_watched(&mut self, slots: &Slots) {
-        while let Some(&(tag, sequence)) = self.watched.front()
+        while let Some(&(tag, sequence)) = self.waits.watched.front()
             && !slots.waits_for_migration(tag, sequence)
         {
-            self.watched.pop_front();
+            self.waits.watched.pop_front();
         }
     }
 
@@ -50,13 +51,13 @@ impl Source {
         slots: &Slots,
     ) -> Option<(RequestTag, Time)> {
         self.prune_watched(slots);
-        let &(tag, _) = self.watched.front()?;
+        let &(tag, _) = self.waits.watched.front()?;
         Some((tag, self.front_expiry(slots)?))
     }
 
     pub(super) fn front_expiry(&self, slots: &Slots) -> Option<Time> {
         let threshold = self.governor.as_ref()?.threshold()?;
-        let &(tag, sequence) = self.watched.front()?;
+        let &(tag, sequence) = self.waits.watched.front()?;
         slots
             .waits_for_migration(tag, sequence)
             .then(|| slots[tag].arrived.after(threshold))
@@ -64,32 +65,33 @@ impl Source {
 
     /// Remembers that a request may be late for a time.
     pub(in crate::controller) fn tolerate(&mut self, tag: RequestTag, slots: &Slots) {
-        if self.tolerated.len() == self.tolerated.capacity() {
-            self.tolerated
+        if self.waits.tolerated.len() == self.waits.tolerated.capacity() {
+            self.waits
+                .tolerated
                 .retain(|&(tag, sequence)| slots.is_late_still(tag, sequence));
         }
-        self.tolerated.push_back((tag, slots[tag].sequence));
+        self.waits.tolerated.push_back((tag, slots[tag].sequence));
     }
 
     /// Removes a request that has been late for longer than allowed. Returns true if there was one.
     pub(in crate::controller) fn take_intolerable(&mut self, slots: &Slots, now: Time) -> bool {
-        while let Some(&(tag, sequence)) = self.tolerated.front()
+        while let Some(&(tag, sequence)) = self.waits.tolerated.front()
             && !slots.is_late_still(tag, sequence)
         {
-            self.tolerated.pop_front();
+            self.waits.tolerated.pop_front();
         }
         let expired = self
             .tolerance_expiry(slots)
             .is_some_and(|expiry| expiry <= now);
         if expired {
-            self.tolerated.pop_front();
+            self.waits.tolerated.pop_front();
         }
         expired
     }
 
     pub(super) fn tolerance_expiry(&self, slots: &Slots) -> Option<Time> {
         let threshold = self.governor.as_ref()?.threshold()?;
-        let &(tag, sequence) = self.tolerated.front()?;
+        let &(tag, sequence) = self.waits.tolerated.front()?;
         slots.is_late_still(tag, sequence).then(|| {
             slots[tag]
                 .arrived
@@ -104,7 +106,8 @@ impl Source {
     /// Returns true if writes are currently acknowledged without the destination.
     #[inline]
     pub(in crate::controller) fn delays(&self) -> bool {
-        self.policy.only_marks(self.pass) || self.pause.is_some() && self.options.delayed_writes
+        self.policy.only_marks(self.pass)
+            || self.pauses.current.is_some() && self.options.delayed_writes
     }
 
     /// Remembers a write to the migrated region that the destination does not receive.
@@ -165,19 +168,19 @@ impl Source {
             double_writes: self.counters.double_write_sent,
             paused: self.paused_for(now),
         };
-        let reason = self.pause.as_ref().map(|pause| pause.reason);
+        let reason = self.pauses.current.as_ref().map(|pause| pause.reason);
         let deadline = self.governor.as_ref().and_then(Governor::deadline);
         self.obstacles.judge(now, current, reason, deadline)
     }
 
     pub(super) fn paused_for(&self, now: Time) -> Duration {
-        let current = self.pause.as_ref().map(|pause| pause.lasted(now));
+        let current = self.pauses.current.as_ref().map(|pause| pause.lasted(now));
         self.pauses.total + current.unwrap_or_default()
     }
 
     pub(super) fn promise(&self, now: Time) -> PromiseProgress {
         let mut promise = PromiseProgress {
-            paused: self.pause.as_ref().map(|pause| pause.reason),
+            paused: self.pauses.current.as_ref().map(|pause| pause.reason),
             pauses: self.pauses.by_reason,
             paused_for: self.paused_for(now),
             delayed_bytes: self.delayed.pending_bytes(),
@@ -206,14 +209,6 @@ impl Source {
     /// no chunk under comparison waits for the double write.
     pub(in crate::controller) fn is_migrated(&mut self, extent: Extent) -> bool {
         extent.end() <= self.migrated() && self.window.lock_over(extent).is_none()
-    }
-
-    /// Returns a number that distinguishes the next double write with this tag from earlier ones.
-    #[inline]
-    pub(in crate::controller) fn next_turn(&mut self, tag: RequestTag) -> u16 {
-        let turn = &mut self.turns[tag.0 as usize];
-        *turn = turn.wrapping_add(1);
-        *turn
     }
 
     /// Returns true if writes to a chunk in flight are carried out at once and follow the chunk as delayed writes.
@@ -250,7 +245,11 @@ impl Source {
 
     /// Returns true if the destination's answer about posted writes, delayed writes or a pause is overdue.
     pub(in crate::controller) fn is_kept_waiting(&self, now: Time) -> bool {
-        let unheard = self.pause.as_ref().filter(|pause| pause.is_unheard());
+        let unheard = self
+            .pauses
+            .current
+            .as_ref()
+            .filter(|pause| pause.is_unheard());
         let written = self.delayed.waiting_since().map(|since| now.since(since));
         let posted = self.posted.waiting_since().map(|since| now.since(since));
         unheard

@@ -2,17 +2,17 @@
 //! comparing, then the freeze that leads to switchover.
 
 use core::time::Duration;
-use std::collections::VecDeque;
 
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
 use crate::controller::Controller;
 use crate::controller::block_set::BlockSet;
+use crate::controller::cx::Cx;
 use crate::controller::policy::Policy;
-use crate::controller::requests::slots::{Slots, TagList};
-use crate::controller::transfer::outgoing::Source;
+use crate::controller::requests::slots::TagList;
 use crate::controller::transfer::outgoing::freeze::FREEZE_DELAYED_BYTES;
 use crate::controller::transfer::outgoing::layout::Next;
 use crate::controller::transfer::outgoing::stage::Stage;
+use crate::controller::transfer::outgoing::{Outgoing, Source};
 use crate::controller::transfer::pass::Pass;
 use crate::controller::transfer::window::{ChunkContent, ChunkKind, ChunkState};
 use crate::event::AbortReason;
@@ -20,7 +20,6 @@ use crate::planted::PlantedBug;
 use crate::request::RequestError;
 use crate::units::{Extent, Generation, SECTOR_SIZE, Time};
 use crate::wire::{HEADER_SIZE, Message, TrafficClass};
-use crate::write_table::WriteTable;
 
 impl Source {
     /// Returns the current maximum number of chunks in flight, and their maximum length.
@@ -60,9 +59,9 @@ impl Source {
             governor.pass_begins();
         }
         self.pass = pass;
-        self.pass_done = 0;
+        self.counters.pass_done = 0;
         let wanted = self.wanted_blocks().map(BlockSet::bytes);
-        self.pass_total = match (pass, &self.dirty) {
+        self.counters.pass_total = match (pass, &self.dirty) {
             (Pass::VerifyDirty { .. }, Some(dirty)) => dirty.sectors() * SECTOR_SIZE,
             (Pass::Copy | Pass::Resend { .. }, _) => match wanted {
                 Some(wanted) => wanted,
@@ -71,7 +70,7 @@ impl Source {
             _ => self.capacity.bytes().0,
         };
         if self.policy.sends_again(pass) {
-            self.obstacles.begin_round(self.pass_total);
+            self.obstacles.begin_round(self.counters.pass_total);
         } else {
             self.obstacles.forget_rounds();
         }
@@ -102,7 +101,7 @@ impl Source {
     /// nothing back while the guest is idle.
     pub(super) fn may_start_chunk(&mut self, now: Time, guest_is_idle: bool) -> Result<(), Time> {
         if self.pass.copies()
-            && let Some(token_bucket) = &mut self.token_bucket
+            && let Some(token_bucket) = &mut self.rate.bucket
         {
             token_bucket.ready(now)?;
         }
@@ -116,7 +115,7 @@ impl Source {
     /// was not held back by this rate, and later frames would have to wait for a debt without a limit.
     pub(super) fn chunk_started(&mut self, bytes: u64, guest_is_idle: bool) {
         if self.pass.copies()
-            && let Some(token_bucket) = &mut self.token_bucket
+            && let Some(token_bucket) = &mut self.rate.bucket
         {
             token_bucket.spend(bytes);
         }
@@ -150,7 +149,7 @@ impl Source {
         for chunk in &given_up {
             if chunk.state == ChunkState::Done {
                 let bytes = chunk.extent.bytes();
-                self.pass_done -= bytes;
+                self.counters.pass_done -= bytes;
                 match self.pass {
                     Pass::Copy | Pass::Resend { .. } => self.counters.copied -= bytes,
                     Pass::Compare => {}
@@ -177,7 +176,7 @@ impl Source {
         if self.is_ordered() {
             return Ok(());
         }
-        if let Some(token_bucket) = &mut self.token_bucket {
+        if let Some(token_bucket) = &mut self.rate.bucket {
             token_bucket.ready(now)?;
         }
         match &mut self.governor {
@@ -187,7 +186,7 @@ impl Source {
     }
 
     pub(in crate::controller) fn spend(&mut self, bytes: u64, delayed: bool) {
-        if let Some(token_bucket) = &mut self.token_bucket {
+        if let Some(token_bucket) = &mut self.rate.bucket {
             token_bucket.spend(bytes);
         }
         if let Some(governor) = &mut self.governor {
@@ -196,91 +195,47 @@ impl Source {
     }
 }
 
-impl Controller {
-    /// Fills the locking window and sends the chunks that have been read.
-    pub(in crate::controller) fn pump(&mut self) {
-        self.search_holes();
-        let guest_is_idle = self.guest_is_idle();
-        loop {
-            let Some(source) = &mut self.source else {
-                return;
-            };
-            source.paced_until = None;
-            if source.switches_now() {
-                self.switch_policy();
-                continue;
-            }
-            let comparing = !source.pass.copies();
-            if source.pause.is_some()
-                || source.awaits_generation
-                || (comparing && !source.delayed.is_settled())
-            {
-                return;
-            }
-            let (most, chunk_sectors) = source.most_in_flight(guest_is_idle);
-            // Blocks written while the switchover waits belong to the next pass.
-            let rests = source.stage == Stage::Converged
-                || source.stage.has_asked()
-                || source.leaves()
-                || source.is_switching();
-            while !rests && source.has_room(most, chunk_sectors) {
-                let (extent, kind) = match source.next_chunk(chunk_sectors) {
-                    Next::End => {
-                        source.end_delta();
-                        break;
-                    }
-                    Next::Look(extent) => {
-                        self.look_ahead(extent);
-                        break;
-                    }
-                    Next::Lock(extent, kind) => (extent, kind),
-                };
-                let frozen = source.stage.is_freezing();
-                if !frozen && let Err(next) = source.may_start_chunk(self.now, guest_is_idle) {
-                    source.paced_until = Some(next);
-                    break;
-                }
-                let Some(slot) = source.window.lock(extent, kind, self.now) else {
-                    break;
-                };
-                // A hole costs its frame.
-                let bytes = match kind {
-                    ChunkKind::Data => extent.bytes(),
-                    ChunkKind::Hole => HEADER_SIZE as u64,
-                };
-                source.chunk_started(bytes, guest_is_idle);
-                source.holes.sends(extent);
-                source.policy.locked(source.pass, extent);
-                read_when_quiet(
-                    source,
-                    &self.table,
-                    &self.slots,
-                    &mut self.actions,
-                    slot,
-                    extent,
-                );
-            }
-            self.flush_hot();
-            let Some(source) = &mut self.source else {
-                return;
-            };
-            if source.window.is_empty() && (rests || !source.is_copying()) {
-                debug_assert!(
-                    rests || source.wanted_blocks().is_none() || source.nears_end(),
-                    "the guest's writes reach the destination behind a pass"
-                );
-                if self.finish_pass() {
-                    continue;
-                }
-                return;
-            }
+impl Outgoing {
+    /// Locks chunks, up to `most` of at most `chunk_sectors`.
+    fn fill_window(&mut self, cx: &mut Cx, guest_is_idle: bool, most: u16, chunk_sectors: u32) {
+        let Some(source) = &mut self.source else {
             return;
+        };
+        while source.has_room(most, chunk_sectors) {
+            let (extent, kind) = match source.next_chunk(chunk_sectors) {
+                Next::End => {
+                    source.end_delta();
+                    break;
+                }
+                Next::Look(extent) => {
+                    self.look_ahead(cx, extent);
+                    break;
+                }
+                Next::Lock(extent, kind) => (extent, kind),
+            };
+            let frozen = source.stage.is_freezing();
+            if !frozen && let Err(next) = source.may_start_chunk(cx.now, guest_is_idle) {
+                source.rate.copies_wait = Some(next);
+                break;
+            }
+            let Some(slot) = source.window.lock(extent, kind, cx.now) else {
+                break;
+            };
+            // A hole costs its frame.
+            let bytes = match kind {
+                ChunkKind::Data => extent.bytes(),
+                ChunkKind::Hole => HEADER_SIZE as u64,
+            };
+            source.chunk_started(bytes, guest_is_idle);
+            source.holes.sends(extent);
+            source.policy.locked(source.pass, extent);
+            read_when_quiet(source, cx, slot, extent);
         }
     }
 
     /// Reads the chunks that waited for a guest write to these addresses, which has ended.
     #[inline]
-    pub(in crate::controller) fn writes_left(&mut self, extent: Extent) {
+    pub(in crate::controller) fn writes_left(&mut self, cx: &mut Cx, extent: Extent) {
         let Some(source) = &mut self.source else {
             return;
         };
@@ -288,65 +243,20 @@ impl Controller {
             return;
         }
         for at in 0..source.window.len() {
-            let Some(source) = &mut self.source else {
-                return;
-            };
             let Some((slot, extent)) = source.window.quiescing_at(at, extent) else {
                 continue;
             };
-            let reads = read_when_quiet(
-                source,
-                &self.table,
-                &self.slots,
-                &mut self.actions,
-                slot,
-                extent,
-            );
+            let reads = read_when_quiet(source, cx, slot, extent);
             if reads
                 && source.lets_writes_through()
                 && let Some(waiters) = source.unlock(extent)
             {
-                self.wake(waiters);
+                cx.wake(waiters);
             }
         }
     }
 
-    /// Handles the local read of a chunk.
-    pub(in crate::controller) fn chunk_read(
-        &mut self,
-        slot: ChunkSlot,
-        result: Result<Content, RequestError>,
-    ) {
-        let Some(source) = &mut self.source else {
-            return;
-        };
-        if source.window.orphan_read(slot) {
-            return self.pump();
-        }
-        let pass = source.pass;
-        let Some(chunk) = source.window.get(slot) else {
-            return;
-        };
-        match chunk.state {
-            ChunkState::Reading => {}
-            ChunkState::Looking => return self.hole_looked_at(slot, result),
-            _ => return,
-        }
-        chunk.state = ChunkState::Read(match result {
-            Ok(Content::Digest(digest)) if !pass.copies() => ChunkContent::Digest(digest),
-            Ok(Content::Data) if pass.copies() => ChunkContent::Data,
-            Ok(Content::Zeroes) if pass.copies() => ChunkContent::Zeroes,
-            _ => {
-                // The slot is idle again and must not count as a read under way.
-                chunk.state = ChunkState::Sent { data: false };
-                self.abort_source(AbortReason::SourceDisk);
-                return;
-            }
-        });
-        self.send_read_chunks();
-    }
-
-    pub(super) fn send_read_chunks(&mut self) {
+    pub(super) fn send_read_chunks(&mut self, cx: &mut Cx) {
         let Some(source) = &mut self.source else {
             return;
         };
@@ -377,11 +287,96 @@ impl Controller {
                     }
                 }
             };
-            self.actions.push_back(Action::Send {
+            cx.actions.push_back(Action::Send {
                 class: TrafficClass::Copy,
                 message,
             });
         }
+    }
+}
+
+impl Controller {
+    /// Fills the locking window and sends the chunks that have been read.
+    pub(in crate::controller) fn pump(&mut self) {
+        self.outgoing.search_holes(&mut self.cx);
+        let guest_is_idle = self.guest_is_idle();
+        loop {
+            let Some(source) = &mut self.outgoing.source else {
+                return;
+            };
+            source.rate.copies_wait = None;
+            if source.switches_now() {
+                self.switch_policy();
+                continue;
+            }
+            let comparing = !source.pass.copies();
+            if source.pauses.current.is_some()
+                || source.change.awaits_generation
+                || (comparing && !source.delayed.is_settled())
+            {
+                return;
+            }
+            let (most, chunk_sectors) = source.most_in_flight(guest_is_idle);
+            // Blocks written while the switchover waits belong to the next pass.
+            let rests = source.stage == Stage::Converged
+                || source.stage.has_asked()
+                || source.leaves()
+                || source.is_switching();
+            if !rests {
+                self.outgoing
+                    .fill_window(&mut self.cx, guest_is_idle, most, chunk_sectors);
+            }
+            self.outgoing.flush_hot(&mut self.cx);
+            let Some(source) = &mut self.outgoing.source else {
+                return;
+            };
+            if source.window.is_empty() && (rests || !source.is_copying()) {
+                debug_assert!(
+                    rests || source.wanted_blocks().is_none() || source.nears_end(),
+                    "the guest's writes reach the destination behind a pass"
+                );
+                if self.finish_pass() {
+                    continue;
+                }
+                return;
+            }
+            return;
+        }
+    }
+
+    /// Handles the local read of a chunk.
+    pub(in crate::controller) fn chunk_read(
+        &mut self,
+        slot: ChunkSlot,
+        result: Result<Content, RequestError>,
+    ) {
+        let Some(source) = &mut self.outgoing.source else {
+            return;
+        };
+        if source.window.orphan_read(slot) {
+            return self.pump();
+        }
+        let pass = source.pass;
+        let Some(chunk) = source.window.get(slot) else {
+            return;
+        };
+        match chunk.state {
+            ChunkState::Reading => {}
+            ChunkState::Looking => return self.hole_looked_at(slot, result),
+            _ => return,
+        }
+        chunk.state = ChunkState::Read(match result {
+            Ok(Content::Digest(digest)) if !pass.copies() => ChunkContent::Digest(digest),
+            Ok(Content::Data) if pass.copies() => ChunkContent::Data,
+            Ok(Content::Zeroes) if pass.copies() => ChunkContent::Zeroes,
+            _ => {
+                // The slot is idle again and must not count as a read under way.
+                chunk.state = ChunkState::Sent { data: false };
+                self.abort_source(AbortReason::SourceDisk);
+                return;
+            }
+        });
+        self.outgoing.send_read_chunks(&mut self.cx);
     }
 
     /// Handles the destination's acknowledgement of a copy or a double write.
@@ -392,14 +387,14 @@ impl Controller {
         generation: Generation,
         result: Result<(), RequestError>,
     ) {
-        let Some(source) = &mut self.source else {
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
-        source.last_heard = self.now;
+        source.peer.last_heard = self.cx.now;
         if class == TrafficClass::Sync
-            && let Some(extent) = source.posted.acknowledged(self.now, tag, generation)
+            && let Some(extent) = source.posted.acknowledged(self.cx.now, tag, generation)
         {
-            self.writes_left(extent);
+            self.outgoing.writes_left(&mut self.cx, extent);
             self.compare_again();
         } else if class == TrafficClass::Sync {
             self.double_write_acknowledged(tag, generation);
@@ -417,24 +412,25 @@ impl Controller {
     }
 
     pub(super) fn chunk_done(&mut self, slot: ChunkSlot) {
-        let Some(source) = &mut self.source else {
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
         let Some(chunk) = source.window.acknowledge(slot) else {
             return;
         };
         let bytes = chunk.extent.bytes();
-        source.pass_done += bytes;
+        source.counters.pass_done += bytes;
         match source.pass {
             Pass::Copy | Pass::Resend { .. } => source.counters.copied += bytes,
             Pass::Compare => {}
             Pass::VerifyAll | Pass::VerifyDirty { .. } => source.counters.verified += bytes,
         }
-        let took = self.now.since(chunk.locked);
-        source.posted.answered(self.now, took);
+        let took = self.cx.now.since(chunk.locked);
+        source.posted.answered(self.cx.now, took);
         let idle = self
-            .last_request
-            .map_or(Duration::MAX, |last| self.now.since(last));
+            .requests
+            .last
+            .map_or(Duration::MAX, |last| self.cx.now.since(last));
         match chunk.kind {
             ChunkKind::Data => source.idle_window.chunk_done(took, idle),
             ChunkKind::Hole => source.layout.hole_done(took),
@@ -443,20 +439,14 @@ impl Controller {
             let data = chunk.state == ChunkState::Sent { data: true };
             governor.chunk_done(took, data);
         }
-        self.wake(chunk.waiters);
+        self.cx.wake(chunk.waiters);
         self.pump();
-    }
-
-    pub(in crate::controller) fn wake(&mut self, mut waiters: TagList) {
-        while let Some(tag) = self.slots.pop(&mut waiters) {
-            self.ready.push_back(tag);
-        }
     }
 
     /// Ends the pass. Returns true if the next pass has started; otherwise the switchover approaches.
     fn finish_pass(&mut self) -> bool {
-        let forgets_delayed = self.has_bug(PlantedBug::SwitchoverWithDelayed);
-        let Some(source) = &mut self.source else {
+        let forgets_delayed = self.cx.has_bug(PlantedBug::SwitchoverWithDelayed);
+        let Some(source) = &mut self.outgoing.source else {
             return false;
         };
         if !source.runs() {
@@ -483,11 +473,11 @@ impl Controller {
         }
         if source.pass == Pass::Compare {
             source.count_skipped();
-            source.start_pass(Pass::Copy, self.now);
+            source.start_pass(Pass::Copy, self.cx.now);
             return true;
         }
         let converged = source.stage == Stage::Converged;
-        if converged && !source.may_switch_over {
+        if converged && !source.handover.may_switch_over {
             return false;
         }
         let leaves = source.leaves();
@@ -495,7 +485,7 @@ impl Controller {
             && !leaves
             && let Some(round) = source.next_round()
         {
-            source.start_pass(Pass::Resend { round }, self.now);
+            source.start_pass(Pass::Resend { round }, self.cx.now);
             return true;
         }
         let next = match converged {
@@ -507,18 +497,18 @@ impl Controller {
                 // All copies have arrived, so no copy can overtake the delayed writes.
                 let delayed = &mut source.delayed;
                 source.policy.take_rest(|extent| delayed.remember(extent));
-                self.begin_pass(pass);
+                self.outgoing.begin_pass(&mut self.cx, pass);
                 true
             }
             _ => {
-                let stage = match source.may_switch_over {
+                let stage = match source.handover.may_switch_over {
                     true => Stage::Freezing {
-                        since: self.now,
+                        since: self.cx.now,
                         last_pass: false,
                     },
                     false => Stage::Converged,
                 };
-                self.enter_stage(stage);
+                self.outgoing.enter_stage(&mut self.cx, stage);
                 false
             }
         }
@@ -526,13 +516,14 @@ impl Controller {
 
     /// Copies blocks again before the running guest's remembered writes exceed the rest allowed for a freeze.
     pub(in crate::controller) fn copy_again(&mut self) {
-        let Some(source) = &mut self.source else {
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
         let due = source.policy.is_due_again(source.pass) && !source.leaves();
-        if source.stage == Stage::Converged && source.pause.is_none() && due {
+        if source.stage == Stage::Converged && source.pauses.current.is_none() && due {
             let round = source.round() + 1;
-            self.begin_pass(Pass::Resend { round });
+            self.outgoing
+                .begin_pass(&mut self.cx, Pass::Resend { round });
             self.pump();
         }
     }
@@ -540,15 +531,9 @@ impl Controller {
 
 /// Reads a locked chunk unless guest writes to the chunk are under way, here or to the destination. The lock prevents
 /// new writes. A hole is examined instead of being read. Returns true if the chunk is being read now.
-fn read_when_quiet(
-    source: &mut Source,
-    table: &WriteTable,
-    slots: &Slots,
-    actions: &mut VecDeque<Action>,
-    slot: ChunkSlot,
-    extent: Extent,
-) -> bool {
-    let busy = table.find(extent, |entry| {
+fn read_when_quiet(source: &mut Source, cx: &mut Cx, slot: ChunkSlot, extent: Extent) -> bool {
+    let slots = &cx.slots;
+    let busy = cx.table.find(extent, |entry| {
         slots.get(entry.tag).is_some_and(|slot| slot.is_in_flight())
     });
     if busy.is_some() || source.posted.overlaps(extent) {
@@ -563,7 +548,7 @@ fn read_when_quiet(
         dirty.clear(extent);
     }
     let reads = kind != Some(ChunkKind::Hole);
-    actions.push_back(Action::Disk {
+    cx.act(Action::Disk {
         tag: DiskTag::Chunk(slot),
         operation: if reads {
             DiskOperation::Read { extent, inspect }

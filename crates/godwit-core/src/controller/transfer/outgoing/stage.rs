@@ -1,6 +1,7 @@
 //! Stages of a departure.
 
-use crate::controller::Controller;
+use crate::controller::cx::Cx;
+use crate::controller::transfer::outgoing::Outgoing;
 use crate::controller::transfer::outgoing::Source;
 use crate::controller::transfer::pass::Pass;
 use crate::event::{Event, Phase};
@@ -70,21 +71,21 @@ impl Source {
     }
 }
 
-impl Controller {
-    pub(in crate::controller) fn enter_stage(&mut self, stage: Stage) {
-        self.change_stage(|source| source.stage = stage);
+impl Outgoing {
+    pub(in crate::controller) fn enter_stage(&mut self, cx: &mut Cx, stage: Stage) {
+        self.change_stage(cx, |source| source.stage = stage);
     }
 
     /// Starts a pass beside which the guest works.
-    pub(super) fn begin_pass(&mut self, pass: Pass) {
-        let now = self.now;
-        self.change_stage(|source| {
+    pub(super) fn begin_pass(&mut self, cx: &mut Cx, pass: Pass) {
+        let now = cx.now;
+        self.change_stage(cx, |source| {
             source.stage = Stage::Moving;
             source.start_pass(pass, now);
         });
     }
 
-    fn change_stage(&mut self, change: impl FnOnce(&mut Source)) {
+    fn change_stage(&mut self, cx: &mut Cx, change: impl FnOnce(&mut Source)) {
         let Some(source) = &mut self.source else {
             return;
         };
@@ -92,7 +93,7 @@ impl Controller {
         change(source);
         let (migration, phase) = (source.options.migration, source.phase());
         if phase != before {
-            self.notify(Event::PhaseEntered { migration, phase });
+            cx.notify(Event::PhaseEntered { migration, phase });
         }
     }
 }

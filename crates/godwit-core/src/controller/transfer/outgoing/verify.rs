@@ -54,10 +54,10 @@ impl Controller {
         generation: Generation,
         result: Result<bool, RequestError>,
     ) {
-        let Some(source) = &mut self.source else {
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
-        source.last_heard = self.now;
+        source.peer.last_heard = self.cx.now;
         if source.generation != generation || source.pass.copies() {
             return;
         }
@@ -80,15 +80,16 @@ impl Controller {
 
     /// Compares blocks again before the running guest's writes exceed the comparisons allowed for a freeze.
     pub(super) fn compare_again(&mut self) {
-        let Some(source) = &mut self.source else {
+        let Some(source) = &mut self.outgoing.source else {
             return;
         };
         let again = source.stage == Stage::Converged
             && source.options.verify
-            && source.pause.is_none()
+            && source.pauses.current.is_none()
             && source.dirty_blocks() > CONVERGED_BLOCKS;
         if again {
-            self.begin_pass(Pass::VerifyDirty { number: 2 });
+            self.outgoing
+                .begin_pass(&mut self.cx, Pass::VerifyDirty { number: 2 });
             self.pump();
         }
     }

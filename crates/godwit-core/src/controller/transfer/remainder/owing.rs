@@ -1,10 +1,13 @@
 //! At the node that gave a disk away: sends the owner the missing blocks on request.
 
+use core::num::NonZeroU64;
+
 use crate::action::{
     Action, Content, DiskOperation, DiskTag, Inspect, PULL_SECTORS, PULL_SLOTS, PullSlot,
 };
 use crate::controller::Controller;
-use crate::controller::transfer::remainder::SILENT_AFTER;
+use crate::controller::cx::Cx;
+use crate::controller::transfer::remainder::{PullLink, SILENT_AFTER};
 use crate::request::RequestError;
 use crate::units::{Extent, Time};
 use crate::wire::{Message, TrafficClass};
@@ -21,12 +24,16 @@ enum Serving {
     },
 }
 
-/// Reads for the owner.
+/// The debt of a node that gave a disk away without a part: its reads for the owner, and its reminders.
 #[derive(Debug)]
 pub(in crate::controller) struct Owing {
     slots: [Serving; PULL_SLOTS as usize],
     /// The owner's last sign of life on this connection, if the owner gives any.
     heard: Option<Time>,
+    /// Time of the next reminder to the owner of this node's debt.
+    pub(in crate::controller) tell_at: Option<Time>,
+    /// Maximum bytes per second that the owner may pull of this node's debt.
+    pub(in crate::controller) bandwidth: Option<NonZeroU64>,
 }
 
 impl Owing {
@@ -34,6 +41,8 @@ impl Owing {
         Self {
             slots: [Serving::Nothing; PULL_SLOTS as usize],
             heard: None,
+            tell_at: None,
+            bandwidth: None,
         }
     }
 
@@ -52,25 +61,18 @@ impl Owing {
     }
 }
 
-impl Controller {
-    /// Returns true while the owner of a disk of which this node owes a part is connected and gives signs of life. An
-    /// owner that never gives signs of life counts as alive while connected.
-    pub fn owner_is_there(&self) -> bool {
-        let is_silent = |heard: Time| heard.after(SILENT_AFTER) <= self.now;
-        self.pull_is_up && self.pull_dialled && !self.owing.heard.is_some_and(is_silent)
-    }
-
+impl Owing {
     /// Handles the owner's request for a part of the disk. An invalid request is not answered.
-    pub(in crate::controller) fn serve_pull(&mut self, slot: PullSlot, extent: Extent) {
-        let owed = self.authority.owes().is_some()
-            && extent.within(self.capacity)
+    pub(in crate::controller) fn serve_pull(
+        &mut self,
+        cx: &mut Cx,
+        slot: PullSlot,
+        extent: Extent,
+    ) {
+        let owed = cx.authority.owes().is_some()
+            && extent.within(cx.capacity)
             && extent.sectors() <= PULL_SECTORS;
-        let Some(serving) = self
-            .owing
-            .slots
-            .get_mut(usize::from(slot.0))
-            .filter(|_| owed)
-        else {
+        let Some(serving) = self.slots.get_mut(usize::from(slot.0)).filter(|_| owed) else {
             return;
         };
         match serving {
@@ -81,33 +83,24 @@ impl Controller {
             }
             Serving::Reading(_) => return,
         }
-        self.read_owed(slot, extent);
-    }
-
-    fn read_owed(&mut self, slot: PullSlot, extent: Extent) {
-        self.act(Action::Disk {
-            tag: DiskTag::Owed(slot),
-            operation: DiskOperation::Read {
-                extent,
-                inspect: Inspect::Zeroes,
-            },
-        });
+        read_owed(cx, slot, extent);
     }
 
     /// Handles the end of a read for the owner.
     pub(in crate::controller) fn owed_read(
         &mut self,
+        cx: &mut Cx,
         slot: PullSlot,
         result: Result<Content, RequestError>,
     ) {
-        let Some(serving) = self.owing.slots.get_mut(usize::from(slot.0)) else {
+        let Some(serving) = self.slots.get_mut(usize::from(slot.0)) else {
             return;
         };
         match core::mem::replace(serving, Serving::Nothing) {
             Serving::Nothing | Serving::InVain { next: None } => {}
             Serving::InVain { next: Some(extent) } => {
                 *serving = Serving::Reading(extent);
-                self.read_owed(slot, extent);
+                read_owed(cx, slot, extent);
             }
             Serving::Reading(extent) => {
                 let message = Message::Pulled {
@@ -116,8 +109,27 @@ impl Controller {
                     zeroes: result == Ok(Content::Zeroes),
                     result: result.map(|_| ()),
                 };
-                self.send(TrafficClass::Pull, message);
+                cx.send(TrafficClass::Pull, message);
             }
         }
     }
+}
+
+impl Controller {
+    /// Returns true while the owner of a disk of which this node owes a part is connected and gives signs of life. An
+    /// owner that never gives signs of life counts as alive while connected.
+    pub fn owner_is_there(&self) -> bool {
+        let is_silent = |heard: Time| heard.after(SILENT_AFTER) <= self.cx.now;
+        self.pull_link == PullLink::Dialled && !self.owing.heard.is_some_and(is_silent)
+    }
+}
+
+fn read_owed(cx: &mut Cx, slot: PullSlot, extent: Extent) {
+    cx.act(Action::Disk {
+        tag: DiskTag::Owed(slot),
+        operation: DiskOperation::Read {
+            extent,
+            inspect: Inspect::Zeroes,
+        },
+    });
 }

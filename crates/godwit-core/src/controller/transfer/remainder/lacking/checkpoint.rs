@@ -57,14 +57,14 @@ impl Controller {
     #[inline]
     pub(in crate::controller) fn needs_checkpoint(&self) -> bool {
         self.lacking.as_ref().is_some_and(|lacking| lacking.unsaved)
-            && !self.has_bug(PlantedBug::FlushWithoutCheckpoint)
+            && !self.cx.has_bug(PlantedBug::FlushWithoutCheckpoint)
     }
 
     /// Answers the request after a checkpoint that begins now or later.
     pub(in crate::controller) fn wait_for_checkpoint(&mut self, tag: RequestTag) {
-        self.slots[tag].stage = WorkStage::Storing;
+        self.cx.slots[tag].stage = WorkStage::Storing;
         if let Some(lacking) = &mut self.lacking {
-            self.slots.push(&mut lacking.for_next, tag);
+            self.cx.slots.push(&mut lacking.for_next, tag);
         }
         self.begin_checkpoint();
     }
@@ -91,7 +91,7 @@ impl Controller {
         lacking.checkpoint = Checkpoint::Flushing;
         lacking.young.empty();
         lacking.for_this = core::mem::replace(&mut lacking.for_next, TagList::EMPTY);
-        self.act(Action::Disk {
+        self.cx.act(Action::Disk {
             tag: DiskTag::Checkpoint,
             operation: DiskOperation::Flush,
         });
@@ -106,11 +106,11 @@ impl Controller {
             Ok(()) => {
                 lacking.checkpoint = Checkpoint::Storing;
                 lacking.begin_to_store();
-                self.act(Action::StoreMissing);
+                self.cx.act(Action::StoreMissing);
             }
             Err(error) => {
                 lacking.checkpoint = Checkpoint::None;
-                lacking.resumes = Some(self.now.after(REST));
+                lacking.resumes = Some(self.cx.now.after(REST));
                 self.end_checkpoint(Err(error));
             }
         }
@@ -128,12 +128,12 @@ impl Controller {
 
     /// Notes that the content of [`Action::StoreMissing`] is durable.
     pub fn handle_missing_stored(&mut self, now: Time) {
-        self.now = now;
+        self.cx.now = now;
         if let Some(destination) = &mut self.destination
             && core::mem::take(&mut destination.storing_missing)
         {
             // The list of missing blocks was the last item that had to become durable.
-            let effects = self.authority.flushed();
+            let effects = self.cx.authority.flushed();
             self.apply(effects);
             return self.run_ready();
         }
@@ -158,7 +158,7 @@ impl Controller {
     /// store waits for outstanding pulls, so that no data arrives unasked.
     pub(in crate::controller) fn store_that_it_is_whole(&mut self) {
         // A departing disk changes its ownership record only by its departure.
-        let leaves = self.source.is_some();
+        let leaves = self.outgoing.source.is_some();
         let Some(lacking) = self.lacking.as_mut().filter(|_| !leaves) else {
             return;
         };
@@ -169,7 +169,7 @@ impl Controller {
             && lacking.nothing_comes()
         {
             lacking.checkpoint = Checkpoint::Ending;
-            let effects = self.authority.whole();
+            let effects = self.cx.authority.whole();
             self.apply(effects);
         }
     }
@@ -179,9 +179,10 @@ impl Controller {
     pub(super) fn tell_of_repayment(&mut self) {
         let repaid = self.lacking.as_ref().filter(|lacking| lacking.is_repaid);
         if let Some(migration) = repaid.map(|lacking| lacking.migration)
-            && self.pull_is_up
+            && self.pull_link.is_up()
         {
-            self.send(TrafficClass::Pull, Message::Whole { migration });
+            self.cx
+                .send(TrafficClass::Pull, Message::Whole { migration });
         }
     }
 
@@ -191,9 +192,9 @@ impl Controller {
             return;
         };
         let mut waited = core::mem::replace(&mut lacking.for_this, TagList::EMPTY);
-        while let Some(tag) = self.slots.pop(&mut waited) {
-            self.slots[tag].stage = WorkStage::Done;
-            self.slots[tag].result = result;
+        while let Some(tag) = self.cx.slots.pop(&mut waited) {
+            self.cx.slots[tag].stage = WorkStage::Done;
+            self.cx.slots[tag].result = result;
             self.finish(tag);
         }
         let again = self

@@ -178,7 +178,7 @@ impl Controller {
     /// if the record has a [remainder](crate::authority::AuthorityRecord::remainder) and this node is the owner, or has
     /// accepted. A disk whose list is unknown must not be served.
     pub fn restore_missing(&mut self, missing: Missing) {
-        if let Some(migration) = self.authority.lacks_or_will() {
+        if let Some(migration) = self.cx.authority.lacks_or_will() {
             let unstored = missing.unstored();
             let mut lacking = Lacking::new(migration, missing);
             lacking.changed = unstored;
@@ -220,7 +220,7 @@ impl Controller {
 
     /// Notes a sign of life of the owing node.
     fn source_heard(&mut self) {
-        let now = self.now;
+        let now = self.cx.now;
         if let Some(lacking) = &mut self.lacking {
             lacking.heard = now;
             lacking.is_silent = false;
@@ -246,15 +246,15 @@ impl Controller {
         extent: Extent,
         writes: bool,
     ) -> bool {
-        let ignores = writes && self.has_bug(PlantedBug::ForgetRestOfBlock);
+        let ignores = writes && self.cx.has_bug(PlantedBug::ForgetRestOfBlock);
         let Some(lacking) = &mut self.lacking else {
             return false;
         };
         if ignores || !lacking.missing.is_needed(extent, writes) {
             return false;
         }
-        lacking.waiting.push_back((tag, self.now));
-        self.slots[tag].stage = WorkStage::Lacking;
+        lacking.waiting.push_back((tag, self.cx.now));
+        self.cx.slots[tag].stage = WorkStage::Lacking;
         self.pull();
         true
     }
@@ -285,8 +285,8 @@ impl Controller {
         lacking.changed.set(extent);
         lacking.unsaved = true;
         let tells_early = lacking.needs_source() && !lacking.missing.needs_source();
-        self.act(Action::NoteHere { extent });
-        if tells_early && self.has_bug(PlantedBug::RepaidEarly) {
+        self.cx.act(Action::NoteHere { extent });
+        if tells_early && self.cx.has_bug(PlantedBug::RepaidEarly) {
             if let Some(lacking) = &mut self.lacking {
                 lacking.is_repaid = true;
             }
@@ -298,7 +298,7 @@ impl Controller {
 
     /// Forgets the missing blocks, because the disk has left without them: its new owner gets them from the same place.
     pub(in crate::controller) fn leave_image(&mut self) {
-        self.on_image = None;
+        self.differences.on_image = None;
         let Some(lacking) = self.lacking.take() else {
             return;
         };
@@ -306,7 +306,7 @@ impl Controller {
         self.is_no_base();
         let migration = lacking.migration;
         self.nothing_is_missing(migration);
-        self.notify(Event::LeftImage { migration });
+        self.cx.notify(Event::LeftImage { migration });
     }
 
     /// Ends the pulling: the whole disk is durably here.
@@ -317,17 +317,17 @@ impl Controller {
             "something is missing"
         );
         self.nothing_is_missing(migration);
-        self.notify(Event::Whole { migration });
+        self.cx.notify(Event::Whole { migration });
     }
 
     /// Tells the nodes from which blocks could have been pulled.
     fn nothing_is_missing(&mut self, migration: MigrationId) {
         for (class, is_up) in [
-            (TrafficClass::Pull, self.pull_is_up),
+            (TrafficClass::Pull, self.pull_link.is_up()),
             (TrafficClass::Image, self.image_is_up),
         ] {
             if is_up {
-                self.send(class, Message::Whole { migration });
+                self.cx.send(class, Message::Whole { migration });
             }
         }
     }

@@ -9,9 +9,9 @@ use crate::authority::Effect;
 use crate::controller::Controller;
 use crate::controller::governor::token_bucket::TokenBucket;
 use crate::controller::requests::slots::{Work, WorkStage};
-use crate::controller::transfer::remainder::SILENT_AFTER;
 use crate::controller::transfer::remainder::lacking::Lacking;
 use crate::controller::transfer::remainder::missing::HOTTEST;
+use crate::controller::transfer::remainder::{PullLink, SILENT_AFTER};
 use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};
 use crate::units::{Extent, Lba, MigrationId, Time};
@@ -206,7 +206,7 @@ impl Lacking {
 impl Controller {
     /// Handles time: asks for missing blocks, and fails requests that have waited for too long.
     pub(in crate::controller) fn lacking_timer(&mut self) {
-        let now = self.now;
+        let now = self.cx.now;
         let Some(lacking) = &mut self.lacking else {
             return;
         };
@@ -222,8 +222,8 @@ impl Controller {
 
     /// Asks for missing blocks.
     pub(in crate::controller) fn pull(&mut self) {
-        let serves = self.authority.may_serve();
-        let now = self.now;
+        let serves = self.cx.authority.may_serve();
+        let now = self.cx.now;
         let Some(lacking) = &mut self.lacking else {
             return;
         };
@@ -247,7 +247,7 @@ impl Controller {
         let waiting = lacking.waiting.len();
         for at in 0..waiting + lacking.wanted.len() {
             let extent = match at.checked_sub(waiting) {
-                None => self.slots[lacking.waiting[at].0].extent,
+                None => self.cx.slots[lacking.waiting[at].0].extent,
                 Some(at) => Some(lacking.wanted[at].0),
             };
             let Some(extent) = extent else {
@@ -259,7 +259,7 @@ impl Controller {
                 let Some(asks) = part.and_then(|part| lacking.ask(part, now)) else {
                     break;
                 };
-                self.actions.push_back(asks);
+                self.cx.actions.push_back(asks);
             }
         }
         while !somebody_waits
@@ -271,7 +271,7 @@ impl Controller {
                 lacking.prefetch.from = part.start();
                 break;
             };
-            self.actions.push_back(asks);
+            self.cx.actions.push_back(asks);
         }
     }
 
@@ -281,10 +281,11 @@ impl Controller {
     /// [`Self::handle_message`] and [`Self::handle_pulled`] any more.
     pub fn handle_pull_up(&mut self, now: Time, dialled: bool) {
         self.handle_pull_lost(now);
-        self.pull_is_up = true;
-        self.pull_dialled = dialled;
-        self.shows_life = false;
-        if !self.has_bug(PlantedBug::ForgetDebt) {
+        self.pull_link = match dialled {
+            true => PullLink::Dialled,
+            false => PullLink::Accepted { shows_life: false },
+        };
+        if !self.cx.has_bug(PlantedBug::ForgetDebt) {
             self.tell_of_debt();
         }
         self.run_ready();
@@ -293,14 +294,16 @@ impl Controller {
     /// Notes that the node at the other end of the pull connection takes signs of life
     /// ([`Features::OWNER_BEATS`](crate::wire::Features::OWNER_BEATS)).
     pub const fn show_life(&mut self) {
-        self.shows_life = true;
+        if let PullLink::Accepted { shows_life } = &mut self.pull_link {
+            *shows_life = true;
+        }
     }
 
     /// Notes the loss of the pull connection. Unanswered pulls are repeated on the next connection.
     pub fn handle_pull_lost(&mut self, now: Time) {
-        self.now = now;
-        self.pull_is_up = false;
-        self.owes_at = None;
+        self.cx.now = now;
+        self.pull_link = PullLink::Down;
+        self.owing.tell_at = None;
         self.owing.link_lost();
         if let Some(lacking) = &mut self.lacking {
             lacking.is_owed = false;
@@ -319,7 +322,7 @@ impl Controller {
 
     /// Notes the loss of the connection to the image.
     pub fn handle_image_lost(&mut self, now: Time) {
-        self.now = now;
+        self.cx.now = now;
         self.image_is_up = false;
         if let Some(lacking) = &mut self.lacking {
             lacking.is_in_image = false;
@@ -349,23 +352,23 @@ impl Controller {
             }
             return;
         }
-        if self.pull_dialled {
+        if self.pull_link == PullLink::Dialled {
             // An answer would be taken for the owner's message that nothing is missing.
             return;
         }
         self.tell_of_repayment();
-        for effect in self.authority.handle(&Message::Owes {
+        for effect in self.cx.authority.handle(&Message::Owes {
             migration,
             max_bandwidth,
         }) {
             if let Effect::Send(message) = effect {
-                self.send(TrafficClass::Pull, message);
+                self.cx.send(TrafficClass::Pull, message);
             }
         }
-        if self.shows_life {
-            self.send(TrafficClass::Pull, Message::Ping);
+        if self.pull_link == (PullLink::Accepted { shows_life: true }) {
+            self.cx.send(TrafficClass::Pull, Message::Ping);
         }
-        let now = self.now;
+        let now = self.cx.now;
         self.source_heard();
         if let Some(lacking) = &mut self.lacking
             && lacking.migration() == migration
@@ -390,7 +393,7 @@ impl Controller {
     /// Handles a pulled part ([`Message::Pulled`]) from a connection of this class; any data is in the slot's buffer.
     /// Returns false if the part was not asked for there: the connection is then useless.
     pub fn handle_pulled(&mut self, now: Time, class: TrafficClass, message: Message) -> bool {
-        self.now = now;
+        self.cx.now = now;
         let Message::Pulled {
             slot,
             extent,
@@ -426,9 +429,10 @@ impl Controller {
         };
         lacking.pulls[usize::from(slot.0)] = Pull::Writing(extent);
         let tag = self
+            .cx
             .slots
             .occupy_pull(slot, Work::Pulled { slot, zeroes }, extent);
-        self.join(tag);
+        self.cx.join(tag);
         self.advance(tag);
     }
 
@@ -439,15 +443,15 @@ impl Controller {
         slot: PullSlot,
         zeroes: bool,
     ) {
-        let overwrites = self.has_bug(PlantedBug::PullOverNewer);
-        let extent = self.slots[tag].extent;
+        let overwrites = self.cx.has_bug(PlantedBug::PullOverNewer);
+        let extent = self.cx.slots[tag].extent;
         let (Some(lacking), Some(extent)) = (&mut self.lacking, extent) else {
             return;
         };
         if !overwrites && !lacking.missing.blocks().covers(extent) {
             return self.end_pull(tag, slot);
         }
-        self.slots[tag].stage = WorkStage::Here {
+        self.cx.slots[tag].stage = WorkStage::Here {
             at_disk: true,
             at_destination: false,
         };
@@ -458,7 +462,7 @@ impl Controller {
         } else {
             DiskOperation::Write { extent, fua }
         };
-        self.act(Action::Disk {
+        self.cx.act(Action::Disk {
             tag: DiskTag::Pulled(slot),
             operation,
         });
@@ -470,8 +474,8 @@ impl Controller {
         slot: PullSlot,
         result: Result<(), RequestError>,
     ) {
-        let tag = self.slots.pull_tag(slot);
-        let Some(extent) = self.slots.get(tag).and_then(|slot| slot.extent) else {
+        let tag = self.cx.slots.pull_tag(slot);
+        let Some(extent) = self.cx.slots.get(tag).and_then(|slot| slot.extent) else {
             return;
         };
         match result {
@@ -483,18 +487,18 @@ impl Controller {
                 self.end_pull(tag, slot);
             }
             Err(error) => {
-                self.leave(tag);
-                self.slots.release(tag);
+                self.outgoing.leave(&mut self.cx, tag);
+                self.cx.slots.release(tag);
                 self.pull_failed(slot, extent, error);
             }
         }
     }
 
     fn end_pull(&mut self, tag: RequestTag, slot: PullSlot) {
-        self.slots[tag].stage = WorkStage::Done;
-        self.leave(tag);
-        self.slots.release(tag);
-        self.act(Action::ReleasePulled { slot });
+        self.cx.slots[tag].stage = WorkStage::Done;
+        self.outgoing.leave(&mut self.cx, tag);
+        self.cx.slots.release(tag);
+        self.cx.act(Action::ReleasePulled { slot });
         if let Some(lacking) = &mut self.lacking {
             lacking.pulls[usize::from(slot.0)] = Pull::Free;
         }
@@ -505,8 +509,8 @@ impl Controller {
     /// Handles a part that could not be read there, or written here. A lack of space here is temporary. The other end's
     /// answer [`NotServing`](RequestError::NotServing) is temporary too; other parts are then pulled in the meantime.
     fn pull_failed(&mut self, slot: PullSlot, extent: Extent, error: RequestError) {
-        let now = self.now;
-        self.act(Action::ReleasePulled { slot });
+        let now = self.cx.now;
+        self.cx.act(Action::ReleasePulled { slot });
         let Some(lacking) = &mut self.lacking else {
             return;
         };

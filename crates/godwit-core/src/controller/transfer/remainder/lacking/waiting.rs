@@ -45,9 +45,9 @@ impl Controller {
     /// Answers the selected requests that wait for missing blocks with [`RequestError::NotServing`]: their sender keeps
     /// the requests, and repeats them later. The blocks are pulled as if the requests still waited.
     pub fn give_back_missing(&mut self, now: Time, which: impl Fn(RequestTag) -> bool) {
-        self.now = now;
-        let most = self.limits.requests as usize;
-        let slots = &self.slots;
+        self.cx.now = now;
+        let most = self.cx.limits.requests as usize;
+        let slots = &self.cx.slots;
         let Some(lacking) = &mut self.lacking else {
             return;
         };
@@ -89,7 +89,7 @@ impl Controller {
             ..
         } = &mut **lacking;
         wanted.retain(|(extent, writes)| missing.is_needed(*extent, *writes));
-        let (slots, ready) = (&self.slots, &mut self.ready);
+        let (slots, ready) = (&self.cx.slots, &mut self.cx.ready);
         waiting.retain(|&(tag, _)| {
             let slot = &slots[tag];
             let needs = |extent| missing.is_needed(extent, slot.is_write());
@@ -103,7 +103,7 @@ impl Controller {
 
     /// Fails requests that wait for blocks of this extent, which cannot be pulled.
     pub(super) fn fail_waiting(&mut self, extent: Extent, error: RequestError) {
-        let slots = &self.slots;
+        let slots = &self.cx.slots;
         let hit = self.lacking.as_mut().map(|lacking| {
             lacking.take_waiting(|tag, _| {
                 let wanted = slots[tag].extent;
@@ -115,7 +115,7 @@ impl Controller {
 
     /// Fails requests that have waited for too long. Their blocks are pulled all the same.
     pub(super) fn end_long_waits(&mut self) {
-        let (now, Some(longest)) = (self.now, self.longest_missing_wait) else {
+        let (now, Some(longest)) = (self.cx.now, self.longest_missing_wait) else {
             return;
         };
         let late = self
@@ -127,8 +127,8 @@ impl Controller {
 
     fn fail_missing(&mut self, tags: Vec<RequestTag>, error: RequestError) {
         for tag in tags {
-            self.slots[tag].stage = WorkStage::Done;
-            self.slots[tag].result = Err(error);
+            self.cx.slots[tag].stage = WorkStage::Done;
+            self.cx.slots[tag].result = Err(error);
             self.finish(tag);
         }
     }
