@@ -263,7 +263,7 @@ mod tests {
         assert!(table.repeats() && table.last_line().contains("2.00"));
         let shown = table.markdown();
         let lines: Vec<&str> = shown.lines().collect();
-        assert!(lines[0].contains("lm, s") && lines[0].contains("| mbps, MB/s |"));
+        assert!(lines[0].contains("lm, s") && lines[0].contains(" mbps, MB/s |"));
         assert!(lines[1].starts_with("| ----") && lines[1].ends_with("---: |"));
         assert!(lines[2].contains("godwit (noisy)") && lines[2].contains("2.00 (1.00–3.00)"));
         assert!(lines[2].contains("40.0 → 20.0"), "{shown}");
