@@ -1,7 +1,9 @@
-//! Disks.
+//! Disks, and the imports and exports that fill and copy them.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+
+use crate::error::ErrorBody;
 
 /// A node's right to serve a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]

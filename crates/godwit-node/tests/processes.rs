@@ -307,11 +307,16 @@ async fn a_destination_keeps_its_answer_and_no_image_and_denies_nothing_that_it_
         assert_eq!(source.hear(), json!("done"));
         assert!(place(3).join("image/core-7.img").exists());
         assert!(source.ask(&json!("restore"))["not_here"].is_string());
-        let kept = std::fs::read_dir(place(3)).expect("a folder");
-        let kept: Vec<_> = kept.flatten().map(|entry| entry.file_name()).collect();
-        assert_eq!(kept, ["arrival.json"]);
+        assert!(!place(3).exists());
         assert!(source.ask(&json!("settle"))["not_here"].is_string());
-        // An unreadable record tells nothing of the process.
+        let said = source.ask(&image("core-7.img", 4));
+        assert!(
+            said["refused"]
+                .as_str()
+                .is_some_and(|why| why.contains("known here already")),
+            "{said}"
+        );
+        // An unreadable record of the last version tells nothing of the process.
         let mut other = Peer::connect(&config, 4);
         std::fs::create_dir_all(place(4).join("arrival.json")).expect("a folder");
         for ask in ["restore", "settle", "recreate"] {

@@ -75,13 +75,22 @@ impl SharedDatabase {
         &self,
         change: impl Fn(&WriteTransaction) -> Result<(), redb::Error> + Send + 'static,
     ) -> Result<(), StoreError> {
-        let (done, result) = oneshot::channel();
-        let change = Box::new(change);
-        self.queue().push(Queued { change, done });
         // A guest may be waiting for this commit. Handing the commit to another thread and back takes a quarter of the
         // commit's time.
+        self.write_now(change)
+    }
+
+    /// Does the same as [`Self::write`]. Blocks.
+    pub(super) fn write_now(
+        &self,
+        change: impl Fn(&WriteTransaction) -> Result<(), redb::Error> + Send + 'static,
+    ) -> Result<(), StoreError> {
+        let (done, mut result) = oneshot::channel();
+        let change = Box::new(change);
+        self.queue().push(Queued { change, done });
         tokio::task::block_in_place(|| self.commit_queued());
-        result.await.unwrap_or(Err(StoreError::Ended))
+        // Another thread that took the change has committed it: the state was held until then.
+        result.try_recv().unwrap_or(Err(StoreError::Ended))
     }
 
     /// Commits all waiting changes, in their order. Blocks.

@@ -1,10 +1,11 @@
-//! The state kept across restarts: disks, their authority records, past migrations, and VMs.
+//! The state kept across restarts: disks, their authority records, past migrations, VMs, and moves of processes.
 
 mod database;
 mod entries;
 mod ids;
 pub mod machine;
 mod nics;
+pub mod process_moves;
 pub mod surpassed;
 
 use std::path::{Path, PathBuf};
@@ -33,6 +34,7 @@ const MIGRATIONS: TableDefinition<u64, &[u8]> = TableDefinition::new("migrations
 const VM_MIGRATIONS: TableDefinition<u64, &[u8]> = TableDefinition::new("vm_migrations");
 const VMS: TableDefinition<&str, &[u8]> = TableDefinition::new("vms");
 const NICS: TableDefinition<&str, &[u8]> = TableDefinition::new("nics");
+const PROCESS_MOVES: TableDefinition<&str, &[u8]> = TableDefinition::new("process_moves");
 
 /// A disk as stored, beside its authority record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -419,6 +421,7 @@ fn prepare(database: &Database) -> Result<(), StoreError> {
         write.open_table(VMS).map_err(redb::Error::from)?;
         write.open_table(NICS).map_err(redb::Error::from)?;
         write.open_table(VM_MIGRATIONS).map_err(redb::Error::from)?;
+        write.open_table(PROCESS_MOVES).map_err(redb::Error::from)?;
     }
     write.commit().map_err(redb::Error::from)?;
     Ok(())

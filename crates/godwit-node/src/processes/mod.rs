@@ -1,21 +1,23 @@
 //! Processes with RDMA connections: their view, and moves of them between nodes.
 //!
-//! `godwit_verbs::mover` sets the order of a move's steps. `outgoing/` takes the steps at the source, `incoming/`
-//! answers other nodes. `images.rs` transfers a process as CRIU's files. `host/` acts on the host: CRIU, addresses,
+//! `godwit_move` sets the order of a move's steps. `outgoing/` takes the steps at the source, `incoming/` answers other
+//! nodes. `images.rs` transfers a process as CRIU's files. `host/` acts on the host: CRIU, addresses,
 //! connections, files.
 
-mod files_of_ours;
 pub(crate) mod host;
 pub(crate) mod images;
 pub(crate) mod incoming;
 pub(crate) mod messages;
+mod older_files;
 pub(crate) mod outgoing;
 pub(crate) mod view;
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use godwit_core::units::MigrationId;
 use godwit_verbs::control::{self, Answer, Request, Status};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -23,6 +25,7 @@ use tokio::task::JoinSet;
 use crate::node::Node;
 use godwit_api::{ErrorBody, ErrorCode};
 use godwit_context::blocking;
+use godwit_context::store::process_moves::Kind;
 
 /// Most connections of other nodes about processes at once.
 const MAX_SESSIONS: usize = 16;
@@ -163,6 +166,45 @@ pub(crate) fn recover(node: &Arc<Node>) {
     if node.config.processes.is_none() {
         return;
     }
+    older_files::take_over(node);
     incoming::partners::recover(node);
     outgoing::recover(node);
+    incoming::arrivals::recover(node);
+    forget_the_unknown(node);
+}
+
+/// Returns true if the move has a record, or is not known to have none.
+fn may_be_known(node: &Node, id: &str) -> bool {
+    let has_none = |kind| {
+        let record = node.store.process_move::<serde_json::Value>(kind, id);
+        matches!(record, Ok(None))
+    };
+    let stored = !has_none(Kind::Outgoing) || !has_none(Kind::Arrival);
+    stored || older_files::none_is_left(&folder(node, id)).is_err()
+}
+
+/// Removes the folders of moves without a record, such as of an image that had not come whole.
+fn forget_the_unknown(node: &Node) {
+    let entries = std::fs::read_dir(node.config.processes_dir());
+    for entry in entries.into_iter().flatten().flatten() {
+        let (name, place) = (entry.file_name(), entry.path());
+        let name = name.to_string_lossy();
+        if name.parse::<MigrationId>().is_err() || may_be_known(node, &name) {
+            continue;
+        }
+        // The image of a lost process is for people. Without a readable answer the folder is left alone.
+        if matches!(place.join("lost.json").try_exists(), Ok(false))
+            && let Err(error) = remove(&place)
+        {
+            tracing::warn!(place = %place.display(), %error, "cannot remove what is left of a move");
+        }
+    }
+}
+
+/// Removes a folder with all that is in it, if there is one.
+fn remove(place: &Path) -> io::Result<()> {
+    match std::fs::remove_dir_all(place) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
 }

@@ -283,7 +283,7 @@ async fn a_process_that_moves_is_held_for_nobody() {
     let pid = process.pid();
     let mut config = taking_part("b", dir.path());
     config.peers = vec![peer("a", free_address())];
-    // A stored move for the node to resume, with a silent destination.
+    // A move for the node to resume, as the last version stored it, with a silent destination.
     let id = MigrationId([1; 16]).to_string();
     let place = config.data_dir.join("processes").join(&id);
     std::fs::create_dir_all(&place).expect("a folder");
@@ -293,6 +293,7 @@ async fn a_process_that_moves_is_held_for_nobody() {
         "moving": moving, "made": null});
     std::fs::write(place.join("outgoing.json"), stored.to_string()).expect("writes");
     let node = RunningNode::start(config).await;
+    assert!(!place.join("outgoing.json").exists());
     let config = node.config.clone();
     let checked = tokio::task::spawn_blocking(move || {
         let mut other = Peer::connect(&config, 5);

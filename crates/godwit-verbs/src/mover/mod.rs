@@ -1,11 +1,7 @@
-//! The move of a process: the order of the steps, and the fate of the process after a failure or a death.
-//!
-//! This module only decides. The caller stores the [`Move`] durably, carries out [`Move::step`] and reports the outcome
-//! with [`Happened`] until [`Step::End`]. After a death [`Move::recover`] returns to a safe step.
+//! The part of a process's move that concerns RDMA: claims on the processes, connections between queue pairs, rounds of
+//! memory. `godwit-move` has the order of the steps.
 
 mod claims;
-mod course;
-mod destination;
 mod links;
 #[cfg(test)]
 mod model;
@@ -14,8 +10,6 @@ mod rounds;
 mod several;
 
 pub use claims::{Claims, Taking, Wanted};
-pub use course::{Ahead, Ending, Happened, MAX_TRIES, Move, Step};
-pub use destination::Arrival;
 pub use links::{
     Link, Party, ahead_at_holder, ahead_at_partner, at_moved, at_partner, ends_of, peer_sent,
 };

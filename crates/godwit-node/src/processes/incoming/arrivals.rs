@@ -1,12 +1,11 @@
 //! Processes that arrive here. Each step is stored in advance, so the source gets one final answer about the process's
 //! place.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+use godwit_move::{Act, Answer as Said, Arrival, Decider, Order, Started};
 use godwit_verbs::control::{Answer as LibraryAnswer, Request};
-use godwit_verbs::mover::Arrival;
 use godwit_verbs::shim::Recreated;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncRead;
@@ -14,12 +13,17 @@ use tokio::io::AsyncRead;
 use super::holder::Holder;
 use super::rounds;
 use crate::node::Node;
+use crate::processes::host::address::OwnAddress;
 use crate::processes::host::criu::NotRestored;
 use crate::processes::host::{criu, files};
 use crate::processes::messages::{Answer, ImageOffer};
-use crate::processes::{ask, files_of_ours, folder, images};
+use crate::processes::{ask, folder, images, may_be_known, older_files, remove};
 use godwit_context::blocking;
 use godwit_context::failpoint;
+use godwit_context::store::process_moves::Kind;
+
+/// The end that decides about the place of a process.
+const DECIDER: Decider = Decider::Destination;
 
 /// Serializes the steps of all arrivals.
 #[derive(Debug, Default)]
@@ -33,9 +37,6 @@ struct Stored {
     peer: String,
     arrival: Arrival,
     offer: ImageOffer,
-    /// True if the restore has failed, so any part that may run is only to be ended.
-    #[serde(default)]
-    failed: bool,
     /// True if the process was asked to recreate its objects.
     asked: bool,
     /// The recreated objects.
@@ -45,8 +46,15 @@ struct Stored {
     attached: bool,
 }
 
-fn record(node: &Node, id: &str) -> PathBuf {
-    folder(node, id).join("arrival.json")
+impl Stored {
+    /// Stores the record.
+    ///
+    /// # Errors
+    /// One sentence.
+    fn store(&self, node: &Node, id: &str) -> Result<(), String> {
+        let stored = node.store.put_process_move(Kind::Arrival, id, self);
+        stored.map_err(|error| error.to_string())
+    }
 }
 
 /// Returns the name of the guard of a move's address.
@@ -59,7 +67,11 @@ pub(crate) fn guard(id: &str) -> String {
 /// # Errors
 /// One sentence: the record is unreadable, which says nothing about the process.
 fn load(node: &Node, id: &str, peer: &str) -> Result<Option<Stored>, String> {
-    let stored = files_of_ours::read::<Stored>(&record(node, id))?;
+    let stored = node.store.process_move::<Stored>(Kind::Arrival, id);
+    let stored = stored.map_err(|error| format!("the record of a move cannot be read: {error}"))?;
+    if stored.is_none() {
+        older_files::none_is_left(&folder(node, id))?;
+    }
     Ok(stored.filter(|stored| stored.peer == peer))
 }
 
@@ -83,8 +95,8 @@ fn since(began: Instant) -> f64 {
 /// One sentence.
 pub(super) fn check_new(node: &Node, id: &str) -> Result<(), String> {
     match folder(node, id).try_exists() {
-        Ok(false) => Ok(()),
-        Ok(true) => Err("a move of this number is known here already".to_owned()),
+        Ok(false) if !may_be_known(node, id) => Ok(()),
+        Ok(_) => Err("a move of this number is known here already".to_owned()),
         Err(error) => Err(format!("what is stored of moves cannot be read: {error}")),
     }
 }
@@ -153,13 +165,12 @@ pub(crate) async fn take(
         peer: peer.to_owned(),
         arrival: Arrival::Coming,
         offer: offer.clone(),
-        failed: false,
         asked: false,
         made: None,
         attached: false,
     };
     let taken = match taken.await {
-        Ok(()) => files_of_ours::write(&record(node, id), &stored),
+        Ok(()) => stored.store(node, id),
         Err(error) => Err(format!("the image did not come: {error}")),
     };
     if taken.is_err() {
@@ -169,10 +180,11 @@ pub(crate) async fn take(
 }
 
 fn forget(node: &Node, id: &str) {
+    if let Err(error) = node.store.remove_process_move(Kind::Arrival, id) {
+        tracing::warn!(id, %error, "cannot forget a move");
+    }
     let place = folder(node, id);
-    if let Err(error) = std::fs::remove_dir_all(&place)
-        && error.kind() != std::io::ErrorKind::NotFound
-    {
+    if let Err(error) = remove(&place) {
         tracing::warn!(place = %place.display(), %error, "cannot remove what is left of a move");
     }
 }
@@ -185,12 +197,11 @@ pub(crate) async fn restore(node: &Node, id: &str, peer: &str) -> Answer {
         Ok(None) => return Answer::NotHere("its image is not there".to_owned()),
         Err(error) => return Answer::Refused(error),
     };
-    if !stored.arrival.may_restore() {
+    if stored.arrival.ordered(Order::Run, DECIDER) != Act::Start {
         return settle_now(node, id, stored).await;
     }
     let began = Instant::now();
-    stored.arrival = Arrival::Restoring;
-    if let Err(error) = files_of_ours::write(&record(node, id), &stored) {
+    if let Err(error) = stored.store(node, id) {
         // The record may be stored nevertheless. The source asks again with [`settle`].
         return Answer::Refused(error);
     }
@@ -215,35 +226,34 @@ pub(crate) async fn restore(node: &Node, id: &str, peer: &str) -> Answer {
     failpoint::reach("process-arrival-restoring".to_owned()).await;
     let restored = restored.await;
     failpoint::reach("process-arrival-restored".to_owned()).await;
-    let restored = match restored {
+    stored.arrival.started(outcome(&restored), DECIDER);
+    match restored {
         Ok(pid) => {
             stored.offer.pid = pid;
-            Ok(())
+            // The answer is the same after a restart, since the process lives.
+            let _known = store_for_good(node, id, &stored);
+            Answer::Here {
+                milliseconds: since(began),
+            }
         }
-        Err(NotRestored::Nothing(why)) => Err(why),
-        // While parts of the process may run, the state stays `Restoring`. The rest is ended when the source asks to
-        // settle.
-        Err(NotRestored::Left(why)) => {
-            stored.failed = true;
-            return Answer::Refused(match files_of_ours::write(&record(node, id), &stored) {
-                Ok(()) => why,
-                Err(unstored) => format!("{why}; {unstored}"),
-            });
-        }
-    };
-    stored.arrival = match &restored {
-        Ok(()) => Arrival::Here,
-        Err(_) => Arrival::Never,
-    };
-    let known = store_for_good(node, id, &stored);
-    match (restored, known) {
-        // The answer is the same after a restart, since the process lives.
-        (Ok(()), _) => Answer::Here {
-            milliseconds: since(began),
-        },
-        (Err(error), Ok(())) => Answer::NotHere(error),
         // An answer that is not stored is not given: the source asks again.
-        (Err(error), Err(unstored)) => Answer::Refused(format!("{error}; {unstored}")),
+        Err(NotRestored::Nothing(why)) => match store_for_good(node, id, &stored) {
+            Ok(()) => Answer::NotHere(why),
+            Err(unstored) => Answer::Refused(format!("{why}; {unstored}")),
+        },
+        // While parts of the process may run, nothing is decided. The rest is ended when the source asks to settle.
+        Err(NotRestored::Left(why)) => Answer::Refused(match stored.store(node, id) {
+            Ok(()) => why,
+            Err(unstored) => format!("{why}; {unstored}"),
+        }),
+    }
+}
+
+const fn outcome(restored: &Result<u32, NotRestored>) -> Started {
+    match restored {
+        Ok(_) => Started::Runs,
+        Err(NotRestored::Nothing(_)) => Started::Nothing,
+        Err(NotRestored::Left(_)) => Started::Rest,
     }
 }
 
@@ -262,68 +272,62 @@ pub(crate) async fn settle(node: &Node, id: &str, peer: &str) -> Answer {
 /// # Errors
 /// One sentence if the place is not stored.
 fn store_for_good(node: &Node, id: &str, stored: &Stored) -> Result<(), String> {
-    files_of_ours::write(&record(node, id), stored)?;
+    stored.store(node, id)?;
     let place = folder(node, id);
-    let along = (0..stored.offer.files.len()).map(|number| place.join(format!("along-{number}")));
-    let removed = along.map(|path| (std::fs::remove_file(&path), path));
-    let folders = ["image", rounds::KEPT].map(|name| place.join(name));
-    let folders = folders.map(|path| (std::fs::remove_dir_all(&path), path));
-    for (removed, path) in removed.chain(folders) {
-        if let Err(error) = removed
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
-            tracing::warn!(path = %path.display(), %error, "cannot remove what an image was");
-        }
+    if let Err(error) = remove(&place) {
+        tracing::warn!(place = %place.display(), %error, "cannot remove what an image was");
     }
     Ok(())
 }
 
 async fn settle_now(node: &Node, id: &str, mut stored: Stored) -> Answer {
-    let (subject, address) = (stored.offer.subject(), stored.offer.address.clone());
-    if stored.arrival == Arrival::Restoring && !criu::wait_for_others(&folder(node, id)).await {
-        return Answer::Refused("a CRIU works with its image and does not end".to_owned());
-    }
-    let settled = match subject.found().await {
-        Ok(found) => {
-            stored.offer.pid = found.unwrap_or(stored.offer.pid);
-            stored.arrival.settled(found.is_some() && !stored.failed)
-        }
-        Err(error) => {
-            return Answer::Refused(format!("whether it runs cannot be read: {error}"));
-        }
+    let before = stored.arrival;
+    let act = stored.arrival.ordered(Order::Settle, DECIDER);
+    let said = match act {
+        Act::Look | Act::Clear => match find_out(node, id, &mut stored, act).await {
+            Ok(said) => said,
+            Err(error) => return Answer::Refused(error),
+        },
+        said => said,
     };
-    if settled == stored.arrival && settled == Arrival::Never {
-        return Answer::NotHere("the destination did not restore it".to_owned());
-    }
-    if settled == Arrival::Never
-        && stored.arrival == Arrival::Restoring
-        && !stored.failed
-        && let Some(container) = &subject.container
-        && let Err(error) = container.is_absent().await
+    if stored.arrival != before
+        && let Err(error) = store_for_good(node, id, &stored)
     {
         return Answer::Refused(error);
     }
-    if settled == Arrival::Never
-        && stored.arrival == Arrival::Restoring
-        && let Err(error) = criu::clear(&subject, address.as_ref(), &guard(id)).await
-    {
-        return Answer::Refused(error);
-    }
-    if settled == Arrival::Here
-        && stored.arrival == Arrival::Restoring
-        && let Some(own) = &address
-    {
-        crate::processes::host::address::OwnAddress::unguard(&guard(id)).await;
-        own.announce();
-    }
-    stored.arrival = settled;
-    if let Err(error) = store_for_good(node, id, &stored) {
-        return Answer::Refused(error);
-    }
-    match settled {
-        Arrival::Here => Answer::Here { milliseconds: 0.0 },
+    match said {
+        Act::Say(Said::Here) => Answer::Here { milliseconds: 0.0 },
         _ => Answer::NotHere("the destination did not restore it".to_owned()),
     }
+}
+
+/// Finds out if a process runs whose restore was begun, and ends the rest of one that does not.
+///
+/// # Errors
+/// One sentence: nothing is known, or something is left.
+async fn find_out(node: &Node, id: &str, stored: &mut Stored, mut act: Act) -> Result<Act, String> {
+    let (subject, address) = (stored.offer.subject(), stored.offer.address.clone());
+    if !criu::wait_for_others(&folder(node, id)).await {
+        return Err("a CRIU works with its image and does not end".to_owned());
+    }
+    if act == Act::Look {
+        let found = subject.found().await;
+        let found = found.map_err(|error| format!("whether it runs cannot be read: {error}"))?;
+        stored.offer.pid = found.unwrap_or(stored.offer.pid);
+        act = stored.arrival.looked(found.is_some(), DECIDER);
+        if act != Act::Clear {
+            if let Some(own) = &address {
+                OwnAddress::unguard(&guard(id)).await;
+                own.announce();
+            }
+            return Ok(act);
+        }
+        if let Some(container) = &subject.container {
+            container.is_absent().await?;
+        }
+    }
+    criu::clear(&subject, address.as_ref(), &guard(id)).await?;
+    Ok(stored.arrival.cleared())
 }
 
 /// Gives the process the objects of the holder, or else has the process recreate its objects, once.
@@ -348,7 +352,7 @@ pub(crate) async fn recreate(node: &Node, id: &str, peer: &str, holder: Option<H
         );
     }
     stored.asked = true;
-    if let Err(error) = files_of_ours::write(&record(node, id), &stored) {
+    if let Err(error) = stored.store(node, id) {
         return Answer::Refused(error);
     }
     failpoint::reach("process-arrival-recreating".to_owned()).await;
@@ -373,7 +377,7 @@ pub(crate) async fn recreate(node: &Node, id: &str, peer: &str, holder: Option<H
         Err(error) => return Answer::Refused(error),
     };
     stored.made = Some(made.clone());
-    match files_of_ours::write(&record(node, id), &stored) {
+    match stored.store(node, id) {
         Ok(()) => Answer::Recreated {
             made,
             attached: stored.attached,
@@ -415,27 +419,39 @@ pub(crate) async fn moved(node: &Node, id: &str, peer: &str, request: Request) -
 /// Forgets the move.
 pub(crate) async fn over(node: &Node, id: &str, peer: &str) {
     let _turn = node.processes.arrivals.turn.lock().await;
-    if let Ok(Some(_)) = load(node, id, peer) {
+    if let Ok(Some(mut stored)) = load(node, id, peer)
+        && stored.arrival.ordered(Order::Over, DECIDER) == Act::Forget
+    {
         forget(node, id);
     }
 }
 
-/// Settles or forgets a move after the node's start, before any request. An interrupted restore is settled in the
+/// Settles or forgets moves after the node's start, before any request. An interrupted restore is settled in the
 /// background. An image without a restore is forgotten, so the process is never restored.
-pub(crate) fn recover(node: &Arc<Node>, id: &str) {
-    let stored = match files_of_ours::read::<Stored>(&record(node, id)) {
-        Ok(Some(stored)) => stored,
-        // The image had not come whole.
-        Ok(None) => return forget(node, id),
-        // The process may run here: the folder is kept until the record is readable.
-        Err(_) => return,
-    };
-    match stored.arrival {
-        Arrival::Coming => forget(node, id),
-        Arrival::Restoring => {
-            let (node, id) = (Arc::clone(node), id.to_owned());
-            tokio::spawn(async move { settle(&node, &id, &stored.peer).await });
+pub(crate) fn recover(node: &Arc<Node>) {
+    let stored = match node.store.process_moves::<Stored>(Kind::Arrival) {
+        Ok(stored) => stored,
+        Err(error) => {
+            tracing::error!(%error, "no process that came is known: their records cannot be listed");
+            return;
         }
-        Arrival::Here | Arrival::Never => {}
+    };
+    for (id, stored) in stored {
+        let stored = match stored {
+            Ok(stored) => stored,
+            // The process may run here: the record is kept.
+            Err(error) => {
+                tracing::error!(id, %error, "a process that came is not known");
+                continue;
+            }
+        };
+        match stored.arrival.recover(DECIDER) {
+            Act::Forget => forget(node, &id),
+            Act::Look | Act::Clear => {
+                let node = Arc::clone(node);
+                tokio::spawn(async move { settle(&node, &id, &stored.peer).await });
+            }
+            Act::Nothing | Act::Start | Act::Say(_) => {}
+        }
     }
 }

@@ -2,7 +2,6 @@
 //! of a silent mover go on, and their requests to an absent process then fail.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::node::Node;
 use crate::processes::ask;
+use godwit_context::store::process_moves::Kind;
 
 /// Longest hold of a partner without a word from the mover.
 const LONGEST: Duration = Duration::from_secs(900);
@@ -38,6 +38,22 @@ struct Stored {
     /// True if the partner was asked to make replacements of the queue pairs.
     #[serde(default)]
     prepared: bool,
+}
+
+impl Stored {
+    /// Returns the name of the record.
+    fn name(&self) -> String {
+        format!("{}-{}", self.id, self.pid)
+    }
+
+    /// Stores the record.
+    ///
+    /// # Errors
+    /// One sentence.
+    fn store(&self, node: &Node) -> Result<(), String> {
+        let stored = node.store.put_process_move(Kind::Held, &self.name(), self);
+        stored.map_err(|error| error.to_string())
+    }
 }
 
 /// The reason for a process not held for a move.
@@ -121,8 +137,7 @@ impl HeldPartners {
             numbers: numbers.to_vec(),
             prepared: false,
         };
-        let path = path(node, mover.id, pid);
-        if let Err(error) = crate::processes::files_of_ours::write(&path, &stored) {
+        if let Err(error) = stored.store(node) {
             table.claims.give_back(pid, mover.id);
             return Err(NotHeld::Failed(error));
         }
@@ -140,7 +155,7 @@ impl HeldPartners {
             return Err(format!("process {pid} is not held"));
         };
         stored.prepared = true;
-        crate::processes::files_of_ours::write(&path(node, id, pid), stored)
+        stored.store(node)
     }
 
     /// Claims a process of this host for a move from here.
@@ -212,7 +227,7 @@ impl HeldPartners {
             table.claims.give_back(pid, id);
             removed
         };
-        if let Err(error) = std::fs::remove_file(path(node, id, pid)) {
+        if let Err(error) = node.store.remove_process_move(Kind::Held, &removed.name()) {
             tracing::warn!(pid, %error, "cannot forget a process that is held no more");
         }
         if removed.prepared {
@@ -235,12 +250,6 @@ impl HeldPartners {
         let late = table.held.values().filter(|(_, until)| *until <= now);
         late.map(|(stored, _)| stored.clone()).collect()
     }
-}
-
-fn path(node: &Node, id: &str, pid: u32) -> PathBuf {
-    node.config
-        .processes_dir()
-        .join(format!("held-{id}-{pid}.json"))
 }
 
 /// Has a process destroy unused queue pairs made ahead, and replaced ones.
@@ -291,15 +300,17 @@ pub(crate) async fn watch(node: Arc<Node>) {
 /// Takes up the holds that were under way when the node ended.
 pub(crate) fn recover(node: &Node) {
     let until = Instant::now() + PATIENCE;
-    let entries = std::fs::read_dir(node.config.processes_dir());
-    for entry in entries.into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with("held-")
-            && let Ok(Some(stored)) = crate::processes::files_of_ours::read::<Stored>(&entry.path())
-        {
-            let mut table = node.processes.held.lock();
-            // A held process does not move, so no other claim is in the way.
-            let _held = table.claims.to_hold(stored.pid, &stored.id);
-            table.hold(stored, until);
+    let stored = match node.store.process_moves::<Stored>(Kind::Held) {
+        Ok(stored) => stored,
+        Err(error) => {
+            tracing::error!(%error, "processes that are held for moves are not known any more");
+            return;
         }
+    };
+    for stored in stored.into_iter().filter_map(|(_, stored)| stored.ok()) {
+        let mut table = node.processes.held.lock();
+        // A held process does not move, so no other claim is in the way.
+        let _held = table.claims.to_hold(stored.pid, &stored.id);
+        table.hold(stored, until);
     }
 }

@@ -1,7 +1,7 @@
 //! Redirects of datagrams: tells senders the process's new place.
 
+use godwit_move::Ending;
 use godwit_verbs::control::{Answer as LibraryAnswer, Request};
-use godwit_verbs::mover::Ending;
 
 use super::Running;
 use super::preparing::reach::{ANSWER, Trouble};

@@ -1,5 +1,4 @@
-//! The source's side of a move: one task, which takes the steps of `godwit_verbs::mover` and stores each step before
-//! its start.
+//! The source's side of a move: one task, which takes the steps of `godwit_move` and stores each step before its start.
 
 pub(crate) mod containers;
 mod datagrams;
@@ -11,21 +10,23 @@ mod steps;
 mod waiting;
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use godwit_verbs::mover::{Ahead, Ending, Happened, Move, Step, is_worth_copying};
+use godwit_move::{Course, Ending, Kind, Outcome, Plane, Progress, Refusal, Step, Subject};
+use godwit_verbs::mover::is_worth_copying;
 use godwit_verbs::shim::QueuePairState;
 
 use self::preparing::chosen::Chosen;
 use self::preparing::preflight::Clear;
 use self::preparing::reach::{ANSWER, Reach};
-use self::records::shown::{phase, shown};
+use self::records::shown::{name, phase, shown};
 use self::records::stored::Outgoing;
 pub(crate) use self::recovery::recover;
 use super::messages::Ask;
-use super::{check_enabled, files_of_ours, folder, view};
+use super::{check_enabled, folder, remove, view};
 use crate::node::Node;
 use crate::processes::host::address::OwnAddress;
 use crate::processes::host::criu;
@@ -36,6 +37,7 @@ use godwit_api::{
 };
 use godwit_context::failpoint;
 use godwit_context::ids::new_id;
+use godwit_context::store::process_moves::Kind as Record;
 use godwit_peers::clock;
 
 /// Most files that may come along.
@@ -83,48 +85,21 @@ async fn start(
 ) -> Result<ProcessMigration, ErrorBody> {
     let (pid, name) = (chosen.pid, chosen.name());
     let invalid = |text: String| ErrorBody::new(ErrorCode::Invalid, text);
-    let MigrateProcess {
-        to,
-        pre_setup,
-        options:
-            ProcessMoveOptions {
-                address,
-                files,
-                pre_copy,
-            },
-    } = request;
-    if to == node.config.name {
+    let MigrateProcess { to, options, .. } = &request;
+    let files = &options.files;
+    if *to == node.config.name {
         return Err(invalid(format!("{name} is on node '{to}' already")).hint("name another node"));
     }
-    node.peer(&to)?;
+    node.peer(to)?;
     if files.len() > MAX_FILES {
         return Err(invalid(format!(
             "{} files are named, and at most {MAX_FILES} can come along",
             files.len()
         )));
     }
-    let address = match address {
+    let address = match &options.address {
         None => None,
-        Some(text) => {
-            let parsed: IpAddr = text.parse().map_err(|_| {
-                let shown: String = text.chars().take(64).collect();
-                invalid(format!("{shown:?} is no IP address"))
-                    .hint("give it without its network, such as 10.0.0.100")
-            })?;
-            if parsed.is_ipv6() {
-                let text = format!("an IPv6 address such as {parsed} cannot move with a process");
-                return Err(invalid(text).hint("give an IPv4 address"));
-            }
-            let found = OwnAddress::find(parsed).await;
-            let found = found.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
-            Some(found.ok_or_else(|| {
-                ErrorBody::new(
-                    ErrorCode::Conflict,
-                    format!("this host has no address {parsed} that could move"),
-                )
-                .hint("see 'ip address show'")
-            })?)
-        }
+        Some(text) => Some(own_address(text).await?),
     };
     let id = new_id()?;
     let mut reach = Reach::new(Arc::clone(node), id);
@@ -134,21 +109,16 @@ async fn start(
     // end.
     if !held() {
         let looked =
-            preparing::preflight::look(node, &mut reach, &chosen, &to, address.as_ref(), &files)
+            preparing::preflight::look(node, &mut reach, &chosen, to, address.as_ref(), files)
                 .await;
-        match looked.clear(&name, &to) {
+        match looked.clear(&name, to) {
             Ok(clear) => found = Some(clear),
             Err(_) if held() => {}
             Err(text) => return Err(ErrorBody::new(ErrorCode::Conflict, text)),
         }
     }
     let looked = found.is_some();
-    let Clear {
-        queue_pairs,
-        datagrams,
-        partners,
-        layout,
-    } = match found {
+    let found = match found {
         Some(clear) => clear,
         None => Clear {
             queue_pairs: 0,
@@ -161,22 +131,68 @@ async fn start(
         },
     };
     // Nodes accept only few of these connections at once.
-    reach.keep(|name| name == to || partners.iter().any(|(partner, _)| partner == name));
+    reach.keep(|name| name == to || found.partners.iter().any(|(partner, _)| partner == name));
+    let plan = plan(id.to_string(), chosen, request, address, found);
+    let place = folder(node, &plan.id);
+    std::fs::create_dir_all(&place).map_err(|error| {
+        ErrorBody::new(
+            ErrorCode::Internal,
+            format!("cannot make a folder for the image: {error}"),
+        )
+    })?;
+    begin(node, reach, plan, looked).inspect_err(|_| {
+        // The folder is empty. A failed removal is made up for at the node's next start.
+        let _left = std::fs::remove_dir(place);
+    })
+}
+
+/// Returns the address of this host that is to move with a process.
+async fn own_address(text: &str) -> Result<OwnAddress, ErrorBody> {
+    let invalid = |text: String| ErrorBody::new(ErrorCode::Invalid, text);
+    let parsed: IpAddr = text.parse().map_err(|_| {
+        let shown: String = text.chars().take(64).collect();
+        invalid(format!("{shown:?} is no IP address"))
+            .hint("give it without its network, such as 10.0.0.100")
+    })?;
+    if parsed.is_ipv6() {
+        let text = format!("an IPv6 address such as {parsed} cannot move with a process");
+        return Err(invalid(text).hint("give an IPv4 address"));
+    }
+    let found = OwnAddress::find(parsed).await;
+    let found = found.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    found.ok_or_else(|| {
+        let text = format!("this host has no address {parsed} that could move");
+        ErrorBody::new(ErrorCode::Conflict, text).hint("see 'ip address show'")
+    })
+}
+
+/// Returns the record of a new move.
+fn plan(
+    id: String,
+    chosen: Chosen,
+    request: MigrateProcess,
+    address: Option<OwnAddress>,
+    found: Clear,
+) -> Outgoing {
+    let subject = match chosen.container {
+        None => Subject::Process,
+        Some(_) => Subject::Container,
+    };
     let mut plan = Outgoing {
-        id: id.to_string(),
-        pid,
+        id,
+        pid: chosen.pid,
         container: chosen.container,
         plain: chosen.plain,
-        command: view::command(pid),
-        to,
+        command: view::command(chosen.pid),
+        to: request.to,
         address,
-        files,
-        partners,
-        queue_pairs,
-        datagrams,
-        layout,
+        files: request.options.files,
+        partners: found.partners,
+        queue_pairs: found.queue_pairs,
+        datagrams: found.datagrams,
+        layout: found.layout,
         started_at: clock::now_text(),
-        moving: Move::default(),
+        moving: Course::new(subject, []),
         not_held: true,
         made: None,
         rounds: 0,
@@ -184,21 +200,13 @@ async fn start(
         attached: false,
         goes_on: false,
     };
-    plan.moving = Move::with(Ahead {
-        memory: pre_copy && is_worth_copying(plan.subject().resident()),
-        objects: pre_setup,
-    });
-    std::fs::create_dir_all(folder(node, &plan.id)).map_err(|error| {
-        ErrorBody::new(
-            ErrorCode::Internal,
-            format!("cannot make a folder for the image: {error}"),
-        )
-    })?;
-    let place = folder(node, &plan.id);
-    begin(node, reach, plan, looked).inspect_err(|_| {
-        // The folder is empty. A failed removal is made up for at the node's next start.
-        let _left = std::fs::remove_dir(place);
-    })
+    let memory = request.options.pre_copy && is_worth_copying(plan.subject().resident());
+    let copied = [(Plane::Memory, memory), (Plane::Objects, request.pre_setup)].into_iter();
+    let left_out = copied
+        .filter(|(_, is)| !is)
+        .map(|(plane, _)| Step::Copy(plane));
+    plan.moving = Course::new(subject, left_out);
+    plan
 }
 
 fn begin(
@@ -255,8 +263,9 @@ pub(crate) async fn cancel(node: &Arc<Node>, id: &str) -> Result<ProcessMigratio
 impl Running {
     /// Stores the state of the move.
     fn store(&self) -> Result<(), String> {
-        let path = folder(&self.node, &self.plan.id).join("outgoing.json");
-        files_of_ours::write(&path, &self.plan)
+        let store = &self.node.store;
+        let stored = store.put_process_move(Record::Outgoing, &self.plan.id, &self.plan);
+        stored.map_err(|error| error.to_string())
     }
 
     async fn run(mut self) {
@@ -270,7 +279,7 @@ impl Running {
         self.tell_senders(&ending).await;
         // The destination's record of the move has no use any more.
         let to = self.plan.to.clone();
-        if self.plan.moving.reached_destination() {
+        if self.plan.moving.progress(Plane::Image) >= Progress::Sending {
             let _ = self.reach.ask(&to, Ask::Over, ANSWER).await;
         }
         self.end(ending, blackout);
@@ -280,7 +289,7 @@ impl Running {
     // Not shared: a connection is used by one task at a time.
     async fn make_room(&mut self) {
         let step = self.plan.moving.step();
-        let going_on = matches!(step, Step::RecreateHere | Step::ConnectHere);
+        let going_on = matches!(step, Step::TakeBack(Plane::Objects | Plane::Connections));
         if going_on && self.plan.subject().surely_found().await.is_some() {
             for name in ["image", rounds::KEPT] {
                 // A missing folder does not matter.
@@ -292,7 +301,8 @@ impl Running {
     async fn take_steps(&mut self) -> Option<Ending> {
         loop {
             if self.cancelled.load(Ordering::Acquire) {
-                self.plan.moving.cancel("it was cancelled");
+                let why = Refusal::new(Kind::Cancelled, "it was cancelled");
+                self.plan.moving.cancel(why);
             }
             self.plan.holds_from(self.plan.moving.step());
             if let Err(error) = self.store() {
@@ -324,73 +334,95 @@ impl Running {
             tracing::info!(
                 id = self.plan.id,
                 pid = self.plan.pid,
-                step = step.name(),
+                step = name(step),
                 "a process moves"
             );
-            failpoint::reach(format!("process-{}", step.name())).await;
-            let mut happened = self.carry_out(step).await;
-            match &happened {
-                Happened::Done => {}
-                Happened::Failed(why) | Happened::Unknown(why) | Happened::Died(why) => {
-                    tracing::warn!(id = self.plan.id, step = step.name(), why, "a step failed");
+            failpoint::reach(format!("process-{}", name(step))).await;
+            let mut outcome = self.carry_out(step).await;
+            match &outcome {
+                Outcome::Done => {}
+                Outcome::Failed(why) | Outcome::Unknown(why) | Outcome::Died(why) => {
+                    let why = &why.what;
+                    tracing::warn!(id = self.plan.id, step = name(step), why, "a step failed");
                 }
             }
-            let fails = matches!(happened, Happened::Failed(_) | Happened::Unknown(_));
+            let fails = matches!(outcome, Outcome::Failed(_) | Outcome::Unknown(_));
             if fails
-                && step.needs_process_here()
+                && step.needs_subject_here()
                 && self.plan.subject().surely_found().await.is_none()
             {
-                let pid = self.plan.pid;
-                happened = Happened::Died(format!("process {pid} has ended"));
+                let text = format!("process {} has ended", self.plan.pid);
+                outcome = Outcome::Died(Refusal::new(Kind::Ended, text));
             }
-            if matches!(happened, Happened::Unknown(_)) && !step.cancellable() {
+            if matches!(outcome, Outcome::Unknown(_)) && !step.cancellable() {
                 tokio::time::sleep(AGAIN).await;
             }
-            self.plan.moving.happened(happened);
+            self.plan.moving.happened(outcome);
         }
     }
 
-    /// Records the ending of a move. `blackout` is the standstill of the process in milliseconds, if stopped.
-    fn end(&self, ending: Ending, blackout: Option<f64>) {
-        let Outgoing { id, pid, to, .. } = &self.plan;
-        let (pid, here, name) = (*pid, &self.node.config.name, self.plan.name());
-        let place = folder(&self.node, id);
+    /// Returns the error of an ending, if any. `kept` is the place of the image of a lost process.
+    fn error(&self, ending: Ending, kept: Option<&Path>) -> Option<ErrorBody> {
+        let (to, here, name) = (&self.plan.to, &self.node.config.name, self.plan.name());
         let conflict = |text: String| Some(ErrorBody::new(ErrorCode::Conflict, text));
-        let keep = matches!(ending, Ending::Gone { .. })
-            && self.plan.moving.has_image()
-            && place.join("image").try_exists().unwrap_or(true);
-        let error = match ending {
+        match ending {
             Ending::Moved { lost: None } => None,
             Ending::Moved { lost: Some(lost) } => conflict(format!(
                 "{name} runs at node '{to}', but its RDMA connections were lost: {lost}"
             )),
             Ending::Stayed { why, lost: None } => conflict(format!(
-                "{name} did not move and goes on at node '{here}' with its connections: {why}"
+                "{name} did not move and goes on at node '{here}' with its connections: {}",
+                why.what
             )),
             Ending::Stayed {
                 why,
                 lost: Some(lost),
             } => conflict(format!(
-                "{name} did not move and goes on at node '{here}', but its RDMA connections were lost: {why}; {lost}"
+                "{name} did not move and goes on at node '{here}', but its RDMA connections were lost: {}; {lost}",
+                why.what
             )),
-            Ending::Gone { why } if !self.plan.moving.has_image() => {
-                conflict(format!("{name} did not move: {why}"))
+            Ending::Gone { why } if !self.has_image() => {
+                conflict(format!("{name} did not move: {}", why.what))
             }
-            Ending::Gone { why } => conflict(format!("{name} is lost: {why}")).map(|error| {
-                if keep {
-                    error.hint(format!("its image is kept in {}", place.display()))
-                } else {
-                    error
-                }
-            }),
+            Ending::Gone { why } => {
+                conflict(format!("{name} is lost: {}", why.what)).map(|error| match kept {
+                    Some(place) => error.hint(format!("its image is kept in {}", place.display())),
+                    None => error,
+                })
+            }
+        }
+    }
+
+    /// Returns true if the source may have an image of the process. A dump may end the process and still fail.
+    fn has_image(&self) -> bool {
+        self.plan.moving.progress(Plane::Image) >= Progress::Freezing
+    }
+
+    /// Forgets an ended move, except for the image and the record of a lost process, which are for people.
+    fn forget(&self, kept: Option<&Path>) -> Result<(), String> {
+        let left = match kept {
+            Some(place) => serde_json::to_vec(&self.plan)
+                .map_err(std::io::Error::from)
+                .and_then(|record| std::fs::write(place.join("lost.json"), record)),
+            None => remove(&folder(&self.node, &self.plan.id)),
         };
-        let removed = if keep {
-            std::fs::rename(place.join("outgoing.json"), place.join("lost.json"))
-        } else {
-            std::fs::remove_dir_all(&place)
-        };
-        if let Err(error) = removed {
-            tracing::warn!(id, %error, "cannot remove what is left of a move");
+        left.map_err(|error| error.to_string())?;
+        let store = &self.node.store;
+        let removed = store.remove_process_move(Record::Outgoing, &self.plan.id);
+        removed.map_err(|error| error.to_string())
+    }
+
+    /// Records the ending of a move. `blackout` is the standstill of the process in milliseconds, if stopped.
+    fn end(&self, ending: Ending, blackout: Option<f64>) {
+        let Outgoing { id, pid, to, .. } = &self.plan;
+        let place = folder(&self.node, id);
+        let keeps = matches!(ending, Ending::Gone { .. })
+            && self.has_image()
+            && place.join("image").try_exists().unwrap_or(true);
+        let kept = keeps.then_some(place.as_path());
+        let error = self.error(ending, kept);
+        if let Err(error) = self.forget(kept) {
+            tracing::warn!(id, error, "cannot remove what is left of a move");
         }
         let moves = &self.node.processes.moves;
         moves.change(id, |view| {

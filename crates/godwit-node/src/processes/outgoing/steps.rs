@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use godwit_move::{Kind, Outcome, Plane, Refusal, Step};
 use godwit_verbs::control::{Answer as LibraryAnswer, Request};
-use godwit_verbs::mover::{Happened, Party, Step, at_moved, at_partner, peer_sent};
+use godwit_verbs::mover::{Party, at_moved, at_partner, peer_sent};
 use godwit_verbs::shim::{QueuePairState, Recreated};
 
 use super::Running;
@@ -39,26 +40,18 @@ pub(super) fn milliseconds(since: Instant) -> f64 {
 /// Returns true if a step concerns only the libraries of the process and its partners.
 fn of_library(step: Step) -> bool {
     match step {
-        Step::PreSetup
-        | Step::Suspend
-        | Step::Drain
-        | Step::Release
-        | Step::Recreate
-        | Step::Connect
-        | Step::Resume
-        | Step::RecreateHere
-        | Step::ConnectHere
-        | Step::ResumeHere
-        | Step::ResumePartners => true,
-        Step::Wait
-        | Step::PreCopy
-        | Step::Dump
-        | Step::Send
-        | Step::Restore
-        | Step::Settle
-        | Step::BringBack
-        | Step::End => false,
+        Step::Copy(plane) | Step::Freeze(plane) | Step::TakeUp(plane) | Step::TakeBack(plane) => {
+            matches!(plane, Plane::Objects | Plane::Connections)
+        }
+        Step::Stop | Step::Drain | Step::Resume | Step::ResumeHere | Step::LetGo => true,
+        Step::Prepare | Step::Send(_) | Step::Decide | Step::Settle | Step::Pull(_) | Step::End => {
+            false
+        }
     }
+}
+
+fn unknown(why: String) -> Outcome {
+    Outcome::Unknown(Refusal::new(Kind::Unreachable, why))
 }
 
 /// The side that connects the process to its partners.
@@ -69,52 +62,52 @@ pub(super) enum Where {
 }
 
 impl Running {
-    pub(super) async fn carry_out(&mut self, step: Step) -> Happened {
+    pub(super) async fn carry_out(&mut self, step: Step) -> Outcome {
         let began = Instant::now();
-        if step == Step::Suspend {
+        if step == Step::Stop {
             self.stopped = Some(began);
         }
         let done = match step {
-            Step::Wait => self.wait_for_turn().await,
-            Step::PreCopy => self.pre_copy().await,
+            Step::Prepare => self.wait_for_turn().await,
+            Step::Copy(Plane::Memory) => self.pre_copy().await,
             step if self.plan.plain && of_library(step) => Ok(()),
-            Step::PreSetup => self.pre_set_up().await,
-            Step::Suspend => self.suspend().await,
+            Step::Copy(_) => self.pre_set_up().await,
+            Step::Stop => self.suspend().await,
             Step::Drain => self.drain().await,
-            Step::Release => self.own(Request::Release).await.map(drop),
-            Step::Dump => self.dump().await,
-            Step::Send => self.send().await,
-            Step::Restore => return self.restore(Ask::Restore).await,
+            Step::Freeze(Plane::Objects) => self.own(Request::Release).await.map(drop),
+            Step::Freeze(_) => self.dump().await,
+            Step::Send(_) => self.send().await,
+            Step::Decide => return self.restore(Ask::Restore).await,
             Step::Settle => return self.restore(Ask::Settle).await,
-            Step::Recreate => self.recreate().await,
-            Step::Connect => self.connect(Where::There).await,
+            Step::TakeUp(Plane::Objects) => self.recreate().await,
+            Step::TakeUp(_) => self.connect(Where::There).await,
             Step::Resume => self.resume(Where::There).await,
-            Step::BringBack => self.bring_back().await,
-            Step::RecreateHere => self.recreate_here().await,
-            Step::ConnectHere => self.connect(Where::Here).await,
+            Step::TakeBack(Plane::Image) => self.bring_back().await,
+            Step::TakeBack(Plane::Objects) => self.recreate_here().await,
+            Step::TakeBack(_) => self.connect(Where::Here).await,
             Step::ResumeHere => self.resume(Where::Here).await,
-            Step::ResumePartners => self.resume_partners().await,
-            Step::End => Ok(()),
+            Step::LetGo => self.resume_partners().await,
+            Step::Pull(_) | Step::End => Ok(()),
         };
         let took = milliseconds(began);
         self.shows(|view| {
             let parts = &mut view.breakdown_ms;
             match step {
-                Step::PreCopy => view.pre_copy_ms = done.is_ok().then_some(took),
-                Step::PreSetup => view.pre_setup_ms = done.is_ok().then_some(took),
-                Step::Suspend | Step::Drain => *view.wait_ms.get_or_insert(0.0) += took,
-                Step::Release => parts.dump_rdma = took,
-                Step::Dump => parts.dump_others = took,
-                Step::Send => parts.transfer = took,
-                Step::Recreate | Step::Connect => parts.restore_rdma += took,
+                Step::Copy(Plane::Memory) => view.pre_copy_ms = done.is_ok().then_some(took),
+                Step::Copy(_) => view.pre_setup_ms = done.is_ok().then_some(took),
+                Step::Stop | Step::Drain => *view.wait_ms.get_or_insert(0.0) += took,
+                Step::Freeze(Plane::Objects) => parts.dump_rdma = took,
+                Step::Freeze(_) => parts.dump_others = took,
+                Step::Send(_) => parts.transfer = took,
+                Step::TakeUp(_) => parts.restore_rdma += took,
                 Step::Resume => parts.resume += took,
                 _ => {}
             }
         });
         match done {
-            Ok(()) => Happened::Done,
-            Err(Trouble::Refused(why)) => Happened::Failed(why),
-            Err(Trouble::Silent(why)) => Happened::Unknown(why),
+            Ok(()) => Outcome::Done,
+            Err(Trouble::Refused(why)) => Outcome::Failed(Refusal::new(Kind::Refused, why)),
+            Err(Trouble::Silent(why)) => unknown(why),
         }
     }
 
@@ -278,16 +271,19 @@ impl Running {
     }
 
     /// Has the destination restore the process or settle the move.
-    async fn restore(&mut self, asked: Ask) -> Happened {
+    async fn restore(&mut self, asked: Ask) -> Outcome {
         let to = self.plan.to.clone();
         match self.reach.ask(&to, asked, RESTORE).await {
             Ok(Answer::Here { milliseconds }) => {
                 self.shows(|view| view.breakdown_ms.full_restore = milliseconds);
-                Happened::Done
+                Outcome::Done
             }
-            Ok(Answer::NotHere(why)) => Happened::Failed(format!("node '{to}': {why}")),
-            Ok(_) => Happened::Unknown(format!("node '{to}' gave an answer to another question")),
-            Err(trouble) => Happened::Unknown(trouble.into_text()),
+            Ok(Answer::NotHere(why)) => {
+                let why = format!("node '{to}': {why}");
+                Outcome::Failed(Refusal::new(Kind::Refused, why))
+            }
+            Ok(_) => unknown(format!("node '{to}' gave an answer to another question")),
+            Err(trouble) => unknown(trouble.into_text()),
         }
     }
 
@@ -362,7 +358,7 @@ impl Running {
             }
             Ok(_) => Err(unexpected()),
             // The process kept all of its objects, and the partners know its keys.
-            Err(error) if error.contains(HAS_OBJECTS) && self.plan.moving.objects_may_be_old() => {
+            Err(error) if error.contains(HAS_OBJECTS) && !self.plan.moving.was_interrupted() => {
                 self.plan.made = None;
                 Ok(())
             }

@@ -4,7 +4,8 @@
 
 mod world;
 
-use super::{Ahead, Ending, Happened, Move, Step};
+use godwit_move::{Course, Ending, Kind, Outcome, Plane, Refusal, Step, Subject};
+
 use world::World;
 
 /// A fault during a step.
@@ -57,122 +58,115 @@ const FAULTS: [Fault; 13] = [
 fn local(step: Step) -> bool {
     matches!(
         step,
-        Step::Release | Step::Dump | Step::BringBack | Step::RecreateHere
+        Step::Freeze(_) | Step::TakeBack(Plane::Image | Plane::Objects)
     )
 }
 
-fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
-    world.touched |= moving.step() != Step::Wait;
-    if matches!(fault, Fault::NotStored | Fault::NotStoredAndDies) {
-        let goes_on = moving.unstored("it cannot be stored");
-        if fault == Fault::NotStoredAndDies {
-            if goes_on {
-                let _unheard = world.carry_out(moving, false);
-            }
-            (*moving, world.told) = world.stored.clone();
-            moving.recover(world.source.is_some());
-            return;
-        }
-        if !goes_on {
-            return;
-        }
-    } else {
-        world.stored = (moving.clone(), world.told);
+fn refusal(what: &str) -> Refusal {
+    Refusal::new(Kind::Refused, what)
+}
+
+fn failed(why: String) -> Outcome {
+    Outcome::Failed(refusal(&why))
+}
+
+fn silence() -> Outcome {
+    Outcome::Unknown(Refusal::new(Kind::Unreachable, "silence"))
+}
+
+/// The store refuses the step. Returns true if the step is carried out nevertheless.
+fn refuse_to_store(world: &mut World, moving: &mut Course, fault: Fault) -> bool {
+    let goes_on = moving.unstored("it cannot be stored");
+    if fault != Fault::NotStoredAndDies {
+        return goes_on;
     }
+    if goes_on {
+        let _unheard = world.carry_out(moving, false);
+    }
+    (*moving, world.told) = world.stored.clone();
+    moving.recover(world.source.is_some());
+    false
+}
+
+/// Carries out the step with this fault. Returns `None` if the source's node dies.
+fn carry_out(world: &mut World, moving: &Course, fault: Fault) -> Option<Outcome> {
     let step = moving.step();
-    world.tried_back |= step == Step::BringBack;
-    if fault == Fault::DestinationDies && step != Step::Recreate {
-        // A holder ends with its node.
-        world.held = false;
-        world.forget_memory();
-    }
-    let mut happened = match fault {
+    let decides = matches!(step, Step::Decide | Step::Settle);
+    match fault {
+        Fault::DiesBefore => return None,
+        Fault::DiesAfter => {
+            let told = world.told;
+            let _unheard = world.carry_out(moving, false);
+            // The source's node had not stored the answer.
+            world.told = told;
+            return None;
+        }
         Fault::PartnerLetGo => {
             // The partner's prepared queue pairs are destroyed too.
             world.resume_partner();
             world.partner_goes_on();
-            world
-                .carry_out(moving, false)
-                .map_or_else(Happened::Failed, |()| Happened::Done)
         }
-        Fault::DestinationDies if step == Step::Recreate => {
+        Fault::Killed => world.source = None,
+        Fault::DestinationDies if step == Step::TakeUp(Plane::Objects) => {
             if world.recreated.is_none() {
                 let _unheard = world.recreate(false, false);
                 // The node stored that it asked the process, but not the process's answer.
                 world.recreated = None;
             }
             world.held = false;
-            Happened::Unknown("silence".to_owned())
+            return Some(silence());
         }
-        Fault::DiesBefore => {
-            world.held = false;
-            world.forget_memory();
-            moving.recover(world.source.is_some());
-            return;
-        }
-        Fault::DiesAfter => {
-            let told = world.told;
+        Fault::Refused if decides && world.settle() => return Some(Outcome::Done),
+        Fault::Refused => return Some(failed("refused".to_owned())),
+        Fault::Lost | Fault::DestinationDies if !local(step) => return Some(silence()),
+        Fault::Unheard if !local(step) => {
             let _unheard = world.carry_out(moving, false);
-            // The source's node had not stored the answer.
-            world.told = told;
-            world.held = false;
-            world.forget_memory();
-            moving.recover(world.source.is_some());
-            return;
+            return Some(silence());
         }
-        Fault::Killed => {
-            world.source = None;
-            world
-                .carry_out(moving, false)
-                .map_or_else(Happened::Failed, |()| Happened::Done)
-        }
-        Fault::None | Fault::NotStored | Fault::NotStoredAndDies => world
-            .carry_out(moving, false)
-            .map_or_else(Happened::Failed, |()| Happened::Done),
-        Fault::Half => world
-            .carry_out(moving, true)
-            .map_or_else(Happened::Failed, |()| Happened::Done),
-        Fault::Refused if matches!(step, Step::Restore | Step::Settle) => {
-            if world.settle() {
-                Happened::Done
-            } else {
-                Happened::Failed("refused".to_owned())
-            }
-        }
-        Fault::Refused => Happened::Failed("refused".to_owned()),
         // Reports of the destination about a restore, and of the source about a restore there, are true.
-        Fault::Misreported if matches!(step, Step::Restore | Step::Settle | Step::BringBack) => {
-            world
-                .carry_out(moving, false)
-                .map_or_else(Happened::Failed, |()| Happened::Done)
-        }
-        Fault::Misreported => {
+        Fault::Misreported if !decides && step != Step::TakeBack(Plane::Image) => {
             let _unheard = world.carry_out(moving, false);
-            Happened::Failed("it failed after it was done".to_owned())
+            return Some(failed("it failed after it was done".to_owned()));
         }
-        Fault::Lost | Fault::Unheard | Fault::DestinationDies if local(step) => world
-            .carry_out(moving, false)
-            .map_or_else(Happened::Failed, |()| Happened::Done),
-        Fault::Lost | Fault::DestinationDies => Happened::Unknown("silence".to_owned()),
-        Fault::Unheard => {
-            let _unheard = world.carry_out(moving, false);
-            Happened::Unknown("silence".to_owned())
-        }
+        _ => {}
+    }
+    let done = world.carry_out(moving, fault == Fault::Half);
+    Some(done.map_or_else(failed, |()| Outcome::Done))
+}
+
+fn try_step(world: &mut World, moving: &mut Course, fault: Fault) {
+    world.touched |= moving.step() != Step::Prepare;
+    if !matches!(fault, Fault::NotStored | Fault::NotStoredAndDies) {
+        world.stored = (moving.clone(), world.told);
+    } else if !refuse_to_store(world, moving, fault) {
+        return;
+    }
+    let step = moving.step();
+    world.tried_back |= step == Step::TakeBack(Plane::Image);
+    if fault == Fault::DestinationDies && step != Step::TakeUp(Plane::Objects) {
+        // A holder ends with its node.
+        world.held = false;
+        world.forget_memory();
+    }
+    let Some(mut outcome) = carry_out(world, moving, fault) else {
+        world.held = false;
+        world.forget_memory();
+        moving.recover(world.source.is_some());
+        return;
     };
     // After a failure at the source, the model checks whether the process has ended.
-    let at_source = step.needs_process_here();
-    if at_source
+    if step.needs_subject_here()
         && world.source.is_none()
-        && matches!(happened, Happened::Failed(_) | Happened::Unknown(_))
+        && matches!(outcome, Outcome::Failed(_) | Outcome::Unknown(_))
     {
-        happened = Happened::Died("the process has ended".to_owned());
+        outcome = Outcome::Died(Refusal::new(Kind::Ended, "the process has ended"));
     }
-    moving.happened(happened);
+    moving.happened(outcome);
 }
 
 fn explore(
     world: &World,
-    moving: &Move,
+    moving: &Course,
     faults: usize,
     path: &mut Vec<(Step, Fault)>,
     ends: &mut u64,
@@ -203,48 +197,39 @@ fn explore(
     }
 }
 
-const NOTHING: Ahead = Ahead {
-    memory: false,
-    objects: false,
-};
-const MEMORY: Ahead = Ahead {
-    memory: true,
-    ..NOTHING
-};
-const OBJECTS: Ahead = Ahead {
-    objects: true,
-    ..NOTHING
-};
-const ALL: Ahead = Ahead {
-    memory: true,
-    objects: true,
-};
+const MEMORY: Step = Step::Copy(Plane::Memory);
+const OBJECTS: Step = Step::Copy(Plane::Objects);
+
+/// Returns the course of a process's move without these steps.
+fn without(left_out: &[Step]) -> Course {
+    Course::new(Subject::Process, left_out.iter().copied())
+}
 
 #[test]
 fn the_process_runs_at_one_place_and_what_is_said_of_it_is_true() {
-    for moving in [NOTHING, OBJECTS, ALL].map(Move::with) {
+    for left_out in [[MEMORY, OBJECTS].as_slice(), &[MEMORY], &[]] {
         let mut ends = 0;
-        explore(&World::new(), &moving, 3, &mut Vec::new(), &mut ends);
+        explore(
+            &World::new(),
+            &without(left_out),
+            3,
+            &mut Vec::new(),
+            &mut ends,
+        );
         assert!(ends > 10_000, "{ends} ends");
     }
 }
 
 #[test]
 fn a_move_without_faults_takes_the_steps_in_order() {
-    use Step::*;
-    let all = [
-        Wait, PreCopy, PreSetup, Suspend, Drain, Release, Dump, Send, Restore, Recreate, Connect,
-        Resume,
-    ];
-    for ahead in [NOTHING, OBJECTS, MEMORY, ALL] {
-        let left_out = |step| match step {
-            PreCopy => !ahead.memory,
-            PreSetup => !ahead.objects,
-            _ => false,
-        };
-        let expected: Vec<Step> = all.into_iter().filter(|step| !left_out(*step)).collect();
-        let (mut world, mut moving, mut steps) = (World::new(), Move::with(ahead), Vec::new());
-        while moving.step() != End {
+    let all = Subject::Process.steps().iter().copied();
+    for left_out in [[MEMORY, OBJECTS].as_slice(), &[MEMORY], &[OBJECTS], &[]] {
+        let expected: Vec<Step> = all
+            .clone()
+            .filter(|step| !left_out.contains(step))
+            .collect();
+        let (mut world, mut moving, mut steps) = (World::new(), without(left_out), Vec::new());
+        while moving.step() != Step::End {
             steps.push(moving.step());
             try_step(&mut world, &mut moving, Fault::None);
         }
@@ -256,11 +241,11 @@ fn a_move_without_faults_takes_the_steps_in_order() {
 #[test]
 fn a_move_goes_on_without_what_was_not_made_ahead() {
     for fault in [Fault::Refused, Fault::Lost, Fault::Unheard, Fault::Half] {
-        let (mut world, mut moving) = (World::new(), Move::with(ALL));
+        let (mut world, mut moving) = (World::new(), without(&[]));
         for fault in [Fault::None, fault, fault] {
             try_step(&mut world, &mut moving, fault);
         }
-        assert_eq!(moving.step(), Step::Suspend);
+        assert_eq!(moving.step(), Step::Stop);
         while moving.step() != Step::End {
             try_step(&mut world, &mut moving, Fault::None);
         }
@@ -273,16 +258,16 @@ fn a_move_goes_on_without_what_was_not_made_ahead() {
 
 #[test]
 fn a_move_is_cancelled_until_the_destination_was_told_to_restore() {
-    let (mut world, mut moving) = (World::new(), Move::with(ALL));
+    let (mut world, mut moving) = (World::new(), without(&[]));
     loop {
         let (mut there, mut cancelled) = (world.clone(), moving.clone());
-        let could = cancelled.cancel("cancelled");
+        let could = cancelled.cancel(Refusal::new(Kind::Cancelled, "cancelled"));
         assert_eq!(could, moving.step().cancellable());
         while cancelled.step() != Step::End {
             try_step(&mut there, &mut cancelled, Fault::None);
         }
         let stayed = Ending::Stayed {
-            why: "cancelled".to_owned(),
+            why: Refusal::new(Kind::Cancelled, "cancelled"),
             lost: None,
         };
         let ending = cancelled.ending().unwrap();
@@ -293,19 +278,4 @@ fn a_move_is_cancelled_until_the_destination_was_told_to_restore() {
         }
         try_step(&mut world, &mut moving, Fault::None);
     }
-}
-
-#[test]
-fn in_doubt_the_process_stays_in_its_image() {
-    let mut moving = Move::default();
-    for _ in 0..6 {
-        moving.happened(Happened::Done);
-    }
-    assert_eq!(moving.step(), Step::Restore);
-    for _ in 0..1000 {
-        moving.happened(Happened::Unknown("silence".to_owned()));
-        assert_eq!(moving.step(), Step::Settle);
-    }
-    moving.happened(Happened::Failed("it does not run there".to_owned()));
-    assert_eq!(moving.step(), Step::BringBack);
 }

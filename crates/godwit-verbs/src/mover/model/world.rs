@@ -1,7 +1,8 @@
 //! The state of the world during a move, and the effect of each step.
 
-use crate::mover::destination::Arrival;
-use crate::mover::{Ending, Move, Step};
+use godwit_move::{
+    Act, Arrival, Course, Decider, Ending, Order, Plane, Progress, Started, Step, Subject,
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Process {
@@ -38,7 +39,7 @@ pub(super) struct World {
     /// The generation of the objects whose keys the source's node learned on the way back.
     pub(super) told: Option<u32>,
     /// The state stored by the source's node: the move and `told`.
-    pub(super) stored: (Move, Option<u32>),
+    pub(super) stored: (Course, Option<u32>),
     /// The generation of the objects that the partner is connected to.
     partner_knows: u32,
     partner_connected: bool,
@@ -70,7 +71,7 @@ impl World {
             recreated: None,
             made: 1,
             told: None,
-            stored: (Move::default(), None),
+            stored: (Course::new(Subject::Process, []), None),
             partner_suspended: false,
             memory_there: false,
             image_needs_memory: false,
@@ -164,47 +165,95 @@ impl World {
     }
 
     fn restore(&mut self) -> Done {
-        if !self.sent || !self.arrival.may_restore() {
+        if !self.sent || self.arrival.ordered(Order::Run, Decider::Destination) != Act::Start {
+            self.settle();
             return no("there is nothing that may be restored");
         }
         assert!(
             self.memory_there || !self.image_needs_memory,
             "it is made of a part of its memory: {self:?}"
         );
-        self.arrival = Arrival::Restoring;
         self.destination = self.image.clone();
-        self.arrival = Arrival::Here;
+        self.arrival.started(Started::Runs, Decider::Destination);
         Ok(())
     }
 
     /// Returns true if the process runs at the destination. The answer is final.
     pub(super) fn settle(&mut self) -> bool {
-        self.arrival = self.arrival.settled(self.destination.is_some());
+        if self.arrival.ordered(Order::Settle, Decider::Destination) == Act::Look
+            && self
+                .arrival
+                .looked(self.destination.is_some(), Decider::Destination)
+                == Act::Clear
+        {
+            self.arrival.cleared();
+        }
         self.arrival == Arrival::Here
     }
 
-    pub(super) fn carry_out(&mut self, moving: &Move, half: bool) -> Done {
-        if moving.step() != Step::Wait {
+    pub(super) fn carry_out(&mut self, moving: &Course, half: bool) -> Done {
+        let step = moving.step();
+        if step != Step::Prepare {
             assert!(self.claimed, "another move may have the process");
         }
+        match step {
+            Step::Prepare
+            | Step::Copy(_)
+            | Step::Stop
+            | Step::Drain
+            | Step::Freeze(_)
+            | Step::Send(_) => self.leave(moving, half),
+            Step::Decide if half => {
+                // The destination's node finds no trace of the process and gives a final answer.
+                self.arrival = Arrival::Never;
+                no("half")
+            }
+            Step::Decide => self.restore(),
+            Step::Settle if self.settle() => Ok(()),
+            Step::Settle => no("it does not run there"),
+            Step::TakeUp(Plane::Objects) => self.recreate(false, false),
+            Step::TakeUp(_) => self.connect(false, half),
+            Step::Resume => self.resume(false, half),
+            Step::TakeBack(Plane::Image) if half => no("half"),
+            Step::TakeBack(Plane::Image) => {
+                assert!(self.source.is_none(), "restored over the process itself");
+                self.source = self.image.clone();
+                self.source
+                    .as_ref()
+                    .map(drop)
+                    .ok_or_else(|| "there is no image".to_owned())
+            }
+            Step::TakeBack(Plane::Objects) => self.recreate(true, !moving.was_interrupted()),
+            Step::TakeBack(_) => self.connect(true, half),
+            Step::ResumeHere => self.resume(true, half),
+            Step::LetGo => {
+                self.resume_partner();
+                Ok(())
+            }
+            Step::Pull(_) | Step::End => unreachable!(),
+        }
+    }
+
+    /// Carries out a step before the destination decides.
+    fn leave(&mut self, moving: &Course, half: bool) -> Done {
         match moving.step() {
             // Half: the claims taken so far are given back.
-            Step::Wait if half => no("half"),
-            Step::Wait => {
+            Step::Prepare if half => no("half"),
+            Step::Prepare => {
                 self.claimed = true;
                 Ok(())
             }
             // Half: some rounds were copied.
-            Step::PreCopy => {
+            Step::Copy(Plane::Memory) => {
                 self.memory_there = !half;
                 if half { no("half") } else { Ok(()) }
             }
-            Step::PreSetup => {
+            Step::Copy(_) => {
                 // Half: the destination never learns that the new objects are not wanted.
                 (self.held, self.prepared) = (true, true);
                 if half { no("half") } else { Ok(()) }
             }
-            Step::Suspend => {
+            Step::Stop => {
                 self.partner_suspended = true;
                 if half {
                     return no("half");
@@ -215,59 +264,29 @@ impl World {
             Step::Drain if half => no("half"),
             Step::Drain if !self.partner_suspended => no("the partner is not held"),
             Step::Drain => Ok(()),
-            Step::Release => {
+            Step::Freeze(Plane::Objects) => {
                 let process = self.at(true)?;
                 // The way back makes objects again that were given back.
                 (process.objects, process.connected) = (None, false);
                 if half { no("half") } else { Ok(()) }
             }
-            Step::Dump if half => no("half"),
-            Step::Dump => {
+            Step::Freeze(_) if half => no("half"),
+            Step::Freeze(_) => {
                 self.image = self.source.take();
-                self.image_needs_memory = moving.memory_was_copied();
+                self.image_needs_memory = moving.progress(Plane::Memory) == Progress::Copied;
                 if self.image.is_some() {
                     Ok(())
                 } else {
                     no("no such process")
                 }
             }
-            Step::Send if self.image_needs_memory && !self.memory_there => {
+            _ if self.image_needs_memory && !self.memory_there => {
                 no("the memory that it needs is not there")
             }
-            Step::Send => {
+            _ => {
                 self.sent = !half;
                 if half { no("half") } else { Ok(()) }
             }
-            Step::Restore if half => {
-                // The destination's node finds no trace of the process and gives a final answer.
-                self.arrival = Arrival::Never;
-                no("half")
-            }
-            Step::Restore => self.restore().inspect_err(|_| {
-                self.arrival = self.arrival.settled(self.destination.is_some());
-            }),
-            Step::Settle if self.settle() => Ok(()),
-            Step::Settle => no("it does not run there"),
-            Step::Recreate => self.recreate(false, false),
-            Step::RecreateHere => self.recreate(true, moving.objects_may_be_old()),
-            Step::Connect => self.connect(false, half),
-            Step::ConnectHere => self.connect(true, half),
-            Step::Resume => self.resume(false, half),
-            Step::ResumeHere => self.resume(true, half),
-            Step::BringBack if half => no("half"),
-            Step::BringBack => {
-                assert!(self.source.is_none(), "restored over the process itself");
-                self.source = self.image.clone();
-                self.source
-                    .as_ref()
-                    .map(drop)
-                    .ok_or_else(|| "there is no image".to_owned())
-            }
-            Step::ResumePartners => {
-                self.resume_partner();
-                Ok(())
-            }
-            Step::End => unreachable!(),
         }
     }
 
@@ -314,7 +333,7 @@ impl World {
         match ending {
             Ending::Moved { lost } => said(&self.destination, lost),
             Ending::Stayed { why, lost } => {
-                assert!(!why.is_empty());
+                assert!(!why.what.is_empty());
                 assert!(
                     lost.is_none() || self.touched,
                     "nothing was touched, and {lost:?} is said to be lost"
@@ -322,7 +341,7 @@ impl World {
                 said(&self.source, lost);
             }
             Ending::Gone { why } => {
-                assert!(!why.is_empty());
+                assert!(!why.what.is_empty());
                 assert!(
                     self.source.is_none() && self.destination.is_none(),
                     "{self:?}"

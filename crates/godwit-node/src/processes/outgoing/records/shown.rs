@@ -3,7 +3,8 @@
 use godwit_api::{
     ProcessBreakdown, ProcessMigration, ProcessMigrationPhase as Phase, ProcessPartner,
 };
-use godwit_verbs::mover::{Party, Step};
+use godwit_move::{Plane, Step};
+use godwit_verbs::mover::Party;
 
 use super::stored::Outgoing;
 use crate::node::Node;
@@ -48,20 +49,39 @@ pub(in crate::processes::outgoing) fn shown_partners(
 
 pub(in crate::processes::outgoing) fn phase(step: Step) -> Phase {
     match step {
-        Step::Wait => Phase::Waiting,
-        Step::PreCopy => Phase::PreCopy,
-        Step::PreSetup => Phase::PreSetup,
-        Step::Suspend | Step::Drain => Phase::Stopping,
-        Step::Release | Step::Dump => Phase::Dumping,
-        Step::Send => Phase::Sending,
-        Step::Restore => Phase::Restoring,
+        Step::Prepare => Phase::Waiting,
+        Step::Copy(Plane::Objects) => Phase::PreSetup,
+        Step::Copy(_) => Phase::PreCopy,
+        Step::Stop | Step::Drain => Phase::Stopping,
+        Step::Freeze(_) => Phase::Dumping,
+        Step::Send(_) => Phase::Sending,
+        Step::Decide => Phase::Restoring,
         Step::Settle => Phase::InDoubt,
-        Step::Recreate | Step::Connect | Step::Resume => Phase::Connecting,
-        Step::BringBack
-        | Step::RecreateHere
-        | Step::ConnectHere
-        | Step::ResumeHere
-        | Step::ResumePartners
-        | Step::End => Phase::GoingBack,
+        Step::TakeUp(_) | Step::Resume | Step::Pull(_) => Phase::Connecting,
+        Step::TakeBack(_) | Step::ResumeHere | Step::LetGo | Step::End => Phase::GoingBack,
+    }
+}
+
+/// Returns the step's name for logs and fail points.
+pub(in crate::processes::outgoing) fn name(step: Step) -> &'static str {
+    match step {
+        Step::Prepare => "claiming",
+        Step::Copy(Plane::Objects) => "presetup",
+        Step::Copy(_) => "precopying",
+        Step::Stop => "suspending",
+        Step::Drain => "waiting",
+        Step::Freeze(Plane::Objects) => "releasing",
+        Step::Freeze(_) => "dumping",
+        Step::Send(_) => "sending",
+        Step::Decide => "restoring",
+        Step::Settle => "asking",
+        Step::TakeUp(Plane::Objects) => "recreating",
+        Step::TakeUp(_) => "connecting",
+        Step::Resume => "resuming",
+        Step::Pull(_) => "pulling",
+        Step::TakeBack(Plane::Image) => "bringing_back",
+        Step::TakeBack(_) | Step::ResumeHere => "going_on_here",
+        Step::LetGo => "releasing_partners",
+        Step::End => "ended",
     }
 }

@@ -1,6 +1,7 @@
 //! The durable record of a move, stored before each of its steps.
 
-use godwit_verbs::mover::{Ending, Move, Party, Step};
+use godwit_move::{Course, Ending, Plane, Progress, Step};
+use godwit_verbs::mover::Party;
 use godwit_verbs::shim::Recreated;
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +33,7 @@ pub(in crate::processes::outgoing) struct Outgoing {
     pub(in crate::processes::outgoing) datagrams: bool,
     pub(in crate::processes::outgoing) layout: String,
     pub(in crate::processes::outgoing) started_at: String,
-    pub(in crate::processes::outgoing) moving: Move,
+    pub(in crate::processes::outgoing) moving: Course,
     /// True if this move does not hold the process: the process was not asked to suspend yet, or refused. Any other
     /// holder is the move of a connected process.
     #[serde(default)]
@@ -71,10 +72,9 @@ impl Outgoing {
 
     /// Returns the number of memory rounds that the image builds on.
     pub(in crate::processes::outgoing) fn rounds_before(&self) -> u32 {
-        if self.moving.memory_was_copied() {
-            self.rounds
-        } else {
-            0
+        match self.moving.progress(Plane::Memory) {
+            Progress::Copied => self.rounds,
+            _ => 0,
         }
     }
 
@@ -109,23 +109,34 @@ impl Outgoing {
     /// Records that a step is about to be stored and begun: after a suspend request the process may be suspended,
     /// whatever the answer.
     pub(in crate::processes::outgoing) fn holds_from(&mut self, step: Step) {
-        self.not_held &= step != Step::Suspend;
+        self.not_held &= step != Step::Stop;
     }
 
-    /// Does the same as [`Move::unstored`]. A step that was not stored sent no request.
+    /// Does the same as [`Course::unstored`]. A step that was not stored sent no request.
     pub(in crate::processes::outgoing) fn unstored(&mut self, why: &str) -> bool {
-        self.not_held |= self.moving.step() == Step::Suspend;
+        self.not_held |= self.moving.step() == Step::Stop;
         self.moving.unstored(why)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use godwit_verbs::mover::{Ahead, Happened};
+    use godwit_move::{Kind, Outcome, Refusal, Subject as Moved};
 
     use super::*;
 
-    fn plan(moving: Move) -> Outgoing {
+    const MEMORY: Step = Step::Copy(Plane::Memory);
+    const OBJECTS: Step = Step::Copy(Plane::Objects);
+
+    fn without(left_out: &[Step]) -> Course {
+        Course::new(Moved::Process, left_out.iter().copied())
+    }
+
+    fn refusal(what: &str) -> Refusal {
+        Refusal::new(Kind::Refused, what)
+    }
+
+    fn plan(moving: Course) -> Outgoing {
         let stored = serde_json::json!({
             "id": "1", "pid": 7, "command": "", "to": "b", "address": null, "files": [], "partners": [],
             "queue_pairs": 1, "layout": "", "started_at": "", "moving": moving, "not_held": true, "made": null,
@@ -140,39 +151,34 @@ mod tests {
             plan.holds_from(plan.moving.step());
             plan
         };
-        let in_turn = |moving: Move| {
+        let in_turn = |moving: Course| {
             let mut plan = begun(plan(moving));
-            plan.moving.happened(Happened::Done);
+            plan.moving.happened(Outcome::Done);
             plan
         };
-        let ahead = begun(in_turn(Move::with(Ahead {
-            memory: false,
-            objects: true,
-        })));
+        let ahead = begun(in_turn(without(&[MEMORY])));
         let mut cancelled = ahead.clone();
-        assert!(cancelled.moving.cancel("cancelled"));
+        assert!(cancelled.moving.cancel(refusal("cancelled")));
         let mut recovered = ahead.clone();
         recovered.moving.recover(true);
         let mut unstored = ahead.clone();
         unstored.unstored("the disk is full");
-        let mut later = begun(in_turn(Move::default()));
+        let mut later = begun(in_turn(without(&[MEMORY, OBJECTS])));
         later.unstored("the disk is full");
-        let mut first = in_turn(Move::default());
-        assert!(first.moving.cancel("cancelled"));
+        let mut first = in_turn(without(&[MEMORY, OBJECTS]));
+        assert!(first.moving.cancel(refusal("cancelled")));
         for plan in [cancelled, recovered, unstored, later, first] {
             let plan = begun(plan);
             assert_eq!(plan.moving.step(), Step::ResumeHere);
             assert!(plan.not_held, "{plan:?}");
         }
         let mut asked = ahead;
-        asked.moving.happened(Happened::Done);
+        asked.moving.happened(Outcome::Done);
         let asked = begun(asked);
         let mut died = asked.clone();
         died.moving.recover(true);
         let mut failed = asked;
-        failed
-            .moving
-            .happened(Happened::Unknown("silence".to_owned()));
+        failed.moving.happened(Outcome::Unknown(refusal("silence")));
         for plan in [died, failed] {
             let plan = begun(plan);
             assert_eq!(plan.moving.step(), Step::ResumeHere);
@@ -182,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_process_that_went_on_is_not_told_to_again() {
-        let mut plan = plan(Move::default());
+        let mut plan = plan(without(&[]));
         assert!(plan.is_to_go_on(Where::There) && !plan.is_to_go_on(Where::Here));
         plan.goes_on = true;
         plan.not_held = false;
@@ -194,9 +200,11 @@ mod tests {
 
     #[test]
     fn senders_are_told_where_a_process_is_that_may_have_other_queue_pairs() {
-        let mut plan = plan(Move::default());
-        let why = || "why".to_owned();
-        let moved = Ending::Moved { lost: Some(why()) };
+        let mut plan = plan(without(&[]));
+        let why = || refusal("why");
+        let moved = Ending::Moved {
+            lost: Some("why".to_owned()),
+        };
         let stayed = Ending::Stayed {
             why: why(),
             lost: None,
