@@ -174,14 +174,14 @@ impl Controller {
         let Some(source) = &mut self.source else {
             return false;
         };
-        let left = source.bytes_left();
+        let required = source.required_rate(now);
         if source.pause.is_some() || !source.may_pause() || source.is_ordered() {
             return false;
         }
         let Some(governor) = &mut source.governor else {
             return false;
         };
-        if governor.pressed(now, left) {
+        if governor.pressed(required) {
             return false;
         }
         let until = governor.pause(now);
@@ -290,12 +290,11 @@ impl Controller {
     }
 
     /// Ends a pause that the deadline no longer allows.
-    fn resume_if_pressed(&mut self, left: u64) {
-        let now = self.now;
+    fn resume_if_pressed(&mut self, required: u64) {
         if let Some(source) = &self.source
             && let (Some(pause), Some(governor)) = (&source.pause, &source.governor)
             && !pause.is_unheard()
-            && governor.pressed(now, left)
+            && governor.pressed(required)
         {
             self.resume();
         }
@@ -376,6 +375,7 @@ impl Controller {
                 now.since(self.slots[tag].arrived)
             });
         let (left, copying) = (source.bytes_left(), source.is_copying());
+        let required = source.required_rate(now);
         let paused = source.pause.is_some();
         let still = source.options.delayed_writes
             && source.pause.is_some_and(|pause| pause.stands_still(now));
@@ -385,6 +385,7 @@ impl Controller {
                 &Period {
                     oldest,
                     left,
+                    required,
                     copying,
                     paused,
                     still,
@@ -399,7 +400,7 @@ impl Controller {
             });
         }
         self.pause_timer();
-        self.resume_if_pressed(left);
+        self.resume_if_pressed(required);
         // Entries that the guest was writing to, and chunks held back by the old rate.
         self.flush_delayed();
         self.pump();

@@ -14,10 +14,10 @@ mod verify;
 use core::time::Duration;
 use std::collections::VecDeque;
 
-use crate::controller::governor::Governor;
 use crate::controller::governor::in_flight::idle_window::IdleWindow;
 use crate::controller::governor::obstacles::Obstacles;
 use crate::controller::governor::token_bucket::TokenBucket;
+use crate::controller::governor::{Governor, JudgedPeriods, governor};
 use crate::controller::requests::slots::{Slot, Slots};
 use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::double_write::delayed_writes::DelayedWrites;
@@ -90,7 +90,7 @@ pub(in crate::controller) struct Source {
     paced_until: Option<Time>,
     pub(in crate::controller) delayed_paced_until: Option<Time>,
     /// Keeper of the promise to the guest, if there is a promise.
-    pub(in crate::controller) governor: Option<Governor>,
+    pub(in crate::controller) governor: Option<Box<dyn Governor>>,
     pub(in crate::controller) pause: Option<Pause>,
     pub(in crate::controller) pauses: PauseCounts,
     pub(in crate::controller) delayed: DelayedWrites,
@@ -178,7 +178,7 @@ impl Source {
 
     /// Returns the time at which the timer has to run next.
     pub(in crate::controller) fn next_deadline(&self, slots: &Slots) -> Time {
-        let governed = self.governor.as_ref().map(Governor::next_sample);
+        let governed = self.governor.as_ref().map(|it| it.next_sample());
         let pause = self.pause.as_ref().and_then(Pause::deadline);
         [
             self.paced_until,
@@ -340,7 +340,7 @@ impl Controller {
                 .map(|limit| TokenBucket::new(limit, now)),
             paced_until: None,
             delayed_paced_until: None,
-            governor: Governor::new(&options, now),
+            governor: governor(&options, JudgedPeriods::default(), now),
             pause: None,
             pauses: PauseCounts::default(),
             delayed: DelayedWrites::new(self.limits, self.capacity),
@@ -488,7 +488,7 @@ impl Controller {
             .source
             .as_ref()
             .and_then(|source| source.governor.as_ref())
-            .map(Governor::next_sample);
+            .map(|it| it.next_sample());
         if due(next_sample) {
             self.sample();
         }

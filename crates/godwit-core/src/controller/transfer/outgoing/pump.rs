@@ -337,7 +337,7 @@ impl Controller {
             Ok(Content::Zeroes) if pass.copies() => ChunkContent::Zeroes,
             _ => {
                 // The slot is idle again and must not count as a read under way.
-                chunk.state = ChunkState::Sent { data: false };
+                chunk.state = ChunkState::Sent;
                 self.abort_source(AbortReason::SourceDisk);
                 return;
             }
@@ -439,8 +439,7 @@ impl Controller {
             ChunkKind::Hole => source.layout.hole_done(took),
         }
         if let Some(governor) = &mut source.governor {
-            let data = chunk.state == ChunkState::Sent { data: true };
-            governor.chunk_done(took, data);
+            governor.chunk_done(took);
         }
         self.wake(chunk.waiters);
         self.pump();
