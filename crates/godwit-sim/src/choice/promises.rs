@@ -104,10 +104,12 @@ const fn target(milliseconds: u64, allowed_per_million: u32) -> Option<LatencyTa
     })
 }
 
-fn cells() -> Vec<Cell> {
-    let anywhere = Places::Within(DISK);
-    let skewed = Places::Skewed(DISK);
-    let open = |name, places, reads, megabytes: u64| Cell {
+const ANYWHERE: Places = Places::Within(DISK);
+const SKEWED: Places = Places::Skewed(DISK);
+
+/// Returns a guest with a pace of its own, or a closed loop, on a fast disk and link.
+const fn fast(name: &'static str, places: Places, reads: u64, megabytes: u64) -> Cell {
+    Cell {
         name,
         places,
         reads,
@@ -120,76 +122,72 @@ fn cells() -> Vec<Cell> {
         link: FAST_LINK,
         disk: FAST_DISK,
         stated: None,
+    }
+}
+
+const WRITES: Cell = fast("writes, 40 MB/s", ANYWHERE, 0, 40);
+const MIXED: Cell = fast("half writes, 80 MB/s", ANYWHERE, 50, 80);
+const TAKES_ALL: Cell = fast("writes, no limit", ANYWHERE, 0, 0);
+const FULL: Cell = Cell {
+    disk: SLOW_DISK,
+    ..fast("half writes, 100 MB/s, slow disk", ANYWHERE, 50, 100)
+};
+const CROWDS: Cell = Cell {
+    link: SLOW_LINK,
+    ..fast("skewed writes, 110 MB/s, slow link", SKEWED, 0, 110)
+};
+const FILLS: Cell = Cell {
+    link: SLOW_LINK,
+    ..fast("writes, no limit, slow link", ANYWHERE, 0, 0)
+};
+
+fn cells() -> Vec<Cell> {
+    let on = |disk, cell| Cell { disk, ..cell };
+    let unknown = |cell| Cell {
+        arrivals: Arrivals::Unknown,
+        ..cell
     };
-    let writes = open("writes, 40 MB/s", anywhere, 0, 40);
-    let mixed = open("half writes, 80 MB/s", anywhere, 50, 80);
-    let full = Cell {
-        disk: SLOW_DISK,
-        ..open("half writes, 100 MB/s, slow disk", anywhere, 50, 100)
-    };
-    let crowds = Cell {
+    let slow_link = |cell| Cell {
         link: SLOW_LINK,
-        ..open("skewed writes, 110 MB/s, slow link", skewed, 0, 110)
-    };
-    let takes_all = open("writes, no limit", anywhere, 0, 0);
-    let fills = Cell {
-        link: SLOW_LINK,
-        ..open("writes, no limit, slow link", anywhere, 0, 0)
+        ..cell
     };
     let stated = |name, cell, stated| Cell {
         name,
         stated,
         ..cell
     };
+    let open = |name, reads, megabytes| fast(name, ANYWHERE, reads, megabytes);
     vec![
-        open("half writes, 2 MB/s", anywhere, 50, 2),
-        open("writes, 20 MB/s", anywhere, 0, 20),
-        writes,
-        mixed,
-        open("skewed writes, 80 MB/s", skewed, 0, 80),
-        takes_all,
-        open("half writes, no limit", anywhere, 50, 0),
-        Cell {
-            arrivals: Arrivals::Unknown,
-            ..open("half writes, no limit, not known", anywhere, 50, 0)
-        },
-        Cell {
-            arrivals: Arrivals::Unknown,
-            ..open("writes, no limit, not known", anywhere, 0, 0)
-        },
-        Cell {
-            disk: STALLING_DISK,
-            ..open("writes, 40 MB/s, stalling disk", anywhere, 0, 40)
-        },
-        Cell {
-            disk: STANDING_DISK,
-            ..open("half writes, 60 MB/s, standing disk", anywhere, 50, 60)
-        },
-        Cell {
-            disk: STANDING_DISK,
-            ..open("half writes, no limit, standing disk", anywhere, 50, 0)
-        },
-        Cell {
-            disk: SLOW_DISK,
-            ..open("half writes, 40 MB/s, slow disk", anywhere, 50, 40)
-        },
-        full,
-        Cell {
-            disk: SLOW_DISK,
-            ..open("writes, no limit, slow disk", anywhere, 0, 0)
-        },
-        Cell {
-            link: SLOW_LINK,
-            ..open("writes, 40 MB/s, slow link", anywhere, 0, 40)
-        },
-        crowds,
-        fills,
-        stated("p99.99<3ms: half writes, 80 MB/s", mixed, target(3, 100)),
-        stated("p99.9<20ms: writes, 40 MB/s", writes, target(20, 1_000)),
-        stated("p99.9<2ms: writes, no limit", takes_all, target(2, 1_000)),
-        stated("p99.9<20ms: full slow disk", full, target(20, 1_000)),
-        stated("p99.9<20ms: slow link, 110 MB/s", crowds, target(20, 1_000)),
-        stated("p99.9<20ms: slow link, no limit", fills, target(20, 1_000)),
+        open("half writes, 2 MB/s", 50, 2),
+        open("writes, 20 MB/s", 0, 20),
+        WRITES,
+        MIXED,
+        fast("skewed writes, 80 MB/s", SKEWED, 0, 80),
+        TAKES_ALL,
+        open("half writes, no limit", 50, 0),
+        unknown(open("half writes, no limit, not known", 50, 0)),
+        unknown(open("writes, no limit, not known", 0, 0)),
+        on(STALLING_DISK, open("writes, 40 MB/s, stalling disk", 0, 40)),
+        on(
+            STANDING_DISK,
+            open("half writes, 60 MB/s, standing disk", 50, 60),
+        ),
+        on(
+            STANDING_DISK,
+            open("half writes, no limit, standing disk", 50, 0),
+        ),
+        on(SLOW_DISK, open("half writes, 40 MB/s, slow disk", 50, 40)),
+        FULL,
+        on(SLOW_DISK, open("writes, no limit, slow disk", 0, 0)),
+        slow_link(open("writes, 40 MB/s, slow link", 0, 40)),
+        CROWDS,
+        FILLS,
+        stated("p99.99<3ms: half writes, 80 MB/s", MIXED, target(3, 100)),
+        stated("p99.9<20ms: writes, 40 MB/s", WRITES, target(20, 1_000)),
+        stated("p99.9<2ms: writes, no limit", TAKES_ALL, target(2, 1_000)),
+        stated("p99.9<20ms: full slow disk", FULL, target(20, 1_000)),
+        stated("p99.9<20ms: slow link, 110 MB/s", CROWDS, target(20, 1_000)),
+        stated("p99.9<20ms: slow link, no limit", FILLS, target(20, 1_000)),
     ]
 }
 

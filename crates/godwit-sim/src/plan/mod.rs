@@ -315,7 +315,6 @@ fn governor_parts(random: &mut Random) -> GovernorParts {
     GovernorParts {
         strain_cause: part(),
         local_answer_budget: part(),
-        queueing_ratio: part(),
         net_progress: part(),
         haste: part(),
     }

@@ -78,15 +78,25 @@ pub(super) struct Thought {
 const PACE: usize = 20;
 
 impl Waits {
-    fn of(waits: &mut [u64], promised: Option<Duration>) -> Self {
+    fn of(mut waits: Vec<u64>, promised: Option<Duration>) -> Self {
         let limit = promised.unwrap_or(Duration::MAX).as_nanos();
         let late = waits.iter().filter(|wait| u128::from(**wait) > limit);
         Self {
             promised,
             late: late.count() as f64 / waits.len().max(1) as f64,
-            p99: at_quantile(waits, 0.99),
-            p9999: at_quantile(waits, 0.9999),
+            p99: at_quantile(&mut waits, 0.99),
+            p9999: at_quantile(&mut waits, 0.9999),
         }
+    }
+}
+
+/// Returns the part of its throughput before the move that the guest kept.
+fn part_kept(had_before: u64, before: Duration, had: u64, took: Duration) -> f64 {
+    let usual = had_before as f64 / before.as_secs_f64() * took.as_secs_f64();
+    if usual > 0.0 {
+        (had as f64 / usual).min(1.0)
+    } else {
+        1.0
     }
 }
 
@@ -109,10 +119,7 @@ impl World {
         let nanoseconds = |time: Duration| time.as_nanos() as u64;
         while self.violation.is_none() && self.step(nanoseconds(what.before)) {}
         let had_before = self.guest.had;
-        let mut waits = std::mem::take(&mut self.guest.waits);
-        if let Some(arrivals) = what.automatic {
-            self.promise_automatically(arrivals, &mut waits, what.before);
-        }
+        self.promise_automatically(what);
         let begun = self.now;
         (self.thought.begun, self.thought.full) = (begun, what.full);
         let carried = self.carried_bytes();
@@ -121,7 +128,7 @@ impl World {
             self.schedule(THINKS, Occurrence::Think);
         }
         let end = begun + nanoseconds(what.limit);
-        let mut over = None;
+        let (mut over, mut waits) = (None, None);
         let mut free = None;
         while self.violation.is_none() && free.is_none() && self.now < end {
             let until = self.now + LOOKS;
@@ -129,7 +136,7 @@ impl World {
             let since = Duration::from_nanos(self.now - begun);
             if over.is_none() && self.nodes[1].serves() {
                 over = Some(since);
-                waits = std::mem::take(&mut self.guest.waits);
+                waits = Some(std::mem::take(&mut self.guest.waits));
             }
             if over.is_some()
                 && self
@@ -149,21 +156,14 @@ impl World {
                 controller.cancel(now, AbortReason::Cancelled)
             });
         }
-        if over.is_none() {
-            waits = std::mem::take(&mut self.guest.waits);
-        }
+        let waits = waits.unwrap_or_else(|| std::mem::take(&mut self.guest.waits));
         let options = self.plan.migrations[0].options;
         let (deadline, promised) = (options.deadline, options.sla.map(|sla| sla.limit));
         self.settle();
         if let Some(violation) = self.violation {
             return Err(violation);
         }
-        let usual = had_before as f64 / what.before.as_secs_f64() * took.as_secs_f64();
-        let kept = if usual > 0.0 {
-            (had as f64 / usual).min(1.0)
-        } else {
-            1.0
-        };
+        let kept = part_kept(had_before, what.before, had, took);
         let cost = Cost {
             until_free: took,
             on_two_nodes: over.map_or(Duration::ZERO, |over| took - over),
@@ -177,12 +177,16 @@ impl World {
             handed_over: over.filter(|_| free.is_some()),
             carried,
             why: self.thought.why,
-            waits: Waits::of(&mut waits, promised),
+            waits: Waits::of(waits, promised),
         })
     }
 
-    /// Promises the guest what a node promises a guest with these latencies before its disk moves.
-    fn promise_automatically(&mut self, arrivals: Arrivals, waits: &mut [u64], before: Duration) {
+    /// Promises the guest what a node promises by itself a guest with the latencies up to now.
+    fn promise_automatically(&mut self, what: &Measurement) {
+        let waits = &mut std::mem::take(&mut self.guest.waits);
+        let Some(arrivals) = what.automatic else {
+            return;
+        };
         let share = match arrivals {
             Arrivals::ClosedLoop => at_quantile(waits, 0.5) * GuestLoad::CLOSED_LOOP_PARTS,
             Arrivals::OpenLoop | Arrivals::Unknown => Duration::ZERO,
@@ -198,7 +202,7 @@ impl World {
         });
         options.wake_up_limit = Some(limit);
         options.guest_load = Some(GuestLoad {
-            per_second: (waits.len() as f64 / before.as_secs_f64()) as u64,
+            per_second: (waits.len() as f64 / what.before.as_secs_f64()) as u64,
             arrivals,
         });
     }

@@ -1,7 +1,11 @@
-//! The controller of the promise to the guest. From a latency target the governor derives the pause threshold, the
-//! window in flight, and the rates of copies and delayed writes. The governor spends the room that the guest leaves on
-//! finishing sooner.
+//! The controller of the promise to the guest: the rate and the amount of copies while the guest's requests take no
+//! longer than promised.
+//!
+//! [`Governor`] is the seam, as quinn's `Controller` is for congestion. The mover reports events, and asks before each
+//! step that a promise may hold back. A governor has no access to the disk, the link or the clock, so another algorithm
+//! needs a file of its own and a line in [`governor`].
 
+mod adaptive;
 pub(super) mod arrivals;
 pub(super) mod in_flight;
 mod judgement;
@@ -10,520 +14,103 @@ pub(super) mod parts;
 pub(super) mod token_bucket;
 pub(super) mod tuning;
 
+use core::fmt::Debug;
 use core::time::Duration;
 
-use crate::controller::governor::in_flight::busy_window::{BusyWindow, GuestDid, Pace};
-use crate::controller::governor::judgement::haste::Haste;
-use crate::controller::governor::judgement::local_answer_budget::LocalAnswerBudget;
-use crate::controller::governor::judgement::net_progress::NetProgress;
-use crate::controller::governor::judgement::rate_search::RateSearch;
-use crate::controller::governor::judgement::relaxed_bound::RelaxedBound;
-use crate::controller::governor::judgement::strain_cause::StrainCause;
-use crate::controller::governor::judgement::throughput::{Finding, Shortage, Throughput};
-use crate::controller::governor::token_bucket::TokenBucket;
-use crate::controller::governor::tuning::rate_and_pause::{
-    FIRST_RATE_BYTES, LEAST_AUTOMATIC_RATE_BYTES, LEAST_KEPT_PART, LEAST_LAST_RATE_BYTES,
-    LEAST_RATE_BYTES, LONGEST_PAUSE, MEMORY_PART, MOST_KEPT_PART, MOST_RATE_BYTES, REACTION,
-    SHORTEST_PAUSE,
-};
-use crate::controller::{Controller, MigrationOptions, PromiseProgress};
-use crate::sla::LatencyTarget;
-use crate::units::{Bytes, SECTOR_SIZE, Time};
+use self::adaptive::Adaptive;
+use crate::controller::{MigrationOptions, PromiseProgress};
+use crate::units::{Bytes, Time};
 
-/// Time between two judgements of the guest's latency.
-const SAMPLING: Duration = Controller::LINK_SAMPLING;
+/// An algorithm that keeps the promise of one migration.
+///
+/// Events come in the order in which they happen. A bound holds until the next event.
+pub(super) trait Governor: Debug + Send {
+    /// Notes an answered request of the guest.
+    fn answered(&mut self, answer: &Answer);
 
-#[derive(Debug)]
-pub(super) struct Governor {
-    target: Option<LatencyTarget>,
-    interface_budget: Option<u64>,
-    deadline: Option<Time>,
-    fixed_delayed_rate: Option<u64>,
-    next_sample: Time,
-    /// Slowest request answered in this period, number of answers, and their bytes.
-    worst: Duration,
-    answered: u32,
-    answered_bytes: u64,
-    /// Factor by which the guest's requests exceed the promise although the migration stands still: at least 1. A pause
-    /// for less would change nothing.
-    own: RelaxedBound,
-    /// Further factor by which the requests exceed the promise although copies hardly move: at least 1.
-    crept: RelaxedBound,
-    throughput: Option<Throughput>,
-    /// Present only without an explicit promise.
-    strain_cause: Option<StrainCause>,
-    /// Absent if the migration's use of the link is bounded: waiting for more would be in vain.
-    net_progress: Option<NetProgress>,
-    /// Present only without an explicit promise or interface budget.
-    haste: Option<Haste>,
-    /// Recent requests, late requests among them, and the bytes of the recent requests, decaying.
-    recent: f64,
-    recent_late: f64,
-    recent_bytes: f64,
-    /// `None`: outside of a pause no request is answered without the destination.
-    local_answer_budget: Option<LocalAnswerBudget>,
-    rate: u64,
-    rate_search: RateSearch,
-    spent: u64,
-    budget: TokenBucket,
-    delayed: TokenBucket,
-    busy_window: BusyWindow,
-    pause: Duration,
-    resumed: Option<Time>,
-    interface_full: bool,
-    periods: u64,
-    breached: u64,
-}
+    /// Notes a chunk acknowledged `took` after its lock.
+    fn chunk_done(&mut self, took: Duration);
 
-impl Governor {
-    /// Creates the governor of a migration with these options, or `None` if nothing holds the migration back for the
-    /// guest's sake.
-    pub(super) fn new(options: &MigrationOptions, now: Time) -> Option<Self> {
-        if options.sla.is_none() && options.interface_budget.is_none() {
-            return None;
-        }
-        let rate = options.interface_budget.map_or(FIRST_RATE_BYTES, |budget| {
-            FIRST_RATE_BYTES.min(budget / 4).max(LEAST_RATE_BYTES)
-        });
-        let delayed = options.delayed_write_rate.unwrap_or(rate / 2);
-        let bounds = [
-            options.max_bandwidth,
-            options.interface_budget,
-            options.delayed_write_rate,
-        ];
-        let parts = options.governor;
-        let is_bounded = bounds.iter().any(Option::is_some);
-        Some(Self {
-            target: options.sla,
-            interface_budget: options.interface_budget,
-            deadline: options.deadline.map(|within| now.after(within)),
-            fixed_delayed_rate: options.delayed_write_rate,
-            next_sample: now.after(SAMPLING),
-            worst: Duration::ZERO,
-            answered: 0,
-            answered_bytes: 0,
-            own: RelaxedBound::NONE,
-            crept: RelaxedBound::NONE,
-            throughput: options
-                .guest_load
-                .map(|before| Throughput::new(before, now)),
-            strain_cause: options
-                .guest_load
-                .filter(|_| parts.strain_cause)
-                .map(|_| StrainCause::default()),
-            haste: options
-                .guest_load
-                .filter(|_| parts.haste && options.interface_budget.is_none())
-                .map(|before| Haste::new(before.per_second, now)),
-            net_progress: (!is_bounded && parts.net_progress).then(|| NetProgress::new(now)),
-            recent: 0.0,
-            recent_late: 0.0,
-            recent_bytes: 0.0,
-            local_answer_budget: parts.local_answer_budget.then(LocalAnswerBudget::default),
-            rate,
-            rate_search: RateSearch::new(),
-            spent: 0,
-            budget: TokenBucket::new(rate, now),
-            delayed: TokenBucket::new(delayed, now),
-            busy_window: BusyWindow::new(options),
-            pause: SHORTEST_PAUSE,
-            resumed: None,
-            interface_full: false,
-            periods: 0,
-            breached: 0,
-        })
-    }
-
-    /// Returns `PAUSE_TH`: the maximum age of a request that waits for the migration. `None` without a promise.
-    #[inline]
-    pub(super) fn threshold(&self) -> Option<Duration> {
-        let limit = self.eased(self.target?.limit);
-        Some(limit.saturating_sub(REACTION).max(limit / 2))
-    }
-
-    /// Returns true while copies go at full speed because going slowly does not spare the guest.
-    fn hurries(&self) -> bool {
-        self.haste.as_ref().is_some_and(Haste::hurries)
-    }
-
-    /// Returns the promise, eased by delays without fault of the migration, and by the need to end at all.
-    fn eased(&self, promised: Duration) -> Duration {
-        let own = promised.mul_f64(self.own.factor());
-        if self.hurries() {
-            return own.max(Controller::MOST_EASED);
-        }
-        // An explicit promise is kept.
-        let net_progress = match (&self.net_progress, &self.throughput) {
-            (Some(net_progress), Some(_)) => net_progress.factor(),
-            _ => 1.0,
-        };
-        own.max(own.mul_f64(net_progress).min(Controller::MOST_EASED))
-    }
+    /// Notes bytes sent as a copy or as a delayed write. Double writes are not noted: nothing holds them back.
+    fn spend(&mut self, bytes: u64, delayed: bool);
 
     /// Begins a new pass over the disk.
-    pub(super) fn pass_begins(&mut self) {
-        if let Some(net_progress) = &mut self.net_progress {
-            net_progress.restart();
-        }
-    }
+    fn pass_begins(&mut self);
 
-    /// Notes a write of the guest.
-    #[inline]
-    pub(super) fn written(&mut self, bytes: Bytes) {
-        if let Some(net_progress) = &mut self.net_progress {
-            net_progress.written(bytes.0);
-        }
-    }
+    /// Judges the period that has passed, at [`Self::next_sample`].
+    fn sample(&mut self, now: Time, period: &Period);
 
-    /// Returns the maximum number of chunks in flight while the guest does I/O, and the maximum length in sectors.
-    pub(super) fn in_flight(&self) -> (u16, u32) {
-        self.busy_window.in_flight()
-    }
+    /// Notes the interface's traffic in bytes per second, if the interface is watched. Returns true if the traffic
+    /// exceeds the interface's budget.
+    fn interface(&mut self, rate: Option<u64>, paused: bool) -> bool;
 
-    /// Notes an answered request of the guest.
-    #[inline]
-    pub(super) fn answered(&mut self, bytes: Bytes, latency: Duration, known_late: bool) {
-        self.answered += 1;
-        self.answered_bytes += bytes.0;
-        self.worst = self.worst.max(latency);
-        if !known_late && self.target.is_some_and(|target| latency > target.limit) {
-            self.recent_late += 1.0;
-        }
-    }
-
-    /// Returns the number of recent requests that may be late by the target's percentile.
-    fn allowance(&self) -> f64 {
-        let allowed = self.target.map_or(0, |target| target.allowed_per_million);
-        (self.recent + f64::from(self.answered)) * f64::from(allowed) / 1e6
-    }
-
-    /// Returns true if a request that has waited for the threshold may be answered without the destination, alone: such
-    /// moments are few, and a failing link is not worth waiting for.
-    pub(super) fn may_answer_alone(&mut self) -> bool {
-        let requests = self.recent + f64::from(self.answered);
-        let budget = self.local_answer_budget.as_mut();
-        budget.is_some_and(|budget| budget.allow(requests))
-    }
-
-    /// Returns true if the promise still allows a request that has waited for the threshold to be late. The target's
-    /// percentile leaves a few late requests, of which half are kept for delays without fault of the migration.
-    pub(super) fn may_be_late(&mut self) -> bool {
-        if self.target.is_none() {
-            return true;
-        }
-        let allows = self.recent_late + 1.0 <= self.allowance() / 2.0;
-        if allows {
-            self.recent_late += 1.0;
-        }
-        allows
-    }
-
-    /// Notes a chunk acknowledged `took` after its lock; `data` is true if the chunk travelled as data.
-    pub(super) fn chunk_done(&mut self, took: Duration, data: bool) {
-        self.busy_window.chunk_done(took, data);
-    }
-
-    /// Succeeds if copies (or delayed writes) may go on; otherwise returns the time of the next attempt.
-    pub(super) fn ready(&mut self, now: Time, delayed: bool) -> Result<(), Time> {
-        self.budget.ready(now)?;
-        if delayed {
-            self.delayed.ready(now)
-        } else {
-            Ok(())
-        }
-    }
-
-    pub(super) fn spend(&mut self, bytes: u64, delayed: bool) {
-        self.spent += bytes;
-        self.budget.spend(bytes);
-        if delayed {
-            self.delayed.spend(bytes);
-        }
-    }
-
-    pub(super) const fn next_sample(&self) -> Time {
-        self.next_sample
-    }
-
-    /// Judges the period that has passed.
-    pub(super) fn sample(&mut self, now: Time, period: &Period) {
-        let &Period {
-            oldest,
-            left,
-            copying,
-            ..
-        } = period;
-        self.next_sample = now.after(SAMPLING);
-        let worst = self.worst.max(oldest);
-        let seen = self.answered > 0 || !oldest.is_zero();
-        self.recent = self.recent * MEMORY_PART + f64::from(self.answered);
-        self.recent_late *= MEMORY_PART;
-        self.recent_bytes = self.recent_bytes * MEMORY_PART + self.answered_bytes as f64;
-        if let Some(budget) = &mut self.local_answer_budget {
-            budget.period_ends(MEMORY_PART);
-        }
-        if let Some(net_progress) = &mut self.net_progress {
-            net_progress.period_ends(now, left, period.paused);
-        }
-        if let Some(target) = self.target
-            && seen
-        {
-            self.periods += 1;
-            self.breached += u64::from(worst > target.limit);
-            if self.hurries() {
-                self.widen(worst);
-            } else {
-                self.adjust(worst, target.limit, period);
-            }
-        }
-        self.judge_throughput(now);
-        self.judge_haste(now, period);
-        let least = self.least_rate();
-        let least = if copying {
-            least
-        } else {
-            least.max(LEAST_LAST_RATE_BYTES)
-        };
-        let required = self.required(now, left);
-        self.rate = self.rate.clamp(least.max(required), MOST_RATE_BYTES);
-        if self.hurries() {
-            self.rate = MOST_RATE_BYTES;
-        }
-        self.budget.set_rate(self.rate);
-        // The delayed writes' share of the budget while copies go on.
-        let share = if copying { self.rate / 2 } else { self.rate };
-        self.delayed
-            .set_rate(self.fixed_delayed_rate.unwrap_or(share));
-        self.worst = Duration::ZERO;
-        self.answered = 0;
-        self.answered_bytes = 0;
-        self.busy_window.period_ends();
-        self.spent = 0;
-    }
-
-    /// Returns the least rate of copies in bytes per second, short of a pause. An explicit promise or interface budget
-    /// comes before progress.
-    fn least_rate(&self) -> u64 {
-        if self.throughput.is_none() || self.interface_budget.is_some() {
-            return LEAST_RATE_BYTES;
-        }
-        let lately = SAMPLING.as_secs_f64() / (1.0 - MEMORY_PART);
-        LEAST_AUTOMATIC_RATE_BYTES.max((self.recent_bytes / lately) as u64)
-    }
-
-    /// Returns true if copies hardly move: the guest's strain then does not speak against their rate.
-    fn creeps(&self) -> bool {
-        self.rate <= self.least_rate()
-    }
-
-    /// Reduces the rate of copies, unless copies hardly move already.
-    fn give_way(&mut self) {
-        if !self.creeps() {
-            self.rate_search.yielded(self.rate);
-            self.rate = self.rate / 10 * 7;
-        }
-    }
-
-    /// Reduces the rate of copies below their rate during the shortage, by twice the lacking part, so that the guest
-    /// can catch up. If copies stood still like the guest, both waited for the disk.
-    fn make_up_for(&mut self, shortage: Shortage) {
-        if !self.creeps() && shortage.copied > 0 {
-            // Copies far below their allowed rate are not the cause of the shortage.
-            let took = shortage.copied.clamp(self.rate / 2, self.rate);
-            self.rate_search.yielded(took);
-            let keep = (1.0 - 2.0 * shortage.lacked).clamp(LEAST_KEPT_PART, MOST_KEPT_PART);
-            self.rate = (took as f64 * keep) as u64;
-        }
-    }
-
-    /// Judges the guest's throughput.
-    fn judge_throughput(&mut self, now: Time) {
-        let crawl = self.creeps().then(|| self.least_rate());
-        // A shortage while copies hurry says nothing about the rate before.
-        let hurries = self.hurries();
-        let stood_still = hurries || self.answered == 0 && !self.busy_window.arrives();
-        let Some(throughput) = &mut self.throughput else {
-            return;
-        };
-        if stood_still {
-            return throughput.stood_still(now);
-        }
-        let finding = throughput.count(now, self.answered, self.spent, crawl);
-        match finding {
-            Some(Finding::Short(shortage)) => self.make_up_for(shortage),
-            // The rates during past shortages say nothing any more.
-            Some(Finding::Saturates) => self.rate_search = RateSearch::new(),
-            None => {}
-        }
-    }
-
-    /// Judges if slow copies spare the guest.
-    fn judge_haste(&mut self, now: Time, period: &Period) {
-        let held_back = self.creeps() || period.paused;
-        let is_idle = self.answered == 0 && period.oldest.is_zero();
-        let hurried = self.hurries();
-        let Some(haste) = &mut self.haste else {
-            return;
-        };
-        if is_idle {
-            return haste.stood_still(now);
-        }
-        haste.count(now, self.answered, self.spent, held_back);
-        if hurried && !haste.hurries() {
-            // The search begins anew from below.
-            self.rate = LEAST_RATE_BYTES;
-            self.rate_search = RateSearch::new();
-        }
-    }
-
-    /// Allows more chunks in flight, as long as a chunk takes no longer than the longest allowed request.
-    fn widen(&mut self, worst: Duration) {
-        let guest = GuestDid { worst, lags: false };
-        let limit = Controller::MOST_EASED;
-        self.busy_window.adjust(limit, guest, Pace::Starved);
-    }
-
-    fn adjust(&mut self, worst: Duration, promised: Duration, period: &Period) {
-        if period.still {
-            let own = promised.mul_f64(self.own.factor());
-            self.own.period_ends(worst > own * 3 / 4);
-            return;
-        }
-        let limit = self.eased(promised);
-        self.own.period_ends(false);
-        let comfort = limit.mul_f64(self.crept.factor());
-        // The percentile allows a few late requests. Half of them are kept for delays without fault of the migration.
-        let strained = worst > comfort && self.recent_late > self.allowance() / 2.0;
-        let creeps = self.creeps();
-        self.crept.period_ends(strained && creeps);
-        // An explicit promise is kept despite all reasons against it.
-        let at_fault = match &mut self.strain_cause {
-            Some(strain_cause) => strain_cause.lies_with_copies(strained, creeps),
-            None => strained,
-        };
-        self.rate_search.period_ends(self.rate, strained && !creeps);
-        let used = per_second(self.spent);
-        if at_fault {
-            self.give_way();
-        } else if !strained && !self.throughput.as_ref().is_some_and(Throughput::is_short) {
-            // An unused rate is no reason for a higher rate.
-            if used >= self.rate / 4 * 3 {
-                self.rate += self.rate_search.rise(self.rate);
-            }
-        }
-        // An explicit promise comes before progress here, too.
-        let automatic = self.throughput.is_some();
-        let (_, chunk_sectors) = self.in_flight();
-        let one_more = self.spent + u64::from(chunk_sectors) * SECTOR_SIZE;
-        let pace = if automatic && period.copying && used < self.least_rate() / 4 * 3 {
-            Pace::Starved
-        } else if per_second(one_more) < self.rate / 8 * 7 {
-            Pace::BelowRate
-        } else {
-            Pace::AtRate
-        };
-        let lags = self.throughput.as_ref().is_some_and(Throughput::lags);
-        self.busy_window
-            .adjust(limit, GuestDid { worst, lags }, pace);
-    }
-
-    /// Returns the bytes per second needed for the deadline.
-    fn required(&self, now: Time, left: u64) -> u64 {
-        let Some(deadline) = self.deadline else {
-            return 0;
-        };
-        let time = deadline.since(now).as_millis().max(100) as u64;
-        left.saturating_mul(1000) / time
-    }
-
-    /// Returns true if the deadline leaves no time for pauses.
-    pub(super) fn pressed(&self, now: Time, left: u64) -> bool {
-        self.deadline.is_some() && self.required(now, left) >= self.rate
-    }
-
-    /// Sets a new deadline for the first pass.
-    pub(super) const fn set_deadline(&mut self, deadline: Option<Time>) {
-        self.deadline = deadline;
-    }
-
-    /// Returns the number of sampling periods with guest requests, and the number of these periods with a request
-    /// beyond the promise.
-    pub(super) const fn counts(&self) -> (u64, u64) {
-        (self.periods, self.breached)
-    }
-
-    /// Continues with these counts.
-    pub(super) const fn take_counts(&mut self, (periods, breached): (u64, u64)) {
-        (self.periods, self.breached) = (periods, breached);
-    }
-
-    pub(super) const fn deadline(&self) -> Option<Time> {
-        self.deadline
-    }
-
-    /// Begins a pause; returns the earliest end of the pause.
-    pub(super) fn pause(&mut self, now: Time) -> Time {
-        let soon = self
-            .resumed
-            .is_some_and(|resumed| now.since(resumed) < self.pause * 4);
-        // While the migration loses ground, a longer pause loses more.
-        let loses = self.net_progress.as_ref().is_some_and(NetProgress::is_lost);
-        // A hurrying migration would lose its purpose in a longer pause.
-        self.pause = if soon && !loses && !self.hurries() {
-            (self.pause * 2).min(LONGEST_PAUSE)
-        } else {
-            SHORTEST_PAUSE
-        };
-        if !self.creeps() {
-            self.rate_search.yielded(self.rate);
-            self.rate = (self.rate / 4 * 3).max(self.least_rate());
-        }
-        self.busy_window.narrow();
-        now.after(self.pause)
-    }
+    /// Begins a pause; returns the earliest end of the pause (`PAUSE_DURATION`).
+    fn pause(&mut self, now: Time) -> Time;
 
     /// Prolongs a pause because the link is no better yet; returns the new end.
-    pub(super) fn prolong(&mut self, now: Time) -> Time {
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-        now.after(self.pause)
-    }
+    fn prolong(&mut self, now: Time) -> Time;
 
-    pub(super) fn resume(&mut self, now: Time) {
-        self.resumed = Some(now);
-    }
+    /// Ends a pause.
+    fn resume(&mut self, now: Time);
 
-    /// Notes the interface's traffic. Returns true if the traffic exceeds the interface's budget.
-    pub(super) fn interface(&mut self, rate: Option<u64>, paused: bool) -> bool {
-        let (Some(budget), Some(rate)) = (self.interface_budget, rate) else {
-            return false;
-        };
-        if rate > budget / 20 * 19 && !paused {
-            self.rate = (self.rate / 10 * 8).max(LEAST_RATE_BYTES);
-        } else if rate < budget / 20 * 17 && self.target.is_none() {
-            self.rate = (self.rate + self.rate / 20 + (256 << 10)).min(budget);
-        }
-        self.budget.set_rate(self.rate);
-        // A pause ends once other traffic leaves room.
-        self.interface_full = rate > if paused { budget / 10 * 9 } else { budget };
-        self.interface_full
-    }
+    /// Returns `PAUSE_TH`: the maximum age of a request that waits for the migration. `None` without a promise.
+    fn threshold(&self) -> Option<Duration>;
 
-    pub(super) const fn interface_is_full(&self) -> bool {
-        self.interface_full
-    }
+    /// Returns true if a request that has waited for the threshold may be answered without the destination, alone.
+    /// Counts the request.
+    fn may_answer_alone(&mut self) -> bool;
 
-    pub(super) fn report(&self, progress: &mut PromiseProgress) {
-        progress.limit = self.target.map(|target| target.limit);
-        progress.allowed = progress.limit.map(|limit| self.eased(limit));
-        progress.periods = self.periods;
-        progress.breached_periods = self.breached;
-        progress.rate_limit = (!self.hurries()).then_some(self.rate);
-    }
+    /// Returns true if the promise still allows a request that has waited for the threshold to be late. Counts the
+    /// request.
+    fn may_be_late(&mut self) -> bool;
+
+    /// Returns the maximum number of chunks in flight while the guest does I/O, and the maximum length in sectors.
+    fn in_flight(&self) -> (u16, u32);
+
+    /// Succeeds if a copy, or a delayed write, may be sent; otherwise returns the time of the next attempt.
+    fn ready(&mut self, now: Time, delayed: bool) -> Result<(), Time>;
+
+    /// Returns true if a deadline that requires this many bytes per second leaves no time for pauses.
+    fn pressed(&self, required: u64) -> bool;
+
+    /// Returns true if the interface's traffic exceeded its budget last.
+    fn interface_is_full(&self) -> bool;
+
+    /// Returns the time of the next [`Self::sample`].
+    fn next_sample(&self) -> Time;
+
+    /// Adds the state of the promise to a report for the user.
+    fn report(&self, progress: &mut PromiseProgress);
 }
 
-/// Converts bytes of a sampling period to bytes per second.
-const fn per_second(bytes: u64) -> u64 {
-    bytes.saturating_mul(1_000_000_000) / SAMPLING.as_nanos() as u64
+/// Creates the governor of a migration with these options, or `None` if nothing holds the migration back for the
+/// guest's sake. `judged` is the count of the migration's governor before.
+pub(super) fn governor(
+    options: &MigrationOptions,
+    judged: JudgedPeriods,
+    now: Time,
+) -> Option<Box<dyn Governor>> {
+    let governs = options.sla.is_some() || options.interface_budget.is_some();
+    governs.then(|| Box::new(Adaptive::new(options, judged, now)) as Box<dyn Governor>)
+}
+
+/// An answered request of the guest.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Answer {
+    pub(super) bytes: Bytes,
+    pub(super) latency: Duration,
+    /// True if [`Governor::may_be_late`] has counted the request.
+    pub(super) known_late: bool,
+    /// True for a write that reaches the disk.
+    pub(super) writes: bool,
+}
+
+/// Sampling periods with requests of the guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct JudgedPeriods {
+    pub(super) all: u64,
+    /// Periods with a request beyond the promise.
+    pub(super) breached: u64,
 }
 
 /// Input of the governor about a sampling period.
@@ -533,6 +120,8 @@ pub(super) struct Period {
     pub(super) oldest: Duration,
     /// Bytes still to be sent.
     pub(super) left: u64,
+    /// Bytes per second needed for the deadline; 0 without a deadline.
+    pub(super) required: u64,
     /// True if copies compete with delayed writes.
     pub(super) copying: bool,
     /// True if the migration pauses.
@@ -540,6 +129,3 @@ pub(super) struct Period {
     /// True if nothing of the migration was under way.
     pub(super) still: bool,
 }
-
-#[cfg(test)]
-mod tests;

@@ -9,8 +9,6 @@ pub struct GovernorParts {
     pub strain_cause: bool,
     /// A few requests are answered without the destination where the migration would pause.
     pub local_answer_budget: bool,
-    /// The ratio of a chunk's time to its time alone bounds the number of chunks in flight.
-    pub queueing_ratio: bool,
     /// An implicit promise is eased until copies gain on the guest.
     pub net_progress: bool,
     /// Copies hurry where slow copies do not spare the guest.
@@ -22,16 +20,14 @@ impl GovernorParts {
     pub const ALL: Self = Self {
         strain_cause: true,
         local_answer_budget: true,
-        queueing_ratio: true,
         net_progress: true,
         haste: true,
     };
 
     /// Names of the parts.
-    pub const NAMES: [&'static str; 5] = [
+    pub const NAMES: [&'static str; 4] = [
         "strain_cause",
         "local_answer_budget",
-        "queueing_ratio",
         "net_progress",
         "haste",
     ];
@@ -52,7 +48,6 @@ impl FromStr for GovernorParts {
             let part = match name {
                 "strain_cause" => &mut parts.strain_cause,
                 "local_answer_budget" => &mut parts.local_answer_budget,
-                "queueing_ratio" => &mut parts.queueing_ratio,
                 "net_progress" => &mut parts.net_progress,
                 "haste" => &mut parts.haste,
                 unknown => return Err(UnknownPart(unknown.to_owned())),
@@ -74,7 +69,7 @@ mod tests {
             assert_ne!(name.parse(), Ok(GovernorParts::ALL), "{name}");
         }
         let two: GovernorParts = "strain_cause,net_progress".parse().expect("parts");
-        assert!(!two.strain_cause && !two.net_progress && two.queueing_ratio);
+        assert!(!two.strain_cause && !two.net_progress && two.local_answer_budget);
         assert!("strain".parse::<GovernorParts>().is_err());
     }
 }

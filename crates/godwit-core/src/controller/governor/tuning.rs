@@ -282,24 +282,6 @@ pub(in crate::controller) mod throughput {
     /// See [`SLACK`].
     pub(in crate::controller) const CHANCE_REQUESTS: f64 = 100.0;
 
-    /// Part owed to a guest that behaves like a closed loop.
-    ///
-    /// From: docs/lab/governor.md#a-guest-that-takes-everything.
-    pub(in crate::controller) const OWED_ON_TRIAL_PART: f64 = 0.25;
-
-    /// Time of the first trial. An apparent closed loop may be a guest whose disk was in its way for unusually long, so
-    /// the guest is tried out again after this time, and each time after twice as long.
-    ///
-    /// From: docs/lab/governor.md#a-guest-that-takes-everything.
-    pub(in crate::controller) const FIRST_TRIAL: Duration = Duration::from_secs(1);
-
-    /// Consecutive windows needed for a decision. With too little throughput although copies hardly move, this many
-    /// windows are no stall: after a stall a guest catches up as soon as there is room. With enough throughput, this
-    /// many windows prove a stall.
-    ///
-    /// From: docs/lab/governor.md#a-guest-that-takes-everything.
-    pub(in crate::controller) const SATURATING_WINDOWS: u32 = 4;
-
     /// Weight of the last window in the average.
     ///
     /// From: docs/lab/governor.md#a-guest-that-takes-everything.
@@ -329,22 +311,6 @@ pub(in crate::controller) mod busy_window {
     /// From: docs/lab/governor.md#the-window-follows-the-guest.
     pub(in crate::controller) const LEAST_CHUNK_SECTORS: u32 = 64;
 
-    /// Chunks that take this many times the time of a chunk alone mostly wait for each other. A smaller crowd keeps the
-    /// path busy.
-    ///
-    /// From: docs/lab/governor.md#chunks-do-not-wait-for-each-other.
-    pub(in crate::controller) const CROWDED_FACTOR: f64 = 6.0;
-
-    /// Below this part of [`CROWDED_FACTOR`] one more chunk may join.
-    ///
-    /// From: docs/lab/governor.md#chunks-do-not-wait-for-each-other.
-    pub(in crate::controller) const ROOMY_PART: f64 = 0.8;
-
-    /// Chunks that take less than the promise divided by this number are no crowd to the guest.
-    ///
-    /// From: docs/lab/governor.md#the-path-is-filled-sooner-and-further-while-the-guest-does-not-notice.
-    pub(in crate::controller) const NOTICEABLE_PARTS: u32 = 2;
-
     /// From this many chunks in flight on, longer chunks are better than more chunks.
     ///
     /// From: docs/lab/governor.md#few-long-chunks-instead-of-many-short-ones.
@@ -354,11 +320,6 @@ pub(in crate::controller) mod busy_window {
     ///
     /// From: what disks and page buffers are aligned to.
     pub(in crate::controller) const BLOCK_SECTORS: u32 = 8;
-
-    /// At most this many chunks are never a crowd.
-    ///
-    /// From: docs/lab/governor.md#chunks-do-not-wait-for-each-other.
-    pub(in crate::controller) const FEW_CHUNKS: u16 = 2;
 }
 
 /// Constants of `in_flight/idle_window.rs`.
@@ -380,24 +341,4 @@ pub(in crate::controller) mod idle_window {
     ///
     /// From: docs/lab/governor.md#more-in-flight-while-the-guest-is-idle.
     pub(in crate::controller) const LONG: Duration = Duration::from_secs(1);
-}
-
-/// Constants of `in_flight/queueing_ratio.rs`.
-pub(in crate::controller) mod queueing_ratio {
-    use core::time::Duration;
-
-    /// Weight of a chunk in the recent average.
-    ///
-    /// From: docs/lab/governor.md#chunks-do-not-wait-for-each-other.
-    pub(in crate::controller) const WEIGHT_PART: f64 = 1.0 / 8.0;
-
-    /// Growth of the least average per sampling period with few chunks in flight: the path may have become longer.
-    ///
-    /// From: docs/lab/governor.md#chunks-do-not-wait-for-each-other.
-    pub(in crate::controller) const LONGER_FACTOR: f64 = 1.01;
-
-    /// Shortest measurable time.
-    ///
-    /// From: the clock's resolution.
-    pub(in crate::controller) const LEAST: Duration = Duration::from_micros(1);
 }

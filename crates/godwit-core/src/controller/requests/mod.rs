@@ -10,6 +10,7 @@ use core::time::Duration;
 use crate::action::{Action, DiskOperation, DiskTag, Inspect};
 use crate::controller::Controller;
 use crate::controller::cx::Cx;
+use crate::controller::governor::Answer;
 use crate::controller::policy::Route;
 use crate::controller::requests::forwarding::ForwardLink;
 use crate::controller::requests::slots::{Slot, TagList, Work, WorkStage};
@@ -482,11 +483,12 @@ impl Controller {
             && let Some(governor) = &mut source.governor
         {
             let slot = &self.cx.slots[tag];
-            let bytes = Bytes(slot.extent.map_or(0, Extent::bytes));
-            governor.answered(bytes, self.cx.now.since(slot.arrived), slot.late);
-            if slot.is_write() && !slot.combined {
-                governor.written(bytes);
-            }
+            governor.answered(&Answer {
+                bytes: Bytes(slot.extent.map_or(0, Extent::bytes)),
+                latency: self.cx.now.since(slot.arrived),
+                known_late: slot.late,
+                writes: slot.is_write() && !slot.combined,
+            });
         }
         if let Work::Request { origin, .. } = self.cx.slots[tag].work {
             self.forwarding.note_failure(origin, result);

@@ -189,14 +189,14 @@ impl Controller {
         let Some(source) = &mut self.outgoing.source else {
             return false;
         };
-        let left = source.bytes_left();
+        let required = source.required_rate(now);
         if source.pauses.current.is_some() || !source.may_pause() || source.is_ordered() {
             return false;
         }
         let Some(governor) = &mut source.governor else {
             return false;
         };
-        if governor.pressed(now, left) {
+        if governor.pressed(required) {
             return false;
         }
         let until = governor.pause(now);
@@ -309,12 +309,11 @@ impl Controller {
     }
 
     /// Ends a pause that the deadline no longer allows.
-    fn resume_if_pressed(&mut self, left: u64) {
-        let now = self.cx.now;
+    fn resume_if_pressed(&mut self, required: u64) {
         if let Some(source) = &self.outgoing.source
             && let (Some(pause), Some(governor)) = (&source.pauses.current, &source.governor)
             && !pause.is_unheard()
-            && governor.pressed(now, left)
+            && governor.pressed(required)
         {
             self.resume();
         }
@@ -402,6 +401,7 @@ impl Controller {
                 now.since(self.cx.slots[tag].arrived)
             });
         let (left, copying) = (source.bytes_left(), source.is_copying());
+        let required = source.required_rate(now);
         let paused = source.pauses.current.is_some();
         let still = source.options.delayed_writes
             && source
@@ -414,6 +414,7 @@ impl Controller {
                 &Period {
                     oldest,
                     left,
+                    required,
                     copying,
                     paused,
                     still,
@@ -428,7 +429,7 @@ impl Controller {
             });
         }
         self.pause_timer();
-        self.resume_if_pressed(left);
+        self.resume_if_pressed(required);
         // Entries that the guest was writing to, and chunks held back by the old rate.
         self.outgoing.flush_delayed(&mut self.cx);
         self.pump();

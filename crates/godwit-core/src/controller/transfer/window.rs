@@ -18,8 +18,8 @@ pub(in crate::controller) enum ChunkState {
     Reading,
     /// Read; waits for its turn to be sent.
     Read(ChunkContent),
-    /// Sent to the destination; `data` is true if the frame carried the chunk's data.
-    Sent { data: bool },
+    /// Sent to the destination.
+    Sent,
     /// Acknowledged: unlocked, and migrated as far as guest I/O is concerned.
     Done,
 }
@@ -261,13 +261,11 @@ impl Window {
         let unsent = self
             .chunks
             .iter_mut()
-            .find(|chunk| !matches!(chunk.state, ChunkState::Sent { .. } | ChunkState::Done))?;
+            .find(|chunk| !matches!(chunk.state, ChunkState::Sent | ChunkState::Done))?;
         let ChunkState::Read(content) = unsent.state else {
             return None;
         };
-        unsent.state = ChunkState::Sent {
-            data: content == ChunkContent::Data,
-        };
+        unsent.state = ChunkState::Sent;
         self.pointers.write_head = unsent.extent.end();
         self.pointers.read_tail = self.pointers.read_tail.max(unsent.extent.end());
         Some((unsent.slot, unsent.extent, content))
@@ -277,7 +275,7 @@ impl Window {
     pub(in crate::controller) fn acknowledge(&mut self, slot: ChunkSlot) -> Option<Chunk> {
         let chunk = self
             .get(slot)
-            .filter(|chunk| matches!(chunk.state, ChunkState::Sent { .. }))?;
+            .filter(|chunk| chunk.state == ChunkState::Sent)?;
         let acknowledged = *chunk;
         chunk.state = ChunkState::Done;
         chunk.waiters = TagList::EMPTY;

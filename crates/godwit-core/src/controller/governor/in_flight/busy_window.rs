@@ -2,18 +2,13 @@
 //! addresses, the window keeps this wait short. Otherwise the window grows while the guest is well and double writes
 //! queue behind chunks for at most the promised latency, or twice as long while the guest does not notice. The quickest
 //! chunk measures the round trip, for which no write of the guest waits. The window never exceeds the need of the copy
-//! rate. The window exceeds the number of chunks that the path works on at a time only if the guest is a closed loop or
-//! was promised so much latency that queueing does not matter: a guest whose pace depends on its answers falls behind
-//! when more chunks queue.
+//! rate.
 
 use core::time::Duration;
 
 use crate::controller::MigrationOptions;
-use crate::controller::governor::arrivals::{Arrivals, GuestLoad};
-use crate::controller::governor::in_flight::queueing_ratio::QueueingRatio;
 use crate::controller::governor::tuning::busy_window::{
-    BLOCK_SECTORS, CROWDED_FACTOR, FEW_CHUNKS, FEWEST_CHUNKS, LEAST_CHUNK_SECTORS,
-    NOTICEABLE_PARTS, ROOMY_PART,
+    BLOCK_SECTORS, FEWEST_CHUNKS, LEAST_CHUNK_SECTORS,
 };
 
 /// Rate of copies relative to their bounds.
@@ -52,22 +47,11 @@ pub(in crate::controller) struct BusyWindow {
     slowest_chunk: Duration,
     /// Time of the quickest of all chunks.
     quickest_chunk: Duration,
-    queueing_ratio: QueueingRatio,
-    /// Bound on a chunk's time as a multiple of the time of a chunk alone.
-    crowded: f64,
 }
 
 impl BusyWindow {
     /// Starts with these options.
     pub(in crate::controller) const fn new(options: &MigrationOptions) -> Self {
-        // A closed loop crowds the path itself and loses least by an early end of the move.
-        let takes_all = matches!(
-            options.guest_load,
-            Some(GuestLoad {
-                arrivals: Arrivals::ClosedLoop,
-                ..
-            })
-        );
         Self {
             most_window: options.window_chunks,
             most_chunk_sectors: options.busy_chunk_sectors,
@@ -77,12 +61,6 @@ impl BusyWindow {
             locks: !options.delayed_writes,
             slowest_chunk: Duration::ZERO,
             quickest_chunk: Duration::MAX,
-            queueing_ratio: QueueingRatio::new(),
-            crowded: if takes_all || !options.governor.queueing_ratio {
-                f64::INFINITY
-            } else {
-                CROWDED_FACTOR
-            },
         }
     }
 
@@ -109,14 +87,10 @@ impl BusyWindow {
         !self.slowest_chunk.is_zero()
     }
 
-    /// Notes a chunk acknowledged `took` after its lock; `data` is true if the chunk travelled as data.
-    pub(in crate::controller) fn chunk_done(&mut self, took: Duration, data: bool) {
+    /// Notes a chunk acknowledged `took` after its lock.
+    pub(in crate::controller) fn chunk_done(&mut self, took: Duration) {
         self.slowest_chunk = self.slowest_chunk.max(took);
         self.quickest_chunk = self.quickest_chunk.min(took);
-        // A frame about zeroes, or a digest, is quicker and tells nothing of data.
-        if data {
-            self.queueing_ratio.chunk_done(took);
-        }
     }
 
     /// Ends a sampling period with the bound `limit` for the guest's requests. More in flight may help starved copies,
@@ -126,7 +100,6 @@ impl BusyWindow {
         if self.slowest_chunk.is_zero() {
             return;
         }
-        let queueing_ratio = self.queueing_ratio.period_ends(self.window <= FEW_CHUNKS);
         let starved = pace == Pace::Starved;
         let (bearable, short) = if self.locks {
             (if starved { limit } else { limit / 2 }, limit / 4)
@@ -138,11 +111,7 @@ impl BusyWindow {
             (way + queue, way + queue * 2 / 3)
         };
         let well = self.slowest_chunk < short && guest.worst < limit * 2 / 3;
-        let queueing_ratio =
-            queueing_ratio.filter(|_| self.slowest_chunk > limit / NOTICEABLE_PARTS);
-        let helps = self.chunk_sectors < self.most_chunk_sectors
-            || queueing_ratio.is_none_or(|crowd| crowd < self.crowded * ROOMY_PART)
-                && pace == Pace::BelowRate;
+        let helps = self.chunk_sectors < self.most_chunk_sectors || pace == Pace::BelowRate;
         if self.slowest_chunk > bearable {
             // A slightly late chunk, while the guest was in time, means one chunk too many.
             let slightly = !self.locks && self.slowest_chunk <= bearable * 2;
@@ -153,9 +122,6 @@ impl BusyWindow {
             }
         } else if starved || well && helps {
             self.widen();
-        } else if queueing_ratio.is_some_and(|crowd| crowd > self.crowded) {
-            let fewer = self.window - self.window.div_ceil(8);
-            self.window = fewer.max(self.window.min(FEW_CHUNKS));
         }
     }
 
@@ -207,7 +173,7 @@ mod tests {
         let mut busy_window = BusyWindow::new(&options);
         let mut periods = |count, took, pace| {
             for _ in 0..count {
-                busy_window.chunk_done(took, true);
+                busy_window.chunk_done(took);
                 busy_window.adjust(LIMIT, slowest(LIMIT / 8), pace);
                 busy_window.period_ends();
             }
@@ -230,10 +196,10 @@ mod tests {
         let mut options = MigrationOptions::new(MigrationId([1; 16]));
         options.delayed_writes = delayed_writes;
         let mut busy_window = BusyWindow::new(&options);
-        busy_window.chunk_done(WAY, false);
+        busy_window.chunk_done(WAY);
         busy_window.period_ends();
         for _ in 0..periods {
-            busy_window.chunk_done(took, true);
+            busy_window.chunk_done(took);
             busy_window.adjust(LIMIT, guest, Pace::BelowRate);
             busy_window.period_ends();
         }
@@ -318,7 +284,7 @@ mod tests {
             };
             for _ in 0..1000 {
                 let tenths = queued(&busy_window) * 10 / BYTES_PER_MILLISECOND;
-                busy_window.chunk_done(Duration::from_micros(u64::from(tenths) * 100), true);
+                busy_window.chunk_done(Duration::from_micros(u64::from(tenths) * 100));
                 busy_window.adjust(LIMIT, guest, pace);
                 busy_window.period_ends();
             }
@@ -331,115 +297,29 @@ mod tests {
         }
     }
 
-    /// Promises of which a crowd's chunks take a large part, and a small part.
-    const TIGHT: Duration = Duration::from_millis(9);
+    /// A promise of which a chunk takes a small part.
     const LAX: Duration = Duration::from_millis(100);
 
-    /// Simulates a path on which a chunk takes at least `alone` microseconds, and half a millisecond for each chunk in
-    /// flight.
-    fn go_on(busy_window: &mut BusyWindow, limit: Duration, alone: u32, pace: Pace) -> u16 {
+    /// Returns the window after periods in which a chunk takes a millisecond, from `chunks`.
+    fn go_on(chunks: u16, pace: Pace) -> u16 {
+        let mut busy_window = with_window(chunks);
         for _ in 0..400 {
-            let took =
-                Duration::from_micros((500 * u64::from(busy_window.window)).max(alone.into()));
-            for _ in 0..busy_window.window {
-                busy_window.chunk_done(took, true);
-            }
-            busy_window.adjust(limit, slowest(limit / 100), pace);
+            busy_window.chunk_done(WAY);
+            busy_window.adjust(LAX, slowest(LAX / 100), pace);
             busy_window.period_ends();
         }
         busy_window.window
     }
 
-    /// A window that has measured a chunk alone and since has `chunks` in flight.
     fn with_window(chunks: u16) -> BusyWindow {
         let mut busy_window = BusyWindow::new(&MigrationOptions::new(MigrationId([1; 16])));
-        busy_window.narrow();
-        go_on(&mut busy_window, LAX, 1000, Pace::AtRate);
         busy_window.window = chunks;
         busy_window
     }
 
     #[test]
-    fn chunks_do_not_wait_for_each_other_where_the_guest_would_notice() {
-        for chunks in [1, 4, 20] {
-            let window = go_on(&mut with_window(chunks), TIGHT, 1000, Pace::BelowRate);
-            assert!((9..=12).contains(&window), "{window} from {chunks}");
-        }
-        assert_eq!(go_on(&mut with_window(1), LAX, 1000, Pace::BelowRate), 32);
-        assert_eq!(go_on(&mut with_window(1), LAX, 1000, Pace::Starved), 32);
-    }
-
-    #[test]
-    fn a_guest_that_takes_all_it_can_get_crowds_the_path_anyway() {
-        for (arrivals, crowds) in [
-            (Arrivals::ClosedLoop, true),
-            (Arrivals::OpenLoop, false),
-            (Arrivals::Unknown, false),
-        ] {
-            let mut options = MigrationOptions::new(MigrationId([1; 16]));
-            options.guest_load = Some(GuestLoad {
-                per_second: 20_000,
-                arrivals,
-            });
-            let mut busy_window = BusyWindow::new(&options);
-            busy_window.narrow();
-            let window = go_on(&mut busy_window, TIGHT, 1000, Pace::BelowRate);
-            assert_eq!(window > 12, crowds, "{window} with {arrivals:?}");
-        }
-    }
-
-    #[test]
     fn no_more_are_in_flight_than_the_rate_needs() {
-        assert_eq!(go_on(&mut with_window(3), LAX, 1000, Pace::AtRate), 3);
-    }
-
-    #[test]
-    fn a_path_that_becomes_longer_is_no_crowd() {
-        let limit = Duration::from_millis(15);
-        let window = go_on(&mut with_window(4), limit, 10_000, Pace::BelowRate);
-        assert!(window > 20, "{window}");
-    }
-
-    /// Frames about zeroes are quicker than data and tell nothing of data.
-    #[test]
-    fn zeroes_do_not_make_a_crowd_of_data() {
-        let mut busy_window = with_window(4);
-        for _ in 0..100 {
-            busy_window.chunk_done(Duration::from_micros(100), false);
-            busy_window.adjust(LIMIT, slowest(LIMIT / 8), Pace::AtRate);
-            busy_window.period_ends();
-        }
-        let window = go_on(&mut busy_window, TIGHT, 1000, Pace::BelowRate);
-        assert!((9..=12).contains(&window), "{window}");
-    }
-
-    /// A crowd of data says nothing about the zeroes after the data.
-    #[test]
-    fn zeroes_do_not_close_the_window_that_data_crowded() {
-        let mut busy_window = with_window(4);
-        for _ in 0..busy_window.window {
-            busy_window.chunk_done(LIMIT * 6, true);
-        }
-        busy_window.adjust(LIMIT * 8, slowest(LIMIT), Pace::AtRate);
-        busy_window.period_ends();
-        let crowded = busy_window.window;
-        assert!(crowded < 4);
-        for _ in 0..100 {
-            busy_window.chunk_done(Duration::from_micros(100), false);
-            busy_window.adjust(LIMIT, slowest(LIMIT / 8), Pace::AtRate);
-            busy_window.period_ends();
-        }
-        assert_eq!(busy_window.window, crowded);
-    }
-
-    #[test]
-    fn without_the_queueing_ratio_chunks_may_wait_for_each_other() {
-        let window_without = |parts: &str| {
-            let mut options = MigrationOptions::new(MigrationId([1; 16]));
-            options.governor = parts.parse().expect("parts of the governor");
-            let mut busy_window = BusyWindow::new(&options);
-            go_on(&mut busy_window, TIGHT, 1000, Pace::BelowRate)
-        };
-        assert!(window_without("") < window_without("queueing_ratio"));
+        assert_eq!(go_on(3, Pace::AtRate), 3);
+        assert_eq!(go_on(3, Pace::BelowRate), 32);
     }
 }

@@ -2,4 +2,3 @@
 
 pub(in crate::controller) mod busy_window;
 pub(in crate::controller) mod idle_window;
-mod queueing_ratio;

@@ -2,9 +2,9 @@
 
 use core::time::Duration;
 
-use crate::controller::governor::Governor;
 use crate::controller::governor::obstacles::Obstacles;
 use crate::controller::governor::token_bucket::TokenBucket;
+use crate::controller::governor::{JudgedPeriods, governor};
 use crate::controller::policy::Policy;
 use crate::controller::transfer::outgoing::freeze::FIRST_FREEZE;
 use crate::controller::transfer::outgoing::{MAX_PULLED, Source};
@@ -70,20 +70,14 @@ impl Source {
         if let Some(deadline) = change.deadline {
             self.options.deadline = deadline;
         }
-        let deadline = self
-            .options
-            .deadline
-            .map(|within| self.started.after(within));
         // The governor's knowledge does not hold under another promise or beside another bound.
         if change.sla.is_some() || change.max_bandwidth.is_some() {
-            let counts = self.governor.as_ref().map(Governor::counts);
-            self.governor = Governor::new(&self.options, now);
-            if let (Some(governor), Some(counts)) = (&mut self.governor, counts) {
-                governor.take_counts(counts);
-            }
-        }
-        if let Some(governor) = &mut self.governor {
-            governor.set_deadline(deadline);
+            let before = self.promise(now);
+            let judged = JudgedPeriods {
+                all: before.periods,
+                breached: before.breached_periods,
+            };
+            self.governor = governor(&self.options, judged, now);
         }
     }
 

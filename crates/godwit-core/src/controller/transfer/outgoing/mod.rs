@@ -16,10 +16,10 @@ use std::collections::VecDeque;
 
 use crate::controller::block_set::BlockSet;
 use crate::controller::cx::Cx;
-use crate::controller::governor::Governor;
 use crate::controller::governor::in_flight::idle_window::IdleWindow;
 use crate::controller::governor::obstacles::Obstacles;
 use crate::controller::governor::token_bucket::TokenBucket;
+use crate::controller::governor::{Governor, JudgedPeriods, governor};
 use crate::controller::policy::table::AnyPolicy;
 use crate::controller::policy::{Policy, Route};
 use crate::controller::requests::slots::{Slot, Slots};
@@ -97,7 +97,7 @@ pub(in crate::controller) struct Source {
     dirty: Option<BlockSet>,
     pub(in crate::controller) rate: Rate,
     /// Keeper of the promise to the guest, if there is a promise.
-    pub(in crate::controller) governor: Option<Governor>,
+    pub(in crate::controller) governor: Option<Box<dyn Governor>>,
     pub(in crate::controller) pauses: Pauses,
     pub(in crate::controller) delayed: DelayedWrites,
     pub(in crate::controller) posted: PostedWrites,
@@ -200,7 +200,7 @@ impl Source {
                 bucket: bandwidth.map(|limit| TokenBucket::new(limit, now)),
                 ..Rate::default()
             },
-            governor: Governor::new(&options, now),
+            governor: governor(&options, JudgedPeriods::default(), now),
             pauses: Pauses::default(),
             delayed: DelayedWrites::new(limits, capacity),
             posted: PostedWrites::new(&limits, now),
@@ -286,7 +286,7 @@ impl Source {
 
     /// Returns the time at which the timer has to run next.
     pub(in crate::controller) fn next_deadline(&self, slots: &Slots) -> Time {
-        let governed = self.governor.as_ref().map(Governor::next_sample);
+        let governed = self.governor.as_ref().map(|it| it.next_sample());
         let pause = self.pauses.current.as_ref().and_then(Pause::deadline);
         [
             self.rate.copies_wait,
@@ -506,7 +506,7 @@ impl Controller {
             .source
             .as_ref()
             .and_then(|source| source.governor.as_ref())
-            .map(Governor::next_sample);
+            .map(|it| it.next_sample());
         if due(next_sample) {
             self.sample();
         }

@@ -2,7 +2,6 @@
 
 use core::time::Duration;
 
-use crate::controller::governor::Governor;
 use crate::controller::governor::obstacles::Achievement;
 use crate::controller::policy::Policy;
 use crate::controller::requests::slots::{Slots, TagList};
@@ -154,6 +153,21 @@ impl Source {
         left <= (self.capacity.0 / HOT_WRITES_SHARE).min(HOT_WRITES_SECTORS)
     }
 
+    /// Returns the target end of the first pass.
+    fn deadline(&self) -> Option<Time> {
+        let within = self.options.deadline?;
+        Some(self.started.after(within))
+    }
+
+    /// Returns the bytes per second needed for the deadline; 0 without a deadline.
+    pub(in crate::controller) fn required_rate(&self, now: Time) -> u64 {
+        let Some(deadline) = self.deadline() else {
+            return 0;
+        };
+        let time = deadline.since(now).as_millis().max(100) as u64;
+        self.bytes_left().saturating_mul(1000) / time
+    }
+
     /// Returns the obstacle between the migration and its end, if the obstacle has changed.
     pub(in crate::controller) fn look_for_obstacle(
         &mut self,
@@ -169,7 +183,7 @@ impl Source {
             paused: self.paused_for(now),
         };
         let reason = self.pauses.current.as_ref().map(|pause| pause.reason);
-        let deadline = self.governor.as_ref().and_then(Governor::deadline);
+        let deadline = self.governor.as_ref().and_then(|_| self.deadline());
         self.obstacles.judge(now, current, reason, deadline)
     }
 

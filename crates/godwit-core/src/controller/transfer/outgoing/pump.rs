@@ -371,7 +371,7 @@ impl Controller {
             Ok(Content::Zeroes) if pass.copies() => ChunkContent::Zeroes,
             _ => {
                 // The slot is idle again and must not count as a read under way.
-                chunk.state = ChunkState::Sent { data: false };
+                chunk.state = ChunkState::Sent;
                 self.abort_source(AbortReason::SourceDisk);
                 return;
             }
@@ -436,8 +436,7 @@ impl Controller {
             ChunkKind::Hole => source.layout.hole_done(took),
         }
         if let Some(governor) = &mut source.governor {
-            let data = chunk.state == ChunkState::Sent { data: true };
-            governor.chunk_done(took, data);
+            governor.chunk_done(took);
         }
         self.cx.wake(chunk.waiters);
         self.pump();
