@@ -63,8 +63,8 @@ impl Move {
                 step,
                 Step::Decide | Step::Settle | Step::TakeBack(Plane::Image) | Step::Pull(_)
             ),
-            // A refused pull would be a rest that is gone already.
-            How::Refused => !matches!(step, Step::Settle | Step::Pull(_)),
+            // A refused pull would be a rest that is gone already, and a subject that refuses to go on has ended.
+            How::Refused => !matches!(step, Step::Settle | Step::Pull(_) | Step::ResumeHere),
             // The host itself always knows the outcome.
             How::Lost | How::Unheard => {
                 !matches!(step, Step::Freeze(_) | Step::Settle | Step::TakeBack(_))
@@ -80,7 +80,12 @@ impl Move {
         });
         events.extend(hows.map(Event::Step));
         if faulty {
-            events.extend([Event::NotStored, Event::Cancel, Event::SourceDies]);
+            events.push(Event::SourceDies);
+            // The source stores and cancels between steps.
+            let order = world.order();
+            if !order.is_some_and(|order| world.link.orders.contains(&order)) {
+                events.extend([Event::NotStored, Event::Cancel]);
+            }
             if world.is_mortal() {
                 events.push(Event::Kill);
             }

@@ -309,10 +309,11 @@ impl World {
         (self.source, self.ended) = (None, true);
     }
 
-    /// Returns true if the subject can be killed with nothing but itself lost: a source that gave it away keeps no
-    /// more than its memory.
+    /// Returns true if the subject can be killed during the move with nothing but itself lost: a source that gave it
+    /// away keeps no more than its memory.
     pub(crate) fn is_mortal(&self) -> bool {
-        self.source.is_some() && !self.given
+        let under_way = !matches!(self.course.step(), Step::Prepare | Step::End);
+        self.source.is_some() && !self.given && under_way
     }
 
     pub(crate) fn restart_source(&mut self) {
