@@ -9,8 +9,11 @@ use super::{PROCESS_MOVES, Store, StoreError, json};
 /// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// A move away, until its end is known to both ends.
     Outgoing,
+    /// A move to this node.
     Arrival,
+    /// A partner of a process that moves, held still.
     Held,
 }
 

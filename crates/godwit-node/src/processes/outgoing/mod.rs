@@ -33,7 +33,6 @@ use crate::processes::host::criu;
 use crate::processes::incoming::rounds;
 use godwit_api::{
     ErrorBody, ErrorCode, MigrateProcess, ProcessMigration, ProcessMigrationPhase as Phase,
-    ProcessMoveOptions,
 };
 use godwit_context::failpoint;
 use godwit_context::ids::new_id;
