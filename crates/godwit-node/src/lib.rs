@@ -7,7 +7,6 @@ mod logging;
 mod metrics;
 mod node;
 mod owners;
-mod processes;
 
 pub use daemon::run::run;
 pub use godwit_context::config::{

@@ -1,15 +1,14 @@
 //! The parts of a running node.
 
-use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::processes::Processes;
 use godwit_context::Context;
 use godwit_disks::disks::Disks;
 use godwit_disks::images::Images;
 use godwit_disks::migrations::Migrations;
 use godwit_machines::nics::named::NamedNics;
 use godwit_machines::vms::Vms;
+use godwit_processes::Processes;
 
 /// A running node.
 #[derive(Debug)]
@@ -26,13 +25,5 @@ pub(crate) struct Node {
     pub(crate) nics: Arc<NamedNics>,
     pub(crate) vms: Arc<Vms>,
     /// Processes with RDMA connections.
-    pub(crate) processes: Processes,
-}
-
-impl Deref for Node {
-    type Target = Context;
-
-    fn deref(&self) -> &Context {
-        &self.context
-    }
+    pub(crate) processes: Arc<Processes>,
 }

@@ -31,12 +31,11 @@ use godwit_disks::migrations::Migrations;
 use godwit_machines::nics::named::NamedNics;
 use godwit_peers::clock;
 
-use crate::processes;
-use crate::processes::Processes;
 use godwit_context::store::Store;
 use godwit_machines::vms::Vms;
 use godwit_peers::dial::Dialer;
 use godwit_peers::tls::NodeTls;
+use godwit_processes::Processes;
 
 /// Time for listeners to end after the node begins to close.
 const LISTENERS_END: Duration = Duration::from_secs(8);
@@ -73,7 +72,7 @@ pub async fn run(
     let listeners = Listeners::open(&mut config).await?;
     let node = open(config, tls.clone()).await?;
     recover::recover(&node).await?;
-    processes::recover(&node);
+    godwit_processes::recover(&node.processes);
 
     let mut tasks = JoinSet::new();
     listeners.serve(&node, tls.as_ref(), &mut tasks);
@@ -81,7 +80,9 @@ pub async fn run(
     tasks.spawn(owners::watch(Arc::clone(&node)));
     tasks.spawn(retire::watch(Arc::clone(&node.disks)));
     tasks.spawn(images::uses::watch(Arc::clone(&node.images)));
-    tasks.spawn(processes::incoming::partners::watch(Arc::clone(&node)));
+    tasks.spawn(godwit_processes::incoming::partners::watch(Arc::clone(
+        &node.processes,
+    )));
     if let Some(tls) = tls {
         let context = Arc::clone(&node.context);
         let closed = async move { context.closed().await };
@@ -118,6 +119,7 @@ async fn open(config: NodeConfig, tls: Option<NodeTls>) -> Result<Arc<Node>, Nod
     let migrations = Arc::new(Migrations::new(Arc::clone(&images)));
     let nics = Arc::new(NamedNics::new(Arc::clone(&context)));
     let vms = Arc::new(Vms::new(Arc::clone(&migrations), Arc::clone(&nics)));
+    let processes = Arc::new(Processes::new(Arc::clone(&context)));
     let node = Arc::new(Node {
         started_at: clock::now_text(),
         context,
@@ -126,7 +128,7 @@ async fn open(config: NodeConfig, tls: Option<NodeTls>) -> Result<Arc<Node>, Nod
         migrations,
         nics,
         vms,
-        processes: Processes::default(),
+        processes,
     });
     disk_users::connect(&node);
     Ok(node)

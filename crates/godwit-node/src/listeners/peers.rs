@@ -13,7 +13,6 @@ use crate::listeners::cannot_take;
 use crate::listeners::handshake_slots::HandshakeSlots;
 use crate::node::Node;
 use crate::owners;
-use crate::processes;
 use godwit_disks::images::peers::giving;
 use godwit_disks::migrations::afterwards::{forward, pulling, resolve};
 use godwit_disks::migrations::incoming;
@@ -270,8 +269,8 @@ impl Action {
             }
             Self::Process => {
                 let id = hello.migration.to_string();
-                tokio::spawn(processes::incoming::serve::serve(
-                    Arc::clone(node),
+                tokio::spawn(godwit_processes::incoming::serve::serve(
+                    Arc::clone(&node.processes),
                     connection,
                     hello.node,
                     id,

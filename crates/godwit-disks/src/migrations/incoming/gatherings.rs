@@ -73,7 +73,7 @@ impl Gatherings {
 }
 
 /// Takes the gathering out of the table on drop.
-pub(in crate::migrations) struct Listed<'a> {
+pub struct Listed<'a> {
     gatherings: &'a Gatherings,
     migration: MigrationId,
 }

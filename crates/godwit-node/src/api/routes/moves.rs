@@ -13,7 +13,6 @@ use super::{Body, Parameters, Shared, detached};
 use crate::api::refusal::Refusal;
 use crate::api::{ErrorBody, ErrorCode, MigrateRequest, Migration, Move, SwitchMigration};
 use crate::node::Node;
-use crate::processes;
 use godwit_disks::migrations::{change, live, outgoing};
 use godwit_machines::vms;
 
@@ -123,7 +122,9 @@ pub(in crate::api) async fn cancel_migration(
 ) -> Result<Json<Move>, Refusal> {
     Ok(Json(match Table::of(&node, &id) {
         Table::Vms => vms::cancel(&node.vms, &id).await?.into(),
-        Table::Processes => processes::outgoing::cancel(&node, &id).await?.into(),
+        Table::Processes => godwit_processes::outgoing::cancel(&node.processes, &id)
+            .await?
+            .into(),
         Table::Disks => outgoing::cancel(&node.migrations, &id).await?.into(),
     }))
 }

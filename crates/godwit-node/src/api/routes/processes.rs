@@ -12,8 +12,8 @@ use crate::api::ErrorBody;
 use crate::api::refusal::Refusal;
 use crate::api::{Container, MigrateContainer, MigrateProcess, Process, ProcessMigration};
 use crate::node::Node;
-use crate::processes::{outgoing, view};
 use godwit_api::ErrorCode;
+use godwit_processes::{outgoing, view};
 
 pub(in crate::api) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     vec![
@@ -45,7 +45,7 @@ fn number(pid: &str) -> Result<u32, ErrorBody> {
 pub(in crate::api) async fn list_processes(
     State(node): Shared,
 ) -> Result<Json<Vec<Process>>, Refusal> {
-    Ok(Json(view::all(&node).await?))
+    Ok(Json(view::all(&node.processes).await?))
 }
 
 /// Shows a process, with the obstacles to moving it.
@@ -55,7 +55,7 @@ pub(in crate::api) async fn show_process(
     State(node): Shared,
     Path(pid): Path<String>,
 ) -> Result<Json<Process>, Refusal> {
-    Ok(Json(view::one(&node, number(&pid)?).await?))
+    Ok(Json(view::one(&node.processes, number(&pid)?).await?))
 }
 
 /// Starts to move a process with its RDMA connections to another node. Answers once no obstacle was found; otherwise
@@ -71,7 +71,7 @@ pub(in crate::api) async fn migrate_process(
 ) -> Result<(StatusCode, Json<ProcessMigration>), Refusal> {
     let pid = number(&pid)?;
     let started = detached(node, move |node| async move {
-        outgoing::migrate(&node, pid, request).await
+        outgoing::migrate(&node.processes, pid, request).await
     });
     Ok((StatusCode::CREATED, Json(started.await?)))
 }
@@ -82,7 +82,7 @@ pub(in crate::api) async fn migrate_process(
 pub(in crate::api) async fn list_containers(
     State(node): Shared,
 ) -> Result<Json<Vec<Container>>, Refusal> {
-    Ok(Json(view::containers(&node).await?))
+    Ok(Json(view::containers(&node.processes).await?))
 }
 
 /// Starts to move a container, with its process's RDMA connections, to another node. Answers once no obstacle was
@@ -97,7 +97,7 @@ pub(in crate::api) async fn migrate_container(
     Body(request): Body<MigrateContainer>,
 ) -> Result<(StatusCode, Json<ProcessMigration>), Refusal> {
     let started = detached(node, move |node| async move {
-        outgoing::containers::migrate_container(&node, &id, request).await
+        outgoing::containers::migrate_container(&node.processes, &id, request).await
     });
     Ok((StatusCode::CREATED, Json(started.await?)))
 }
@@ -130,5 +130,5 @@ pub(in crate::api) async fn cancel_process_migration(
     State(node): Shared,
     Path(id): Path<String>,
 ) -> Result<Json<ProcessMigration>, Refusal> {
-    Ok(Json(outgoing::cancel(&node, &id).await?))
+    Ok(Json(outgoing::cancel(&node.processes, &id).await?))
 }

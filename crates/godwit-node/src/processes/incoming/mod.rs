@@ -1,8 +1,0 @@
-//! The requests of other nodes (`serve.rs`): find and hold partners (`partners.rs`), make objects ahead of a process
-//! (`holder.rs`), receive the process (`arrivals.rs`), and receive memory in advance (`rounds.rs`).
-
-pub(crate) mod arrivals;
-mod holder;
-pub(crate) mod partners;
-pub(crate) mod rounds;
-pub(crate) mod serve;
