@@ -387,15 +387,17 @@ async fn a_move_that_is_cancelled_leaves_machine_and_disks_here() {
     std::fs::write(&image, vec![7; 16 << 20]).expect("writes what takes time to copy");
     let started = a.call("POST /v1/vms/v/migrate", body, 201).await;
     let id = started.json()["id"].as_str().expect("an id").to_owned();
+    for (kind, subject) in [("vm", "vm/v"), ("disk", "root"), ("disk", "data")] {
+        let listed = async || {
+            let moves = a.get("/v1/migrations").await.json();
+            let is = |one: &&Value| one["kind"] == kind && one["subject"] == subject;
+            (moves.as_array()?.iter().filter(is).count() == 1).then_some(())
+        };
+        until(subject, listed).await;
+    }
     let path = format!("/v1/migrations/{id}/cancel");
     let cancelled = a.call(&format!("POST {path}"), "{}", 200).await;
     assert_eq!(cancelled.json()["phase"], "aborted", "{}", cancelled.body);
-    let listed = a.get("/v1/migrations").await.json();
-    let listed = listed.as_array().expect("moves");
-    for (kind, subject) in [("vm", "vm/v"), ("disk", "root"), ("disk", "data")] {
-        let is = |one: &&Value| one["kind"] == kind && one["subject"] == subject;
-        assert_eq!(listed.iter().filter(is).count(), 1, "{listed:?}");
-    }
     assert_eq!(state(&a).await, "running");
     assert_eq!(disk_states(&a).await, ["serving"; 2]);
     has_nothing(&b).await;
@@ -453,12 +455,6 @@ async fn memory_that_is_written_faster_than_it_is_sent_is_warned_of() {
     assert_eq!(seen["phase"], "copying_memory", "it goes on");
     let cancelled = a.request("POST", &format!("{path}/cancel"), "{}").await;
     assert_eq!(cancelled.json()["phase"], "aborted", "{}", cancelled.body);
-    let listed = a.get("/v1/migrations").await.json();
-    let listed = listed.as_array().expect("moves");
-    for (kind, subject) in [("vm", "vm/v"), ("disk", "root"), ("disk", "data")] {
-        let is = |one: &&Value| one["kind"] == kind && one["subject"] == subject;
-        assert_eq!(listed.iter().filter(is).count(), 1, "{listed:?}");
-    }
     assert_eq!(state(&a).await, "running");
     a.stop_vm().await;
     stop_all([a, b]).await;
