@@ -313,6 +313,7 @@ impl Course {
             _ => {}
         }
         self.step = step;
+        self.interrupted = false;
         self.tries = 0;
     }
 

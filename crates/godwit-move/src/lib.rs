@@ -27,7 +27,7 @@
 //! ```
 //!
 //! Before the point of no return every failure leads back, and the subject goes on at the source. After it every
-//! failure is made up for at the destination. `tests/model` tries every order of faults, deaths and lost messages.
+//! failure is made up for at the destination. `tests/move_model` tries every order of faults, deaths and lost messages.
 
 mod arrival;
 mod course;

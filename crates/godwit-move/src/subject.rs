@@ -113,7 +113,7 @@ impl Step {
             | Step::Drain
             | Step::Freeze(_)
             | Step::ResumeHere => true,
-            Step::TakeBack(plane) => !matches!(plane, Plane::Image),
+            Step::TakeBack(plane) => !matches!(plane, Plane::Image | Plane::Objects),
             Step::Send(_)
             | Step::Decide
             | Step::Settle

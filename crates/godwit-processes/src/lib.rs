@@ -4,6 +4,7 @@
 //! nodes. `images.rs` transfers a process as CRIU's files. `host/` acts on the host: CRIU, addresses,
 //! connections, files.
 
+mod durable;
 pub mod host;
 pub mod images;
 pub mod incoming;

@@ -8,7 +8,7 @@ use godwit_move::Course;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::Processes;
+use crate::{Processes, durable};
 use godwit_context::store::process_moves::Kind;
 
 /// Files of the last version in a move's folder.
@@ -43,15 +43,24 @@ fn take(processes: &Processes, kind: Kind, name: &str, path: &Path) {
         let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
         let old: Value = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
         let new = in_this_version(kind, old).map_err(|error| error.to_string())?;
-        let stored = processes.context.store.put_process_move(kind, name, &new);
-        stored.map_err(|error| error.to_string())?;
-        std::fs::remove_file(path).map_err(|error| error.to_string())
+        let store = &processes.context.store;
+        let known = store.process_move::<Value>(kind, name);
+        // A record in the store is newer than a file whose removal did not last.
+        if known.map_err(|error| error.to_string())?.is_none() {
+            let stored = store.put_process_move(kind, name, &new);
+            stored.map_err(|error| error.to_string())?;
+        }
+        durable::remove_file(path).map_err(|error| error.to_string())
     };
     if let Err(error) = taken() {
+        let why = match kind {
+            Kind::Held => "a held process is not known",
+            Kind::Outgoing | Kind::Arrival => "a move is not taken up: its process may be an image",
+        };
         tracing::error!(
             path = %path.display(),
             error,
-            "a move is not taken up: its process may be an image; mend the file and start the node again"
+            "{why}; mend the file and start the node again"
         );
     }
 }

@@ -138,12 +138,25 @@ pub(super) fn check(command: &mut Command, found: &ArgMatches) -> Result<(), cla
         wrong.then(|| {
             let option = argument.get_long().unwrap_or_default();
             let subject = subject.map_or_else(|| String::from("--cgroup"), Subject::to_string);
-            format!("--{option} is for {kinds}, and {subject} is {kind}")
+            let instead = instead(argument.get_id().as_str(), kind);
+            format!("--{option} is for {kinds}, and {subject} is {kind}{instead}")
         })
     });
     match wrong {
         None => Ok(()),
         Some(text) => Err(command.error(ErrorKind::ArgumentConflict, text)),
+    }
+}
+
+/// Returns the next step after an option that is not for this kind.
+fn instead(option: &str, kind: &str) -> &'static str {
+    match (option, kind) {
+        ("into", "a virtual machine") => {
+            "; give --pool NAME: each disk gets an image of its name there"
+        }
+        ("with_guest", "a virtual machine") => "; leave it out, or give one of its disks",
+        ("memory" | "stay_in_pool" | "uplinks", "a disk") => "; for a virtual machine give vm/NAME",
+        _ => "",
     }
 }
 

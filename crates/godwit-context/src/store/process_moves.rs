@@ -50,7 +50,8 @@ impl Store {
         name: &str,
     ) -> Result<Option<T>, StoreError> {
         let key = kind.key(name);
-        let read = self.database.begin_read()?;
+        // A commit under way may hold the database for as long as the device takes.
+        let read = tokio::task::block_in_place(|| self.database.begin_read())?;
         let table = read.open_table(PROCESS_MOVES).map_err(redb::Error::from)?;
         let found = table.get(key.as_str()).map_err(redb::Error::from)?;
         found.map(|bytes| parsed(&key, bytes.value())).transpose()
@@ -61,7 +62,7 @@ impl Store {
         &self,
         kind: Kind,
     ) -> Result<Vec<Named<T>>, StoreError> {
-        let read = self.database.begin_read()?;
+        let read = tokio::task::block_in_place(|| self.database.begin_read())?;
         let table = read.open_table(PROCESS_MOVES).map_err(redb::Error::from)?;
         let mut found = Vec::new();
         for item in table.iter().map_err(redb::Error::from)? {

@@ -43,8 +43,9 @@ pub async fn follow(nics: Arc<NamedNics>) {
 }
 
 async fn look(nics: &NamedNics) {
-    let of_machines = nics.of_machines().into_iter().flat_map(|vm| vm.served);
+    // A NIC that is adopted meanwhile is in both lists rather than in none.
     let named = nics.all().into_iter().filter_map(|nic| nic.served().ok());
+    let of_machines = nics.of_machines().into_iter().flat_map(|vm| vm.served);
     let nics: Vec<Arc<ServedNic>> = of_machines.chain(named).collect();
     if nics.is_empty() {
         return;

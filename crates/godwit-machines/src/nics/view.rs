@@ -11,7 +11,9 @@ use crate::nics::served::ServedNic;
 
 /// Returns all NICs served by a node: machines' NICs by the machines' names, then NICs with names.
 pub fn all(nics: &NamedNics) -> Vec<godwit_api::Nic> {
-    let (machines, named) = (nics.of_machines(), nics.all());
+    // A NIC that is adopted meanwhile is in both lists rather than in none.
+    let named = nics.all();
+    let machines = nics.of_machines();
     machines
         .iter()
         .flat_map(|machine| {

@@ -183,7 +183,7 @@ esac
         let ran = Command::new(std::env::current_exe().expect("this program"))
             .args([
                 "--exact",
-                "processes::host::subject::tests::a_container_is_seen",
+                "host::subject::tests::a_container_is_seen",
                 "--ignored",
                 "--nocapture",
             ])

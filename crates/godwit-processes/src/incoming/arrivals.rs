@@ -318,7 +318,8 @@ async fn settle_now(processes: &Processes, id: &str, mut stored: Stored) -> Answ
     }
     match said {
         Act::Say(Said::Here) => Answer::Here { milliseconds: 0.0 },
-        _ => Answer::NotHere("the destination did not restore it".to_owned()),
+        Act::Say(Said::NotHere) => Answer::NotHere("the destination did not restore it".to_owned()),
+        _ => Answer::Refused("the place of the process is not decided".to_owned()),
     }
 }
 
@@ -472,6 +473,14 @@ pub fn recover(processes: &Arc<Processes>) {
         }
     };
     for (id, stored) in stored {
+        if let Err(error) = older_files::none_is_left(&folder(processes, &id)) {
+            tracing::error!(
+                id,
+                error,
+                "a process that came is not known: a file of the last version is left"
+            );
+            continue;
+        }
         let stored = match stored {
             Ok(stored) => stored,
             // The process may run here: the record is kept.

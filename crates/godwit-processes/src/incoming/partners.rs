@@ -319,7 +319,14 @@ pub fn recover(processes: &Processes) {
             return;
         }
     };
-    for stored in stored.into_iter().filter_map(|(_, stored)| stored.ok()) {
+    for (name, stored) in stored {
+        let stored = match stored {
+            Ok(stored) => stored,
+            Err(error) => {
+                tracing::error!(name, %error, "a process that is held for a move is not known any more");
+                continue;
+            }
+        };
         let mut table = processes.held.lock();
         // A held process does not move, so no other claim is in the way.
         let _held = table.claims.to_hold(stored.pid, &stored.id);

@@ -27,10 +27,10 @@ use self::records::stored::Outgoing;
 pub use self::recovery::recover;
 use super::messages::Ask;
 use super::{check_enabled, folder, remove, view};
-use crate::Processes;
 use crate::host::address::OwnAddress;
 use crate::host::criu;
 use crate::incoming::rounds;
+use crate::{Processes, durable};
 use godwit_api::{
     ErrorBody, ErrorCode, MigrateProcess, ProcessMigration, ProcessMigrationPhase as Phase,
 };
@@ -403,9 +403,10 @@ impl Running {
     /// Forgets an ended move, except for the image and the record of a lost process, which are for people.
     fn forget(&self, kept: Option<&Path>) -> Result<(), String> {
         let left = match kept {
+            // The file keeps the image's folder once the record is gone, also over a power failure.
             Some(place) => serde_json::to_vec(&self.plan)
                 .map_err(std::io::Error::from)
-                .and_then(|record| std::fs::write(place.join("lost.json"), record)),
+                .and_then(|record| durable::write(&place.join("lost.json"), &record)),
             None => remove(&folder(&self.processes, &self.plan.id)),
         };
         left.map_err(|error| error.to_string())?;

@@ -6,10 +6,10 @@ use super::begin;
 use super::preparing::reach::Reach;
 use super::records::stored::Outgoing;
 use crate::Processes;
-use crate::folder;
 use crate::host::address::OwnAddress;
 use crate::host::criu;
 use crate::incoming::{arrivals, rounds};
+use crate::{folder, older_files};
 use godwit_context::store::process_moves::Kind;
 
 /// Takes up all stored moves away from here.
@@ -27,6 +27,14 @@ pub fn recover(processes: &Arc<Processes>) {
         }
     };
     for (name, plan) in stored {
+        if let Err(error) = older_files::none_is_left(&folder(processes, &name)) {
+            tracing::error!(
+                id = name,
+                error,
+                "a move is not taken up: a file of the last version is left"
+            );
+            continue;
+        }
         match plan {
             Ok(plan) => take_up(processes, name, plan),
             Err(error) => tracing::error!(

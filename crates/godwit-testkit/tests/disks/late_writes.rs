@@ -23,6 +23,8 @@ struct Moved {
     writer: NbdWriter,
     /// Another client at a.
     other: NbdConnection,
+    /// Dropped last: the next test begins after this cluster has ended.
+    turn: Scenario,
 }
 
 impl Moved {
@@ -45,6 +47,7 @@ impl Moved {
             reader,
             writer,
             other,
+            turn,
         }
     }
 
@@ -64,18 +67,20 @@ impl Moved {
         client.write_at(0, &[b'N'; BLOCK as usize]).unwrap();
         client.flush().unwrap();
         Left {
-            _cluster: self.cluster,
-            links: self.links,
             client,
+            links: self.links,
+            _cluster: self.cluster,
+            _turn: self.turn,
         }
     }
 }
 
 /// The state after the client has gone on at the owner.
 struct Left {
-    _cluster: Cluster,
-    links: Vec<Proxy>,
     client: NbdConnection,
+    links: Vec<Proxy>,
+    _cluster: Cluster,
+    _turn: Scenario,
 }
 
 impl Left {

@@ -15,11 +15,15 @@ pub(crate) const DISK: &str = "d";
 pub(crate) const SIZE: u64 = 64 << 20;
 pub(crate) const MIB: u64 = 1 << 20;
 
+/// Sectors of a write: a server takes at most 32 MiB at once.
+const PIECE: u64 = 2048;
+
 /// Nodes with a common repository in a directory.
 pub(crate) struct Fixture {
-    pub(crate) turn: Scenario,
     pub(crate) cluster: Cluster,
     pub(crate) repository: PathBuf,
+    /// Dropped last: the next test begins after this cluster has ended.
+    pub(crate) turn: Scenario,
 }
 
 impl Fixture {
@@ -196,9 +200,12 @@ pub(crate) fn write(
     start: u64,
     sectors: u64,
 ) -> u64 {
-    let ticket = model.begin_write(start..start + sectors, true);
-    let zeroes = vec![0; sectors as usize * 512];
-    client.write_at(start * 512, &zeroes).unwrap();
-    model.end_write(&ticket);
+    for from in (start..start + sectors).step_by(PIECE as usize) {
+        let piece = from..(from + PIECE).min(start + sectors);
+        let zeroes = vec![0; (piece.end - piece.start) as usize * 512];
+        let ticket = model.begin_write(piece, true);
+        client.write_at(from * 512, &zeroes).unwrap();
+        model.end_write(&ticket);
+    }
     sectors * 512
 }

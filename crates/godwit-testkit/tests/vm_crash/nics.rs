@@ -34,10 +34,11 @@ const TALKS_AGAIN: Duration = Duration::from_secs(90);
 
 /// The site, and the client that talks to the guest.
 struct Served {
-    turn: Scenario,
     site: Site,
     talk: Talk,
     lan: Lan,
+    /// Dropped last: the next test begins after this site has ended.
+    turn: Scenario,
 }
 
 impl Served {

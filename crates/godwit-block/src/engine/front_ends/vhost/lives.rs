@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use crate::engine::config::EngineEvent;
 use crate::engine::front_ends::vhost::no_space::Room;
-use crate::engine::front_ends::vhost::{FrontEnd, Settled};
+use crate::engine::front_ends::vhost::{FrontEnd, Replies, Settled};
 use crate::engine::run::Engine;
 use godwit_vhost::protocol::device::FrontEndReply;
 use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError, RingSetup};
@@ -97,7 +97,7 @@ impl Engine {
     /// Reports rings that have stopped, and a front end whose last request has ended.
     pub(in crate::engine) fn settle_front_end(&mut self) {
         let mut stopped = match self.vhost.settle() {
-            Settled::Gone(reply) => return self.front_end_gone(reply),
+            Settled::Gone(replies) => return self.front_end_gone(replies),
             Settled::Stopped(rings) => rings,
         };
         while stopped != 0 {
@@ -116,13 +116,16 @@ impl Engine {
         }
     }
 
-    fn front_end_gone(&mut self, reply: Option<FrontEndReply>) {
+    fn front_end_gone(&mut self, replies: Replies) {
         self.cx.core.forget_wanted();
         self.room_again();
         self.publish();
         self.cx.tell(EngineEvent::Clients(self.clients()));
-        if let Some(reply) = reply {
-            reply(Ok(0));
+        if let Some(stilled) = replies.stilled {
+            stilled(Err(FrontEndError::Left));
+        }
+        if let Some(left) = replies.left {
+            left(Ok(0));
         }
         if let Some((socket, reply)) = self.vhost.next.take() {
             self.attach_front_end(socket, reply);

@@ -56,8 +56,17 @@ enum Presence {
     Served,
     /// No request is taken from the rings until the memory changes. The reply follows the last taken request.
     Still { reply: Option<FrontEndReply> },
-    /// The front end has left, and its last requests are pending. The reply, once asked for, follows the last of them.
-    Left { reply: Option<FrontEndReply> },
+    /// The front end has left, and its last requests are pending. The replies, once asked for, follow the last of them:
+    /// until then transfers may touch the guest's memory.
+    Left(Replies),
+}
+
+/// The replies due once a front end that has left has no request any more.
+#[derive(Default)]
+struct Replies {
+    left: Option<FrontEndReply>,
+    /// To a caller that waits for still rings.
+    stilled: Option<FrontEndReply>,
 }
 
 pub(in crate::engine) struct FrontEnd {
@@ -116,18 +125,17 @@ impl FrontEnd {
 
     /// Marks the front end as gone. `reply` follows the front end's last request.
     fn leave(&mut self, reply: Option<FrontEndReply>) {
-        let left = Presence::Left { reply: None };
-        let reply = match std::mem::replace(&mut self.presence, left) {
-            Presence::Served | Presence::Still { reply: None } => reply,
-            Presence::Still {
-                reply: Some(stilled),
-            } => {
-                stilled(Err(FrontEndError::Left));
-                reply
-            }
-            Presence::Left { reply: before } => reply.or(before),
+        let before = Presence::Left(Replies::default());
+        let mut replies = match std::mem::replace(&mut self.presence, before) {
+            Presence::Served => Replies::default(),
+            Presence::Still { reply: stilled } => Replies {
+                left: None,
+                stilled,
+            },
+            Presence::Left(replies) => replies,
         };
-        self.presence = Presence::Left { reply };
+        replies.left = reply.or(replies.left);
+        self.presence = Presence::Left(replies);
     }
 
     /// Answers a front end that waits for still rings, once its last taken request has been answered.
@@ -145,8 +153,8 @@ impl FrontEnd {
 
 /// The outcome of a look at a front end that is to stop or to leave.
 enum Settled {
-    /// The front end has left, and its last request has ended: the front end is gone, and its reply is due.
-    Gone(Option<FrontEndReply>),
+    /// The front end has left, and its last request has ended: the front end is gone, and the replies are due.
+    Gone(Replies),
     /// These rings have stopped, a bit each.
     Stopped(u16),
 }
@@ -255,7 +263,7 @@ impl Vhost {
 
     fn change(&mut self, command: FrontEndCommand, uring: &mut Ring) -> Result<(), FrontEndError> {
         let front_end = self.front_end.as_mut().ok_or(FrontEndError::Left)?;
-        if let Presence::Left { .. } = front_end.presence {
+        if let Presence::Left(_) = front_end.presence {
             return Err(FrontEndError::Left);
         }
         let rings = &mut front_end.rings;
@@ -317,7 +325,8 @@ impl Vhost {
     /// Stills the rings before a change of the memory.
     fn still(&mut self, reply: FrontEndReply) {
         match self.front_end.as_mut().map(|it| &mut it.presence) {
-            None | Some(Presence::Left { .. }) => reply(Err(FrontEndError::Left)),
+            None => reply(Err(FrontEndError::Left)),
+            Some(Presence::Left(replies)) => replies.stilled = Some(reply),
             Some(presence) => *presence = Presence::Still { reply: Some(reply) },
         }
     }
@@ -330,7 +339,7 @@ impl Vhost {
         uring: &mut Ring,
     ) -> Result<(), FrontEndError> {
         let front_end = self.front_end.as_mut().ok_or(FrontEndError::Left)?;
-        if let Presence::Left { .. } = front_end.presence {
+        if let Presence::Left(_) = front_end.presence {
             return Err(FrontEndError::Left);
         }
         let place = &mut front_end.rings[usize::from(index)];
@@ -435,12 +444,12 @@ impl Vhost {
         let Some(front_end) = &mut self.front_end else {
             return Settled::Stopped(0);
         };
-        if let Presence::Left { reply } = &mut front_end.presence
+        if let Presence::Left(replies) = &mut front_end.presence
             && front_end.in_flight == 0
         {
-            let reply = reply.take();
+            let replies = std::mem::take(replies);
             self.front_end = None;
-            return Settled::Gone(reply);
+            return Settled::Gone(replies);
         }
         let stopped = front_end.stopped(&self.events);
         front_end.settle_still();
@@ -477,5 +486,61 @@ impl Vhost {
             self.events.signal(uring, error);
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// Returns a front end with a request under way, and the answers to its commands.
+    fn with_a_request() -> (
+        Vhost,
+        mpsc::Sender<&'static str>,
+        mpsc::Receiver<&'static str>,
+    ) {
+        let (socket, _) = UnixStream::pair().expect("two sockets");
+        let mut front_end = FrontEnd::new(socket);
+        front_end.in_flight = 1;
+        let vhost = Vhost {
+            front_end: Some(front_end),
+            ..Vhost::default()
+        };
+        let (sender, answers) = mpsc::channel();
+        (vhost, sender, answers)
+    }
+
+    fn reply(to: &mpsc::Sender<&'static str>, name: &'static str) -> FrontEndReply {
+        let to = to.clone();
+        Box::new(move |_| {
+            let _ = to.send(name);
+        })
+    }
+
+    #[test]
+    fn rings_are_still_only_after_the_last_request_of_a_front_end_that_leaves() {
+        for leaves_first in [true, false] {
+            let (mut vhost, sender, answers) = with_a_request();
+            let leave = |vhost: &mut Vhost| {
+                let front_end = vhost.front_end.as_mut().expect("a front end");
+                front_end.leave(Some(reply(&sender, "left")));
+            };
+            if leaves_first {
+                leave(&mut vhost);
+                vhost.still(reply(&sender, "stilled"));
+            } else {
+                vhost.still(reply(&sender, "stilled"));
+                leave(&mut vhost);
+            }
+            assert!(matches!(vhost.settle(), Settled::Stopped(0)));
+            assert!(answers.try_recv().is_err(), "its request is under way");
+            vhost.front_end.as_mut().expect("a front end").in_flight = 0;
+            let Settled::Gone(replies) = vhost.settle() else {
+                panic!("the front end stays");
+            };
+            assert!(replies.left.is_some() && replies.stilled.is_some());
+        }
     }
 }

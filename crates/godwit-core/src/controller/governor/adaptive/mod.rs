@@ -286,7 +286,6 @@ impl Adaptive {
 }
 
 impl Governor for Adaptive {
-    #[inline]
     fn threshold(&self) -> Option<Duration> {
         let limit = self.eased(self.target?.limit);
         Some(limit.saturating_sub(REACTION).max(limit / 2))
@@ -302,7 +301,6 @@ impl Governor for Adaptive {
         self.busy_window.in_flight()
     }
 
-    #[inline]
     fn answered(&mut self, answer: &Answer) {
         let &Answer { bytes, latency, .. } = answer;
         self.current.answered += 1;
@@ -396,7 +394,9 @@ impl Governor for Adaptive {
         } else {
             least.max(LEAST_LAST_RATE_BYTES)
         };
-        self.rate = self.rate.clamp(least.max(period.required), MOST_RATE_BYTES);
+        // A deadline that has passed asks for more than any disk can do.
+        let least = least.max(period.required).min(MOST_RATE_BYTES);
+        self.rate = self.rate.clamp(least, MOST_RATE_BYTES);
         if self.hurries() {
             self.rate = MOST_RATE_BYTES;
         }

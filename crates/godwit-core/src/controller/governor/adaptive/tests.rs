@@ -486,6 +486,19 @@ fn a_deadline_that_comes_near_takes_what_it_needs() {
     assert!(governor.pressed(left / 2));
 }
 
+#[test]
+fn a_deadline_that_has_passed_is_no_rate_above_the_highest() {
+    let mut governor = governor(|_| {});
+    answered(&mut governor, BLOCK, LIMIT * 3);
+    let period = Period {
+        required: u64::MAX,
+        copying: true,
+        ..Period::default()
+    };
+    governor.sample(Time(0).after(SAMPLING), &period);
+    assert_eq!(governor.rate, MOST_RATE_BYTES);
+}
+
 /// Creates a governor of an implicit promise, without the named parts.
 fn without(parts: &str) -> Adaptive {
     governor(|options| {

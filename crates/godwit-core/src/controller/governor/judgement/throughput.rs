@@ -119,7 +119,8 @@ impl Throughput {
         let seconds = elapsed.as_secs_f64();
         self.average += (done / seconds - self.average) * WEIGHT_PART;
         let due = self.owed * seconds;
-        if self.missed == 0.0 {
+        // Requests that were held against copies already do not count as missed by this shortage.
+        if self.missed <= self.found {
             (self.due, self.done) = (0.0, 0.0);
         }
         self.due += due;
@@ -132,25 +133,27 @@ impl Throughput {
         let catches_up = lacks || done > due * CATCHING_UP_PART;
         let makes_up = self.is_short() && catches_up && self.missed >= short / 8.0;
         if self.missed - self.found < short / 2.0 && !makes_up {
+            self.missed -= self.found;
             (self.short_since, self.found) = (None, 0.0);
-            self.missed = self.missed.min(short / 2.0);
             return None;
         }
         let since = *self.short_since.get_or_insert(now);
+        // A guest that catches up after a stall needs no more room.
+        let finding = (lacks && self.missed - self.found >= short).then(|| Shortage {
+            lacked: 1.0 - self.done / self.due,
+            copied,
+        });
+        if finding.is_some() {
+            // The effect of this finding has to show before the next finding.
+            self.found = self.missed - short / 2.0;
+            (self.due, self.done) = (0.0, 0.0);
+        }
         if now.since(since) >= PATIENCE {
             // During a catch-up a guest exceeds its lasting rate.
             self.owed = self.owed.min(self.average);
             (self.missed, self.found, self.short_since) = (0.0, 0.0, None);
         }
-        // A guest that catches up after a stall needs no more room.
-        if !lacks || self.missed - self.found < short {
-            return None;
-        }
-        // The effect of this finding has to show before the next finding.
-        self.found = self.missed - short / 2.0;
-        let lacked = 1.0 - self.done / self.due;
-        (self.due, self.done) = (0.0, 0.0);
-        Some(Shortage { lacked, copied })
+        finding
     }
 }
 
@@ -316,6 +319,22 @@ mod tests {
             .expect("a shortage");
         assert!((next.lacked - 0.5).abs() < 1e-9, "{next:?}");
         assert_eq!(next.copied, 0);
+    }
+
+    #[test]
+    fn a_shortage_after_a_catch_up_is_measured_from_its_own_beginning() {
+        let mut it = guest(10_000, Arrivals::OpenLoop);
+        let mut window = 0;
+        let mut count = |answered| {
+            window += 1;
+            it.count(Time(0).after(WINDOW * window), answered, 0)
+        };
+        assert!(count(500).is_some());
+        for _ in 0..4 {
+            assert_eq!(count(1030), None);
+        }
+        let shortage = count(700).expect("a shortage");
+        assert!((shortage.lacked - 0.3).abs() < 1e-9, "{shortage:?}");
     }
 
     /// Returns the shortages in `windows` in which the guest makes `rate` requests a second.
