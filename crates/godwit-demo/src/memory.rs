@@ -46,7 +46,6 @@ pub(crate) struct Arguments {
 pub(crate) fn play(arguments: &Arguments) -> io::Result<()> {
     let mut report = Report::new("demo-memory", &["qemu-system-x86_64"])?;
     report.table("moves", "guest_mib, mode", FIGURES, "");
-    report.fact("guest_errors", 0);
     // Guests in sequence: for a moment, a guest may have twice as much memory as its size.
     for &guest_mib in &arguments.guest_mib {
         scene(arguments, guest_mib, &mut report)
@@ -109,6 +108,11 @@ fn scene(arguments: &Arguments, guest_mib: u64, report: &mut Report) -> io::Resu
     let a = cluster.node("a");
     // Fails if the guest found an error or a file system is not clean.
     let finished = guest.finish(a)?;
+    let before = report.known("guest_errors").as_u64().unwrap_or_default();
+    report.fact(
+        "guest_errors",
+        before + finished.errors + finished.mismatches,
+    );
     println!(
         "the guest made {} writes and compared everything",
         finished.writes

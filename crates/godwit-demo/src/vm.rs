@@ -44,7 +44,6 @@ pub(crate) struct Arguments {
 pub(crate) fn play(arguments: &Arguments) -> io::Result<()> {
     let mut report = Report::new("demo-vm", &["qemu-system-x86_64"])?;
     report.table("moves", "disks, memory", FIGURES, "");
-    report.fact("guest_errors", 0);
     for (disks, memory) in scenes(arguments) {
         scene(arguments, disks, &memory, &mut report).map_err(|error| {
             io::Error::other(format!("{disks} disks, {memory} memory: {error}"))
@@ -108,6 +107,11 @@ fn scene(arguments: &Arguments, disks: usize, memory: &str, report: &mut Report)
     }
     // Fails if the guest found an error or a file system is not clean.
     let finished = guest.finish(cluster.node(from))?;
+    let before = report.known("guest_errors").as_u64().unwrap_or_default();
+    report.fact(
+        "guest_errors",
+        before + finished.errors + finished.mismatches,
+    );
     println!(
         "the guest made {} writes and compared everything",
         finished.writes

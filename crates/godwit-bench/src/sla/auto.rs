@@ -1,4 +1,4 @@
-//! The default promise: the load of the demo, `--sla auto`.
+//! The default promise, `--sla auto`, under 40 MB/s of checked writes.
 
 use std::io;
 use std::time::Duration;

@@ -42,7 +42,7 @@ enum Scene {
         #[arg(long, value_delimiter = ',', default_values_t = [5, 10, 20, 40, 80])]
         rates: Vec<u64>,
     },
-    /// The promise that the node chooses itself, under the load of the demo.
+    /// The promise that the node chooses itself, under 40 MB/s of checked writes.
     Auto {
         /// Number of runs.
         #[arg(long, default_value_t = 5)]

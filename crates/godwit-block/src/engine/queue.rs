@@ -95,7 +95,7 @@ impl CommandQueue {
         std::mem::take(&mut self.deferred)
     }
 
-    /// Answers all commands: the engine has ended.
+    /// Refuses all commands: the engine has ended.
     pub(super) fn refuse(&mut self) {
         let commands = self.commands.try_iter();
         let deferred = self.deferred.drain(..).map(|deferred| deferred.command);

@@ -177,6 +177,8 @@ const FORMER: [([&str; 2], &str); 5] = [
 
 /// Returns a sentence about a former command in a command line that is not understood.
 pub(super) fn former(words: &[OsString]) -> Option<String> {
+    let is_option = |word: &OsString| word.as_encoded_bytes().starts_with(b"-");
+    let words: Vec<_> = words.iter().filter(|word| !is_option(word)).collect();
     let mut pairs = words.windows(2);
     let ([of, word], now) = pairs.find_map(|pair| {
         let is = |(former, _): &&([&str; 2], &str)| pair[0] == former[0] && pair[1] == former[1];

@@ -282,14 +282,18 @@ fn a_wrong_command_line_is_told_as_json_when_asked() {
         (&["--json", "disk", "lst"], "unrecognized subcommand 'lst'"),
         (
             &["--json", "migrate", "d", "--to", "b", "--memory", "hybrid"],
-            "--memory is for a virtual machine, and d is a disk",
+            "--memory is for a virtual machine, and d is a disk; for a virtual machine give vm/NAME",
+        ),
+        (
+            &["--json", "migrate", "vm/m", "--to", "b", "--into", "/x"],
+            "--into is for a disk, and vm/m is a virtual machine; give --pool NAME",
         ),
         (
             &["--json", "process", "migrate", "7", "--to", "b"],
             "there is 'godwit migrate process/PID --to NODE'",
         ),
         (
-            &["--json", "process", "cancel", "aa"],
+            &["process", "--json", "cancel", "aa"],
             "there is 'godwit migration cancel ID'",
         ),
     ] {

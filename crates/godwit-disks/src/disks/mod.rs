@@ -72,7 +72,7 @@ pub trait DiskUsers: fmt::Debug + Send + Sync {
     fn arrives_with_machine(&self, disk: &str) -> bool;
 
     /// Returns the standing of the disk with the repository of its image. `fetching` is true while the disk still lacks
-    /// parts of the image.
+    /// parts of the image. Called under the disk's lock: takes no lock of a machine or a disk.
     fn standing(&self, disk: &str, base: &BaseImage, fetching: bool) -> Standing;
 
     /// Notes that a disk was removed, which may have been the last user of its image.

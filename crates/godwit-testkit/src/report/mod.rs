@@ -99,7 +99,11 @@ impl Report {
         let report: Self =
             serde_json::from_slice(&bytes).map_err(|error| named(error.to_string()))?;
         match (report.complete, &report.refused) {
-            (true, None) => Ok(report),
+            (true, None) if report.problems.is_empty() => Ok(report),
+            (true, None) => {
+                let problems = report.problems.join("; ");
+                Err(named(format!("does not count: {problems}")))
+            }
             (_, why) => {
                 let why = why.as_deref().unwrap_or("its run did not end");
                 Err(named(format!("does not count: {why}")))
@@ -291,6 +295,8 @@ mod tests {
         report.check(false, "a byte is wrong");
         let failed = report.conclude().unwrap_err().to_string();
         assert!(failed.contains("a byte is wrong"), "{failed}");
+        let wrong = Report::read(&path).unwrap_err().to_string();
+        assert!(wrong.contains("does not count: a byte is wrong"), "{wrong}");
         report.refuse(&io::Error::other("too noisy")).unwrap_err();
         let refused = Report::read(&path).unwrap_err().to_string();
         assert!(refused.contains("does not count: too noisy"), "{refused}");

@@ -183,9 +183,13 @@ impl Engine {
                 Lost::Stream(_) if connection.life != Life::Open => {
                     tracing::info!(disk, client = address, "client left");
                 }
-                // An answer may meet the closed socket before the announcement of the departure is read.
+                // An answer may meet the closed socket before the announcement of the departure is read. Answers that
+                // the client leaves unread reset the connection.
                 Lost::Stream(StreamError::Socket(error))
-                    if error.kind() == ErrorKind::BrokenPipe =>
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::BrokenPipe | ErrorKind::ConnectionReset
+                    ) =>
                 {
                     tracing::info!(
                         disk,

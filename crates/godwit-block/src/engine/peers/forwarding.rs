@@ -1,7 +1,6 @@
 //! The connections that carry clients' requests to the disk's owner: those of this node's clients, and those of other
 //! nodes' clients while this node owns the disk.
 
-use godwit_core::Controller;
 use godwit_core::action::Forwarder;
 use godwit_core::authority::Ownership;
 use godwit_core::wire::TrafficClass;
@@ -249,8 +248,8 @@ impl Engine {
             if let Some(connection) = self.connections.get_mut(key)
                 && std::mem::take(&mut connection.paused)
             {
-                let core: &mut Controller = &mut self.cx.core;
-                core.handle_forwarder_up(self.cx.now, forwarder, false);
+                let now = self.cx.now;
+                self.cx.core.handle_forwarder_up(now, forwarder, false);
                 self.advance(key);
             }
         }

@@ -1,8 +1,8 @@
 //! The seam between a transfer and its policy: the reach of a guest's write, the window's next extent, and the rest
 //! allowed at the switchover.
 //!
-//! A policy is one file that implements [`Policy`], and one line each in [`table`], which holds the options of all
-//! policies and constructs them. Nothing else asks which policy a migration has.
+//! A policy is one file that implements [`Policy`], and its lines in [`table`], which holds the options of all policies
+//! and constructs them. Nothing else asks which policy a migration has.
 
 pub(in crate::controller) mod double_write;
 pub(in crate::controller) mod mirror;

@@ -377,7 +377,7 @@ impl Vhost {
         }
     }
 
-    /// Begins to stop a ring. Returns false if that is refused.
+    /// Begins to stop a ring. Returns false if the stop is refused.
     fn stop_ring(&mut self, index: u16, reply: FrontEndReply) -> bool {
         match self.ring(index) {
             None => reply(Err(FrontEndError::Left)),

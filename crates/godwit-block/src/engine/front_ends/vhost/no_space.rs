@@ -76,7 +76,8 @@ impl Vhost {
         Some(Answered::FirstWaits)
     }
 
-    /// Lets the requests that wait for room be taken again, once due. Returns the new state; `None` if nothing was due.
+    /// Lets the requests that wait for room be taken again, once due. Returns `Enough` if no request waits any more, `Until`
+    /// if some were retried, and `None` if nothing was due.
     fn retry(&mut self, now: Time) -> Option<Room> {
         match self.room {
             Room::Until(at) if at <= now => {}
