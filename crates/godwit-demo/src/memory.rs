@@ -10,7 +10,7 @@ use godwit_testkit::report::{Report, Runs, Target};
 use godwit_testkit::vm::{DirtyPages, GuestLoad, NodeGuest, NodeMachine, PointerChase, VM};
 use serde_json::{Value, json};
 
-use crate::vm::{disks_verified, figure};
+use crate::vm::{compared, disks_verified, figure};
 
 /// Longest median standstill of the guest's processors on an emulated CPU, in milliseconds.
 const BLACKOUT_GOAL: f64 = 50.0;
@@ -108,15 +108,7 @@ fn scene(arguments: &Arguments, guest_mib: u64, report: &mut Report) -> io::Resu
     let a = cluster.node("a");
     // Fails if the guest found an error or a file system is not clean.
     let finished = guest.finish(a)?;
-    let before = report.known("guest_errors").as_u64().unwrap_or_default();
-    report.fact(
-        "guest_errors",
-        before + finished.errors + finished.mismatches,
-    );
-    println!(
-        "the guest made {} writes and compared everything",
-        finished.writes
-    );
+    compared(report, &finished);
     a.godwit(&["vm", "stop", VM, "--force"]).json()?;
     match pool.is_empty()? {
         true => Ok(()),

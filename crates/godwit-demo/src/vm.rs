@@ -7,7 +7,7 @@ use clap::Args;
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::ClusterOptions;
 use godwit_testkit::report::{Report, Target};
-use godwit_testkit::vm::{GuestLoad, NodeGuest};
+use godwit_testkit::vm::{Finished, GuestLoad, NodeGuest};
 use serde_json::{Value, json};
 
 /// Longest median blackout of the guest on an emulated CPU, in milliseconds.
@@ -107,6 +107,12 @@ fn scene(arguments: &Arguments, disks: usize, memory: &str, report: &mut Report)
     }
     // Fails if the guest found an error or a file system is not clean.
     let finished = guest.finish(cluster.node(from))?;
+    compared(report, &finished);
+    Ok(())
+}
+
+/// Reports the errors that a guest has found in the end, when it compared everything.
+pub(crate) fn compared(report: &mut Report, finished: &Finished) {
     let before = report.known("guest_errors").as_u64().unwrap_or_default();
     report.fact(
         "guest_errors",
@@ -116,7 +122,6 @@ fn scene(arguments: &Arguments, disks: usize, memory: &str, report: &mut Report)
         "the guest made {} writes and compared everything",
         finished.writes
     );
-    Ok(())
 }
 
 /// Returns a figure of a migration as the source shows it.

@@ -1,9 +1,33 @@
 //! Entries of disks: stored together with the authority record, or changed alone.
 
+use std::path::PathBuf;
+
 use godwit_core::authority::AuthorityRecord;
+use godwit_core::units::{DiskId, Sectors};
 use redb::ReadableTable;
 
 use super::{AUTHORITY, DISKS, DiskEntry, Store, StoreError, json};
+
+impl DiskEntry {
+    /// Returns the entry of a disk that begins at this node, in a file that the node did not make.
+    pub fn new(id: DiskId, path: PathBuf, sectors: Sectors) -> Self {
+        Self {
+            id: Some(id),
+            path,
+            sectors: sectors.0,
+            managed: false,
+            counterpart: None,
+            moved_to: None,
+            shared: false,
+            base: None,
+            surpassed: None,
+            kept: None,
+            max_bandwidth: None,
+            abandoned: false,
+            mark: None,
+        }
+    }
+}
 
 impl Store {
     /// Stores a disk and its authority record in one step.

@@ -98,20 +98,11 @@ pub async fn reserve(
     path: PathBuf,
     sectors: Sectors,
 ) -> Result<Arc<Disk>, ErrorBody> {
+    let id = DiskId(random_id()?);
     let entry = DiskEntry {
-        id: Some(DiskId(random_id()?)),
-        path,
-        sectors: sectors.0,
         managed: true,
-        counterpart: None,
-        moved_to: None,
-        shared: false,
-        base: None,
-        surpassed: None,
-        kept: None,
-        max_bandwidth: None,
-        abandoned: false,
         mark: Some(Mark::Creating),
+        ..DiskEntry::new(id, path, sectors)
     };
     let record = AuthorityRecord::created();
     let disk = Disk::new(name, entry.clone(), record, Activity::Creating);
@@ -240,21 +231,7 @@ async fn attach(
         )
         .hint("leave the size out to take the image's own"));
     }
-    let entry = DiskEntry {
-        id: Some(DiskId(random_id()?)),
-        path,
-        sectors: opened.capacity.0,
-        managed: false,
-        counterpart: None,
-        moved_to: None,
-        shared: false,
-        base: None,
-        surpassed: None,
-        kept: None,
-        max_bandwidth: None,
-        abandoned: false,
-        mark: None,
-    };
+    let entry = DiskEntry::new(DiskId(random_id()?), path, opened.capacity);
     let record = AuthorityRecord::created();
     let disk = Disk::new(name, entry.clone(), record, Activity::Creating);
     disks.insert(&disk)?;
