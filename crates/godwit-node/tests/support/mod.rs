@@ -192,6 +192,8 @@ impl RunningNode {
                 node.task.await
             );
             if UnixStream::connect(node.config.api_socket()).await.is_ok() {
+                // The socket listens before the node has taken up its former work. An answer comes after that.
+                node.get("/health").await;
                 return node;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
