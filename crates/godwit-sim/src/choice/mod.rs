@@ -186,7 +186,7 @@ fn plan(load: &Load, policy: PolicyOptions) -> Plan {
         seed: 1,
         sectors: DISK,
         load: u64::MAX,
-        requests: if load.rate > 0 { u32::MAX } else { 0 },
+        requests: if load.rate > 0 { u64::MAX } else { 0 },
         guest: GuestPlan {
             workload: Workload::Uniform,
             depth: DEPTH,

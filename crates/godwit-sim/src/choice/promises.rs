@@ -266,7 +266,7 @@ impl Cell {
         let mut plan = plan(&load, godwit_core::PolicyOptions::DoubleWrite);
         plan.seed = seed;
         plan.sectors = DISK;
-        plan.requests = u32::MAX;
+        plan.requests = u64::MAX;
         plan.guest.depth = if self.rate > 0 {
             OPEN_DEPTH
         } else {

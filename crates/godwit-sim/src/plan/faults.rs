@@ -29,6 +29,8 @@ pub(crate) enum Moment {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
     pub(crate) trigger: Trigger,
+    /// Node of the fault; without meaning for [`FaultKind::Cut`].
+    pub(crate) target: Target,
     pub(crate) kind: FaultKind,
 }
 
@@ -43,70 +45,59 @@ pub(crate) enum Target {
 pub(crate) enum FaultKind {
     /// The process dies and restarts.
     Crash {
-        target: Target,
         down: u64,
     },
     /// The host loses power and restarts.
     PowerLoss {
-        target: Target,
         down: u64,
     },
     /// Every connection of the youngest session ends.
     Cut,
-    Cancel {
-        target: Target,
-    },
+    Cancel,
     /// Operations fail: a single one, or all for a while.
     DiskError {
-        target: Target,
         error: RequestError,
         lasts: u64,
     },
     DiskSlow {
-        target: Target,
         factor: u64,
         lasts: u64,
     },
     /// Records take this long.
     StoreSlow {
-        target: Target,
         delay: u64,
         lasts: u64,
     },
     /// Congestion: this node's bandwidth divided by `divisor`.
     LinkSlow {
-        target: Target,
         divisor: u64,
         lasts: u64,
     },
     /// One connection delivers nothing for a while: a lost segment waits for its retransmission.
     Stall {
-        target: Target,
         connection: u8,
         lasts: u64,
     },
     /// The host's other traffic takes this percentage of the link.
     Traffic {
-        target: Target,
         percent: u64,
         lasts: u64,
     },
 }
 
-impl FaultKind {
+impl Fault {
     /// Returns true if a guest may notice the fault, however unobtrusive the migration.
-    pub(crate) const fn excuses_waits(&self) -> bool {
-        matches!(
-            self,
-            Self::Crash { .. }
-                | Self::PowerLoss { .. }
-                | Self::Cut
-                | Self::DiskError { .. }
-                | Self::DiskSlow {
-                    target: Target::Source,
-                    ..
-                }
-        )
+    pub(crate) fn excuses_waits(&self) -> bool {
+        match self.kind {
+            FaultKind::DiskSlow { .. } => self.target == Target::Source,
+            kind => matches!(
+                kind,
+                FaultKind::Crash { .. }
+                    | FaultKind::PowerLoss { .. }
+                    | FaultKind::Cut
+                    | FaultKind::DiskError { .. }
+            ),
+        }
     }
 }
 
@@ -123,38 +114,29 @@ pub(super) fn disturbance(random: &mut Random, load: u64) -> Fault {
     let lasts = random.magnitude(MILLISECOND, 60 * MILLISECOND);
     let kind = match random.below(6) {
         0 => FaultKind::DiskSlow {
-            target,
             factor: random.between(3, 40),
             lasts: lasts / 2,
         },
         1 => FaultKind::StoreSlow {
-            target,
             delay: random.magnitude(MILLISECOND, 30 * MILLISECOND),
             lasts,
         },
         2 => FaultKind::Stall {
-            target,
             connection: random.below(5) as u8,
             lasts: lasts * random.pick(&[1, 1, 6]),
         },
         3 => FaultKind::Traffic {
-            target,
             percent: random.between(20, 95),
             lasts: lasts * 2,
         },
         _ => FaultKind::LinkSlow {
-            target,
             divisor: random.between(3, 60),
             lasts,
         },
     };
-    let aimed = random.permille(300);
     Fault {
-        trigger: if aimed {
-            moment(random)
-        } else {
-            Trigger::At(random.below(load))
-        },
+        trigger: trigger(random, 300, load),
+        target,
         kind,
     }
 }
@@ -168,8 +150,8 @@ fn straggler(random: &mut Random) -> Fault {
             skip: random.below(3) as u32,
             delay: random.magnitude(1, 100 * MICROSECOND),
         },
+        target: Target::Source,
         kind: FaultKind::Stall {
-            target: Target::Source,
             connection: random.between(2, 5) as u8,
             lasts: random.between(20, 200) * MILLISECOND,
         },
@@ -181,28 +163,27 @@ pub(super) fn blow(random: &mut Random, load: u64) -> Fault {
     let target = target(random);
     let down = random.magnitude(10 * MICROSECOND, 25 * MILLISECOND);
     let kind = match random.below(16) {
-        0..=4 => FaultKind::Crash { target, down },
-        5..=8 => FaultKind::PowerLoss { target, down },
+        0..=4 => FaultKind::Crash { down },
+        5..=8 => FaultKind::PowerLoss { down },
         9..=11 => FaultKind::Cut,
-        12..=13 => FaultKind::Cancel { target },
+        12..=13 => FaultKind::Cancel,
         _ => FaultKind::DiskError {
-            target,
             error: random.pick(&[RequestError::Io, RequestError::NoSpace]),
             lasts: random.pick(&[0, 0, 200 * MICROSECOND, 5 * MILLISECOND]),
         },
     };
-    let aimed = random.permille(650);
     Fault {
-        trigger: if aimed {
-            moment(random)
-        } else {
-            Trigger::At(random.below(load))
-        },
+        trigger: trigger(random, 650, load),
+        target,
         kind,
     }
 }
 
-fn moment(random: &mut Random) -> Trigger {
+/// Draws the time of a fault; of a thousand faults, `aimed` aim at a moment of a migration.
+fn trigger(random: &mut Random, aimed: u64, load: u64) -> Trigger {
+    if !random.permille(aimed) {
+        return Trigger::At(random.below(load));
+    }
     let moment = random.pick(&[
         Moment::Entered(Phase::Copying),
         Moment::Entered(Phase::Verifying),

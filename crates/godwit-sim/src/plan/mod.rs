@@ -30,7 +30,7 @@ pub(crate) struct Plan {
     /// Duration of the guest's load in nanoseconds.
     pub(crate) load: u64,
     /// Most requests of the guest.
-    pub(crate) requests: u32,
+    pub(crate) requests: u64,
     pub(crate) guest: GuestPlan,
     pub(crate) migrations: Vec<MigrationPlan>,
     pub(crate) faults: Vec<Fault>,
@@ -195,7 +195,7 @@ impl Plan {
         let copies = &mut Random::stream(seed, 8);
         let sectors = random.pick(&[2048, 2048, 4096, 4096, 8192]) - random.pick(&[0, 0, 8, 13]);
         let load = random.between(300, 900) * MILLISECOND;
-        let requests = random.between(700, 3500) as u32;
+        let requests = random.between(700, 3500);
         let guest = guest(random, load, requests);
         let clean = random.permille(300);
         let migrations: Vec<MigrationPlan> = (1..=random.between(3, 8))
@@ -247,13 +247,13 @@ impl Plan {
     }
 }
 
-fn guest(random: &mut Random, load: u64, requests: u32) -> GuestPlan {
+fn guest(random: &mut Random, load: u64, requests: u64) -> GuestPlan {
     let depth = random.between(1, 13) as usize;
     GuestPlan {
         workload: random.pick(&Workload::ALL),
         depth,
         reads: random.pick(&[10, 30, 30, 50, 80]),
-        think: (load / u64::from(requests) * depth as u64).saturating_sub(60 * MICROSECOND) / 2,
+        think: (load / requests * depth as u64).saturating_sub(60 * MICROSECOND) / 2,
         longest: random.pick(&[8, 16, 24, 64]),
         pause: random.between(1, 40) * MILLISECOND,
         deserts: random.pick(&[0, 0, 0, 2, 6, 20]),

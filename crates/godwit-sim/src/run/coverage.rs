@@ -144,15 +144,13 @@ states! {
 #[derive(Clone, Debug)]
 pub(crate) struct Coverage(Vec<u64>);
 
-impl Coverage {
-    pub(crate) fn new() -> Self {
+impl Default for Coverage {
+    fn default() -> Self {
         Self(vec![0; Reached::ALL.len()])
     }
+}
 
-    pub(crate) fn count(&mut self, state: Reached) {
-        self.add(state, 1);
-    }
-
+impl Coverage {
     pub(crate) fn add(&mut self, state: Reached, times: u64) {
         self.0[state as usize] += times;
     }

@@ -90,7 +90,7 @@ impl Shrinker<'_> {
             smaller |= self.try_with(|plan| _ = plan.migrations.remove(at));
         }
         smaller |= self.lower(|plan| &mut plan.load, 1_000_000);
-        smaller |= self.lower_requests();
+        smaller |= self.lower(|plan| &mut plan.requests, 1);
         smaller |= self.simplify();
         smaller
     }
@@ -102,20 +102,6 @@ impl Shrinker<'_> {
         while high - low > step {
             let middle = low + (high - low) / 2;
             if self.try_with(|plan| *field(plan) = middle) {
-                high = middle;
-            } else {
-                low = middle;
-            }
-        }
-        high < before
-    }
-
-    fn lower_requests(&mut self) -> bool {
-        let (mut low, mut high) = (0, self.best.requests);
-        let before = high;
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            if self.try_with(|plan| plan.requests = middle) {
                 high = middle;
             } else {
                 low = middle;

@@ -22,8 +22,7 @@ pub(crate) fn run(plan: Plan, trace: Option<Trace>, bug: Option<Bug>) -> Outcome
     panics_as_violation(|| World::new(plan, trace, prepare).run()).unwrap_or_else(|violation| {
         Outcome {
             violation: Some(violation),
-            coverage: Coverage::new(),
-            fingerprint: 0,
+            ..Outcome::default()
         }
     })
 }
@@ -89,10 +88,10 @@ pub fn soak(what: Soak, progress: impl Fn(u64) + Sync) -> Report {
     let next = AtomicU64::new(what.first);
     let end = what.first + what.seeds;
     let stop = AtomicBool::new(false);
-    let total = Mutex::new((Coverage::new(), 0_u64, Vec::new()));
+    let total = Mutex::new((Coverage::default(), 0_u64, Vec::new()));
     let started = Instant::now();
     let work = || {
-        let mut coverage = Coverage::new();
+        let mut coverage = Coverage::default();
         let (mut done, mut failure) = (0, None);
         let mut told = Instant::now();
         while !stop.load(Ordering::Relaxed) {

@@ -3,16 +3,15 @@
 use godwit_core::Controller;
 use godwit_core::action::Action;
 use godwit_core::authority::Ownership;
-use godwit_core::event::{AbortReason, Event, PauseReason, Phase};
+use godwit_core::event::{Event, PauseReason, Phase};
 use godwit_core::request::{RequestError, RequestTag};
 use godwit_core::units::{Sectors, Time};
 use godwit_core::wire::{Message, TrafficClass};
 
-use super::Occurrence;
-use super::World;
-use super::name;
+use super::agenda::Occurrence;
 use super::node::Holder;
-use super::{MICROSECOND, MILLISECOND};
+use super::{MICROSECOND, MILLISECOND, World, name};
+use crate::disk::Data;
 use crate::plan::Moment;
 use crate::run::coverage::Reached;
 
@@ -22,16 +21,28 @@ impl World {
         let it = &mut self.nodes[node];
         it.clear();
         let limits = self.plan.limits;
-        let mut controller = Controller::new(limits, Sectors(self.plan.sectors), it.record);
+        let mut controller = Controller::new(limits, Sectors(self.plan.sectors), it.store.record);
         if let Some(prepare) = &self.prepare {
             prepare(&mut controller);
         }
         self.forward_sessions += 1;
-        controller.resume_forwarding(it.shared, self.forward_sessions);
+        controller.resume_forwarding(it.store.shared, self.forward_sessions);
         it.controller = Some(controller);
         self.restore_missing(node);
         self.restore_written(node);
         self.after_call(node);
+    }
+
+    /// Hands the stored writes to a starting process.
+    fn restore_written(&mut self, node: usize) {
+        let it = &mut self.nodes[node];
+        let written = it.store.take_written(Sectors(self.plan.sectors));
+        if let (Some(written), Some(controller)) = (written, &mut it.controller)
+            && controller.serves()
+        {
+            controller.restore_written(written);
+            self.reached(Reached::WrittenRestored);
+        }
     }
 
     /// Calls into a node's controller and carries out the resulting actions.
@@ -63,38 +74,26 @@ impl World {
         let in_flight = controller.requests_in_flight();
         let serves = controller.serves();
         if serves {
-            it.served_on = Some(it.record);
+            it.store.served_on = Some(it.store.record);
         }
         let delayed = controller.progress().map_or(0, |progress| {
             let promise = progress.promise;
             promise.delayed_bytes + promise.delayed_bytes_sent + promise.delayed_bytes_cancelled
         });
         let delays = std::mem::replace(&mut it.delayed, delayed) < delayed;
-        let paused = std::mem::take(&mut it.excused);
-        let early = std::mem::take(&mut it.early_answers);
-        let held = it
-            .holders
-            .iter()
-            .filter(|holder| {
-                matches!(
-                    holder,
-                    Holder::Client(_) | Holder::Gone { .. } | Holder::Peer { .. }
-                )
-            })
-            .count();
+        let early = it.doubles.end_call();
+        let held = it.buffers.held();
         if in_flight as usize != held {
             self.fail("the controller counts the requests that it has", || {
                 format!("{} counts {in_flight}, has {held}", name(node))
             });
         }
-        if !paused {
-            let answered = if delays {
-                Reached::AnsweredAlone
-            } else {
-                Reached::Posted
-            };
-            self.coverage.add(answered, early);
-        }
+        let answered = if delays {
+            Reached::AnsweredAlone
+        } else {
+            Reached::Posted
+        };
+        self.count(answered, early);
         self.check_authority(node, serves);
     }
 
@@ -107,15 +106,12 @@ impl World {
             Action::DiscardUnsent { class } => self.discard(node, class),
             Action::Complete { tag, result } => self.complete(node, tag, result),
             Action::ReleaseReplica { tag } => {
-                if self.nodes[node].holders[tag.0 as usize] != Holder::Replica {
+                if self.free_tag(node, tag).0 != Holder::Replica {
                     self.fail("a tag is released once", || format!("{tag:?}"));
                 }
-                self.free_tag(node, tag);
             }
             Action::Persist { record } => self.store(node, record),
-            Action::ReleasePulled { slot } => {
-                self.nodes[node].pull_buffers[usize::from(slot.0)] = None;
-            }
+            Action::ReleasePulled { slot } => self.nodes[node].buffers.keep_pulled(slot, None),
             Action::NoteHere { extent } => self.note_here(node, extent),
             Action::StoreMissing => self.store_missing(node),
             Action::Notify(event) => self.notified(node, &event),
@@ -123,11 +119,11 @@ impl World {
     }
 
     fn discard(&mut self, node: usize, class: TrafficClass) {
-        if let Some(session) = self.nodes[node].migration {
+        if let Some(session) = self.nodes[node].sessions.migration {
             let dropped = self.network.discard_unsent(session, node, class);
             match class {
-                TrafficClass::Copy => self.coverage.add(Reached::CopyDiscarded, dropped),
-                TrafficClass::Sync => self.coverage.add(Reached::SyncDiscarded, dropped),
+                TrafficClass::Copy => self.count(Reached::CopyDiscarded, dropped),
+                TrafficClass::Sync => self.count(Reached::SyncDiscarded, dropped),
                 TrafficClass::Control | TrafficClass::Pull | TrafficClass::Image => {
                     self.fail("control and pull frames are never discarded", || {
                         format!("{dropped} frames")
@@ -138,14 +134,8 @@ impl World {
     }
 
     fn complete(&mut self, node: usize, tag: RequestTag, result: Result<(), RequestError>) {
-        let it = &mut self.nodes[node];
-        let holder = it.holders[tag.0 as usize];
-        let data = it.buffers[tag.0 as usize].take();
-        if let (Some(id), Ok(())) = (it.doubled[tag.0 as usize].take(), result) {
-            it.posted.push(id);
-            it.early_answers += 1;
-        }
-        self.free_tag(node, tag);
+        self.nodes[node].doubles.answered(tag, result.is_ok());
+        let (holder, data) = self.free_tag(node, tag);
         match holder {
             Holder::Client(place) => self.answered(node, place, result, data),
             Holder::Gone { .. } => {}
@@ -174,116 +164,78 @@ impl World {
         }
     }
 
-    fn free_tag(&mut self, node: usize, tag: RequestTag) {
-        let it = &mut self.nodes[node];
-        it.holders[tag.0 as usize] = Holder::Nobody;
-        it.buffers[tag.0 as usize] = None;
-        it.free_tags.push(tag);
-        for (session, connection) in std::mem::take(&mut self.nodes[node].blocked) {
-            self.schedule(
-                1,
-                Occurrence::Unblocked {
-                    from: 1 - node,
-                    session,
-                    connection,
-                },
-            );
+    fn free_tag(&mut self, node: usize, tag: RequestTag) -> (Holder, Data) {
+        let buffers = &mut self.nodes[node].buffers;
+        let freed = buffers.free(tag);
+        for way in buffers.unblock() {
+            self.schedule(1, Occurrence::Unblocked(way));
         }
+        freed
     }
 
     fn notified(&mut self, node: usize, event: &Event) {
         match *event {
-            Event::PhaseEntered { phase, .. } => {
-                self.phase = Some(phase);
-                if !matches!(phase, Phase::Copying | Phase::Verifying | Phase::Converged) {
-                    self.promise = None;
-                }
-                if phase == Phase::Committing {
-                    self.forward_on_migration(node);
-                }
-                if phase == Phase::Converged {
-                    self.reached(Reached::Converged);
-                    self.schedule_switchover();
-                }
-                self.moment(Moment::Entered(phase));
-            }
-            Event::Paused { reason, .. } => {
-                self.paused = true;
-                self.reached(match reason {
-                    PauseReason::GuestLatency => Reached::PausedGuestLatency,
-                    PauseReason::LinkQueue => Reached::PausedLinkQueue,
-                    PauseReason::InterfaceBudget => Reached::PausedInterfaceBudget,
-                });
-                self.give_double_writes_up(node);
-                self.moment(Moment::Paused);
-            }
+            Event::PhaseEntered { phase, .. } => self.phase_entered(node, phase),
+            Event::Paused { reason, .. } => self.paused(node, reason),
             Event::PolicySwitched { .. } => self.policy_switched(node),
             Event::Resumed { .. } => {
-                self.paused = false;
+                self.course.paused = false;
                 self.reached(Reached::Resumed);
                 self.moment(Moment::Resumed);
             }
             Event::MigrationCompleted { .. } => self.migration_completed(node),
             Event::MigrationAborted {
                 reason, mismatch, ..
-            } => {
-                self.migration_aborted(node, reason);
-                if reason == AbortReason::VerifyMismatch {
-                    self.fail("the images are equal where verification looks", || {
-                        format!("{mismatch:?}")
-                    });
-                }
-            }
+            } => self.migration_aborted(node, reason, mismatch),
             Event::ReceiveAborted { .. } => {
-                self.nodes[node].missing = None;
-                if let Some(session) = self.nodes[node].migration.take() {
+                self.nodes[node].store.missing = None;
+                if let Some(session) = self.nodes[node].sessions.migration.take() {
                     self.stop_serving_session(node, session);
                     self.close(session, node);
                 }
             }
             Event::ReceiveCompleted { .. } => {
-                self.phase = Some(Phase::Completed);
+                self.course.phase = Some(Phase::Completed);
                 self.moment(Moment::Entered(Phase::Completed));
             }
             Event::Owes { .. } => {
                 self.reached(Reached::MovedInPart);
-                let delay = self.link_random.magnitude(MICROSECOND, 5 * MILLISECOND);
+                let delay = self.random.link.magnitude(MICROSECOND, 5 * MILLISECOND);
                 self.schedule(delay, Occurrence::ConnectPull(node));
             }
             Event::OwesNothing { .. } => {
                 self.reached(Reached::OwesNothing);
-                if let Some(session) = self.nodes[node].pull.take() {
+                if let Some(session) = self.nodes[node].sessions.pull.take() {
                     self.close(session, node);
                 }
             }
             Event::BecameBase { migration } => {
                 self.reached(Reached::BecameBase);
-                self.nodes[node].base = Some(migration);
+                self.nodes[node].store.base = Some(migration);
             }
             Event::LeftImage { .. } => {
                 self.reached(Reached::LeftImage);
-                self.nodes[node].missing = None;
+                self.nodes[node].store.missing = None;
                 self.leave_image(node);
             }
             Event::Whole { .. } => {
                 self.reached(Reached::Whole);
-                self.nodes[node].missing = None;
+                self.nodes[node].store.missing = None;
             }
             Event::OwnerMoved => {
                 self.reached(Reached::OwnerMoved);
-                self.nodes[node].forward = None;
+                self.nodes[node].sessions.forward = None;
                 self.schedule_reconnect(node);
             }
             Event::NeedPeer { .. } => {
-                let delay = self.link_random.between(20_000, 2_000_000);
+                let delay = self.random.link.between(20_000, 2_000_000);
                 self.schedule(delay, Occurrence::Dial(node));
             }
             // Judging the obstacle takes longer than a run.
             Event::Obstructed { .. } => {}
             Event::AuthorityChanged { record } => {
-                if let (Ownership::Accepted { .. }, Some(session)) =
-                    (record.ownership, self.nodes[node].migration)
-                {
+                let migration = self.nodes[node].sessions.migration;
+                if let (Ownership::Accepted { .. }, Some(session)) = (record.ownership, migration) {
                     self.serve_session(node, session, true);
                 }
             }
@@ -291,14 +243,36 @@ impl World {
         }
     }
 
+    fn phase_entered(&mut self, node: usize, phase: Phase) {
+        self.course.phase = Some(phase);
+        if !matches!(phase, Phase::Copying | Phase::Verifying | Phase::Converged) {
+            self.course.promise = None;
+        }
+        if phase == Phase::Committing {
+            self.forward_on_migration(node);
+        }
+        if phase == Phase::Converged {
+            self.reached(Reached::Converged);
+            self.schedule_switchover();
+        }
+        self.moment(Moment::Entered(phase));
+    }
+
+    fn paused(&mut self, node: usize, reason: PauseReason) {
+        self.course.paused = true;
+        self.reached(match reason {
+            PauseReason::GuestLatency => Reached::PausedGuestLatency,
+            PauseReason::LinkQueue => Reached::PausedLinkQueue,
+            PauseReason::InterfaceBudget => Reached::PausedInterfaceBudget,
+        });
+        self.give_double_writes_up(node);
+        self.moment(Moment::Paused);
+    }
+
     /// Ends the wait for the destination after a pause or an abort.
     pub(super) fn give_double_writes_up(&mut self, node: usize) {
-        let it = &mut self.nodes[node];
-        it.excused = true;
-        let given_up = it.doubled.iter().flatten().count();
-        it.doubled.fill(None);
-        it.posted.clear();
-        self.coverage.add(Reached::GivenUp, given_up as u64);
+        let given_up = self.nodes[node].doubles.give_up();
+        self.count(Reached::GivenUp, given_up);
     }
 }
 
@@ -306,8 +280,9 @@ impl World {
 fn describe(action: &Action) -> String {
     match action {
         Action::Disk { tag, operation } => format!("disk    {tag:?} {operation:?}"),
-        Action::Send { message, .. } => format!("send    {message:?}"),
-        Action::SendForwarder { message, .. } => format!("send    {message:?}"),
+        Action::Send { message, .. } | Action::SendForwarder { message, .. } => {
+            format!("send    {message:?}")
+        }
         Action::DiscardUnsent { class } => format!("discard {class:?}"),
         Action::Complete { tag, result } => format!("answer  {tag:?} {result:?}"),
         Action::ReleaseReplica { tag } => format!("release {tag:?}"),

@@ -3,14 +3,12 @@
 use godwit_core::action::{Content, Digest, DiskOperation, DiskTag, Inspect};
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::event::AbortReason;
+use godwit_core::request::RequestError;
 use godwit_core::units::{Extent, Lba};
 
-use super::MICROSECOND;
-use super::Occurrence;
-use super::World;
-use super::name;
+use super::agenda::OwnEvent;
 use super::node::{Holder, Pending};
-use crate::disk::Remains;
+use super::{World, name};
 use crate::history::Value;
 use crate::run::coverage::Reached;
 
@@ -18,29 +16,18 @@ impl World {
     pub(super) fn start_disk(&mut self, node: usize, tag: DiskTag, operation: DiskOperation) {
         let now = self.now;
         let it = &mut self.nodes[node];
-        if it
-            .pending
-            .iter()
-            .flatten()
-            .any(|pending| pending.tag == tag)
-        {
-            self.fail("a tag has one disk operation at a time", || {
+        if it.operations.has(tag) {
+            return self.fail("a tag has one disk operation at a time", || {
                 format!("{} {tag:?} {operation:?}", name(node))
             });
-            return;
         }
-        let mut data = match (&operation, tag) {
-            (DiskOperation::Write { .. }, DiskTag::Request(tag) | DiskTag::Replica(tag)) => {
-                it.buffers[tag.0 as usize].clone()
-            }
-            (DiskOperation::Write { .. }, DiskTag::Pulled(slot)) => {
-                it.pull_buffers[usize::from(slot.0)].clone()
-            }
+        let mut data = match operation {
+            DiskOperation::Write { .. } => it.buffers.to_write(tag),
             _ => None,
         };
         let error = it.disk.fails(&operation, now);
-        let latency = it.disk.latency(&operation, now, &mut self.disk_random);
-        let early = error.is_none() && self.disk_random.below(2) == 0;
+        let latency = it.disk.latency(&operation, now, &mut self.random.disk);
+        let early = error.is_none() && self.random.disk.below(2) == 0;
         let mark = it.disk.completed();
         match operation {
             DiskOperation::Read { extent, .. } | DiskOperation::FindHole { extent } if early => {
@@ -52,7 +39,7 @@ impl World {
             _ if early => it.disk.store(&operation, &data),
             _ => {}
         }
-        let pending = Some(Pending {
+        let place = it.operations.begin(Pending {
             tag,
             operation,
             data,
@@ -61,79 +48,71 @@ impl World {
             mark,
             started: now,
         });
-        let index = match it.free_pending.pop() {
-            Some(index) => {
-                it.pending[index] = pending;
-                index
-            }
-            None => {
-                it.pending.push(pending);
-                it.pending.len() - 1
-            }
-        };
-        let incarnation = it.incarnation;
-        self.schedule(
-            latency,
-            Occurrence::DiskDone {
-                node,
-                incarnation,
-                index,
-            },
-        );
-        if let Some(error) = error {
-            self.reached(match error {
-                godwit_core::request::RequestError::NoSpace => Reached::NoSpace,
-                _ => Reached::IoError,
-            });
+        self.schedule_own(node, latency, OwnEvent::DiskDone(place));
+        match error {
+            Some(RequestError::NoSpace) => self.reached(Reached::NoSpace),
+            Some(_) => self.reached(Reached::IoError),
+            None => {}
         }
         if let DiskTag::Request(tag) = tag {
-            self.count_write(node, operation);
+            if node == self.course.source && self.nodes[node].outgoing {
+                self.course.count_write(&operation);
+            }
             self.check_may_serve(node);
-            if let Holder::Client(place) = self.nodes[node].holders[tag.0 as usize] {
+            if let Holder::Client(place) = self.nodes[node].buffers.holder(tag) {
                 self.guest.disk_started(place, now);
             }
         }
     }
 
-    pub(super) fn disk_done(&mut self, node: usize, index: usize) {
-        let it = &mut self.nodes[node];
-        let Some(done) = it.pending[index].take() else {
+    pub(super) fn disk_done(&mut self, node: usize, place: usize) {
+        let Some(done) = self.nodes[node].operations.end(place) else {
             return;
         };
-        it.free_pending.push(index);
-        self.mark(index as u64);
-        let it = &mut self.nodes[node];
+        self.mark(place as u64);
+        let (tag, started) = (done.tag, done.started);
+        let result = self.carry_out_on_disk(node, done);
+        if let DiskTag::Request(tag) = tag {
+            if let Holder::Client(place) = self.nodes[node].buffers.holder(tag) {
+                self.guest.disk_ended(place, self.now);
+            }
+            if let Some(promise) = &mut self.course.promise {
+                promise.longest_disk = promise.longest_disk.max(self.now - started);
+            }
+        }
+        self.with(node, |c, now| c.handle_disk_done(now, tag, result));
+    }
+
+    /// Carries out the part of an operation that takes effect at the end. Returns the operation's result.
+    fn carry_out_on_disk(&mut self, node: usize, done: Pending) -> Result<Content, RequestError> {
         let Pending {
             tag,
             operation,
             data,
+            error,
             early,
             mark,
-            started,
             ..
         } = done;
-        let mut content = Content::Data;
-        // A failed write may have stored part of the data.
-        let tears = done.error.is_some() && self.disk_random.below(2) == 0;
-        match operation {
-            _ if tears => {
-                it.disk.tear(&operation, &data, &mut self.disk_random);
+        let it = &mut self.nodes[node];
+        if let Some(error) = error {
+            // A failed write may have stored part of the data.
+            if self.random.disk.below(2) == 0 {
+                it.disk.tear(&operation, &data, &mut self.random.disk);
             }
-            _ if done.error.is_some() => {}
+            return Err(error);
+        }
+        match operation {
             DiskOperation::Flush => it.disk.flush(mark),
             DiskOperation::Read { extent, inspect } => {
                 let read = data.unwrap_or_else(|| it.disk.read(extent));
-                content = look(&read, inspect);
-                if let DiskTag::Request(tag) | DiskTag::Replica(tag) = tag {
-                    it.buffers[tag.0 as usize] = Some(read);
-                } else if let Some(slot) = tag.source_slot() {
-                    it.source_buffers.insert(slot, Some(read));
-                }
+                let content = look(&read, inspect);
+                it.buffers.keep_read(tag, Some(read));
+                return Ok(content);
             }
             DiskOperation::FindHole { extent } => {
                 let read = data.unwrap_or_else(|| it.disk.read(extent));
                 let sectors = hole(&read, extent);
-                content = Content::Hole(sectors);
                 match tag {
                     DiskTag::Layout if sectors > 0 => self.reached(Reached::HoleFound),
                     DiskTag::Chunk(_) if sectors < extent.sectors() => {
@@ -142,107 +121,75 @@ impl World {
                     DiskTag::Replica(_) => self.reached(Reached::HoleCompared),
                     _ => {}
                 }
+                return Ok(Content::Hole(sectors));
             }
             DiskOperation::FindLongHole { from } => {
                 let read = data.unwrap_or_else(|| it.disk.current.as_slice().into());
                 let (start, end) = long_hole(&read, from);
-                content = Content::LongHole { start, end };
                 if start < end {
                     self.reached(Reached::LongHoleFound);
                 }
+                return Ok(Content::LongHole { start, end });
             }
             _ if !early => it.disk.store(&operation, &data),
             _ => {}
         }
-        if let DiskTag::Request(tag) = tag {
-            let holder = self.nodes[node].holders[tag.0 as usize];
-            if let Holder::Client(place) = holder {
-                self.guest.disk_ended(place, self.now);
-            }
-            if let Some(promise) = &mut self.promise {
-                promise.longest_disk = promise.longest_disk.max(self.now - started);
-            }
-        }
-        let result = match done.error {
-            Some(error) => Err(error),
-            None => Ok(content),
-        };
-        self.with(node, |controller, now| {
-            controller.handle_disk_done(now, tag, result)
-        });
+        Ok(Content::Data)
     }
 
     pub(super) fn store(&mut self, node: usize, record: AuthorityRecord) {
-        if let Some(storing) = self.nodes[node].storing {
+        if let Some(storing) = self.nodes[node].store.storing.replace(record) {
             self.fail("one record is stored at a time", || {
                 format!("{storing:?}, then {record:?}")
             });
         }
-        let it = &mut self.nodes[node];
-        it.storing = Some(record);
         if matches!(record.ownership, Ownership::Relinquished { .. }) {
             self.check_equal(node);
         }
-        let it = &mut self.nodes[node];
-        let (delay, until) = it.slow_store;
-        let longest = self.plan.store + if self.now < until { delay } else { 0 };
-        let incarnation = it.incarnation;
-        let delay = self.store_random.between(20 * MICROSECOND, longest);
-        self.schedule(delay, Occurrence::Stored { node, incarnation });
+        let store = &self.nodes[node].store;
+        let delay = store.record_latency(self.now, &mut self.random.store);
+        self.schedule_own(node, delay, OwnEvent::Stored);
     }
 
     pub(super) fn stored(&mut self, node: usize) {
-        let it = &mut self.nodes[node];
-        if let Some(record) = it.storing.take() {
-            if matches!(record.ownership, Ownership::Relinquished { .. }) && self.store_refuses() {
-                self.reached(Reached::NotStored);
-                self.with(node, |controller, now| {
-                    controller.handle_not_persisted(now, AbortReason::Cancelled)
-                });
-                return;
-            }
-            // The sharing state must be stored first.
-            self.sharing_stored(node);
-            let it = &mut self.nodes[node];
-            it.record = record;
-            self.check_records();
-            self.with(node, |controller, now| controller.handle_persisted(now));
+        let Some(record) = self.nodes[node].store.storing.take() else {
+            return;
+        };
+        let refuses = || self.planned().is_some_and(|planned| planned.store_refuses);
+        if matches!(record.ownership, Ownership::Relinquished { .. }) && refuses() {
+            self.reached(Reached::NotStored);
+            let cancelled = AbortReason::Cancelled;
+            self.with(node, |c, now| c.handle_not_persisted(now, cancelled));
+            return;
         }
-    }
-
-    fn store_refuses(&self) -> bool {
-        let last = self.next_migration.checked_sub(1);
-        last.is_some_and(|last| self.plan.migrations[last].store_refuses)
+        // The sharing state must be stored first.
+        self.sharing_stored(node);
+        self.nodes[node].store.record = record;
+        self.check_records();
+        self.with(node, |c, now| c.handle_persisted(now));
     }
 
     /// Checks for byte-identical images when the source gives the disk away, except for blocks known as missing at the
     /// destination.
     fn check_equal(&mut self, node: usize) {
-        if self.on_image {
+        if self.course.on_image {
             return self.check_equal_on_image(node);
         }
-        let (ours, theirs) = (&self.nodes[node].disk, &self.nodes[1 - node].disk);
-        let owes = self.nodes[node]
-            .storing
-            .is_some_and(|record| record.remainder.is_some());
-        let missing = self.nodes[1 - node].missing.as_ref().filter(|_| owes);
-        let differs = (0..)
-            .zip(ours.current.iter().zip(&theirs.current))
-            .find(|(sector, (ours, theirs))| {
-                ours != theirs && !missing.is_some_and(|missing| missing.lacks(*sector))
-            })
-            .map(|(sector, _)| sector as usize);
-        if let Some(sector) = differs {
-            let (ours, theirs) = (ours.current[sector], theirs.current[sector]);
-            let writes = self.history.describe(sector as u64);
-            self.fail(
-                "the images are equal when the source gives the disk away",
-                || {
-                    format!(
-                        "sector {sector} holds #{ours} here and #{theirs} there; writes:{writes}"
-                    )
-                },
-            );
+        let (ours, theirs) = (&self.nodes[node], &self.nodes[1 - node]);
+        let record = ours.store.storing;
+        let owes = record.is_some_and(|record| record.remainder.is_some());
+        let missing = theirs.store.missing.as_ref().filter(|_| owes);
+        let (ours, theirs) = (&ours.disk.current, &theirs.disk.current);
+        let mut all = (0..).zip(ours.iter().zip(theirs));
+        let differs = all.find(|(sector, (ours, theirs))| {
+            ours != theirs && !missing.is_some_and(|missing| missing.lacks(*sector))
+        });
+        if let Some((sector, (&ours, &theirs))) = differs {
+            let writes = self.history.describe(sector);
+            let claim = "the images are equal when the source gives the disk away";
+            self.fail(claim, || {
+                format!("sector {sector} holds #{ours} here and #{theirs} there; writes:{writes}")
+            });
         }
     }
 
@@ -254,51 +201,10 @@ impl World {
         });
         if let Some((sector, ours, theirs)) = differs {
             let writes = self.history.describe(sector);
-            self.fail(
-                "a disk is the same on its image at both nodes when it is given away",
-                || format!("sector {sector} is #{ours} here and #{theirs} there; writes:{writes}"),
-            );
-        }
-    }
-
-    /// Applies a crash to a node's operations in flight, and to a record on its way.
-    pub(super) fn interrupt(&mut self, node: usize) {
-        let random = &mut self.fault_random;
-        let it = &mut self.nodes[node];
-        let mut torn = 0;
-        for pending in std::mem::take(&mut it.pending).into_iter().flatten() {
-            if pending.early || matches!(pending.operation, DiskOperation::Read { .. }) {
-                continue;
-            }
-            match Remains::draw(random) {
-                Remains::Nothing => {}
-                Remains::Everything => it.disk.store(&pending.operation, &pending.data),
-                Remains::Torn => {
-                    torn += u64::from(it.disk.tear(&pending.operation, &pending.data, random));
-                }
-            }
-        }
-        it.free_pending.clear();
-        let sharing = it.storing_shared.take();
-        if random.below(2) == 0 {
-            it.shared = sharing.unwrap_or(it.shared);
-        }
-        let kept = it.storing.take().map(|record| {
-            let kept = random.below(2) == 0;
-            if kept {
-                it.record = record;
-                it.shared = sharing.unwrap_or(it.shared);
-            }
-            kept
-        });
-        self.coverage.add(Reached::TornWrite, torn);
-        match kept {
-            Some(true) => {
-                self.reached(Reached::RecordKept);
-                self.check_records();
-            }
-            Some(false) => self.reached(Reached::RecordLost),
-            None => {}
+            let claim = "a disk is the same on its image at both nodes when it is given away";
+            self.fail(claim, || {
+                format!("sector {sector} is #{ours} here and #{theirs} there; writes:{writes}")
+            });
         }
     }
 }

@@ -1,15 +1,16 @@
 //! Triggers faults at their moments.
 
+use godwit_core::Controller;
 use godwit_core::authority::Ownership;
 use godwit_core::event::{AbortReason, Phase};
 use godwit_core::request::RequestError;
+use godwit_core::units::Sectors;
 
-use super::MILLISECOND;
-use super::Occurrence;
-use super::World;
-use super::name;
+use super::agenda::Occurrence;
+use super::wires::network::Way;
+use super::{MILLISECOND, World, name};
 use crate::disk::Failing;
-use crate::plan::{FaultKind, Moment, Target, Trigger};
+use crate::plan::{FaultKind, Moment, Trigger};
 use crate::run::coverage::Reached;
 
 /// Time after switchover within which a power loss reveals non-durable data of the destination.
@@ -27,20 +28,18 @@ impl World {
     /// Schedules the faults aimed at this moment of the migration.
     pub(super) fn moment(&mut self, reached: Moment) {
         for index in 0..self.plan.faults.len() {
-            let Trigger::After {
+            let trigger = self.plan.faults[index].trigger;
+            if let Trigger::After {
                 moment,
                 skip,
                 delay,
-            } = self.plan.faults[index].trigger
-            else {
-                continue;
-            };
-            if moment != reached {
-                continue;
-            }
-            self.moments[index] += 1;
-            if self.moments[index] == skip + 1 {
-                self.schedule(delay, Occurrence::Fault(index));
+            } = trigger
+                && moment == reached
+            {
+                self.moments[index] += 1;
+                if self.moments[index] == skip + 1 {
+                    self.schedule(delay, Occurrence::Fault(index));
+                }
             }
         }
     }
@@ -49,92 +48,57 @@ impl World {
         if self.settling {
             return;
         }
-        let kind = self.plan.faults[index].kind;
-        self.note(|| format!("   fault {kind:?}"));
-        if kind.excuses_waits() {
-            self.promise = None;
+        let fault = self.plan.faults[index];
+        self.note(|| format!("   fault {:?} at {:?}", fault.kind, fault.target));
+        if fault.excuses_waits() {
+            self.course.promise = None;
         }
         let now = self.now;
-        match kind {
-            FaultKind::Crash { target, down } => self.crash(self.node(target), down, false),
-            FaultKind::PowerLoss { target, down } => self.crash(self.node(target), down, true),
+        let node = self.course.node(fault.target);
+        match fault.kind {
+            FaultKind::Crash { down } => self.crash(node, down, false),
+            FaultKind::PowerLoss { down } => self.crash(node, down, true),
             FaultKind::Cut => {
                 if let Some(session) = self.network.youngest() {
                     self.reached(Reached::Cut);
                     self.cut(session, 5 * MILLISECOND);
                 }
             }
-            FaultKind::Cancel { target } => {
-                let node = self.node(target);
-                self.with(node, |controller, now| {
-                    controller.cancel(now, AbortReason::Cancelled)
-                });
+            FaultKind::Cancel => {
+                self.with(node, |c, now| c.cancel(now, AbortReason::Cancelled));
             }
-            FaultKind::DiskError {
-                target,
-                error,
-                lasts,
-            } => {
+            FaultKind::DiskError { error, lasts } => {
                 let until = if lasts == 0 { 0 } else { now + lasts };
-                let node = self.node(target);
                 self.nodes[node].disk.failing = Some(Failing { error, until });
             }
-            FaultKind::DiskSlow {
-                target,
-                factor,
-                lasts,
-            } => {
+            FaultKind::DiskSlow { factor, lasts } => {
                 self.reached(Reached::DiskSlow);
-                let node = self.node(target);
                 self.nodes[node].disk.slow = (factor, now + lasts);
             }
-            FaultKind::StoreSlow {
-                target,
-                delay,
-                lasts,
-            } => {
+            FaultKind::StoreSlow { delay, lasts } => {
                 self.reached(Reached::StoreSlow);
-                let node = self.node(target);
-                self.nodes[node].slow_store = (delay, now + lasts);
+                self.nodes[node].store.slow = (delay, now + lasts);
             }
-            FaultKind::LinkSlow {
-                target,
-                divisor,
-                lasts,
-            } => {
+            FaultKind::LinkSlow { divisor, lasts } => {
                 self.reached(Reached::Congested);
-                let node = self.node(target);
                 self.network.directions[node].slow = (divisor, now + lasts);
             }
-            FaultKind::Stall {
-                target,
-                connection,
-                lasts,
-            } => {
+            FaultKind::Stall { connection, lasts } => {
                 if let Some(session) = self.network.youngest() {
                     self.reached(Reached::Stalled);
                     let connections = self.network.sessions[session].connections.len();
-                    let connection = usize::from(connection) % connections;
-                    let node = self.node(target);
-                    self.network.stall(session, connection, node, now + lasts);
+                    let pipe = self.network.pipe(Way {
+                        session,
+                        connection: usize::from(connection) % connections,
+                        from: node,
+                    });
+                    pipe.stalled_until = pipe.stalled_until.max(now + lasts);
                 }
             }
-            FaultKind::Traffic {
-                target,
-                percent,
-                lasts,
-            } => {
+            FaultKind::Traffic { percent, lasts } => {
                 self.reached(Reached::Traffic);
-                let node = self.node(target);
                 self.network.directions[node].traffic = (percent, now + lasts);
             }
-        }
-    }
-
-    pub(super) fn node(&self, target: Target) -> usize {
-        match target {
-            Target::Source => self.source,
-            Target::Destination => 1 - self.source,
         }
     }
 
@@ -143,66 +107,28 @@ impl World {
         if !self.nodes[node].is_up() {
             return;
         }
-        self.reached(if power {
-            Reached::PowerLoss
-        } else {
-            Reached::Crash
-        });
-        self.reached(match self.phase {
-            Some(Phase::Copying | Phase::Verifying | Phase::Converged) if self.paused => {
-                Reached::CrashPaused
-            }
-            Some(Phase::Copying) => Reached::CrashCopying,
-            Some(Phase::Verifying) => Reached::CrashVerifying,
-            Some(Phase::Converged) => Reached::CrashConverged,
-            Some(Phase::Draining) => Reached::CrashDraining,
-            Some(Phase::Preparing) => Reached::CrashPreparing,
-            Some(Phase::Relinquishing) => Reached::CrashRelinquishing,
-            Some(Phase::Committing) => Reached::CrashCommitting,
-            Some(Phase::Completed | Phase::Aborted) | None => Reached::CrashIdle,
-        });
-        let record = self.nodes[node].record;
-        if record.lacks().is_some() {
-            self.reached(Reached::CrashLacking);
-        } else if record.owes().is_some() {
-            self.reached(Reached::CrashOwing);
-        }
-        self.end_written(node, power);
-        self.interrupt(node);
-        self.interrupt_missing(node, power);
+        self.count_crash(node, power);
+        self.interrupt(node, power);
         let it = &self.nodes[node];
-        let owner = it.record.ownership == Ownership::Serving || it.serves();
-        if self.nodes[node].is_undecided() {
+        let owner = it.store.record.ownership == Ownership::Serving || it.serves();
+        if it.store.is_undecided() {
             self.reached(Reached::InDoubt);
         }
         self.lose_clients(node, owner);
         if power {
-            let (lost, torn) = self.nodes[node].disk.power_loss(&mut self.fault_random);
-            self.coverage.add(Reached::LostWrite, lost);
-            self.coverage.add(Reached::TornWrite, torn);
-            // A process killed before storing the ownership does not serve now, but the disk holds the answered writes.
-            let it = &self.nodes[node];
-            if owner || it.served_on == Some(it.record) {
-                if self.history.unflushed() > 0 {
-                    self.reached(Reached::PowerLossOfOwner);
-                }
-                if self.last_move > 0 && self.now - self.last_move < SOON {
-                    self.reached(Reached::PowerLossAfterMove);
-                }
-                self.history.power_lost(self.now);
-            }
+            self.lose_power(node, owner);
         }
         if self.nodes[node].outgoing {
-            self.ended();
+            self.course.end(self.now);
         }
         let it = &mut self.nodes[node];
         it.clear();
         it.incarnation += 1;
         // A new process reads another clock, at the latest after a boot.
-        it.clock.0.offset = self.fault_random.below(1 << 50);
+        it.clock.0.offset = self.random.fault.below(1 << 50);
         // A dead host sends no farewell: the other end notices the missing answers.
         let notice = if power {
-            self.fault_random.pick(&[5, 30, 400]) * MILLISECOND
+            self.random.fault.pick(&[5, 30, 400]) * MILLISECOND
         } else {
             3 * MILLISECOND
         };
@@ -217,6 +143,80 @@ impl World {
         self.schedule(down, Occurrence::Restart(node));
     }
 
+    /// Counts the state in which a node crashes.
+    fn count_crash(&mut self, node: usize, power: bool) {
+        self.reached(if power {
+            Reached::PowerLoss
+        } else {
+            Reached::Crash
+        });
+        let paused = self.course.paused;
+        self.reached(match self.course.phase {
+            Some(Phase::Copying | Phase::Verifying | Phase::Converged) if paused => {
+                Reached::CrashPaused
+            }
+            Some(Phase::Copying) => Reached::CrashCopying,
+            Some(Phase::Verifying) => Reached::CrashVerifying,
+            Some(Phase::Converged) => Reached::CrashConverged,
+            Some(Phase::Draining) => Reached::CrashDraining,
+            Some(Phase::Preparing) => Reached::CrashPreparing,
+            Some(Phase::Relinquishing) => Reached::CrashRelinquishing,
+            Some(Phase::Committing) => Reached::CrashCommitting,
+            Some(Phase::Completed | Phase::Aborted) | None => Reached::CrashIdle,
+        });
+        let record = self.nodes[node].store.record;
+        if record.lacks().is_some() {
+            self.reached(Reached::CrashLacking);
+        } else if record.owes().is_some() {
+            self.reached(Reached::CrashOwing);
+        }
+    }
+
+    /// Applies the end of a process to its operations in flight, and to what is being stored. An orderly end stores the
+    /// writes since the disk came; a crash or a power loss leaves nothing.
+    fn interrupt(&mut self, node: usize, power: bool) {
+        let it = &mut self.nodes[node];
+        let in_order = !power && self.random.delta.below(2) == 0;
+        let written = it.controller.as_ref().filter(|c| in_order && c.serves());
+        it.store
+            .store_written(written.and_then(Controller::written));
+        let random = &mut self.random.fault;
+        let operations = std::mem::take(&mut it.operations);
+        let torn = operations.interrupt(&mut it.disk, random);
+        let kept = it.store.interrupt(random);
+        let capacity = Sectors(self.plan.sectors);
+        it.store.interrupt_missing(power, capacity, random);
+        self.count(Reached::TornWrite, torn);
+        match kept {
+            Some(true) => {
+                self.reached(Reached::RecordKept);
+                self.check_records();
+            }
+            Some(false) => self.reached(Reached::RecordLost),
+            None => {}
+        }
+    }
+
+    /// Applies a power loss to a node's disk, and to the writes that the disk may have lost.
+    fn lose_power(&mut self, node: usize, owner: bool) {
+        let it = &mut self.nodes[node];
+        let (lost, torn) = it.disk.power_loss(&mut self.random.fault);
+        // A process killed before storing the ownership does not serve now, but the disk holds the answered writes.
+        let served = it.store.served_on == Some(it.store.record);
+        self.count(Reached::LostWrite, lost);
+        self.count(Reached::TornWrite, torn);
+        if owner || served {
+            if self.history.unflushed() > 0 {
+                self.reached(Reached::PowerLossOfOwner);
+            }
+            let last_move = self.course.last_move;
+            if last_move > 0 && self.now - last_move < SOON {
+                self.reached(Reached::PowerLossAfterMove);
+            }
+            self.history.power_lost(self.now);
+        }
+    }
+
     pub(super) fn restart(&mut self, node: usize) {
         if self.nodes[node].is_up() {
             return;
@@ -229,8 +229,8 @@ impl World {
     /// Returns true if the guest may see this error because a disk has reported one.
     pub(super) fn is_expected(&self, error: RequestError) -> bool {
         match error {
-            RequestError::Io => self.coverage.get(Reached::IoError) > 0,
-            RequestError::NoSpace => self.coverage.get(Reached::NoSpace) > 0,
+            RequestError::Io => self.outcome.coverage.get(Reached::IoError) > 0,
+            RequestError::NoSpace => self.outcome.coverage.get(Reached::NoSpace) > 0,
             // Another party writes, or a forwarded write has failed.
             RequestError::Uncertain => {
                 self.guest.shares

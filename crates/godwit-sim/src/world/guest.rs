@@ -5,15 +5,12 @@ use std::rc::Rc;
 use godwit_core::request::{Operation, Origin, Request, RequestError};
 use godwit_core::units::{Extent, Lba};
 
-use super::MICROSECOND;
-use super::MILLISECOND;
-use super::Occurrence;
-use super::World;
-use super::name;
-use super::node::Holder;
+use super::agenda::Occurrence;
+use super::node::{Holder, Node};
+use super::{MICROSECOND, MILLISECOND, World, name};
 use crate::disk::Data;
 use crate::history::WriteNumber;
-use crate::plan::{Places, SteadyLoad, Workload};
+use crate::plan::{GuestPlan, Places, SteadyLoad, Workload};
 use crate::random::Random;
 use crate::run::coverage::Reached;
 
@@ -57,7 +54,7 @@ pub(super) struct Guest {
     pub(super) left: Vec<WriteNumber>,
     /// True once an owner knows of more than one writing party.
     pub(super) shares: bool,
-    asked: u32,
+    asked: u64,
     cursor: u64,
     /// End of the guest's current pause.
     silent_until: u64,
@@ -150,7 +147,7 @@ impl Guest {
 impl World {
     pub(super) fn start_guest(&mut self) {
         for place in 0..self.guest.places.len() {
-            self.schedule(place as u64 + 1, Occurrence::Guest { place });
+            self.schedule(place as u64 + 1, Occurrence::Guest(place));
         }
         self.reached(match self.plan.guest.workload {
             Workload::Uniform => Reached::Uniform,
@@ -166,76 +163,24 @@ impl World {
         if self.settling || self.guest.asked >= self.plan.requests {
             return;
         }
-        if self.now < self.guest.silent_until {
-            let wait = self.guest.silent_until - self.now;
-            return self.schedule(wait, Occurrence::Guest { place });
-        }
-        if self.guest.moving {
-            if self.guest.outstanding().next().is_some() {
-                return self.schedule(100 * MICROSECOND, Occurrence::Guest { place });
-            }
-            self.guest.moving = false;
-            let node = self.guest.attached;
-            if std::mem::take(&mut self.guest.present[node]) {
-                self.with(node, |controller, now| {
-                    controller.handle_client_left(now, [])
-                });
-            }
-            self.guest.attached = 1 - node;
-        }
-        if !self.nodes[self.guest.attached].is_up() {
-            self.guest.attached = 1 - self.guest.attached;
-        }
-        let node = self.guest.attached;
-        if !self.nodes[node].is_up() || self.nodes[node].free_tags.len() < RESERVED {
-            return self.schedule(300 * MICROSECOND, Occurrence::Guest { place });
-        }
-        if self.plan.guest.deserts > 0
-            && self.nodes[1 - node].is_up()
-            && self.guest.outstanding().next().is_some()
-            && self.guest.random.permille(self.plan.guest.deserts)
-        {
-            self.desert();
-            return self.schedule(MICROSECOND, Occurrence::Guest { place });
-        }
-        let mut node = node;
-        if self.plan.guest.strays > 0
-            && self.nodes[1 - node].is_up()
-            && self.nodes[1 - node].free_tags.len() >= RESERVED
-            && self.guest.random.permille(self.plan.guest.strays)
-        {
-            self.reached(Reached::Strayed);
-            node = 1 - node;
-        }
-        if !self.guest.present[node] {
-            self.attach(node);
-        }
+        let node = match self.ready() {
+            Ok(node) => node,
+            Err(wait) => return self.schedule(wait, Occurrence::Guest(place)),
+        };
         if self.plan.guest.steady.is_none() && self.guest.random.permille(4) {
             self.guest.silent_until = self.now + self.plan.guest.pause;
         }
         let operation = self.draw_operation();
         self.guest.asked += 1;
-        let start = self.now;
-        let oldest = self.guest.outstanding().map(|asked| asked.start).min();
-        let (mut write, mut data) = (None, None);
-        if let (true, Some(extent)) = (operation.is_write(), operation.extent()) {
-            let zeroes = matches!(operation, Operation::WriteZeroes { .. });
-            let number = self
-                .history
-                .started(extent, zeroes, start, oldest.unwrap_or(start));
-            write = Some(number);
-            if !zeroes {
-                data = Some(vec![number; extent.sectors() as usize].into());
-            }
-        }
+        let (write, data) = self.begin_write(&operation);
         self.count_request(&operation);
-        let Some(tag) = self.nodes[node].take_tag(Holder::Client(place), data) else {
+        let Some(tag) = self.nodes[node].buffers.take(Holder::Client(place), data) else {
             return;
         };
         self.guest.places[place] = Some(Outstanding {
             node,
             operation,
-            start,
+            start: self.now,
             write,
             disk_started: None,
             disk_ended: None,
@@ -250,9 +195,71 @@ impl World {
             origin: Origin::Client,
             operation,
         };
-        self.with(node, |controller, now| {
-            controller.handle_request(now, request)
-        });
+        self.with(node, |c, now| c.handle_request(now, request));
+    }
+
+    /// Returns the node for the guest's next request, with the guest attached.
+    ///
+    /// # Errors
+    /// The time to wait.
+    fn ready(&mut self) -> Result<usize, u64> {
+        if self.now < self.guest.silent_until {
+            return Err(self.guest.silent_until - self.now);
+        }
+        if self.guest.moving {
+            if self.guest.outstanding().next().is_some() {
+                return Err(100 * MICROSECOND);
+            }
+            self.guest.moving = false;
+            let node = self.guest.attached;
+            if std::mem::take(&mut self.guest.present[node]) {
+                self.with(node, |c, now| c.handle_client_left(now, []));
+            }
+            self.guest.attached = 1 - node;
+        }
+        if !self.nodes[self.guest.attached].is_up() {
+            self.guest.attached = 1 - self.guest.attached;
+        }
+        let mut node = self.guest.attached;
+        let takes_requests = |it: &Node| it.is_up() && it.buffers.free_tags() >= RESERVED;
+        if !takes_requests(&self.nodes[node]) {
+            return Err(300 * MICROSECOND);
+        }
+        let GuestPlan {
+            deserts, strays, ..
+        } = self.plan.guest;
+        if deserts > 0
+            && self.nodes[1 - node].is_up()
+            && self.guest.outstanding().next().is_some()
+            && self.guest.random.permille(deserts)
+        {
+            self.desert();
+            return Err(MICROSECOND);
+        }
+        if strays > 0 && takes_requests(&self.nodes[1 - node]) && self.guest.random.permille(strays)
+        {
+            self.reached(Reached::Strayed);
+            node = 1 - node;
+        }
+        if !self.guest.present[node] {
+            self.attach(node);
+        }
+        Ok(node)
+    }
+
+    /// Records the start of a write. Returns its number and its data.
+    fn begin_write(&mut self, operation: &Operation) -> (Option<WriteNumber>, Data) {
+        let (true, Some(extent)) = (operation.is_write(), operation.extent()) else {
+            return (None, None);
+        };
+        let now = self.now;
+        let oldest = self.guest.outstanding().map(|asked| asked.start).min();
+        let zeroes = matches!(operation, Operation::WriteZeroes { .. });
+        let number = self
+            .history
+            .started(extent, zeroes, now, oldest.unwrap_or(now));
+        let data = (!zeroes).then(|| vec![number; extent.sectors() as usize].into());
+        (Some(number), data)
     }
 
     fn draw_operation(&mut self) -> Operation {
@@ -352,7 +359,7 @@ impl World {
         let wait = self
             .guest
             .until_next(place, think, self.plan.guest.steady, self.now);
-        self.schedule(wait, Occurrence::Guest { place });
+        self.schedule(wait, Occurrence::Guest(place));
         let Some(asked) = self.guest.places[place].take() else {
             return self.fail("a request is answered once", || {
                 format!("{} answers place {place}", name(node))
@@ -438,28 +445,26 @@ impl World {
     /// will.
     pub(super) fn lose_clients(&mut self, node: usize, owner: bool) {
         self.guest.present[node] = false;
-        for place in 0..self.guest.places.len() {
-            let Some(asked) = self.guest.places[place].take_if(|asked| asked.node == node) else {
-                continue;
-            };
-            match (owner, asked.write) {
-                (true, Some(write)) => self.history.given_up(write, self.now),
-                (false, Some(write)) => self.guest.left.push(write),
-                (_, None) => {}
+        let abandoned = self.leave(node, MILLISECOND);
+        if owner {
+            for write in abandoned {
+                self.history.given_up(write, self.now);
             }
-            self.schedule(MILLISECOND, Occurrence::Guest { place });
+        } else {
+            self.guest.left.extend(abandoned);
         }
     }
 
-    /// Abandons the guest's requests at a node.
-    pub(super) fn leave(&mut self, node: usize) {
+    /// Abandons the guest's requests at a node; their places are free after `delay`. Returns the abandoned writes.
+    pub(super) fn leave(&mut self, node: usize, delay: u64) -> Vec<WriteNumber> {
+        let mut writes = Vec::new();
         for place in 0..self.guest.places.len() {
-            let Some(asked) = self.guest.places[place].take_if(|asked| asked.node == node) else {
-                continue;
-            };
-            self.guest.left.extend(asked.write);
-            self.schedule(MICROSECOND, Occurrence::Guest { place });
+            if let Some(asked) = self.guest.places[place].take_if(|asked| asked.node == node) {
+                writes.extend(asked.write);
+                self.schedule(delay, Occurrence::Guest(place));
+            }
         }
+        writes
     }
 
     /// Moves the client to the serving node.

@@ -12,17 +12,12 @@ use crate::disk::sectors;
 use crate::history::{IMAGE, Value};
 use crate::plan::MigrationPlan;
 use crate::run::coverage::Reached;
-use crate::world::MICROSECOND;
-use crate::world::MILLISECOND;
-use crate::world::Occurrence;
-use crate::world::World;
-use crate::world::name;
+use crate::world::agenda::{Occurrence, OwnEvent};
+use crate::world::node::{BLOCK, StoredMissing, has, insert};
+use crate::world::{MICROSECOND, MILLISECOND, World, name};
 
 /// Stands for a migration in the record of the node at which the disk was created.
 pub(super) const CREATED: MigrationId = MigrationId([0xEE; 16]);
-
-/// Sectors of a block, which a disk has completely or not at all.
-const BLOCK: u64 = 8;
 
 /// A node's knowledge of its disk's image.
 #[derive(Clone, Debug, Default)]
@@ -49,6 +44,11 @@ impl OnImage {
         }
     }
 
+    /// Returns true if this is the current connection.
+    const fn is_on(&self, connection: u32) -> bool {
+        self.connected && self.connections == connection
+    }
+
     /// Clears the state of an ended process.
     pub(super) fn clear(&mut self) {
         self.connected = false;
@@ -71,21 +71,20 @@ impl World {
         let capacity = Sectors(self.plan.sectors);
         let mut words = vec![0; Missing::word_length(capacity)];
         for sector in (0..capacity.0).filter(|sector| content(*sector) != 0) {
-            let block = sector / BLOCK;
-            words[(block / 64) as usize] |= 1 << (block % 64);
+            insert(&mut words, sector);
             self.history.holds_at_first(sector, content(sector));
         }
         let heat = vec![0; Missing::heat_length(capacity)];
         let it = &mut self.nodes[0];
-        it.record.remainder = Some(CREATED);
+        it.store.record.remainder = Some(CREATED);
+        it.store.missing = Some(StoredMissing::new(words, heat));
         it.image.fetch = Some(CREATED);
-        it.store_missing_of_new_disk(words, heat);
     }
 
     /// Returns true if the node fetches from the image now.
     fn fetches(&self, node: usize) -> bool {
         let it = &self.nodes[node];
-        it.image.fetch.is_some() && it.record.lacks() == it.image.fetch
+        it.image.fetch.is_some() && it.store.record.lacks() == it.image.fetch
     }
 
     /// Returns a sector as read by a guest: from the node's disk, or from the other node or the image where the disk
@@ -93,8 +92,8 @@ impl World {
     pub(super) fn as_guests_see_it(&self, node: usize, sector: u64) -> Value {
         let it = &self.nodes[node];
         // A migration's missing blocks may be stored after the migration was given up; they do not count then.
-        let lacks = it.record.remainder.is_some();
-        match it.missing.as_ref().filter(|_| lacks) {
+        let lacks = it.store.record.remainder.is_some();
+        match it.store.missing.as_ref().filter(|_| lacks) {
             Some(missing)
                 if missing.is_noted(sector) && missing.is_at_source(sector) == Some(true) =>
             {
@@ -110,7 +109,7 @@ impl World {
         let Some(plan) = &self.plan.image else {
             return false;
         };
-        let lacks = self.nodes[source].record.lacks().is_some();
+        let lacks = self.nodes[source].store.record.lacks().is_some();
         self.fetches(source) || !lacks && plan.leaves(planned.options.migration)
     }
 
@@ -138,19 +137,19 @@ impl World {
     /// Discards an outdated comparison.
     pub(super) fn forget_comparison(&mut self, node: usize) {
         self.nodes[node].image.compared = false;
-        self.with(node, |controller, _| controller.forget_comparison());
+        self.with(node, |c, _| c.forget_comparison());
     }
 
     /// Returns true if the disk was compared with its image, for this migration or for an earlier one, refused by a
     /// busy destination. Otherwise starts the comparison; the migration is retried at its end.
     pub(super) fn is_compared(&mut self, source: usize) -> bool {
-        let known = self.with(source, |controller, _| controller.compared());
+        let known = self.with(source, |c, _| c.compared());
         let is_known = known.flatten().is_some();
         let for_this = std::mem::take(&mut self.nodes[source].image.compared);
-        if for_this || is_known && self.image_random.permille(700) {
+        if for_this || is_known && self.random.image.permille(700) {
             return true;
         }
-        let begun = self.with(source, |controller, _| controller.begin_comparison());
+        let begun = self.with(source, |c, _| c.begin_comparison());
         let Some(Ok(missing)) = begun else {
             self.schedule(2 * MILLISECOND, Occurrence::Migrate);
             return false;
@@ -159,10 +158,10 @@ impl World {
         it.image.begun = Some((missing, it.disk.current.clone()));
         let incarnation = it.incarnation;
         let delay = self
-            .image_random
+            .random
+            .image
             .magnitude(20 * MICROSECOND, 10 * MILLISECOND);
-        let node = source;
-        self.schedule(delay, Occurrence::Compared { node, incarnation });
+        self.schedule(delay, Occurrence::Compared(source, incarnation));
         false
     }
 
@@ -178,30 +177,27 @@ impl World {
         };
         let (mut different, mut same) = (vec![0; missing.len()], vec![0; missing.len()]);
         // The repository may not know which blocks of a chunk differ.
-        let coarse = self.image_random.permille(200);
+        let coarse = self.random.image.permille(200);
         for block in 0..self.plan.sectors.div_ceil(BLOCK) {
             let range = block * BLOCK..((block + 1) * BLOCK).min(self.plan.sectors);
-            let bit = |words: &mut Vec<u64>| words[(block / 64) as usize] |= 1 << (block % 64);
             let in_image = content(range.start) != 0;
-            if missing[(block / 64) as usize] & 1 << (block % 64) != 0 {
-                bit(&mut same);
+            if has(&missing, range.start) {
+                insert(&mut same, range.start);
                 continue;
             }
             // The block was read at some time between start and end.
-            let read = match self.image_random.below(2) {
+            let read = match self.random.image.below(2) {
                 0 => &at_first,
                 _ => &self.nodes[node].disk.current,
             };
             let equal = range.clone().all(|at| read[at as usize] == content(at));
             match (in_image, equal && !(in_image && coarse)) {
-                (true, true) => bit(&mut same),
+                (true, true) => insert(&mut same, range.start),
                 (false, true) => {}
-                (_, false) => bit(&mut different),
+                (_, false) => insert(&mut different, range.start),
             }
         }
-        let told = self.with(node, |controller, _| {
-            controller.end_comparison(&different, &same)
-        });
+        let told = self.with(node, |c, _| c.end_comparison(&different, &same));
         self.nodes[node].image.compared = told == Some(true);
         if told == Some(true) {
             self.reached(Reached::Compared);
@@ -211,7 +207,7 @@ impl World {
     /// Empties the destination's disk for an incoming disk on an image. Returns false while data of an earlier move is
     /// still being written there.
     pub(super) fn empty_for_image(&mut self, node: usize) -> bool {
-        let may = self.with(node, |controller, _| controller.give_up_image());
+        let may = self.with(node, |c, _| c.give_up_image());
         if may == Some(true) {
             self.nodes[node].disk.empty();
         }
@@ -229,9 +225,8 @@ impl World {
         let (Some(migration), true) = (it.image.fetch, it.is_up() && it.serves()) else {
             return;
         };
-        let apart = it.controller.as_ref();
-        let apart = apart.is_some_and(|controller| controller.lacks_in_two_places());
-        let taken = it.pull.is_some() && !apart;
+        let apart = it.lacks_in_two_places();
+        let taken = it.sessions.pull.is_some() && !apart;
         if it.image.connected || taken || !self.fetches(node) {
             return;
         }
@@ -239,18 +234,16 @@ impl World {
         image.connected = true;
         image.connections += 1;
         image.apart = apart;
-        self.with(node, |controller, now| match apart {
-            true => controller.handle_image_up(now),
-            false => controller.handle_pull_up(now, false),
+        self.with(node, |c, now| match apart {
+            true => c.handle_image_up(now),
+            false => c.handle_pull_up(now, false),
         });
         let class = self.nodes[node].image.class();
-        self.with(node, |controller, now| {
-            let owes = Message::Owes {
-                migration,
-                max_bandwidth: None,
-            };
-            controller.handle_message(now, class, owes, None);
-        });
+        let owes = Message::Owes {
+            migration,
+            max_bandwidth: None,
+        };
+        self.with(node, |c, now| c.handle_message(now, class, owes, None));
     }
 
     /// Handles a message of an engine to the image. Returns false for a message to another node.
@@ -264,32 +257,24 @@ impl World {
         if !it.image.connected || it.image.class() != class {
             return false;
         }
-        let (incarnation, connection) = (it.incarnation, it.image.connections);
+        let connection = it.image.connections;
         match *message {
             Message::Pull { slot, extent } => {
                 let delay = self
-                    .image_random
+                    .random
+                    .image
                     .magnitude(50 * MICROSECOND, 5 * MILLISECOND);
-                let answer = Occurrence::ImageAnswers {
+                self.schedule_own(
                     node,
-                    incarnation,
-                    connection,
-                    slot: slot.0,
-                    start: extent.start().0,
-                    sectors: extent.sectors(),
-                };
-                self.schedule(delay, answer);
+                    delay,
+                    OwnEvent::ImageAnswers(connection, slot, extent),
+                );
             }
             Message::Whole { .. } => {
                 // Answers still in flight are not accepted any more.
                 let connection = connection + 1;
                 self.nodes[node].image.connections = connection;
-                let hangs_up = Occurrence::ImageHangsUp {
-                    node,
-                    incarnation,
-                    connection,
-                };
-                self.schedule(20 * MICROSECOND, hangs_up);
+                self.schedule_own(node, 20 * MICROSECOND, OwnEvent::ImageHangsUp(connection));
             }
             _ => self.fail("an engine asks an image only for what it has", || {
                 format!("{} says {message:?}", name(node))
@@ -298,24 +283,19 @@ impl World {
         true
     }
 
-    fn is_connection(&self, node: usize, incarnation: u32, connection: u32) -> bool {
-        let it = &self.nodes[node];
-        let image = &it.image;
-        it.incarnation == incarnation && image.connected && image.connections == connection
-    }
-
     /// Answers a request, unless the repository is away.
     pub(super) fn image_answers(
         &mut self,
-        (node, incarnation, connection): (usize, u32, u32),
+        node: usize,
+        connection: u32,
         slot: PullSlot,
         extent: Extent,
     ) {
-        if !self.is_connection(node, incarnation, connection) {
+        if !self.nodes[node].image.is_on(connection) {
             return;
         }
-        if self.image_random.permille(5) {
-            return self.image_hangs_up(node, incarnation, connection);
+        if self.random.image.permille(5) {
+            return self.image_hangs_up(node, connection);
         }
         let plan = self.plan.image.as_ref();
         let away = plan.is_some_and(|plan| !self.settling && plan.is_away(self.now));
@@ -331,38 +311,28 @@ impl World {
             Reached::Fetched
         });
         let data = (!away && !zeroes).then(|| data.into());
-        self.nodes[node].pull_buffers[usize::from(slot.0)] = data;
         let pulled = Message::Pulled {
             slot,
             extent,
             zeroes: zeroes && !away,
             result,
         };
-        let class = self.nodes[node].image.class();
-        let expected = self.with(node, |controller, now| {
-            controller.handle_pulled(now, class, pulled)
-        });
-        if expected == Some(false) {
-            self.fail("what arrives was pulled", || {
-                format!("{pulled:?} at {}", name(node))
-            });
-        }
+        self.take_pulled(node, self.nodes[node].image.class(), slot, pulled, data);
     }
 
     /// Disconnects the engine of a disk that has left without its unfetched blocks.
     pub(super) fn leave_image(&mut self, node: usize) {
-        let image = &self.nodes[node].image;
-        let (incarnation, connection) = (self.nodes[node].incarnation, image.connections);
-        self.image_hangs_up(node, incarnation, connection);
+        self.image_hangs_up(node, self.nodes[node].image.connections);
     }
 
-    pub(super) fn image_hangs_up(&mut self, node: usize, incarnation: u32, connection: u32) {
-        if self.is_connection(node, incarnation, connection) {
-            self.nodes[node].image.connected = false;
-            let class = self.nodes[node].image.class();
-            self.with(node, |controller, now| match class {
-                TrafficClass::Image => controller.handle_image_lost(now),
-                _ => controller.handle_pull_lost(now),
+    pub(super) fn image_hangs_up(&mut self, node: usize, connection: u32) {
+        let image = &mut self.nodes[node].image;
+        if image.is_on(connection) {
+            image.connected = false;
+            let class = image.class();
+            self.with(node, |c, now| match class {
+                TrafficClass::Image => c.handle_image_lost(now),
+                _ => c.handle_pull_lost(now),
             });
         }
     }

@@ -5,12 +5,13 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use godwit_core::auto::{Cost, Facts, Leave, Pace, Why, reconsider};
-use godwit_core::event::{AbortReason, Obstacle, Phase};
+use godwit_core::event::{Obstacle, Phase};
 use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Extent, Lba};
 use godwit_core::{Arrivals, GuestLoad, MigrationChange, PolicyOptions, PushOptions};
 
-use super::{MILLISECOND, Occurrence, Violation, World};
+use super::agenda::Occurrence;
+use super::{MILLISECOND, Violation, World};
 use crate::disk::Data;
 
 /// Time between two reviews of a node's choice.
@@ -117,7 +118,7 @@ impl World {
         self.start_guest();
         self.schedule(1, Occurrence::Sample);
         let nanoseconds = |time: Duration| time.as_nanos() as u64;
-        while self.violation.is_none() && self.step(nanoseconds(what.before)) {}
+        self.run_until(nanoseconds(what.before));
         let had_before = self.guest.had;
         self.promise_automatically(what);
         let begun = self.now;
@@ -130,37 +131,26 @@ impl World {
         let end = begun + nanoseconds(what.limit);
         let (mut over, mut waits) = (None, None);
         let mut free = None;
-        while self.violation.is_none() && free.is_none() && self.now < end {
-            let until = self.now + LOOKS;
-            while self.violation.is_none() && self.step(until) {}
+        while self.holds() && free.is_none() && self.now < end {
+            self.run_until(self.now + LOOKS);
             let since = Duration::from_nanos(self.now - begun);
             if over.is_none() && self.nodes[1].serves() {
                 over = Some(since);
                 waits = Some(std::mem::take(&mut self.guest.waits));
             }
-            if over.is_some()
-                && self
-                    .nodes
-                    .iter()
-                    .all(|node| node.record.remainder.is_none())
-            {
-                free = Some(since);
-            }
+            free = over.and(self.is_whole().then_some(since));
         }
         let took = Duration::from_nanos(self.now - begun);
         let carried = self.carried_bytes() - carried;
         let had = self.guest.had - had_before;
         if free.is_none() {
-            let source = self.source;
-            self.with(source, |controller, now| {
-                controller.cancel(now, AbortReason::Cancelled)
-            });
+            self.cancel();
         }
         let waits = waits.unwrap_or_else(|| std::mem::take(&mut self.guest.waits));
         let options = self.plan.migrations[0].options;
         let (deadline, promised) = (options.deadline, options.sla.map(|sla| sla.limit));
         self.settle();
-        if let Some(violation) = self.violation {
+        if let Some(violation) = self.outcome.violation {
             return Err(violation);
         }
         let kept = part_kept(had_before, what.before, had, took);
@@ -229,11 +219,8 @@ impl World {
     /// Reviews the policy of a migration, if the node chose it.
     pub(super) fn think(&mut self) {
         self.schedule(THINKS, Occurrence::Think);
-        let node = self.source;
-        let progress = self.nodes[node]
-            .controller
-            .as_ref()
-            .and_then(|it| it.progress());
+        let node = self.course.source;
+        let progress = self.nodes[node].progress();
         let Some(progress) = progress.filter(|it| it.phase == Phase::Copying) else {
             return;
         };
@@ -284,9 +271,7 @@ impl World {
             }),
             ..MigrationChange::default()
         };
-        let changed = self.with(node, |controller, now| {
-            controller.change_migration(now, &change)
-        });
+        let changed = self.with(node, |c, now| c.change_migration(now, &change));
         if changed == Some(Ok(())) {
             self.thought.why = Some(why);
         }

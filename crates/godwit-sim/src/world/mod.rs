@@ -1,8 +1,9 @@
 //! Two hosts in virtual time around the real controllers.
 
+mod agenda;
 mod body;
 mod checks;
-mod deltas;
+mod course;
 mod disks;
 mod faults;
 mod guest;
@@ -13,24 +14,21 @@ mod operator;
 mod wires;
 
 use std::cell::RefCell;
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
-use godwit_core::action::PullSlot;
 use godwit_core::authority::AuthorityRecord;
-use godwit_core::event::Phase;
-use godwit_core::units::{Extent, Lba};
 use godwit_core::{Controller, Limits};
 
+use self::agenda::{Agenda, Occurrence, OwnEvent};
 use self::checks::authority::Epochs;
-use self::checks::promise::Promise;
+use self::course::Course;
 use self::guest::Guest;
 use self::measuring::Thought;
 use self::node::Node;
 use self::wires::network::Network;
 use crate::history::History;
-use crate::plan::Plan;
+use crate::plan::{MigrationPlan, Plan};
 use crate::random::Random;
 use crate::run::coverage::{Coverage, Reached};
 
@@ -51,100 +49,6 @@ const MOST_RESTLESS: u32 = 20;
 const MICROSECOND: u64 = 1_000;
 const MILLISECOND: u64 = 1_000_000;
 
-/// A scheduled event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Occurrence {
-    DiskDone {
-        node: usize,
-        incarnation: u32,
-        index: usize,
-    },
-    Stored {
-        node: usize,
-        incarnation: u32,
-    },
-    /// The link has carried a part of a frame from this node.
-    Carried {
-        from: usize,
-    },
-    /// A frame from this node arrives.
-    Arrived {
-        from: usize,
-        session: usize,
-        connection: usize,
-    },
-    /// Frames blocked at the receiver are retried.
-    Unblocked {
-        from: usize,
-        session: usize,
-        connection: usize,
-    },
-    /// A node notices that a session has ended.
-    Lost {
-        session: usize,
-        node: usize,
-    },
-    /// A node notices that the guest has hung up.
-    HangUpSeen {
-        node: usize,
-        incarnation: u32,
-    },
-    /// The sharing state is stored.
-    SharingStored {
-        node: usize,
-        incarnation: u32,
-    },
-    /// A disk's missing blocks are stored.
-    MissingStored {
-        node: usize,
-        incarnation: u32,
-    },
-    /// A place in the guest's queue is free.
-    Guest {
-        place: usize,
-    },
-    /// The client moves to the owner.
-    Follow,
-    Migrate,
-    /// The guest's host orders the switchover of the migration of this number.
-    SwitchOver(usize),
-    /// The operator changes the migration of this number.
-    Change(usize),
-    Fault(usize),
-    Restart(usize),
-    /// A node looks for the other node of an undecided migration.
-    Dial(usize),
-    /// A node whose clients stayed looks for the owner.
-    Reconnect(usize),
-    /// A node that owes data looks for the owner.
-    ConnectPull(usize),
-    /// A disk was compared with its image.
-    Compared {
-        node: usize,
-        incarnation: u32,
-    },
-    /// Data of an image arrives.
-    ImageAnswers {
-        node: usize,
-        incarnation: u32,
-        connection: u32,
-        slot: u16,
-        start: u64,
-        sectors: u32,
-    },
-    /// The connection to the image ends.
-    ImageHangsUp {
-        node: usize,
-        incarnation: u32,
-        connection: u32,
-    },
-    /// A resolver's session may have done its work.
-    HangUp(usize),
-    Sample,
-    /// A node reviews its own choice of the policy.
-    Think,
-}
-
 /// A violated invariant.
 #[derive(Clone, Debug)]
 pub(crate) struct Violation {
@@ -154,7 +58,7 @@ pub(crate) struct Violation {
 }
 
 /// The outcome of a run.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) violation: Option<Violation>,
     pub(crate) coverage: Coverage,
@@ -194,6 +98,30 @@ impl Trace {
 /// A function applied to each new controller, to plant a bug.
 pub(crate) type Prepare = std::sync::Arc<dyn Fn(&mut Controller) + Send + Sync>;
 
+/// The random numbers of each part of a run.
+struct Streams {
+    disk: Random,
+    link: Random,
+    store: Random,
+    fault: Random,
+    delta: Random,
+    image: Random,
+}
+
+impl Streams {
+    fn new(seed: u64) -> Self {
+        let stream = |part| Random::stream(seed, part);
+        Self {
+            disk: stream(2),
+            link: stream(3),
+            store: stream(4),
+            fault: stream(5),
+            delta: stream(9),
+            image: stream(10),
+        }
+    }
+}
+
 pub(crate) struct World {
     now: u64,
     plan: Plan,
@@ -202,23 +130,12 @@ pub(crate) struct World {
     guest: Guest,
     history: History,
     epochs: Epochs,
-    promise: Option<Promise>,
-    /// Source of the current or the last migration.
-    source: usize,
-    phase: Option<Phase>,
-    paused: bool,
-    /// True if the migration leaves an image behind.
-    on_image: bool,
-    next_migration: usize,
-    migration_ended: u64,
-    last_move: u64,
-    /// Number of the guest's writes to each chunk of 64 KiB since the migration began.
-    write_counts: Vec<u8>,
+    course: Course,
     /// Occurrences of each fault's moment.
     moments: Vec<u32>,
     settling: bool,
-    queue: BinaryHeap<Reverse<(u64, u64, Occurrence)>>,
-    sequence: u64,
+    agenda: Agenda,
+    random: Streams,
     /// Number of session names given to forwarders.
     forward_sessions: u64,
     steps: u64,
@@ -226,22 +143,13 @@ pub(crate) struct World {
     thought: Thought,
     /// Consecutive times of a controller being due again at once.
     restless: u32,
-    fingerprint: u64,
-    coverage: Coverage,
-    violation: Option<Violation>,
+    outcome: Outcome,
     trace: Option<Trace>,
     prepare: Option<Prepare>,
-    disk_random: Random,
-    link_random: Random,
-    store_random: Random,
-    fault_random: Random,
-    delta_random: Random,
-    image_random: Random,
 }
 
 impl World {
     pub(crate) fn new(plan: Plan, trace: Option<Trace>, prepare: Option<Prepare>) -> Self {
-        let seed = plan.seed;
         let node = |index: usize, record| Node::new(&plan, index, record);
         let mut world = Self {
             now: 1,
@@ -250,37 +158,21 @@ impl World {
                 node(1, AuthorityRecord::vacant()),
             ],
             network: Network::new(plan.link),
-            guest: Guest::new(seed, plan.guest.depth),
+            guest: Guest::new(plan.seed, plan.guest.depth),
             history: History::new(plan.sectors),
             epochs: Epochs::default(),
-            promise: None,
-            source: 0,
-            phase: None,
-            paused: false,
-            on_image: false,
-            next_migration: 0,
-            migration_ended: 0,
-            last_move: 0,
-            write_counts: Vec::new(),
+            course: Course::default(),
             moments: vec![0; plan.faults.len()],
             settling: false,
-            queue: BinaryHeap::new(),
-            sequence: 0,
+            agenda: Agenda::default(),
+            random: Streams::new(plan.seed),
             forward_sessions: 0,
             steps: 0,
             thought: Thought::default(),
             restless: 0,
-            fingerprint: 0,
-            coverage: Coverage::new(),
-            violation: None,
+            outcome: Outcome::default(),
             trace,
             prepare,
-            disk_random: Random::stream(seed, 2),
-            link_random: Random::stream(seed, 3),
-            store_random: Random::stream(seed, 4),
-            fault_random: Random::stream(seed, 5),
-            delta_random: Random::stream(seed, 9),
-            image_random: Random::stream(seed, 10),
             plan,
         };
         if world.plan.image.is_some() {
@@ -298,21 +190,26 @@ impl World {
         self.start_faults();
         self.schedule(1, Occurrence::Migrate);
         self.schedule(1, Occurrence::Sample);
-        while self.violation.is_none() && self.step(self.plan.load) {}
-        if self.violation.is_none() {
+        self.run_until(self.plan.load);
+        if self.holds() {
             self.settle();
         }
-        Outcome {
-            violation: self.violation,
-            coverage: self.coverage,
-            fingerprint: self.fingerprint,
-        }
+        self.outcome
+    }
+
+    /// Runs until this time, or to the first violation.
+    fn run_until(&mut self, end: u64) {
+        while self.holds() && self.step(end) {}
     }
 
     fn schedule(&mut self, delay: u64, occurrence: Occurrence) {
-        self.sequence += 1;
-        let at = self.now + delay.max(1);
-        self.queue.push(Reverse((at, self.sequence, occurrence)));
+        self.agenda.add(self.now + delay.max(1), occurrence);
+    }
+
+    /// Schedules an event of the node's process.
+    fn schedule_own(&mut self, node: usize, delay: u64, event: OwnEvent) {
+        let incarnation = self.nodes[node].incarnation;
+        self.schedule(delay, Occurrence::Own(node, incarnation, event));
     }
 
     /// Advances to the next event: an occurrence, or a deadline of a controller. Returns false if there is none before
@@ -324,95 +221,56 @@ impl World {
             self.fail("a run ends", || format!("{most} steps are not enough"));
             return false;
         }
-        let next = self.queue.peek().map(|Reverse((at, ..))| *at);
+        let next = self.agenda.next();
         let deadline = (0..2)
             .filter_map(|node| Some((self.nodes[node].deadline?.max(self.now + 1), node)))
+            .filter(|(at, _)| next.is_none_or(|next| *at < next))
             .min();
-        if let Some((at, node)) = deadline
-            && next.is_none_or(|next| at < next)
-        {
-            if at > until {
-                self.now = until;
-                return false;
-            }
-            self.now = at;
-            self.mark(0x7133 + node as u64);
-            self.with(node, |controller, now| controller.handle_timer(now));
-            self.restless = match self.nodes[node].deadline {
-                Some(next) if next <= at => self.restless + 1,
-                _ => 0,
-            };
-            if self.restless > MOST_RESTLESS {
-                self.fail(
-                    "a controller whose timer was handled waits for something",
-                    || {
-                        format!(
-                            "{} is due at once {MOST_RESTLESS} times in a row",
-                            name(node)
-                        )
-                    },
-                );
-            }
-            return true;
-        }
-        if next.is_none_or(|next| next > until) {
+        let at = deadline.map(|(at, _)| at).or(next);
+        let Some(at) = at.filter(|at| *at <= until) else {
             self.now = until;
             return false;
-        }
-        if let Some(Reverse((at, _, occurrence))) = self.queue.pop() {
-            self.now = at;
+        };
+        self.now = at;
+        if let Some((_, node)) = deadline {
+            self.wake(node);
+        } else if let Some(occurrence) = self.agenda.take() {
             self.happen(occurrence);
         }
         true
     }
 
+    /// Lets a controller whose deadline has come work.
+    fn wake(&mut self, node: usize) {
+        self.mark(0x7133 + node as u64);
+        self.with(node, |c, now| c.handle_timer(now));
+        let due = self.nodes[node].deadline;
+        let restless = due.is_some_and(|next| next <= self.now);
+        self.restless = if restless { self.restless + 1 } else { 0 };
+        if self.restless > MOST_RESTLESS {
+            let claim = "a controller whose timer was handled waits for something";
+            self.fail(claim, || {
+                let name = name(node);
+                format!("{name} is due at once {MOST_RESTLESS} times in a row")
+            });
+        }
+    }
+
     fn happen(&mut self, occurrence: Occurrence) {
         match occurrence {
-            Occurrence::DiskDone {
-                node,
-                incarnation,
-                index,
-            } => {
+            Occurrence::Own(node, incarnation, event) => {
                 if self.nodes[node].incarnation == incarnation {
-                    self.disk_done(node, index);
+                    self.happen_at(node, event);
                 }
             }
-            Occurrence::Stored { node, incarnation } => {
-                if self.nodes[node].incarnation == incarnation {
-                    self.stored(node);
-                }
+            Occurrence::Carried(from) => self.carried(from),
+            Occurrence::Arrived(way) => {
+                self.network.pipe(way).arrive();
+                self.receive(way);
             }
-            Occurrence::Carried { from } => self.carried(from),
-            Occurrence::Arrived {
-                from,
-                session,
-                connection,
-            } => {
-                self.network.arrived(session, connection, from);
-                self.receive(from, session, connection);
-            }
-            Occurrence::Unblocked {
-                from,
-                session,
-                connection,
-            } => self.receive(from, session, connection),
+            Occurrence::Unblocked(way) => self.receive(way),
             Occurrence::Lost { session, node } => self.notice_loss(session, node),
-            Occurrence::HangUpSeen { node, incarnation } => {
-                if self.nodes[node].incarnation == incarnation {
-                    self.look_for_hang_ups(node);
-                }
-            }
-            Occurrence::SharingStored { node, incarnation } => {
-                if self.nodes[node].incarnation == incarnation {
-                    self.sharing_stored(node);
-                }
-            }
-            Occurrence::MissingStored { node, incarnation } => {
-                if self.nodes[node].incarnation == incarnation {
-                    self.missing_stored(node);
-                }
-            }
-            Occurrence::Guest { place } => self.ask(place),
+            Occurrence::Guest(place) => self.ask(place),
             Occurrence::Follow => self.follow(),
             Occurrence::Migrate => self.operate(),
             Occurrence::SwitchOver(number) => self.switch_over(number),
@@ -422,37 +280,43 @@ impl World {
             Occurrence::Dial(node) => self.dial(node),
             Occurrence::Reconnect(node) => self.reconnect(node),
             Occurrence::ConnectPull(node) => self.connect_pull(node),
-            Occurrence::Compared { node, incarnation } => self.compared(node, incarnation),
-            Occurrence::ImageAnswers {
-                node,
-                incarnation,
-                connection,
-                slot,
-                start,
-                sectors,
-            } => {
-                if let Some(extent) = Extent::new(Lba(start), sectors) {
-                    let from = (node, incarnation, connection);
-                    self.image_answers(from, PullSlot(slot), extent);
-                }
-            }
-            Occurrence::ImageHangsUp {
-                node,
-                incarnation,
-                connection,
-            } => self.image_hangs_up(node, incarnation, connection),
+            Occurrence::Compared(node, incarnation) => self.compared(node, incarnation),
             Occurrence::HangUp(session) => self.hang_up(session),
             Occurrence::Sample => self.sample(),
             Occurrence::Think => self.think(),
         }
     }
 
+    fn happen_at(&mut self, node: usize, event: OwnEvent) {
+        match event {
+            OwnEvent::DiskDone(place) => self.disk_done(node, place),
+            OwnEvent::Stored => self.stored(node),
+            OwnEvent::SharingStored => self.sharing_stored(node),
+            OwnEvent::MissingStored => self.missing_stored(node),
+            OwnEvent::HangUpSeen => self.look_for_hang_ups(node),
+            OwnEvent::ImageAnswers(connection, slot, extent) => {
+                self.image_answers(node, connection, slot, extent);
+            }
+            OwnEvent::ImageHangsUp(connection) => self.image_hangs_up(node, connection),
+        }
+    }
+
+    /// Returns the plan of the current or the last migration.
+    fn planned(&self) -> Option<&MigrationPlan> {
+        Some(&self.plan.migrations[self.course.number()?])
+    }
+
+    /// Returns true while no invariant is violated.
+    const fn holds(&self) -> bool {
+        self.outcome.violation.is_none()
+    }
+
     /// Records a violated invariant; the run ends.
     fn fail(&mut self, claim: &'static str, detail: impl FnOnce() -> String) {
-        if self.violation.is_none() {
+        if self.holds() {
             let detail = detail();
             self.note(|| format!("VIOLATED: {claim}: {detail}"));
-            self.violation = Some(Violation { claim, detail });
+            self.outcome.violation = Some(Violation { claim, detail });
         }
     }
 
@@ -465,12 +329,16 @@ impl World {
 
     /// Mixes a number into the run's fingerprint.
     fn mark(&mut self, number: u64) {
-        self.fingerprint = (self.fingerprint.rotate_left(5) ^ number ^ self.now)
+        self.outcome.fingerprint = (self.outcome.fingerprint.rotate_left(5) ^ number ^ self.now)
             .wrapping_mul(0x517C_C1B7_2722_0A95);
     }
 
     fn reached(&mut self, state: Reached) {
-        self.coverage.count(state);
+        self.count(state, 1);
+    }
+
+    fn count(&mut self, state: Reached, times: u64) {
+        self.outcome.coverage.add(state, times);
     }
 }
 

@@ -1,17 +1,19 @@
 //! The operator and the daemons: migrations, lost peers, clients that stayed.
 
-use godwit_core::authority::Ownership;
-use godwit_core::event::{AbortReason, Phase};
-use godwit_core::{LinkSignal, MigrationOptions, OlderCopy, PolicyOptions};
 use std::time::Duration;
 
-use super::MICROSECOND;
-use super::MILLISECOND;
-use super::Occurrence;
-use super::World;
+use godwit_core::authority::Ownership;
+use godwit_core::event::{AbortReason, Phase};
+use godwit_core::units::Extent;
+use godwit_core::{DeltaBy, LinkSignal, MigrationOptions, OlderCopy, PolicyOptions};
+
+use super::agenda::Occurrence;
+use super::checks::promise::Promise;
+use super::node::{Node, Seen};
+use super::wires::network::Way;
+use super::{MICROSECOND, MILLISECOND, World};
+use crate::plan::{OlderCopyPlan, PlannedChange};
 use crate::run::coverage::Reached;
-use crate::world::checks::promise::Promise;
-use crate::world::wires::pulling::CHUNK_SECTORS;
 
 /// Period of link signals in nanoseconds.
 const SAMPLING: u64 = godwit_core::Controller::LINK_SAMPLING.as_nanos() as u64;
@@ -19,29 +21,24 @@ const SAMPLING: u64 = godwit_core::Controller::LINK_SAMPLING.as_nanos() as u64;
 impl World {
     /// Returns the chunk size of the current or the last migration.
     pub(super) fn chunk_sectors(&self) -> Option<u64> {
-        let last = self.next_migration.checked_sub(1)?;
-        let chunk = self.plan.migrations[last].options.chunk_sectors;
-        Some(u64::from(chunk))
+        Some(u64::from(self.planned()?.options.chunk_sectors))
     }
 
     /// Starts the next migration once the previous one is over.
     pub(super) fn operate(&mut self) {
-        let Some(planned) = self.plan.migrations.get(self.next_migration).copied() else {
+        let Some(planned) = self.plan.migrations.get(self.course.begun).copied() else {
             return;
         };
         if self.settling {
             return;
         }
-        let ready = self.migration_ended + planned.gap;
-        let idle = self
-            .nodes
-            .iter()
-            .all(|node| node.migration.is_none() && node.is_up());
+        let mut nodes = self.nodes.iter();
+        let idle = nodes.all(|node| node.sessions.migration.is_none() && node.is_up());
+        let due = self.now >= self.course.ended + planned.gap;
         let source = (0..2).find(|node| self.nodes[*node].serves());
-        let (Some(source), true, true) = (source, idle, self.now >= ready) else {
+        let (Some(source), true, true) = (source, idle, due) else {
             return self.schedule(MILLISECOND / 2, Occurrence::Migrate);
         };
-        let other = 1 - source;
         let on_image = self.leaves_image(source, &planned);
         if on_image && !self.is_compared(source) {
             return;
@@ -49,35 +46,23 @@ impl World {
         let options = match on_image {
             true => Self::options_on_image(planned.options),
             false => MigrationOptions {
-                older_copy: self.older_copy(other, planned.older_copy),
+                older_copy: self.older_copy(1 - source, planned.older_copy),
                 ..planned.options
             },
         };
-        let accepted = self.with(other, |controller, now| {
-            controller.start_destination(now, options.migration, options.peer_timeout)
-        });
-        let empties = on_image || options.older_copy == OlderCopy::Zeroes;
-        if accepted != Some(Ok(())) || empties && !self.empty_for_image(other) {
+        if !self.prepare_destination(1 - source, &options, on_image) {
             // No harm done: the destination is still busy with the last migration.
             return self.schedule(2 * MILLISECOND, Occurrence::Migrate);
         }
-        self.on_image = on_image;
-        self.comes_on_image(other, on_image.then_some(options.migration));
-        self.nodes[other].base = None;
         let session = self.network.open();
         self.note(|| format!("   migration of session {session}: {options:?}"));
-        self.forget_generation(other);
-        self.nodes[source].migration = Some(session);
-        self.nodes[other].migration = Some(session);
-        self.source = source;
-        self.paused = false;
-        self.next_migration += 1;
+        for node in &mut self.nodes {
+            node.sessions.migration = Some(session);
+        }
+        self.course.begin(source, on_image, self.plan.sectors);
         self.schedule(MILLISECOND, Occurrence::Migrate);
         self.nodes[source].outgoing = true;
-        self.write_counts = vec![0; self.plan.sectors.div_ceil(CHUNK_SECTORS) as usize];
-        let started = self.with(source, |controller, now| {
-            controller.start_source(now, options)
-        });
+        let started = self.with(source, |c, now| c.start_source(now, options));
         if started != Some(Ok(())) {
             self.nodes[source].outgoing = false;
             self.forget_comparison(source);
@@ -87,71 +72,109 @@ impl World {
         if on_image {
             self.reached(Reached::LeavesImage);
         }
-        if let Some(planned) = planned.change {
-            self.schedule(planned.after, Occurrence::Change(self.next_migration - 1));
+        if let Some(change) = planned.change {
+            self.schedule(change.after, Occurrence::Change(self.course.begun - 1));
         }
-        let promised = self.nodes[source]
-            .controller
-            .as_ref()
-            .and_then(|controller| controller.progress()?.promise.limit);
-        self.promise = promised
-            .filter(|_| options.delayed_writes && options.deadline.is_none())
-            .filter(|_| !self.guest.is_stuck() && self.plan.guest.steady.is_none())
+        self.course.promise = self.promise_of(source, &options);
+    }
+
+    /// Lets the destination expect the disk. Returns false if the destination refuses.
+    fn prepare_destination(
+        &mut self,
+        node: usize,
+        options: &MigrationOptions,
+        on_image: bool,
+    ) -> bool {
+        let accepted = self.with(node, |c, now| {
+            c.start_destination(now, options.migration, options.peer_timeout)
+        });
+        let empties = on_image || options.older_copy == OlderCopy::Zeroes;
+        if accepted != Some(Ok(())) || empties && !self.empty_for_image(node) {
+            return false;
+        }
+        self.comes_on_image(node, on_image.then_some(options.migration));
+        let it = &mut self.nodes[node];
+        it.store.base = None;
+        it.seen = Seen::default();
+        true
+    }
+
+    /// Returns the promise that a new migration is held to.
+    fn promise_of(&self, source: usize, options: &MigrationOptions) -> Option<Promise> {
+        let limit = self.nodes[source].progress()?.promise.limit?;
+        let is_checked = options.delayed_writes
+            && options.deadline.is_none()
+            && !self.guest.is_stuck()
+            && self.plan.guest.steady.is_none()
             // Fetches from the image make the guest wait.
-            .filter(|_| self.plan.image.is_none())
-            .map(|limit| {
-                let allowed = options.sla.map_or(0, |sla| sla.allowed_per_million);
-                let spared = u64::from(allowed) * u64::from(self.plan.requests) / 1_000_000;
-                Promise::new(limit, options.guest_load.is_none(), spared > 0, self.now)
-            });
+            && self.plan.image.is_none();
+        is_checked.then(|| {
+            let allowed = options.sla.map_or(0, |sla| sla.allowed_per_million);
+            let spared = u64::from(allowed) * self.plan.requests / 1_000_000;
+            let stated = options.guest_load.is_none();
+            Promise::new(limit, stated, spared > 0, self.now)
+        })
+    }
+
+    /// Returns the description of a node's older copy, for a disk about to come.
+    fn older_copy(&self, node: usize, planned: OlderCopyPlan) -> OlderCopy {
+        let it = &self.nodes[node];
+        let had_it = matches!(it.store.record.ownership, Ownership::Departed { .. });
+        match (planned, it.store.base) {
+            (OlderCopyPlan::Use, Some(migration)) => OlderCopy::Since(migration),
+            (OlderCopyPlan::Use | OlderCopyPlan::Compare, _) if had_it => OlderCopy::Unknown,
+            (OlderCopyPlan::Ignore, _) => OlderCopy::Zeroes,
+            _ if it.disk.current.iter().all(|value| *value == 0) => OlderCopy::Zeroes,
+            _ => OlderCopy::None,
+        }
     }
 
     /// Schedules the order for the switchover, after the guest's host has seen the convergence.
     pub(super) fn schedule_switchover(&mut self) {
-        let Some(last) = self.next_migration.checked_sub(1) else {
-            return;
-        };
-        let delay = self.plan.migrations[last].ordered_after;
-        self.schedule(delay, Occurrence::SwitchOver(last));
+        if let Some(last) = self.course.number() {
+            let delay = self.plan.migrations[last].ordered_after;
+            self.schedule(delay, Occurrence::SwitchOver(last));
+        }
+    }
+
+    /// Returns the source's node while the migration of this number goes on.
+    fn source_of(&self, number: usize) -> Option<usize> {
+        let is_current = self.course.number() == Some(number);
+        let source = Some(self.course.source).filter(|_| is_current);
+        source.filter(|source| self.nodes[*source].outgoing)
     }
 
     /// Orders the switchover. Unlike a real host, this one lets its guest go on with requests.
     pub(super) fn switch_over(&mut self, number: usize) {
-        if self.next_migration != number + 1 || !self.nodes[self.source].outgoing {
+        let Some(source) = self.source_of(number) else {
             return;
-        }
-        self.promise = None;
-        if self.paused {
+        };
+        self.course.promise = None;
+        if self.course.paused {
             self.reached(Reached::OrderedWhilePaused);
         }
         if self.plan.migrations[number].ordered_there {
             self.reached(Reached::OrderedThere);
-            self.with(1 - self.source, |controller, now| {
-                controller.handle_guest_here(now)
-            });
+            self.with(1 - source, |c, now| c.handle_guest_here(now));
         } else {
-            self.with(self.source, |controller, now| controller.switch_over(now));
+            self.with(source, |c, now| c.switch_over(now));
         }
     }
 
     /// Changes the options of a migration still in progress.
     pub(super) fn change(&mut self, number: usize) {
-        let Some(planned) = self.plan.migrations[number].change else {
+        let planned = self.plan.migrations[number].change;
+        let (Some(PlannedChange { change, .. }), Some(source)) = (planned, self.source_of(number))
+        else {
             return;
         };
-        if self.next_migration != number + 1 || !self.nodes[self.source].outgoing {
-            return;
-        }
-        let changed = self.with(self.source, |controller, now| {
-            controller.change_migration(now, &planned.change)
-        });
-        if changed != Some(Ok(())) {
+        if self.with(source, |c, now| c.change_migration(now, &change)) != Some(Ok(())) {
             return;
         }
         self.reached(Reached::Changed);
-        if planned.change.sla.is_some() || planned.change.deadline.is_some() {
+        if change.sla.is_some() || change.deadline.is_some() {
             // The check knows only the first promise.
-            self.promise = None;
+            self.course.promise = None;
         }
     }
 
@@ -159,8 +182,8 @@ impl World {
     pub(super) fn policy_switched(&mut self, node: usize) {
         self.give_double_writes_up(node);
         self.reached(Reached::Switched);
-        self.write_counts.fill(0);
-        self.promise = None;
+        self.course.forget_writes();
+        self.course.promise = None;
     }
 
     fn count_policy(&mut self, options: &MigrationOptions) {
@@ -182,7 +205,7 @@ impl World {
             (options.verify, Reached::Verify),
             (options.max_bandwidth.is_some(), Reached::RateLimit),
         ] {
-            self.coverage.add(state, u64::from(chosen));
+            self.count(state, u64::from(chosen));
         }
     }
 
@@ -195,35 +218,41 @@ impl World {
         } else {
             Reached::MovedBack
         });
-        self.last_move = self.now;
-        self.ended();
+        self.course.last_move = self.now;
+        self.course.end(self.now);
         self.forward_on_migration(node);
-        let session = self.nodes[node].migration.take();
-        if self.nodes[1 - node].migration == session {
-            self.nodes[1 - node].migration = None;
+        let session = self.nodes[node].sessions.migration.take();
+        let theirs = &mut self.nodes[1 - node].sessions.migration;
+        if *theirs == session {
+            *theirs = None;
         }
-        if self.nodes[node].forward.is_none() {
+        if self.nodes[node].sessions.forward.is_none() {
             self.schedule_reconnect(node);
         }
-        let planned = self.next_migration.checked_sub(1);
-        if let Some(delay) = planned.and_then(|last| self.plan.migrations[last].client_follows) {
+        if let Some(delay) = self.planned().and_then(|planned| planned.client_follows) {
             self.schedule(delay, Occurrence::Follow);
         }
     }
 
     /// Lets forwarded requests use the migration's connection while up.
     pub(super) fn forward_on_migration(&mut self, node: usize) {
-        let session = self.nodes[node].migration;
-        self.nodes[node].forward =
-            session.filter(|&session| !self.network.sessions[session].noticed[node]);
+        let sessions = &mut self.nodes[node].sessions;
+        sessions.forward = sessions
+            .migration
+            .filter(|&session| !self.network.sessions[session].noticed[node]);
     }
 
-    pub(super) fn migration_aborted(&mut self, node: usize, reason: AbortReason) {
+    pub(super) fn migration_aborted(
+        &mut self,
+        node: usize,
+        reason: AbortReason,
+        mismatch: Option<Extent>,
+    ) {
         self.harvest(node);
         self.give_double_writes_up(node);
         self.nodes[node].outgoing = false;
-        self.phase = Some(Phase::Aborted);
-        self.ended();
+        self.course.phase = Some(Phase::Aborted);
+        self.course.end(self.now);
         match reason {
             AbortReason::Cancelled => self.reached(Reached::AbortCancelled),
             AbortReason::PeerLost => self.reached(Reached::AbortPeerLost),
@@ -231,47 +260,46 @@ impl World {
             AbortReason::SourceDisk => self.reached(Reached::AbortSourceDisk),
             AbortReason::DestinationDisk => self.reached(Reached::AbortDestinationDisk),
             AbortReason::DestinationNoSpace => self.reached(Reached::AbortDestinationNoSpace),
-            AbortReason::VerifyMismatch => {}
+            AbortReason::VerifyMismatch => {
+                let claim = "the images are equal where verification looks";
+                self.fail(claim, || format!("{mismatch:?}"));
+            }
             AbortReason::Protocol | AbortReason::Refused => {
                 self.fail("neither side breaks the protocol", || format!("{reason:?}"));
             }
         }
-        if let Some(session) = self.nodes[node].migration.take() {
+        if let Some(session) = self.nodes[node].sessions.migration.take() {
             self.close(session, node);
         }
     }
 
-    /// Records the end of a migration, whatever its outcome.
-    pub(super) fn ended(&mut self) {
-        self.migration_ended = self.now;
-        self.promise = None;
-        self.paused = false;
-    }
-
     /// Counts the states in the outgoing migration's progress.
     fn harvest(&mut self, node: usize) {
-        let Some(progress) = self.nodes[node]
-            .controller
-            .as_ref()
-            .and_then(|controller| controller.progress())
-        else {
+        let Some(progress) = self.nodes[node].progress() else {
             return;
         };
         let capacity = self.plan.sectors * 512;
-        let promise = progress.promise;
+        let (promise, verified) = (progress.promise, progress.verified);
+        let again = verified && progress.bytes_verified > capacity;
+        let cancelled = promise.delayed_bytes_cancelled > 0;
         for (seen, state) in [
             (promise.delayed_bytes > 0, Reached::DelayedRecorded),
-            (
-                promise.delayed_bytes_cancelled > 0,
-                Reached::DelayedCancelled,
-            ),
-            (progress.verified, Reached::Verified),
-            (
-                progress.verified && progress.bytes_verified > capacity,
-                Reached::VerifiedAgain,
-            ),
+            (cancelled, Reached::DelayedCancelled),
+            (verified, Reached::Verified),
+            (again, Reached::VerifiedAgain),
         ] {
-            self.coverage.add(state, u64::from(seen));
+            self.count(state, u64::from(seen));
+        }
+    }
+
+    /// Counts the migration's use of an older copy.
+    fn count_delta(&mut self, node: usize) {
+        let delta = self.nodes[node].progress().and_then(|it| it.delta);
+        if let Some(delta) = delta.filter(|delta| delta.bytes_skipped > 0) {
+            self.reached(match delta.by {
+                DeltaBy::Written => Reached::DeltaByWritten,
+                DeltaBy::Compared => Reached::DeltaByCompared,
+            });
         }
     }
 
@@ -280,15 +308,12 @@ impl World {
         self.schedule(SAMPLING, Occurrence::Sample);
         for node in 0..2 {
             let carried = std::mem::take(&mut self.network.directions[node].carried);
-            if self.nodes[node].outgoing
-                && let Some(session) = self.nodes[node].migration
-            {
+            let migration = self.nodes[node].sessions.migration;
+            if let (Some(session), true) = (migration, self.nodes[node].outgoing) {
                 let signal = self.link_signal(node, session, carried);
                 self.harvest(node);
                 self.note(|| format!("{}  {signal:?}", super::name(node)));
-                self.with(node, |controller, now| {
-                    controller.handle_link_signal(now, signal)
-                });
+                self.with(node, |c, now| c.handle_link_signal(now, signal));
             }
             self.reconnect(node);
             self.connect_pull(node);
@@ -305,16 +330,16 @@ impl World {
         } else {
             0
         };
-        let pipe = self.network.pipe(session, 1, node);
+        let way = Way {
+            session,
+            connection: 1,
+            from: node,
+        };
+        let pipe = self.network.pipe(way);
         let delivered = std::mem::take(&mut pipe.delivered);
         let queued = pipe.unacknowledged;
-        let planned = self.next_migration.checked_sub(1);
-        let watched = planned.is_some_and(|last| {
-            self.plan.migrations[last]
-                .options
-                .interface_budget
-                .is_some()
-        });
+        let planned = self.planned();
+        let watched = planned.is_some_and(|it| it.options.interface_budget.is_some());
         let per_second = |bytes: u64| bytes * 1_000_000_000 / SAMPLING;
         LinkSignal {
             queued,
@@ -331,23 +356,23 @@ impl World {
 
     /// Dials the other node of an undecided migration, like a node's resolver.
     pub(super) fn dial(&mut self, node: usize) {
-        if !self.nodes[node].is_undecided() || !self.nodes.iter().all(|node| node.is_up()) {
+        if !self.nodes[node].store.is_undecided() || !self.nodes.iter().all(Node::is_up) {
             return;
         }
         self.reached(Reached::Resolved);
         for each in 0..2 {
-            if let Some(old) = self.nodes[each].migration {
+            if let Some(old) = self.nodes[each].sessions.migration {
                 self.cut(old, MICROSECOND + 1);
                 self.notice_loss(old, each);
             }
         }
         let session = self.network.open();
         self.schedule(2 * MILLISECOND, Occurrence::HangUp(session));
-        for each in [node, 1 - node] {
-            self.nodes[each].migration = Some(session);
+        for it in &mut self.nodes {
+            it.sessions.migration = Some(session);
         }
         for each in [node, 1 - node] {
-            self.with(each, |controller, now| controller.handle_control_up(now));
+            self.with(each, |c, now| c.handle_control_up(now));
         }
     }
 
@@ -356,50 +381,48 @@ impl World {
         if !self.network.sessions[session].alive {
             return;
         }
-        if self
-            .nodes
-            .iter()
-            .any(|node| node.is_up() && node.is_undecided())
-        {
+        let mut nodes = self.nodes.iter();
+        if nodes.any(|node| node.is_up() && node.store.is_undecided()) {
             return self.schedule(2 * MILLISECOND, Occurrence::HangUp(session));
         }
         // The source may have made the session its forwarding connection.
-        for node in 0..2 {
-            self.nodes[node]
-                .migration
-                .take_if(|current| *current == session);
+        let mut forwards = false;
+        for node in &mut self.nodes {
+            let sessions = &mut node.sessions;
+            sessions.migration.take_if(|current| *current == session);
+            forwards |= sessions.forward == Some(session);
         }
-        if self.nodes.iter().all(|node| node.forward != Some(session)) {
+        if !forwards {
             self.network.end(session, false);
         }
     }
 
+    /// Returns the time until a node looks again for a lost owner.
+    pub(super) fn retry_delay(&mut self) -> u64 {
+        let link = &mut self.random.link;
+        link.magnitude(20 * MICROSECOND, 40 * MILLISECOND)
+    }
+
     pub(super) fn schedule_reconnect(&mut self, node: usize) {
-        let delay = self
-            .link_random
-            .magnitude(20 * MICROSECOND, 40 * MILLISECOND);
-        self.nodes[node].reconnects_at = self.now + delay;
+        let delay = self.retry_delay();
+        self.nodes[node].sessions.reconnects_at = self.now + delay;
         self.schedule(delay, Occurrence::Reconnect(node));
     }
 
     /// Reconnects to the owner, if the connection is lost and clients are left.
     pub(super) fn reconnect(&mut self, node: usize) {
-        let needs = self.nodes[node].forward.is_none()
-            && self.now >= self.nodes[node].reconnects_at
-            && self.nodes[node]
-                .controller
-                .as_ref()
-                .is_some_and(|controller| {
-                    matches!(
-                        controller.record().ownership,
-                        Ownership::Vacant | Ownership::Departed { .. }
-                    ) && controller.requests_in_flight() > 0
-                });
-        if needs && self.nodes[1 - node].serves() {
+        let it = &mut self.nodes[node];
+        let has_clients = it.controller.as_ref().is_some_and(|controller| {
+            matches!(
+                controller.record().ownership,
+                Ownership::Vacant | Ownership::Departed { .. }
+            ) && controller.requests_in_flight() > 0
+        });
+        let is_due = it.sessions.forward.is_none() && self.now >= it.sessions.reconnects_at;
+        if has_clients && is_due && self.nodes[1 - node].serves() {
             self.reached(Reached::ForwardedAgain);
-            let session = self.network.open();
-            self.nodes[node].forward = Some(session);
-            self.with(node, |controller, now| controller.handle_forward_up(now));
+            self.nodes[node].sessions.forward = Some(self.network.open());
+            self.with(node, |c, now| c.handle_forward_up(now));
         }
     }
 }

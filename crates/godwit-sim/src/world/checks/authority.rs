@@ -5,13 +5,12 @@ use godwit_core::units::Epoch;
 use godwit_core::wire::Message;
 
 use crate::run::coverage::Reached;
-use crate::world::World;
-use crate::world::name;
-use crate::world::wires::pulling::StoredMissing;
+use crate::world::node::StoredMissing;
+use crate::world::{World, name};
 
 /// The node that has served each epoch.
 #[derive(Debug, Default)]
-pub(in crate::world) struct Epochs(Vec<Option<usize>>);
+pub(crate) struct Epochs(Vec<Option<usize>>);
 
 impl Epochs {
     /// Records that a node serves in an epoch. Returns another node, if one has already served in the epoch.
@@ -27,16 +26,16 @@ impl Epochs {
 
 impl World {
     /// Checks for a single serving node.
-    pub(in crate::world) fn check_authority(&mut self, node: usize, serves: bool) {
+    pub(crate) fn check_authority(&mut self, node: usize, serves: bool) {
         if serves && self.nodes[1 - node].serves() {
-            let records = self.nodes.each_ref().map(|node| node.record);
+            let records = self.nodes.each_ref().map(|node| node.store.record);
             self.fail("at most one node serves", || format!("{records:?}"));
         }
     }
 
     /// Checks that a node may serve when guest I/O reaches its disk.
-    pub(in crate::world) fn check_may_serve(&mut self, node: usize) {
-        let [record, other] = [node, 1 - node].map(|node| self.nodes[node].record);
+    pub(crate) fn check_may_serve(&mut self, node: usize) {
+        let [record, other] = [node, 1 - node].map(|node| self.nodes[node].store.record);
         let may = match record.ownership {
             Ownership::Serving => true,
             // A disk durably given away by the other node may be served at once.
@@ -68,10 +67,10 @@ impl World {
         }
     }
 
-    pub(in crate::world) fn check_records(&mut self) {
-        let owner = |node: usize| self.nodes[node].record.ownership == Ownership::Serving;
+    pub(crate) fn check_records(&mut self) {
+        let owner = |node: usize| self.nodes[node].store.record.ownership == Ownership::Serving;
         if owner(0) && owner(1) {
-            let records = self.nodes.each_ref().map(|node| node.record);
+            let records = self.nodes.each_ref().map(|node| node.store.record);
             self.fail("at most one node has stored that it owns the disk", || {
                 format!("{records:?}")
             });
@@ -79,8 +78,8 @@ impl World {
     }
 
     /// Checks that the authority claimed in a message is stored.
-    pub(in crate::world) fn check_promise_is_stored(&mut self, node: usize, message: &Message) {
-        let record = self.nodes[node].record;
+    pub(crate) fn check_promise_is_stored(&mut self, node: usize, message: &Message) {
+        let record = self.nodes[node].store.record;
         let stored = match *message {
             Message::Prepared { migration } => {
                 record.ownership == Ownership::Accepted { migration }
@@ -94,7 +93,7 @@ impl World {
                 Ownership::Accepted { .. } | Ownership::Vacant
             ),
             Message::Whole { migration } => {
-                let missing = self.nodes[node].missing.as_ref();
+                let missing = self.nodes[node].store.missing.as_ref();
                 record.remainder != Some(migration) || missing.is_some_and(StoredMissing::is_repaid)
             }
             _ => true,

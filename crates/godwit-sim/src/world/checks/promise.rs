@@ -11,12 +11,12 @@ use crate::world::guest::Outstanding;
 /// Slack of the promise. With delayed writes, a request already answered by the local disk waits for the migration no
 /// longer than the promised limit plus this slack (invariant 4). The controller checks the time every sampling period,
 /// a signal may be one period old, and a pause may have to wait for another period.
-pub(in crate::world) const PROMISE_SLACK: Duration =
+pub(crate) const PROMISE_SLACK: Duration =
     Duration::from_nanos(4 * Controller::LINK_SAMPLING.as_nanos() as u64);
 
 /// A promise in force: the guest is not frozen for switchover, and nothing excuses the migration.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::world) struct Promise {
+pub(crate) struct Promise {
     limit: Duration,
     /// Factor on the limit for the wait of a request.
     times: u32,
@@ -24,13 +24,13 @@ pub(in crate::world) struct Promise {
     stated: bool,
     since: u64,
     /// Longest duration of a request at the source's disk.
-    pub(in crate::world) longest_disk: u64,
+    pub(crate) longest_disk: u64,
 }
 
 impl Promise {
     /// Returns a promise in force. `spares` is true if the promise's percentile allows some of the run's requests to be
     /// late. Then every request may be as late as the controller allows the latest one.
-    pub(in crate::world) fn new(limit: Duration, stated: bool, spares: bool, since: u64) -> Self {
+    pub(crate) fn new(limit: Duration, stated: bool, spares: bool, since: u64) -> Self {
         Self {
             limit,
             times: if spares { Controller::MOST_LATENESS } else { 1 },
@@ -48,7 +48,7 @@ impl Promise {
 
 impl World {
     pub(in crate::world) fn check_promise(&mut self, asked: &Outstanding) {
-        let (Some(promise), now) = (self.promise, self.now) else {
+        let (Some(promise), now) = (self.course.promise, self.now) else {
             return;
         };
         // A request without a disk operation was carried out by another.
@@ -56,7 +56,7 @@ impl World {
             (Some(started), Some(ended)) => (started, ended),
             _ => (now, now),
         };
-        if asked.node != self.source || asked.start < promise.since {
+        if asked.node != self.course.source || asked.start < promise.since {
             return;
         }
         self.reached(Reached::PromiseChecked);
@@ -67,8 +67,8 @@ impl World {
         let after = now - disk_ended;
         if before + after > bound && !promise.stated {
             // The controller reports the eased latency of the promise, which has a limit, too.
-            let eased = self.nodes[asked.node].controller.as_ref();
-            let allowed = eased.and_then(|controller| controller.progress()?.promise.allowed);
+            let eased = self.nodes[asked.node].progress();
+            let allowed = eased.and_then(|progress| progress.promise.allowed);
             let allowed = allowed.unwrap_or_default().min(Controller::MOST_EASED);
             bound = promise.bound(promise.limit.max(allowed));
         }

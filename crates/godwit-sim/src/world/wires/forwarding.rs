@@ -7,19 +7,16 @@ use godwit_core::request::{Operation, Origin, Request};
 use godwit_core::wire::{Message, TrafficClass};
 
 use crate::run::coverage::Reached;
-use crate::world::MICROSECOND;
-use crate::world::MILLISECOND;
-use crate::world::Occurrence;
-use crate::world::World;
-use crate::world::name;
+use crate::world::agenda::OwnEvent;
 use crate::world::node::Holder;
 use crate::world::wires::network::Frame;
+use crate::world::{MICROSECOND, MILLISECOND, World, name};
 
 /// The only forwarder of a node: there are two nodes.
 const PEER: Forwarder = Forwarder(0);
 
 /// Returns true for a forwarder's message.
-pub(in crate::world) fn is_forwarders(message: &Message) -> bool {
+pub(crate) fn is_forwarders(message: &Message) -> bool {
     matches!(
         message,
         Message::Forward { .. }
@@ -32,15 +29,12 @@ pub(in crate::world) fn is_forwarders(message: &Message) -> bool {
 impl World {
     /// Returns true if a forwarder's next frame on this session may be taken. Requests of an older session must be done
     /// first.
-    pub(in crate::world) fn follows(&mut self, node: usize, session: usize) -> bool {
-        if self.nodes[node]
-            .served
-            .is_some_and(|served| served >= session)
-        {
+    pub(crate) fn follows(&mut self, node: usize, session: usize) -> bool {
+        let it = &self.nodes[node];
+        if it.sessions.served.is_some_and(|served| served >= session) {
             return true;
         }
-        let older = |holder: &Holder| matches!(holder, Holder::Peer { session: other, .. } if *other != session);
-        if self.nodes[node].holders.iter().any(older) {
+        if it.buffers.has_of_older(session) {
             return false;
         }
         self.serve_session(node, session, false);
@@ -48,9 +42,9 @@ impl World {
     }
 
     /// Makes this the session on which the other node forwards.
-    pub(in crate::world) fn serve_session(&mut self, node: usize, session: usize, fresh: bool) {
+    pub(crate) fn serve_session(&mut self, node: usize, session: usize, fresh: bool) {
         let it = &mut self.nodes[node];
-        it.served = Some(session);
+        it.sessions.served = Some(session);
         let now = it.clock.local(self.now);
         // The call causes no actions, so it is safe inside another call.
         if let Some(controller) = &mut it.controller {
@@ -59,9 +53,10 @@ impl World {
     }
 
     /// Ends forwarding on a lost or no longer used session.
-    pub(in crate::world) fn stop_serving_session(&mut self, node: usize, session: usize) {
+    pub(crate) fn stop_serving_session(&mut self, node: usize, session: usize) {
         let it = &mut self.nodes[node];
-        if it.served.take_if(|served| *served == session).is_some() {
+        let served = &mut it.sessions.served;
+        if served.take_if(|served| *served == session).is_some() {
             let now = it.clock.local(self.now);
             if let Some(controller) = &mut it.controller {
                 controller.handle_forwarder_lost(now, PEER);
@@ -70,8 +65,8 @@ impl World {
     }
 
     /// Delivers a frame of the forwarding node.
-    pub(in crate::world) fn deliver_forwarded(&mut self, session: usize, to: usize, frame: Frame) {
-        if self.nodes[to].served != Some(session) {
+    pub(crate) fn deliver_forwarded(&mut self, session: usize, to: usize, frame: Frame) {
+        if self.nodes[to].sessions.served != Some(session) {
             return;
         }
         let Frame { message, data, .. } = frame;
@@ -84,19 +79,14 @@ impl World {
             if message == Message::ClientAttached {
                 self.look_for_hang_ups(to);
             }
-            self.with(to, |controller, now| {
-                controller.handle_forwarder_message(now, PEER, message)
-            });
+            self.with(to, |c, now| c.handle_forwarder_message(now, PEER, message));
             if message == Message::ClientAttached && self.nodes[to].serves() {
                 self.give_up_what_was_left();
             }
             return;
         };
-        let admission = self.nodes[to]
-            .controller
-            .as_mut()
-            .map(|controller| controller.admit_forwarded(PEER, number));
-        match admission {
+        let controller = self.nodes[to].controller.as_mut();
+        match controller.map(|controller| controller.admit_forwarded(PEER, number)) {
             Some(Admission::Take) => {}
             Some(Admission::Void) => return self.reached(Reached::ForwardVoid),
             Some(Admission::Broken) => {
@@ -122,7 +112,7 @@ impl World {
             number,
             read: matches!(operation, Operation::Read(_)),
         };
-        let Some(tag) = self.nodes[to].take_tag(holder, data) else {
+        let Some(tag) = self.nodes[to].buffers.take(holder, data) else {
             return;
         };
         let request = Request {
@@ -130,29 +120,25 @@ impl World {
             origin: Origin::Peer,
             operation,
         };
-        self.with(to, |controller, now| {
-            controller.handle_request(now, request)
-        });
+        self.with(to, |c, now| c.handle_request(now, request));
     }
 
     /// Sends an owner's message to the forwarder.
-    pub(in crate::world) fn send_forwarder(&mut self, node: usize, message: Message) {
+    pub(crate) fn send_forwarder(&mut self, node: usize, message: Message) {
         if matches!(message, Message::Fence { .. }) {
             self.reached(Reached::Fence);
         }
-        if let Some(session) = self.nodes[node].served {
+        if let Some(session) = self.nodes[node].sessions.served {
             self.transmit(session, node, TrafficClass::Sync, message, None);
         }
     }
 
     /// Connects the guest to a node.
-    pub(in crate::world) fn attach(&mut self, node: usize) {
+    pub(crate) fn attach(&mut self, node: usize) {
         self.guest.present[node] = true;
         self.note(|| format!("{}  the guest attaches", name(node)));
         self.look_for_hang_ups(node);
-        self.with(node, |controller, now| {
-            controller.handle_client_attached(now)
-        });
+        self.with(node, |c, now| c.handle_client_attached(now));
         // A node without ownership tells the owner once connected, and lets no request proceed before.
         if self.nodes[node].serves() {
             self.give_up_what_was_left();
@@ -168,64 +154,46 @@ impl World {
     }
 
     /// Moves the guest to the other node, without the outstanding answers.
-    pub(in crate::world) fn desert(&mut self) {
+    pub(crate) fn desert(&mut self) {
         let node = self.guest.attached;
         self.reached(Reached::Deserted);
         self.note(|| format!("{}  the guest leaves without its answers", name(node)));
-        self.leave(node);
-        for holder in &mut self.nodes[node].holders {
-            if matches!(holder, Holder::Client(_)) {
-                *holder = Holder::Gone { told: false };
-            }
-        }
-        let notices = self.link_random.magnitude(MICROSECOND, 40 * MILLISECOND);
-        let incarnation = self.nodes[node].incarnation;
-        self.schedule(notices, Occurrence::HangUpSeen { node, incarnation });
+        let abandoned = self.leave(node, MICROSECOND);
+        self.guest.left.extend(abandoned);
+        self.nodes[node].buffers.desert();
+        let notices = self.random.link.magnitude(MICROSECOND, 40 * MILLISECOND);
+        self.schedule_own(node, notices, OwnEvent::HangUpSeen);
         self.guest.present[node] = false;
         self.guest.attached = 1 - node;
         self.attach(1 - node);
     }
 
     /// Tells a node's controller about clients that have hung up.
-    pub(in crate::world) fn look_for_hang_ups(&mut self, node: usize) {
-        let it = &mut self.nodes[node];
-        let mut tags = Vec::new();
-        for (tag, holder) in (0u32..).zip(&mut it.holders) {
-            if let Holder::Gone { told: told @ false } = holder {
-                *told = true;
-                tags.push(godwit_core::request::RequestTag(tag));
-            }
-        }
+    pub(crate) fn look_for_hang_ups(&mut self, node: usize) {
+        let tags = self.nodes[node].buffers.hang_ups();
         if !tags.is_empty() {
-            self.with(node, |controller, now| {
-                controller.handle_client_left(now, tags)
-            });
+            self.with(node, |c, now| c.handle_client_left(now, tags));
         }
     }
 
     /// Stores the sharing state: true if more than one party may have written.
-    pub(in crate::world) fn store_sharing(&mut self, node: usize, shared: bool) {
+    pub(crate) fn store_sharing(&mut self, node: usize, shared: bool) {
         if shared {
             self.guest.shares = true;
             self.reached(Reached::Shared);
         }
-        let it = &mut self.nodes[node];
-        it.storing_shared = Some(shared);
-        let incarnation = it.incarnation;
-        let delay = self
-            .store_random
-            .between(20 * MICROSECOND, self.plan.store + 20 * MICROSECOND + 1);
-        self.schedule(delay, Occurrence::SharingStored { node, incarnation });
+        let store = &mut self.nodes[node].store;
+        store.storing_shared = Some(shared);
+        let delay = store.latency(&mut self.random.store);
+        self.schedule_own(node, delay, OwnEvent::SharingStored);
     }
 
     /// Completes the store of the sharing state.
-    pub(in crate::world) fn sharing_stored(&mut self, node: usize) {
-        let it = &mut self.nodes[node];
-        if let Some(shared) = it.storing_shared.take() {
-            it.shared = shared;
-            self.with(node, |controller, now| {
-                controller.handle_sharing_stored(now)
-            });
+    pub(crate) fn sharing_stored(&mut self, node: usize) {
+        let store = &mut self.nodes[node].store;
+        if let Some(shared) = store.storing_shared.take() {
+            store.shared = shared;
+            self.with(node, |c, now| c.handle_sharing_stored(now));
         }
     }
 }

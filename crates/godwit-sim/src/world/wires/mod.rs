@@ -3,4 +3,4 @@
 mod forwarding;
 pub(super) mod frames;
 pub(super) mod network;
-pub(in crate::world) mod pulling;
+pub(crate) mod pulling;

@@ -11,17 +11,17 @@ use crate::plan::LinkPlan;
 const TURN: u64 = 16 << 10;
 
 #[derive(Debug)]
-pub(in crate::world) struct Frame {
-    pub(in crate::world) message: Message,
-    pub(in crate::world) data: Data,
-    pub(in crate::world) bytes: u64,
+pub(crate) struct Frame {
+    pub(crate) message: Message,
+    pub(crate) data: Data,
+    pub(crate) bytes: u64,
     /// Position in the order in which copies were sent, to detect overtaking.
-    pub(in crate::world) number: u64,
+    pub(crate) number: u64,
 }
 
 /// One direction of a connection.
 #[derive(Debug, Default)]
-pub(in crate::world) struct Pipe {
+pub(crate) struct Pipe {
     /// Frames of which no byte has left the sender.
     queued: VecDeque<Frame>,
     /// Frames accepted by the socket.
@@ -35,16 +35,43 @@ pub(in crate::world) struct Pipe {
     arrived: usize,
     last_arrival: u64,
     /// Time before which no frame is taken.
-    stalled_until: u64,
+    pub(crate) stalled_until: u64,
     /// Bytes sent and not yet arrived.
-    pub(in crate::world) unacknowledged: u64,
+    pub(crate) unacknowledged: u64,
     /// Bytes arrived since the last sample.
-    pub(in crate::world) delivered: u64,
+    pub(crate) delivered: u64,
 }
 
 impl Pipe {
-    pub(in crate::world) fn frames(&self) -> usize {
+    pub(crate) fn frames(&self) -> usize {
         self.queued.len() + self.socket.len() + self.flying.len()
+    }
+
+    /// Returns the arrival time of the youngest frame in flight, which alone would arrive at `at`: frames of one
+    /// connection stay in order.
+    pub(crate) fn arrival(&mut self, at: u64) -> u64 {
+        self.last_arrival = at.max(self.last_arrival + 1);
+        self.last_arrival
+    }
+
+    /// Marks the next frame in flight as arrived.
+    pub(crate) fn arrive(&mut self) {
+        if let Some(frame) = self.flying.get(self.arrived) {
+            self.arrived += 1;
+            self.delivered += frame.bytes;
+            self.unacknowledged -= frame.bytes;
+        }
+    }
+
+    /// Returns the next arrived frame's message.
+    pub(crate) fn peek(&self) -> Option<Message> {
+        let next = self.flying.front().filter(|_| self.arrived > 0);
+        next.map(|frame| frame.message)
+    }
+
+    pub(crate) fn take(&mut self) -> Option<Frame> {
+        self.arrived -= 1;
+        self.flying.pop_front()
     }
 
     fn fill(&mut self, limit: u64) {
@@ -72,56 +99,58 @@ impl Pipe {
     }
 }
 
+/// One direction of a connection of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Way {
+    pub(crate) session: usize,
+    pub(crate) connection: usize,
+    /// The sending node.
+    pub(crate) from: usize,
+}
+
 /// The connections that two nodes opened for one purpose: control, sync, copy, then pull.
 #[derive(Debug)]
-pub(in crate::world) struct Session {
-    pub(in crate::world) alive: bool,
+pub(crate) struct Session {
+    pub(crate) alive: bool,
     /// True for each node that knows of the end.
-    pub(in crate::world) noticed: [bool; 2],
+    pub(crate) noticed: [bool; 2],
     /// Pipes by connection and sending node.
-    pub(in crate::world) connections: Vec<[Pipe; 2]>,
+    pub(crate) connections: Vec<[Pipe; 2]>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Turn {
-    session: usize,
-    connection: usize,
+    way: Way,
     bytes: u64,
 }
 
 /// One direction of the link.
 #[derive(Debug, Default)]
-pub(in crate::world) struct Direction {
+pub(crate) struct Direction {
     turn: Option<Turn>,
     /// First place to look for the next turn.
     next: usize,
     /// Bytes since the last sample.
-    pub(in crate::world) carried: u64,
+    pub(crate) carried: u64,
     /// Bytes since the run's start.
-    pub(in crate::world) total: u64,
+    pub(crate) total: u64,
     /// Divisor of the bandwidth, and the time until which the divisor applies.
-    pub(in crate::world) slow: (u64, u64),
+    pub(crate) slow: (u64, u64),
     /// Per cent of the bandwidth taken by other traffic, and the time until which the percentage applies.
-    pub(in crate::world) traffic: (u64, u64),
+    pub(crate) traffic: (u64, u64),
 }
 
 #[derive(Debug)]
-pub(in crate::world) struct Network {
-    pub(in crate::world) plan: LinkPlan,
-    pub(in crate::world) sessions: Vec<Session>,
+pub(crate) struct Network {
+    pub(crate) plan: LinkPlan,
+    pub(crate) sessions: Vec<Session>,
     /// Live sessions.
     live: Vec<usize>,
-    pub(in crate::world) directions: [Direction; 2],
-}
-
-/// A frame that has left the sender.
-pub(in crate::world) struct Departure {
-    pub(in crate::world) session: usize,
-    pub(in crate::world) connection: usize,
+    pub(crate) directions: [Direction; 2],
 }
 
 impl Network {
-    pub(in crate::world) fn new(plan: LinkPlan) -> Self {
+    pub(crate) fn new(plan: LinkPlan) -> Self {
         Self {
             plan,
             sessions: Vec::new(),
@@ -130,7 +159,7 @@ impl Network {
         }
     }
 
-    pub(in crate::world) fn open(&mut self) -> usize {
+    pub(crate) fn open(&mut self) -> usize {
         let connections = 3 + self.plan.copy_connections;
         self.sessions.push(Session {
             alive: true,
@@ -142,25 +171,20 @@ impl Network {
     }
 
     /// Returns the youngest live session.
-    pub(in crate::world) fn youngest(&self) -> Option<usize> {
+    pub(crate) fn youngest(&self) -> Option<usize> {
         self.live.last().copied()
     }
 
-    pub(in crate::world) fn live(&self) -> Vec<usize> {
+    pub(crate) fn live(&self) -> Vec<usize> {
         self.live.clone()
     }
 
-    pub(in crate::world) fn pipe(
-        &mut self,
-        session: usize,
-        connection: usize,
-        from: usize,
-    ) -> &mut Pipe {
-        &mut self.sessions[session].connections[connection][from]
+    pub(crate) fn pipe(&mut self, way: Way) -> &mut Pipe {
+        &mut self.sessions[way.session].connections[way.connection][way.from]
     }
 
     /// Returns the bytes per second available to the migration from this node.
-    pub(in crate::world) fn bandwidth(&self, from: usize, now: u64) -> u64 {
+    pub(crate) fn bandwidth(&self, from: usize, now: u64) -> u64 {
         let direction = &self.directions[from];
         let mut bandwidth = self.plan.bandwidth;
         if now < direction.traffic.1 {
@@ -172,23 +196,18 @@ impl Network {
         bandwidth.max(1)
     }
 
-    pub(in crate::world) fn enqueue(
-        &mut self,
-        session: usize,
-        connection: usize,
-        from: usize,
-        frame: Frame,
-    ) {
+    pub(crate) fn enqueue(&mut self, way: Way, frame: Frame) -> &Pipe {
         let limit = self.plan.socket;
-        let pipe = self.pipe(session, connection, from);
+        let pipe = self.pipe(way);
         pipe.unacknowledged += frame.bytes;
         pipe.queued.push_back(frame);
         pipe.fill(limit);
+        pipe
     }
 
     /// Starts the link's next turn from this node, if the link is idle and a frame waits. Returns the duration of the
     /// turn.
-    pub(in crate::world) fn take_turn(&mut self, from: usize, now: u64) -> Option<u64> {
+    pub(crate) fn take_turn(&mut self, from: usize, now: u64) -> Option<u64> {
         if self.directions[from].turn.is_some() {
             return None;
         }
@@ -204,24 +223,25 @@ impl Network {
                 continue;
             };
             let bytes = (frame.bytes - pipe.carried).min(TURN);
-            self.directions[from].turn = Some(Turn {
+            let way = Way {
                 session,
                 connection,
-                bytes,
-            });
+                from,
+            };
+            self.directions[from].turn = Some(Turn { way, bytes });
             self.directions[from].next = place + 1;
             return Some(bytes * 1_000_000_000 / self.bandwidth(from, now));
         }
         None
     }
 
-    /// Ends the link's turn from this node. Returns the connection if a frame has left.
-    pub(in crate::world) fn end_turn(&mut self, from: usize) -> Option<Departure> {
+    /// Ends the link's turn from this node. Returns the way of a frame that has left.
+    pub(crate) fn end_turn(&mut self, from: usize) -> Option<Way> {
         let limit = self.plan.socket;
         let turn = self.directions[from].turn.take()?;
         self.directions[from].carried += turn.bytes;
         self.directions[from].total += turn.bytes;
-        let pipe = self.pipe(turn.session, turn.connection, from);
+        let pipe = self.pipe(turn.way);
         // The session may have ended meanwhile.
         let length = pipe.socket.front()?.bytes;
         pipe.carried += turn.bytes;
@@ -233,76 +253,11 @@ impl Network {
         pipe.socket_bytes -= frame.bytes;
         pipe.flying.push_back(frame);
         pipe.fill(limit);
-        Some(Departure {
-            session: turn.session,
-            connection: turn.connection,
-        })
-    }
-
-    /// Returns the arrival time of the youngest frame in flight, which alone would arrive at `at`: frames of one
-    /// connection stay in order.
-    pub(in crate::world) fn arrival(&mut self, departure: &Departure, from: usize, at: u64) -> u64 {
-        let pipe = self.pipe(departure.session, departure.connection, from);
-        pipe.last_arrival = at.max(pipe.last_arrival + 1);
-        pipe.last_arrival
-    }
-
-    /// Marks the next frame in flight as arrived.
-    pub(in crate::world) fn arrived(&mut self, session: usize, connection: usize, from: usize) {
-        let pipe = self.pipe(session, connection, from);
-        if pipe.arrived < pipe.flying.len() {
-            let bytes = pipe.flying[pipe.arrived].bytes;
-            pipe.arrived += 1;
-            pipe.delivered += bytes;
-            pipe.unacknowledged -= bytes;
-        }
-    }
-
-    /// Returns the next arrived frame.
-    pub(in crate::world) fn peek(
-        &mut self,
-        session: usize,
-        connection: usize,
-        from: usize,
-    ) -> Option<Message> {
-        let pipe = self.pipe(session, connection, from);
-        (pipe.arrived > 0).then(|| pipe.flying.front().map(|frame| frame.message))?
-    }
-
-    pub(in crate::world) fn take(
-        &mut self,
-        session: usize,
-        connection: usize,
-        from: usize,
-    ) -> Option<Frame> {
-        let pipe = self.pipe(session, connection, from);
-        pipe.arrived -= 1;
-        pipe.flying.pop_front()
-    }
-
-    /// Stalls the connection: no frame from this node is taken before `until`.
-    pub(in crate::world) fn stall(
-        &mut self,
-        session: usize,
-        connection: usize,
-        from: usize,
-        until: u64,
-    ) {
-        let pipe = self.pipe(session, connection, from);
-        pipe.stalled_until = pipe.stalled_until.max(until);
-    }
-
-    pub(in crate::world) fn stalled_until(
-        &mut self,
-        session: usize,
-        connection: usize,
-        from: usize,
-    ) -> u64 {
-        self.pipe(session, connection, from).stalled_until
+        Some(turn.way)
     }
 
     /// Drops the unsent frames on a class's connections; returns their number.
-    pub(in crate::world) fn discard_unsent(
+    pub(crate) fn discard_unsent(
         &mut self,
         session: usize,
         from: usize,
@@ -310,7 +265,11 @@ impl Network {
     ) -> u64 {
         let mut dropped = 0;
         for connection in connections(class, self.plan.copy_connections) {
-            let pipe = self.pipe(session, connection, from);
+            let pipe = self.pipe(Way {
+                session,
+                connection,
+                from,
+            });
             for frame in pipe.queued.drain(..) {
                 pipe.unacknowledged -= frame.bytes;
                 dropped += 1;
@@ -321,7 +280,7 @@ impl Network {
 
     /// Ends a session: no more frames leave a sender. With `deliver`, frames in flight arrive until the receiver
     /// notices. Returns the number of lost frames.
-    pub(in crate::world) fn end(&mut self, session: usize, deliver: bool) -> u64 {
+    pub(crate) fn end(&mut self, session: usize, deliver: bool) -> u64 {
         self.live.retain(|live| *live != session);
         let ended = &mut self.sessions[session];
         ended.alive = false;
@@ -334,7 +293,10 @@ impl Network {
         }
         for direction in &mut self.directions {
             // The rest of the turn's time passes all the same.
-            if direction.turn.is_some_and(|turn| turn.session == session) {
+            if direction
+                .turn
+                .is_some_and(|turn| turn.way.session == session)
+            {
                 direction.next = 0;
             }
         }
@@ -342,8 +304,12 @@ impl Network {
     }
 
     /// Closes a session in order: frames already sent on the control connection still go out. Returns their number.
-    pub(in crate::world) fn flush_control(&mut self, session: usize, from: usize) -> u64 {
-        let pipe = self.pipe(session, 0, from);
+    pub(crate) fn flush_control(&mut self, session: usize, from: usize) -> u64 {
+        let pipe = self.pipe(Way {
+            session,
+            connection: 0,
+            from,
+        });
         let mut moved = 0;
         while let Some(frame) = pipe.socket.pop_front().or_else(|| pipe.queued.pop_front()) {
             pipe.flying.push_back(frame);
@@ -353,7 +319,7 @@ impl Network {
     }
 
     /// Drops all frames to a node that has noticed the end of the session.
-    pub(in crate::world) fn forget(&mut self, session: usize, node: usize) {
+    pub(crate) fn forget(&mut self, session: usize, node: usize) {
         let session = &mut self.sessions[session];
         session.noticed[node] = true;
         for connection in &mut session.connections {
@@ -363,10 +329,7 @@ impl Network {
 }
 
 /// Returns the connections of a class.
-pub(in crate::world) fn connections(
-    class: TrafficClass,
-    copy_connections: usize,
-) -> std::ops::Range<usize> {
+pub(crate) fn connections(class: TrafficClass, copy_connections: usize) -> std::ops::Range<usize> {
     match class {
         TrafficClass::Control => 0..1,
         TrafficClass::Sync => 1..2,
@@ -378,7 +341,7 @@ pub(in crate::world) fn connections(
 }
 
 /// Returns the class of a connection.
-pub(in crate::world) fn class(connection: usize, copy_connections: usize) -> TrafficClass {
+pub(crate) fn class(connection: usize, copy_connections: usize) -> TrafficClass {
     match connection {
         0 => TrafficClass::Control,
         1 => TrafficClass::Sync,
