@@ -99,7 +99,7 @@ fn a_connection_manager_asks_for_options_of_its_queue_pair() {
         let pair = shim::create_qp(application.pd, (&raw mut wanted).cast());
         let asked = shim::query_ece(pair, ptr::null_mut());
         assert_eq!(asked, libc::EOPNOTSUPP, "what the device says");
-        let made = || with(|device| device.made.values().copied().collect::<Vec<_>>());
+        let made = || with(|device| device.events.made.values().copied().collect::<Vec<_>>());
         assert!(made().contains(&with(|device| device.asked)));
         assert!(!obstacles().contains("multicast"));
         assert_eq!(shim::attach_mcast(pair, ptr::null(), 0), 0);
@@ -137,7 +137,7 @@ fn a_queue_pair_that_stays_gets_the_handles_of_the_device() {
         };
         let posted = shim::post_send(pair, &raw mut request, &mut ptr::null_mut());
         assert_eq!(posted, 0);
-        assert_eq!(with(|device| device.addressed.clone()), [(OWN, 5)]);
+        assert_eq!(with(|device| device.addresses.sent_to.clone()), [(OWN, 5)]);
         // More than can be recorded for a queue pair that moves.
         for wr_id in 0..20 {
             let mut receive = ibv_recv_wr {

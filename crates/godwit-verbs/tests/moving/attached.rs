@@ -41,9 +41,9 @@ fn move_with(application: &Application, files: usize) {
 /// Announces a completion on the device's last channel. The event names the queue `named`.
 fn tell(named: usize, shadow: *mut ibv_cq) {
     let file = with(|device| {
-        let queue = device.made[&shadow.addr()];
-        *device.unheard.entry(queue).or_default() += 1;
-        device.channel
+        let queue = device.events.made[&shadow.addr()];
+        *device.events.unheard.entry(queue).or_default() += 1;
+        device.events.channel
     });
     let named = named as u64;
     // SAFETY: eight bytes to the channel's file.
@@ -72,7 +72,7 @@ fn events_of_completions_find_their_queue_and_are_acknowledged_at_once() {
     let ahead = make(channel, 7);
     move_with(&application, 3);
     let later = make(channel, 8);
-    let device_queue = |shadow: *mut ibv_cq| with(|device| device.made[&shadow.addr()]);
+    let device_queue = |shadow: *mut ibv_cq| with(|device| device.events.made[&shadow.addr()]);
     for (named, shadow, number) in [
         (ahead.addr(), ahead, 7),
         (device_queue(later), later, 8),
@@ -81,13 +81,13 @@ fn events_of_completions_find_their_queue_and_are_acknowledged_at_once() {
         tell(named, shadow);
         assert_eq!(event_of(channel), (shadow, cookie(number)));
         assert_eq!(
-            with(|device| device.wild),
+            with(|device| device.events.wild),
             0,
             "the device's library reads what is in front of a queue that is not its own"
         );
         let queue = device_queue(shadow);
         assert_eq!(
-            with(|device| device.unheard[&queue]),
+            with(|device| device.events.unheard[&queue]),
             0,
             "the end of the queue would wait for this"
         );
@@ -108,8 +108,11 @@ fn the_end_of_a_queue_pair_does_not_wait_for_a_thread_that_has_its_event() {
     move_with(&application, 2);
     let (context, shadow) = (application.context.addr(), application.pair.addr());
     with(|device| {
-        let object = device.made[&shadow];
-        device.asynchronous.push_back((shadow, ESTABLISHED, object));
+        let object = device.events.made[&shadow];
+        device
+            .events
+            .asynchronous
+            .push_back((shadow, ESTABLISHED, object));
     });
     let thread = std::thread::spawn(move || {
         let mut event = ibv_async_event {
@@ -120,7 +123,7 @@ fn the_end_of_a_queue_pair_does_not_wait_for_a_thread_that_has_its_event() {
         let got = unsafe { ibv_get_async_event(context as *mut ibv_context, &raw mut event) };
         (got, event.element.addr())
     });
-    while with(|device| !device.asynchronous.is_empty()) {
+    while with(|device| !device.events.asynchronous.is_empty()) {
         std::thread::yield_now();
     }
     // The event's queue pair ends first.

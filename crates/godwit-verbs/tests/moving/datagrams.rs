@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use godwit_verbs::abi::*;
@@ -180,7 +179,7 @@ fn the_pieces_of_a_datagram_are_found_after_a_move() {
 }
 
 fn addressed() -> Vec<([u8; 16], u32)> {
-    with(|device| std::mem::take(&mut device.addressed))
+    with(|device| std::mem::take(&mut device.addresses.sent_to))
 }
 
 /// A queue pair of the peer that moves in no test: the process never forgets a move.
@@ -207,7 +206,7 @@ fn datagrams_complete_before_a_move_or_are_sent_after_it() {
     datagrams.wait().unwrap();
     shim::release().unwrap();
     assert!(
-        with(|device| device.routes.is_empty()),
+        with(|device| device.addresses.routes.is_empty()),
         "a handle would be left at the source"
     );
     assert_eq!(datagrams.poll(), [7]);
@@ -225,7 +224,7 @@ fn datagrams_complete_before_a_move_or_are_sent_after_it() {
     assert_eq!(waiting, [1, 2, 3]);
     // SAFETY: nothing uses the handle any more.
     assert_eq!(unsafe { shim::destroy_ah(handle) }, 0);
-    assert!(with(|device| device.routes.is_empty()));
+    assert!(with(|device| device.addresses.routes.is_empty()));
     with(|device| device.numbers.remove(&number));
 }
 
@@ -272,7 +271,7 @@ fn datagrams_find_a_queue_pair_that_has_moved() {
         // SAFETY: nothing uses the handle any more.
         assert_eq!(unsafe { shim::destroy_ah(handle) }, 0);
     }
-    assert!(with(|device| device.routes.is_empty()));
+    assert!(with(|device| device.addresses.routes.is_empty()));
 }
 
 #[test]
@@ -289,7 +288,7 @@ fn whoever_sends_datagrams_can_be_told_where_a_queue_pair_is() {
         // Another process has the number at the new place.
         let taken = 40 + places.len() as u32;
         with(|device| {
-            device.address = Some(host);
+            device.addresses.own = Some(host);
             device.numbers.extend(1..taken);
         });
         datagrams.go_on_elsewhere();
@@ -315,12 +314,24 @@ fn the_addresses_of_a_port_are_asked_for_once_while_a_process_is_stopped() {
         Duration::from_millis(5),
     )
     .unwrap();
-    with(|device| device.addresses_asked = 0);
+    with(|device| device.addresses.asked = 0);
     shim::release().unwrap();
-    assert_eq!(with(|device| device.addresses_asked), 16);
+    assert_eq!(with(|device| device.addresses.asked), 16);
     shim::recreate(None).unwrap();
     shim::connect(&[application.connection()]).unwrap();
     shim::resume(None).unwrap();
+}
+
+/// Acts while the device delivers requests.
+fn while_sends_complete<T: Send>(act: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let acts = scope.spawn(act);
+        while !acts.is_finished() {
+            complete_sends();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        acts.join().unwrap()
+    })
 }
 
 fn number_of(datagrams: &Datagrams) -> u32 {
@@ -341,7 +352,15 @@ fn a_handle_lives_as_long_as_a_datagram_that_was_posted_with_it() {
         to: Gid([to; 16]),
         physical: 6,
     };
-    let leads_to = |to: u8| with(|device| device.routes.values().any(|route| *route == [to; 16]));
+    let leads_to = |to: u8| {
+        with(|device| {
+            device
+                .addresses
+                .routes
+                .values()
+                .any(|route| *route == [to; 16])
+        })
+    };
     shim::redirect(&[moved(2)]).unwrap();
     assert_eq!(datagrams.send(1, handle, number), 0);
     shim::redirect(&[moved(3)]).unwrap();
@@ -349,21 +368,13 @@ fn a_handle_lives_as_long_as_a_datagram_that_was_posted_with_it() {
     complete_sends();
     assert_eq!(datagrams.poll(), [1]);
     // After any number of a peer's moves, few handles are left.
-    let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
-                complete_sends();
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        });
+    while_sends_complete(|| {
         for to in 10..110 {
             shim::redirect(&[moved(to)]).unwrap();
         }
-        over.store(true, Ordering::Relaxed);
     });
     assert!(leads_to(109));
-    let left = with(|device| device.routes.len());
+    let left = with(|device| device.addresses.routes.len());
     assert!(left < 20, "{left} handles");
     assert!(datagrams.poll().is_empty());
     // While no datagram leaves, no handle is destroyed that a queued request may use.
@@ -385,14 +396,7 @@ fn a_handle_lives_as_long_as_a_datagram_that_was_posted_with_it() {
     complete_sends();
     assert_eq!(datagrams.poll(), [2]);
     // Once the datagrams have left, a repeated redirect succeeds.
-    std::thread::scope(|scope| {
-        let told = scope.spawn(|| shim::redirect(&[moved(203), moved(201)]));
-        while !told.is_finished() {
-            complete_sends();
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        told.join().unwrap().unwrap();
-    });
+    while_sends_complete(|| shim::redirect(&[moved(203), moved(201)])).unwrap();
     assert_eq!(datagrams.send(3, handle, number), 0);
     assert_eq!(addressed().last(), Some(&([201; 16], 6)));
     complete_sends();
@@ -402,8 +406,6 @@ fn a_handle_lives_as_long_as_a_datagram_that_was_posted_with_it() {
         assert_eq!(unsafe { shim::destroy_ah(handle) }, 0);
     }
     // Except the handle of the last marker, which goes with its queue pair.
-    assert!(with(|device| device
-        .routes
-        .values()
-        .all(|route| *route == OWN)));
+    let mut left = with(|device| device.addresses.routes.clone()).into_values();
+    assert!(left.all(|route| route == OWN));
 }

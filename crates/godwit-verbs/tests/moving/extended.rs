@@ -129,31 +129,40 @@ fn numbers_of(taken: &[Taken]) -> Vec<u64> {
     taken.iter().map(|one| one.wr_id).collect()
 }
 
+/// Checks that a request of a list and one put together by calls have reached the device, and are the same. Returns the
+/// request.
+fn assert_same(extended: &Extended<'_>, by_list: c_int, by_calls: c_int) -> Taken {
+    assert_eq!((by_list, by_calls), (0, 0));
+    let taken = taken();
+    let [expected, found] = &taken[..] else {
+        panic!("another number of requests");
+    };
+    assert_eq!(expected, found);
+    complete_sends();
+    assert_eq!(extended.poll(), [7, 7]);
+    found.clone()
+}
+
+const fn piece(lkey: u32, addr: u64) -> ibv_sge {
+    ibv_sge {
+        addr,
+        length: 8,
+        lkey,
+    }
+}
+
 #[test]
 fn each_operation_reaches_the_device_as_the_same_request_of_a_list_does() {
     let application = Application::start();
     let extended = Extended::start(&application, IBV_QPT_RC, ALL);
     // SAFETY: the region lives.
     let lkey = unsafe { (*application.register()).lkey };
-    let piece = |addr| ibv_sge {
-        addr,
-        length: 8,
-        lkey,
-    };
-    let same = |by_list: c_int, by_calls: c_int| {
-        assert_eq!((by_list, by_calls), (0, 0));
-        let [expected, found] = &taken()[..] else {
-            panic!("another number of requests");
-        };
-        assert_eq!(expected, found);
-        complete_sends();
-        assert_eq!(extended.poll(), [7, 7]);
-    };
+    let same = |by_list, by_calls| _ = assert_same(&extended, by_list, by_calls);
     let rdma = ibv_rdma {
         remote_addr: 0x70,
         rkey: 5,
     };
-    let (mut one, mut two) = ([piece(16)], [piece(32), piece(48)]);
+    let mut one = [piece(lkey, 16)];
     let mut post = |opcode, more: &dyn Fn(&mut ibv_send_wr)| {
         extended.post(opcode, |request| {
             (request.sg_list, request.num_sge) = (one.as_mut_ptr(), 1);
@@ -198,30 +207,35 @@ fn each_operation_reaches_the_device_as_the_same_request_of_a_list_does() {
             swap: 2,
             rkey: 5,
         };
+        let mut post_atomic = |opcode| post(opcode, &|request| request.wr.atomic = atomic);
         same(
-            post(IBV_WR_ATOMIC_CMP_AND_SWP, &|request| {
-                request.wr.atomic = atomic;
-            }),
+            post_atomic(IBV_WR_ATOMIC_CMP_AND_SWP),
             list(&|calls| calls.compare(5, 0x70, 1, 2)),
         );
         same(
-            post(IBV_WR_ATOMIC_FETCH_AND_ADD, &|request| {
-                request.wr.atomic = atomic;
-            }),
+            post_atomic(IBV_WR_ATOMIC_FETCH_AND_ADD),
             list(&|calls| calls.fetch_add(5, 0x70, 1)),
         );
-        // Several pieces, which replace the pieces attached first.
-        same(
-            extended.post(IBV_WR_SEND, |request| {
-                (request.sg_list, request.num_sge) = (two.as_mut_ptr(), 2);
-            }),
-            extended.list(|calls| {
-                calls.send();
-                calls.set_sge(lkey, 16, 8);
-                calls.set_sge_list(2, two.as_ptr());
-            }),
-        );
     }
+}
+
+#[test]
+fn several_pieces_replace_the_pieces_attached_first() {
+    let application = Application::start();
+    let extended = Extended::start(&application, IBV_QPT_RC, ALL);
+    // SAFETY: the region lives.
+    let lkey = unsafe { (*application.register()).lkey };
+    let mut two = [piece(lkey, 32), piece(lkey, 48)];
+    let posted = extended.post(IBV_WR_SEND, |request| {
+        (request.sg_list, request.num_sge) = (two.as_mut_ptr(), 2);
+    });
+    // SAFETY: the pair lives.
+    let listed = extended.list(|calls| unsafe {
+        calls.send();
+        calls.set_sge(lkey, 16, 8);
+        calls.set_sge_list(2, two.as_ptr());
+    });
+    assert_same(&extended, posted, listed);
 }
 
 #[test]
@@ -253,16 +267,9 @@ fn datagrams_are_put_together_with_their_address() {
             }
             calls.set_ud_addr(ah, 5, 6);
         });
-        assert_eq!((posted, listed), (0, 0));
-        let [expected, found] = &taken()[..] else {
-            panic!("another number of requests");
-        };
-        assert_eq!(expected, found);
-        let to = found.to;
-        assert!(with(|device| device.routes.contains_key(&to.0)));
+        let to = assert_same(&extended, posted, listed).to;
+        assert!(with(|device| device.addresses.routes.contains_key(&to.0)));
         assert_eq!((to.1, to.2), (5, 6));
-        complete_sends();
-        assert_eq!(extended.poll(), [7, 7]);
     }
     // SAFETY: nothing uses the handle any more.
     assert_eq!(unsafe { shim::destroy_ah(ah) }, 0);

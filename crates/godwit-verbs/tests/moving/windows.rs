@@ -118,13 +118,13 @@ impl<'a> Windowed<'a> {
     fn others_are_there(&self) {
         // SAFETY: the objects live.
         let (name, key) = unsafe { ((*self.window).rkey >> 8, (*self.region).rkey) };
-        with(|device| (device.window_names.insert(name), device.keys.insert(key)));
+        with(|device| (device.windows.names.insert(name), device.keys.insert(key)));
     }
 
     /// Returns the memory that a peer reaches with this key of the device.
     fn reach(&self, device_key: u32) -> Option<Reach> {
         let pair = self.device_pair();
-        with(|device| device.reach(pair, device_key))
+        with(|device| device.windows.reach(pair, device_key))
     }
 
     fn device_pair(&self) -> u32 {
@@ -394,7 +394,7 @@ fn what_fails_at_one_queue_pair_keeps_no_window_of_another_from_being_bound() {
     with(|device| device.keys.insert(region));
     let pairs = shim::queue_pairs();
     let own = pairs.iter().find(|own| own.number == number).unwrap();
-    let reached = || with(|device| device.reach(own.physical, keys.physical(key)));
+    let reached = || with(|device| device.windows.reach(own.physical, keys.physical(key)));
     assert_eq!(reached(), second.part(&keys));
     shim::connect(&[application.connection()]).unwrap();
     shim::resume(None).unwrap();

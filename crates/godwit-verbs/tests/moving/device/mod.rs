@@ -1,5 +1,7 @@
 //! A device made of a few tables.
 
+mod addresses;
+mod events;
 pub(crate) mod header;
 mod taken;
 mod windows;
@@ -8,12 +10,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
+use addresses::Addresses;
+pub(crate) use addresses::OWN;
+use events::Events;
 use godwit_verbs::abi::*;
 use godwit_verbs::shim::Real;
 pub(crate) use taken::Taken;
-use windows::{Local, Window};
+use windows::{Local, Windows};
 pub(crate) use windows::{Reach, arrive_invalidating};
 
 /// The device. It assigns the smallest free numbers, like a device on a host that is new to the process.
@@ -40,14 +44,9 @@ pub(crate) struct Device {
     pub(crate) receives_refused: usize,
     /// Changes of queue pairs' states.
     pub(crate) changes: usize,
-    /// Address handles with their destinations.
-    pub(crate) routes: BTreeMap<usize, [u8; 16]>,
-    /// The address of the device's host; [`OWN`] at first.
-    pub(crate) address: Option<[u8; 16]>,
-    /// Queries for an address of the host.
-    pub(crate) addresses_asked: usize,
-    /// Destinations of datagrams: addresses and numbers of queue pairs.
-    pub(crate) addressed: Vec<([u8; 16], u32)>,
+    pub(crate) addresses: Addresses,
+    pub(crate) windows: Windows,
+    pub(crate) events: Events,
     /// The local keys of the last request's pieces, and its remote key or the key that it invalidated.
     pub(crate) local_keys: Vec<u32>,
     pub(crate) remote_key: u32,
@@ -55,30 +54,14 @@ pub(crate) struct Device {
     pub(crate) taken: Vec<Taken>,
     /// Queue pairs with a failed request, which process no other request until reset.
     pub(crate) broken: BTreeSet<u32>,
-    /// Memory windows by the upper bits of their keys, the upper bits in use, and the number of windows made so far.
-    pub(crate) windows: BTreeMap<u32, Window>,
-    pub(crate) window_names: BTreeSet<u32>,
-    pub(crate) windows_made: u32,
     /// True if write(2) to the device's file is refused, as in a process that did not open the file; and the number of
     /// doorbells by ioctl(2).
     pub(crate) write_refused: bool,
     pub(crate) rings: usize,
-    /// Completion queues and queue pairs by their cookie.
-    pub(crate) made: BTreeMap<usize, usize>,
-    /// Queues with announced events, and the number of unacknowledged events of each.
-    pub(crate) unheard: BTreeMap<usize, i32>,
-    /// Events of completions that the device's library took and that name no queue of its own.
-    pub(crate) wild: usize,
-    /// Waiting asynchronous events: the named object, the kind, and the device's object.
-    pub(crate) asynchronous: VecDeque<(usize, c_int, usize)>,
-    /// The file of the last channel.
-    pub(crate) channel: c_int,
     /// Sets the device's extended verbs in front of a context.
     pub(crate) verbs: Option<fn(&mut ExtendedVerbs)>,
     /// The queue pair of the last query.
     pub(crate) asked: usize,
-    /// Objects that are being destroyed.
-    pub(crate) ending: BTreeSet<usize>,
 }
 
 /// `IBV_WC_WR_FLUSH_ERR`
@@ -167,7 +150,7 @@ unsafe extern "C" fn register(
     region
 }
 unsafe extern "C" fn deregister(region: *mut ibv_mr) -> c_int {
-    if with(|device| device.has_window((*region).lkey)) {
+    if with(|device| device.windows.has_window((*region).lkey)) {
         return libc::EINVAL;
     }
     with(|device| device.keys.remove(&(*region).rkey));
@@ -184,80 +167,17 @@ unsafe extern "C" fn create_cq(
     // For its operations.
     (*queue).context = open(ptr::null_mut());
     ((*queue).cqe, (*queue).channel, (*queue).cq_context) = (entries, channel, cookie);
-    with(|device| device.made.insert(cookie.addr(), queue.addr()));
+    with(|device| device.events.made.insert(cookie.addr(), queue.addr()));
     queue
 }
 unsafe extern "C" fn destroy_cq(queue: *mut ibv_cq) -> c_int {
-    wait_until_heard(queue.addr());
+    events::wait_until_heard(queue.addr());
     with(|device| {
         device.completed.clear();
-        device.made.retain(|_, made| *made != queue.addr());
+        device.events.made.retain(|_, made| *made != queue.addr());
     });
     close((*queue).context);
     free(queue)
-}
-/// Waits, like the device's library at the end of an object, until all of its events are acknowledged.
-fn wait_until_heard(object: usize) {
-    with(|device| device.ending.insert(object));
-    let began = Instant::now();
-    while with(|device| device.unheard.get(&object).is_some_and(|count| *count != 0)) {
-        assert!(
-            began.elapsed() < Duration::from_secs(10),
-            "its events are never acknowledged"
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    with(|device| {
-        (
-            device.ending.remove(&object),
-            device.unheard.remove(&object),
-        )
-    });
-}
-unsafe extern "C" fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
-    let channel = zeroed::<ibv_comp_channel>();
-    ((*channel).context, (*channel).fd) = (context, libc::eventfd(0, libc::EFD_CLOEXEC));
-    with(|device| device.channel = (*channel).fd);
-    channel
-}
-unsafe extern "C" fn destroy_channel(channel: *mut ibv_comp_channel) -> c_int {
-    libc::close((*channel).fd);
-    free(channel)
-}
-/// An event names a queue of the library's own, whose operations the library then looks for in front of its context.
-unsafe extern "C" fn get_cq_event(
-    channel: *mut ibv_comp_channel,
-    queue: *mut *mut ibv_cq,
-    cookie: *mut *mut c_void,
-) -> c_int {
-    let mut named = 0u64;
-    if libc::read((*channel).fd, (&raw mut named).cast(), 8) != 8 {
-        return -1;
-    }
-    *queue = named as *mut ibv_cq;
-    *cookie = (**queue).cq_context;
-    with(|device| {
-        device.wild += usize::from(!device.made.values().any(|made| *made as u64 == named))
-    });
-    0
-}
-unsafe extern "C" fn ack_cq_events(queue: *mut ibv_cq, count: c_uint) {
-    with(|device| *device.unheard.entry(queue.addr()).or_default() -= count as i32);
-}
-/// Returns the event only after the destruction of its object has begun.
-unsafe extern "C" fn get_async_event(_: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
-    let Some((named, kind, object)) = with(|device| device.asynchronous.pop_front()) else {
-        return -1;
-    };
-    with(|device| *device.unheard.entry(object).or_default() += 1);
-    while !with(|device| device.ending.contains(&object)) {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    ((*event).element, (*event).event_type) = (named as *mut c_void, kind);
-    0
-}
-unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
-    with(|device| *device.unheard.entry((*event).element.addr()).or_default() -= 1);
 }
 unsafe extern "C" fn create_srq(_: *mut ibv_pd, _: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     let queue = zeroed::<ibv_srq>();
@@ -288,7 +208,12 @@ unsafe extern "C" fn create_qp(_: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *
     (*pair).context = open(ptr::null_mut());
     (*pair).qp_context = (*init).qp_context;
     (*pair).qp_type = (*init).qp_type;
-    with(|device| device.made.insert((*init).qp_context.addr(), pair.addr()));
+    with(|device| {
+        device
+            .events
+            .made
+            .insert((*init).qp_context.addr(), pair.addr())
+    });
     (*pair).qp_num = with(|device| {
         let number = take(&mut device.numbers, 1);
         let room = (*init).cap.max_send_wr as usize;
@@ -298,8 +223,8 @@ unsafe extern "C" fn create_qp(_: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *
     pair
 }
 unsafe extern "C" fn destroy_qp(pair: *mut ibv_qp) -> c_int {
-    wait_until_heard(pair.addr());
-    let binds = with(|device| device.binds((*pair).qp_num));
+    events::wait_until_heard(pair.addr());
+    let binds = with(|device| device.windows.binds((*pair).qp_num));
     assert!(!binds, "it ends while windows are bound by it");
     if with(|device| device.last_moment.remove(&(*pair).qp_num)) {
         arrive((*pair).qp_num);
@@ -320,7 +245,7 @@ unsafe extern "C" fn modify(pair: *mut ibv_qp, to: *mut ibv_qp_attr, _: c_int) -
     with(|device| device.changes += 1);
     if (*to).qp_state == IBV_QPS_RESET {
         // A working queue pair can invalidate its windows first.
-        let binds = with(|device| device.binds((*pair).qp_num));
+        let binds = with(|device| device.windows.binds((*pair).qp_num));
         let broken = with(|device| device.broken.remove(&(*pair).qp_num));
         assert!(
             broken || !binds,
@@ -388,9 +313,7 @@ unsafe fn send_one(number: u32, pair_type: c_int, request: *mut ibv_send_wr) -> 
             _ => (*request).wr.rdma.rkey,
         };
         let to = (*request).wr.ud;
-        if let Some(address) = device.routes.get(&to.ah.addr()) {
-            device.addressed.push((*address, to.remote_qpn));
-        }
+        device.addresses.sent(to.ah.addr(), to.remote_qpn);
         let room = device.room[&number];
         let sends = device.sends.entry(number).or_default();
         if sends.len() == room {
@@ -432,29 +355,6 @@ unsafe extern "C" fn receive(
         receives.push_back((*request).wr_id);
         0
     })
-}
-unsafe extern "C" fn create_ah(_: *mut ibv_pd, to: *mut ibv_ah_attr) -> *mut ibv_ah {
-    let handle = zeroed::<ibv_ah>();
-    with(|device| device.routes.insert(handle.addr(), (*to).grh.dgid.raw));
-    handle
-}
-unsafe extern "C" fn destroy_ah(handle: *mut ibv_ah) -> c_int {
-    with(|device| device.routes.remove(&handle.addr()));
-    free(handle)
-}
-/// The address of this host.
-pub(crate) const OWN: [u8; 16] = [9; 16];
-unsafe extern "C" fn query_gid(
-    _: *mut ibv_context,
-    _: u8,
-    place: c_int,
-    into: *mut ibv_gid,
-) -> c_int {
-    (*into).raw = with(|device| {
-        device.addresses_asked += 1;
-        device.address.unwrap_or(OWN)
-    });
-    if place == 0 { 0 } else { libc::ENODATA }
 }
 /// A queue with more completions than the new size cannot shrink.
 unsafe extern "C" fn resize_cq(queue: *mut ibv_cq, entries: c_int) -> c_int {
@@ -520,7 +420,7 @@ impl Device {
         if self.broken.contains(&pair) {
             completion.status = FLUSHED;
         } else if let Some(local) = &sent.local {
-            completion.status = self.carry_out(pair, local);
+            completion.status = self.windows.carry_out(pair, local, &self.keys);
             if completion.status != IBV_WC_SUCCESS {
                 self.broken.insert(pair);
             }
@@ -570,21 +470,21 @@ pub(crate) fn functions() -> Real {
     real.dereg_mr = deregister;
     real.create_cq = create_cq;
     real.destroy_cq = destroy_cq;
-    real.create_comp_channel = create_channel;
-    real.destroy_comp_channel = destroy_channel;
-    real.get_cq_event = get_cq_event;
-    real.ack_cq_events = ack_cq_events;
-    real.get_async_event = get_async_event;
-    real.ack_async_event = ack_async_event;
+    real.create_comp_channel = events::create_channel;
+    real.destroy_comp_channel = events::destroy_channel;
+    real.get_cq_event = events::get_cq_event;
+    real.ack_cq_events = events::ack_cq_events;
+    real.get_async_event = events::get_async_event;
+    real.ack_async_event = events::ack_async_event;
     real.create_srq = create_srq;
     real.destroy_srq = destroy_srq;
     real.create_qp = create_qp;
     real.destroy_qp = destroy_qp;
     real.modify_qp = modify;
     real.query_qp = query;
-    real.create_ah = create_ah;
-    real.destroy_ah = destroy_ah;
-    real.query_gid = query_gid;
+    real.create_ah = addresses::create_ah;
+    real.destroy_ah = addresses::destroy_ah;
+    real.query_gid = addresses::query_gid;
     real.query_ece = Some(query_ece);
     real.attach_mcast = attach_mcast;
     real.resize_cq = resize_cq;

@@ -1,18 +1,29 @@
 //! Memory windows of the device made of tables. Windows behave as in soft-RoCE before Linux 6.0, the stricter version.
 //! A test fails where soft-RoCE would wait forever or leave a window bound to nothing.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_uint};
 
 use godwit_verbs::abi::*;
 
-use super::{Device, free, take, with, zeroed};
+use super::{free, take, with, zeroed};
 
 /// `IBV_WC_LOC_QP_OP_ERR`, `IBV_WC_MW_BIND_ERR`
 const INVALIDATION_FAILED: c_int = 2;
 const BINDING_FAILED: c_int = 6;
 
-/// A window of the device.
-pub(crate) struct Window {
+/// The windows of the device.
+#[derive(Default)]
+pub(crate) struct Windows {
+    /// By the upper bits of their keys.
+    all: BTreeMap<u32, Window>,
+    /// The upper bits in use.
+    pub(crate) names: BTreeSet<u32>,
+    /// Number of windows made so far.
+    made: u32,
+}
+
+struct Window {
     key: u32,
     kind: c_int,
     bound: Option<Bound>,
@@ -67,11 +78,12 @@ pub(super) unsafe extern "C" fn alloc(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_
     let window = zeroed::<ibv_mw>();
     ((*window).pd, (*window).type_) = (pd, kind);
     (*window).rkey = with(|device| {
-        let name = take(&mut device.window_names, device.first_key << 8);
-        device.windows_made += 1;
-        let key = name << 8 | (device.windows_made * 37) & 0xff;
+        let windows = &mut device.windows;
+        let name = take(&mut windows.names, device.first_key << 8);
+        windows.made += 1;
+        let key = name << 8 | (windows.made * 37) & 0xff;
         let bound = None;
-        device.windows.insert(name, Window { key, kind, bound });
+        windows.all.insert(name, Window { key, kind, bound });
         key
     });
     window
@@ -80,15 +92,15 @@ pub(super) unsafe extern "C" fn alloc(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_
 pub(super) unsafe extern "C" fn dealloc(window: *mut ibv_mw) -> c_int {
     with(|device| {
         let name = (*window).rkey >> 8;
-        device.window_names.remove(&name);
-        assert!(device.windows.remove(&name).is_some(), "it is none");
+        device.windows.names.remove(&name);
+        assert!(device.windows.all.remove(&name).is_some(), "it is none");
     });
     free(window)
 }
 
-impl Device {
+impl Windows {
     /// Carries out the operation, in the order of the queue pair's requests. Returns the status of its completion.
-    pub(super) fn carry_out(&mut self, pair: u32, local: &Local) -> c_int {
+    pub(super) fn carry_out(&mut self, pair: u32, local: &Local, regions: &BTreeSet<u32>) -> c_int {
         match local {
             Local::Invalidate(key) => self.invalidate(*key),
             Local::Bind {
@@ -96,7 +108,7 @@ impl Device {
                 wanted,
                 reaches,
             } => {
-                let Some(window) = self.windows.get_mut(&(has >> 8)) else {
+                let Some(window) = self.all.get_mut(&(has >> 8)) else {
                     return BINDING_FAILED;
                 };
                 let is_free = window.kind == IBV_MW_TYPE_1 || window.bound.is_none();
@@ -105,7 +117,7 @@ impl Device {
                     || window.key & 0xff == wanted & 0xff
                     || !is_free
                     || (window.kind == IBV_MW_TYPE_2 && !binds)
-                    || (binds && !self.keys.contains(&reaches.region))
+                    || (binds && !regions.contains(&reaches.region))
                 {
                     return BINDING_FAILED;
                 }
@@ -120,7 +132,7 @@ impl Device {
     }
 
     fn invalidate(&mut self, key: u32) -> c_int {
-        match self.windows.get_mut(&(key >> 8)) {
+        match self.all.get_mut(&(key >> 8)) {
             Some(window) if window.key == key && window.kind == IBV_MW_TYPE_2 => {
                 window.bound = None;
                 IBV_WC_SUCCESS
@@ -132,7 +144,7 @@ impl Device {
     /// Returns the memory that a peer of queue pair `pair` reaches with this key.
     pub(crate) fn reach(&self, pair: u32, key: u32) -> Option<Reach> {
         let window = self
-            .windows
+            .all
             .get(&(key >> 8))
             .filter(|window| window.key == key)?;
         let bound = window.bound.as_ref()?;
@@ -141,7 +153,7 @@ impl Device {
 
     /// Returns true if the queue pair has bound windows of type 2.
     pub(super) fn binds(&self, pair: u32) -> bool {
-        let mut all = self.windows.values();
+        let mut all = self.all.values();
         all.any(|window| {
             window.kind == IBV_MW_TYPE_2
                 && window
@@ -153,10 +165,7 @@ impl Device {
 
     /// Returns true if a window is bound to the region.
     pub(super) fn has_window(&self, region: u32) -> bool {
-        let mut bound = self
-            .windows
-            .values()
-            .filter_map(|window| window.bound.as_ref());
+        let mut bound = self.all.values().filter_map(|window| window.bound.as_ref());
         bound.any(|bound| bound.reaches.region == region)
     }
 }
@@ -164,7 +173,7 @@ impl Device {
 /// Delivers a message at queue pair `number` that invalidates this key. The completion has these flags.
 pub(crate) fn arrive_invalidating(number: u32, key: u32, wc_flags: c_uint) {
     with(|device| {
-        assert_eq!(device.invalidate(key), IBV_WC_SUCCESS);
+        assert_eq!(device.windows.invalidate(key), IBV_WC_SUCCESS);
         let wr_id = device
             .receives
             .get_mut(&number)

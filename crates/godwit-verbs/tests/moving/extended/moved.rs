@@ -202,7 +202,7 @@ fn windows_are_bound_and_invalidated_by_lists_before_during_and_after_a_move() {
     };
     let reach = |keys: &RemoteKeys, key| {
         let pair = extended.device_pair();
-        with(|device| device.reach(pair, keys.physical(key)))
+        with(|device| device.windows.reach(pair, keys.physical(key)))
     };
     let part = |keys: &RemoteKeys| {
         Some(Reach {
@@ -231,7 +231,7 @@ fn windows_are_bound_and_invalidated_by_lists_before_during_and_after_a_move() {
     shim::release().unwrap();
     // SAFETY: the objects live.
     let (name, key) = unsafe { ((*window.window).rkey >> 8, (*window.region).rkey) };
-    with(|device| (device.window_names.insert(name), device.keys.insert(key)));
+    with(|device| (device.windows.names.insert(name), device.keys.insert(key)));
     let keys = RemoteKeys::new(&extended.goes_on(None));
     complete_sends();
     assert_eq!(extended.poll(), [3, 4, 5]);

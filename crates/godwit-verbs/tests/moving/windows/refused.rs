@@ -95,7 +95,7 @@ fn no_key_of_a_window_means_another_object_after_a_move() {
     let region = unsafe { (*windowed.region).rkey };
     with(|device| {
         (
-            device.window_names.remove(&known),
+            device.windows.names.remove(&known),
             device.keys.remove(&region),
         )
     });
