@@ -1,10 +1,11 @@
-//! Checks the tree for what the compiler does not: lengths of files and functions, sizes of folders, links in documents, files
-//! that comments name, and the openings of comments. `make tidy` runs it on this checkout.
+//! Checks the tree for what the compiler does not: lengths of files and functions, sizes of folders and structs, links in
+//! documents, files that comments name, and the openings of comments. `make tidy` runs it on this checkout.
 
 mod comments;
 mod documents;
 mod functions;
 mod sizes;
+mod structs;
 mod tree;
 
 use std::path::Path;
@@ -15,10 +16,11 @@ use tree::Tree;
 /// A rule: every place where the tree breaks it.
 type Rule = fn(&Tree) -> Vec<String>;
 
-const RULES: [(&str, Rule); 6] = [
+const RULES: [(&str, Rule); 7] = [
     ("a source file has at most 600 lines", sizes::long_files),
     ("a folder has at most ten source files", sizes::full_folders),
     ("a function has at most 70 lines", functions::long_functions),
+    ("a struct has at most 25 fields", structs::large_structs),
     (
         "a link in a document leads somewhere",
         documents::broken_links,
