@@ -9,7 +9,7 @@ use crate::memory::relocated::Home;
 #[derive(Debug, Default)]
 struct Live {
     last: u64,
-    mapped: HashMap<u64, Vec<Home>>,
+    mapped: HashMap<u64, Home>,
 }
 
 static LIVE: Mutex<Option<Live>> = Mutex::new(None);
@@ -24,8 +24,8 @@ fn all<R>(work: impl FnOnce(&mut Live) -> R) -> R {
 pub(super) struct LiveMapping(u64);
 
 impl LiveMapping {
-    /// Records these parts as mapped.
-    pub(super) fn of(mapped: Vec<Home>) -> Self {
+    /// Records this part as mapped.
+    pub(super) fn of(mapped: Home) -> Self {
         Self(all(|live| {
             live.last += 1;
             live.mapped.insert(live.last, mapped);
@@ -44,7 +44,7 @@ impl Drop for LiveMapping {
 /// they end, however long they take: a request to a stuck disk still writes there.
 pub fn is_mapped(home: Home) -> bool {
     all(|live| {
-        let mut regions = live.mapped.values().flatten();
+        let mut regions = live.mapped.values();
         regions.any(|region| region.overlaps(home))
     })
 }

@@ -9,6 +9,7 @@ pub mod dirty_log;
 pub mod live;
 pub(crate) mod peer_memory;
 pub(crate) mod post_copy;
+pub(crate) mod region;
 pub mod relocated;
 mod userfault;
 
@@ -20,15 +21,12 @@ use godwit_memory::mapping::SharedMapping;
 use rustix::fs::SealFlags;
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use virtio_queue::desc::RawDescriptor;
-use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{
-    Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
-    MmapRegion, Permissions,
+    Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, GuestMemoryRegion, Permissions,
 };
 
-use crate::memory::live::LiveMapping;
 use crate::memory::post_copy::Arrival;
-use crate::memory::relocated::{FileId, Home, Mapped, Part};
+use crate::memory::region::Region;
 
 /// The reason for refusing the guest's memory.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +59,18 @@ pub enum MemoryError {
         "cannot wait for pages of guest memory, which must come from a memfd, tmpfs or hugetlbfs"
     )]
     Faults(#[source] io::Error),
+    /// A slot has no bytes, or an end past all addresses.
+    #[error("a slot of guest memory is empty, or ends past all addresses")]
+    Slot,
+    /// A slot shares addresses of the guest or of the front end with another.
+    #[error("a slot of guest memory overlaps with another")]
+    Overlap,
+    /// All slots are taken.
+    #[error("guest memory has more than {0} slots")]
+    Slots(usize),
+    /// No slot has these addresses.
+    #[error("a slot of guest memory is to be removed that is not there")]
+    NoSlot,
 }
 
 /// The reason for disconnecting a front end whose memory [has lost pages](GuestRam::has_lost_pages).
@@ -76,27 +86,12 @@ pub struct Segment {
     pub length: u32,
 }
 
-/// A region's place in the front end's address space.
-struct Translation {
-    user: u64,
-    guest: u64,
-    /// Address in this process.
-    here: u64,
-    length: u64,
-}
-
 /// The guest's memory, mapped.
 pub struct GuestRam {
     memory: GuestMemoryMmap,
-    /// In the front end's order.
-    translations: Vec<Translation>,
-    /// File and part of each region.
-    mapped: Vec<Mapped>,
+    /// In the front end's order. Unmapped after `memory`, unless other memory has them as well.
+    regions: Vec<Arc<Region>>,
     arrival: Arc<Arrival>,
-    /// Mappings of the regions: unmapped after `memory`.
-    mappings: Vec<SharedMapping>,
-    /// Ends once all of the memory is unmapped.
-    _live: LiveMapping,
 }
 
 impl GuestRam {
@@ -106,78 +101,44 @@ impl GuestRam {
         files: Vec<File>,
         arrival: Arc<Arrival>,
     ) -> Result<Self, MemoryError> {
-        let homes = regions.iter().zip(&files).map(|(region, file)| {
-            let part = Part {
-                offset: region.mmap_offset,
-                bytes: region.memory_size,
-            };
-            Home::of(file, part).map_err(MemoryError::Inspect)
-        });
-        let live = LiveMapping::of(homes.collect::<Result<_, _>>()?);
-        let mut mapped = Vec::with_capacity(regions.len());
-        let mut translations = Vec::with_capacity(regions.len());
-        let mut files_mapped = Vec::with_capacity(regions.len());
-        let mut mappings = Vec::with_capacity(regions.len());
-        for (region, file) in regions.iter().zip(files) {
-            let id = FileId::of(&file).map_err(MemoryError::Inspect)?;
-            let (offset, length) = (region.mmap_offset, region.memory_size);
-            let (mapping, skipped) = match device::map(&file, offset, length)? {
-                Some(found) => found,
-                None => (map_file(&file, offset, length)?, 0),
-            };
-            let length =
-                usize::try_from(length).map_err(|error| MemoryError::Map(error.to_string()))?;
-            let region_mapping = region_of(&mapping, skipped, length)?;
-            mappings.push(mapping);
-            let base = GuestAddress(region.guest_phys_addr);
-            let mapping = GuestRegionMmap::new(region_mapping, base)
-                .ok_or_else(|| MemoryError::Map("the region ends past all addresses".into()))?;
-            translations.push(Translation {
-                user: region.user_addr,
-                guest: region.guest_phys_addr,
-                here: mapping.as_ptr() as u64,
-                length: region.memory_size,
-            });
-            files_mapped.push(Mapped {
-                file: id,
-                part: Part {
-                    offset: region.mmap_offset,
-                    bytes: region.memory_size,
-                },
-                here: mapping.as_ptr() as u64,
-            });
-            mapped.push(mapping);
-        }
-        mapped.sort_by_key(GuestMemoryRegion::start_addr);
-        let memory = GuestMemoryMmap::from_regions(mapped)
-            .map_err(|error| MemoryError::Map(error.to_string()))?;
+        let mapped = regions.iter().zip(&files);
+        let mapped = mapped.map(|(region, file)| Region::map(region, file));
+        Self::of(mapped.collect::<Result<_, _>>()?, arrival)
+    }
+
+    /// Returns memory that consists of these regions.
+    pub(crate) fn of(
+        regions: Vec<Arc<Region>>,
+        arrival: Arc<Arrival>,
+    ) -> Result<Self, MemoryError> {
+        let mut mapped: Vec<_> = regions.iter().map(|region| region.mapped()).collect();
+        mapped.sort_by_key(|region| region.start_addr());
+        let memory = match mapped.is_empty() {
+            true => GuestMemoryMmap::new(),
+            false => GuestMemoryMmap::from_arc_regions(mapped)
+                .map_err(|error| MemoryError::Map(error.to_string()))?,
+        };
         Ok(Self {
             memory,
-            translations,
-            mapped: files_mapped,
+            regions,
             arrival,
-            mappings,
-            _live: live,
         })
     }
 
-    /// Returns true if this memory includes a part of `home`.
-    fn maps(&self, home: Home) -> bool {
-        self.mapped.iter().any(|region| region.is_of(home))
+    /// Returns the regions, in the front end's order.
+    pub(crate) fn regions(&self) -> &[Arc<Region>] {
+        &self.regions
     }
 
-    /// Maps a part of `home` from another file. `target` is the file and the beginning of the memory in the file. Users
-    /// of the memory must stand still.
-    ///
-    /// # Errors
-    /// The error of the kernel.
-    fn remap(&self, home: Home, part: Part, target: (&File, u64)) -> io::Result<()> {
-        let mut regions = self.mapped.iter();
-        regions.try_for_each(|region| region.remap(home, part, target))
+    /// Returns true if `bytes` bytes from an address of the front end are memory.
+    pub(crate) fn holds(&self, user: u64, bytes: usize) -> bool {
+        let access = Permissions::ReadWrite;
+        let place = self.guest_address(user);
+        place.is_some_and(|place| self.memory.check_range(place, bytes, access))
     }
 
     /// Returns the state of the memory's arrival.
-    pub fn arrival(&self) -> &Arrival {
+    pub const fn arrival(&self) -> &Arc<Arrival> {
         &self.arrival
     }
 
@@ -189,19 +150,12 @@ impl GuestRam {
 
     /// Returns true if the files do not back all of the memory any more.
     pub fn has_lost_pages(&self) -> bool {
-        self.mappings.iter().any(SharedMapping::has_lost_pages)
+        self.regions.iter().any(|region| region.has_lost_pages())
     }
 
     /// Records that the kernel could not use the memory for this process (`EFAULT`), which raises no signal.
     pub fn lose_pages(&self) {
-        self.mappings.iter().for_each(SharedMapping::lose_pages);
-    }
-
-    /// Returns address in this process and length of each region, in the front end's order.
-    pub(crate) fn places(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.translations
-            .iter()
-            .map(|region| (region.here, region.length))
+        self.regions.iter().for_each(|region| region.lose_pages());
     }
 
     /// Returns the mapped regions.
@@ -211,10 +165,8 @@ impl GuestRam {
 
     /// Translates an address of the front end to a guest-physical address.
     pub fn guest_address(&self, user: u64) -> Option<GuestAddress> {
-        self.translations.iter().find_map(|region| {
-            let offset = user.checked_sub(region.user)?;
-            (offset < region.length).then(|| GuestAddress(region.guest + offset))
-        })
+        let mut regions = self.regions.iter();
+        regions.find_map(|region| region.guest_address(user))
     }
 
     /// Appends the segments' places in this process to `places`. Returns false if a part is not memory.
@@ -299,25 +251,6 @@ pub(crate) fn map_file(
     }
     let length = usize::try_from(length).map_err(|error| MemoryError::Map(error.to_string()))?;
     SharedMapping::map(file, offset, length).map_err(|error| MemoryError::Map(error.to_string()))
-}
-
-/// Returns `length` bytes of a mapping as a region. The caller keeps the mapping while the region is used.
-fn region_of(
-    mapping: &SharedMapping,
-    skipped: usize,
-    length: usize,
-) -> Result<MmapRegion, MemoryError> {
-    let refused = |why: &dyn std::fmt::Display| MemoryError::Map(why.to_string());
-    if mapping.bytes().checked_sub(skipped) < Some(length) {
-        return Err(refused(&"its region ends past its mapping"));
-    }
-    let builder = MmapRegionBuilder::new(length)
-        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
-        .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE);
-    // SAFETY: the region lies in the mapping, as was checked above, and the caller keeps the mapping while the region
-    // is used.
-    let region = unsafe { builder.with_raw_mmap_pointer(mapping.as_ptr().add(skipped)) };
-    region.build().map_err(|error| refused(&error))
 }
 
 /// Bytes of a descriptor.

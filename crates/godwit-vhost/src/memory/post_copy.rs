@@ -60,6 +60,8 @@ pub(crate) struct PostCopy {
     next: Option<Arc<GuestRam>>,
     /// End of the front end's grace period.
     ends: Option<Instant>,
+    /// True from the front end's announcement that memory is shared for its arrival to its report of complete memory.
+    listens: bool,
 }
 
 impl PostCopy {
@@ -76,6 +78,7 @@ impl PostCopy {
             current: None,
             next: None,
             ends: None,
+            listens: false,
         };
         Ok((post_copy, shared))
     }
@@ -85,12 +88,27 @@ impl PostCopy {
         Arc::clone(&self.arrival)
     }
 
+    /// Begins the time in which memory is shared for its arrival.
+    pub(crate) const fn listen(&mut self) {
+        self.listens = true;
+    }
+
+    /// Returns true if memory that is shared now arrives.
+    pub(crate) const fn listens(&self) -> bool {
+        self.listens
+    }
+
+    /// Returns the memory that was prepared last.
+    pub(crate) fn latest(&self) -> Option<Arc<GuestRam>> {
+        self.next.clone().or_else(|| self.current.clone())
+    }
+
     /// Waits for the pages of this memory from now on. The memory must be untouched.
     ///
     /// # Errors
     /// The memory is of a kind whose pages cannot be waited for.
     pub(crate) fn prepare(&mut self, ram: GuestRam) -> Result<(), MemoryError> {
-        for (start, length) in ram.places() {
+        for (start, length) in ram.regions().iter().map(|region| region.place()) {
             self.faults
                 .register(start, length)
                 .map_err(MemoryError::Faults)?;
@@ -109,6 +127,7 @@ impl PostCopy {
     /// Starts the grace period after the front end's report of complete memory.
     pub(crate) fn end(&mut self) {
         self.ends = Some(Instant::now() + GRACE);
+        self.listens = false;
     }
 
     /// Returns the time for [`PostCopy::complete`], unless the front end leaves before.
@@ -131,7 +150,7 @@ impl Drop for PostCopy {
                 .compare_exchange(ARRIVING, LOST, Ordering::AcqRel, Ordering::Acquire);
         // The front end may hold the descriptor: closing it here would wake no waiter.
         for ram in self.current.iter().chain(&self.next) {
-            for (start, length) in ram.places() {
+            for (start, length) in ram.regions().iter().map(|region| region.place()) {
                 if let Err(error) = self.faults.unregister(start, length) {
                     tracing::error!("cannot let go of a guest's memory: {error}");
                 }

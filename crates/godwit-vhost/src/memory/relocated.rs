@@ -7,13 +7,13 @@
 //! mapped and no device touches it: see [`Relocation`].
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::memory::GuestRam;
+use crate::memory::region::Region;
 
 /// The identity of a file, by whatever name opened: device and number on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,8 +28,12 @@ impl FileId {
     /// # Errors
     /// The error of the system.
     pub fn of(file: &File) -> io::Result<Self> {
-        let metadata = file.metadata()?;
-        Ok(match metadata.file_type().is_char_device() {
+        Ok(Self::in_metadata(&file.metadata()?))
+    }
+
+    /// Returns the identity of the file with this metadata.
+    pub(crate) fn in_metadata(metadata: &Metadata) -> Self {
+        match metadata.file_type().is_char_device() {
             // A device may have several names, each with an inode of its own.
             true => Self {
                 device: u64::MAX,
@@ -39,7 +43,7 @@ impl FileId {
                 device: metadata.dev(),
                 inode: metadata.ino(),
             },
-        })
+        }
     }
 }
 
@@ -151,7 +155,7 @@ struct Away {
 #[derive(Debug, Default)]
 struct Relocated {
     guests: HashMap<Home, Away>,
-    mapped: Vec<Weak<GuestRam>>,
+    mapped: Vec<Weak<Region>>,
 }
 
 /// Relocations concern all devices of the process: several disks map a guest's memory.
@@ -242,26 +246,31 @@ impl Relocation {
             true => (&away.file, 0),
             false => (file, home.part.offset),
         };
-        mapped.retain(|ram| ram.strong_count() > 0);
-        for ram in mapped.iter().filter_map(Weak::upgrade) {
-            ram.remap(home, part, target)?;
-        }
-        Ok(())
+        mapped.retain(|region| region.strong_count() > 0);
+        let mut regions = mapped.iter().filter_map(Weak::upgrade);
+        regions.try_for_each(|region| region.remap(home, part, target))
     }
 
-    /// Remaps the relocated parts of newly mapped memory. The memory follows all later moves.
-    pub(crate) fn follow(&mut self, ram: &std::sync::Arc<GuestRam>) -> io::Result<()> {
+    /// Remaps the relocated parts of mapped memory. The memory follows all later moves.
+    pub(crate) fn follow(&mut self, regions: &[Arc<Region>]) -> io::Result<()> {
         let all = self.all();
-        for (home, away) in &all.guests {
-            if away.is_lost && ram.maps(*home) {
-                return Err(io::Error::other("nobody knows where parts of it are"));
-            }
-            for part in &away.parts {
-                ram.remap(*home, *part, (&away.file, 0))?;
+        for region in regions {
+            for (home, away) in &all.guests {
+                if away.is_lost && region.is_of(*home) {
+                    return Err(io::Error::other("nobody knows where parts of it are"));
+                }
+                for part in &away.parts {
+                    region.remap(*home, *part, (&away.file, 0))?;
+                }
             }
         }
-        all.mapped.retain(|ram| ram.strong_count() > 0);
-        all.mapped.push(std::sync::Arc::downgrade(ram));
+        let is_new = |known: &Weak<Region>| {
+            let mut regions = regions.iter();
+            regions.all(|region| known.as_ptr() != Arc::as_ptr(region))
+        };
+        let known = &mut all.mapped;
+        known.retain(|known| known.strong_count() > 0 && is_new(known));
+        known.extend(regions.iter().map(Arc::downgrade));
         Ok(())
     }
 }
@@ -319,13 +328,12 @@ impl Mapped {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
-    use std::sync::Arc;
 
     use vhost::vhost_user::message::VhostUserMemoryRegion;
 
     use super::*;
-    use crate::memory::Segment;
     use crate::memory::post_copy::Arrival;
+    use crate::memory::{GuestRam, Segment};
 
     const PAGE: u64 = 4096;
 
@@ -414,7 +422,7 @@ mod tests {
     fn map(home: &File) -> Arc<GuestRam> {
         let mut relocation = Relocation::begin();
         let ram = ram(home);
-        relocation.follow(&ram).expect("follows");
+        relocation.follow(ram.regions()).expect("follows");
         ram
     }
 
@@ -461,8 +469,12 @@ mod tests {
         let mut relocation = Relocation::begin();
         relocation.lose(whole(&home));
         let unknown = ram(&home);
-        relocation.follow(&unknown).expect_err("nobody knows");
-        relocation.follow(&ram(&file(3))).expect("another guest's");
+        relocation
+            .follow(unknown.regions())
+            .expect_err("nobody knows");
+        relocation
+            .follow(ram(&file(3)).regions())
+            .expect("another guest's");
         relocation
             .found(whole(&home), &home, 3 * PAGE)
             .expect("is found");
@@ -501,7 +513,9 @@ mod tests {
             .moved(second, &home, part(0, 1), false)
             .expect("moves back");
         relocation.lose(first);
-        relocation.follow(&ram(&home)).expect_err("nobody knows");
+        relocation
+            .follow(ram(&home).regions())
+            .expect_err("nobody knows");
         relocation.found(first, &home, 0).expect("is found");
         drop(relocation);
         for ram in [before, map(&home)] {

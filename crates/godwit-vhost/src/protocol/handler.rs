@@ -16,52 +16,65 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
 use crate::features::{EVENT_INDEX, LARGEST_RING, MOST_RINGS, PROTOCOL, TRANSPORT};
+use crate::memory::GuestRam;
 use crate::memory::dirty_log::DirtyLog;
-use crate::memory::peer_memory;
-use crate::memory::post_copy::{self, Arrival, PostCopy};
-use crate::memory::relocated::Relocation;
-use crate::memory::{GuestRam, MemoryError};
+use crate::memory::post_copy::{self, PostCopy};
 use crate::protocol::device::Device;
+use crate::protocol::memory::MOST_SLOTS;
 use crate::protocol::own::Takes;
 use crate::protocol::session::{FrontEndCommand, FrontEndError, RingSetup};
 use crate::rings::inflight::InflightArea;
 use crate::rings::split::RingLayout;
 
 /// Time limit of the device for a step that waits for nothing.
-const PROMPT: Duration = Duration::from_secs(10);
+pub(super) const PROMPT: Duration = Duration::from_secs(10);
 
 /// Time limit for the requests of a stopping ring. The front end stands still meanwhile.
-const DRAIN: Duration = Duration::from_secs(30);
+pub(super) const DRAIN: Duration = Duration::from_secs(30);
 
 /// Interval between two checks for a front end that has left while the device is asked.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A ring, as far as the front end has described it.
 #[derive(Default)]
-struct RingState {
+pub(super) struct RingState {
     size: u16,
     /// In the front end's addresses: descriptors, available, used.
     places: Option<[u64; 3]>,
     log: Option<u64>,
     base: u16,
     enabled: bool,
-    running: bool,
+    pub(super) running: bool,
     call: Option<OwnedFd>,
     error: Option<OwnedFd>,
+}
+
+impl RingState {
+    /// Returns true if all of the ring lies in the memory.
+    pub(super) fn lies_in(&self, ram: &GuestRam) -> bool {
+        let size = usize::from(self.size);
+        let bytes = [16 * size, 6 + 2 * size, 6 + 8 * size];
+        self.places.is_some_and(|places| {
+            let mut parts = places.into_iter().zip(bytes);
+            parts.all(|(user, bytes)| ram.holds(user, bytes))
+        })
+    }
 }
 
 /// The server side of a front end's connection.
 pub(crate) struct Handler<D> {
     device: D,
-    socket: UnixStream,
+    pub(super) socket: UnixStream,
     /// True if the guest's memory may arrive by post-copy.
     may_post_copy: bool,
     /// State of post-copy, while memory arrives or is about to.
-    post_copy: Option<PostCopy>,
-    ram: Option<Arc<GuestRam>>,
+    pub(super) post_copy: Option<PostCopy>,
+    pub(super) ram: Option<Arc<GuestRam>>,
+    /// True while a running ring lacks memory: the device stands still, and does not have `ram` yet.
+    pub(super) lacks_memory: bool,
     inflight: Option<Arc<InflightArea>>,
     features: u64,
-    rings: [RingState; MOST_RINGS as usize],
+    pub(super) rings: [RingState; MOST_RINGS as usize],
     /// Cause of the last message's failure.
     problem: Option<FrontEndError>,
 }
@@ -74,6 +87,7 @@ impl<D: Device> Handler<D> {
             may_post_copy: post_copy::may_wait_for_pages().is_ok(),
             post_copy: None,
             ram: None,
+            lacks_memory: false,
             inflight: None,
             features: 0,
             rings: std::array::from_fn(|_| RingState::default()),
@@ -92,6 +106,7 @@ impl<D: Device> Handler<D> {
         Takes {
             enable: self.features & PROTOCOL == 0,
             announce: self.device.announces(),
+            unchanged: self.post_copy.as_ref().is_some_and(PostCopy::listens),
         }
     }
 
@@ -107,14 +122,14 @@ impl<D: Device> Handler<D> {
             .ok_or(Error::InvalidParam)
     }
 
-    fn refuse(&mut self, problem: impl Into<FrontEndError>) -> Error {
+    pub(super) fn refuse(&mut self, problem: impl Into<FrontEndError>) -> Error {
         self.problem = Some(problem.into());
         Error::InvalidParam
     }
 
     /// Asks the device and waits for the answer while the front end lives: the device may wait for a page, or for the
     /// guest to take a signal. The wait has a limit unless pages may be missing.
-    fn ask(&mut self, command: FrontEndCommand, within: Duration) -> Result<u16> {
+    pub(super) fn ask(&mut self, command: FrontEndCommand, within: Duration) -> Result<u16> {
         let begun = Instant::now();
         let answer = send(&self.device, command);
         loop {
@@ -147,31 +162,6 @@ impl<D: Device> Handler<D> {
         if let Some(post_copy) = self.post_copy.take() {
             post_copy.complete();
         }
-    }
-
-    /// Maps arriving memory and returns its addresses in this process. The device gets the memory after the front end
-    /// has acknowledged the addresses: from then on missing pages can be served.
-    fn prepare_memory(
-        &mut self,
-        regions: &[VhostUserMemoryRegion],
-        files: Vec<File>,
-    ) -> Result<Vec<VhostUserMemoryRegionBase>> {
-        let Some(post_copy) = &self.post_copy else {
-            return Err(Error::InvalidOperation("post-copy was not announced"));
-        };
-        let ram = GuestRam::new(regions, files, post_copy.arrival())
-            .map_err(|error| self.refuse(error))?;
-        if self.rings.iter().any(|ring| ring.running) {
-            // After this answer the front end no longer recognizes addresses of the old memory.
-            self.ask(FrontEndCommand::Still, DRAIN)?;
-        }
-        let bases = ram.places().map(|(start, _)| start).collect();
-        let prepared = match &mut self.post_copy {
-            Some(post_copy) => post_copy.prepare(ram),
-            None => Ok(()),
-        };
-        prepared.map_err(|error| self.refuse(error))?;
-        Ok(bases)
     }
 
     /// Returns the descriptor if it is an eventfd: reads and writes of anything else could block the device.
@@ -270,24 +260,10 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
         files: Vec<File>,
         post_copy: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
-        if post_copy == Some(true) {
-            return self.prepare_memory(regions, files).map(Some);
+        match post_copy {
+            Some(true) => self.prepare_table(regions, &files).map(Some),
+            _ => self.replace_table(regions, &files).map(|()| None),
         }
-        let addresses: Vec<u64> = regions.iter().map(|region| region.user_addr).collect();
-        if self.post_copy.is_none() && peer_memory::is_arriving(&self.socket, &addresses) {
-            return Err(self.refuse(FrontEndError::StillArriving));
-        }
-        // Nothing is relocated between the mapping and its use.
-        let mut relocation = Relocation::begin();
-        let ram = GuestRam::new(regions, files, Arc::new(Arrival::default()))
-            .map_err(|error| self.refuse(error))?;
-        let ram = Arc::new(ram);
-        relocation
-            .follow(&ram)
-            .map_err(|error| self.refuse(MemoryError::Moved(error)))?;
-        self.ram = Some(Arc::clone(&ram));
-        self.ask(FrontEndCommand::Memory { ram }, PROMPT)?;
-        Ok(None)
     }
 
     fn postcopy_advice(&mut self) -> Result<File> {
@@ -297,10 +273,13 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
     }
 
     fn postcopy_listen(&mut self) -> Result<()> {
-        match self.ram {
-            Some(_) => Err(self.refuse(FrontEndError::MemoryFirst)),
-            None => Ok(()),
+        if self.ram.is_some() {
+            return Err(self.refuse(FrontEndError::MemoryFirst));
         }
+        if let Some(post_copy) = &mut self.post_copy {
+            post_copy.listen();
+        }
+        Ok(())
     }
 
     fn postcopy_ack_mem_regions(&mut self) -> Result<()> {
@@ -375,6 +354,9 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
             if self.features & PROTOCOL != 0 {
                 self.ring(index)?.enabled = false;
             }
+            if self.lacks_memory {
+                self.give_memory()?;
+            }
         }
         let base = self.ring(index)?.base;
         Ok(VhostUserVringState::new(index, u32::from(base)))
@@ -438,6 +420,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
         let mut features = VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
             | VhostUserProtocolFeatures::REPLY_ACK;
         features.set(VhostUserProtocolFeatures::PAGEFAULT, self.may_post_copy);
         features.set(VhostUserProtocolFeatures::RARP, self.device.announces());
@@ -533,20 +516,20 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {
-        Err(Error::InvalidOperation("memory slots were not offered"))
+        Ok(MOST_SLOTS as u64)
     }
 
     fn add_mem_region(
         &mut self,
-        _: &VhostUserSingleMemoryRegion,
-        _: File,
-        _: Option<bool>,
+        slot: &VhostUserSingleMemoryRegion,
+        file: File,
+        _post_copy: Option<bool>,
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
-        Err(Error::InvalidOperation("memory slots were not offered"))
+        self.add_slot(slot, &file)
     }
 
-    fn remove_mem_region(&mut self, _: &VhostUserSingleMemoryRegion) -> Result<()> {
-        Err(Error::InvalidOperation("memory slots were not offered"))
+    fn remove_mem_region(&mut self, slot: &VhostUserSingleMemoryRegion) -> Result<()> {
+        self.remove_slot(slot)
     }
 
     fn set_device_state_fd(

@@ -2,6 +2,7 @@
 
 pub mod device;
 mod handler;
+mod memory;
 mod own;
 pub(crate) mod server;
 pub mod session;

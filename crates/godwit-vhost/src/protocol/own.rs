@@ -4,6 +4,7 @@
 //! - A ring is enabled before the front end has acknowledged its features, as QEMU does with NICs: the crate takes this
 //!   message only after `SET_FEATURES` with protocol features.
 //! - A machine is announced (`SEND_RARP`): the crate does not know this message.
+//! - Slots of arriving memory are acknowledged although none has changed: QEMU gives such a message no request.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,10 +12,12 @@ use std::os::unix::net::UnixStream;
 use rustix::net::RecvFlags;
 use vhost::vhost_user::message::FrontendReq;
 
+/// The request of a message without one.
+const NONE: u32 = 0;
 /// Bytes of a message's header: request, flags, and length of the body, each a u32 in this machine's byte order.
 const HEADER: usize = 12;
-/// Length of the body, of both messages: a ring's index and a flag to enable the ring, each a u32; or a MAC address and
-/// two more bytes.
+/// Length of the body, of all messages: a ring's index and a flag to enable the ring, each a u32; a MAC address and two
+/// more bytes; or nothing but zeroes.
 const BODY: usize = 8;
 /// The sender waits for an answer.
 const NEEDS_REPLY: u32 = 1 << 3;
@@ -26,6 +29,7 @@ const IS_REPLY: u32 = 1 | 1 << 2;
 pub(crate) struct Takes {
     pub(crate) enable: bool,
     pub(crate) announce: bool,
+    pub(crate) unchanged: bool,
 }
 
 /// The request of a message.
@@ -35,13 +39,15 @@ pub(crate) enum Asked {
     Enable { ring: u32, enabled: bool },
     /// Tell the network that a machine with this MAC address is here.
     Announce { mac: [u8; 6] },
+    /// Go on with the memory as it is.
+    Unchanged,
 }
 
 /// A message that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) asked: Asked,
-    request: FrontendReq,
+    request: u32,
     needs_reply: bool,
 }
 
@@ -49,19 +55,20 @@ pub(crate) struct Message {
 pub(crate) fn take(socket: &mut UnixStream, takes: Takes) -> io::Result<Option<Message>> {
     const ENABLE: u32 = FrontendReq::SET_VRING_ENABLE as u32;
     const ANNOUNCE: u32 = FrontendReq::SEND_RARP as u32;
-    if !takes.enable && !takes.announce {
+    if !takes.enable && !takes.announce && !takes.unchanged {
         return Ok(None);
     }
     let mut header = [0_u8; HEADER];
     let flags = RecvFlags::PEEK | RecvFlags::WAITALL;
     let (seen, _) = rustix::net::recv(&*socket, &mut header, flags)?;
     let [request, flags, length] = words(&header);
-    let request = match request {
-        ENABLE if takes.enable => FrontendReq::SET_VRING_ENABLE,
-        ANNOUNCE if takes.announce => FrontendReq::SEND_RARP,
-        _ => return Ok(None),
+    let is_taken = match request {
+        ENABLE => takes.enable,
+        ANNOUNCE => takes.announce,
+        NONE => takes.unchanged,
+        _ => false,
     };
-    if seen < HEADER || length as usize != BODY {
+    if !is_taken || seen < HEADER || length as usize != BODY {
         // The crate reports any error in the message.
         return Ok(None);
     }
@@ -69,7 +76,8 @@ pub(crate) fn take(socket: &mut UnixStream, takes: Takes) -> io::Result<Option<M
     socket.read_exact(&mut message)?;
     let [_, _, _, ring, enabled] = words(&message);
     let asked = match message[HEADER..].first_chunk() {
-        Some(mac) if request == FrontendReq::SEND_RARP => Asked::Announce { mac: *mac },
+        Some(mac) if request == ANNOUNCE => Asked::Announce { mac: *mac },
+        _ if request == NONE => Asked::Unchanged,
         _ => Asked::Enable {
             ring,
             enabled: enabled != 0,
@@ -87,7 +95,7 @@ pub(crate) fn answer(socket: &mut UnixStream, message: Message, done: bool) -> i
     if !message.needs_reply {
         return Ok(());
     }
-    let header = [message.request as u32, IS_REPLY, BODY as u32];
+    let header = [message.request, IS_REPLY, BODY as u32];
     let mut message: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
     message.extend_from_slice(&u64::from(!done).to_ne_bytes());
     socket.write_all(&message)
@@ -107,6 +115,7 @@ mod tests {
     const ALL: Takes = Takes {
         enable: true,
         announce: true,
+        unchanged: true,
     };
 
     fn message(request: FrontendReq, flags: u32, body: &[u32]) -> Vec<u8> {
@@ -126,7 +135,11 @@ mod tests {
         there.write_all(&announce).expect("writes");
         let other = message(FrontendReq::SET_VRING_NUM, 1, &[3, 256]);
         there.write_all(&other).expect("writes");
-        let only = |enable, announce| Takes { enable, announce };
+        let only = |enable, announce| Takes {
+            enable,
+            announce,
+            unchanged: false,
+        };
         assert_eq!(take(&mut here, only(false, true)).expect("looks"), None);
         let taken = take(&mut here, ALL).expect("reads").expect("is ours");
         let (ring, enabled) = (3, true);
@@ -143,6 +156,11 @@ mod tests {
         let mut left = vec![0; other.len()];
         here.read_exact(&mut left).expect("is left");
         assert_eq!(left, other);
+        let unchanged = [NONE, 1, 8, 0, 0].map(u32::to_ne_bytes).concat();
+        there.write_all(&unchanged).expect("writes");
+        assert_eq!(take(&mut here, only(true, true)).expect("looks"), None);
+        let taken = take(&mut here, ALL).expect("reads").expect("is ours");
+        assert_eq!(taken.asked, Asked::Unchanged);
         drop(there);
         assert_eq!(
             take(&mut here, ALL).expect("looks"),

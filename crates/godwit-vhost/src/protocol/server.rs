@@ -162,6 +162,7 @@ fn attend<D: Device>(socket: UnixStream, device: &D) -> Result<(), Problem> {
             let done = match message.asked {
                 Asked::Enable { ring, enabled } => lock(&handler).set_vring_enable(ring, enabled),
                 Asked::Announce { mac } => lock(&handler).announce(mac),
+                Asked::Unchanged => Ok(()),
             };
             own::answer(&mut watched, message, done.is_ok())?;
             continue;
