@@ -64,6 +64,11 @@ enum Attempt {
         /// The record that the acceptance replaces.
         before: AuthorityRecord,
     },
+    /// Backup: makes the received data durable and stores its ownership in this epoch, without the source's word.
+    Taking {
+        migration: MigrationId,
+        epoch: Epoch,
+    },
     /// Destination: takes back an acceptance that is unannounced or was refused.
     Withdrawing {
         migration: MigrationId,
@@ -335,9 +340,38 @@ impl Authority {
     pub fn flushed(&mut self) -> Vec<Effect> {
         match &mut self.attempt {
             Attempt::Accepting { flushed, .. } => *flushed = true,
+            Attempt::Taking { epoch, .. } => {
+                let epoch = *epoch;
+                return self.store(epoch, Ownership::Serving, None);
+            }
             _ => return Vec::new(),
         }
         self.accept()
+    }
+
+    /// Backup: becomes the owner of a disk that is being received, in an epoch after its source's, without the source's
+    /// word. The caller knows that the disk is complete here, and that the source acknowledges no write any more.
+    /// Nothing of the source is taken from here on, and an end of the connection changes nothing. Does nothing unless
+    /// the migration is being received, and in a later epoch than this node's.
+    pub fn take(&mut self, migration: MigrationId, epoch: Epoch) -> Vec<Effect> {
+        let later = epoch > self.record.epoch && epoch != Epoch(u64::MAX);
+        if self.attempt != (Attempt::Receiving { migration }) || !later {
+            return Vec::new();
+        }
+        self.attempt = Attempt::Taking { migration, epoch };
+        vec![Effect::Flush]
+    }
+
+    /// Primary: gives up a disk that a backup has taken, and serves in this later epoch. Does nothing if this node is
+    /// not the durable owner of an earlier epoch.
+    pub fn yield_to(&mut self, epoch: Epoch) -> Vec<Effect> {
+        let owner = matches!(self.record.ownership, Ownership::Serving) && self.storing.is_none();
+        if !owner || epoch <= self.record.epoch {
+            return Vec::new();
+        }
+        self.surpassed = true;
+        self.attempt = Attempt::None;
+        self.store(epoch, Ownership::Vacant, None)
     }
 
     /// Destination: announces the acceptance once both the disk and the record are durable.
@@ -361,6 +395,8 @@ impl Authority {
             return Vec::new();
         };
         let before = core::mem::replace(&mut self.record, record);
+        // Only an owner can be surpassed.
+        self.surpassed &= record.ownership != Ownership::Vacant;
         if let Attempt::Withdrawing {
             migration,
             reason,
@@ -372,6 +408,10 @@ impl Authority {
             }
             self.attempt = Attempt::None;
             return vec![Effect::ReceiveAborted(migration, reason)];
+        }
+        if let Attempt::Taking { migration, .. } = self.attempt {
+            self.attempt = Attempt::None;
+            return vec![Effect::Owner(migration)];
         }
         match (before.ownership, record.ownership) {
             (_, Ownership::Relinquished { migration }) => {
