@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use godwit_core::action::DiskOperation;
 use godwit_core::request::RequestError;
-use godwit_core::units::Extent;
+use godwit_core::units::{Extent, Lba};
 
 use crate::history::Value;
 use crate::plan::DiskPlan;
@@ -198,20 +198,12 @@ impl Disk {
                 continue;
             }
             written += 1;
-            let Some(part) = Extent::new(
-                godwit_core::units::Lba(extent.start().0 + u64::from(sector)),
-                1,
-            ) else {
+            let Some(extent) = Extent::new(Lba(extent.start().0 + u64::from(sector)), 1) else {
                 continue;
             };
-            let operation = DiskOperation::Write {
-                extent: part,
-                fua: false,
-            };
-            let data = data
-                .as_ref()
-                .map(|data| Rc::from(&data[sector as usize..=sector as usize]));
-            self.store(&operation, &data);
+            let part = sector as usize..=sector as usize;
+            let data = data.as_ref().map(|data| Rc::from(&data[part]));
+            self.store(&DiskOperation::Write { extent, fua: false }, &data);
         }
         written > 0 && written < extent.sectors()
     }
@@ -257,8 +249,6 @@ fn harden(durable: &mut [(Value, u32)], write: &Cached, mut keep: impl FnMut(usi
 
 #[cfg(test)]
 mod tests {
-    use godwit_core::units::Lba;
-
     use super::*;
 
     fn disk() -> Disk {
@@ -294,16 +284,8 @@ mod tests {
             write(&mut disk, 12, 2, 5, false);
             disk.power_loss(&mut random);
             assert_eq!(disk.current[..2], [1, 1]);
-            assert!(
-                disk.current[2..4]
-                    .iter()
-                    .all(|value| [1, 3].contains(value))
-            );
-            assert!(
-                disk.current[4..6]
-                    .iter()
-                    .all(|value| [0, 3].contains(value))
-            );
+            let mut parts = disk.current[2..6].iter().zip([1, 1, 0, 0]);
+            assert!(parts.all(|(value, older)| [older, 3].contains(value)));
             assert_eq!(disk.current[8..10], [2, 4]);
             lost |= disk.current[2..6] == [1, 1, 0, 0];
             torn |= disk.current[12] != disk.current[13];

@@ -40,6 +40,14 @@ struct Effect {
 }
 
 impl Effect {
+    const fn of(write: WriteNumber) -> Self {
+        Self {
+            write,
+            seen: NEVER,
+            latest: NEVER,
+        }
+    }
+
     /// Returns the time by which the write had certainly taken effect.
     fn certain(&self, writes: &[Write]) -> u64 {
         writes[self.write as usize].end.min(self.seen)
@@ -95,11 +103,7 @@ impl History {
             latest: 1,
             durable: true,
         });
-        self.sectors[sector as usize].push(Effect {
-            write,
-            seen: NEVER,
-            latest: NEVER,
-        });
+        self.sectors[sector as usize].push(Effect::of(write));
     }
 
     /// Records the start of a write; `zeroes` for a write of zeroes. `oldest` is the start of the oldest request
@@ -124,11 +128,7 @@ impl History {
             if effects.len() >= PRUNE_AT {
                 prune(&self.writes, effects, oldest);
             }
-            effects.push(Effect {
-                write: number,
-                seen: NEVER,
-                latest: NEVER,
-            });
+            effects.push(Effect::of(number));
         }
         number
     }

@@ -18,7 +18,9 @@ mod run;
 mod world;
 
 pub use bug::Bug;
-pub use choice::{Choice, Figure, Move, choices, moves};
+pub use choice::{Choice, Move, choices, moves};
 pub use run::report::Report;
 pub use run::shrink::{Reproduction, reproduce};
-pub use run::soak::{Failure, Soak, soak};
+pub use run::soak::{Soak, soak};
+pub use world::Violation;
+pub use world::measuring::{Figures, Waits};

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use godwit_core::GovernorParts;
-use godwit_sim::{Bug, Choice, Figure, Move, Report, Soak, choices, moves, reproduce, soak};
+use godwit_sim::{Bug, Choice, Move, Report, Soak, choices, moves, reproduce, soak};
 
 /// Migrations between two simulated hosts: one seed, one run.
 #[derive(Parser)]
@@ -25,11 +25,7 @@ enum Command {
     Plants,
     /// Move the disks of twelve guests by each policy and by the node's own choice; fail if the choice costs more than
     /// a tenth more than the best.
-    Choose {
-        /// Print the result as JSON.
-        #[arg(long)]
-        json: bool,
-    },
+    Choose,
     /// Move the disks of guests under a promise, beside copies that share the guest's disk; print the time of the
     /// moves and the guests' losses.
     Promises {
@@ -87,12 +83,12 @@ fn main() -> ExitCode {
         Command::Run(run) => run.execute(),
         Command::Replay(replay) => replay.execute(),
         Command::Plants => {
-            for bug in Bug::ALL {
+            for bug in Bug::all() {
                 println!("{}", bug.name());
             }
             ExitCode::SUCCESS
         }
-        Command::Choose { json } => choose(json),
+        Command::Choose => choose(),
         Command::Promises {
             seeds,
             without,
@@ -113,10 +109,9 @@ fn promises(seeds: u64, without: GovernorParts, only: &str) -> ExitCode {
             it.p9999 * 1e3,
             it.promised * 1e3,
             it.late * 1e6,
-            if it.given_up > 0 {
-                format!(", {} given up", it.given_up)
-            } else {
-                String::new()
+            match it.given_up {
+                0 => String::new(),
+                times => format!(", {times} given up"),
             },
         );
     };
@@ -130,22 +125,14 @@ fn promises(seeds: u64, without: GovernorParts, only: &str) -> ExitCode {
 }
 
 /// Prints the cost of each policy for each guest.
-fn choose(json: bool) -> ExitCode {
-    let tell = |choice: &Choice| {
-        if !json {
-            print_choice(choice);
-        }
-    };
-    let choices = match choices(tell) {
+fn choose() -> ExitCode {
+    let choices = match choices(print_choice) {
         Ok(choices) => choices,
         Err(error) => {
             eprintln!("{error}");
             return ExitCode::FAILURE;
         }
     };
-    if json {
-        print_choices(&choices);
-    }
     let behind = choices.iter().filter(|choice| !choice.holds());
     let behind: Vec<_> = behind.map(|choice| choice.load).collect();
     if behind.is_empty() {
@@ -157,57 +144,25 @@ fn choose(json: bool) -> ExitCode {
 
 fn print_choice(choice: &Choice) {
     println!("{}: {:.3} of the best", choice.load, choice.ratio());
-    for figure in &choice.figures {
-        let cost = &figure.cost;
+    for (policy, figures) in &choice.figures {
+        let cost = &figures.cost;
+        let given_up = if figures.handed_over.is_none() {
+            ", given up"
+        } else {
+            ""
+        };
+        let left = figures.why.map(|why| format!(", left: {why:?}"));
         println!(
-            "    {:<13} costs {:>7.2}: free after {:>7.2} s, {:>6.2} s on two nodes, {:>6.2} s lost, {:>5.2} s late, {:>6.1} MB{}{}",
-            figure.policy,
+            "    {policy:<13} costs {:>7.2}: free after {:>7.2} s, {:>6.2} s on two nodes, {:>6.2} s lost, {:>5.2} s late, {:>6.1} MB{given_up}{}",
             cost.seconds(),
             cost.until_free.as_secs_f64(),
             cost.on_two_nodes.as_secs_f64(),
             cost.lost.as_secs_f64(),
             cost.late.as_secs_f64(),
-            figure.carried as f64 / 1e6,
-            if figure.handed_over.is_none() {
-                ", given up"
-            } else {
-                ""
-            },
-            figure
-                .why
-                .map(|why| format!(", left: {why:?}"))
-                .unwrap_or_default(),
+            figures.carried as f64 / 1e6,
+            left.unwrap_or_default(),
         );
     }
-}
-
-fn print_choices(choices: &[Choice]) {
-    let figure = |figure: &Figure| {
-        let cost = &figure.cost;
-        serde_json::json!({
-            "policy": figure.policy,
-            "cost": cost.seconds(),
-            "until_free_seconds": cost.until_free.as_secs_f64(),
-            "on_two_nodes_seconds": cost.on_two_nodes.as_secs_f64(),
-            "lost_seconds": cost.lost.as_secs_f64(),
-            "late_seconds": cost.late.as_secs_f64(),
-            "handed_over_seconds": figure.handed_over.map(|time| time.as_secs_f64()),
-            "carried_bytes": figure.carried,
-            "why": figure.why.map(|why| format!("{why:?}")),
-        })
-    };
-    let choice = |choice: &Choice| {
-        let figures: Vec<_> = choice.figures.iter().map(figure).collect();
-        serde_json::json!({
-            "load": choice.load,
-            "ratio": choice.ratio(),
-            "goal": Choice::MOST,
-            "holds": choice.holds(),
-            "figures": figures,
-        })
-    };
-    let choices: Vec<_> = choices.iter().map(choice).collect();
-    println!("{:#}", serde_json::Value::from(choices));
 }
 
 impl Run {
@@ -235,12 +190,9 @@ impl Run {
             print_table(&report);
         }
         let missed = report.missed();
-        if let Some(failure) = &report.failure {
-            eprintln!(
-                "seed {} violates: {}\n  {}",
-                failure.seed, failure.claim, failure.detail
-            );
-            tell(failure.seed, self.plant, false, LINES);
+        if let Some((seed, violation)) = &report.failure {
+            eprintln!("seed {seed} {violation}");
+            tell(*seed, self.plant, false, LINES);
         }
         if !missed.is_empty() {
             eprintln!("never reached: {}", missed.join(", "));
@@ -271,17 +223,17 @@ fn tell(seed: u64, bug: Option<Bug>, whole: bool, lines: usize) -> bool {
         eprintln!("{line}");
     }
     eprintln!("\nThe run needs no more than:\n{}", found.plan);
-    eprintln!("violated: {}\n  {}", found.claim, found.detail);
+    eprintln!("{}", found.violation);
     if !found.repeatable {
         eprintln!("two runs of this seed differ: the simulator itself is at fault");
     }
-    let (feature, plant) = match bug {
-        Some(bug) => (
+    let plant = bug.map(|bug| {
+        (
             " --features planted-bugs",
             format!(" --plant {}", bug.name()),
-        ),
-        None => ("", String::new()),
-    };
+        )
+    });
+    let (feature, plant) = plant.unwrap_or_default();
     eprintln!(
         "repeat it with\n  cargo run --release -p godwit-sim{feature} -- replay {seed}{plant}"
     );
@@ -302,16 +254,15 @@ fn print_table(report: &Report) {
 }
 
 fn print_json(report: &Report) {
-    let coverage: serde_json::Map<_, _> = report
-        .coverage()
-        .into_iter()
-        .map(|(name, times)| (name.to_owned(), times.into()))
-        .collect();
+    let coverage = report.coverage();
+    let coverage = coverage.map(|(name, times)| (name.to_owned(), times.into()));
+    let coverage: serde_json::Map<_, _> = coverage.collect();
+    let failure = report.failure.as_ref();
     let result = serde_json::json!({
         "runs": report.runs,
         "seconds": report.elapsed.as_secs_f64(),
-        "failed_seed": report.failure.as_ref().map(|failure| failure.seed),
-        "violated": report.failure.as_ref().map(|failure| failure.claim),
+        "failed_seed": failure.map(|(seed, _)| seed),
+        "violated": failure.map(|(_, violation)| violation.claim),
         "never_reached": report.missed(),
         "coverage": coverage,
     });

@@ -45,6 +45,12 @@ impl Random {
         (low as f64 * ratio.powf(self.fraction())) as u64
     }
 
+    /// Returns a number below `limit`: some often, others seldom: the probability falls with the rank.
+    pub(crate) fn skewed(&mut self, limit: u64) -> u64 {
+        let rank = (limit as f64).powf(self.fraction()) as u64 - 1;
+        rank.wrapping_mul(2_654_435_761) % limit
+    }
+
     /// Returns an exponentially distributed number.
     pub(crate) fn exponential(&mut self, mean: u64) -> u64 {
         (-(1.0 - self.fraction()).ln() * mean as f64) as u64

@@ -31,20 +31,31 @@ pub(super) struct Load {
     pub(super) sla: Option<LatencyTarget>,
 }
 
-const fn writes(name: &'static str, places: Places, percent_of_link: u64) -> Load {
-    Load {
-        name,
-        full: FULL,
-        does: SteadyLoad {
-            places,
-            reads: 0,
-            blocks: 1,
-            own_pace: false,
-        },
-        rate: LINK * percent_of_link / 100,
-        deadline: None,
-        sla: None,
+impl Load {
+    /// Returns a guest with this many bytes per second, without requirements.
+    pub(super) const fn new(name: &'static str, full: u64, does: SteadyLoad, rate: u64) -> Self {
+        Self {
+            name,
+            full,
+            does,
+            rate,
+            deadline: None,
+            sla: None,
+        }
     }
+}
+
+/// Returns a load of requests of 4 KiB, each sent after an answer.
+pub(super) const fn does(places: Places, reads: u64) -> SteadyLoad {
+    SteadyLoad {
+        places,
+        reads,
+        own_pace: false,
+    }
+}
+
+const fn writes(name: &'static str, places: Places, percent_of_link: u64) -> Load {
+    Load::new(name, FULL, does(places, 0), LINK * percent_of_link / 100)
 }
 
 /// Returns all twelve loads.
@@ -57,12 +68,7 @@ pub(super) fn all() -> [Load; 12] {
             ..writes("idle, thin", anywhere, 0)
         },
         Load {
-            does: SteadyLoad {
-                places: Places::Skewed(FULL),
-                reads: 100,
-                blocks: 1,
-                own_pace: false,
-            },
+            does: does(Places::Skewed(FULL), 100),
             ..writes("reads, skewed, 50 % of the link", anywhere, 50)
         },
         writes("a log, 12 %", Places::InOrder(32 * MIB), 12),
@@ -81,12 +87,7 @@ pub(super) fn all() -> [Load; 12] {
                 limit: Duration::from_millis(10),
                 allowed_per_million: 10_000,
             }),
-            does: SteadyLoad {
-                places: anywhere,
-                reads: 50,
-                blocks: 1,
-                own_pace: false,
-            },
+            does: does(anywhere, 50),
             ..writes("reads and writes, 40 %, p99<10ms", anywhere, 40)
         },
     ]

@@ -6,7 +6,6 @@ mod promises;
 
 use std::time::Duration;
 
-use godwit_core::auto::{Cost, Why};
 use godwit_core::units::MigrationId;
 use godwit_core::{Limits, MigrationOptions, PolicyOptions, PushOptions, RoundOptions};
 
@@ -30,6 +29,15 @@ const LIMIT: Duration = Duration::from_secs(150);
 /// Requests in flight of the guest.
 const DEPTH: usize = 16;
 
+const UNQUEUED_DISK: DiskPlan = DiskPlan {
+    base: 60 * MICROSECOND,
+    tail: 1_000 * MICROSECOND,
+    tail_permille: 2,
+    nanoseconds_per_sector: 1_000,
+    queues: false,
+    stalls_every: 0,
+};
+
 /// Sizes of the engines' tables.
 const LIMITS: Limits = Limits {
     requests: 256,
@@ -39,28 +47,13 @@ const LIMITS: Limits = Limits {
     hot_places: 1024,
 };
 
-/// One move.
-#[derive(Clone, Debug)]
-pub struct Figure {
-    /// The policy, or `auto`.
-    pub policy: &'static str,
-    /// Cost of the move.
-    pub cost: Cost,
-    /// Time until the handover; `None` if the move was given up.
-    pub handed_over: Option<Duration>,
-    /// Bytes over the link.
-    pub carried: u64,
-    /// Reason for a change of the policy by `auto`, if any.
-    pub why: Option<Why>,
-}
-
 /// The moves of one guest's disk.
 #[derive(Clone, Debug)]
 pub struct Choice {
     /// The guest.
     pub load: &'static str,
-    /// One figure for each policy, `auto` last.
-    pub figures: Vec<Figure>,
+    /// Each policy, `auto` last, and its move.
+    pub figures: Vec<(&'static str, Figures)>,
 }
 
 impl Choice {
@@ -69,8 +62,8 @@ impl Choice {
 
     /// Returns the ratio of the cost of `auto` to the best policy's cost.
     pub fn ratio(&self) -> f64 {
-        let costs = self.figures.iter().map(|figure| figure.cost.seconds());
-        let costs: Vec<_> = costs.collect();
+        let figures = self.figures.iter();
+        let costs: Vec<_> = figures.map(|(_, figures)| figures.cost.seconds()).collect();
         let Some((auto, fixed)) = costs.split_last() else {
             return f64::NAN;
         };
@@ -92,17 +85,9 @@ pub fn choices(mut tell: impl FnMut(&Choice)) -> Result<Vec<Choice>, String> {
     for load in loads::all() {
         let mut figures = Vec::new();
         for (policy, options, thinks) in policies() {
-            let measured = run(&load, options, thinks).map_err(|violation| {
-                let Violation { claim, detail } = violation;
-                format!("{} by {policy} violates: {claim}\n  {detail}", load.name)
-            })?;
-            figures.push(Figure {
-                policy,
-                cost: measured.cost,
-                handed_over: measured.handed_over,
-                carried: measured.carried,
-                why: measured.why,
-            });
+            let measured = run(&load, options, thinks)
+                .map_err(|violation| format!("{} by {policy} {violation}", load.name))?;
+            figures.push((policy, measured));
         }
         let choice = Choice {
             load: load.name,
@@ -145,17 +130,6 @@ fn run(load: &Load, policy: PolicyOptions, thinks: bool) -> Result<Figures, Viol
         thinks,
         automatic: None,
     };
-    let plan = plan(load, policy);
-    panics_as_violation(|| World::new(plan, None, None).measure(&measurement)).unwrap_or_else(Err)
-}
-
-fn plan(load: &Load, policy: PolicyOptions) -> Plan {
-    let bytes = load.does.blocks * 4096;
-    // Time for one queue depth of requests at this rate.
-    let period = match load.rate {
-        0 => 0,
-        rate => bytes * DEPTH as u64 * 1_000_000_000 / rate,
-    };
     let options = MigrationOptions {
         // Chunks and windows take as long on this link as the default ones on a link of 1 Gbit/s, which is thirty times
         // as fast.
@@ -170,34 +144,21 @@ fn plan(load: &Load, policy: PolicyOptions) -> Plan {
         find_holes: true,
         ..MigrationOptions::new(MigrationId([1; 16]))
     };
-    let disk = DiskPlan {
-        base: 60 * MICROSECOND,
-        tail: 1_000 * MICROSECOND,
-        tail_permille: 2,
-        nanoseconds_per_sector: 1_000,
-        queues: false,
-        stalls_every: 0,
-    };
-    let clock = ClockPlan {
-        offset: 1,
-        drift: 0,
-    };
+    let mut plan = plan(load, DEPTH, options);
+    if load.rate == 0 {
+        plan.requests = 0;
+    }
+    panics_as_violation(|| World::new(plan, None, None).measure(&measurement)).unwrap_or_else(Err)
+}
+
+/// Returns the plan of one move beside a guest with this many requests in flight, without faults.
+fn plan(load: &Load, depth: usize, options: MigrationOptions) -> Plan {
     Plan {
         seed: 1,
         sectors: DISK,
         load: u64::MAX,
-        requests: if load.rate > 0 { u64::MAX } else { 0 },
-        guest: GuestPlan {
-            workload: Workload::Uniform,
-            depth: DEPTH,
-            reads: 0,
-            think: period,
-            longest: 1,
-            pause: 0,
-            deserts: 0,
-            strays: 0,
-            steady: Some(load.does),
-        },
+        requests: u64::MAX,
+        guest: guest(load, depth),
         migrations: vec![MigrationPlan {
             gap: 0,
             options,
@@ -216,13 +177,32 @@ fn plan(load: &Load, policy: PolicyOptions) -> Plan {
             socket: 16 << 10,
             copy_connections: 2,
         },
-        disks: [disk, disk],
-        clocks: [clock, clock],
+        disks: [UNQUEUED_DISK; 2],
+        clocks: [ClockPlan {
+            offset: 1,
+            drift: 0,
+        }; 2],
         tags: LIMITS.requests,
         store: 1_000 * MICROSECOND,
         power_loss_at_end: false,
         limits: LIMITS,
         most_steps: u64::MAX,
         image: None,
+    }
+}
+
+fn guest(load: &Load, depth: usize) -> GuestPlan {
+    let nanobytes = 4096 * depth as u64 * 1_000_000_000;
+    GuestPlan {
+        workload: Workload::Uniform,
+        depth,
+        reads: 0,
+        // The time for one queue depth of requests at this rate.
+        think: nanobytes.checked_div(load.rate).unwrap_or_default(),
+        longest: 1,
+        pause: 0,
+        deserts: 0,
+        strays: 0,
+        steady: Some(load.does),
     }
 }

@@ -7,7 +7,8 @@ use godwit_core::sla::LatencyTarget;
 use godwit_core::units::MigrationId;
 use godwit_core::{Arrivals, GovernorParts, MigrationOptions};
 
-use super::{LIMITS, Load, MICROSECOND, plan};
+use super::loads::does;
+use super::{Load, MICROSECOND, plan};
 use crate::plan::{DiskPlan, LinkPlan, Places, Plan, SteadyLoad};
 use crate::run::soak::panics_as_violation;
 use crate::world::World;
@@ -51,18 +52,13 @@ pub struct Move {
 /// A guest, and its path to the other node.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
-    name: &'static str,
-    places: Places,
-    reads: u64,
-    /// Bytes per second of the guest; 0 for a closed loop.
-    rate: u64,
+    /// The guest; without a promise of its own, a node promises by itself.
+    load: Load,
     /// Arrivals as measured before the move.
     arrivals: Arrivals,
     /// Bytes per second of the link.
     link: u64,
     disk: DiskPlan,
-    /// `None`: as a node promises by itself.
-    stated: Option<LatencyTarget>,
 }
 
 const FAST_LINK: u64 = 625_000_000;
@@ -109,19 +105,19 @@ const SKEWED: Places = Places::Skewed(DISK);
 
 /// Returns a guest with a pace of its own, or a closed loop, on a fast disk and link.
 const fn fast(name: &'static str, places: Places, reads: u64, megabytes: u64) -> Cell {
+    let (own_pace, arrivals) = match megabytes {
+        0 => (false, Arrivals::ClosedLoop),
+        _ => (true, Arrivals::OpenLoop),
+    };
+    let does = SteadyLoad {
+        own_pace,
+        ..does(places, reads)
+    };
     Cell {
-        name,
-        places,
-        reads,
-        rate: megabytes * 1_000_000,
-        arrivals: if megabytes > 0 {
-            Arrivals::OpenLoop
-        } else {
-            Arrivals::ClosedLoop
-        },
+        load: Load::new(name, DISK, does, megabytes * 1_000_000),
+        arrivals,
         link: FAST_LINK,
         disk: FAST_DISK,
-        stated: None,
     }
 }
 
@@ -151,9 +147,12 @@ fn cells() -> Vec<Cell> {
         link: SLOW_LINK,
         ..cell
     };
-    let stated = |name, cell, stated| Cell {
-        name,
-        stated,
+    let stated = |name, cell: Cell, sla| Cell {
+        load: Load {
+            name,
+            sla,
+            ..cell.load
+        },
         ..cell
     };
     let open = |name, reads, megabytes| fast(name, ANYWHERE, reads, megabytes);
@@ -203,7 +202,7 @@ pub fn moves(
     mut tell: impl FnMut(&Move),
 ) -> Result<(), String> {
     for cell in cells() {
-        if !cell.name.contains(only) {
+        if !cell.load.name.contains(only) {
             continue;
         }
         let mut figures = Vec::new();
@@ -216,7 +215,7 @@ pub fn moves(
             all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
         };
         tell(&Move {
-            name: cell.name.to_owned(),
+            name: cell.load.name.to_owned(),
             seconds: median(&|it| it.cost.until_free.as_secs_f64()),
             kept: median(&|it| 1.0 - it.cost.lost.as_secs_f64() / it.cost.until_free.as_secs_f64()),
             p99: median(&|it| it.waits.p99.as_secs_f64()),
@@ -236,51 +235,27 @@ impl Cell {
             before: BEFORE,
             limit: LIMIT,
             thinks: false,
-            automatic: self.stated.is_none().then_some(self.arrivals),
+            automatic: self.load.sla.is_none().then_some(self.arrivals),
         };
         let plan = self.plan(seed, governor);
         panics_as_violation(|| World::new(plan, None, None).measure(&measurement))
             .unwrap_or_else(Err)
-            .map_err(|violation| {
-                format!(
-                    "{} with seed {seed} violates: {}\n  {}",
-                    self.name, violation.claim, violation.detail
-                )
-            })
+            .map_err(|violation| format!("{} with seed {seed} {violation}", self.load.name))
     }
 
     fn plan(&self, seed: u64, governor: GovernorParts) -> Plan {
-        let load = Load {
-            name: self.name,
-            full: DISK,
-            does: SteadyLoad {
-                places: self.places,
-                reads: self.reads,
-                blocks: 1,
-                own_pace: self.rate > 0,
-            },
-            rate: self.rate,
-            deadline: None,
-            sla: self.stated,
-        };
-        let mut plan = plan(&load, godwit_core::PolicyOptions::DoubleWrite);
-        plan.seed = seed;
-        plan.sectors = DISK;
-        plan.requests = u64::MAX;
-        plan.guest.depth = if self.rate > 0 {
-            OPEN_DEPTH
-        } else {
-            CLOSED_DEPTH
-        };
-        let nanobytes = 4096 * plan.guest.depth as u64 * 1_000_000_000;
-        plan.guest.think = nanobytes.checked_div(self.rate).unwrap_or_default();
-        plan.migrations[0].options = MigrationOptions {
-            sla: self.stated,
-            wake_up_limit: self.stated.map(|target| target.limit),
+        let own_pace = self.load.does.own_pace;
+        let depth = if own_pace { OPEN_DEPTH } else { CLOSED_DEPTH };
+        let options = MigrationOptions {
+            sla: self.load.sla,
+            wake_up_limit: self.load.sla.map(|target| target.limit),
             governor,
             find_holes: true,
             ..MigrationOptions::new(MigrationId([1; 16]))
         };
+        let mut plan = plan(&self.load, depth, options);
+        plan.seed = seed;
+        plan.sectors = DISK;
         plan.link = LinkPlan {
             bandwidth: self.link,
             delay: 30 * MICROSECOND,
@@ -289,7 +264,6 @@ impl Cell {
             copy_connections: 2,
         };
         plan.disks = [self.disk, FAST_DISK];
-        plan.tags = LIMITS.requests;
         plan
     }
 }

@@ -94,14 +94,12 @@ pub(crate) struct GuestPlan {
     pub(crate) steady: Option<SteadyLoad>,
 }
 
-/// A guest with a constant load, in whole blocks of 4 KiB.
+/// A guest with a constant load of requests of 4 KiB.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SteadyLoad {
     pub(crate) places: Places,
     /// Reads per hundred requests.
     pub(crate) reads: u64,
-    /// Blocks of 4 KiB per request.
-    pub(crate) blocks: u64,
     /// True if the guest sends its requests at its own pace, however late the answers are.
     pub(crate) own_pace: bool,
 }

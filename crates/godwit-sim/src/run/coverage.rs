@@ -164,8 +164,4 @@ impl Coverage {
     pub(crate) fn get(&self, state: Reached) -> u64 {
         self.0[state as usize]
     }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Reached, u64)> {
-        Reached::ALL.iter().map(|&state| (state, self.get(state)))
-    }
 }

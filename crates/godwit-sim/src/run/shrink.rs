@@ -11,10 +11,8 @@ const MOST_RUNS: u32 = 1_500;
 /// The smallest failing run found, with its trace.
 #[derive(Debug)]
 pub struct Reproduction {
-    /// The violated claim.
-    pub claim: &'static str,
-    /// Details of the violation.
-    pub detail: String,
+    /// The violated invariant.
+    pub violation: Violation,
     /// The remaining decisions.
     pub plan: String,
     /// The last events of the run.
@@ -34,10 +32,8 @@ pub fn reproduce(seed: u64, bug: Option<Bug>, whole: bool, lines: usize) -> Opti
     };
     let again = run(smallest.clone(), None, bug);
     let (outcome, trace) = trace(smallest.clone(), bug, lines);
-    let violation = outcome.violation?;
     Some(Reproduction {
-        claim: violation.claim,
-        detail: violation.detail,
+        violation: outcome.violation?,
         plan: describe(&smallest),
         trace,
         repeatable: again.fingerprint == outcome.fingerprint,

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use crate::bug::Bug;
 use crate::plan::Plan;
-use crate::run::coverage::Coverage;
 use crate::run::report::Report;
 use crate::world::{Outcome, Trace, Violation, World};
 
@@ -18,12 +17,9 @@ thread_local! {
 
 /// Runs a plan; a panic is a violation like any other.
 pub(crate) fn run(plan: Plan, trace: Option<Trace>, bug: Option<Bug>) -> Outcome {
-    let prepare = bug.map(Bug::prepare);
-    panics_as_violation(|| World::new(plan, trace, prepare).run()).unwrap_or_else(|violation| {
-        Outcome {
-            violation: Some(violation),
-            ..Outcome::default()
-        }
+    panics_as_violation(|| World::new(plan, trace, bug).run()).unwrap_or_else(|violation| Outcome {
+        violation: Some(violation),
+        ..Outcome::default()
     })
 }
 
@@ -72,44 +68,24 @@ pub struct Soak {
     pub bug: Option<Bug>,
 }
 
-/// A seed whose run failed.
-#[derive(Clone, Debug)]
-pub struct Failure {
-    /// The seed.
-    pub seed: u64,
-    /// The violated claim.
-    pub claim: &'static str,
-    /// Details of the violation.
-    pub detail: String,
-}
-
 /// Runs the seeds until one fails. Passes the number of completed runs to `progress` a few times a second.
 pub fn soak(what: Soak, progress: impl Fn(u64) + Sync) -> Report {
     let next = AtomicU64::new(what.first);
     let end = what.first + what.seeds;
     let stop = AtomicBool::new(false);
-    let total = Mutex::new((Coverage::default(), 0_u64, Vec::new()));
+    let total = Mutex::new(Report::default());
     let started = Instant::now();
     let work = || {
-        let mut coverage = Coverage::default();
-        let (mut done, mut failure) = (0, None);
+        let mut report = Report::default();
         let mut told = Instant::now();
         while !stop.load(Ordering::Relaxed) {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             if seed >= end {
                 break;
             }
-            let outcome = run(Plan::new(seed), None, what.bug);
-            coverage.merge(&outcome.coverage);
-            done += 1;
-            if let Some(violation) = outcome.violation {
+            report.add(seed, run(Plan::new(seed), None, what.bug));
+            if report.failure.is_some() {
                 stop.store(true, Ordering::Relaxed);
-                failure = Some(Failure {
-                    seed,
-                    claim: violation.claim,
-                    detail: violation.detail,
-                });
-                break;
             }
             if told.elapsed() > Duration::from_millis(500) {
                 told = Instant::now();
@@ -117,21 +93,14 @@ pub fn soak(what: Soak, progress: impl Fn(u64) + Sync) -> Report {
             }
         }
         let mut total = total.lock().unwrap_or_else(PoisonError::into_inner);
-        total.0.merge(&coverage);
-        total.1 += done;
-        total.2.extend(failure);
+        total.merge(report);
     };
     std::thread::scope(|scope| {
         for _ in 0..what.jobs.max(1) {
             scope.spawn(work);
         }
     });
-    let (coverage, runs, mut failures) = total.into_inner().unwrap_or_else(PoisonError::into_inner);
-    failures.sort_by_key(|failure| failure.seed);
-    Report {
-        runs,
-        elapsed: started.elapsed(),
-        coverage,
-        failure: failures.into_iter().next(),
-    }
+    let mut report = total.into_inner().unwrap_or_else(PoisonError::into_inner);
+    report.elapsed = started.elapsed();
+    report
 }

@@ -2,75 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use godwit_core::action::PullSlot;
-use godwit_core::units::Extent;
+use super::World;
 
-use crate::world::wires::network::Way;
-
-/// A scheduled event.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Occurrence {
-    /// An event of this process of a node; void once the process has ended.
-    Own(usize, u32, OwnEvent),
-    /// The link has carried a part of a frame from this node.
-    Carried(usize),
-    /// A frame arrives.
-    Arrived(Way),
-    /// Frames blocked at the receiver are retried.
-    Unblocked(Way),
-    /// A node notices that a session has ended.
-    Lost {
-        session: usize,
-        node: usize,
-    },
-    /// A place in the guest's queue is free.
-    Guest(usize),
-    /// The client moves to the owner.
-    Follow,
-    Migrate,
-    /// The guest's host orders the switchover of the migration of this number.
-    SwitchOver(usize),
-    /// The operator changes the migration of this number.
-    Change(usize),
-    Fault(usize),
-    Restart(usize),
-    /// A node looks for the other node of an undecided migration.
-    Dial(usize),
-    /// A node whose clients stayed looks for the owner.
-    Reconnect(usize),
-    /// A node that owes data looks for the owner.
-    ConnectPull(usize),
-    /// A disk was compared with its image, by this process of a node.
-    Compared(usize, u32),
-    /// A resolver's session may have done its work.
-    HangUp(usize),
-    Sample,
-    /// A node reviews its own choice of the policy.
-    Think,
-}
-
-/// An event of a node's process.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum OwnEvent {
-    /// The disk operation at this place is done.
-    DiskDone(usize),
-    Stored,
-    /// The sharing state is stored.
-    SharingStored,
-    /// A disk's missing blocks are stored.
-    MissingStored,
-    /// The node notices that the guest has hung up.
-    HangUpSeen,
-    /// Data of an image arrives on the connection of this number.
-    ImageAnswers(u32, PullSlot, Extent),
-    /// The connection to the image ends.
-    ImageHangsUp(u32),
-}
+/// Acts on the world at the time of the event.
+type Event = Box<dyn FnOnce(&mut World)>;
 
 /// The events to come, in their order.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Agenda {
-    events: BTreeMap<(u64, u64), Occurrence>,
+    /// By time, and by number for equal times.
+    events: BTreeMap<(u64, u64), Event>,
     last_number: u64,
 }
 
@@ -81,9 +22,9 @@ impl Agenda {
         self.last_number
     }
 
-    pub(super) fn add(&mut self, at: u64, occurrence: Occurrence) {
+    pub(super) fn add(&mut self, at: u64, event: Event) {
         let number = self.number();
-        self.events.insert((at, number), occurrence);
+        self.events.insert((at, number), event);
     }
 
     /// Returns the time of the next event.
@@ -91,7 +32,7 @@ impl Agenda {
         self.events.first_key_value().map(|((at, _), _)| *at)
     }
 
-    pub(super) fn take(&mut self) -> Option<Occurrence> {
-        self.events.pop_first().map(|(_, occurrence)| occurrence)
+    pub(super) fn take(&mut self) -> Option<Event> {
+        self.events.pop_first().map(|(_, event)| event)
     }
 }

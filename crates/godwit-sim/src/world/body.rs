@@ -8,7 +8,6 @@ use godwit_core::request::{RequestError, RequestTag};
 use godwit_core::units::{Sectors, Time};
 use godwit_core::wire::{Message, TrafficClass};
 
-use super::agenda::Occurrence;
 use super::node::Holder;
 use super::{MICROSECOND, MILLISECOND, World, name};
 use crate::disk::Data;
@@ -22,8 +21,8 @@ impl World {
         it.clear();
         let limits = self.plan.limits;
         let mut controller = Controller::new(limits, Sectors(self.plan.sectors), it.store.record);
-        if let Some(prepare) = &self.prepare {
-            prepare(&mut controller);
+        if let Some(bug) = self.bug {
+            bug.plant(&mut controller);
         }
         self.forward_sessions += 1;
         controller.resume_forwarding(it.store.shared, self.forward_sessions);
@@ -168,7 +167,7 @@ impl World {
         let buffers = &mut self.nodes[node].buffers;
         let freed = buffers.free(tag);
         for way in buffers.unblock() {
-            self.schedule(1, Occurrence::Unblocked(way));
+            self.schedule(1, move |world| world.receive(way));
         }
         freed
     }
@@ -201,7 +200,7 @@ impl World {
             Event::Owes { .. } => {
                 self.reached(Reached::MovedInPart);
                 let delay = self.random.link.magnitude(MICROSECOND, 5 * MILLISECOND);
-                self.schedule(delay, Occurrence::ConnectPull(node));
+                self.schedule(delay, move |world| world.connect_pull(node));
             }
             Event::OwesNothing { .. } => {
                 self.reached(Reached::OwesNothing);
@@ -229,7 +228,7 @@ impl World {
             }
             Event::NeedPeer { .. } => {
                 let delay = self.random.link.between(20_000, 2_000_000);
-                self.schedule(delay, Occurrence::Dial(node));
+                self.schedule(delay, move |world| world.dial(node));
             }
             // Judging the obstacle takes longer than a run.
             Event::Obstructed { .. } => {}

@@ -6,7 +6,6 @@ use godwit_core::event::AbortReason;
 use godwit_core::request::RequestError;
 use godwit_core::units::{Extent, Lba};
 
-use super::agenda::OwnEvent;
 use super::node::{Holder, Pending};
 use super::{World, name};
 use crate::history::Value;
@@ -48,7 +47,7 @@ impl World {
             mark,
             started: now,
         });
-        self.schedule_own(node, latency, OwnEvent::DiskDone(place));
+        self.schedule_own(node, latency, move |world| world.disk_done(node, place));
         match error {
             Some(RequestError::NoSpace) => self.reached(Reached::NoSpace),
             Some(_) => self.reached(Reached::IoError),
@@ -148,7 +147,7 @@ impl World {
         }
         let store = &self.nodes[node].store;
         let delay = store.record_latency(self.now, &mut self.random.store);
-        self.schedule_own(node, delay, OwnEvent::Stored);
+        self.schedule_own(node, delay, move |world| world.stored(node));
     }
 
     pub(super) fn stored(&mut self, node: usize) {

@@ -6,7 +6,6 @@ use godwit_core::event::{AbortReason, Phase};
 use godwit_core::request::RequestError;
 use godwit_core::units::Sectors;
 
-use super::agenda::Occurrence;
 use super::wires::network::Way;
 use super::{MILLISECOND, World, name};
 use crate::disk::Failing;
@@ -20,7 +19,7 @@ impl World {
     pub(super) fn start_faults(&mut self) {
         for index in 0..self.plan.faults.len() {
             if let Trigger::At(at) = self.plan.faults[index].trigger {
-                self.schedule(at, Occurrence::Fault(index));
+                self.schedule(at, move |world| world.fault(index));
             }
         }
     }
@@ -38,7 +37,7 @@ impl World {
             {
                 self.moments[index] += 1;
                 if self.moments[index] == skip + 1 {
-                    self.schedule(delay, Occurrence::Fault(index));
+                    self.schedule(delay, move |world| world.fault(index));
                 }
             }
         }
@@ -87,11 +86,8 @@ impl World {
                 if let Some(session) = self.network.youngest() {
                     self.reached(Reached::Stalled);
                     let connections = self.network.sessions[session].connections.len();
-                    let pipe = self.network.pipe(Way {
-                        session,
-                        connection: usize::from(connection) % connections,
-                        from: node,
-                    });
+                    let connection = usize::from(connection) % connections;
+                    let pipe = self.network.pipe(Way::new(session, connection, node));
                     pipe.stalled_until = pipe.stalled_until.max(now + lasts);
                 }
             }
@@ -140,7 +136,7 @@ impl World {
                 self.network.forget(session, node);
             }
         }
-        self.schedule(down, Occurrence::Restart(node));
+        self.schedule(down, move |world| world.restart(node));
     }
 
     /// Counts the state in which a node crashes.

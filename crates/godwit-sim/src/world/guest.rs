@@ -5,17 +5,13 @@ use std::rc::Rc;
 use godwit_core::request::{Operation, Origin, Request, RequestError};
 use godwit_core::units::{Extent, Lba};
 
-use super::agenda::Occurrence;
-use super::node::{Holder, Node};
+use super::node::{BLOCK, Holder, Node};
 use super::{MICROSECOND, MILLISECOND, World, name};
 use crate::disk::Data;
 use crate::history::WriteNumber;
 use crate::plan::{GuestPlan, Places, SteadyLoad, Workload};
 use crate::random::Random;
 use crate::run::coverage::Reached;
-
-/// Sectors of a block of 4 KiB.
-const BLOCK_SECTORS: u64 = 8;
 
 /// Tags reserved for frames and requests of the other node.
 const RESERVED: usize = 3;
@@ -107,22 +103,16 @@ impl Guest {
     }
 
     fn draw_steadily(&mut self, load: SteadyLoad) -> Operation {
-        let sectors = load.blocks * BLOCK_SECTORS;
         let random = &mut self.random;
-        let place = |of: u64| of / sectors;
         let at = match load.places {
-            Places::Within(of) => random.below(place(of)),
+            Places::Within(of) => random.below(of / BLOCK),
             Places::InOrder(of) => {
-                let at = self.cursor % place(of);
                 self.cursor += 1;
-                at
+                (self.cursor - 1) % (of / BLOCK)
             }
-            Places::Skewed(of) => {
-                let rank = (place(of) as f64).powf(random.fraction()) as u64 - 1;
-                rank.wrapping_mul(2_654_435_761) % place(of)
-            }
+            Places::Skewed(of) => random.skewed(of / BLOCK),
         };
-        match Extent::new(Lba(at * sectors), sectors as u32) {
+        match Extent::new(Lba(at * BLOCK), BLOCK as u32) {
             Some(extent) if random.below(100) < load.reads => Operation::Read(extent),
             Some(extent) => Operation::Write { extent, fua: false },
             None => Operation::Flush,
@@ -147,7 +137,7 @@ impl Guest {
 impl World {
     pub(super) fn start_guest(&mut self) {
         for place in 0..self.guest.places.len() {
-            self.schedule(place as u64 + 1, Occurrence::Guest(place));
+            self.schedule(place as u64 + 1, move |world| world.ask(place));
         }
         self.reached(match self.plan.guest.workload {
             Workload::Uniform => Reached::Uniform,
@@ -165,7 +155,7 @@ impl World {
         }
         let node = match self.ready() {
             Ok(node) => node,
-            Err(wait) => return self.schedule(wait, Occurrence::Guest(place)),
+            Err(wait) => return self.schedule(wait, move |world| world.ask(place)),
         };
         if self.plan.guest.steady.is_none() && self.guest.random.permille(4) {
             self.guest.silent_until = self.now + self.plan.guest.pause;
@@ -278,10 +268,7 @@ impl World {
         let length = 1 + random.below(longest);
         let start = match plan.workload {
             Workload::Uniform | Workload::Mixed => random.below(sectors),
-            Workload::Zipf => {
-                let rank = (sectors as f64).powf(random.fraction()) as u64 - 1;
-                rank.wrapping_mul(2_654_435_761) % sectors
-            }
+            Workload::Zipf => random.skewed(sectors),
             Workload::Sequential => {
                 let at = guest.cursor;
                 guest.cursor = (at + length) % sectors;
@@ -359,7 +346,7 @@ impl World {
         let wait = self
             .guest
             .until_next(place, think, self.plan.guest.steady, self.now);
-        self.schedule(wait, Occurrence::Guest(place));
+        self.schedule(wait, move |world| world.ask(place));
         let Some(asked) = self.guest.places[place].take() else {
             return self.fail("a request is answered once", || {
                 format!("{} answers place {place}", name(node))
@@ -461,7 +448,7 @@ impl World {
         for place in 0..self.guest.places.len() {
             if let Some(asked) = self.guest.places[place].take_if(|asked| asked.node == node) {
                 writes.extend(asked.write);
-                self.schedule(delay, Occurrence::Guest(place));
+                self.schedule(delay, move |world| world.ask(place));
             }
         }
         writes

@@ -12,7 +12,6 @@ use crate::disk::sectors;
 use crate::history::{IMAGE, Value};
 use crate::plan::MigrationPlan;
 use crate::run::coverage::Reached;
-use crate::world::agenda::{Occurrence, OwnEvent};
 use crate::world::node::{BLOCK, StoredMissing, has, insert};
 use crate::world::{MICROSECOND, MILLISECOND, World, name};
 
@@ -22,8 +21,9 @@ pub(super) const CREATED: MigrationId = MigrationId([0xEE; 16]);
 /// A node's knowledge of its disk's image.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OnImage {
-    /// Durable remainder of the record while part of the image is missing here.
-    fetch: Option<MigrationId>,
+    /// Durable remainder of the record while part of the image is missing here; `None` while another node has the
+    /// missing blocks.
+    pub(super) fetch: Option<MigrationId>,
     /// True while the engine is connected to the image; `connections` counts the connections.
     connected: bool,
     connections: u32,
@@ -151,38 +151,37 @@ impl World {
         }
         let begun = self.with(source, |c, _| c.begin_comparison());
         let Some(Ok(missing)) = begun else {
-            self.schedule(2 * MILLISECOND, Occurrence::Migrate);
+            self.schedule(2 * MILLISECOND, Self::operate);
             return false;
         };
         let it = &mut self.nodes[source];
         it.image.begun = Some((missing, it.disk.current.clone()));
         let incarnation = it.incarnation;
-        let delay = self
-            .random
-            .image
-            .magnitude(20 * MICROSECOND, 10 * MILLISECOND);
-        self.schedule(delay, Occurrence::Compared(source, incarnation));
+        let random = &mut self.random.image;
+        let delay = random.magnitude(20 * MICROSECOND, 10 * MILLISECOND);
+        self.schedule(delay, move |world| {
+            world.schedule(1, Self::operate);
+            if world.nodes[source].incarnation == incarnation {
+                world.compared(source);
+            }
+        });
         false
     }
 
     /// Ends a comparison: the differences are known, except for the guest's writes since.
-    pub(super) fn compared(&mut self, node: usize, incarnation: u32) {
-        self.schedule(1, Occurrence::Migrate);
-        let it = &mut self.nodes[node];
-        if it.incarnation != incarnation {
-            return;
-        }
-        let Some((missing, at_first)) = it.image.begun.take() else {
+    fn compared(&mut self, node: usize) {
+        let Some((missing, at_first)) = self.nodes[node].image.begun.take() else {
             return;
         };
         let (mut different, mut same) = (vec![0; missing.len()], vec![0; missing.len()]);
         // The repository may not know which blocks of a chunk differ.
         let coarse = self.random.image.permille(200);
         for block in 0..self.plan.sectors.div_ceil(BLOCK) {
-            let range = block * BLOCK..((block + 1) * BLOCK).min(self.plan.sectors);
-            let in_image = content(range.start) != 0;
-            if has(&missing, range.start) {
-                insert(&mut same, range.start);
+            let start = block * BLOCK;
+            let mut range = start..(start + BLOCK).min(self.plan.sectors);
+            let in_image = content(start) != 0;
+            if has(&missing, start) {
+                insert(&mut same, start);
                 continue;
             }
             // The block was read at some time between start and end.
@@ -190,11 +189,11 @@ impl World {
                 0 => &at_first,
                 _ => &self.nodes[node].disk.current,
             };
-            let equal = range.clone().all(|at| read[at as usize] == content(at));
+            let equal = range.all(|at| read[at as usize] == content(at));
             match (in_image, equal && !(in_image && coarse)) {
-                (true, true) => insert(&mut same, range.start),
+                (true, true) => insert(&mut same, start),
                 (false, true) => {}
-                (_, false) => insert(&mut different, range.start),
+                (_, false) => insert(&mut different, start),
             }
         }
         let told = self.with(node, |c, _| c.end_comparison(&different, &same));
@@ -207,16 +206,11 @@ impl World {
     /// Empties the destination's disk for an incoming disk on an image. Returns false while data of an earlier move is
     /// still being written there.
     pub(super) fn empty_for_image(&mut self, node: usize) -> bool {
-        let may = self.with(node, |c, _| c.give_up_image());
-        if may == Some(true) {
+        let may = self.with(node, |c, _| c.give_up_image()) == Some(true);
+        if may {
             self.nodes[node].disk.empty();
         }
-        may == Some(true)
-    }
-
-    /// Sets the source of an incoming disk's missing blocks: the image for `Some`, another node for `None`.
-    pub(super) fn comes_on_image(&mut self, node: usize, fetch: Option<MigrationId>) {
-        self.nodes[node].image.fetch = fetch;
+        may
     }
 
     /// Connects a node's engine to the image, if the engine fetches and is not connected.
@@ -260,21 +254,19 @@ impl World {
         let connection = it.image.connections;
         match *message {
             Message::Pull { slot, extent } => {
-                let delay = self
-                    .random
-                    .image
-                    .magnitude(50 * MICROSECOND, 5 * MILLISECOND);
-                self.schedule_own(
-                    node,
-                    delay,
-                    OwnEvent::ImageAnswers(connection, slot, extent),
-                );
+                let random = &mut self.random.image;
+                let delay = random.magnitude(50 * MICROSECOND, 5 * MILLISECOND);
+                self.schedule_own(node, delay, move |world| {
+                    world.image_answers(node, connection, slot, extent)
+                });
             }
             Message::Whole { .. } => {
                 // Answers still in flight are not accepted any more.
                 let connection = connection + 1;
                 self.nodes[node].image.connections = connection;
-                self.schedule_own(node, 20 * MICROSECOND, OwnEvent::ImageHangsUp(connection));
+                self.schedule_own(node, 20 * MICROSECOND, move |world| {
+                    world.image_hangs_up(node, connection)
+                });
             }
             _ => self.fail("an engine asks an image only for what it has", || {
                 format!("{} says {message:?}", name(node))
@@ -301,15 +293,11 @@ impl World {
         let away = plan.is_some_and(|plan| !self.settling && plan.is_away(self.now));
         let data: Vec<Value> = sectors(extent).map(|at| content(at as u64)).collect();
         let zeroes = data.iter().all(|value| *value == 0);
-        let result = match away {
-            true => Err(RequestError::NotServing),
-            false => Ok(()),
+        let (result, state) = match away {
+            true => (Err(RequestError::NotServing), Reached::RepositoryAway),
+            false => (Ok(()), Reached::Fetched),
         };
-        self.reached(if away {
-            Reached::RepositoryAway
-        } else {
-            Reached::Fetched
-        });
+        self.reached(state);
         let data = (!away && !zeroes).then(|| data.into());
         let pulled = Message::Pulled {
             slot,

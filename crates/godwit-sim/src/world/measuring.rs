@@ -10,7 +10,6 @@ use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Extent, Lba};
 use godwit_core::{Arrivals, GuestLoad, MigrationChange, PolicyOptions, PushOptions};
 
-use super::agenda::Occurrence;
 use super::{MILLISECOND, Violation, World};
 use crate::disk::Data;
 
@@ -40,25 +39,30 @@ pub(crate) struct Measurement {
 
 /// The measurements of a move.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Figures {
-    pub(crate) cost: Cost,
+pub struct Figures {
+    /// Cost of the move.
+    pub cost: Cost,
     /// Time from the start until the other node serves the disk; `None` if the move was given up.
-    pub(crate) handed_over: Option<Duration>,
+    pub handed_over: Option<Duration>,
     /// Bytes over the link, both directions together.
-    pub(crate) carried: u64,
+    pub carried: u64,
     /// Reason for a change of the policy, if any.
-    pub(crate) why: Option<Why>,
-    pub(crate) waits: Waits,
+    pub why: Option<Why>,
+    /// The guest's latencies.
+    pub waits: Waits,
 }
 
 /// The guest's latencies while its disk moved.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Waits {
-    pub(crate) promised: Option<Duration>,
+pub struct Waits {
+    /// Promised latency.
+    pub promised: Option<Duration>,
     /// Part of the requests that took longer than promised.
-    pub(crate) late: f64,
-    pub(crate) p99: Duration,
-    pub(crate) p9999: Duration,
+    pub late: f64,
+    /// The time within which 99 of a hundred requests were answered.
+    pub p99: Duration,
+    /// The time within which 9,999 of ten thousand requests were answered.
+    pub p9999: Duration,
 }
 
 /// The review state of a policy chosen by the node.
@@ -116,7 +120,7 @@ impl World {
     pub(crate) fn measure(mut self, what: &Measurement) -> Result<Figures, Violation> {
         self.fill(what.full);
         self.start_guest();
-        self.schedule(1, Occurrence::Sample);
+        self.schedule(1, Self::sample);
         let nanoseconds = |time: Duration| time.as_nanos() as u64;
         self.run_until(nanoseconds(what.before));
         let had_before = self.guest.had;
@@ -124,26 +128,26 @@ impl World {
         let begun = self.now;
         (self.thought.begun, self.thought.full) = (begun, what.full);
         let carried = self.carried_bytes();
-        self.schedule(1, Occurrence::Migrate);
+        self.schedule(1, Self::operate);
         if what.thinks {
-            self.schedule(THINKS, Occurrence::Think);
+            self.schedule(THINKS, Self::think);
         }
         let end = begun + nanoseconds(what.limit);
         let (mut over, mut waits) = (None, None);
-        let mut free = None;
-        while self.holds() && free.is_none() && self.now < end {
+        let mut free = false;
+        while self.holds() && !free && self.now < end {
             self.run_until(self.now + LOOKS);
             let since = Duration::from_nanos(self.now - begun);
             if over.is_none() && self.nodes[1].serves() {
                 over = Some(since);
                 waits = Some(std::mem::take(&mut self.guest.waits));
             }
-            free = over.and(self.is_whole().then_some(since));
+            free = over.is_some() && self.is_whole();
         }
         let took = Duration::from_nanos(self.now - begun);
         let carried = self.carried_bytes() - carried;
         let had = self.guest.had - had_before;
-        if free.is_none() {
+        if !free {
             self.cancel();
         }
         let waits = waits.unwrap_or_else(|| std::mem::take(&mut self.guest.waits));
@@ -164,7 +168,7 @@ impl World {
         };
         Ok(Figures {
             cost,
-            handed_over: over.filter(|_| free.is_some()),
+            handed_over: over.filter(|_| free),
             carried,
             why: self.thought.why,
             waits: Waits::of(waits, promised),
@@ -218,7 +222,7 @@ impl World {
 
     /// Reviews the policy of a migration, if the node chose it.
     pub(super) fn think(&mut self) {
-        self.schedule(THINKS, Occurrence::Think);
+        self.schedule(THINKS, Self::think);
         let node = self.course.source;
         let progress = self.nodes[node].progress();
         let Some(progress) = progress.filter(|it| it.phase == Phase::Copying) else {

@@ -15,18 +15,20 @@ mod wires;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::fmt;
 use std::rc::Rc;
 
+use godwit_core::Limits;
 use godwit_core::authority::AuthorityRecord;
-use godwit_core::{Controller, Limits};
 
-use self::agenda::{Agenda, Occurrence, OwnEvent};
+use self::agenda::Agenda;
 use self::checks::authority::Epochs;
 use self::course::Course;
 use self::guest::Guest;
 use self::measuring::Thought;
 use self::node::Node;
 use self::wires::network::Network;
+use crate::bug::Bug;
 use crate::history::History;
 use crate::plan::{MigrationPlan, Plan};
 use crate::random::Random;
@@ -51,10 +53,17 @@ const MILLISECOND: u64 = 1_000_000;
 
 /// A violated invariant.
 #[derive(Clone, Debug)]
-pub(crate) struct Violation {
+pub struct Violation {
     /// The invariant, always in the same words.
-    pub(crate) claim: &'static str,
-    pub(crate) detail: String,
+    pub claim: &'static str,
+    /// The state that violates the invariant.
+    pub detail: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "violates: {}\n  {}", self.claim, self.detail)
+    }
 }
 
 /// The outcome of a run.
@@ -94,9 +103,6 @@ impl Trace {
         self.lines.take().into()
     }
 }
-
-/// A function applied to each new controller, to plant a bug.
-pub(crate) type Prepare = std::sync::Arc<dyn Fn(&mut Controller) + Send + Sync>;
 
 /// The random numbers of each part of a run.
 struct Streams {
@@ -145,11 +151,11 @@ pub(crate) struct World {
     restless: u32,
     outcome: Outcome,
     trace: Option<Trace>,
-    prepare: Option<Prepare>,
+    bug: Option<Bug>,
 }
 
 impl World {
-    pub(crate) fn new(plan: Plan, trace: Option<Trace>, prepare: Option<Prepare>) -> Self {
+    pub(crate) fn new(plan: Plan, trace: Option<Trace>, bug: Option<Bug>) -> Self {
         let node = |index: usize, record| Node::new(&plan, index, record);
         let mut world = Self {
             now: 1,
@@ -172,7 +178,7 @@ impl World {
             restless: 0,
             outcome: Outcome::default(),
             trace,
-            prepare,
+            bug,
             plan,
         };
         if world.plan.image.is_some() {
@@ -188,8 +194,8 @@ impl World {
     pub(crate) fn run(mut self) -> Outcome {
         self.start_guest();
         self.start_faults();
-        self.schedule(1, Occurrence::Migrate);
-        self.schedule(1, Occurrence::Sample);
+        self.schedule(1, Self::operate);
+        self.schedule(1, Self::sample);
         self.run_until(self.plan.load);
         if self.holds() {
             self.settle();
@@ -202,17 +208,21 @@ impl World {
         while self.holds() && self.step(end) {}
     }
 
-    fn schedule(&mut self, delay: u64, occurrence: Occurrence) {
-        self.agenda.add(self.now + delay.max(1), occurrence);
+    fn schedule(&mut self, delay: u64, event: impl FnOnce(&mut Self) + 'static) {
+        self.agenda.add(self.now + delay.max(1), Box::new(event));
     }
 
-    /// Schedules an event of the node's process.
-    fn schedule_own(&mut self, node: usize, delay: u64, event: OwnEvent) {
+    /// Schedules an event of the node's process; void once the process has ended.
+    fn schedule_own(&mut self, node: usize, delay: u64, event: impl FnOnce(&mut Self) + 'static) {
         let incarnation = self.nodes[node].incarnation;
-        self.schedule(delay, Occurrence::Own(node, incarnation, event));
+        self.schedule(delay, move |world| {
+            if world.nodes[node].incarnation == incarnation {
+                event(world);
+            }
+        });
     }
 
-    /// Advances to the next event: an occurrence, or a deadline of a controller. Returns false if there is none before
+    /// Advances to the next event, or to a deadline of a controller. Returns false if there is none before
     /// `until`.
     fn step(&mut self, until: u64) -> bool {
         self.steps += 1;
@@ -234,8 +244,8 @@ impl World {
         self.now = at;
         if let Some((_, node)) = deadline {
             self.wake(node);
-        } else if let Some(occurrence) = self.agenda.take() {
-            self.happen(occurrence);
+        } else if let Some(event) = self.agenda.take() {
+            event(self);
         }
         true
     }
@@ -253,51 +263,6 @@ impl World {
                 let name = name(node);
                 format!("{name} is due at once {MOST_RESTLESS} times in a row")
             });
-        }
-    }
-
-    fn happen(&mut self, occurrence: Occurrence) {
-        match occurrence {
-            Occurrence::Own(node, incarnation, event) => {
-                if self.nodes[node].incarnation == incarnation {
-                    self.happen_at(node, event);
-                }
-            }
-            Occurrence::Carried(from) => self.carried(from),
-            Occurrence::Arrived(way) => {
-                self.network.pipe(way).arrive();
-                self.receive(way);
-            }
-            Occurrence::Unblocked(way) => self.receive(way),
-            Occurrence::Lost { session, node } => self.notice_loss(session, node),
-            Occurrence::Guest(place) => self.ask(place),
-            Occurrence::Follow => self.follow(),
-            Occurrence::Migrate => self.operate(),
-            Occurrence::SwitchOver(number) => self.switch_over(number),
-            Occurrence::Change(number) => self.change(number),
-            Occurrence::Fault(index) => self.fault(index),
-            Occurrence::Restart(node) => self.restart(node),
-            Occurrence::Dial(node) => self.dial(node),
-            Occurrence::Reconnect(node) => self.reconnect(node),
-            Occurrence::ConnectPull(node) => self.connect_pull(node),
-            Occurrence::Compared(node, incarnation) => self.compared(node, incarnation),
-            Occurrence::HangUp(session) => self.hang_up(session),
-            Occurrence::Sample => self.sample(),
-            Occurrence::Think => self.think(),
-        }
-    }
-
-    fn happen_at(&mut self, node: usize, event: OwnEvent) {
-        match event {
-            OwnEvent::DiskDone(place) => self.disk_done(node, place),
-            OwnEvent::Stored => self.stored(node),
-            OwnEvent::SharingStored => self.sharing_stored(node),
-            OwnEvent::MissingStored => self.missing_stored(node),
-            OwnEvent::HangUpSeen => self.look_for_hang_ups(node),
-            OwnEvent::ImageAnswers(connection, slot, extent) => {
-                self.image_answers(node, connection, slot, extent);
-            }
-            OwnEvent::ImageHangsUp(connection) => self.image_hangs_up(node, connection),
         }
     }
 

@@ -7,7 +7,6 @@ use godwit_core::event::{AbortReason, Phase};
 use godwit_core::units::Extent;
 use godwit_core::{DeltaBy, LinkSignal, MigrationOptions, OlderCopy, PolicyOptions};
 
-use super::agenda::Occurrence;
 use super::checks::promise::Promise;
 use super::node::{Node, Seen};
 use super::wires::network::Way;
@@ -37,7 +36,7 @@ impl World {
         let due = self.now >= self.course.ended + planned.gap;
         let source = (0..2).find(|node| self.nodes[*node].serves());
         let (Some(source), true, true) = (source, idle, due) else {
-            return self.schedule(MILLISECOND / 2, Occurrence::Migrate);
+            return self.schedule(MILLISECOND / 2, Self::operate);
         };
         let on_image = self.leaves_image(source, &planned);
         if on_image && !self.is_compared(source) {
@@ -52,7 +51,7 @@ impl World {
         };
         if !self.prepare_destination(1 - source, &options, on_image) {
             // No harm done: the destination is still busy with the last migration.
-            return self.schedule(2 * MILLISECOND, Occurrence::Migrate);
+            return self.schedule(2 * MILLISECOND, Self::operate);
         }
         let session = self.network.open();
         self.note(|| format!("   migration of session {session}: {options:?}"));
@@ -60,7 +59,7 @@ impl World {
             node.sessions.migration = Some(session);
         }
         self.course.begin(source, on_image, self.plan.sectors);
-        self.schedule(MILLISECOND, Occurrence::Migrate);
+        self.schedule(MILLISECOND, Self::operate);
         self.nodes[source].outgoing = true;
         let started = self.with(source, |c, now| c.start_source(now, options));
         if started != Some(Ok(())) {
@@ -73,7 +72,8 @@ impl World {
             self.reached(Reached::LeavesImage);
         }
         if let Some(change) = planned.change {
-            self.schedule(change.after, Occurrence::Change(self.course.begun - 1));
+            let number = self.course.begun - 1;
+            self.schedule(change.after, move |world| world.change(number));
         }
         self.course.promise = self.promise_of(source, &options);
     }
@@ -92,8 +92,8 @@ impl World {
         if accepted != Some(Ok(())) || empties && !self.empty_for_image(node) {
             return false;
         }
-        self.comes_on_image(node, on_image.then_some(options.migration));
         let it = &mut self.nodes[node];
+        it.image.fetch = on_image.then_some(options.migration);
         it.store.base = None;
         it.seen = Seen::default();
         true
@@ -133,7 +133,7 @@ impl World {
     pub(super) fn schedule_switchover(&mut self) {
         if let Some(last) = self.course.number() {
             let delay = self.plan.migrations[last].ordered_after;
-            self.schedule(delay, Occurrence::SwitchOver(last));
+            self.schedule(delay, move |world| world.switch_over(last));
         }
     }
 
@@ -230,7 +230,7 @@ impl World {
             self.schedule_reconnect(node);
         }
         if let Some(delay) = self.planned().and_then(|planned| planned.client_follows) {
-            self.schedule(delay, Occurrence::Follow);
+            self.schedule(delay, Self::follow);
         }
     }
 
@@ -305,7 +305,7 @@ impl World {
 
     /// Does the bodies' periodic work: reports the link, looks for an owner.
     pub(super) fn sample(&mut self) {
-        self.schedule(SAMPLING, Occurrence::Sample);
+        self.schedule(SAMPLING, Self::sample);
         for node in 0..2 {
             let carried = std::mem::take(&mut self.network.directions[node].carried);
             let migration = self.nodes[node].sessions.migration;
@@ -330,12 +330,7 @@ impl World {
         } else {
             0
         };
-        let way = Way {
-            session,
-            connection: 1,
-            from: node,
-        };
-        let pipe = self.network.pipe(way);
+        let pipe = self.network.pipe(Way::new(session, 1, node));
         let delivered = std::mem::take(&mut pipe.delivered);
         let queued = pipe.unacknowledged;
         let planned = self.planned();
@@ -367,7 +362,7 @@ impl World {
             }
         }
         let session = self.network.open();
-        self.schedule(2 * MILLISECOND, Occurrence::HangUp(session));
+        self.schedule(2 * MILLISECOND, move |world| world.hang_up(session));
         for it in &mut self.nodes {
             it.sessions.migration = Some(session);
         }
@@ -383,7 +378,7 @@ impl World {
         }
         let mut nodes = self.nodes.iter();
         if nodes.any(|node| node.is_up() && node.store.is_undecided()) {
-            return self.schedule(2 * MILLISECOND, Occurrence::HangUp(session));
+            return self.schedule(2 * MILLISECOND, move |world| world.hang_up(session));
         }
         // The source may have made the session its forwarding connection.
         let mut forwards = false;
@@ -406,7 +401,7 @@ impl World {
     pub(super) fn schedule_reconnect(&mut self, node: usize) {
         let delay = self.retry_delay();
         self.nodes[node].sessions.reconnects_at = self.now + delay;
-        self.schedule(delay, Occurrence::Reconnect(node));
+        self.schedule(delay, move |world| world.reconnect(node));
     }
 
     /// Reconnects to the owner, if the connection is lost and clients are left.

@@ -7,7 +7,6 @@ use godwit_core::request::{Operation, Origin, Request};
 use godwit_core::wire::{Message, TrafficClass};
 
 use crate::run::coverage::Reached;
-use crate::world::agenda::OwnEvent;
 use crate::world::node::Holder;
 use crate::world::wires::network::Frame;
 use crate::world::{MICROSECOND, MILLISECOND, World, name};
@@ -162,7 +161,7 @@ impl World {
         self.guest.left.extend(abandoned);
         self.nodes[node].buffers.desert();
         let notices = self.random.link.magnitude(MICROSECOND, 40 * MILLISECOND);
-        self.schedule_own(node, notices, OwnEvent::HangUpSeen);
+        self.schedule_own(node, notices, move |world| world.look_for_hang_ups(node));
         self.guest.present[node] = false;
         self.guest.attached = 1 - node;
         self.attach(1 - node);
@@ -185,7 +184,7 @@ impl World {
         let store = &mut self.nodes[node].store;
         store.storing_shared = Some(shared);
         let delay = store.latency(&mut self.random.store);
-        self.schedule_own(node, delay, OwnEvent::SharingStored);
+        self.schedule_own(node, delay, move |world| world.sharing_stored(node));
     }
 
     /// Completes the store of the sharing state.

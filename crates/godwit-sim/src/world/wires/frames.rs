@@ -7,7 +7,6 @@ use godwit_core::wire::{HEADER_SIZE, Header, Message, TrafficClass, double_write
 
 use crate::disk::Data;
 use crate::run::coverage::Reached;
-use crate::world::agenda::Occurrence;
 use crate::world::node::Holder;
 use crate::world::wires::forwarding::is_forwarders;
 use crate::world::wires::network::{Frame, Way, class, connections};
@@ -88,11 +87,8 @@ impl World {
         }
         let range = connections(class, self.network.plan.copy_connections);
         let (first, end) = (range.start as u64, range.end as u64);
-        let way = Way {
-            session,
-            connection: self.random.link.between(first, end) as usize,
-            from,
-        };
+        let connection = self.random.link.between(first, end) as usize;
+        let way = Way::new(session, connection, from);
         let frame = Frame {
             message,
             data,
@@ -110,7 +106,7 @@ impl World {
 
     pub(crate) fn take_turn(&mut self, from: usize) {
         if let Some(takes) = self.network.take_turn(from, self.now) {
-            self.schedule(takes, Occurrence::Carried(from));
+            self.schedule(takes, move |world| world.carried(from));
         }
     }
 
@@ -119,9 +115,14 @@ impl World {
             let plan = self.network.plan;
             let delay = plan.delay + self.random.link.exponential(plan.jitter);
             let at = self.network.pipe(way).arrival(self.now + delay);
-            self.schedule(at - self.now, Occurrence::Arrived(way));
+            self.schedule(at - self.now, move |world| world.arrived(way));
         }
         self.take_turn(from);
+    }
+
+    fn arrived(&mut self, way: Way) {
+        self.network.pipe(way).arrive();
+        self.receive(way);
     }
 
     /// Hands arrived frames to the receiver of a connection, as far as there is room.
@@ -130,7 +131,7 @@ impl World {
         while let Some(message) = self.network.pipe(way).peek() {
             let stalled = self.network.pipe(way).stalled_until;
             if self.now < stalled {
-                return self.schedule(stalled - self.now, Occurrence::Unblocked(way));
+                return self.schedule(stalled - self.now, move |world| world.receive(way));
             }
             let is_up = self.nodes[to].is_up();
             if is_up && is_forwarders(&message) && !self.follows(to, way.session) {
@@ -229,7 +230,7 @@ impl World {
         self.count(Reached::LostInFlight, lost);
         for node in 0..2 {
             let delay = self.random.link.between(MICROSECOND, notice_within);
-            self.schedule(delay, Occurrence::Lost { session, node });
+            self.schedule(delay, move |world| world.notice_loss(session, node));
         }
     }
 
@@ -247,18 +248,14 @@ impl World {
         };
         self.network.end(session, true);
         let mut at = self.network.plan.delay;
-        let control = Way {
-            session,
-            connection: 0,
-            from: by,
-        };
+        let control = Way::new(session, 0, by);
         for _ in 0..moved {
             at += self.random.link.between(MICROSECOND, 100 * MICROSECOND);
-            self.schedule(at, Occurrence::Arrived(control));
+            self.schedule(at, move |world| world.arrived(control));
         }
         at += self.random.link.between(MICROSECOND, MILLISECOND);
         let node = 1 - by;
-        self.schedule(at, Occurrence::Lost { session, node });
+        self.schedule(at, move |world| world.notice_loss(session, node));
     }
 
     /// Tells a node that a session has ended.

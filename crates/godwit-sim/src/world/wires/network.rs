@@ -108,6 +108,16 @@ pub(crate) struct Way {
     pub(crate) from: usize,
 }
 
+impl Way {
+    pub(crate) const fn new(session: usize, connection: usize, from: usize) -> Self {
+        Self {
+            session,
+            connection,
+            from,
+        }
+    }
+}
+
 /// The connections that two nodes opened for one purpose: control, sync, copy, then pull.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -223,11 +233,7 @@ impl Network {
                 continue;
             };
             let bytes = (frame.bytes - pipe.carried).min(TURN);
-            let way = Way {
-                session,
-                connection,
-                from,
-            };
+            let way = Way::new(session, connection, from);
             self.directions[from].turn = Some(Turn { way, bytes });
             self.directions[from].next = place + 1;
             return Some(bytes * 1_000_000_000 / self.bandwidth(from, now));
@@ -265,11 +271,7 @@ impl Network {
     ) -> u64 {
         let mut dropped = 0;
         for connection in connections(class, self.plan.copy_connections) {
-            let pipe = self.pipe(Way {
-                session,
-                connection,
-                from,
-            });
+            let pipe = self.pipe(Way::new(session, connection, from));
             for frame in pipe.queued.drain(..) {
                 pipe.unacknowledged -= frame.bytes;
                 dropped += 1;
@@ -305,11 +307,7 @@ impl Network {
 
     /// Closes a session in order: frames already sent on the control connection still go out. Returns their number.
     pub(crate) fn flush_control(&mut self, session: usize, from: usize) -> u64 {
-        let pipe = self.pipe(Way {
-            session,
-            connection: 0,
-            from,
-        });
+        let pipe = self.pipe(Way::new(session, 0, from));
         let mut moved = 0;
         while let Some(frame) = pipe.socket.pop_front().or_else(|| pipe.queued.pop_front()) {
             pipe.flying.push_back(frame);
@@ -341,7 +339,7 @@ pub(crate) fn connections(class: TrafficClass, copy_connections: usize) -> std::
 }
 
 /// Returns the class of a connection.
-pub(crate) fn class(connection: usize, copy_connections: usize) -> TrafficClass {
+pub(crate) const fn class(connection: usize, copy_connections: usize) -> TrafficClass {
     match connection {
         0 => TrafficClass::Control,
         1 => TrafficClass::Sync,

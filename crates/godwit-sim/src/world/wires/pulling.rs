@@ -8,7 +8,6 @@ use godwit_core::wire::{Message, TrafficClass};
 
 use crate::disk::Data;
 use crate::run::coverage::Reached;
-use crate::world::agenda::{Occurrence, OwnEvent};
 use crate::world::node::{Node, StoringMissing};
 use crate::world::{MICROSECOND, World, name};
 
@@ -44,7 +43,7 @@ impl World {
         };
         it.store.storing_missing = Some(storing);
         let delay = it.store.latency(&mut self.random.store);
-        self.schedule_own(node, delay, OwnEvent::MissingStored);
+        self.schedule_own(node, delay, move |world| world.missing_stored(node));
     }
 
     /// Completes the store of the missing blocks.
@@ -123,7 +122,7 @@ impl World {
         if pull.take_if(|lost| *lost == session).is_some() {
             self.with(node, |c, now| c.handle_pull_lost(now));
             let delay = self.retry_delay();
-            self.schedule(delay, Occurrence::ConnectPull(node));
+            self.schedule(delay, move |world| world.connect_pull(node));
         }
     }
 
