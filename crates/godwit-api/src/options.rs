@@ -6,42 +6,11 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::Policy;
 use crate::text::{format_bytes, format_rate, format_seconds};
 
 #[cfg(feature = "clap")]
 use self::arguments::*;
-
-/// The policy of a disk's move.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
-pub enum Policy {
-    /// A single pass; writes to copied parts go to both nodes.
-    #[default]
-    DoubleWrite,
-    /// Passes over the blocks written since the previous pass, until little is left.
-    PreCopy,
-    /// A single pass; all writes go to both nodes from the start.
-    Mirror,
-    /// Seldom written chunks are pushed; then the disk changes hands, and the destination pulls the rest. The source is
-    /// needed until then.
-    PushPull,
-    /// The disk changes hands at once, and the destination pulls everything. The source is needed until then.
-    PostCopy,
-}
-
-impl Policy {
-    /// Returns the policy's name as spelled in the API.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::DoubleWrite => "double-write",
-            Self::PreCopy => "pre-copy",
-            Self::Mirror => "mirror",
-            Self::PushPull => "push-pull",
-            Self::PostCopy => "post-copy",
-        }
-    }
-}
 
 /// Options of a move of one disk, or of each disk of a VM. Options that are left out have the node's defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -168,30 +137,28 @@ pub struct SwitchMigration {
 mod arguments {
     use std::iter::once;
 
-    use clap::ValueEnum as _;
     use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+    use godwit_core::{POLICIES, PolicyDescription};
 
     use super::Policy;
     use crate::text::InvalidSize;
     pub(super) use crate::text::{parse_duration, parse_rate, parse_size};
 
-    fn values(policies: &[Policy]) -> impl Iterator<Item = PossibleValue> {
-        policies.iter().filter_map(Policy::to_possible_value)
+    fn value(policy: &PolicyDescription) -> PossibleValue {
+        PossibleValue::new(policy.name).help(policy.summary)
     }
 
     pub(super) fn policy_or_auto() -> impl TypedValueParser<Value = Option<Policy>> {
         let help = "double-write; push-pull if that cannot end, or its deadline has come";
         let auto = PossibleValue::new("auto").help(help);
-        PossibleValuesParser::new(once(auto).chain(values(Policy::value_variants())))
-            .map(|name| Policy::from_str(&name, false).ok())
+        PossibleValuesParser::new(once(auto).chain(POLICIES.map(value)))
+            .map(|name| Policy::named(&name))
     }
 
     pub(super) fn leaving_policy() -> impl TypedValueParser<Value = Policy> {
-        let leaving = values(&[Policy::PushPull, Policy::PostCopy]);
-        PossibleValuesParser::new(leaving).map(|name| match name.as_str() {
-            "post-copy" => Policy::PostCopy,
-            _ => Policy::PushPull,
-        })
+        let leaving = POLICIES.into_iter().filter(|policy| policy.pulls());
+        PossibleValuesParser::new(leaving.map(value))
+            .try_map(|name| Policy::named(&name).ok_or(name))
     }
 
     pub(super) fn on_or_off() -> impl TypedValueParser<Value = bool> {
@@ -299,7 +266,7 @@ impl MigrationSettings {
         let rate = |bytes: u64| format_rate(bytes as f64);
         let time = |seconds: u64| format_seconds(seconds as f64);
         let mut words = vec![
-            self.policy.name().to_owned(),
+            self.policy.name.to_owned(),
             format!("window {}", format_bytes(self.window_bytes)),
             format!("chunk {}", format_bytes(self.chunk_bytes)),
         ];
@@ -356,7 +323,7 @@ mod tests {
         let request =
             read(r#"{"disk": "d", "to": "b", "policy": "push-pull", "push_threshold": 2}"#);
         let request = request.expect("valid");
-        assert_eq!(request.options.policy, Some(Policy::PushPull));
+        assert_eq!(request.options.policy, Policy::named("push-pull"));
         assert_eq!(request.options.push_threshold, Some(2));
         let written = serde_json::to_value(&request).expect("is JSON");
         assert_eq!(written["push_threshold"], 2);

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use godwit_core::GovernorParts;
 use godwit_core::wire::Features;
+use godwit_core::{GovernorParts, POLICIES};
 use godwit_image::Location;
 use godwit_peers::config::{PeerConfig, TlsFiles};
 
@@ -167,12 +167,12 @@ impl NodeConfig {
         let wanted = |part, wanted| if wanted { part } else { Features::default() };
         // Without TLS nothing is encrypted, so clear data needs no feature.
         let clear = self.unencrypted_data && self.tls.is_some();
+        let policies = POLICIES.map(|policy| policy.needs);
         wanted(Features::CLEAR_DATA, clear)
             .with(wanted(Features::COMPRESSION, self.compression))
             .with(Features::PLACES)
             .with(Features::HOLES)
-            .with(Features::POLICIES)
-            .with(Features::PULLS)
+            .with(policies.into_iter().fold(Features(0), Features::with))
             .with(Features::DELTAS)
             .with(Features::IMAGE_CHUNKS)
             .with(Features::TWO_PLACES)

@@ -19,7 +19,7 @@ pub mod units;
 pub mod wire;
 mod write_table;
 
-pub use controller::policy::table::*;
+pub use controller::policy::*;
 pub use controller::{
     Admission, Arrivals, ChangeError, Compared, Controller, DeltaBy, DeltaProgress, GovernorParts,
     GuestLoad, HOLE_PIECE_SECTORS, HeatPiece, ImageOffer, Limits, LinkSignal, MAX_MOVED,

@@ -6,9 +6,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use godwit_core::DOUBLE_WRITE;
 use godwit_core::OlderCopy;
 use godwit_core::units::{Epoch, Sectors};
-use godwit_core::wire::{Greeting, Offer, Purpose, Reply, TransferPolicy};
+use godwit_core::wire::{Greeting, Offer, Purpose, Reply};
 use godwit_node::{IncomingLimits, Role};
 use rustls::{ClientConnection, StreamOwned};
 use serde_json::json;
@@ -39,7 +40,7 @@ fn offer(stream: &mut dyn Stream, disk: &str, migration: u8) -> Reply {
         window_chunks: 8,
         copy_connections: 2,
         place: None,
-        policy: TransferPolicy::default(),
+        policy: DOUBLE_WRITE,
         image: None,
         id: None,
     };

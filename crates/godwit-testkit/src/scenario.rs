@@ -4,6 +4,7 @@ use std::io;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use godwit_core::POLICIES;
 use serde_json::Value;
 
 use crate::client::{Initial, Model, Outcome, Verified, VerifyingClient, Workload};
@@ -15,14 +16,10 @@ use crate::random::seed;
 /// Longest time for any expected event on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Every policy of a disk's move.
-pub const POLICIES: [&str; 5] = [
-    "double-write",
-    "pre-copy",
-    "mirror",
-    "push-pull",
-    "post-copy",
-];
+/// Returns the names of all policies of a disk's move.
+pub fn policies() -> impl Iterator<Item = &'static str> {
+    POLICIES.into_iter().map(|policy| policy.name)
+}
 
 /// Turns of one program's tests at a time. `cargo test` runs as many threads as the machine has processors.
 const TURNS: usize = 2;

@@ -1,6 +1,6 @@
 //! Texts about a migration's promise to the guest.
 
-use godwit_api::{Migration, MigrationPromise, Obstacle, PauseReason, Policy};
+use godwit_api::{Migration, MigrationPromise, Obstacle, PauseReason};
 
 use godwit_api::text::{format_bytes, format_micros, format_rate, format_seconds};
 
@@ -104,7 +104,7 @@ pub(crate) fn obstacle(migration: &Migration) -> Option<String> {
         promised.map_or(String::new(), |target| format!(" (now {target})"))
     );
     let bandwidth = given(|options| options.max_bandwidth, "--max-bandwidth");
-    let copies_again = options.is_some_and(|options| options.policy == Policy::PreCopy);
+    let copies_again = options.is_some_and(|options| options.policy.usual.rounds().is_some());
     if obstacle == Obstacle::WriteRate && copies_again {
         let id = &migration.id;
         let slower = bandwidth.map_or(String::new(), |change| {
@@ -158,7 +158,7 @@ pub(crate) fn obstacle(migration: &Migration) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use godwit_api::{MigrationSettings, Pauses};
+    use godwit_api::{MigrationSettings, Pauses, Policy};
 
     use super::*;
     use crate::fixture;
@@ -166,7 +166,7 @@ mod tests {
     fn stuck(obstacle: Option<Obstacle>) -> Migration {
         Migration {
             options: Some(MigrationSettings {
-                policy: Policy::DoubleWrite,
+                policy: Policy::default(),
                 policy_reason: None,
                 rounds: None,
                 push: None,
@@ -258,7 +258,7 @@ mod tests {
     fn pre_copy_delays_no_writes_and_can_end_otherwise() {
         let mut migration = stuck(Some(Obstacle::WriteRate));
         if let Some(options) = &mut migration.options {
-            options.policy = Policy::PreCopy;
+            options.policy = Policy::named("pre-copy").unwrap();
         }
         let text = obstacle(&migration).unwrap();
         let switch = format!(

@@ -19,7 +19,7 @@ pub use self::governor::parts::{GovernorParts, UnknownPart};
 use self::handover::Doubt;
 pub use self::limits::Limits;
 pub use self::options::{ImageOffer, LinkSignal, MigrationOptions, OlderCopy, Switchover};
-pub(crate) use self::policy::table::*;
+pub(crate) use self::policy::*;
 pub use self::progress::{DeltaBy, DeltaProgress, Progress, PromiseProgress, StartError};
 use self::requests::Requests;
 pub use self::requests::forwarding::Admission;

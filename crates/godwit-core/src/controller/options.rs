@@ -5,7 +5,7 @@ use core::time::Duration;
 use super::governor::arrivals::GuestLoad;
 use super::governor::parts::GovernorParts;
 use super::limits::Limits;
-use super::policy::table::PolicyOptions;
+use super::policy::PolicyOptions;
 use super::{MAX_MOVED, MAX_VERIFIED, StartError};
 use crate::sla::LatencyTarget;
 use crate::units::{MigrationId, SECTOR_SIZE, Sectors};

@@ -4,7 +4,7 @@
 use super::DecodeError;
 use super::TrafficClass;
 use super::header::{HEADER_SIZE, Header, Kind};
-use crate::controller::OlderCopy;
+use crate::controller::{DOUBLE_WRITE, OlderCopy, POLICIES, PolicyDescription};
 use crate::units::{DiskId, Epoch, MigrationId, Sectors};
 
 /// Protocol version of this build. An old and a new node agree on the highest version known to both.
@@ -147,42 +147,6 @@ pub enum Place {
     Path(String),
 }
 
-/// Method by which the destination gets a disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TransferPolicy {
-    /// A single pass; writes behind its head go to both nodes.
-    #[default]
-    DoubleWrite,
-    /// Rounds over the blocks written meanwhile.
-    PreCopy,
-    /// A single pass; all writes go to both nodes.
-    Mirror,
-    /// Rarely written blocks are pushed; the disk changes hands, and the rest is pulled. Only for nodes with
-    /// [`Features::PULLS`].
-    PushPull,
-}
-
-impl TransferPolicy {
-    const fn code(self) -> u8 {
-        match self {
-            Self::DoubleWrite => 1,
-            Self::PreCopy => 2,
-            Self::Mirror => 3,
-            Self::PushPull => 4,
-        }
-    }
-
-    const fn from_code(code: u8) -> Option<Self> {
-        Some(match code {
-            1 => Self::DoubleWrite,
-            2 => Self::PreCopy,
-            3 => Self::Mirror,
-            4 => Self::PushPull,
-            _ => return None,
-        })
-    }
-}
-
 /// The image that a disk was created from, and leaves behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OfferedImage {
@@ -211,9 +175,8 @@ pub struct Offer {
     pub copy_connections: u8,
     /// Place for the disk; `None`: chosen by the destination. Only for nodes with [`Features::PLACES`].
     pub place: Option<Place>,
-    /// Policy of the move. Policies other than [`TransferPolicy::DoubleWrite`] only for nodes with
-    /// [`Features::POLICIES`].
-    pub policy: TransferPolicy,
+    /// Policy of the move. Only for nodes with the features that the policy needs.
+    pub policy: &'static PolicyDescription,
     /// The image with the blocks that the source does not send. Only for nodes with [`Features::IMAGES`].
     pub image: Option<OfferedImage>,
     /// The disk's id, which distinguishes disks of the same name. Only for nodes with [`Features::OWNERS`].
@@ -464,8 +427,8 @@ impl Offer {
         put(body, &self.chunk_sectors.to_le_bytes());
         put(body, &self.window_chunks.to_le_bytes());
         body.push(self.copy_connections);
-        let names_policy =
-            self.policy != TransferPolicy::default() || self.image.is_some() || self.id.is_some();
+        let named = self.policy.needs.contain(Features::POLICIES);
+        let names_policy = named || self.image.is_some() || self.id.is_some();
         match &self.place {
             // Older nodes do not know the following fields.
             None if names_policy => body.push(0),
@@ -480,7 +443,7 @@ impl Offer {
             }
         }
         if names_policy {
-            body.push(self.policy.code());
+            body.push(self.policy.code);
         }
         match &self.image {
             None if self.id.is_some() => body.push(0),
@@ -511,9 +474,11 @@ impl Offer {
                 Ok(_) => return Err(DecodeError::Field("place")),
             },
             policy: match take(from) {
-                Err(_) => TransferPolicy::default(),
+                Err(_) => DOUBLE_WRITE,
                 Ok([code]) => {
-                    TransferPolicy::from_code(code).ok_or(DecodeError::Field("policy"))?
+                    let mut known = POLICIES.into_iter();
+                    let policy = known.find(|policy| policy.code == code);
+                    policy.ok_or(DecodeError::Field("policy"))?
                 }
             },
             image: match take(from) {

@@ -24,7 +24,7 @@ mod message;
 
 pub use greeting::{
     Features, GREETING_LIMIT, Greeting, Hello, MAX_NAME, MAX_PLACE, MIN_PROTOCOL_VERSION, Offer,
-    OfferedImage, PROTOCOL_VERSION, Place, Purpose, Refusal, RefusalCode, Reply, TransferPolicy,
+    OfferedImage, PROTOCOL_VERSION, Place, Purpose, Refusal, RefusalCode, Reply,
 };
 pub use header::{
     FLAG_COMPRESSED, FLAG_FAILED, FLAG_FUA, FLAG_LACKS, FLAG_SHARED, FLAG_UNMAP, FLAG_ZEROES,

@@ -9,8 +9,8 @@ use godwit_core::request::Operation;
 use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Extent, Lba, MigrationId};
 use godwit_core::{
-    ChangeError, LinkSignal, MigrationChange, MigrationOptions, PolicyOptions, PushOptions,
-    RoundOptions, Switchover,
+    ChangeError, DOUBLE_WRITE, LinkSignal, MIRROR, MigrationChange, MigrationOptions, PRE_COPY,
+    PUSH_PULL, PushOptions, Switchover,
 };
 
 /// 1 GiB.
@@ -74,14 +74,8 @@ fn hand_over(source: &mut Source) -> Vec<(u64, u32)> {
 
 #[test]
 fn whatever_the_policy_a_disk_told_to_leave_leaves_what_has_not_been_copied() {
-    let rounds = PolicyOptions::PreCopy(RoundOptions::default());
-    let push = PolicyOptions::PushPull(PushOptions::default());
-    for policy in [
-        PolicyOptions::DoubleWrite,
-        PolicyOptions::Mirror,
-        rounds,
-        push,
-    ] {
+    for policy in [DOUBLE_WRITE, MIRROR, PRE_COPY, PUSH_PULL] {
+        let policy = policy.usual;
         let mut source = a_quarter_has_left(MigrationOptions { policy, ..plain() });
         change(&mut source, &LEAVE_NOW);
         let pushed = copied(&source);

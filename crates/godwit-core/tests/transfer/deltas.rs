@@ -10,8 +10,8 @@ use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Epoch, Extent, Lba, MigrationId, Sectors, Time};
 use godwit_core::wire::{Message, Taken, TrafficClass};
 use godwit_core::{
-    Controller, DeltaBy, ImageOffer, Limits, MigrationOptions, Missing, OlderCopy, PolicyOptions,
-    PushOptions, RoundOptions, Switchover, Written,
+    Controller, DOUBLE_WRITE, DeltaBy, ImageOffer, Limits, MIRROR, MigrationOptions, Missing,
+    OlderCopy, PRE_COPY, PUSH_PULL, PolicyOptions, Switchover, Written,
 };
 
 const LIMITS: Limits = Limits {
@@ -173,7 +173,7 @@ impl Node {
     fn leave_image(&mut self) {
         self.leave_by(MigrationOptions {
             image: ImageOffer::OnePlace,
-            policy: in_blocks(),
+            policy: PRE_COPY.usual.without_image(),
             switchover: Switchover::WhenTold,
             ..MigrationOptions::new(GOES)
         });
@@ -241,12 +241,8 @@ fn what_is_written_since_the_disk_came_is_known_to_the_process_that_received_it_
 
 #[test]
 fn a_disk_goes_back_with_what_was_written_and_what_is_written_meanwhile() {
-    for policy in [
-        PolicyOptions::DoubleWrite,
-        PolicyOptions::Mirror,
-        PolicyOptions::PreCopy(RoundOptions::default()),
-        PolicyOptions::PushPull(PushOptions::default()),
-    ] {
+    for policy in [DOUBLE_WRITE, MIRROR, PRE_COPY, PUSH_PULL] {
+        let policy = policy.usual;
         let mut node = received();
         node.write(17, 1);
         node.write(8 << 11, 3);
@@ -303,7 +299,7 @@ fn what_was_forwarded_and_is_done_here_while_the_guest_is_held_stays() {
     node.receive();
     node.leave_by(MigrationOptions {
         older_copy: OlderCopy::Since(CAME),
-        policy: PolicyOptions::PushPull(PushOptions::default()),
+        policy: PUSH_PULL.usual,
         sla: Some(LatencyTarget {
             limit: Duration::from_millis(5),
             allowed_per_million: 100,
@@ -443,13 +439,6 @@ fn compare(node: &mut Node) -> bool {
     same[0] = 1;
     let nothing = vec![0; same.len()];
     node.core.end_comparison(&nothing, &same)
-}
-
-fn in_blocks() -> PolicyOptions {
-    PolicyOptions::PreCopy(RoundOptions {
-        block_sectors: 8,
-        ..RoundOptions::default()
-    })
 }
 
 #[test]

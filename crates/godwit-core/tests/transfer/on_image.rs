@@ -8,8 +8,8 @@ use godwit_core::authority::AuthorityRecord;
 use godwit_core::request::{Operation, RequestError};
 use godwit_core::units::{Extent, Lba, MigrationId};
 use godwit_core::{
-    Controller, ImageOffer, MigrationChange, MigrationOptions, Missing, PolicyOptions, PushOptions,
-    RoundOptions, StartError, Switchover,
+    Controller, DOUBLE_WRITE, ImageOffer, MigrationChange, MigrationOptions, Missing, POST_COPY,
+    PRE_COPY, PUSH_PULL, PolicyOptions, PushOptions, StartError, Switchover,
 };
 
 /// Sectors of the disk: 1 GiB.
@@ -27,10 +27,7 @@ fn options(policy: PolicyOptions) -> MigrationOptions {
 }
 
 fn pre_copy() -> PolicyOptions {
-    PolicyOptions::PreCopy(RoundOptions {
-        block_sectors: 8,
-        ..RoundOptions::default()
-    })
+    PRE_COPY.usual.without_image()
 }
 
 /// Returns blocks of 4 KiB as bits.
@@ -143,10 +140,8 @@ fn a_disk_of_which_nothing_differs_leaves_with_nothing() {
 fn it_goes_by_what_is_copied_block_by_block_only() {
     let mut source = compared();
     assert!(source.core.end_comparison(&words(&[1]), &words(&[4])));
-    let long_blocks = PolicyOptions::PreCopy(RoundOptions::default());
-    let pushes = PolicyOptions::PushPull(PushOptions::default());
-    for policy in [PolicyOptions::DoubleWrite, pushes, long_blocks] {
-        let refused = source.core.start_source(source.now, options(policy));
+    for policy in [DOUBLE_WRITE, PUSH_PULL, PRE_COPY] {
+        let refused = source.core.start_source(source.now, options(policy.usual));
         assert!(matches!(refused, Err(StartError::Option(_))), "{refused:?}");
     }
     let as_a_whole = |policy| MigrationOptions {
@@ -177,7 +172,7 @@ fn leave_now() -> MigrationChange {
     MigrationChange {
         policy: Some(PushOptions {
             longest_push: Some(Duration::ZERO),
-            ..PushOptions::default()
+            ..PushOptions::USUAL
         }),
         ..MigrationChange::default()
     }
@@ -234,10 +229,7 @@ fn it_is_pushed_from_the_start_if_that_is_asked_for() {
     assert!(source.core.end_comparison(&words(&[1]), &words(&[4])));
     let pushes = MigrationOptions {
         image: ImageOffer::TwoPlaces,
-        ..options(PolicyOptions::PushPull(PushOptions {
-            threshold: 0,
-            ..PushOptions::default()
-        }))
+        ..options(POST_COPY.usual)
     };
     source
         .core

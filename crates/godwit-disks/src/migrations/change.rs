@@ -173,7 +173,7 @@ impl Wanted {
 
     fn policy(&mut self, policy: Option<Policy>, push: PushSettings) {
         let settings = &mut self.settings;
-        self.change.policy = Some(push_options(Some(&push)));
+        self.change.policy = Some(push_options(&push));
         settings.policy = policy.unwrap_or(settings.policy);
         settings.push = Some(push);
         settings.rounds = None;
@@ -228,36 +228,38 @@ fn invalid(view: &Migration, why: &str, hint: &str) -> ErrorBody {
 /// Returns the push settings from now on, if the policy is to change.
 fn push(view: &Migration, request: &SwitchMigration) -> Result<Option<PushSettings>, ErrorBody> {
     let of_pushing = request.push_threshold.is_some() || request.push_seconds.is_some();
-    let usual = godwit_core::PushOptions::default();
-    match request.policy {
-        None if of_pushing => Err(invalid(
+    let Some(policy) = request.policy else {
+        return match of_pushing {
+            true => Err(invalid(
+                view,
+                "what is said of pushing needs a policy that pushes",
+                "choose the policy push-pull with it",
+            )),
+            false => Ok(None),
+        };
+    };
+    let Some(usual) = policy.usual.push() else {
+        return Err(invalid(
             view,
-            "what is said of pushing needs a policy that pushes",
-            "choose the policy push-pull with it",
-        )),
-        None => Ok(None),
-        Some(Policy::PushPull) if request.push_threshold == Some(0) => Err(invalid(
+            &format!("while it runs it cannot become {}", policy.name),
+            "choose push-pull or post-copy, or cancel it and start again",
+        ));
+    };
+    let threshold = request.push_threshold.unwrap_or(usual.threshold);
+    match policy.pushes() {
+        true if threshold == 0 => Err(invalid(
             view,
             "with a threshold of 0 nothing would be pushed",
             "choose at least 1, or the policy post-copy",
         )),
-        Some(Policy::PushPull) => Ok(Some(PushSettings {
-            threshold: request.push_threshold.unwrap_or(usual.threshold),
-            longest_seconds: request.push_seconds,
-        })),
-        Some(Policy::PostCopy) if of_pushing => Err(invalid(
+        false if of_pushing => Err(invalid(
             view,
-            "post-copy pushes nothing",
+            &format!("{} pushes nothing", policy.name),
             "leave out what is said of pushing, or choose the policy push-pull",
         )),
-        Some(Policy::PostCopy) => Ok(Some(PushSettings {
-            threshold: 0,
-            longest_seconds: None,
+        _ => Ok(Some(PushSettings {
+            threshold,
+            longest_seconds: request.push_seconds,
         })),
-        Some(other) => Err(invalid(
-            view,
-            &format!("while it runs it cannot become {}", other.name()),
-            "choose push-pull or post-copy, or cancel it and start again",
-        )),
     }
 }

@@ -9,7 +9,6 @@ use godwit_core::event::AbortReason;
 use godwit_core::units::{MigrationId, Sectors};
 use godwit_core::wire::{
     Features, Greeting, Offer, OfferedImage, Place, Purpose, RefusalCode, Reply, TrafficClass,
-    TransferPolicy,
 };
 use godwit_core::{MigrationOptions, OlderCopy};
 use tokio::sync::{Notify, oneshot};
@@ -345,18 +344,19 @@ impl Attempt {
                 .hint("update that node, or leave out where the disk is to be put")
                 .into());
         }
-        let policy = options::transfer(self.settings.policy);
-        if policy != TransferPolicy::default() && !knows.features.contain(Features::POLICIES) {
+        let policy = self.settings.policy;
+        let lacks = |feature| policy.needs.contain(feature) && !knows.features.contain(feature);
+        if lacks(Features::POLICIES) {
             let text = format!(
                 "cannot {attempted}: node '{}' is older and takes disks by the policy {} only",
                 self.peer.name,
-                Policy::DoubleWrite.name()
+                Policy::default().name
             );
             return Err(ErrorBody::new(ErrorCode::Conflict, text)
                 .hint("update that node, or leave out --policy")
                 .into());
         }
-        if policy == TransferPolicy::PushPull && !knows.features.contain(Features::PULLS) {
+        if lacks(Features::PULLS) {
             let text = format!(
                 "cannot {attempted}: node '{}' is older and serves no disk before all of it is there",
                 self.peer.name
@@ -374,7 +374,7 @@ impl Attempt {
             window_chunks: flight.window_chunks,
             copy_connections: COPY_CONNECTIONS,
             place: self.place.clone(),
-            policy,
+            policy: policy.0,
             image: self.on_image.as_ref().map(|on_image| OfferedImage {
                 image: on_image.image.clone(),
                 manifest: on_image.manifest.clone(),

@@ -7,7 +7,7 @@ mod promises;
 use std::time::Duration;
 
 use godwit_core::units::MigrationId;
-use godwit_core::{Limits, MigrationOptions, PolicyOptions, PushOptions, RoundOptions};
+use godwit_core::{Limits, MigrationOptions, POLICIES, PolicyOptions};
 
 use self::loads::{DISK, LINK, Load};
 pub use self::promises::{Move, moves};
@@ -84,7 +84,9 @@ pub fn choices(mut tell: impl FnMut(&Choice)) -> Result<Vec<Choice>, String> {
     let mut choices = Vec::new();
     for load in loads::all() {
         let mut figures = Vec::new();
-        for (policy, options, thinks) in policies() {
+        let fixed = POLICIES.map(|policy| (policy.name, policy.usual, false));
+        let auto = ("auto", PolicyOptions::DoubleWrite, true);
+        for (policy, options, thinks) in fixed.into_iter().chain([auto]) {
             let measured = run(&load, options, thinks)
                 .map_err(|violation| format!("{} by {policy} {violation}", load.name))?;
             figures.push((policy, measured));
@@ -97,29 +99,6 @@ pub fn choices(mut tell: impl FnMut(&Choice)) -> Result<Vec<Choice>, String> {
         choices.push(choice);
     }
     Ok(choices)
-}
-
-fn policies() -> [(&'static str, PolicyOptions, bool); 6] {
-    let post_copy = PushOptions {
-        threshold: 0,
-        ..PushOptions::default()
-    };
-    [
-        ("double-write", PolicyOptions::DoubleWrite, false),
-        ("mirror", PolicyOptions::Mirror, false),
-        (
-            "pre-copy",
-            PolicyOptions::PreCopy(RoundOptions::default()),
-            false,
-        ),
-        (
-            "push-pull",
-            PolicyOptions::PushPull(PushOptions::default()),
-            false,
-        ),
-        ("post-copy", PolicyOptions::PushPull(post_copy), false),
-        ("auto", PolicyOptions::DoubleWrite, true),
-    ]
 }
 
 fn run(load: &Load, policy: PolicyOptions, thinks: bool) -> Result<Figures, Violation> {

@@ -331,7 +331,7 @@ fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
         allowed_per_million,
     });
     let policy = policy(random);
-    let pulls = matches!(policy, PolicyOptions::PushPull(_));
+    let pulls = policy.description().pulls();
     let busy_chunk_sectors = chunk.max(((sectors / 160) as u32).next_multiple_of(8));
     let options = MigrationOptions {
         chunk_sectors: busy_chunk_sectors * random.pick(&[1, 1, 2, 4]),

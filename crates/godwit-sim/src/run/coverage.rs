@@ -1,5 +1,9 @@
 //! Coverage: counts of the faults and states that runs reached.
 
+use godwit_core::{
+    DOUBLE_WRITE, MIRROR, POLICIES, POST_COPY, PRE_COPY, PUSH_PULL, PolicyDescription,
+};
+
 /// Declares the states with their printed names.
 macro_rules! states {
     ($($state:ident $name:literal,)*) => {
@@ -138,6 +142,17 @@ states! {
     HoleFilled "holes: written to before they were locked",
     HoleCompared "holes: compared with the destination's",
     Settled "settled",
+}
+
+impl Reached {
+    /// The state of a move by each policy.
+    pub(crate) const BY_POLICY: [(&PolicyDescription, Self); POLICIES.len()] = [
+        (DOUBLE_WRITE, Self::DoubleWritePolicy),
+        (MIRROR, Self::MirrorPolicy),
+        (PRE_COPY, Self::PreCopyPolicy),
+        (PUSH_PULL, Self::PushPullPolicy),
+        (POST_COPY, Self::PostCopyPolicy),
+    ];
 }
 
 /// Counts per state.

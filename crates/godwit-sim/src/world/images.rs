@@ -1,12 +1,11 @@
 //! The bodies' part for a disk created from an image: delivery of unfetched blocks, and comparison of the disk with the
 //! image before a move without the image.
 
-use godwit_core::PolicyOptions;
 use godwit_core::action::PullSlot;
 use godwit_core::request::RequestError;
 use godwit_core::units::{Extent, MigrationId, Sectors};
 use godwit_core::wire::{Message, TrafficClass};
-use godwit_core::{ImageOffer, MigrationOptions, Missing, OlderCopy, RoundOptions};
+use godwit_core::{ImageOffer, MigrationOptions, Missing, OlderCopy};
 
 use crate::disk::sectors;
 use crate::history::{IMAGE, Value};
@@ -115,18 +114,8 @@ impl World {
 
     /// Returns the options of a migration without the image.
     pub(super) fn options_on_image(planned: MigrationOptions) -> MigrationOptions {
-        let in_blocks = |rounds| {
-            PolicyOptions::PreCopy(RoundOptions {
-                block_sectors: BLOCK as u32,
-                ..rounds
-            })
-        };
         MigrationOptions {
-            policy: match planned.policy {
-                PolicyOptions::PreCopy(rounds) => in_blocks(rounds),
-                PolicyOptions::PushPull(push) => PolicyOptions::PushPull(push),
-                _ => in_blocks(RoundOptions::default()),
-            },
+            policy: planned.policy.without_image(),
             image: ImageOffer::TwoPlaces,
             older_copy: OlderCopy::None,
             verify: false,

@@ -8,7 +8,7 @@ use godwit_core::auto::{Cost, Facts, Leave, Pace, Why, reconsider};
 use godwit_core::event::{Obstacle, Phase};
 use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Extent, Lba};
-use godwit_core::{Arrivals, GuestLoad, MigrationChange, PolicyOptions, PushOptions};
+use godwit_core::{Arrivals, GuestLoad, MigrationChange, PushOptions};
 
 use super::{MILLISECOND, Violation, World};
 use crate::disk::Data;
@@ -262,7 +262,7 @@ impl World {
                 .map(|(obstacle, since)| (obstacle, Duration::from_nanos(now - since))),
             pace,
         };
-        if thought.why.is_some() || planned.policy != PolicyOptions::DoubleWrite {
+        if thought.why.is_some() {
             return;
         }
         let Some(Leave { push_for, why }) = reconsider(&facts) else {
@@ -271,7 +271,7 @@ impl World {
         let change = MigrationChange {
             policy: Some(PushOptions {
                 longest_push: push_for,
-                ..PushOptions::default()
+                ..PushOptions::USUAL
             }),
             ..MigrationChange::default()
         };

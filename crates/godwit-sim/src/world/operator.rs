@@ -5,7 +5,7 @@ use std::time::Duration;
 use godwit_core::authority::Ownership;
 use godwit_core::event::{AbortReason, Phase};
 use godwit_core::units::Extent;
-use godwit_core::{DeltaBy, LinkSignal, MigrationOptions, OlderCopy, PolicyOptions};
+use godwit_core::{DeltaBy, LinkSignal, MigrationOptions, OlderCopy};
 
 use super::checks::promise::Promise;
 use super::node::{Node, Seen};
@@ -187,13 +187,11 @@ impl World {
     }
 
     fn count_policy(&mut self, options: &MigrationOptions) {
-        self.reached(match options.policy {
-            PolicyOptions::DoubleWrite => Reached::DoubleWritePolicy,
-            PolicyOptions::Mirror => Reached::MirrorPolicy,
-            PolicyOptions::PreCopy(_) => Reached::PreCopyPolicy,
-            PolicyOptions::PushPull(push) if push.threshold == 0 => Reached::PostCopyPolicy,
-            PolicyOptions::PushPull(_) => Reached::PushPullPolicy,
-        });
+        for (policy, state) in Reached::BY_POLICY {
+            if policy == options.policy.description() {
+                self.reached(state);
+            }
+        }
         self.reached(match (options.sla, options.delayed_writes) {
             (None, _) => Reached::WindowOnly,
             (Some(_), false) => Reached::Backpressure,

@@ -10,8 +10,8 @@ use godwit_testkit::cluster::StandsStill;
 use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{
-    PATIENCE, POLICIES, Scenario, becomes_whole, ends_well, finish, import_pattern, load, migrate,
-    moves, says, until, verify,
+    PATIENCE, Scenario, becomes_whole, ends_well, finish, import_pattern, load, migrate, moves,
+    policies, says, until, verify,
 };
 use godwit_testkit::small_fs::SmallFileSystem;
 use godwit_testkit::vm::{GuestLoad, NodeGuest};
@@ -408,7 +408,7 @@ fn a_thin_disk_of_a_tib_leaves_at_once() {
 #[ignore = "takes minutes and measures: make bench SCENE=thin"]
 fn thin_disks_of_many_tib_by_every_policy() {
     let _turn = Scenario::alone();
-    for policy in POLICIES {
+    for policy in policies() {
         for tib in [1, 4, 8] {
             move_thin(policy, tib);
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::random::Random;
 use godwit_testkit::scenario::{
-    PATIENCE, POLICIES, Scenario, becomes_whole, finish, import_pattern, load, migrate, says,
+    PATIENCE, Scenario, becomes_whole, finish, import_pattern, load, migrate, policies, says,
     verify,
 };
 use godwit_testkit::{Model, Node};
@@ -157,7 +157,7 @@ fn a_busy_disk_moves_to_and_fro_by_every_policy() {
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     moved(a, b, &[]);
     let mut places = [b, a];
-    for policy in POLICIES {
+    for policy in policies() {
         let [from, to] = places;
         keeps_its_image(to);
         let client = load(from, DISK, turn.seed, model).unwrap();

@@ -2,7 +2,7 @@
 
 use godwit_testkit::Node;
 use godwit_testkit::client::{Initial, Model};
-use godwit_testkit::scenario::{migrate, verify};
+use godwit_testkit::scenario::{migrate, policies, verify};
 
 use crate::fixture::{Fixture, MIB, SIZE, write};
 
@@ -33,15 +33,9 @@ fn own_disk(fixture: &Fixture, disk: &str, model: &mut Model) {
 fn a_disk_on_an_image_is_not_read_before_it_leaves_whatever_its_policy() {
     let mut fixture = Fixture::start(&["a", "b"], &[]);
     fixture.push_pattern();
-    let disks = [
-        "double-write",
-        "pre-copy",
-        "mirror",
-        "push-pull",
-        "post-copy",
-        "killed",
-    ];
-    let mut models = disks.map(|_| Model::new(fixture.turn.seed, SIZE, Initial::Pattern));
+    let disks: Vec<_> = policies().chain(["killed"]).collect();
+    let model = |_| Model::new(fixture.turn.seed, SIZE, Initial::Pattern);
+    let mut models: Vec<_> = disks.iter().map(model).collect();
     for (disk, model) in disks.iter().zip(&mut models) {
         own_disk(&fixture, disk, model);
     }

@@ -1,6 +1,6 @@
 //! The command `godwit migration`.
 
-use godwit_api::{Move, Policy};
+use godwit_api::Move;
 
 use super::follow::{OnInterrupt, follow, interrupts};
 use super::{SHORT_ID, moving};
@@ -40,7 +40,7 @@ pub(crate) async fn run(
             }
         }
         MigrationCommand::Switch { id, mut change } => {
-            if change.policy == Some(Policy::PushPull) {
+            if change.policy.is_some_and(|policy| policy.pushes()) {
                 change.push_seconds.get_or_insert(0);
             }
             let path = routes::migration_switch(find(client, &id).await?.id());

@@ -1,7 +1,19 @@
 //! Mirror: a single pass; all writes go to both nodes from the start.
 
-use crate::controller::policy::Policy;
+use crate::controller::PolicyOptions;
+use crate::controller::policy::{Policy, PolicyDescription};
 use crate::controller::transfer::pass::Pass;
+use crate::wire::Features;
+
+/// Mirror.
+pub const MIRROR: &PolicyDescription = &PolicyDescription {
+    name: "mirror",
+    summary: "A single pass; all writes go to both nodes from the start",
+    code: 3,
+    needs: Features::POLICIES,
+    usual: PolicyOptions::Mirror,
+    reviewed: false,
+};
 
 /// Mirror, which has no state of its own.
 #[derive(Debug)]

@@ -1,171 +1,255 @@
-//! The seam between a transfer and its policy: the reach of a guest's write, the window's next extent, and the rest
-//! allowed at the switchover.
+//! The table of policies: their descriptions and options, and the policy of a migration.
 //!
-//! A policy is one file that implements [`Policy`], and its lines in [`table`], which holds the options of all policies
-//! and constructs them. Nothing else asks which policy a migration has.
+//! A policy is one file with its [`PolicyDescription`] and its implementation of [`Policy`], and its lines in this file.
+//! Nothing else asks which policy a migration has.
 
-pub(in crate::controller) mod double_write;
-pub(in crate::controller) mod mirror;
-pub(in crate::controller) mod pre_copy;
-pub(in crate::controller) mod push_pull;
-pub(crate) mod table;
+mod double_write;
+mod mirror;
+mod pre_copy;
+mod push_pull;
+mod seam;
 
-use crate::controller::PushOptions;
+pub use self::double_write::*;
+pub use self::mirror::*;
+pub use self::pre_copy::*;
+pub use self::push_pull::*;
+pub(in crate::controller) use self::seam::{Policy, Route};
 use crate::controller::block_set::BlockSet;
+use crate::controller::transfer::heat::BLOCK_SECTORS;
 use crate::controller::transfer::pass::Pass;
+use crate::controller::{MigrationOptions, StartError};
 #[cfg(feature = "planted-bugs")]
 use crate::planted::PlantedBug;
 use crate::units::{Extent, Lba, Sectors, Time};
+use crate::wire::Features;
 
-/// Route of a guest's write that waits for no chunk. The local disk gets the write in any case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::controller) enum Route {
-    /// To the local disk; a copy brings the data to the destination.
-    Local,
-    /// Remembered, and sent to the destination later.
-    Later,
-    /// To both nodes now.
-    Both,
+/// The policies that can be chosen, in the order of the command line.
+pub const POLICIES: [&PolicyDescription; 5] =
+    [DOUBLE_WRITE, PRE_COPY, MIRROR, PUSH_PULL, POST_COPY];
+
+/// Description of a policy, for those who offer, choose or count policies.
+#[derive(Debug, PartialEq, Eq)]
+pub struct PolicyDescription {
+    /// Name in the API and on the command line.
+    pub name: &'static str,
+    /// Help on the command line.
+    pub summary: &'static str,
+    /// Code in an offer.
+    pub(crate) code: u8,
+    /// Features required at the other node.
+    pub needs: Features,
+    /// The policy with its usual options.
+    pub usual: PolicyOptions,
+    /// True if a node that chose the policy may go on by push and pull instead.
+    pub reviewed: bool,
+}
+
+impl PolicyDescription {
+    /// Returns true if the disk changes hands without a part, which the destination pulls.
+    pub const fn pulls(&self) -> bool {
+        self.needs.contain(Features::PULLS)
+    }
+
+    /// Returns true if a part of the disk is pushed before the disk changes hands without the rest.
+    pub fn pushes(&self) -> bool {
+        self.usual.push().is_some_and(|push| push.threshold > 0)
+    }
 }
 
 /// Method by which the destination gets the disk.
-///
-/// The source calls a policy at each of the events below. The defaults are a policy that sends the whole disk in one
-/// pass, remembers nothing, and leaves nothing behind.
-pub(in crate::controller) trait Policy {
-    // Writes of the guest. These calls are on the path of each request.
-
-    /// Returns true if a write has to reach the destination in a pass, now or later. `behind` is true if the write
-    /// begins behind the read head.
-    fn reaches(&self, pass: Pass, behind: bool) -> bool;
-
-    /// Returns true if writes of this pass are only remembered: a later round, or a pull, sends the data.
-    fn only_marks(&self, _: Pass) -> bool {
-        false
-    }
-
-    /// Marks a write of the guest that the destination does not receive. Returns true if the policy remembers the
-    /// write.
-    fn mark(&mut self, _: Pass, _: Extent) -> bool {
-        false
-    }
-
-    /// Returns true if writes usually go to both nodes, so that keeping back writes to hot places pays.
-    fn doubles(&self) -> bool {
-        false
-    }
-
-    /// Returns true if every write goes to both nodes.
-    fn mirrors(&self) -> bool {
-        false
-    }
-
-    /// Returns true if writes never wait for a chunk in flight, because their blocks are copied again; `None` if the
-    /// promise to the guest decides.
-    fn lets_writes_through(&self, _: Pass) -> Option<bool> {
-        None
-    }
-
-    // Copying passes.
-
-    /// Begins a copying pass at the start of the disk; returns the bytes of the pass.
-    fn begin_round(&mut self, _: Pass, capacity: Sectors) -> u64 {
-        capacity.bytes().0
-    }
-
-    /// Returns the next extent of a copying pass at or behind `head`, limited to `limit` sectors.
-    fn next(&self, _: Pass, head: Lba, limit: u32, capacity: Sectors) -> Option<Extent> {
-        next_of_all(head, limit, capacity)
-    }
-
-    /// Notes that a chunk of a copying pass is locked: later writes are not part of the chunk.
-    fn locked(&mut self, _: Pass, _: Extent) {}
-
-    /// Notes that the window was given up: these chunks of a copying pass, and the rest of the last chunk's block, have
-    /// not been copied.
-    fn give_up(&mut self, _: Pass, _: impl Iterator<Item = Extent>, _head: Lba) {}
-
-    /// Returns true if this pass is one of the rounds that may not converge: blocks written meanwhile are sent by the
-    /// next round. The round in which writes go to both nodes is not.
-    fn sends_again(&self, _: Pass) -> bool {
-        false
-    }
-
-    /// Returns true if a round follows `round`, which has just ended. `compares` is true if the disks are compared
-    /// next.
-    fn goes_on(&mut self, _: Pass, _round: u32, _compares: bool) -> bool {
-        false
-    }
-
-    /// Returns true if enough was written for another round while the switchover waits.
-    fn is_due_again(&self, _: Pass) -> bool {
-        false
-    }
-
-    /// Hands over the rest before the disks are compared; the caller remembers the rest from then on.
-    fn take_rest(&mut self, _: impl FnMut(Extent)) {}
-
-    // The switchover.
-
-    /// Returns the bytes written since their copy, to be copied while the guest is held.
-    fn rest(&self) -> u64 {
-        0
-    }
-
-    /// Returns true if the disk may change hands without a part, which the destination pulls. Such a policy itself keeps
-    /// the blocks that the destination lacks, and is to leave too soon for a comparison of the disks.
-    fn pulls(&self) -> bool {
-        false
-    }
-
-    /// Returns the bytes that stay at the source if the disk changes hands now.
-    fn owes(&self) -> u64 {
-        0
-    }
-
-    /// Visits the blocks that stay at the source, in runs of equal heat.
-    fn each_owed(&self, _: impl FnMut(Lba, u32, u8)) {}
-
-    /// Notes that the destination has the whole disk except these blocks, before anything is sent.
-    fn lacks_only(&mut self, _: &BlockSet) {}
-
-    /// Notes a hole: blocks of these sectors that are not in `sent` are zeroes at both nodes.
-    fn is_hole(&mut self, _start: Lba, _end: Lba, _sent: &BlockSet) {}
-
-    /// Returns the time at which the disk is handed over, whatever the destination lacks; `None` once the time has
-    /// come.
-    fn leaves_at(&self) -> Option<Time> {
-        None
-    }
-
-    /// Advances the clock. Returns true once that time has come.
-    fn pass_time(&mut self, _: Time) -> bool {
-        false
-    }
-
-    /// Returns true if the disk is handed over before the end of a pass, because the handover was `ordered` or its time
-    /// has come.
-    fn leaves(&self, _ordered: bool) -> bool {
-        false
-    }
-
-    // A change of a running migration.
-
-    /// Applies new options of push and pull. Returns false if the migration has another policy.
-    fn change(&mut self, _: PushOptions, _: Time) -> bool {
-        false
-    }
-
-    /// Hands over all that the policy remembers, because another policy takes over. No chunk is in flight.
-    fn step_aside(&mut self, _head: Lba, _: impl FnMut(Extent)) {}
-
-    /// Plants a defect of this policy.
-    #[cfg(feature = "planted-bugs")]
-    fn plant(&mut self, _: PlantedBug) {}
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyOptions {
+    /// The disk is copied once; the guest's writes to the copied part go to both nodes (Alg. 1 of the SmartNIC
+    /// storage-migration paper).
+    DoubleWrite,
+    /// The disk is copied once; all of the guest's writes go to both nodes from the start.
+    Mirror,
+    /// The guest writes to its own disk; written blocks are copied again until little is left.
+    PreCopy(RoundOptions),
+    /// Rarely written blocks are pushed; the disk changes hands, and the destination pulls the rest (Alg. 1 to 4 of the
+    /// hybrid storage-transfer paper). Requires [`Features::PULLS`](crate::wire::Features::PULLS) at the other node.
+    PushPull(PushOptions),
 }
 
-/// Returns the next extent of a pass over the whole disk.
-fn next_of_all(head: Lba, limit: u32, capacity: Sectors) -> Option<Extent> {
-    let left = capacity.0.saturating_sub(head.0);
-    Extent::new(head, left.min(u64::from(limit)) as u32)
+impl PolicyOptions {
+    /// Returns the policy's description.
+    pub const fn description(self) -> &'static PolicyDescription {
+        match self {
+            Self::DoubleWrite => DOUBLE_WRITE,
+            Self::Mirror => MIRROR,
+            Self::PreCopy(_) => PRE_COPY,
+            Self::PushPull(PushOptions { threshold: 0, .. }) => POST_COPY,
+            Self::PushPull(_) => PUSH_PULL,
+        }
+    }
+
+    /// Returns the options of the rounds, if the policy has rounds.
+    pub const fn rounds(self) -> Option<RoundOptions> {
+        match self {
+            Self::PreCopy(rounds) => Some(rounds),
+            _ => None,
+        }
+    }
+
+    /// Returns the options of the push, if the destination pulls the rest.
+    pub const fn push(self) -> Option<PushOptions> {
+        match self {
+            Self::PushPull(push) => Some(push),
+            _ => None,
+        }
+    }
+
+    /// Returns the policy with these options, if given, where they apply.
+    #[must_use]
+    pub fn with(self, rounds: Option<RoundOptions>, push: Option<PushOptions>) -> Self {
+        match self {
+            Self::PreCopy(usual) => Self::PreCopy(rounds.unwrap_or(usual)),
+            Self::PushPull(usual) => Self::PushPull(push.unwrap_or(usual)),
+            _ => self,
+        }
+    }
+
+    /// Returns the policy for a move without the disk's image, which tracks copied blocks one by one. A double write
+    /// would need all of its block at both nodes.
+    #[must_use]
+    pub fn without_image(self) -> Self {
+        match self {
+            Self::PushPull(_) => self,
+            _ => Self::PreCopy(RoundOptions {
+                block_sectors: BLOCK_SECTORS,
+                ..self.rounds().unwrap_or(RoundOptions::USUAL)
+            }),
+        }
+    }
+
+    /// Checks the options of the policy, among those of the migration of a disk.
+    ///
+    /// # Errors
+    /// [`StartError::Option`].
+    pub(in crate::controller) fn check(
+        self,
+        options: &MigrationOptions,
+        capacity: Sectors,
+    ) -> Result<(), StartError> {
+        match self {
+            Self::DoubleWrite | Self::Mirror => Ok(()),
+            Self::PreCopy(rounds) => rounds.check(capacity),
+            Self::PushPull(_) => PushOptions::check(options, capacity),
+        }
+    }
+
+    /// Returns true if the disk may move without its image: copied blocks are tracked one by one.
+    pub(in crate::controller) fn may_leave_image(self, options: &MigrationOptions) -> bool {
+        match self {
+            Self::DoubleWrite | Self::Mirror => false,
+            Self::PreCopy(rounds) => rounds.may_leave_image(options),
+            Self::PushPull(_) => PushOptions::may_leave_image(options),
+        }
+    }
+}
+
+/// The policy of a migration.
+#[derive(Debug)]
+pub(in crate::controller) enum AnyPolicy {
+    DoubleWrite(DoubleWrite),
+    Mirror(Mirror),
+    PreCopy(PreCopy),
+    PushPull(PushPull),
+}
+
+impl AnyPolicy {
+    /// Creates a migration's policy. With `differences` the destination has the rest of the disk in the disk's image.
+    pub(in crate::controller) fn new(
+        options: PolicyOptions,
+        differences: Option<&BlockSet>,
+        capacity: Sectors,
+        now: Time,
+    ) -> Self {
+        match (options, differences) {
+            (PolicyOptions::DoubleWrite, _) => Self::DoubleWrite(DoubleWrite),
+            (PolicyOptions::Mirror, _) => Self::Mirror(Mirror),
+            (PolicyOptions::PreCopy(rounds), None) => Self::PreCopy(PreCopy::new(rounds, capacity)),
+            (PolicyOptions::PreCopy(rounds), Some(different)) => {
+                Self::PreCopy(PreCopy::of(rounds, different))
+            }
+            (PolicyOptions::PushPull(push), _) => {
+                let mut policy = PushPull::new(push, capacity, now);
+                if let Some(different) = differences {
+                    policy.lacks_only(different);
+                }
+                Self::PushPull(policy)
+            }
+        }
+    }
+
+    /// Switches to push and pull. No chunk is in flight. Of this pass, the destination has the blocks before `head`,
+    /// except those remembered by the policy. Before the pass the destination had the whole disk except `wanted`, or
+    /// nothing.
+    pub(in crate::controller) fn become_push_pull(
+        &mut self,
+        pass: Pass,
+        options: PushOptions,
+        head: Lba,
+        wanted: Option<&BlockSet>,
+        capacity: Sectors,
+        now: Time,
+    ) {
+        if self.change(options, now) {
+            return;
+        }
+        let mut push = PushPull::behind(pass, options, head, wanted, capacity, now);
+        self.step_aside(head, |extent| push.add(extent));
+        *self = Self::PushPull(push);
+    }
+}
+
+/// Implements the seam by the policy at hand, without a virtual call: some of the calls are on the path of each request.
+macro_rules! delegate {
+    ($($(#[$attribute:meta])*
+       fn $name:ident($this:ident: $kind:ty $(, $argument:ident: $type:ty)*) $(-> $result:ty)?;)*) => {
+        impl Policy for AnyPolicy {
+            $(
+                #[inline]
+                $(#[$attribute])*
+                fn $name($this: $kind $(, $argument: $type)*) $(-> $result)? {
+                    match $this {
+                        Self::DoubleWrite(policy) => policy.$name($($argument),*),
+                        Self::Mirror(policy) => policy.$name($($argument),*),
+                        Self::PreCopy(policy) => policy.$name($($argument),*),
+                        Self::PushPull(policy) => policy.$name($($argument),*),
+                    }
+                }
+            )*
+        }
+    };
+}
+
+delegate! {
+    fn reaches(self: &Self, pass: Pass, behind: bool) -> bool;
+    fn only_marks(self: &Self, pass: Pass) -> bool;
+    fn mark(self: &mut Self, pass: Pass, extent: Extent) -> bool;
+    fn doubles(self: &Self) -> bool;
+    fn mirrors(self: &Self) -> bool;
+    fn lets_writes_through(self: &Self, pass: Pass) -> Option<bool>;
+    fn begin_round(self: &mut Self, pass: Pass, capacity: Sectors) -> u64;
+    fn next(self: &Self, pass: Pass, head: Lba, limit: u32, capacity: Sectors) -> Option<Extent>;
+    fn locked(self: &mut Self, pass: Pass, extent: Extent);
+    fn give_up(self: &mut Self, pass: Pass, extents: impl Iterator<Item = Extent>, head: Lba);
+    fn sends_again(self: &Self, pass: Pass) -> bool;
+    fn goes_on(self: &mut Self, pass: Pass, round: u32, compares: bool) -> bool;
+    fn is_due_again(self: &Self, pass: Pass) -> bool;
+    fn take_rest(self: &mut Self, remember: impl FnMut(Extent));
+    fn rest(self: &Self) -> u64;
+    fn pulls(self: &Self) -> bool;
+    fn owes(self: &Self) -> u64;
+    fn each_owed(self: &Self, visit: impl FnMut(Lba, u32, u8));
+    fn lacks_only(self: &mut Self, blocks: &BlockSet);
+    fn is_hole(self: &mut Self, start: Lba, end: Lba, sent: &BlockSet);
+    fn leaves_at(self: &Self) -> Option<Time>;
+    fn pass_time(self: &mut Self, now: Time) -> bool;
+    fn leaves(self: &Self, ordered: bool) -> bool;
+    fn change(self: &mut Self, options: PushOptions, now: Time) -> bool;
+    fn step_aside(self: &mut Self, head: Lba, remember: impl FnMut(Extent));
+    #[cfg(feature = "planted-bugs")]
+    fn plant(self: &mut Self, bug: PlantedBug);
 }

@@ -7,13 +7,25 @@
 
 use crate::controller::block_set::BlockSet;
 use crate::controller::options::is_length;
-use crate::controller::policy::{Policy, next_of_all};
+use crate::controller::policy::seam::next_of_all;
+use crate::controller::policy::{Policy, PolicyDescription};
 use crate::controller::transfer::heat::BLOCK_SECTORS;
 use crate::controller::transfer::pass::Pass;
-use crate::controller::{MigrationOptions, StartError};
+use crate::controller::{MigrationOptions, PolicyOptions, StartError};
 #[cfg(feature = "planted-bugs")]
 use crate::planted::PlantedBug;
 use crate::units::{Bytes, Extent, Lba, MAX_EXTENT_SECTORS, SECTOR_SIZE, Sectors};
+use crate::wire::Features;
+
+/// Pre-copy.
+pub const PRE_COPY: &PolicyDescription = &PolicyDescription {
+    name: "pre-copy",
+    summary: "Passes over the blocks written since the previous pass, until little is left",
+    code: 2,
+    needs: Features::POLICIES,
+    usual: PolicyOptions::PreCopy(RoundOptions::USUAL),
+    reviewed: true,
+};
 
 /// Longest block of the dirty bitmap: 1 GiB.
 const MAX_BLOCK_SECTORS: u32 = (1 << 30) / SECTOR_SIZE as u32;
@@ -31,21 +43,17 @@ pub struct RoundOptions {
 }
 
 impl RoundOptions {
+    /// Blocks of 64 KiB, 8 rounds, 4 MiB.
+    pub const USUAL: Self = Self {
+        block_sectors: 128,
+        most_rounds: 8,
+        most_left: Bytes(4 << 20),
+    };
+
     /// Returns the largest disk that can be moved with this block length. The dirty bitmap of a larger disk, more than
     /// 2 GiB, may not fit into memory.
     pub const fn largest_disk(&self) -> Bytes {
         Bytes((self.block_sectors as u64 * SECTOR_SIZE).saturating_mul(1 << 34))
-    }
-}
-
-impl Default for RoundOptions {
-    /// Blocks of 64 KiB, 8 rounds, 4 MiB.
-    fn default() -> Self {
-        Self {
-            block_sectors: 128,
-            most_rounds: 8,
-            most_left: Bytes(4 << 20),
-        }
     }
 }
 

@@ -8,11 +8,35 @@
 use core::time::Duration;
 
 use crate::controller::block_set::BlockSet;
-use crate::controller::policy::Policy;
+use crate::controller::policy::{Policy, PolicyDescription};
 use crate::controller::transfer::heat::{BLOCK_SECTORS, CHUNK_SECTORS, RunsByHeat, chunks, heat};
 use crate::controller::transfer::pass::Pass;
-use crate::controller::{ImageOffer, MAX_PULLED, MigrationOptions, StartError};
+use crate::controller::{ImageOffer, MAX_PULLED, MigrationOptions, PolicyOptions, StartError};
 use crate::units::{Extent, Lba, SECTOR_SIZE, Sectors, Time};
+use crate::wire::Features;
+
+/// Push and pull.
+pub const PUSH_PULL: &PolicyDescription = &PolicyDescription {
+    name: "push-pull",
+    summary: "Seldom written chunks are pushed; then the disk changes hands, and the destination pulls \
+              the rest. The source is needed until then",
+    code: 4,
+    needs: Features::POLICIES.with(Features::PULLS),
+    usual: PolicyOptions::PushPull(PushOptions::USUAL),
+    reviewed: false,
+};
+
+/// Post-copy: push and pull without the push, and offered as such.
+pub const POST_COPY: &PolicyDescription = &PolicyDescription {
+    name: "post-copy",
+    summary: "The disk changes hands at once, and the destination pulls everything. The source is \
+              needed until then",
+    usual: PolicyOptions::PushPull(PushOptions {
+        threshold: 0,
+        longest_push: None,
+    }),
+    ..*PUSH_PULL
+};
 
 /// Options of the push before the disk changes hands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,17 +48,13 @@ pub struct PushOptions {
     pub longest_push: Option<Duration>,
 }
 
-impl Default for PushOptions {
-    /// Three writes, no time limit.
-    fn default() -> Self {
-        Self {
-            threshold: 3,
-            longest_push: None,
-        }
-    }
-}
-
 impl PushOptions {
+    /// Three writes, no time limit.
+    pub const USUAL: Self = Self {
+        threshold: 3,
+        longest_push: None,
+    };
+
     pub(super) fn check(options: &MigrationOptions, capacity: Sectors) -> Result<(), StartError> {
         if options.verify {
             return Err(StartError::Option("verification of a disk that is pulled"));

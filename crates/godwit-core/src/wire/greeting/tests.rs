@@ -1,6 +1,7 @@
 use super::*;
+use crate::controller::{MIRROR, PRE_COPY, PUSH_PULL};
 
-fn offer(place: Option<Place>, policy: TransferPolicy) -> Greeting {
+fn offer(place: Option<Place>, policy: &'static PolicyDescription) -> Greeting {
     Greeting::Offer(Offer {
         epoch: Epoch(2),
         capacity: Sectors(2048),
@@ -25,7 +26,7 @@ fn decoded(body: &[u8]) -> Result<Greeting, DecodeError> {
 
 #[test]
 fn an_offer_says_where_the_disk_is_to_be_put_or_nothing_of_it() {
-    let usual = TransferPolicy::default();
+    let usual = DOUBLE_WRITE;
     let plain = offer(None, usual).encode();
     for place in [
         Place::Pool(String::from("fast")),
@@ -76,7 +77,7 @@ fn an_acceptance_tells_of_an_older_copy_and_is_what_older_nodes_say_where_there_
 #[test]
 fn an_offer_names_the_image_that_it_does_not_bring() {
     for prefetch in [false, true] {
-        let Greeting::Offer(plain) = offer(None, TransferPolicy::PreCopy) else {
+        let Greeting::Offer(plain) = offer(None, PRE_COPY) else {
             unreachable!("it is an offer");
         };
         let named = Greeting::Offer(Offer {
@@ -102,14 +103,10 @@ fn an_offer_names_the_image_that_it_does_not_bring() {
 
 #[test]
 fn an_offer_names_its_policy_unless_that_is_the_only_one_that_older_nodes_know() {
-    let usual = TransferPolicy::default();
+    let usual = DOUBLE_WRITE;
     for place in [None, Some(Place::Pool(String::from("fast")))] {
         let plain = offer(place.clone(), usual).encode();
-        for policy in [
-            TransferPolicy::PreCopy,
-            TransferPolicy::Mirror,
-            TransferPolicy::PushPull,
-        ] {
+        for policy in [PRE_COPY, MIRROR, PUSH_PULL] {
             let named = offer(place.clone(), policy);
             let frame = named.encode();
             let body = &frame[HEADER_SIZE..];
@@ -130,7 +127,7 @@ fn an_offer_names_its_disk_with_or_without_an_image() {
         prefetch: true,
     };
     for image in [None, Some(image)] {
-        let Greeting::Offer(plain) = offer(None, TransferPolicy::default()) else {
+        let Greeting::Offer(plain) = offer(None, DOUBLE_WRITE) else {
             unreachable!("it is an offer");
         };
         let named = Greeting::Offer(Offer {

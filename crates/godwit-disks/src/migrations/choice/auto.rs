@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use godwit_core::PUSH_PULL;
 use godwit_core::auto::{Facts, Leave, Why, reconsider};
 use godwit_core::event::Obstacle;
 use godwit_core::units::Bytes;
@@ -19,7 +20,7 @@ use godwit_api::{Migration, MigrationPhase, Policy, SwitchMigration};
 pub(in crate::migrations) fn first_reason(taken: u64, source: &str) -> String {
     format!(
         "{}: its {} go in one pass, and node '{source}' is not needed after it",
-        Policy::DoubleWrite.name(),
+        Policy::default().name,
         about(taken)
     )
 }
@@ -39,15 +40,15 @@ pub(in crate::migrations) fn tell_of_delta(view: &mut Migration) {
     let (Some(delta), Some(options)) = (view.progress.delta, &mut view.options) else {
         return;
     };
-    // Double writes have one pass, so the bytes of the pass stay the same to the end. A short move may have ended
-    // before this first look.
-    let chosen = options.policy == Policy::DoubleWrite && options.policy_reason.is_some();
+    // There is one pass, so the bytes of the pass stay the same to the end. A short move may have ended before this
+    // first look.
+    let chosen = options.policy == Policy::default() && options.policy_reason.is_some();
     if !chosen || delta.comparing {
         return;
     }
     options.policy_reason = Some(format!(
         "{}: only the {} in which node '{}' has an older copy differ are sent, and node '{}' is not needed after that",
-        Policy::DoubleWrite.name(),
+        options.policy.name,
         about(view.progress.bytes_total),
         view.to,
         view.from
@@ -74,7 +75,7 @@ fn told(why: Why, left: u64) -> String {
             format!("for {} {what}", format_seconds(lasted.as_secs_f64()))
         }
     };
-    format!("{}: {why}", Policy::PushPull.name())
+    format!("{}: {why}", PUSH_PULL.name)
 }
 
 /// Reconsiders the policies chosen by the node.
@@ -96,15 +97,14 @@ fn facts(
 ) -> Option<Facts> {
     let options = view.options.as_ref()?;
     let copies = view.phase == MigrationPhase::Copying;
-    let doubles = options.policy == Policy::DoubleWrite;
-    let may = (doubles || options.policy == Policy::PreCopy) && !options.verify && copies;
+    let may = options.policy.reviewed && !options.verify && copies;
     may.then_some(())?;
     Some(Facts {
         elapsed: Duration::from_secs_f64(view.lm_seconds?.max(0.0)),
         deadline: options.deadline_seconds.map(Duration::from_secs),
         obstacle: *obstacle,
         // Rounds report a lack of convergence by themselves.
-        pace: pace.filter(|_| doubles),
+        pace: pace.filter(|_| options.policy.usual.rounds().is_none()),
     })
 }
 
@@ -118,7 +118,7 @@ fn left(chosen: &Chosen) -> u64 {
 async fn take_up(migrations: &Arc<Migrations>, chosen: &Chosen, leave: Leave) {
     let why = told(leave.why, left(chosen));
     let request = SwitchMigration {
-        policy: Some(Policy::PushPull),
+        policy: Some(Policy(PUSH_PULL)),
         push_seconds: leave.push_for.map(|time| time.as_secs()),
         ..SwitchMigration::default()
     };

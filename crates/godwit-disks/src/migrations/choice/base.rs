@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use godwit_core::wire::{Features, Purpose, TrafficClass};
-use godwit_core::{PolicyOptions, RoundOptions};
 
 use crate::disks::disk::Disk;
 use crate::migrations::Migrations;
@@ -40,7 +39,7 @@ pub(in crate::migrations) async fn choose(
         }
         false => Ok(None),
     };
-    let pushes = matches!(options.policy, Some(Policy::PushPull | Policy::PostCopy));
+    let pulls = options.policy.is_some_and(|policy| policy.pulls());
     if options.whole || options.verify || options.round_block_bytes.is_some() {
         return whole(
             String::from("the rest of it moves in blocks of 4 KiB, and is not compared"),
@@ -82,7 +81,7 @@ pub(in crate::migrations) async fn choose(
             "start that node with --repository, or wait until all of the disk is here",
         );
     }
-    if pushes && !knows.contain(Features::TWO_PLACES) {
+    if pulls && !knows.contain(Features::TWO_PLACES) {
         return whole(
             format!(
                 "node '{}' is older and serves no disk that lacks something in two places",
@@ -116,21 +115,19 @@ pub(in crate::migrations) fn adapt(
     named: bool,
 ) {
     let asked = settings.policy;
-    let instead = match asked {
-        Policy::PushPull | Policy::PostCopy => return,
-        Policy::DoubleWrite | Policy::Mirror => Policy::PreCopy,
-        Policy::PreCopy => asked,
-    };
+    if asked.pulls() {
+        return;
+    }
+    let instead = Policy(asked.usual.without_image().description());
     settings.policy = instead;
     let mut reason = format!(
         "{}: only what differs from image '{}' is sent",
-        instead.name(),
-        base.image
+        instead.name, base.image
     );
     if named && asked != instead {
         reason.push_str(&format!(
             ", and {} needs all of the disk (--no-delta sends it)",
-            asked.name()
+            asked.name
         ));
     }
     settings.policy_reason = Some(reason);
@@ -142,22 +139,9 @@ pub(in crate::migrations) fn goes_as_a_whole(
     base: &BaseImage,
     peer: &str,
 ) {
-    let name = settings.policy.name();
+    let name = settings.policy.name;
     settings.policy_reason = Some(format!(
         "{name}: the disk moves without its image, because node '{peer}' does not get at image '{}'",
         base.image
     ));
-}
-
-/// Returns the engine's policy, with blocks as short as the blocks in which missing parts are counted.
-pub(in crate::migrations) fn in_blocks(policy: PolicyOptions) -> PolicyOptions {
-    let rounds = match policy {
-        PolicyOptions::PreCopy(rounds) => rounds,
-        PolicyOptions::PushPull(push) => return PolicyOptions::PushPull(push),
-        _ => RoundOptions::default(),
-    };
-    PolicyOptions::PreCopy(RoundOptions {
-        block_sectors: 8,
-        ..rounds
-    })
 }

@@ -13,7 +13,7 @@ use godwit_core::OlderCopy;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::{DiskId, MigrationId, Sectors};
 use godwit_core::wire::{
-    Features, Greeting, Hello, Offer, Refusal, RefusalCode, Reply, TrafficClass, TransferPolicy,
+    Features, Greeting, Hello, Offer, Refusal, RefusalCode, Reply, TrafficClass,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -54,7 +54,7 @@ pub async fn take_offer(migrations: Arc<Migrations>, mut control: PeerConnection
             return;
         }
     };
-    tracing::info!(peer = hello.node, disk = hello.disk, migration = %hello.migration, policy = ?offer.policy, "offered");
+    tracing::info!(peer = hello.node, disk = hello.disk, migration = %hello.migration, policy = offer.policy.name, "offered");
     let admitted = async {
         let bytes = offer.capacity.0.saturating_mul(Sectors(1).bytes().0);
         let place = migrations.arrivals.admit(
@@ -505,7 +505,7 @@ async fn prepare_known(
     };
     // Push and pull does not use an older copy. Zeroes need not be pulled.
     let is_empty = hello.features.contain(Features::ZEROES)
-        && offer.policy == TransferPolicy::PushPull
+        && offer.policy.pulls()
         && older_copy == OlderCopy::Unknown
         && managed
         && arrival::empty(&migrations.images, disk).await.is_ok();

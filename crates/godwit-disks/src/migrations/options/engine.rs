@@ -2,15 +2,14 @@
 
 use core::time::Duration;
 
-use godwit_api::{MigrationSettings, Policy};
+use godwit_api::MigrationSettings;
 use godwit_core::units::MigrationId;
-use godwit_core::wire::{Features, TransferPolicy};
+use godwit_core::wire::Features;
 use godwit_core::{
-    GovernorParts, ImageOffer, MigrationOptions, OlderCopy, PolicyOptions, RoundOptions, Switchover,
+    GovernorParts, ImageOffer, MigrationOptions, OlderCopy, PolicyOptions, Switchover,
 };
 
 use super::{InFlight, push_options, round_options};
-use crate::migrations::choice::base;
 use crate::migrations::promise::Promise;
 use godwit_context::PEER_TIMEOUT;
 
@@ -53,7 +52,7 @@ pub(in crate::migrations) fn engine(
         interface_budget: settings.interface_budget,
         deadline: settings.deadline_seconds.map(Duration::from_secs),
         policy: match of.on_image {
-            true => base::in_blocks(policy(settings)),
+            true => policy(settings).without_image(),
             false => policy(settings),
         },
         older_copy: of.older_copy,
@@ -68,24 +67,8 @@ pub(in crate::migrations) fn engine(
     }
 }
 
-/// Returns the policy's name on the wire.
-pub(in crate::migrations) const fn transfer(policy: Policy) -> TransferPolicy {
-    match policy {
-        Policy::DoubleWrite => TransferPolicy::DoubleWrite,
-        Policy::PreCopy => TransferPolicy::PreCopy,
-        Policy::Mirror => TransferPolicy::Mirror,
-        Policy::PushPull | Policy::PostCopy => TransferPolicy::PushPull,
-    }
-}
-
 fn policy(settings: &MigrationSettings) -> PolicyOptions {
-    match (settings.policy, settings.rounds) {
-        (Policy::DoubleWrite, _) => PolicyOptions::DoubleWrite,
-        (Policy::Mirror, _) => PolicyOptions::Mirror,
-        (Policy::PushPull | Policy::PostCopy, _) => {
-            PolicyOptions::PushPull(push_options(settings.push.as_ref()))
-        }
-        (Policy::PreCopy, None) => PolicyOptions::PreCopy(RoundOptions::default()),
-        (Policy::PreCopy, Some(rounds)) => PolicyOptions::PreCopy(round_options(&rounds)),
-    }
+    let rounds = settings.rounds.as_ref().map(round_options);
+    let push = settings.push.as_ref().map(push_options);
+    settings.policy.usual.with(rounds, push)
 }

@@ -12,7 +12,7 @@ use godwit_core::units::Bytes;
 use godwit_core::wire::{MAX_PLACE, Place};
 use godwit_core::{MAX_MOVED, MAX_PULLED, MAX_VERIFIED};
 
-pub(super) use self::engine::{Circumstances, engine, transfer};
+pub(super) use self::engine::{Circumstances, engine};
 pub(crate) use self::in_flight::InFlight;
 use self::push::push;
 pub(crate) use self::push::push_options;
@@ -184,7 +184,7 @@ pub(crate) fn check_size(
     if settings.push.is_some() && size > MAX_PULLED {
         let text = format!(
             "disk {disk} has {size}: by the policy {} only disks of up to {MAX_PULLED} can be moved",
-            settings.policy.name()
+            settings.policy.name
         );
         return Err(ErrorBody::new(ErrorCode::Invalid, text).hint("choose another policy"));
     }

@@ -5,7 +5,7 @@ use core::time::Duration;
 use godwit_core::PushOptions;
 
 use super::Wrong;
-use godwit_api::{MoveOptions, Policy, PushSettings};
+use godwit_api::{MoveOptions, PushSettings};
 
 /// Returns the push settings of a request, or none if the policy does not pull.
 ///
@@ -14,25 +14,16 @@ use godwit_api::{MoveOptions, Policy, PushSettings};
 pub(super) fn push(options: &MoveOptions) -> Result<Option<PushSettings>, Wrong> {
     let invalid = |text: String, hint: &str| Err(Wrong::new(text, hint));
     let chosen = options.policy.unwrap_or_default();
-    let policy = chosen.name();
+    let policy = chosen.name;
     let asked = options.push_threshold.is_some() || options.push_seconds.is_some();
-    if chosen != Policy::PushPull && asked {
+    if asked && !chosen.pushes() {
         return invalid(
             format!("the policy {policy} pushes nothing before the disk changes hands"),
             "leave out what is said of pushing, or choose the policy push-pull",
         );
     }
-    let usual = PushOptions::default();
-    let settings = match chosen {
-        Policy::PushPull => PushSettings {
-            threshold: options.push_threshold.unwrap_or(usual.threshold),
-            longest_seconds: options.push_seconds,
-        },
-        Policy::PostCopy => PushSettings {
-            threshold: 0,
-            longest_seconds: None,
-        },
-        Policy::DoubleWrite | Policy::PreCopy | Policy::Mirror => return Ok(None),
+    let Some(usual) = chosen.usual.push() else {
+        return Ok(None);
     };
     if options.verify {
         return invalid(
@@ -42,19 +33,23 @@ pub(super) fn push(options: &MoveOptions) -> Result<Option<PushSettings>, Wrong>
             "move it without --verify, or by another policy",
         );
     }
-    if chosen == Policy::PushPull && settings.threshold == 0 {
+    let threshold = options.push_threshold.unwrap_or(usual.threshold);
+    if chosen.pushes() && threshold == 0 {
         return invalid(
             String::from("with a threshold of 0 nothing would be pushed"),
             "choose at least 1, or the policy post-copy",
         );
     }
-    Ok(Some(settings))
+    Ok(Some(PushSettings {
+        threshold,
+        longest_seconds: options.push_seconds,
+    }))
 }
 
 /// Converts push settings for the engine.
-pub(crate) fn push_options(push: Option<&PushSettings>) -> PushOptions {
-    push.map_or_else(PushOptions::default, |push| PushOptions {
+pub(crate) fn push_options(push: &PushSettings) -> PushOptions {
+    PushOptions {
         threshold: push.threshold,
         longest_push: push.longest_seconds.map(Duration::from_secs),
-    })
+    }
 }

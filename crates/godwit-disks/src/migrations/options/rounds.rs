@@ -4,7 +4,7 @@ use godwit_core::RoundOptions;
 use godwit_core::units::{Bytes, SECTOR_SIZE};
 
 use super::Wrong;
-use godwit_api::{MoveOptions, Policy, RoundSettings};
+use godwit_api::{MoveOptions, RoundSettings};
 
 /// Longest block of pre-copy's dirty bitmap.
 const MAX_ROUND_BLOCK: u64 = 1 << 30;
@@ -21,16 +21,15 @@ pub(super) fn rounds(options: &MoveOptions) -> Result<Option<RoundSettings>, Wro
         options.round_left_bytes,
     );
     let policy = options.policy.unwrap_or_default();
-    if policy != Policy::PreCopy {
+    let Some(usual) = policy.usual.rounds() else {
         if block.is_some() || most.is_some() || left.is_some() {
             return invalid(
-                format!("the policy {} has no rounds", policy.name()),
+                format!("the policy {} has no rounds", policy.name),
                 "leave out what is said of rounds, or choose the policy pre-copy",
             );
         }
         return Ok(None);
-    }
-    let usual = RoundOptions::default();
+    };
     let rounds = RoundSettings {
         block_bytes: block.unwrap_or(u64::from(usual.block_sectors) * SECTOR_SIZE),
         max_rounds: most.unwrap_or(usual.most_rounds),

@@ -11,7 +11,7 @@ fn request(chunk: Option<u64>, window: Option<u64>) -> MigrateRequest {
 
 fn with(change: impl FnOnce(&mut MoveOptions)) -> MigrateRequest {
     let mut options = MoveOptions {
-        policy: Some(Policy::DoubleWrite),
+        policy: Some(Policy::default()),
         ..MoveOptions::default()
     };
     change(&mut options);
