@@ -46,7 +46,8 @@ impl Table {
 }
 
 /// Lists the moves of disks, VMs, processes and containers: all under way and the last that ended, oldest first. Moves
-/// of disks are listed at both nodes, all others at the source.
+/// of disks are listed at both nodes, all others at the source. Ended moves of processes and containers are listed until
+/// the node ends.
 #[utoipa::path(get, path = "/v1/migrations", responses((status = 200, body = Vec<Move>)))]
 pub(in crate::api) async fn list_migrations(State(node): Shared) -> Json<Vec<Move>> {
     let disks = node.migrations.all().into_iter();
@@ -112,7 +113,8 @@ pub(in crate::api) async fn migrate(
     Ok((StatusCode::CREATED, Json(started.await?)))
 }
 
-/// Cancels a move; the source serves or runs on.
+/// Cancels a move; the source serves or runs on. The move of a process or container can be cancelled until the
+/// destination is told to restore the process.
 #[utoipa::path(post, path = "/v1/migrations/{id}/cancel", params(("id" = String, Path)), responses(
     (status = 200, body = Move), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody)))]
