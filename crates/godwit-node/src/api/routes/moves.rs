@@ -37,7 +37,7 @@ impl Table {
     fn of(node: &Node, id: &str) -> Self {
         if node.vms.migrations.get(&node.vms, id).is_ok() {
             Self::Vms
-        } else if node.processes.moves.get(id).is_ok() {
+        } else if node.processes.moves.table.get(id).is_ok() {
             Self::Processes
         } else {
             Self::Disks
@@ -56,7 +56,7 @@ pub(in crate::api) async fn list_migrations(State(node): Shared) -> Json<Vec<Mov
         Err(_) => view,
     });
     let vms = node.vms.migrations.all(&node.vms).into_iter();
-    let processes = node.processes.moves.all().into_iter();
+    let processes = node.processes.moves.table.all().into_iter();
     let moves = disks.map(Move::from);
     let moves = moves.chain(vms.map(Move::from));
     let mut moves: Vec<Move> = moves.chain(processes.map(Move::from)).collect();
@@ -87,7 +87,7 @@ pub(in crate::api) async fn show_migration(
 ) -> Result<Json<Move>, Refusal> {
     Ok(Json(match Table::of(&node, &id) {
         Table::Vms => node.vms.migrations.get(&node.vms, &id)?.into(),
-        Table::Processes => node.processes.moves.get(&id)?.into(),
+        Table::Processes => node.processes.moves.table.get(&id)?.into(),
         Table::Disks => {
             let wait = Duration::from_millis(parameters.wait_ms).min(LONGEST_WAIT);
             let (id, view) = node.migrations.get_within(&id, wait).await?;
