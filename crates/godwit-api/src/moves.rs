@@ -1,11 +1,14 @@
 //! Moves of every kind.
 
+use std::ops::Deref;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::migration::Migration;
-use crate::process::ProcessMigration;
-use crate::vm::VmMigration;
+use crate::error::ErrorBody;
+use crate::migration::{Migration, MigrationPhase};
+use crate::process::{ProcessMigration, ProcessMigrationPhase};
+use crate::vm::{VmMigration, VmMigrationPhase};
 
 /// A move of any kind, under way or ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -31,34 +34,93 @@ pub enum MoveOf {
     Container(ProcessMigration),
 }
 
-impl Move {
-    /// Returns the id.
-    pub fn id(&self) -> &str {
-        match &self.of {
-            MoveOf::Disk(of) => &of.id,
-            MoveOf::Vm(of) => &of.id,
-            MoveOf::Process(of) | MoveOf::Container(of) => &of.id,
-        }
-    }
+impl Deref for Move {
+    type Target = dyn AnyMove;
 
-    /// Returns the source and the destination.
-    pub fn nodes(&self) -> (&str, &str) {
+    fn deref(&self) -> &Self::Target {
         match &self.of {
-            MoveOf::Disk(of) => (&of.from, &of.to),
-            MoveOf::Vm(of) => (&of.from, &of.to),
-            MoveOf::Process(of) | MoveOf::Container(of) => (&of.from, &of.to),
-        }
-    }
-
-    /// Returns the time of the request (RFC 3339).
-    pub fn started_at(&self) -> &str {
-        match &self.of {
-            MoveOf::Disk(of) => &of.started_at,
-            MoveOf::Vm(of) => &of.started_at,
-            MoveOf::Process(of) | MoveOf::Container(of) => &of.started_at,
+            MoveOf::Disk(of) => of.as_ref(),
+            MoveOf::Vm(of) => of,
+            MoveOf::Process(of) | MoveOf::Container(of) => of,
         }
     }
 }
+
+/// The part that moves of every kind have.
+pub trait AnyMove {
+    /// Returns the id.
+    fn id(&self) -> &str;
+
+    /// Returns the source and the destination.
+    fn nodes(&self) -> (&str, &str);
+
+    /// Returns the name of the current phase.
+    fn phase(&self) -> &'static str;
+
+    /// Returns true if the move has ended.
+    fn ended(&self) -> bool;
+
+    /// Returns the time of the request (RFC 3339).
+    fn started_at(&self) -> &str;
+
+    /// Returns the warnings for the user.
+    fn warnings(&self) -> &[String];
+
+    /// Returns the reason of an end without a move.
+    fn error(&self) -> Option<&ErrorBody>;
+
+    /// Ends the move at a time (RFC 3339). With an error the subject has not moved.
+    fn end(&mut self, at: String, error: Option<ErrorBody>);
+}
+
+macro_rules! any_move {
+    ($($of:ident: $phase:ident),*) => {$(
+        impl AnyMove for $of {
+            fn id(&self) -> &str {
+                &self.id
+            }
+
+            fn nodes(&self) -> (&str, &str) {
+                (&self.from, &self.to)
+            }
+
+            fn phase(&self) -> &'static str {
+                self.phase.name()
+            }
+
+            fn ended(&self) -> bool {
+                self.phase.ended()
+            }
+
+            fn started_at(&self) -> &str {
+                &self.started_at
+            }
+
+            fn warnings(&self) -> &[String] {
+                &self.warnings
+            }
+
+            fn error(&self) -> Option<&ErrorBody> {
+                self.error.as_ref()
+            }
+
+            fn end(&mut self, at: String, error: Option<ErrorBody>) {
+                self.phase = match error {
+                    None => $phase::Completed,
+                    Some(_) => $phase::Aborted,
+                };
+                self.ended_at = Some(at);
+                self.error = error;
+            }
+        }
+    )*};
+}
+
+any_move!(
+    Migration: MigrationPhase,
+    VmMigration: VmMigrationPhase,
+    ProcessMigration: ProcessMigrationPhase
+);
 
 impl From<Migration> for Move {
     fn from(of: Migration) -> Self {

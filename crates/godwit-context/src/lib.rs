@@ -3,6 +3,7 @@
 pub mod config;
 pub mod failpoint;
 pub mod ids;
+pub mod moves;
 pub mod node_error;
 pub mod store;
 

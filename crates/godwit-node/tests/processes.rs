@@ -90,7 +90,7 @@ async fn everything_in_the_way_is_told_at_once_and_nothing_is_touched() {
     for path in [
         "/v1/processes/x",
         "/v1/processes/4294967296",
-        "/v1/process-migrations/7",
+        "/v1/migrations/77777777777777777777777777777777",
     ] {
         assert_eq!(a.get(path).await.status, 404, "{path}");
     }
@@ -105,7 +105,7 @@ async fn everything_in_the_way_is_told_at_once_and_nothing_is_touched() {
         400,
     )
     .await;
-    assert_eq!(a.get("/v1/process-migrations").await.json(), json!([]));
+    assert_eq!(a.get("/v1/migrations").await.json(), json!([]));
     for node in [&a, &b] {
         let kept = std::fs::read_dir(node.config.data_dir.join("processes")).expect("a folder");
         assert_eq!(kept.count(), 0);

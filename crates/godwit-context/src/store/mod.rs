@@ -2,21 +2,25 @@
 
 mod database;
 mod entries;
+pub mod history;
 mod ids;
 pub mod machine;
 mod nics;
 pub mod process_moves;
 pub mod surpassed;
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::units::DiskId;
 use godwit_qemu::machine::MachineNic;
-use redb::{Database, ReadableTable, TableDefinition};
+use redb::{Database, ReadTransaction, ReadableTable, TableDefinition};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use self::database::SharedDatabase;
+use self::history::History;
 use self::surpassed::Surpassed;
 use crate::store::machine::VmEntry;
 use godwit_api::{Migration, VmMigration};
@@ -24,14 +28,9 @@ use godwit_api::{Migration, VmMigration};
 /// The format of this build. A later format is refused.
 const FORMAT: u64 = 1;
 
-/// Migrations kept; older ones are forgotten.
-const MAX_MIGRATIONS: u64 = 1000;
-
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 const DISKS: TableDefinition<&str, &[u8]> = TableDefinition::new("disks");
 const AUTHORITY: TableDefinition<&str, &[u8]> = TableDefinition::new("authority");
-const MIGRATIONS: TableDefinition<u64, &[u8]> = TableDefinition::new("migrations");
-const VM_MIGRATIONS: TableDefinition<u64, &[u8]> = TableDefinition::new("vm_migrations");
 const VMS: TableDefinition<&str, &[u8]> = TableDefinition::new("vms");
 const NICS: TableDefinition<&str, &[u8]> = TableDefinition::new("nics");
 const PROCESS_MOVES: TableDefinition<&str, &[u8]> = TableDefinition::new("process_moves");
@@ -218,75 +217,26 @@ impl Store {
     /// Reads everything. Blocks.
     pub fn load(&self) -> Result<Contents, StoreError> {
         let read = self.database.begin_read()?;
-        let disks = read.open_table(DISKS).map_err(redb::Error::from)?;
         let authority = read.open_table(AUTHORITY).map_err(redb::Error::from)?;
-        let mut contents = Contents {
-            disks: Vec::new(),
-            migrations: Vec::new(),
-            vms: Vec::new(),
-            nics: Vec::new(),
-            vm_migrations: Vec::new(),
-        };
-        for item in disks.iter().map_err(redb::Error::from)? {
-            let (name, entry) = item.map_err(redb::Error::from)?;
-            let name = name.value().to_owned();
-            let damaged = |why: String| StoreError::Damaged {
-                key: format!("disk {name}"),
-                why,
-            };
-            let entry = serde_json::from_slice(entry.value())
-                .map_err(|error| damaged(error.to_string()))?;
+        let mut disks = Vec::new();
+        for (name, entry) in rows(&read, DISKS, "disk", str::to_owned)? {
             let record = authority
                 .get(name.as_str())
                 .map_err(redb::Error::from)?
                 .and_then(|bytes| AuthorityRecord::from_bytes(bytes.value().try_into().ok()?))
-                .ok_or_else(|| damaged(String::from("its authority record is missing or wrong")))?;
-            contents.disks.push((name, entry, record));
-        }
-        let migrations = read.open_table(MIGRATIONS).map_err(redb::Error::from)?;
-        for item in migrations.iter().map_err(redb::Error::from)? {
-            let (number, migration) = item.map_err(redb::Error::from)?;
-            let number = number.value();
-            let migration =
-                serde_json::from_slice(migration.value()).map_err(|error| StoreError::Damaged {
-                    key: format!("migration {number}"),
-                    why: error.to_string(),
+                .ok_or_else(|| StoreError::Damaged {
+                    key: format!("disk {name}"),
+                    why: String::from("its authority record is missing or wrong"),
                 })?;
-            contents.migrations.push((number, migration));
+            disks.push((name, entry, record));
         }
-        let vms = read.open_table(VMS).map_err(redb::Error::from)?;
-        for item in vms.iter().map_err(redb::Error::from)? {
-            let (name, entry) = item.map_err(redb::Error::from)?;
-            let name = name.value().to_owned();
-            let entry =
-                serde_json::from_slice(entry.value()).map_err(|error| StoreError::Damaged {
-                    key: format!("VM {name}"),
-                    why: error.to_string(),
-                })?;
-            contents.vms.push((name, entry));
-        }
-        let nics = read.open_table(NICS).map_err(redb::Error::from)?;
-        for item in nics.iter().map_err(redb::Error::from)? {
-            let (name, nic) = item.map_err(redb::Error::from)?;
-            let name = name.value().to_owned();
-            let nic = serde_json::from_slice(nic.value()).map_err(|error| StoreError::Damaged {
-                key: format!("NIC {name}"),
-                why: error.to_string(),
-            })?;
-            contents.nics.push((name, nic));
-        }
-        let moves = read.open_table(VM_MIGRATIONS).map_err(redb::Error::from)?;
-        for item in moves.iter().map_err(redb::Error::from)? {
-            let (number, migration) = item.map_err(redb::Error::from)?;
-            let number = number.value();
-            let migration =
-                serde_json::from_slice(migration.value()).map_err(|error| StoreError::Damaged {
-                    key: format!("move of a VM {number}"),
-                    why: error.to_string(),
-                })?;
-            contents.vm_migrations.push((number, migration));
-        }
-        Ok(contents)
+        Ok(Contents {
+            disks,
+            migrations: history::load(&read)?,
+            vms: rows(&read, VMS, "VM", str::to_owned)?,
+            nics: rows(&read, NICS, "NIC", str::to_owned)?,
+            vm_migrations: history::load(&read)?,
+        })
     }
 
     /// Removes a disk.
@@ -353,46 +303,12 @@ impl Store {
             .await
     }
 
-    /// Stores the move of a VM under its number and forgets the oldest moves beyond the limit.
-    pub async fn put_vm_migration(
-        &self,
-        number: u64,
-        migration: &VmMigration,
-    ) -> Result<(), StoreError> {
-        let migration = json(&migration.id, migration)?;
-        self.database
-            .write(move |write| {
-                let mut migrations = write.open_table(VM_MIGRATIONS)?;
-                migrations.insert(number, migration.as_slice())?;
-                migrations.retain(|kept, _| kept + MAX_MIGRATIONS > number)?;
-                Ok(())
-            })
-            .await
-    }
-
     /// Removes a VM.
     pub async fn remove_vm(&self, name: &str) -> Result<(), StoreError> {
         let name = name.to_owned();
         self.database
             .write(move |write| {
                 write.open_table(VMS)?.remove(name.as_str())?;
-                Ok(())
-            })
-            .await
-    }
-
-    /// Stores a migration under its number and forgets the oldest ones beyond the limit.
-    pub async fn put_migration(
-        &self,
-        number: u64,
-        migration: &Migration,
-    ) -> Result<(), StoreError> {
-        let migration = json(&migration.id, migration)?;
-        self.database
-            .write(move |write| {
-                let mut migrations = write.open_table(MIGRATIONS)?;
-                migrations.insert(number, migration.as_slice())?;
-                migrations.retain(|kept, _| kept + MAX_MIGRATIONS > number)?;
                 Ok(())
             })
             .await
@@ -417,14 +333,39 @@ fn prepare(database: &Database) -> Result<(), StoreError> {
         }
         write.open_table(DISKS).map_err(redb::Error::from)?;
         write.open_table(AUTHORITY).map_err(redb::Error::from)?;
-        write.open_table(MIGRATIONS).map_err(redb::Error::from)?;
+        write
+            .open_table(Migration::TABLE)
+            .map_err(redb::Error::from)?;
         write.open_table(VMS).map_err(redb::Error::from)?;
         write.open_table(NICS).map_err(redb::Error::from)?;
-        write.open_table(VM_MIGRATIONS).map_err(redb::Error::from)?;
+        write
+            .open_table(VmMigration::TABLE)
+            .map_err(redb::Error::from)?;
         write.open_table(PROCESS_MOVES).map_err(redb::Error::from)?;
     }
     write.commit().map_err(redb::Error::from)?;
     Ok(())
+}
+
+/// Reads the keys and values of a table. An error names an entry by `what` and the key.
+fn rows<K: redb::Key + 'static, N: Display, V: DeserializeOwned>(
+    read: &ReadTransaction,
+    table: TableDefinition<'static, K, &'static [u8]>,
+    what: &str,
+    own: impl Fn(K::SelfType<'_>) -> N,
+) -> Result<Vec<(N, V)>, StoreError> {
+    let table = read.open_table(table).map_err(redb::Error::from)?;
+    let mut rows = Vec::new();
+    for item in table.iter().map_err(redb::Error::from)? {
+        let (key, value) = item.map_err(redb::Error::from)?;
+        let key = own(key.value());
+        let value = serde_json::from_slice(value.value()).map_err(|error| StoreError::Damaged {
+            key: format!("{what} {key}"),
+            why: error.to_string(),
+        })?;
+        rows.push((key, value));
+    }
+    Ok(rows)
 }
 
 fn json(key: &str, value: &impl Serialize) -> Result<Vec<u8>, StoreError> {
@@ -437,7 +378,6 @@ fn json(key: &str, value: &impl Serialize) -> Result<Vec<u8>, StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use godwit_api::{Direction, MigrationPhase, MigrationProgress};
     use godwit_core::authority::Ownership;
     use godwit_core::units::{Epoch, MigrationId};
 
@@ -456,31 +396,6 @@ mod tests {
             kept: None,
             max_bandwidth: None,
             abandoned: false,
-        }
-    }
-
-    fn migration(id: &str) -> Migration {
-        Migration {
-            id: id.to_owned(),
-            disk: String::from("root"),
-            from: String::from("a"),
-            to: String::from("b"),
-            direction: Direction::Outgoing,
-            phase: MigrationPhase::Completed,
-            options: None,
-            progress: MigrationProgress::default(),
-            promise: None,
-            rate_bytes_per_second: None,
-            eta_seconds: None,
-            guest: None,
-            started_at: String::new(),
-            ended_at: None,
-            lm_seconds: None,
-            error: None,
-            verified: true,
-            source_needed: false,
-            missing_bytes: None,
-            warnings: Vec::new(),
         }
     }
 
@@ -517,26 +432,6 @@ mod tests {
             .load()
             .expect("loads");
         assert_eq!(contents.disks, [(String::from("root"), stored, record)]);
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn old_migrations_are_forgotten() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let store = Store::open(&folder.path().join("store")).expect("opens");
-        for number in [1, 2, MAX_MIGRATIONS + 1] {
-            store
-                .put_migration(number, &migration("x"))
-                .await
-                .expect("stores");
-        }
-        let kept: Vec<_> = store
-            .load()
-            .expect("loads")
-            .migrations
-            .into_iter()
-            .map(|(number, _)| number)
-            .collect();
-        assert_eq!(kept, [2, MAX_MIGRATIONS + 1]);
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -26,23 +26,14 @@ pub async fn change(
     id: &str,
     request: &SwitchMigration,
 ) -> Result<Migration, ErrorBody> {
-    carry_out(migrations, id, request, None).await
+    change_because(migrations, id, request, None).await
 }
 
-/// The same for a change chosen by the node, with its reason.
+/// Changes the outgoing migration of a disk. `reason` is the node's for a policy that it chose itself.
 ///
 /// # Errors
 /// As [`change`].
 pub(super) async fn change_because(
-    migrations: &Arc<Migrations>,
-    id: &str,
-    request: &SwitchMigration,
-    reason: String,
-) -> Result<Migration, ErrorBody> {
-    carry_out(migrations, id, request, Some(reason)).await
-}
-
-async fn carry_out(
     migrations: &Arc<Migrations>,
     id: &str,
     request: &SwitchMigration,
@@ -78,9 +69,10 @@ async fn carry_out(
         why = wanted.settings.policy_reason,
         "goes on otherwise"
     );
-    if let Some((number, view)) = migrations.set_options(id, wanted.settings, wanted.warnings) {
-        table::store(migrations, number, &view).await;
-    }
+    let Wanted {
+        settings, warnings, ..
+    } = wanted;
+    migrations.set_options(id, settings, warnings).await;
     let (_, view) = migrations.get(&id.to_string())?;
     Ok(table::live(migrations, id, view))
 }

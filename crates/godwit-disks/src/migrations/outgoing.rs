@@ -24,8 +24,8 @@ use crate::disks::storage::image;
 use crate::images::comparison;
 use crate::migrations::Migrations;
 use godwit_api::{
-    Direction, DiskState, ErrorBody, ErrorCode, MigrateRequest, Migration, MigrationPhase,
-    MigrationSettings, Policy,
+    DiskState, ErrorBody, ErrorCode, MigrateRequest, Migration, MigrationPhase, MigrationSettings,
+    Policy,
 };
 use godwit_context::blocking;
 use godwit_context::failpoint;
@@ -135,20 +135,17 @@ pub async fn start_in(
     for warning in &promise.warnings {
         tracing::warn!(migration = %id, "{warning}");
     }
-    let (number, view, cancelled) = migrations.begin(Begin {
+    let begin = Begin {
         id,
         disk: disk.name.clone(),
-        from: migrations.context.config.name.clone(),
-        to: peer.name.clone(),
-        direction: Direction::Outgoing,
-        phase: MigrationPhase::Offering,
+        peer: peer.name.clone(),
         options: Some(settings.clone()),
         bytes_total: capacity.bytes().0,
         data: taken,
         baseline,
         warnings: promise.warnings.clone(),
-    });
-    table::store(migrations, number, &view).await;
+    };
+    let cancelled = migrations.begin(begin).await;
     tracing::info!(
         disk = disk.name,
         to = peer.name,
@@ -252,9 +249,7 @@ impl Attempt {
             let id = self.id;
             tracing::warn!(disk = self.disk.name, migration = %id, %error, "did not start");
             drop(guard);
-            if let Some((number, view)) = self.migrations.end(id, Err(error.clone()), None) {
-                table::store(&self.migrations, number, &view).await;
-            }
+            self.migrations.end(id, Err(error.clone()), None).await;
             return Err(error);
         }
         guard.keep();
@@ -296,14 +291,9 @@ impl Attempt {
             base::goes_as_a_whole(&mut self.settings, &on_image, &self.peer.name);
         }
         tracing::warn!(disk = self.disk.name, migration = %self.id, %why, "the disk moves as a whole");
-        let told = self.migrations.set_options(
-            self.id,
-            self.settings.clone(),
-            vec![format!("the disk moves without its image: {why}")],
-        );
-        if let Some((number, view)) = told {
-            table::store(&self.migrations, number, &view).await;
-        }
+        let told = vec![format!("the disk moves without its image: {why}")];
+        let settings = self.settings.clone();
+        self.migrations.set_options(self.id, settings, told).await;
         match self.connect(capacity, record).await {
             Ok(connected) => Ok((connected, self.memory().await?)),
             Err(Refused::Otherwise(error) | Refused::Image(error)) => Err(error),
@@ -335,35 +325,34 @@ impl Attempt {
             None => taken(&self.disk, capacity).await?,
         };
         let (mut control, knows) = self.dial(TrafficClass::Control).await.map_err(body)?;
-        if self.place.is_some() && !knows.features.contain(Features::PLACES) {
-            let text = format!(
-                "cannot {attempted}: node '{}' is older and puts disks in its data directory only",
-                self.peer.name
-            );
-            return Err(ErrorBody::new(ErrorCode::Conflict, text)
-                .hint("update that node, or leave out where the disk is to be put")
-                .into());
-        }
         let policy = self.settings.policy;
-        let lacks = |feature| policy.needs.contain(feature) && !knows.features.contain(feature);
-        if lacks(Features::POLICIES) {
-            let text = format!(
-                "cannot {attempted}: node '{}' is older and takes disks by the policy {} only",
-                self.peer.name,
-                Policy::default().name
-            );
-            return Err(ErrorBody::new(ErrorCode::Conflict, text)
-                .hint("update that node, or leave out --policy")
-                .into());
-        }
-        if lacks(Features::PULLS) {
-            let text = format!(
-                "cannot {attempted}: node '{}' is older and serves no disk before all of it is there",
-                self.peer.name
-            );
-            return Err(ErrorBody::new(ErrorCode::Conflict, text)
-                .hint("update that node, or choose another --policy")
-                .into());
+        for (needed, feature, does, hint) in [
+            (
+                self.place.is_some(),
+                Features::PLACES,
+                String::from("puts disks in its data directory only"),
+                "leave out where the disk is to be put",
+            ),
+            (
+                policy.needs.contain(Features::POLICIES),
+                Features::POLICIES,
+                format!("takes disks by the policy {} only", Policy::default().name),
+                "leave out --policy",
+            ),
+            (
+                policy.needs.contain(Features::PULLS),
+                Features::PULLS,
+                String::from("serves no disk before all of it is there"),
+                "choose another --policy",
+            ),
+        ] {
+            if needed && !knows.features.contain(feature) {
+                let peer = &self.peer.name;
+                let text = format!("cannot {attempted}: node '{peer}' is older and {does}");
+                return Err(ErrorBody::new(ErrorCode::Conflict, text)
+                    .hint(format!("update that node, or {hint}"))
+                    .into());
+            }
         }
         let flight = InFlight::of(&self.settings);
         let offer = Greeting::Offer(Offer {

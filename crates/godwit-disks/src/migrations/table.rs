@@ -1,7 +1,6 @@
 //! The table of migrations: migrations under way, and the last ended ones.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_block::engine::{LatencyBaseline, Snapshot};
@@ -26,16 +25,16 @@ use godwit_api::{
     MigrationSettings,
 };
 use godwit_context::Context;
+use godwit_context::moves::{self, MoveTable, end_with_node};
 use godwit_peers::clock;
-
-/// Most ended migrations remembered.
-const MAX_ENDED: usize = 1000;
 
 /// Time between two measurements of the migrations under way.
 pub(crate) const SAMPLE_EVERY: Duration = Duration::from_millis(500);
 
 /// Time limit for the engine to publish the end of a migration.
 const FINAL_PROGRESS_WAIT: Duration = Duration::from_millis(500);
+
+type Tracked = moves::Tracked<Migration, State>;
 
 /// Migrations under way and ended.
 #[derive(Debug)]
@@ -50,23 +49,14 @@ pub struct Migrations {
     pub gatherings: Gatherings,
     /// Disks being received, with their senders.
     pub arrivals: Arrivals,
-    table: Mutex<Table>,
+    table: MoveTable<Migration, State>,
     /// Notified whenever a migration has ended.
     ended: Notify,
 }
 
+/// The state of a migration that the API does not show.
 #[derive(Debug, Default)]
-struct Table {
-    next: u64,
-    /// Oldest first. Only ended ones are dropped.
-    all: VecDeque<Tracked>,
-}
-
-#[derive(Debug)]
-struct Tracked {
-    number: u64,
-    id: MigrationId,
-    view: Migration,
+struct State {
     /// The time when the offer was accepted.
     accepted: Option<Instant>,
     /// The features known to both nodes, once the engine has the migration.
@@ -97,10 +87,9 @@ pub(super) struct Chosen {
 pub struct Begin {
     pub id: MigrationId,
     pub disk: String,
-    pub from: String,
-    pub to: String,
-    pub direction: Direction,
-    pub phase: MigrationPhase,
+    /// The other node.
+    pub peer: String,
+    /// The options of an outgoing migration; absent for an incoming one.
     pub options: Option<MigrationSettings>,
     pub bytes_total: u64,
     /// Bytes of the disk without its holes, as far as known.
@@ -119,7 +108,7 @@ impl Migrations {
             images,
             gatherings: Gatherings::default(),
             arrivals: Arrivals::default(),
-            table: Mutex::default(),
+            table: MoveTable::default(),
             ended: Notify::new(),
         }
     }
@@ -131,61 +120,34 @@ impl Migrations {
         stored: Vec<(u64, Migration)>,
         open: impl Fn(MigrationId) -> bool,
     ) -> Vec<(u64, Migration)> {
-        let mut table = self.lock();
-        let mut changed = Vec::new();
-        for (number, mut view) in stored {
-            let Ok(id) = view.id.parse::<MigrationId>() else {
-                continue;
-            };
-            if !view.phase.ended() {
-                if open(id) {
-                    view.phase = match view.direction {
-                        Direction::Outgoing => MigrationPhase::Committing,
-                        Direction::Incoming => MigrationPhase::Accepted,
-                    };
-                } else {
-                    view.phase = MigrationPhase::Aborted;
-                    view.ended_at = Some(clock::now_text());
-                    view.error = Some(
-                        ErrorBody::new(
-                            ErrorCode::ShuttingDown,
-                            format!("the node ended while disk {} was migrating", view.disk),
-                        )
-                        .hint("start the migration again"),
-                    );
-                    changed.push((number, view.clone()));
-                }
+        let settle = |view: &mut Migration| match view.direction {
+            _ if !view.id.parse().is_ok_and(&open) => {
+                end_with_node(&format!("disk {}", view.disk), view);
             }
-            table.next = table.next.max(number + 1);
-            table.all.push_back(Tracked {
-                number,
-                id,
-                view,
-                accepted: None,
-                agreed: None,
-                cancelled: Arc::default(),
-                recent_rate: RecentRate::default(),
-                obstructed: None,
-                data: 0,
-                baseline: None,
-                lately: LatelySent::default(),
-            });
-        }
-        changed
+            Direction::Outgoing => view.phase = MigrationPhase::Committing,
+            Direction::Incoming => view.phase = MigrationPhase::Accepted,
+        };
+        self.table.lock().restore(stored, settle)
     }
 
-    /// Adds a migration. Returns its number in the store, the view to store, and the notifier to stop its task.
-    pub fn begin(&self, begin: Begin) -> (u64, Migration, Arc<Notify>) {
-        let mut table = self.lock();
-        let number = table.next;
-        table.next += 1;
+    /// Adds a migration and stores its view. Returns the notifier to stop its task.
+    pub async fn begin(&self, begin: Begin) -> Arc<Notify> {
+        let own = self.context.config.name.clone();
+        let (direction, phase) = match begin.options {
+            Some(_) => (Direction::Outgoing, MigrationPhase::Offering),
+            None => (Direction::Incoming, MigrationPhase::Receiving),
+        };
+        let (from, to) = match direction {
+            Direction::Outgoing => (own, begin.peer),
+            Direction::Incoming => (begin.peer, own),
+        };
         let view = Migration {
             id: begin.id.to_string(),
             disk: begin.disk,
-            from: begin.from,
-            to: begin.to,
-            direction: begin.direction,
-            phase: begin.phase,
+            from,
+            to,
+            direction,
+            phase,
             options: begin.options,
             progress: MigrationProgress {
                 bytes_total: begin.bytes_total,
@@ -204,119 +166,90 @@ impl Migrations {
             missing_bytes: None,
             warnings: begin.warnings,
         };
-        let cancelled = Arc::new(Notify::new());
-        table.all.push_back(Tracked {
-            number,
-            id: begin.id,
-            view: view.clone(),
-            accepted: None,
-            agreed: None,
-            cancelled: Arc::clone(&cancelled),
-            recent_rate: RecentRate::default(),
-            obstructed: None,
+        let state = State {
             data: begin.data,
             baseline: begin.baseline,
-            lately: LatelySent::default(),
-        });
-        while table.all.len() > MAX_ENDED
-            && let Some(oldest) = table
-                .all
-                .iter()
-                .position(|tracked| tracked.view.phase.ended())
-        {
-            table.all.remove(oldest);
-        }
-        (number, view, cancelled)
+            ..State::default()
+        };
+        let cancelled = Arc::clone(&state.cancelled);
+        let number = self.table.lock().add(view.clone(), state);
+        self.context.remember(number, &view).await;
+        cancelled
     }
 
     /// Records the acceptance of a migration's offer.
     pub fn accepted(&self, id: MigrationId) {
-        self.change(id, |tracked| tracked.accepted = Some(Instant::now()));
+        self.with(id, |tracked| tracked.state.accepted = Some(Instant::now()));
     }
 
     /// Records that an engine runs the migration, between nodes with these features.
     pub fn goes_on(&self, id: MigrationId, agreed: Features) {
-        self.change(id, |tracked| tracked.agreed = Some(agreed));
+        self.with(id, |tracked| tracked.state.agreed = Some(agreed));
     }
 
     /// Returns the features known to both nodes of a migration; nothing before an engine runs the migration.
     pub fn agreed(&self, id: MigrationId) -> Option<Features> {
-        let table = self.lock();
-        table.all.iter().find(|tracked| tracked.id == id)?.agreed
+        self.with(id, |tracked| tracked.state.agreed)?
     }
 
     /// Returns the guest's latency from before a migration under way.
     pub(super) fn baseline(&self, id: &str) -> Option<LatencyBaseline> {
-        let table = self.lock();
-        let mut all = table.all.iter();
-        all.find(|tracked| tracked.view.id == id)?.baseline.clone()
+        self.table.lock().find(id)?.state.baseline.clone()
     }
 
-    /// Sets other options. Returns the migration's number and the view to store.
-    pub(crate) fn set_options(
+    /// Sets and stores other options.
+    pub(super) async fn set_options(
         &self,
         id: MigrationId,
         options: MigrationSettings,
         warnings: Vec<String>,
-    ) -> Option<(u64, Migration)> {
-        let mut table = self.lock();
-        let tracked = table.all.iter_mut().find(|tracked| tracked.id == id)?;
-        tracked.view.options = Some(options);
-        tracked.view.warnings.extend(warnings);
-        Some((tracked.number, tracked.view.clone()))
+    ) {
+        let changed = self.with(id, |tracked| {
+            tracked.view.options = Some(options);
+            tracked.view.warnings.extend(warnings);
+            (tracked.number, tracked.view.clone())
+        });
+        if let Some((number, view)) = changed {
+            self.context.remember(number, &view).await;
+        }
     }
 
     /// Records a migration's new phase.
     pub fn enter(&self, id: MigrationId, phase: MigrationPhase) {
-        self.change(id, |tracked| {
-            if !tracked.view.phase.ended() {
-                tracked.view.phase = phase;
-            }
-        });
+        self.table
+            .change(&id.to_string(), |view| view.phase = phase);
     }
 
     /// Stops the task of a migration's offer.
     pub(crate) fn cancel_offer(&self, id: MigrationId) {
-        self.change(id, |tracked| tracked.cancelled.notify_one());
+        self.with(id, |tracked| tracked.state.cancelled.notify_one());
     }
 
-    /// Ends a migration, once. Returns its number and the view to store.
-    pub fn end(
+    /// Ends a migration, once, and stores its end.
+    pub(super) async fn end(
         &self,
         id: MigrationId,
         result: Result<(), ErrorBody>,
         progress: Option<Progress>,
-    ) -> Option<(u64, Migration)> {
-        let mut table = self.lock();
-        let tracked = table.all.iter_mut().find(|tracked| tracked.id == id)?;
-        if tracked.view.phase.ended() {
-            return None;
-        }
-        if let Some(progress) = progress {
-            adopt(&mut tracked.view, &progress);
-        }
-        tracked.baseline = None;
-        let view = &mut tracked.view;
-        view.lm_seconds = tracked.accepted.map(|at| at.elapsed().as_secs_f64());
-        view.ended_at = Some(clock::now_text());
-        view.eta_seconds = None;
-        view.rate_bytes_per_second = None;
-        match result {
-            Ok(()) => view.phase = MigrationPhase::Completed,
-            Err(error) => {
-                view.phase = MigrationPhase::Aborted;
-                view.error = Some(error);
+    ) {
+        let last = |Tracked { view, state, .. }: &mut Tracked| {
+            if let Some(progress) = progress {
+                adopt(view, &progress);
             }
+            state.baseline = None;
+            view.lm_seconds = state.accepted.map(|at| at.elapsed().as_secs_f64());
+            view.eta_seconds = None;
+            view.rate_bytes_per_second = None;
+        };
+        if let Some((number, view)) = self.table.end(&id.to_string(), result.err(), last) {
+            self.ended.notify_waiters();
+            self.context.remember(number, &view).await;
         }
-        let ended = (tracked.number, view.clone());
-        drop(table);
-        self.ended.notify_waiters();
-        Some(ended)
     }
 
     /// Returns all migrations in the table, oldest first.
     pub fn all(&self) -> Vec<Migration> {
-        self.lock().all.iter().map(Tracked::view).collect()
+        self.table.lock().all().map(shown).collect()
     }
 
     /// Returns a migration from the table.
@@ -324,24 +257,13 @@ impl Migrations {
     /// # Errors
     /// [`ErrorCode::Invalid`] if the id cannot be parsed, [`ErrorCode::NotFound`].
     pub fn get(&self, id: &str) -> Result<(MigrationId, Migration), ErrorBody> {
-        let shown: String = id.chars().take(64).collect();
         let parsed = id.parse::<MigrationId>().map_err(|error| {
+            let shown: String = id.chars().take(64).collect();
             ErrorBody::new(ErrorCode::Invalid, format!("{shown:?}: {error}"))
                 .hint("see 'godwit migration list'")
         })?;
-        let table = self.lock();
-        let tracked = table
-            .all
-            .iter()
-            .find(|tracked| tracked.id == parsed)
-            .ok_or_else(|| {
-                ErrorBody::new(
-                    ErrorCode::NotFound,
-                    format!("this node knows no migration {shown}"),
-                )
-                .hint("see 'godwit migration list'")
-            })?;
-        Ok((parsed, tracked.view()))
+        let mut moves = self.table.lock();
+        Ok((parsed, shown(moves.get(&parsed.to_string())?)))
     }
 
     /// Returns a migration once ended, or after `wait` in any case.
@@ -371,11 +293,10 @@ impl Migrations {
 
     /// Returns the migrations under way, with their disks.
     pub fn under_way(&self) -> Vec<(MigrationId, String)> {
-        self.lock()
-            .all
-            .iter()
-            .filter(|tracked| !tracked.view.phase.ended())
-            .map(|tracked| (tracked.id, tracked.view.disk.clone()))
+        let moves = self.table.lock();
+        let under_way = moves.all().filter(|tracked| !tracked.view.phase.ended());
+        under_way
+            .filter_map(|Tracked { view, .. }| Some((view.id.parse().ok()?, view.disk.clone())))
             .collect()
     }
 
@@ -385,18 +306,18 @@ impl Migrations {
             let options = tracked.view.options.as_ref();
             !tracked.view.phase.ended() && options.is_some_and(|it| it.policy_reason.is_some())
         };
-        let table = self.lock();
-        let chosen = table.all.iter().filter(chosen);
+        let moves = self.table.lock();
+        let chosen = moves.all().filter(chosen);
         chosen
             .map(|tracked| {
                 // Without the blocks of the destination's older copy.
-                let progress = &tracked.view.progress;
-                let data = tracked.data.min(progress.bytes_total);
+                let (progress, state) = (&tracked.view.progress, &tracked.state);
+                let data = state.data.min(progress.bytes_total);
                 let in_pass = progress.bytes_total.saturating_sub(progress.bytes_done);
                 Chosen {
-                    view: tracked.view(),
-                    obstacle: tracked.obstructed.map(|(what, at)| (what, at.elapsed())),
-                    pace: tracked.lately.pace(data, in_pass),
+                    view: shown(tracked),
+                    obstacle: state.obstructed.map(|(what, at)| (what, at.elapsed())),
+                    pace: state.lately.pace(data, in_pass),
                 }
             })
             .collect()
@@ -404,58 +325,47 @@ impl Migrations {
 
     /// Takes a measurement of a migration under way from the values published by its engine.
     fn sample(&self, id: MigrationId, progress: &Progress, engine: &Snapshot) {
-        self.change(id, |tracked| {
-            if tracked.view.phase.ended() {
-                return;
-            }
-            adopt(&mut tracked.view, progress);
-            let (promise, left) = (&progress.promise, progress.bytes_total);
-            tracked.recent_rate.add(Sample {
-                at: Instant::now(),
-                phase: tracked.view.phase,
-                done: progress.bytes_done,
-                left: left.saturating_sub(progress.bytes_done) + promise.delayed_bytes,
-            });
-            tracked.lately.add(Sent {
-                at: Instant::now(),
-                // Bytes copied, before compression.
-                copies: progress.copy_bytes_sent + engine.copies_saved,
-                doubled: progress.double_write_bytes_sent,
-                written: engine.counters.written_bytes,
-            });
-            tracked.obstructed = match (promise.obstacle, tracked.obstructed) {
-                (None, _) => None,
-                (Some(what), before) => {
-                    Some((what, before.map_or_else(Instant::now, |(_, since)| since)))
-                }
-            };
-            tracked.view.rate_bytes_per_second = tracked.recent_rate.rate();
-            tracked.view.eta_seconds = match promise.obstacle {
-                Some(_) => None,
-                None => tracked.recent_rate.seconds_left(),
-            };
+        let mut moves = self.table.lock();
+        let Some(Tracked { view, state, .. }) = moves.under_way(&id.to_string()) else {
+            return;
+        };
+        adopt(view, progress);
+        let (promise, left) = (&progress.promise, progress.bytes_total);
+        state.recent_rate.add(Sample {
+            at: Instant::now(),
+            phase: view.phase,
+            done: progress.bytes_done,
+            left: left.saturating_sub(progress.bytes_done) + promise.delayed_bytes,
         });
+        state.lately.add(Sent {
+            at: Instant::now(),
+            // Bytes copied, before compression.
+            copies: progress.copy_bytes_sent + engine.copies_saved,
+            doubled: progress.double_write_bytes_sent,
+            written: engine.counters.written_bytes,
+        });
+        state.obstructed = promise.obstacle.map(|what| {
+            let since = state.obstructed.map(|(_, since)| since);
+            (what, since.unwrap_or_else(Instant::now))
+        });
+        view.rate_bytes_per_second = state.recent_rate.rate();
+        view.eta_seconds = match promise.obstacle {
+            Some(_) => None,
+            None => state.recent_rate.seconds_left(),
+        };
     }
 
-    fn change(&self, id: MigrationId, change: impl FnOnce(&mut Tracked)) {
-        if let Some(tracked) = self.lock().all.iter_mut().find(|tracked| tracked.id == id) {
-            change(tracked);
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    fn with<T>(&self, id: MigrationId, of: impl FnOnce(&mut Tracked) -> T) -> Option<T> {
+        self.table.lock().find(&id.to_string()).map(of)
     }
 }
 
-impl Tracked {
-    fn view(&self) -> Migration {
-        let mut view = self.view.clone();
-        if !view.phase.ended() {
-            view.lm_seconds = self.accepted.map(|at| at.elapsed().as_secs_f64());
-        }
-        view
+fn shown(Tracked { view, state, .. }: &Tracked) -> Migration {
+    let mut view = view.clone();
+    if !view.phase.ended() {
+        view.lm_seconds = state.accepted.map(|at| at.elapsed().as_secs_f64());
     }
+    view
 }
 
 fn adopt(view: &mut Migration, progress: &Progress) {
@@ -540,13 +450,6 @@ pub async fn sample_rates(migrations: Arc<Migrations>) {
     }
 }
 
-/// Stores a new or changed migration. A failure leaves a gap in the history and does not stop the migration.
-pub(crate) async fn store(migrations: &Migrations, number: u64, view: &Migration) {
-    if let Err(error) = migrations.context.store.put_migration(number, view).await {
-        tracing::error!(migration = view.id, %error, "cannot store the migration's history");
-    }
-}
-
 /// Ends a migration. The engine may take a moment to publish the last progress.
 pub(crate) async fn end(
     migrations: &Arc<Migrations>,
@@ -584,9 +487,7 @@ pub(crate) async fn end(
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         }
-        if let Some((number, view)) = migrations.end(id, result, progress) {
-            store(&migrations, number, &view).await;
-        }
+        migrations.end(id, result, progress).await;
     };
     // Spawned: the disk's next event (often a record to store) must not wait for this.
     tokio::spawn(finish);

@@ -10,6 +10,7 @@ use godwit_api::VmMigration;
 use godwit_context::blocking;
 use godwit_context::ids::random_id;
 use godwit_context::node_error::NodeError;
+use godwit_context::store::history::History;
 use godwit_context::store::{DiskEntry, Mark};
 use godwit_disks::disks::disk::{Activity, Disk};
 use godwit_disks::disks::lifecycle::run;
@@ -48,24 +49,13 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
         }
     }
     let open = |id: MigrationId| undecided.contains(&id);
-    for (number, view) in node.migrations.restore(contents.migrations, open) {
-        node.context
-            .store
-            .put_migration(number, &view)
-            .await
-            .map_err(|error| NodeError::Store(error.to_string()))?;
-    }
+    store_ended(node, node.migrations.restore(contents.migrations, open)).await?;
     let moves = |view: &VmMigration| {
         let found = contents.vms.iter().find(|(name, _)| *name == view.vm);
         found.map_or(Moves::Here, |(_, entry)| Moves::of(entry, &view.id))
     };
-    for (number, view) in node.vms.migrations.restore(contents.vm_migrations, moves) {
-        node.context
-            .store
-            .put_vm_migration(number, &view)
-            .await
-            .map_err(|error| NodeError::Store(error.to_string()))?;
-    }
+    let ended = node.vms.migrations.restore(contents.vm_migrations, moves);
+    store_ended(node, ended).await?;
     let held = godwit_machines::vms::lifecycle::recover::hold_disks(&node.vms, &contents.vms);
     godwit_machines::vms::memory::relocated::restore(&node.vms, &contents.vms).await;
     for disk in node.disks.all() {
@@ -76,6 +66,15 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
     tokio::spawn(godwit_machines::nics::follow::follow(Arc::clone(
         &node.nics,
     )));
+    Ok(())
+}
+
+/// Stores moves that ended with the node.
+async fn store_ended<V: History>(node: &Node, ended: Vec<(u64, V)>) -> Result<(), NodeError> {
+    for (number, view) in ended {
+        let stored = node.context.store.put_move(number, &view).await;
+        stored.map_err(|error| NodeError::Store(error.to_string()))?;
+    }
     Ok(())
 }
 

@@ -234,7 +234,7 @@ fn begin(
 /// # Errors
 /// The move is unknown, has ended, or is too far.
 pub async fn cancel(processes: &Arc<Processes>, id: &str) -> Result<ProcessMigration, ErrorBody> {
-    let seen = processes.moves.get(id)?;
+    let seen = processes.moves.table.get(id)?;
     let conflict = |text: String| ErrorBody::new(ErrorCode::Conflict, text);
     if seen.phase.ended() {
         return Err(conflict(format!(
@@ -245,7 +245,7 @@ pub async fn cancel(processes: &Arc<Processes>, id: &str) -> Result<ProcessMigra
     processes.moves.cancel(id);
     let began = Instant::now();
     loop {
-        let seen = processes.moves.get(id)?;
+        let seen = processes.moves.table.get(id)?;
         match seen.phase {
             Phase::Aborted => return Ok(seen),
             Phase::Completed | Phase::Restoring | Phase::InDoubt | Phase::Connecting => {
@@ -328,6 +328,7 @@ impl Running {
             let step = self.plan.moving.step();
             self.processes
                 .moves
+                .table
                 .change(&self.plan.id, |view| view.phase = phase(step));
             tracing::info!(
                 id = self.plan.id,
@@ -427,7 +428,7 @@ impl Running {
         if let Err(error) = self.forget(kept) {
             tracing::warn!(id, error, "cannot remove what is left of a move");
         }
-        let moves = &self.processes.moves;
+        let moves = &self.processes.moves.table;
         moves.change(id, |view| {
             view.blackout_ms = blackout;
             view.waits_for = None;
@@ -439,6 +440,6 @@ impl Running {
             }
         }
         self.processes.held.moved(id);
-        moves.end(id, error);
+        moves.end(id, error, |_| ());
     }
 }

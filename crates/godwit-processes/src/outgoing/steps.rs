@@ -112,7 +112,7 @@ impl Running {
     }
 
     pub(super) fn shows(&self, change: impl FnOnce(&mut ProcessMigration)) {
-        self.processes.moves.change(&self.plan.id, change);
+        self.processes.moves.table.change(&self.plan.id, change);
     }
 
     /// Sends a request to the process at the source.
@@ -248,7 +248,7 @@ impl Running {
             Answer::Ready => {}
             _ => return Err(unexpected()),
         }
-        let moves = &self.processes.moves;
+        let moves = &self.processes.moves.table;
         let count = |bytes| moves.change(&id, |view| view.image_bytes += bytes);
         let connection = self.reach.connection(&to).await?;
         let sent = async {

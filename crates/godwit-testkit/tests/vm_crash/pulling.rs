@@ -37,11 +37,13 @@ impl Site {
         found["id"].as_str().unwrap().to_owned()
     }
 
-    /// Returns the moves known to the source, in the format of the API.
+    /// Returns the moves of machines known to the source, in the format of the API.
     fn known_moves(&self) -> std::io::Result<Vec<Value>> {
         let node = self.cluster.node(self.place(Side::Source));
-        let body = node.get("/v1/vm-migrations")?;
-        Ok(serde_json::from_str(&body)?)
+        let body = node.get("/v1/migrations")?;
+        let mut moves: Vec<Value> = serde_json::from_str(&body)?;
+        moves.retain(|shown| shown["kind"] == "vm");
+        Ok(moves)
     }
 
     /// Waits until the guest is at the destination with all of the memory, and goes on there.

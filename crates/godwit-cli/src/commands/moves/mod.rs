@@ -8,7 +8,7 @@ pub(crate) mod migration;
 mod process;
 mod vm;
 
-use godwit_api::{ErrorBody, Move, MoveOf};
+use godwit_api::{AnyMove, Move, MoveOf};
 
 use crate::failure::Failure;
 use crate::show::progress::Status;
@@ -17,12 +17,7 @@ use crate::show::progress::Status;
 const SHORT_ID: usize = 8;
 
 /// A move of one kind.
-trait Moving {
-    /// Returns the name of the current phase.
-    fn phase(&self) -> &'static str;
-
-    fn ended(&self) -> bool;
-
+trait Moving: AnyMove {
     /// Returns the progress.
     fn status(&self) -> Status;
 
@@ -30,12 +25,6 @@ trait Moving {
     fn done(&self) -> Option<(u64, u64)> {
         self.status().done
     }
-
-    /// Returns the warnings for the user.
-    fn warnings(&self) -> &[String];
-
-    /// Returns the reason of an end without a move.
-    fn error(&self) -> Option<&ErrorBody>;
 
     /// Returns a note for the list, other than an error.
     fn note(&self) -> Option<String> {

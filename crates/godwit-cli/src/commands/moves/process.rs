@@ -1,7 +1,7 @@
 //! Moves of processes and containers.
 
 use godwit_api::text::format_bytes;
-use godwit_api::{ErrorBody, ProcessMigration, ProcessMigrationPhase, ProcessPartner};
+use godwit_api::{ProcessMigration, ProcessMigrationPhase, ProcessPartner};
 
 use super::Moving;
 use crate::failure::{EXIT_INTERRUPTED, EXIT_NOT_MOVED, Failure};
@@ -24,14 +24,6 @@ fn waits(seen: &ProcessMigration) -> Option<String> {
 }
 
 impl Moving for ProcessMigration {
-    fn phase(&self) -> &'static str {
-        self.phase.name()
-    }
-
-    fn ended(&self) -> bool {
-        self.phase.ended()
-    }
-
     fn status(&self) -> Status {
         let Self { to, .. } = self;
         let what = match self.phase {
@@ -65,10 +57,6 @@ impl Moving for ProcessMigration {
         }
     }
 
-    fn warnings(&self) -> &[String] {
-        &self.warnings
-    }
-
     fn failure(&self, cancelled: bool) -> Option<Failure> {
         if self.phase == ProcessMigrationPhase::Completed {
             return None;
@@ -97,65 +85,57 @@ impl Moving for ProcessMigration {
         format!("{told}, {} sent", format_bytes(self.image_bytes))
     }
 
-    fn error(&self) -> Option<&ErrorBody> {
-        self.error.as_ref()
-    }
-
     fn note(&self) -> Option<String> {
         waits(self)
     }
 
     fn show(&self) -> String {
-        show(self)
+        let milliseconds = |time: f64| format!("{time:.1} ms");
+        let partners = self.partners.iter().map(|partner| {
+            let ProcessPartner {
+                node,
+                pid,
+                connections,
+            } = partner;
+            format!("process {pid} of node '{node}' ({connections})")
+        });
+        let partners: Vec<String> = partners.collect();
+        facts([
+            ("id", Some(self.id.clone())),
+            ("container", self.container.clone()),
+            ("pid", Some(self.pid.to_string())),
+            ("program", Some(self.command.clone())),
+            ("from", Some(self.from.clone())),
+            ("to", Some(self.to.clone())),
+            ("phase", Some(self.phase.name().to_owned())),
+            (
+                "progress",
+                (!self.phase.ended()).then(|| self.status().line.to_string()),
+            ),
+            ("queue pairs", Some(self.queue_pairs.to_string())),
+            (
+                "partners",
+                (!partners.is_empty()).then(|| partners.join(", ")),
+            ),
+            ("sent", Some(format_bytes(self.image_bytes))),
+            ("stood still", self.blackout_ms.map(milliseconds)),
+            ("started", Some(self.started_at.clone())),
+            ("ended", self.ended_at.clone()),
+            (
+                "warning",
+                (!self.warnings.is_empty()).then(|| self.warnings.join("; ")),
+            ),
+            (
+                "error",
+                self.error.as_ref().map(|error| error.message.clone()),
+            ),
+        ])
     }
-}
-
-fn show(seen: &ProcessMigration) -> String {
-    let milliseconds = |time: f64| format!("{time:.1} ms");
-    let partners = seen.partners.iter().map(|partner| {
-        let ProcessPartner {
-            node,
-            pid,
-            connections,
-        } = partner;
-        format!("process {pid} of node '{node}' ({connections})")
-    });
-    let partners: Vec<String> = partners.collect();
-    facts([
-        ("id", Some(seen.id.clone())),
-        ("container", seen.container.clone()),
-        ("pid", Some(seen.pid.to_string())),
-        ("program", Some(seen.command.clone())),
-        ("from", Some(seen.from.clone())),
-        ("to", Some(seen.to.clone())),
-        ("phase", Some(seen.phase.name().to_owned())),
-        (
-            "progress",
-            (!seen.ended()).then(|| seen.status().line.to_string()),
-        ),
-        ("queue pairs", Some(seen.queue_pairs.to_string())),
-        (
-            "partners",
-            (!partners.is_empty()).then(|| partners.join(", ")),
-        ),
-        ("sent", Some(format_bytes(seen.image_bytes))),
-        ("stood still", seen.blackout_ms.map(milliseconds)),
-        ("started", Some(seen.started_at.clone())),
-        ("ended", seen.ended_at.clone()),
-        (
-            "warning",
-            (!seen.warnings.is_empty()).then(|| seen.warnings.join("; ")),
-        ),
-        (
-            "error",
-            seen.error.as_ref().map(|error| error.message.clone()),
-        ),
-    ])
 }
 
 #[cfg(test)]
 mod tests {
-    use godwit_api::ErrorCode;
+    use godwit_api::{ErrorBody, ErrorCode};
 
     use super::*;
     use crate::fixture;

@@ -122,7 +122,7 @@ async fn take_up(migrations: &Arc<Migrations>, chosen: &Chosen, leave: Leave) {
         push_seconds: leave.push_for.map(|time| time.as_secs()),
         ..SwitchMigration::default()
     };
-    match change::change_because(migrations, &chosen.view.id, &request, why).await {
+    match change::change_because(migrations, &chosen.view.id, &request, Some(why)).await {
         Ok(_) => {}
         // The migration may have ended, or the other node cannot pull: the policy stays.
         Err(error) => tracing::debug!(migration = chosen.view.id, %error, "the policy stays"),

@@ -25,7 +25,7 @@ use crate::disks::lifecycle::{older_copy, remove, run};
 use crate::disks::storage::{image, placement};
 use crate::images::arrival;
 use crate::migrations::Migrations;
-use godwit_api::{Direction, ErrorBody, ErrorCode, MigrationPhase};
+use godwit_api::{ErrorBody, ErrorCode};
 use godwit_context::failpoint;
 use godwit_context::ids::random_id;
 use godwit_context::store::{BaseImage, DiskEntry, Mark};
@@ -79,21 +79,18 @@ pub async fn take_offer(migrations: Arc<Migrations>, mut control: PeerConnection
             return;
         }
     };
-    let (number, view, _) = migrations.begin(Begin {
+    let begin = Begin {
         id: hello.migration,
         disk: disk.name.clone(),
-        from: hello.node.clone(),
-        to: migrations.context.config.name.clone(),
-        direction: Direction::Incoming,
-        phase: MigrationPhase::Receiving,
+        peer: hello.node.clone(),
         options: None,
         bytes_total: offer.capacity.bytes().0,
         data: offer.allocated,
         baseline: None,
         warnings: Vec::new(),
-    });
+    };
+    migrations.begin(begin).await;
     place.keep();
-    table::store(&migrations, number, &view).await;
     failpoint::reach(String::from("offer::received")).await;
     let needed = match older_copy {
         OlderCopy::Zeroes => Features::ZEROES,
@@ -300,23 +297,15 @@ async fn prepare_new(
         None => DiskId(random_id().map_err(refusal)?),
     };
     let entry = DiskEntry {
-        id: Some(id),
-        path: wanted,
-        sectors: offer.capacity.0,
         // A device is not the node's to delete.
         managed: !is_device,
         counterpart: Some(hello.node.clone()),
-        moved_to: None,
-        shared: false,
         base: base.cloned(),
-        surpassed: None,
-        kept: None,
-        max_bandwidth: None,
-        abandoned: false,
         mark: Some(Mark::Receiving {
             migration: hello.migration.to_string(),
             new: true,
         }),
+        ..DiskEntry::new(id, wanted, offer.capacity)
     };
     let record = AuthorityRecord::vacant();
     let activity = Activity::Incoming(hello.migration);

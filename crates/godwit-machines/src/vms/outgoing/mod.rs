@@ -115,7 +115,7 @@ pub async fn migrate(
     let (number, cancelled) = vms
         .migrations
         .begin(view.clone(), request.options.max_bandwidth);
-    store(vms, number, &view).await;
+    vms.context.remember(number, &view).await;
     let (begun, told) = oneshot::channel();
     let of = Departure {
         vms: Arc::clone(vms),
@@ -151,13 +151,6 @@ fn nothing_waits_for_room(vm: &Inner) -> Result<(), ErrorBody> {
     Err(ErrorBody::new(ErrorCode::Conflict, text).hint(
         "see 'godwit vm show' and 'godwit disk show'; it goes on by itself when it can, and can move then",
     ))
-}
-
-/// Stores a move in the history. A failure is no reason to stop the move.
-pub(super) async fn store(vms: &Vms, number: u64, view: &VmMigration) {
-    if let Err(error) = vms.context.store.put_vm_migration(number, view).await {
-        tracing::error!(migration = view.id, %error, "cannot store the migration's history");
-    }
 }
 
 /// Cancels the move of a VM; the guest goes on here.
@@ -240,7 +233,7 @@ impl Move {
         drop(guard);
         let vms = Arc::clone(&self.of.vms);
         if let Some((number, view)) = vms.migrations.end(&vms, self.of.id, result.clone()) {
-            store(&vms, number, &view).await;
+            vms.context.remember(number, &view).await;
         }
         if let Some(begun) = refused {
             let _ = begun.send(result);

@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 
 use crate::vms::Vms;
 use crate::vms::messages::{Answer, Order};
-use crate::vms::outgoing::{SourceLink, quit, store};
+use crate::vms::outgoing::{SourceLink, quit};
 use crate::vms::tunnel;
 use crate::vms::view::memory_progress;
 use crate::vms::vm::{Qemu, Vm, VmGuard};
@@ -416,6 +416,6 @@ pub(in crate::vms) async fn take_up(
 
 async fn end(vms: &Vms, id: MigrationId, result: Result<(), ErrorBody>) {
     if let Some((number, view)) = vms.migrations.end(vms, id, result) {
-        store(vms, number, &view).await;
+        vms.context.remember(number, &view).await;
     }
 }

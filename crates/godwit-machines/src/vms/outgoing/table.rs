@@ -1,25 +1,24 @@
 //! Moves of VMs away from here: all under way, and the last that ended.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use godwit_core::units::MigrationId;
 use tokio::sync::Notify;
 
 use crate::vms::Vms;
-use godwit_api::{ErrorBody, ErrorCode, Migration, VmMigration, VmMigrationPhase};
+use godwit_api::{AnyMove, ErrorBody, Migration, VmMigration, VmMigrationPhase};
+use godwit_context::moves::{self, MoveTable, end_with_node};
 use godwit_context::store::machine::{VmEntry, VmMark};
 use godwit_disks::migrations::live;
 use godwit_peers::clock;
 
-/// Most ended moves in the history.
-const MAX_ENDED: usize = 1000;
+type Tracked = moves::Tracked<VmMigration, State>;
 
 /// Moves under way and ended.
 #[derive(Debug, Default)]
 pub struct VmMigrations {
-    table: Mutex<Table>,
+    table: MoveTable<VmMigration, State>,
 }
 
 /// The place of a VM that was leaving when the node ended.
@@ -44,17 +43,9 @@ impl Moves {
     }
 }
 
+/// The state of a move that the API does not show.
 #[derive(Debug, Default)]
-struct Table {
-    next: u64,
-    /// Oldest first. Only ended moves are dropped.
-    all: VecDeque<Tracked>,
-}
-
-#[derive(Debug)]
-struct Tracked {
-    number: u64,
-    view: VmMigration,
+struct State {
     /// The migrations of the VM's disks.
     disks: Vec<String>,
     began: Option<Instant>,
@@ -71,76 +62,34 @@ impl VmMigrations {
         stored: Vec<(u64, VmMigration)>,
         moves: impl Fn(&VmMigration) -> Moves,
     ) -> Vec<(u64, VmMigration)> {
-        let mut table = self.lock();
-        let mut changed = Vec::new();
-        for (number, mut view) in stored {
-            let moves = (!view.phase.ended()).then(|| moves(&view));
-            if moves == Some(Moves::MemoryFollows) {
-                view.phase = VmMigrationPhase::PullingMemory;
-            } else if let Some(moves) = moves {
-                view.ended_at = Some(clock::now_text());
-                if moves == Moves::There {
-                    view.phase = VmMigrationPhase::Completed;
-                } else {
-                    view.phase = VmMigrationPhase::Aborted;
-                    let text = format!("the node ended while VM {} was migrating", view.vm);
-                    let error = ErrorBody::new(ErrorCode::ShuttingDown, text);
-                    view.error = Some(error.hint("start the migration again"));
-                }
-                changed.push((number, view.clone()));
-            }
-            table.next = table.next.max(number + 1);
-            table.all.push_back(Tracked {
-                number,
-                view,
-                disks: Vec::new(),
-                began: None,
-                cancelled: Arc::default(),
-                memory_bandwidth: None,
-            });
-        }
-        changed
+        let settle = |view: &mut VmMigration| match moves(view) {
+            Moves::Here => end_with_node(&format!("VM {}", view.vm), view),
+            Moves::There => view.end(clock::now_text(), None),
+            Moves::MemoryFollows => view.phase = VmMigrationPhase::PullingMemory,
+        };
+        self.table.lock().restore(stored, settle)
     }
 
     /// Begins a move. Returns its number in the store, and the signal for its cancellation.
     pub fn begin(&self, view: VmMigration, memory_bandwidth: Option<u64>) -> (u64, Arc<Notify>) {
-        let mut table = self.lock();
-        let number = table.next;
-        table.next += 1;
-        let cancelled = Arc::new(Notify::new());
-        table.all.push_back(Tracked {
-            number,
-            view,
+        let cancelled = Arc::<Notify>::default();
+        let state = State {
             disks: Vec::new(),
             began: Some(Instant::now()),
             cancelled: Arc::clone(&cancelled),
             memory_bandwidth,
-        });
-        while table.all.len() > MAX_ENDED
-            && let Some(oldest) = table.all.iter().position(|t| t.view.phase.ended())
-        {
-            table.all.remove(oldest);
-        }
-        (number, cancelled)
+        };
+        (self.table.lock().add(view, state), cancelled)
     }
 
     /// Changes the view of a move that has not ended.
     pub fn change(&self, id: MigrationId, change: impl FnOnce(&mut VmMigration)) {
-        let id = id.to_string();
-        let mut table = self.lock();
-        let tracked = table.all.iter_mut().find(|tracked| tracked.view.id == id);
-        if let Some(tracked) = tracked.filter(|tracked| !tracked.view.phase.ended()) {
-            change(&mut tracked.view);
-        }
+        self.table.change(&id.to_string(), change);
     }
 
     /// Adds the migration of a disk to a move.
     pub(crate) fn add_disk(&self, id: MigrationId, disk: String) {
-        let id = id.to_string();
-        let mut table = self.lock();
-        if let Some(tracked) = table.all.iter_mut().find(|tracked| tracked.view.id == id) {
-            tracked.disks.push(disk);
-        }
+        self.with(&id.to_string(), |state| state.disks.push(disk));
     }
 
     /// Ends a move, once. Returns its number and the view to store.
@@ -150,100 +99,65 @@ impl VmMigrations {
         id: MigrationId,
         result: Result<(), ErrorBody>,
     ) -> Option<(u64, VmMigration)> {
-        let id = id.to_string();
-        let mut table = self.lock();
-        let tracked = table.all.iter_mut().find(|tracked| tracked.view.id == id)?;
-        if tracked.view.phase.ended() {
-            return None;
-        }
-        tracked.refresh(vms);
-        let view = &mut tracked.view;
-        view.ended_at = Some(clock::now_text());
-        match result {
-            Ok(()) => view.phase = VmMigrationPhase::Completed,
-            Err(error) => {
-                view.phase = VmMigrationPhase::Aborted;
-                view.error = Some(error);
-            }
-        }
-        Some((tracked.number, view.clone()))
+        let last = |tracked: &mut Tracked| refresh(tracked, vms);
+        self.table.end(&id.to_string(), result.err(), last)
     }
 
     /// Returns all moves, oldest first.
     pub fn all(&self, vms: &Vms) -> Vec<VmMigration> {
-        let mut table = self.lock();
-        let shown = table.all.iter_mut().map(|tracked| tracked.shown(vms));
-        shown.collect()
+        let mut moves = self.table.lock();
+        moves.all_mut().map(|tracked| shown(tracked, vms)).collect()
     }
 
     /// Returns a move.
     ///
     /// # Errors
-    /// [`ErrorCode::NotFound`].
+    /// [`godwit_api::ErrorCode::NotFound`].
     pub fn get(&self, vms: &Vms, id: &str) -> Result<VmMigration, ErrorBody> {
-        let mut table = self.lock();
-        match table.all.iter_mut().find(|tracked| tracked.view.id == id) {
-            Some(tracked) => Ok(tracked.shown(vms)),
-            None => {
-                let shown: String = id.chars().take(64).collect();
-                let text = format!("this node knows no migration {shown} of a VM");
-                Err(ErrorBody::new(ErrorCode::NotFound, text))
-            }
-        }
+        let mut moves = self.table.lock();
+        moves.get(id).map(|tracked| shown(tracked, vms))
     }
 
     /// Returns the bandwidth limit of a VM's memory in bytes per second.
     pub(crate) fn memory_bandwidth(&self, id: MigrationId) -> Option<u64> {
-        let (table, id) = (self.lock(), id.to_string());
-        table
-            .all
-            .iter()
-            .find(|it| it.view.id == id)?
-            .memory_bandwidth
+        self.with(&id.to_string(), |state| state.memory_bandwidth)?
     }
 
     pub(crate) fn set_memory_bandwidth(&self, id: &str, memory_bandwidth: Option<u64>) {
-        if let Some(tracked) = self.lock().all.iter_mut().find(|it| it.view.id == id) {
-            tracked.memory_bandwidth = memory_bandwidth;
-        }
+        self.with(id, |state| state.memory_bandwidth = memory_bandwidth);
     }
 
     /// Tells the task of a move to cancel.
     pub fn cancel(&self, id: &str) {
-        let table = self.lock();
-        if let Some(tracked) = table.all.iter().find(|tracked| tracked.view.id == id) {
-            tracked.cancelled.notify_one();
-        }
+        self.with(id, |state| state.cancelled.notify_one());
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    fn with<T>(&self, id: &str, of: impl FnOnce(&mut State) -> T) -> Option<T> {
+        let mut moves = self.table.lock();
+        moves.find(id).map(|tracked| of(&mut tracked.state))
     }
 }
 
-impl Tracked {
-    fn shown(&mut self, vms: &Vms) -> VmMigration {
-        if !self.view.phase.ended() {
-            self.refresh(vms);
-        }
-        self.view.clone()
+fn shown(tracked: &mut Tracked, vms: &Vms) -> VmMigration {
+    if !tracked.view.ended() {
+        refresh(tracked, vms);
     }
+    tracked.view.clone()
+}
 
-    /// Takes the present state of the disks' migrations.
-    fn refresh(&mut self, vms: &Vms) {
-        let disks: Vec<Migration> = self
-            .disks
-            .iter()
-            .filter_map(|id| vms.disk_migrations.get(id).ok())
-            .map(|(id, view)| live(&vms.disk_migrations, id, view))
-            .collect();
-        let sent = |disk: &Migration| {
-            let delayed = disk.promise.as_ref().map_or(0, |p| p.delayed_bytes_sent);
-            disk.progress.bytes_sent + disk.progress.double_write_bytes + delayed
-        };
-        self.view.disk_bytes = disks.iter().map(sent).sum();
-        self.view.disks = disks;
-        self.view.memory_bytes = self.view.memory.bytes_sent;
-        self.view.total_seconds = self.began.map(|began| began.elapsed().as_secs_f64());
-    }
+/// Takes the present state of the disks' migrations.
+fn refresh(Tracked { view, state, .. }: &mut Tracked, vms: &Vms) {
+    let found = state.disks.iter();
+    let disks: Vec<Migration> = found
+        .filter_map(|id| vms.disk_migrations.get(id).ok())
+        .map(|(id, view)| live(&vms.disk_migrations, id, view))
+        .collect();
+    let sent = |disk: &Migration| {
+        let delayed = disk.promise.as_ref().map_or(0, |p| p.delayed_bytes_sent);
+        disk.progress.bytes_sent + disk.progress.double_write_bytes + delayed
+    };
+    view.disk_bytes = disks.iter().map(sent).sum();
+    view.disks = disks;
+    view.memory_bytes = view.memory.bytes_sent;
+    view.total_seconds = state.began.map(|began| began.elapsed().as_secs_f64());
 }

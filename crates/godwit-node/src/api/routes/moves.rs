@@ -37,7 +37,7 @@ impl Table {
     fn of(node: &Node, id: &str) -> Self {
         if node.vms.migrations.get(&node.vms, id).is_ok() {
             Self::Vms
-        } else if node.processes.moves.get(id).is_ok() {
+        } else if node.processes.moves.table.get(id).is_ok() {
             Self::Processes
         } else {
             Self::Disks
@@ -46,7 +46,8 @@ impl Table {
 }
 
 /// Lists the moves of disks, VMs, processes and containers: all under way and the last that ended, oldest first. Moves
-/// of disks are listed at both nodes, all others at the source.
+/// of disks are listed at both nodes, all others at the source. Ended moves of processes and containers are listed until
+/// the node ends.
 #[utoipa::path(get, path = "/v1/migrations", responses((status = 200, body = Vec<Move>)))]
 pub(in crate::api) async fn list_migrations(State(node): Shared) -> Json<Vec<Move>> {
     let disks = node.migrations.all().into_iter();
@@ -55,7 +56,7 @@ pub(in crate::api) async fn list_migrations(State(node): Shared) -> Json<Vec<Mov
         Err(_) => view,
     });
     let vms = node.vms.migrations.all(&node.vms).into_iter();
-    let processes = node.processes.moves.all().into_iter();
+    let processes = node.processes.moves.table.all().into_iter();
     let moves = disks.map(Move::from);
     let moves = moves.chain(vms.map(Move::from));
     let mut moves: Vec<Move> = moves.chain(processes.map(Move::from)).collect();
@@ -86,7 +87,7 @@ pub(in crate::api) async fn show_migration(
 ) -> Result<Json<Move>, Refusal> {
     Ok(Json(match Table::of(&node, &id) {
         Table::Vms => node.vms.migrations.get(&node.vms, &id)?.into(),
-        Table::Processes => node.processes.moves.get(&id)?.into(),
+        Table::Processes => node.processes.moves.table.get(&id)?.into(),
         Table::Disks => {
             let wait = Duration::from_millis(parameters.wait_ms).min(LONGEST_WAIT);
             let (id, view) = node.migrations.get_within(&id, wait).await?;
@@ -112,7 +113,8 @@ pub(in crate::api) async fn migrate(
     Ok((StatusCode::CREATED, Json(started.await?)))
 }
 
-/// Cancels a move; the source serves or runs on.
+/// Cancels a move; the source serves or runs on. The move of a process or container can be cancelled until the
+/// destination is told to restore the process.
 #[utoipa::path(post, path = "/v1/migrations/{id}/cancel", params(("id" = String, Path)), responses(
     (status = 200, body = Move), (status = 404, body = ErrorBody),
     (status = 409, body = ErrorBody)))]

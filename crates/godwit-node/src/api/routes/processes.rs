@@ -22,12 +22,6 @@ pub(in crate::api) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
         ("/v1/processes/{pid}/migrate", post(migrate_process)),
         ("/v1/containers", get(list_containers)),
         ("/v1/containers/{id}/migrate", post(migrate_container)),
-        ("/v1/process-migrations", get(list_process_migrations)),
-        ("/v1/process-migrations/{id}", get(show_process_migration)),
-        (
-            "/v1/process-migrations/{id}/cancel",
-            post(cancel_process_migration),
-        ),
     ]
 }
 
@@ -100,35 +94,4 @@ pub(in crate::api) async fn migrate_container(
         outgoing::containers::migrate_container(&node.processes, &id, request).await
     });
     Ok((StatusCode::CREATED, Json(started.await?)))
-}
-
-/// Lists the moves of processes away from here: all under way and the last that ended since the node's start, oldest
-/// first.
-#[utoipa::path(get, path = "/v1/process-migrations", responses(
-    (status = 200, body = Vec<ProcessMigration>)))]
-pub(in crate::api) async fn list_process_migrations(
-    State(node): Shared,
-) -> Json<Vec<ProcessMigration>> {
-    Json(node.processes.moves.all())
-}
-
-/// Shows the present state of a process's move.
-#[utoipa::path(get, path = "/v1/process-migrations/{id}", params(("id" = String, Path)), responses(
-    (status = 200, body = ProcessMigration), (status = 404, body = ErrorBody)))]
-pub(in crate::api) async fn show_process_migration(
-    State(node): Shared,
-    Path(id): Path<String>,
-) -> Result<Json<ProcessMigration>, Refusal> {
-    Ok(Json(node.processes.moves.get(&id)?))
-}
-
-/// Cancels a process's move if the destination was not told to restore yet; the process goes on at the source.
-#[utoipa::path(post, path = "/v1/process-migrations/{id}/cancel", params(("id" = String, Path)),
-    responses((status = 200, body = ProcessMigration), (status = 404, body = ErrorBody),
-    (status = 409, body = ErrorBody)))]
-pub(in crate::api) async fn cancel_process_migration(
-    State(node): Shared,
-    Path(id): Path<String>,
-) -> Result<Json<ProcessMigration>, Refusal> {
-    Ok(Json(outgoing::cancel(&node.processes, &id).await?))
 }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::{Body, Parameters, Shared, detached};
 use crate::api::ErrorBody;
 use crate::api::refusal::Refusal;
-use crate::api::{AdoptVm, MigrateVm, RunVm, StopVm, SwitchMigration, Vm, VmMigration};
+use crate::api::{AdoptVm, MigrateVm, RunVm, StopVm, Vm, VmMigration};
 use crate::node::Node;
 use godwit_api::MoveMemory;
 use godwit_machines::vms::memory::mover;
@@ -40,10 +40,6 @@ pub(in crate::api) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
         ("/v1/vms/{name}/memory", post(move_memory)),
         ("/v1/vms/{name}/memory/cancel", post(cancel_memory)),
         ("/v1/vms/{name}/migrate", post(migrate_vm)),
-        ("/v1/vm-migrations", get(list_vm_migrations)),
-        ("/v1/vm-migrations/{id}", get(show_vm_migration)),
-        ("/v1/vm-migrations/{id}/cancel", post(cancel_vm_migration)),
-        ("/v1/vm-migrations/{id}/switch", post(switch_vm_migration)),
     ]
 }
 
@@ -211,48 +207,4 @@ pub(in crate::api) async fn migrate_vm(
         vms::migrate(&node.vms, &name, request).await
     });
     Ok((StatusCode::CREATED, Json(started.await?)))
-}
-
-/// Lists the moves of VMs away from here: all under way and the last that ended, oldest first.
-#[utoipa::path(get, path = "/v1/vm-migrations", responses(
-    (status = 200, body = Vec<VmMigration>)))]
-pub(in crate::api) async fn list_vm_migrations(State(node): Shared) -> Json<Vec<VmMigration>> {
-    Json(node.vms.migrations.all(&node.vms))
-}
-
-/// Shows the present state of a VM's move.
-#[utoipa::path(get, path = "/v1/vm-migrations/{id}", params(("id" = String, Path)), responses(
-    (status = 200, body = VmMigration), (status = 404, body = ErrorBody)))]
-pub(in crate::api) async fn show_vm_migration(
-    State(node): Shared,
-    Path(id): Path<String>,
-) -> Result<Json<VmMigration>, Refusal> {
-    Ok(Json(node.vms.migrations.get(&node.vms, &id)?))
-}
-
-/// Changes the options of the disks of a moving VM.
-#[utoipa::path(post, path = "/v1/vm-migrations/{id}/switch", params(("id" = String, Path)),
-    request_body = SwitchMigration, responses(
-    (status = 200, body = VmMigration), (status = 400, body = ErrorBody),
-    (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
-pub(in crate::api) async fn switch_vm_migration(
-    State(node): Shared,
-    Path(id): Path<String>,
-    Body(request): Body<SwitchMigration>,
-) -> Result<Json<VmMigration>, Refusal> {
-    let changed = detached(node, move |node| async move {
-        vms::switch(&node.vms, &id, &request).await
-    });
-    Ok(Json(changed.await?))
-}
-
-/// Cancels the move of a VM; the VM goes on at the source.
-#[utoipa::path(post, path = "/v1/vm-migrations/{id}/cancel", params(("id" = String, Path)),
-    responses((status = 200, body = VmMigration), (status = 404, body = ErrorBody),
-    (status = 409, body = ErrorBody)))]
-pub(in crate::api) async fn cancel_vm_migration(
-    State(node): Shared,
-    Path(id): Path<String>,
-) -> Result<Json<VmMigration>, Refusal> {
-    Ok(Json(vms::cancel(&node.vms, &id).await?))
 }
