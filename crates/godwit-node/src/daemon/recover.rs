@@ -15,7 +15,7 @@ use godwit_disks::disks::disk::{Activity, Disk};
 use godwit_disks::disks::lifecycle::run;
 use godwit_disks::disks::storage::image;
 use godwit_disks::disks::vhost;
-use godwit_machines::vms::outgoing::table::Moves;
+use godwit_machines::vms::outgoing::table;
 
 /// The recovery of a stored disk.
 #[derive(Debug, PartialEq, Eq)]
@@ -55,11 +55,12 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
             .await
             .map_err(|error| NodeError::Store(error.to_string()))?;
     }
-    let moves = |view: &VmMigration| {
-        let found = contents.vms.iter().find(|(name, _)| *name == view.vm);
-        found.map_or(Moves::Here, |(_, entry)| Moves::of(entry, &view.id))
+    let course = |view: &VmMigration| {
+        let mut vms = contents.vms.iter();
+        let (_, entry) = vms.find(|(name, _)| *name == view.vm)?;
+        Some(table::course(entry, &view.id, true))
     };
-    for (number, view) in node.vms.migrations.restore(contents.vm_migrations, moves) {
+    for (number, view) in node.vms.migrations.restore(contents.vm_migrations, course) {
         node.context
             .store
             .put_vm_migration(number, &view)

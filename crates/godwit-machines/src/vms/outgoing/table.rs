@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use godwit_core::units::MigrationId;
+use godwit_move::{Course, Outcome, Plane, Step, Subject, Word};
 use tokio::sync::Notify;
 
 use crate::vms::Vms;
@@ -22,26 +23,17 @@ pub struct VmMigrations {
     table: Mutex<Table>,
 }
 
-/// The place of a VM that was leaving when the node ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moves {
-    /// The VM is here.
-    Here,
-    /// The VM is at the destination.
-    There,
-    /// The VM is at the destination, and the rest of its memory is here.
-    MemoryFollows,
-}
-
-impl Moves {
-    /// Returns the outcome of the VM's move of this id.
-    pub fn of(entry: &VmEntry, id: &str) -> Self {
-        match (&entry.mark, &entry.moved_to) {
-            (_, None) => Self::Here,
-            (Some(VmMark::Giving { migration }), _) if migration == id => Self::MemoryFollows,
-            _ => Self::There,
-        }
+/// Returns the course of the VM's move of this id, which was under way when the node ended: the stored VM knows the
+/// decision alone. `lives` is true if the VM's QEMU may run here.
+pub fn course(entry: &VmEntry, id: &str, lives: bool) -> Course {
+    let gives = matches!(&entry.mark, Some(VmMark::Giving { migration }) if migration == id);
+    let left_out = (!gives).then_some(Step::Pull(Plane::Memory));
+    let mut course = Course::found(Subject::Machine, left_out, entry.moved_to.is_some(), lives);
+    if course.step() == Step::Resume {
+        // The destination hears from the disks, or asks.
+        course.happened(Outcome::Done);
     }
+    course
 }
 
 #[derive(Debug, Default)]
@@ -64,22 +56,26 @@ struct Tracked {
 }
 
 impl VmMigrations {
-    /// Takes the stored moves. An unfinished move ended with the node, unless `moves` reports the VM at the
-    /// destination. Returns the changed moves, to be stored.
+    /// Takes the stored moves. `course` returns the course of an unfinished move if its VM is known. Returns the changed
+    /// moves, to be stored.
     pub fn restore(
         &self,
         stored: Vec<(u64, VmMigration)>,
-        moves: impl Fn(&VmMigration) -> Moves,
+        course: impl Fn(&VmMigration) -> Option<Course>,
     ) -> Vec<(u64, VmMigration)> {
         let mut table = self.lock();
         let mut changed = Vec::new();
         for (number, mut view) in stored {
-            let moves = (!view.phase.ended()).then(|| moves(&view));
-            if moves == Some(Moves::MemoryFollows) {
+            let is_open = !view.phase.ended();
+            let course = is_open.then(|| course(&view)).flatten();
+            if course
+                .as_ref()
+                .is_some_and(|it| matches!(it.step(), Step::Pull(_)))
+            {
                 view.phase = VmMigrationPhase::PullingMemory;
-            } else if let Some(moves) = moves {
+            } else if is_open {
                 view.ended_at = Some(clock::now_text());
-                if moves == Moves::There {
+                if course.is_some_and(|course| course.word() == Word::Given) {
                     view.phase = VmMigrationPhase::Completed;
                 } else {
                     view.phase = VmMigrationPhase::Aborted;
