@@ -92,6 +92,28 @@ impl Course {
         }
     }
 
+    /// Returns the course of a move of which a node that died has stored the decision alone: `given` is true if the
+    /// source gave the subject away, `lives` if the subject exists at the source. Only where the source decides.
+    pub fn found(
+        subject: Subject,
+        left_out: impl IntoIterator<Item = Step>,
+        given: bool,
+        lives: bool,
+    ) -> Self {
+        let mut course = Self::new(subject, left_out);
+        // Each plane may have come as far as a plane can before the decision.
+        let steps = subject
+            .steps()
+            .split_inclusive(|step| *step == Step::Decide);
+        steps.take(1).flatten().for_each(|step| course.go(*step));
+        match (given, lives) {
+            (true, _) => course.done(),
+            (false, true) => course.turn_back(course.interrupted()),
+            (false, false) => course.lose(course.interrupted_and_ended()),
+        }
+        course
+    }
+
     /// Returns the current step.
     pub fn step(&self) -> Step {
         self.step
@@ -152,11 +174,8 @@ impl Course {
     /// Continues after the death of the source's node, from the course stored before [`Course::step`] began. `lives` is
     /// true if the subject exists at the source.
     pub fn recover(&mut self, lives: bool) {
-        let noun = self.subject.noun();
-        let text = format!("the node ended while the {noun} was moved");
-        let interrupted = |text| Refusal::new(Kind::Interrupted, text);
         match self.step {
-            Step::Prepare if lives => self.back(Step::End, interrupted(text)),
+            Step::Prepare if lives => self.back(Step::End, self.interrupted()),
             Step::Copy(_) | Step::Stop | Step::Drain | Step::Freeze(_) | Step::Send(_) if lives => {
                 // The image of a subject that still runs is never used.
                 let progress = |plane| match plane {
@@ -164,21 +183,21 @@ impl Course {
                     plane => self.progress(plane),
                 };
                 let first = self.subject.way_back(progress);
-                self.back(first, interrupted(text));
+                self.back(first, self.interrupted());
             }
             Step::Freeze(_) | Step::Send(_)
                 if self.progress(Plane::Image) >= Progress::Freezing =>
             {
-                self.back(Step::TakeBack(Plane::Image), interrupted(text));
+                self.back(Step::TakeBack(Plane::Image), self.interrupted());
             }
             // The subject may have been restored from the image already.
             Step::TakeBack(Plane::Image) if lives => self.go(self.next()),
             Step::TakeBack(Plane::Image) => {}
             Step::Decide => self.go(Step::Settle),
             step if step.needs_subject_here() && !lives => {
-                self.lose(interrupted(format!("{text}, and the {noun} has ended")));
+                self.lose(self.interrupted_and_ended());
             }
-            Step::Send(_) => self.lose(interrupted(format!("{text}, and the {noun} has ended"))),
+            Step::Send(_) => self.lose(self.interrupted_and_ended()),
             Step::TakeBack(_) => self.interrupted = true,
             Step::Prepare
             | Step::Copy(_)
@@ -193,6 +212,18 @@ impl Course {
             | Step::LetGo
             | Step::End => {}
         }
+    }
+
+    fn interrupted(&self) -> Refusal {
+        let noun = self.subject.noun();
+        let text = format!("the node ended while the {noun} was moved");
+        Refusal::new(Kind::Interrupted, text)
+    }
+
+    fn interrupted_and_ended(&self) -> Refusal {
+        let Refusal { kind, what, .. } = self.interrupted();
+        let text = format!("{what}, and the {} has ended", self.subject.noun());
+        Refusal::new(kind, text)
     }
 
     /// Records the outcome of the step and goes to the next step.
@@ -245,7 +276,13 @@ impl Course {
                 self.lacks(why);
                 self.go(self.subject.after_take_back(plane, false));
             }
-            Step::Resume | Step::Pull(_) | Step::ResumeHere | Step::LetGo => {
+            Step::Resume => {
+                // Memory has no use for a subject that does not run.
+                self.left_out.insert(Step::Pull(Plane::Memory));
+                self.lacks(why);
+                self.go(self.next());
+            }
+            Step::Pull(_) | Step::ResumeHere | Step::LetGo => {
                 self.lacks(why);
                 self.go(self.next());
             }
@@ -260,6 +297,11 @@ impl Course {
             // In doubt the subject stands still. The rest of a plane is kept until the destination has it.
             Step::Settle | Step::Pull(_) => {}
             step if step.repeatable() && self.tries < MAX_TRIES => {}
+            // The subject may run, and need the rest of its memory.
+            Step::Resume => {
+                self.lacks(why);
+                self.go(self.next());
+            }
             _ => self.failed(why),
         }
     }

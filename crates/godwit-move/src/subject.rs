@@ -201,7 +201,8 @@ const DISK_BACK: &[(Plane, Progress)] = &[(Plane::Disks, Progress::Copying)];
 const MACHINE_BACK: &[(Plane, Progress)] = &[
     (Plane::Disks, Progress::Copying),
     (Plane::Nics, Progress::Sending),
-    (Plane::Memory, Progress::Copying),
+    // The preparation has offered the title of memory in a memory pool.
+    (Plane::Memory, Progress::Untouched),
 ];
 
 const PROCESS_BACK: &[(Plane, Progress)] = &[

@@ -270,6 +270,26 @@ fn a_step_is_tried_again_and_not_for_ever() {
 }
 
 #[test]
+fn only_a_machine_that_may_run_is_given_its_memory() {
+    let at_resume = || {
+        let mut driver = Driver::new(Subject::Machine, &[]);
+        while driver.course.step() != Step::Resume {
+            driver.step();
+        }
+        driver.course
+    };
+    let mut refused = at_resume();
+    refused.happened(Outcome::Failed(why()));
+    let lost = Some(String::from("it failed"));
+    assert_eq!(refused.ending(), Some(Ending::Moved { lost }));
+    let mut silent = at_resume();
+    for _ in 0..godwit_move::MAX_TRIES {
+        silent.happened(Outcome::Unknown(why()));
+    }
+    assert_eq!(silent.step(), Step::Pull(Plane::Memory));
+}
+
+#[test]
 fn in_doubt_the_subject_stands_still() {
     for subject in SUBJECTS {
         let mut driver = Driver::new(subject, &[]);

@@ -12,6 +12,8 @@ struct Move {
     subject: Subject,
     /// The steps that the course does without.
     left_out: Vec<Step>,
+    /// True if the source stores the decision alone, and no step.
+    decision_alone: bool,
     faults: u8,
     planted: Planted,
 }
@@ -129,7 +131,8 @@ impl Model for Move {
             faults: self.faults,
             writes: 2,
         };
-        vec![World::new(self.subject, &self.left_out, left)]
+        let (left_out, alone) = (&self.left_out, self.decision_alone);
+        vec![World::new(self.subject, left_out, alone, left)]
     }
 
     fn actions(&self, world: &World, events: &mut Vec<Event>) {
@@ -204,11 +207,17 @@ fn courses(subject: Subject) -> [Vec<Step>; 2] {
 #[test]
 fn every_order_of_faults_ends_well() {
     let mut broken = Vec::new();
-    for subject in [Subject::Disk, Subject::Machine, Subject::Process] {
+    for (subject, decision_alone) in [
+        (Subject::Disk, false),
+        (Subject::Machine, false),
+        (Subject::Machine, true),
+        (Subject::Process, false),
+    ] {
         for left_out in courses(subject) {
             let checked = check(Move {
                 subject,
                 left_out,
+                decision_alone,
                 faults: 2,
                 planted: Planted::Nothing,
             });
@@ -227,9 +236,14 @@ fn a_container_moves_like_a_process() {
 }
 
 fn is_found(subject: Subject, planted: Planted, property: &'static str) {
+    is_found_in(subject, false, planted, property);
+}
+
+fn is_found_in(subject: Subject, decision_alone: bool, planted: Planted, property: &'static str) {
     let found = check(Move {
         subject,
         left_out: Vec::new(),
+        decision_alone,
         faults: 2,
         planted,
     });
@@ -259,6 +273,7 @@ fn a_rest_that_is_not_cleared_is_found() {
 #[test]
 fn a_handover_told_before_it_is_stored_is_found() {
     is_found(Subject::Machine, Planted::GivenNotStored, TWO);
+    is_found_in(Subject::Machine, true, Planted::GivenNotStored, TWO);
 }
 
 #[test]

@@ -84,6 +84,8 @@ pub(crate) struct World {
     subject: Subject,
     pub(crate) course: Course,
     stored: Course,
+    /// True if the source stores the decision alone, and no step.
+    decision_alone: bool,
     pub(crate) source_lives: bool,
     pub(crate) source: Option<Guest>,
     image: Option<u8>,
@@ -115,12 +117,18 @@ fn why() -> Refusal {
 }
 
 impl World {
-    pub(crate) fn new(subject: Subject, left_out: &[Step], left: Left) -> Self {
+    pub(crate) fn new(
+        subject: Subject,
+        left_out: &[Step],
+        decision_alone: bool,
+        left: Left,
+    ) -> Self {
         let course = Course::new(subject, left_out.iter().copied());
         Self {
             subject,
             stored: course.clone(),
             course,
+            decision_alone,
             source_lives: true,
             source: Some(Guest::of(0)),
             image: None,
@@ -318,9 +326,26 @@ impl World {
 
     pub(crate) fn restart_source(&mut self) {
         self.source_lives = true;
+        let lives = self.source.is_some();
+        if self.decision_alone && !self.finished {
+            let pull = self.subject.steps().last().copied();
+            let left_out = pull.filter(|_| !self.pulls);
+            self.course = Course::found(self.subject, left_out, self.given, lives);
+            return;
+        }
         self.course = self.stored.clone();
         if !self.finished {
-            self.course.recover(self.source.is_some());
+            self.course.recover(lives);
+        }
+    }
+
+    /// Returns the word of what the source has stored.
+    fn word(&self) -> Word {
+        match (self.given, self.finished) {
+            _ if !self.decision_alone => self.stored.word(),
+            (true, _) => Word::Given,
+            (false, true) => Word::Kept,
+            (false, false) => Word::Undecided,
         }
     }
 
@@ -340,8 +365,7 @@ impl World {
         let waits = self.order();
         match (answer, waits) {
             (Answer::Ask, _) => {
-                let word = self.stored.word();
-                self.link.orders.insert(Order::Word(word));
+                self.link.orders.insert(Order::Word(self.word()));
             }
             (Answer::Here, Some(_)) => self.report(Outcome::Done),
             (Answer::NotHere, Some(Order::Run | Order::Settle)) => {

@@ -16,7 +16,7 @@ use godwit_disks::disks::disk::{Activity, Disk};
 use godwit_disks::disks::lifecycle::run;
 use godwit_disks::disks::storage::image;
 use godwit_disks::disks::vhost;
-use godwit_machines::vms::outgoing::table::Moves;
+use godwit_machines::vms::outgoing::table;
 
 /// The recovery of a stored disk.
 #[derive(Debug, PartialEq, Eq)]
@@ -50,11 +50,12 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
     }
     let open = |id: MigrationId| undecided.contains(&id);
     store_ended(node, node.migrations.restore(contents.migrations, open)).await?;
-    let moves = |view: &VmMigration| {
-        let found = contents.vms.iter().find(|(name, _)| *name == view.vm);
-        found.map_or(Moves::Here, |(_, entry)| Moves::of(entry, &view.id))
+    let course = |view: &VmMigration| {
+        let mut vms = contents.vms.iter();
+        let (_, entry) = vms.find(|(name, _)| *name == view.vm)?;
+        Some(table::course(entry, &view.id, true))
     };
-    let ended = node.vms.migrations.restore(contents.vm_migrations, moves);
+    let ended = node.vms.migrations.restore(contents.vm_migrations, course);
     store_ended(node, ended).await?;
     let held = godwit_machines::vms::lifecycle::recover::hold_disks(&node.vms, &contents.vms);
     godwit_machines::vms::memory::relocated::restore(&node.vms, &contents.vms).await;

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use godwit_core::authority::Ownership;
 use godwit_core::units::MigrationId;
+use godwit_move::Step;
 use tokio::net::UnixStream;
 
 use crate::vms::Vms;
@@ -16,7 +17,7 @@ use crate::vms::lifecycle::room;
 use crate::vms::lifecycle::run;
 use crate::vms::lifecycle::watch;
 use crate::vms::memory::{pooled, released, relocated};
-use crate::vms::outgoing::post_copy_source;
+use crate::vms::outgoing::{post_copy_source, table};
 use crate::vms::vm::{Qemu, Vm, VmActivity};
 use godwit_context::blocking;
 use godwit_context::store::machine::{PooledMemory, VmEntry, VmMark, VmOrigin};
@@ -150,14 +151,12 @@ async fn never_will_run(vms: &Vms, vm: &Vm) {
 
 /// Settles a VM after the restart, once the QEMU is found or known to be gone.
 async fn settle(vms: &Arc<Vms>, vm: &Arc<Vm>, qemu: Option<Qemu>, held: Option<Held>) {
-    let (mark, moved) = {
-        let entry = &vm.lock().entry;
-        (entry.mark.clone(), entry.moved_to.is_some())
-    };
+    let entry = vm.lock().entry.clone();
+    let moved = entry.moved_to.is_some();
     if let Some(qemu) = &qemu {
         tracing::info!(vm = vm.name, pid = qemu.process.pid, "found the VM's QEMU");
     }
-    match (mark, qemu) {
+    match (entry.mark.clone(), qemu) {
         (Some(VmMark::Starting), qemu) => {
             if let Some(qemu) = qemu {
                 qemu.process.kill().await;
@@ -176,19 +175,26 @@ async fn settle(vms: &Arc<Vms>, vm: &Arc<Vm>, qemu: Option<Qemu>, held: Option<H
         (Some(VmMark::Incoming { migration, .. }), qemu) => {
             take_in(vms, vm, &migration, qemu, held).await;
         }
-        (Some(VmMark::Outgoing { runs, .. }), Some(qemu)) => {
-            take_back(vms, vm, qemu, runs).await;
+        (
+            Some(VmMark::Outgoing {
+                migration, runs, ..
+            }),
+            qemu,
+        ) => {
+            let course = table::course(&entry, &migration, qemu.is_some());
+            match (course.step(), qemu) {
+                (Step::TakeBack(_), Some(qemu)) => take_back(vms, vm, qemu, runs).await,
+                // Without a QEMU the VM cannot go on, and the destination learns of the end.
+                _ => {
+                    pooled::keep(vms, &vm.name, &entry);
+                    unmark(vms, vm).await;
+                }
+            }
         }
         (_, Some(qemu)) => {
             relocated::note(vms, vm, qemu.process.pid);
             watch::attach(vms, vm, qemu).await;
             room::take_up(vms, vm).await;
-        }
-        (Some(VmMark::Outgoing { .. }), None) => {
-            // Without a QEMU the VM cannot go on, and the destination learns of the end.
-            let entry = vm.lock().entry.clone();
-            pooled::keep(vms, &vm.name, &entry);
-            unmark(vms, vm).await;
         }
         (_, None) => note_end(vms, vm).await,
     }

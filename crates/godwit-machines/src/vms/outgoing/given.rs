@@ -4,7 +4,6 @@ use godwit_core::wire::Hello;
 
 use crate::vms::Vms;
 use crate::vms::messages::Word;
-use crate::vms::outgoing::table::Moves;
 use godwit_api::VmMigrationPhase as Phase;
 use godwit_context::store::machine::{VmEntry, VmMark};
 
@@ -33,18 +32,15 @@ pub(in crate::vms) fn word(vms: &Vms, hello: &Hello, id: &str) -> Word {
 /// Returns the word of the stored VM on a move of the VM `id` to `to`, or `None` if the entry does not know the move.
 /// `leaves` is true while the move is under way.
 fn stored(entry: &VmEntry, (migration, id, to): (&str, &str, &str), leaves: bool) -> Option<Word> {
-    let is_it = !id.is_empty() && entry.id == id;
-    match (&entry.mark, Moves::of(entry, migration)) {
-        (_, Moves::There | Moves::MemoryFollows) => {
-            let left = entry.left_by.as_deref() == Some(migration);
-            (left && entry.moved_to.as_deref() == Some(to)).then_some(Word::Given)
-        }
+    if let Some(gone) = &entry.moved_to {
+        let left = entry.left_by.as_deref() == Some(migration);
+        return (left && gone == to).then_some(Word::Given);
+    }
+    match &entry.mark {
         // A restart finds the mark, and takes the VM back.
-        (Some(VmMark::Outgoing { migration: now, .. }), Moves::Here) if now == migration => {
-            Some(Word::Undecided)
-        }
-        (_, Moves::Here) if leaves => Some(Word::Undecided),
-        (_, Moves::Here) => is_it.then_some(Word::Kept),
+        Some(VmMark::Outgoing { migration: now, .. }) if now == migration => Some(Word::Undecided),
+        _ if leaves => Some(Word::Undecided),
+        _ => (!id.is_empty() && entry.id == id).then_some(Word::Kept),
     }
 }
 

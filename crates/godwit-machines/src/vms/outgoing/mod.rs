@@ -1,4 +1,4 @@
-//! Moves VMs away. `messages.rs` gives the order of the steps; only the disks' records (`disks/group.rs`) decide the
+//! Moves VMs away. `godwit_move` gives the order of the steps; only the disks' records (`disks/group.rs`) decide the
 //! VM's place.
 
 mod departure;
@@ -16,9 +16,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_core::authority::Ownership;
-use godwit_core::event::AbortReason;
 use godwit_core::units::Bytes;
 use godwit_core::wire::{Purpose, TrafficClass};
+use godwit_move::{Course, Ending, Outcome, Plane as Of, Step, Subject};
 use serde_json::json;
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -41,7 +41,7 @@ use godwit_context::failpoint;
 use godwit_context::ids;
 use godwit_context::store::machine::{VmEntry, VmMark};
 use godwit_disks::disks::disk::{Activity, Disk};
-use godwit_disks::disks::group::{GroupState, HandedOver, SwitchGroup};
+use godwit_disks::disks::group::{HandedOver, SwitchGroup};
 use godwit_peers::clock;
 use godwit_peers::greeting;
 use godwit_qemu::inspect::Facts;
@@ -125,8 +125,14 @@ pub async fn migrate(
         request,
         qemu,
     };
-    let step = Move { of, told: None };
-    tokio::spawn(step.run(guard, cancelled, begun));
+    let left_out = (!of.request.memory.pulls()).then_some(Step::Pull(Of::Memory));
+    let leaving = Move {
+        of,
+        course: Course::new(Subject::Machine, left_out),
+        cancelled,
+        failure: Ok(()),
+    };
+    tokio::spawn(leaving.run(guard, begun));
     told.await.unwrap_or_else(|_| {
         let text = format!("the task that moves VM {name} failed");
         Err(ErrorBody::new(ErrorCode::Internal, text))
@@ -189,8 +195,10 @@ pub async fn cancel(vms: &Arc<Vms>, id: &str) -> Result<VmMigration, ErrorBody> 
 /// A move under way.
 struct Move {
     of: Departure,
-    /// The time of the order to hand the disks over.
-    told: Option<Instant>,
+    course: Course,
+    cancelled: Arc<Notify>,
+    /// The error of the last failed step.
+    failure: Result<(), ErrorBody>,
 }
 
 /// The parts that work on behalf of a move and must end with the move.
@@ -199,24 +207,22 @@ struct Working {
     disks: Disks,
     memory: Memory,
     nics: Nics,
+    /// The time of the order to hand the disks over.
+    told: Option<Instant>,
 }
 
 impl Move {
-    async fn run(
-        mut self,
-        guard: VmGuard,
-        cancelled: Arc<Notify>,
-        begun: oneshot::Sender<Result<(), ErrorBody>>,
-    ) {
+    async fn run(mut self, guard: VmGuard, begun: oneshot::Sender<Result<(), ErrorBody>>) {
         let checked = tokio::select! {
             checked = self.check() => checked,
-            () = cancelled.notified() => Err(self.of.given_up()),
+            error = self.given_up() => Err(error),
         };
         let (result, refused) = match checked {
             Ok(working) => {
                 // The caller may have hung up; the move goes on.
                 let _ = begun.send(Ok(()));
-                (self.carry_out(working, &cancelled).await, None)
+                self.course.happened(Outcome::Done);
+                (self.carry_through(working).await, None)
             }
             Err(error) => (Err(error), Some(begun)),
         };
@@ -225,7 +231,8 @@ impl Move {
             Err(error) => tracing::warn!(vm = self.of.vm.name, %error, "the VM was not moved"),
         }
         let gives = matches!(self.of.vm.lock().entry.mark, Some(VmMark::Giving { .. }));
-        if gives && self.of.vms.context.is_closing() {
+        let is_open = gives || self.course.step() == Step::Settle;
+        if is_open && self.of.vms.context.is_closing() {
             // The move has not ended: the node's next run goes on with the move.
             return;
         }
@@ -238,6 +245,15 @@ impl Move {
         if let Some(begun) = refused {
             let _ = begun.send(result);
         }
+    }
+
+    /// Waits until the move is cancelled, or the node is closing.
+    async fn given_up(&self) -> ErrorBody {
+        tokio::select! {
+            () = self.cancelled.notified() => {}
+            () = self.of.vms.context.closed() => {}
+        }
+        self.of.given_up()
     }
 
     /// Searches for all blockers, at both nodes.
@@ -364,6 +380,7 @@ impl Move {
             disks: Disks::new(group),
             memory: Memory::default(),
             nics: Nics,
+            told: None,
         })
     }
 
@@ -395,54 +412,38 @@ impl Move {
     }
 
     /// Moves the VM, or restores the previous state.
-    async fn carry_out(
-        &mut self,
-        mut working: Working,
-        cancelled: &Notify,
-    ) -> Result<(), ErrorBody> {
-        let given = working.disks.group.state();
-        let vms = Arc::clone(&self.of.vms);
-        let moved = tokio::select! {
-            moved = self.until_given(&mut working) => Some(moved),
-            () = until_cancelled(&vms, cancelled, given) => None,
-        };
-        let moved = moved.unwrap_or_else(|| Err(self.of.given_up()));
-        if let Err(error) = moved
-            && working.disks.group.fail(AbortReason::Cancelled)
-        {
-            self.put_back(working).await;
-            return Err(error);
+    async fn carry_through(&mut self, mut working: Working) -> Result<(), ErrorBody> {
+        self.take_steps(&mut working).await;
+        if matches!(self.course.step(), Step::Pull(_)) {
+            let giving = Giving::new(
+                Arc::clone(&self.of.vms),
+                Arc::clone(&self.of.vm),
+                (self.of.peer.name.clone(), self.of.id),
+                self.of.qemu.clone(),
+                (Some(working.link), working.memory.tunnel.take()),
+            );
+            giving.see_through().await?;
+            self.course.happened(Outcome::Done);
         }
-        // From here on the VM belongs to the destination, regardless of failures: only the report that the guest runs
-        // may be late.
-        let mut state = working.disks.group.state();
-        let is_given = |state: &GroupState| *state == GroupState::Given;
-        tokio::select! {
-            _ = state.wait_for(is_given) => {}
-            () = self.of.vms.context.closed() => {
-                return Err(self.of.error(ErrorCode::ShuttingDown, &"the node is shutting down"));
+        match self.course.ending() {
+            Some(Ending::Moved { lost }) => {
+                // Memory copied out of a memory pool has no use in the pool any more.
+                let entry = self.of.vm.lock().entry.clone();
+                released::release(&self.of.vms, &self.of.vm.name, &entry).await;
+                // If the other node is gone, the disks stay in doubt here.
+                let _ = tokio::time::timeout(DEPART_TIMEOUT, self.disks_departed()).await;
+                lost.map_or(Ok(()), |_| self.failure.clone())
             }
+            _ => self.failure.clone(),
         }
-        self.finish(working).await
     }
 
-    /// Undoes a move before the handover: the guest goes on here, and nothing stays at the destination.
-    async fn put_back(&self, working: Working) {
+    /// Ends a move that did not come to its handover, once the guest goes on here: nothing stays at the destination.
+    async fn stay(&self, working: &mut Working) {
         let of = &self.of;
-        let Working {
-            mut link,
-            mut disks,
-            mut memory,
-            mut nics,
-        } = working;
-        let reason = String::from("the source gave it up");
-        link.say(Order::Abort { reason }).await;
-        disks.take_back(of).await;
-        nics.take_back(of).await;
-        memory.take_back(of).await;
-        memory.clear(of).await;
-        nics.clear(of).await;
-        disks.clear(of).await;
+        working.memory.clear(of).await;
+        working.nics.clear(of).await;
+        working.disks.clear(of).await;
         let mut entry = of.vm.lock().entry.clone();
         entry.mark = None;
         if let Err(error) = of.store(&entry).await {
@@ -450,12 +451,12 @@ impl Move {
         }
         // The destination hangs up once it has forgotten the VM. A caller that sees the move's end may then move the VM
         // there again.
-        let forgotten = async { while link.hear().await.is_some() {} };
+        let forgotten = async { while working.link.hear().await.is_some() {} };
         let _ = tokio::time::timeout(FORGET_TIMEOUT, forgotten).await;
     }
 
-    /// Completes a move after the handover: the guest starts at the destination, and QEMU ends here.
-    async fn finish(&self, mut working: Working) -> Result<(), ErrorBody> {
+    /// Has the guest started at the destination, and ends QEMU here unless the rest of the memory follows.
+    async fn start_there(&self, working: &mut Working) -> Result<(), ErrorBody> {
         self.of.vm.lock().entry = working.disks.group.moved().clone();
         working.link.say(Order::Given).await;
         let (announced, seen) = watch::channel(None);
@@ -477,7 +478,7 @@ impl Move {
                 running_for_us,
             }) => {
                 let running_for_us = working.memory.ran().then_some(running_for_us);
-                self.measured(heard, working.memory.stopped, owned_for_us, running_for_us);
+                self.measured(heard, working, owned_for_us, running_for_us);
                 Ok(())
             }
             Some(Answer::Failed(why)) => {
@@ -497,26 +498,12 @@ impl Move {
                 Ok(())
             }
         };
-        if pulls && result.is_ok() {
-            let giving = Giving::new(
-                Arc::clone(&self.of.vms),
-                Arc::clone(&self.of.vm),
-                (self.of.peer.name.clone(), self.of.id),
-                self.of.qemu.clone(),
-                (Some(working.link), working.memory.tunnel.take()),
-            );
-            giving.see_through().await?;
-        } else {
+        if !pulls || result.is_err() {
             quit(&self.of.qemu).await;
-            if pulls {
-                unmark(&self.of.vms, &self.of.vm).await;
-            }
         }
-        // Memory copied out of a memory pool has no use in the pool any more.
-        let entry = self.of.vm.lock().entry.clone();
-        released::release(&self.of.vms, &self.of.vm.name, &entry).await;
-        // If the other node is gone, the disks stay in doubt here.
-        let _ = tokio::time::timeout(DEPART_TIMEOUT, self.disks_departed()).await;
+        if pulls && result.is_err() {
+            unmark(&self.of.vms, &self.of.vm).await;
+        }
         result
     }
 
@@ -540,7 +527,7 @@ impl Move {
     fn measured(
         &self,
         heard: Instant,
-        stopped: Option<Instant>,
+        working: &Working,
         owned_for_us: u64,
         running_for_us: Option<u64>,
     ) {
@@ -548,8 +535,8 @@ impl Move {
         let milliseconds =
             |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1000.0;
         let between = |from: Option<Instant>, micros| Some(milliseconds(from?, age(micros)?));
-        let blackout = running_for_us.and_then(|micros| between(stopped, micros));
-        let switchover = between(self.told, owned_for_us);
+        let blackout = running_for_us.and_then(|micros| between(working.memory.stopped, micros));
+        let switchover = between(working.told, owned_for_us);
         self.of.vms.migrations.change(self.of.id, |view| {
             view.blackout_ms = blackout;
             view.switchover_ms = switchover;
@@ -570,19 +557,5 @@ pub(super) async fn quit(qemu: &Qemu) {
     let ended = tokio::time::timeout(QUIT_TIMEOUT, qemu.process.ended()).await;
     if ended.is_err() {
         qemu.process.kill().await;
-    }
-}
-
-/// Waits until the move is cancelled before the handover, or the node is closing.
-async fn until_cancelled(vms: &Arc<Vms>, cancelled: &Notify, given: watch::Receiver<GroupState>) {
-    loop {
-        tokio::select! {
-            () = cancelled.notified() => {
-                if *given.borrow() == GroupState::Gathering {
-                    return;
-                }
-            }
-            () = vms.context.closed() => return,
-        }
     }
 }

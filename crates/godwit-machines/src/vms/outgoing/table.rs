@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use godwit_core::units::MigrationId;
+use godwit_move::{Course, Outcome, Plane, Step, Subject, Word};
 use tokio::sync::Notify;
 
 use crate::vms::Vms;
@@ -21,26 +22,17 @@ pub struct VmMigrations {
     table: MoveTable<VmMigration, State>,
 }
 
-/// The place of a VM that was leaving when the node ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moves {
-    /// The VM is here.
-    Here,
-    /// The VM is at the destination.
-    There,
-    /// The VM is at the destination, and the rest of its memory is here.
-    MemoryFollows,
-}
-
-impl Moves {
-    /// Returns the outcome of the VM's move of this id.
-    pub fn of(entry: &VmEntry, id: &str) -> Self {
-        match (&entry.mark, &entry.moved_to) {
-            (_, None) => Self::Here,
-            (Some(VmMark::Giving { migration }), _) if migration == id => Self::MemoryFollows,
-            _ => Self::There,
-        }
+/// Returns the course of the VM's move of this id, which was under way when the node ended: the stored VM knows the
+/// decision alone. `lives` is true if the VM's QEMU may run here.
+pub fn course(entry: &VmEntry, id: &str, lives: bool) -> Course {
+    let gives = matches!(&entry.mark, Some(VmMark::Giving { migration }) if migration == id);
+    let left_out = (!gives).then_some(Step::Pull(Plane::Memory));
+    let mut course = Course::found(Subject::Machine, left_out, entry.moved_to.is_some(), lives);
+    if course.step() == Step::Resume {
+        // The destination hears from the disks, or asks.
+        course.happened(Outcome::Done);
     }
+    course
 }
 
 /// The state of a move that the API does not show.
@@ -55,17 +47,19 @@ struct State {
 }
 
 impl VmMigrations {
-    /// Takes the stored moves. An unfinished move ended with the node, unless `moves` reports the VM at the
-    /// destination. Returns the changed moves, to be stored.
+    /// Takes the stored moves. `course` returns the course of an unfinished move if its VM is known. Returns the changed
+    /// moves, to be stored.
     pub fn restore(
         &self,
         stored: Vec<(u64, VmMigration)>,
-        moves: impl Fn(&VmMigration) -> Moves,
+        course: impl Fn(&VmMigration) -> Option<Course>,
     ) -> Vec<(u64, VmMigration)> {
-        let settle = |view: &mut VmMigration| match moves(view) {
-            Moves::Here => end_with_node(&format!("VM {}", view.vm), view),
-            Moves::There => view.end(clock::now_text(), None),
-            Moves::MemoryFollows => view.phase = VmMigrationPhase::PullingMemory,
+        let settle = |view: &mut VmMigration| match course(view) {
+            Some(course) if matches!(course.step(), Step::Pull(_)) => {
+                view.phase = VmMigrationPhase::PullingMemory;
+            }
+            Some(course) if course.word() == Word::Given => view.end(clock::now_text(), None),
+            _ => end_with_node(&format!("VM {}", view.vm), view),
         };
         self.table.lock().restore(stored, settle)
     }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use tokio::sync::oneshot;
 
 use crate::vms::outgoing::SWITCH_TIMEOUT;
-use crate::vms::outgoing::departure::{Departure, POLL, SourceLink};
+use crate::vms::outgoing::departure::{Departure, POLL};
 use crate::vms::outgoing::planes::Plane;
 use crate::vms::outgoing::preflight;
 use godwit_api::{ErrorBody, ErrorCode, MigrationPhase};
@@ -80,6 +80,47 @@ impl Disks {
         }
         Ok(())
     }
+
+    /// Waits until all disks are given away, durably.
+    pub(in crate::vms::outgoing) async fn given(&self) {
+        let mut state = self.group.state();
+        // Never fails: the group outlives the wait.
+        let _ = state.wait_for(|state| *state == GroupState::Given).await;
+    }
+
+    /// Has all disks given away, and the VM with them. Returns once that is decided, and maybe not stored yet.
+    ///
+    /// # Errors
+    /// The disks were not given away in time.
+    pub(in crate::vms::outgoing) async fn hand_over(
+        &self,
+        of: &Departure,
+    ) -> Result<(), ErrorBody> {
+        let told = Instant::now();
+        Self::switch_over(of).await?;
+        self.group.ask_without_disks(&of.vms.disks);
+        let mut state = self.group.state();
+        let decided = |state: &GroupState| *state != GroupState::Gathering;
+        loop {
+            tokio::select! {
+                decided = state.wait_for(decided) => {
+                    return match decided.map(|state| *state) {
+                        Ok(GroupState::Storing | GroupState::Given) => Ok(()),
+                        _ => Err(of.error(ErrorCode::Conflict, &"its disks were not given away")),
+                    };
+                }
+                () = tokio::time::sleep(POLL) => {
+                    if let Some(trouble) = self.trouble(of) {
+                        return Err(trouble);
+                    }
+                    if told.elapsed() >= SWITCH_TIMEOUT {
+                        let why = "the destination did not accept all disks in time";
+                        return Err(of.error(ErrorCode::PeerUnreachable, &why));
+                    }
+                }
+            }
+        }
+    }
 }
 
 impl Plane for Disks {
@@ -123,38 +164,6 @@ impl Plane for Disks {
                 return trouble;
             }
             tokio::time::sleep(POLL).await;
-        }
-    }
-
-    /// Does nothing: a guest that stands still writes nothing, and earlier writes are sent at the switchover.
-    async fn freeze(&mut self, _: &Departure, _: &mut SourceLink) -> Result<(), ErrorBody> {
-        Ok(())
-    }
-
-    async fn hand_over(&mut self, of: &Departure) -> Result<(), ErrorBody> {
-        let told = Instant::now();
-        Self::switch_over(of).await?;
-        self.group.ask_without_disks(&of.vms.disks);
-        let mut state = self.group.state();
-        let decided = |state: &GroupState| *state != GroupState::Gathering;
-        loop {
-            tokio::select! {
-                decided = state.wait_for(decided) => {
-                    return match decided.map(|state| *state) {
-                        Ok(GroupState::Storing | GroupState::Given) => Ok(()),
-                        _ => Err(of.error(ErrorCode::Conflict, &"its disks were not given away")),
-                    };
-                }
-                () = tokio::time::sleep(POLL) => {
-                    if let Some(trouble) = self.trouble(of) {
-                        return Err(trouble);
-                    }
-                    if told.elapsed() >= SWITCH_TIMEOUT {
-                        let why = "the destination did not accept all disks in time";
-                        return Err(of.error(ErrorCode::PeerUnreachable, &why));
-                    }
-                }
-            }
         }
     }
 

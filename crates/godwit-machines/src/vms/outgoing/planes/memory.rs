@@ -210,11 +210,6 @@ impl Plane for Memory {
         }
     }
 
-    /// Does nothing: the owner of the disks runs the guest.
-    async fn hand_over(&mut self, _: &Departure) -> Result<(), ErrorBody> {
-        Ok(())
-    }
-
     async fn take_back(&mut self, of: &Departure) {
         let entry = of.vm.lock().entry.clone();
         pooled::keep(&of.vms, &of.vm.name, &entry);

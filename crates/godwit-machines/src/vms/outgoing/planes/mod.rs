@@ -13,9 +13,9 @@ use godwit_qemu::machine::Machine;
 
 use crate::vms::outgoing::departure::{Departure, SourceLink};
 
-/// A plane at the source. The coordinator calls `start`, `converged`, `freeze` and `hand_over` in this order. The
-/// coordinator may drop any of these calls to cancel the move, and then calls `take_back` of all planes, and after that
-/// `clear` of all. A plane records its progress in the table of the VMs' moves.
+/// A plane at the source. The coordinator calls `start`, `converged` and `freeze` in this order, unless the steps of the
+/// move have no such step for the plane. The coordinator may drop any of these calls to cancel the move, and then calls
+/// `take_back` of the planes, and after that `clear` of all. A plane records its progress in the table of the VMs' moves.
 ///
 /// A waiting method returns an error once its own plane cannot go on; [`Self::broken`] reports the same to a
 /// coordinator that waits for another plane.
@@ -27,16 +27,22 @@ pub(super) trait Plane {
     ///
     /// # Errors
     /// The plane cannot move.
-    fn start(&mut self, of: &Departure) -> impl Future<Output = Result<(), ErrorBody>> + Send;
+    fn start(&mut self, _: &Departure) -> impl Future<Output = Result<(), ErrorBody>> + Send {
+        async { Ok(()) }
+    }
 
     /// Waits until only later changes of the guest are left to move, and the parts that need a stopped guest.
     ///
     /// # Errors
     /// The plane cannot go on.
-    fn converged(&mut self, of: &Departure) -> impl Future<Output = Result<(), ErrorBody>> + Send;
+    fn converged(&mut self, _: &Departure) -> impl Future<Output = Result<(), ErrorBody>> + Send {
+        async { Ok(()) }
+    }
 
     /// Waits until a started plane cannot go on, and returns the reason.
-    fn broken(&self, of: &Departure) -> impl Future<Output = ErrorBody> + Send;
+    fn broken(&self, _: &Departure) -> impl Future<Output = ErrorBody> + Send {
+        std::future::pending()
+    }
 
     /// Sends the destination the state that the guest needs to run, once the guest stands still.
     ///
@@ -44,15 +50,11 @@ pub(super) trait Plane {
     /// The destination does not get the state.
     fn freeze(
         &mut self,
-        of: &Departure,
-        destination: &mut SourceLink,
-    ) -> impl Future<Output = Result<(), ErrorBody>> + Send;
-
-    /// Hands the plane over to the destination, for good, once every plane is frozen.
-    ///
-    /// # Errors
-    /// The plane was not given away.
-    fn hand_over(&mut self, of: &Departure) -> impl Future<Output = Result<(), ErrorBody>> + Send;
+        _: &Departure,
+        _: &mut SourceLink,
+    ) -> impl Future<Output = Result<(), ErrorBody>> + Send {
+        async { Ok(()) }
+    }
 
     /// Restores the guest's view of the plane after a move cancelled before the handover.
     fn take_back(&mut self, of: &Departure) -> impl Future<Output = ()> + Send;

@@ -206,18 +206,6 @@ impl Plane for Nics {
         blockers
     }
 
-    async fn start(&mut self, _: &Departure) -> Result<(), ErrorBody> {
-        Ok(())
-    }
-
-    async fn converged(&mut self, _: &Departure) -> Result<(), ErrorBody> {
-        Ok(())
-    }
-
-    async fn broken(&self, _: &Departure) -> ErrorBody {
-        std::future::pending().await
-    }
-
     /// Holds packets back from now on, and sends each NIC's state with the held packets.
     async fn freeze(
         &mut self,
@@ -234,11 +222,6 @@ impl Plane for Nics {
                 destination.say(Order::Nic(piece)).await;
             }
         }
-        Ok(())
-    }
-
-    /// Does nothing: the NICs are at the place of the disks.
-    async fn hand_over(&mut self, _: &Departure) -> Result<(), ErrorBody> {
         Ok(())
     }
 
