@@ -31,9 +31,11 @@
 //!
 //! The machine is driven by [`Controller`](crate::Controller) and by a model checker in `tests/authority_model/`.
 
+mod doubt;
 mod effect;
 mod record;
 mod surpassed;
+mod takeover;
 
 pub use self::effect::Effect;
 pub use self::record::{AuthorityRecord, Ownership};
@@ -349,31 +351,6 @@ impl Authority {
         self.accept()
     }
 
-    /// Backup: becomes the owner of a disk that is being received, in an epoch after its source's, without the source's
-    /// word. The caller knows that the disk is complete here, and that the source acknowledges no write any more.
-    /// Nothing of the source is taken from here on, and an end of the connection changes nothing. Does nothing unless
-    /// the migration is being received, and in a later epoch than this node's.
-    pub fn take(&mut self, migration: MigrationId, epoch: Epoch) -> Vec<Effect> {
-        let later = epoch > self.record.epoch && epoch != Epoch(u64::MAX);
-        if self.attempt != (Attempt::Receiving { migration }) || !later {
-            return Vec::new();
-        }
-        self.attempt = Attempt::Taking { migration, epoch };
-        vec![Effect::Flush]
-    }
-
-    /// Primary: gives up a disk that a backup has taken, and serves in this later epoch. Does nothing if this node is
-    /// not the durable owner of an earlier epoch.
-    pub fn yield_to(&mut self, epoch: Epoch) -> Vec<Effect> {
-        let owner = matches!(self.record.ownership, Ownership::Serving) && self.storing.is_none();
-        if !owner || epoch <= self.record.epoch {
-            return Vec::new();
-        }
-        self.surpassed = true;
-        self.attempt = Attempt::None;
-        self.store(epoch, Ownership::Vacant, None)
-    }
-
     /// Destination: announces the acceptance once both the disk and the record are durable.
     fn accept(&mut self) -> Vec<Effect> {
         match self.attempt {
@@ -495,22 +472,6 @@ impl Authority {
         }
     }
 
-    /// Returns the message to repeat while the outcome is open. Called when a control connection comes up, and at
-    /// intervals afterwards.
-    pub fn remind(&self) -> Option<Message> {
-        if self.storing.is_some() {
-            return None;
-        }
-        match self.record.ownership {
-            Ownership::Accepted { migration } => Some(Message::Query { migration }),
-            Ownership::Relinquished { migration } if !self.confirmed => Some(Message::Commit {
-                migration,
-                epoch: self.record.epoch,
-            }),
-            _ => None,
-        }
-    }
-
     /// Handles the source's claim to owe. If the claim is out of date, the source is told so.
     fn handle_owes(&self, migration: MigrationId) -> Vec<Effect> {
         let open = self.record.ownership == (Ownership::Accepted { migration });
@@ -569,26 +530,6 @@ impl Authority {
             return vec![Effect::Send(Message::Committed { migration })];
         }
         Vec::new()
-    }
-
-    fn handle_query(&mut self, migration: MigrationId) -> Vec<Effect> {
-        let gave_away = matches!(self.record.ownership,
-            Ownership::Relinquished { migration: m } | Ownership::Departed { migration: m }
-                if m == migration);
-        if gave_away {
-            return vec![Effect::Send(Message::Commit {
-                migration,
-                epoch: self.record.epoch,
-            })];
-        }
-        if matches!(self.attempt, Attempt::Preparing { migration: asked, .. } if asked == migration)
-        {
-            return Vec::new();
-        }
-        vec![Effect::Send(Message::Abort {
-            migration,
-            reason: AbortReason::Cancelled,
-        })]
     }
 
     fn handle_abort(&mut self, migration: MigrationId, reason: AbortReason) -> Vec<Effect> {

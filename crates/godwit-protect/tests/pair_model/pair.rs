@@ -218,20 +218,7 @@ impl State {
             }
             Step::Receive(node) => self.nodes[1 - node].disk = self.nodes[node].disk,
             Step::Acknowledge(node) => self.acknowledged |= self.nodes[node].disk,
-            Step::Sync(node) => {
-                let disk = self.nodes[node].disk;
-                let backup = &mut self.nodes[1 - node];
-                if let Role::Backup(backup) = &mut backup.role {
-                    backup.resync();
-                    backup.in_sync();
-                }
-                if backup.authority.receiving().is_none() {
-                    backup.authority.receive(MIGRATION);
-                }
-                backup.disk = disk;
-                self.nodes[node].strict = true;
-                self.link = Link::InSync;
-            }
+            Step::Sync(node) => self.sync(node),
             Step::HearInSync(node) => {
                 let Role::Primary(primary) = &mut self.nodes[node].role else {
                     return;
@@ -269,15 +256,7 @@ impl State {
                 self.apply(node, effects);
             }
             Step::Stored(node) => self.stored(node),
-            Step::Meet(node) => {
-                let epoch = self.nodes[1 - node].durable.epoch;
-                let it = &mut self.nodes[node];
-                it.authority.yield_to(epoch);
-                it.authority.persisted();
-                it.durable = it.authority.record();
-                it.stored = None;
-                self.becomes_backup(node, planted);
-            }
+            Step::Meet(node) => self.meet(node, planted),
             Step::Crash(node) => self.crash(node, planted),
             Step::PutBack => {
                 self.crashes += 1;
@@ -287,6 +266,33 @@ impl State {
                 };
             }
         }
+    }
+
+    /// Makes the backup's disk equal, and keeps it equal.
+    fn sync(&mut self, node: usize) {
+        let disk = self.nodes[node].disk;
+        let backup = &mut self.nodes[1 - node];
+        if let Role::Backup(backup) = &mut backup.role {
+            backup.resync();
+            backup.in_sync();
+        }
+        if backup.authority.receiving().is_none() {
+            backup.authority.receive(MIGRATION);
+        }
+        backup.disk = disk;
+        self.nodes[node].strict = true;
+        self.link = Link::InSync;
+    }
+
+    /// A primary that has ended hears that the other node serves, and becomes the backup.
+    fn meet(&mut self, node: usize, planted: Planted) {
+        let epoch = self.nodes[1 - node].durable.epoch;
+        let it = &mut self.nodes[node];
+        it.authority.yield_to(epoch);
+        it.authority.persisted();
+        it.durable = it.authority.record();
+        it.stored = None;
+        self.becomes_backup(node, planted);
     }
 
     /// A node notices that the link is down.

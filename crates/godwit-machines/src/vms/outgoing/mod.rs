@@ -125,14 +125,7 @@ pub async fn migrate(
         request,
         qemu,
     };
-    let left_out = (!of.request.memory.pulls()).then_some(Step::Pull(Of::Memory));
-    let leaving = Move {
-        of,
-        course: Course::new(Subject::Machine, left_out),
-        cancelled,
-        failure: Ok(()),
-    };
-    tokio::spawn(leaving.run(guard, begun));
+    tokio::spawn(Move::new(of, cancelled).run(guard, begun));
     told.await.unwrap_or_else(|_| {
         let text = format!("the task that moves VM {name} failed");
         Err(ErrorBody::new(ErrorCode::Internal, text))
@@ -212,6 +205,16 @@ struct Working {
 }
 
 impl Move {
+    fn new(of: Departure, cancelled: Arc<Notify>) -> Self {
+        let left_out = (!of.request.memory.pulls()).then_some(Step::Pull(Of::Memory));
+        Self {
+            of,
+            course: Course::new(Subject::Machine, left_out),
+            cancelled,
+            failure: Ok(()),
+        }
+    }
+
     async fn run(mut self, guard: VmGuard, begun: oneshot::Sender<Result<(), ErrorBody>>) {
         let checked = tokio::select! {
             checked = self.check() => checked,

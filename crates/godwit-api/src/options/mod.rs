@@ -3,10 +3,12 @@
 //! A new option is a field of [`MoveOptions`], from which the API's requests and the command line take it, and of
 //! [`MigrationSettings`]. The node's `migrations/options` checks it, completes it, and passes it on to the engine.
 
+pub(crate) mod policy;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::Policy;
+use self::policy::Policy;
 use crate::text::{format_bytes, format_rate, format_seconds};
 
 #[cfg(feature = "clap")]
