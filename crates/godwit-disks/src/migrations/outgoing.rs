@@ -140,6 +140,7 @@ pub async fn start_in(
         disk: disk.name.clone(),
         peer: peer.name.clone(),
         options: Some(settings.clone()),
+        by_node: request.options.policy.is_none(),
         bytes_total: capacity.bytes().0,
         data: taken,
         baseline,

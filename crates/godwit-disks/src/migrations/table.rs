@@ -61,6 +61,8 @@ struct State {
     accepted: Option<Instant>,
     /// The features known to both nodes, once the engine has the migration.
     agreed: Option<Features>,
+    /// True if the user named no policy.
+    by_node: bool,
     /// Stops the task of the offer.
     cancelled: Arc<Notify>,
     recent_rate: RecentRate,
@@ -91,6 +93,8 @@ pub struct Begin {
     pub peer: String,
     /// The options of an outgoing migration; absent for an incoming one.
     pub options: Option<MigrationSettings>,
+    /// True for an outgoing migration without a policy named by the user.
+    pub by_node: bool,
     pub bytes_total: u64,
     /// Bytes of the disk without its holes, as far as known.
     pub data: u64,
@@ -167,6 +171,7 @@ impl Migrations {
             warnings: begin.warnings,
         };
         let state = State {
+            by_node: begin.by_node,
             data: begin.data,
             baseline: begin.baseline,
             ..State::default()
@@ -302,12 +307,8 @@ impl Migrations {
 
     /// Returns the migrations under way whose policy the node chose, with the facts for a review.
     pub(super) fn chosen_by_node(&self) -> Vec<Chosen> {
-        let chosen = |tracked: &&Tracked| {
-            let options = tracked.view.options.as_ref();
-            !tracked.view.phase.ended() && options.is_some_and(|it| it.policy_reason.is_some())
-        };
         let moves = self.table.lock();
-        let chosen = moves.all().filter(chosen);
+        let chosen = moves.all().filter(|tracked| is_chosen_by_node(tracked));
         chosen
             .map(|tracked| {
                 // Without the blocks of the destination's older copy.
@@ -366,6 +367,14 @@ fn shown(Tracked { view, state, .. }: &Tracked) -> Migration {
         view.lm_seconds = state.accepted.map(|at| at.elapsed().as_secs_f64());
     }
     view
+}
+
+/// Returns true if the node chose the policy of a migration under way. A named policy has a reason, too, if the disk
+/// moves without its image; a policy that the user changed to has none.
+fn is_chosen_by_node(Tracked { view, state, .. }: &Tracked) -> bool {
+    let options = view.options.as_ref();
+    let has_reason = options.is_some_and(|options| options.policy_reason.is_some());
+    state.by_node && has_reason && !view.phase.ended()
 }
 
 fn adopt(view: &mut Migration, progress: &Progress) {
@@ -491,4 +500,44 @@ pub(crate) async fn end(
     };
     // Spawned: the disk's next event (often a record to store) must not wait for this.
     tokio::spawn(finish);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_named_policy_stays_though_the_move_without_an_image_has_a_reason() {
+        let view = serde_json::json!({
+            "id": "x", "disk": "root", "from": "a", "to": "b", "direction": "outgoing", "phase": "copying",
+            "progress": MigrationProgress::default(), "started_at": "", "verified": true,
+            "options": {
+                "policy": "pre-copy", "policy_reason": "only what differs is sent", "verify": false, "window_bytes": 1,
+                "chunk_bytes": 1, "max_bandwidth": null,
+            },
+        });
+        let view: Migration = serde_json::from_value(view).expect("a migration");
+        for (by_node, phase, is_chosen) in [
+            (true, MigrationPhase::Copying, true),
+            (false, MigrationPhase::Copying, false),
+            (true, MigrationPhase::Completed, false),
+        ] {
+            let tracked = Tracked {
+                number: 1,
+                view: Migration {
+                    phase,
+                    ..view.clone()
+                },
+                state: State {
+                    by_node,
+                    ..State::default()
+                },
+            };
+            assert_eq!(
+                is_chosen_by_node(&tracked),
+                is_chosen,
+                "{by_node} {phase:?}"
+            );
+        }
+    }
 }

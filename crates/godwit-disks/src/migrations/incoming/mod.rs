@@ -84,6 +84,7 @@ pub async fn take_offer(migrations: Arc<Migrations>, mut control: PeerConnection
         disk: disk.name.clone(),
         peer: hello.node.clone(),
         options: None,
+        by_node: false,
         bytes_total: offer.capacity.bytes().0,
         data: offer.allocated,
         baseline: None,
