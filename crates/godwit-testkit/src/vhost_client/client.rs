@@ -60,6 +60,8 @@ pub struct Options {
     pub inflight: bool,
     /// Let the memory arrive while the device uses it, all but the queues.
     pub post_copy: bool,
+    /// Share the memory in slots, if the server takes slots.
+    pub slots: bool,
     /// True if the memory's file can become shorter.
     pub shrinks: bool,
 }
@@ -76,6 +78,7 @@ impl Default for Options {
             flush: true,
             inflight: false,
             post_copy: false,
+            slots: false,
             shrinks: false,
         }
     }
@@ -196,7 +199,10 @@ impl Client {
         if self.options.post_copy {
             wanted |= VhostUserProtocolFeatures::PAGEFAULT;
         }
+        let slots = VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS;
+        wanted.set(slots, self.options.slots);
         let agreed = wanted & offered;
+        self.options.slots = agreed.contains(slots);
         frontend.set_protocol_features(agreed).map_err(failed)?;
         if agreed.contains(VhostUserProtocolFeatures::REPLY_ACK) {
             frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
@@ -230,10 +236,16 @@ impl Client {
     /// Shares the memory, again. For memory that arrives while it is used, [`Client::acknowledge_memory`] then tells
     /// the server that its page faults can be served.
     pub fn share_memory(&mut self) -> io::Result<()> {
-        let regions = [self.region()];
-        let bases = self.frontend.set_mem_table(&regions).map_err(failed)?;
-        if let (Some(faults), Some(bases)) = (&mut self.faults, bases) {
-            faults.set_base(bases[0]);
+        let region = self.region();
+        let base = match self.options.slots {
+            true => self.frontend.add_mem_region(&region).map_err(failed)?,
+            false => {
+                let bases = self.frontend.set_mem_table(&[region]).map_err(failed)?;
+                bases.map(|bases| bases[0])
+            }
+        };
+        if let (Some(faults), Some(base)) = (&mut self.faults, base) {
+            faults.set_base(base);
         }
         Ok(())
     }
@@ -241,7 +253,10 @@ impl Client {
     /// Tells the server that page faults in the memory shared last can be served.
     pub fn acknowledge_memory(&mut self) -> io::Result<()> {
         if self.faults.is_some() {
-            let code = FrontendReq::SET_MEM_TABLE;
+            let code = match self.options.slots {
+                true => FrontendReq::ADD_MEM_REG,
+                false => FrontendReq::SET_MEM_TABLE,
+            };
             self.frontend
                 .postcopy_ack_mem_regions(code)
                 .map_err(failed)?;

@@ -7,6 +7,7 @@ mod lives;
 mod migrate;
 mod no_space;
 mod post_copy;
+mod slots;
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
