@@ -10,6 +10,7 @@ mod policies;
 mod rdma;
 mod serve;
 mod sla;
+mod stop;
 mod suite;
 mod vhost;
 mod vm;
@@ -50,6 +51,7 @@ enum Scene {
     Memory(memory::Arguments),
     Net(net::Options),
     Rdma(rdma::Arguments),
+    Stop(stop::Arguments),
     /// An idle disk that moves, beside nbdcopy between two nbdkit servers
     Idle,
 }
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
         Scene::Memory(arguments) => memory::bench(&arguments),
         Scene::Net(options) => net::bench(&options),
         Scene::Rdma(arguments) => rdma::bench(&arguments),
+        Scene::Stop(arguments) => stop::bench(&arguments),
         Scene::Idle => idle::bench(),
     });
     exit_code(ended)

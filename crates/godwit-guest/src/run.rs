@@ -14,6 +14,7 @@ use crate::beat;
 use crate::console;
 use crate::disks::blocks::Blocks;
 use crate::disks::files::Files;
+use crate::disks::writers;
 use crate::echo;
 use crate::memory;
 use crate::orders::commands;
@@ -43,7 +44,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     if options.group_port != 0 {
         echo::serve_group(options.group_port)?;
     }
-    load(options, &stats, &mut blocks, &mut files);
+    load(options, &stats, &mounts, &mut blocks, &mut files);
     drop(blocks);
     for mount in &mounts {
         unmount(mount, UnmountFlags::empty()).map_err(|error| {
@@ -56,7 +57,13 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
 }
 
 /// Loads disks and memory until told to finish, and verifies them.
-fn load(options: &Options, stats: &Stats, blocks: &mut [Blocks], files: &mut [Files]) {
+fn load(
+    options: &Options,
+    stats: &Stats,
+    mounts: &[PathBuf],
+    blocks: &mut [Blocks],
+    files: &mut [Files],
+) {
     let [stop, stop_memory, ended] = [(); 3].map(|()| AtomicBool::new(false));
     let commands = commands::listen();
     let boot = ending::boot();
@@ -88,6 +95,12 @@ fn load(options: &Options, stats: &Stats, blocks: &mut [Blocks], files: &mut [Fi
             loads.push(scope.spawn(move || {
                 load.run(stop);
                 load.finish();
+            }));
+        }
+        for mount in mounts.iter().filter(|_| options.writers > 0) {
+            let (stop, seed) = (&stop, options.seed);
+            loads.push(scope.spawn(move || {
+                writers::run(mount, options.writers, seed, stats, stop);
             }));
         }
         commands::obey(&commands, stats);

@@ -15,7 +15,7 @@ use crate::orders::options::Options;
 use crate::random::{Random, mix};
 use crate::stats::Stats;
 
-const BLOCK: usize = 4096;
+pub(super) const BLOCK: usize = 4096;
 /// Blocks that the last check reads at once.
 const BATCH: usize = 16;
 /// Writes between two syncs, and between two checked reads.
@@ -26,10 +26,10 @@ const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 
 /// A buffer with O_DIRECT's alignment.
 #[repr(C, align(4096))]
-struct Buffer([u8; BLOCK * BATCH]);
+pub(super) struct Buffer(pub(super) [u8; BLOCK * BATCH]);
 
 impl Buffer {
-    fn new() -> Box<Self> {
+    pub(super) fn new() -> Box<Self> {
         Box::new(Self([0; BLOCK * BATCH]))
     }
 }
@@ -69,13 +69,7 @@ impl<'a> Blocks<'a> {
         stats: &'a Stats,
     ) -> io::Result<Self> {
         let size = options.file_mb << 20;
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(!options.reboots)
-            .custom_flags(OFlags::DIRECT.bits() as i32)
-            .open(directory.join("blocks"))?;
+        let file = create(&directory.join("blocks"), !options.reboots)?;
         let is_of_an_earlier_boot = file.metadata()?.len() == size;
         if !is_of_an_earlier_boot {
             rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size)?;
@@ -257,7 +251,18 @@ impl<'a> Blocks<'a> {
     }
 }
 
-fn fill_with_zeroes(file: &File, size: u64) -> io::Result<()> {
+/// Opens a file past the page cache, and creates the file if there is none.
+pub(super) fn create(path: &Path, truncate: bool) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(truncate)
+        .custom_flags(OFlags::DIRECT.bits() as i32)
+        .open(path)
+}
+
+pub(super) fn fill_with_zeroes(file: &File, size: u64) -> io::Result<()> {
     let zeroes = Buffer::new();
     let mut offset = 0;
     while offset < size {

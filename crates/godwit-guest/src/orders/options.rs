@@ -9,6 +9,8 @@ pub(crate) struct Options {
     pub(crate) disks: usize,
     /// Writes a second on each disk; 0 for no limit.
     pub(crate) rate: u64,
+    /// Random writes in flight on each disk beside these; 0 for none.
+    pub(crate) writers: u64,
     /// Size of the file written on each disk, in MiB.
     pub(crate) file_mb: u64,
     /// Memory that is rewritten and checked, in MiB; 0 for none.
@@ -51,6 +53,7 @@ impl Options {
         let mut options = Self {
             disks: 0,
             rate: 200,
+            writers: 0,
             file_mb: 32,
             memory_mb: 32,
             memory_rate_mb: 32,
@@ -78,6 +81,7 @@ impl Options {
             match name {
                 "disks" => options.disks = usize::try_from(number).map_err(|_| wrong(word))?,
                 "rate" => options.rate = number,
+                "writers" => options.writers = number,
                 "file_mb" => options.file_mb = number.max(1),
                 "memory_mb" => options.memory_mb = number,
                 "memory_rate_mb" => options.memory_rate_mb = number.max(1),

@@ -57,6 +57,8 @@ pub struct DirtyPages {
 pub struct GuestLoad {
     /// Writes of 4 KiB a second on each disk; 0 for no limit.
     pub rate: u64,
+    /// Unchecked random writes in flight on each disk beside these; 0 for none.
+    pub writers: u64,
     /// The file written on each disk, in MiB.
     pub file_mb: u64,
     /// Memory that is rewritten and checked, in MiB; 0 for none.
@@ -99,6 +101,7 @@ impl Default for GuestLoad {
     fn default() -> Self {
         Self {
             rate: 200,
+            writers: 0,
             file_mb: 32,
             memory_mb: 32,
             memory_rate_mb: 32,
@@ -141,9 +144,10 @@ impl GuestLoad {
             self.linear_scan_mib, self.random_access_mib, self.cold_mib
         );
         format!(
-            "console=ttyS0 loglevel=4 panic=-1 godwit.disks={disks} godwit.rate={} \
+            "console=ttyS0 loglevel=4 panic=-1 godwit.disks={disks} godwit.rate={} godwit.writers={} \
              godwit.file_mb={} godwit.memory_mb={} godwit.memory_rate_mb={} godwit.seed={} godwit.beat_ms={} godwit.reboots={} {chase} {dirty} {scan}{network}",
             self.rate,
+            self.writers,
             self.file_mb,
             self.memory_mb,
             self.memory_rate_mb,
