@@ -7,7 +7,7 @@
 // By their paths: the rest of these crates needs far more than a fuzzer has. They know each other by this name.
 extern crate self as godwit_image;
 
-#[path = "../../crates/godwit-node/src/images/blocks.rs"]
+#[path = "../../crates/godwit-disks/src/images/blocks.rs"]
 mod blocks;
 #[allow(dead_code, reason = "only a part of it is needed here")]
 #[path = "../../crates/godwit-image/src/chunk.rs"]
@@ -15,7 +15,7 @@ mod chunk;
 #[path = "../../crates/godwit-image/src/manifest.rs"]
 mod manifest;
 #[allow(dead_code, reason = "only a part of it is needed here")]
-#[path = "../../crates/godwit-node/src/images/peers/messages.rs"]
+#[path = "../../crates/godwit-disks/src/images/peers/messages.rs"]
 mod messages;
 #[path = "../../crates/godwit-image/src/push_time.rs"]
 mod push_time;
