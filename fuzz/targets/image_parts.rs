@@ -7,6 +7,7 @@
 // By their paths: the rest of these crates needs far more than a fuzzer has. They know each other by this name.
 extern crate self as godwit_image;
 
+#[allow(dead_code, reason = "only a part of it is needed here")]
 #[path = "../../crates/godwit-disks/src/images/blocks.rs"]
 mod blocks;
 #[allow(dead_code, reason = "only a part of it is needed here")]

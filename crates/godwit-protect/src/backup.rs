@@ -40,11 +40,6 @@ impl Backup {
         self.state
     }
 
-    /// Returns true if writes of the primary are accepted.
-    pub const fn accepts(&self) -> bool {
-        matches!(self.state, BackupState::Syncing | BackupState::Following)
-    }
-
     /// Returns the newest grant that this node has seen.
     pub const fn known(&self) -> Grant {
         self.asking.known

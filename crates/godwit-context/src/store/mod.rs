@@ -379,23 +379,14 @@ fn json(key: &str, value: &impl Serialize) -> Result<Vec<u8>, StoreError> {
 mod tests {
     use super::*;
     use godwit_core::authority::Ownership;
-    use godwit_core::units::{Epoch, MigrationId};
+    use godwit_core::units::{Epoch, MigrationId, Sectors};
 
     fn entry() -> DiskEntry {
+        let path = PathBuf::from("/images/root.raw");
         DiskEntry {
-            id: Some(DiskId([4; 16])),
-            path: PathBuf::from("/images/root.raw"),
-            sectors: 2048,
             managed: true,
             counterpart: Some(String::from("b")),
-            moved_to: None,
-            mark: None,
-            shared: false,
-            base: None,
-            surpassed: None,
-            kept: None,
-            max_bandwidth: None,
-            abandoned: false,
+            ..DiskEntry::new(DiskId([4; 16]), path, Sectors(2048))
         }
     }
 

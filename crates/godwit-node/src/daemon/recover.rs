@@ -130,23 +130,14 @@ async fn remove(node: &Arc<Node>, name: &str, entry: DiskEntry) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use godwit_core::units::Epoch;
+    use godwit_core::units::{Epoch, Sectors};
 
     fn entry(mark: Option<Mark>) -> DiskEntry {
         DiskEntry {
-            id: None,
-            path: "/nowhere".into(),
-            sectors: 8,
             managed: true,
             counterpart: Some(String::from("a")),
-            moved_to: None,
             mark,
-            shared: false,
-            base: None,
-            surpassed: None,
-            kept: None,
-            max_bandwidth: None,
-            abandoned: false,
+            ..DiskEntry::new(DiskId([4; 16]), "/nowhere".into(), Sectors(8))
         }
     }
 
