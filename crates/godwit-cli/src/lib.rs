@@ -1,4 +1,5 @@
-//! The `godwit` command, which runs a node and sends requests to nodes.
+//! The `godwit` command, which runs a node and sends requests to nodes. A library, because cargo compiles a library
+//! beside the crates below, and a program after them.
 
 mod arguments;
 mod client;
@@ -11,6 +12,7 @@ mod fixture;
 mod routes;
 mod show;
 
+use std::pin::Pin;
 use std::process::ExitCode;
 
 use crate::arguments::{Arguments, Command, Connection};
@@ -18,7 +20,8 @@ use crate::client::{Client, Endpoint};
 use crate::failure::Failure;
 use crate::show::output::Output;
 
-fn main() -> ExitCode {
+/// Carries out the command line of this process.
+pub fn main() -> ExitCode {
     let arguments = match Arguments::read(std::env::args_os().collect()) {
         Ok(arguments) => arguments,
         Err(error) if error.use_stderr() && asks_for_json() => {
@@ -110,5 +113,7 @@ fn with_client(
         .enable_all()
         .build()
         .map_err(|error| Failure::caused("cannot start", &error))?;
-    runtime.block_on(call(&mut client))
+    // Boxed: each loop of the runtime would otherwise have its own copy of every command's code.
+    let call: Pin<Box<dyn Future<Output = _>>> = Box::pin(call(&mut client));
+    runtime.block_on(call)
 }

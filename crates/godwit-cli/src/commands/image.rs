@@ -1,6 +1,7 @@
 //! The command `godwit image`, which works with the repository itself, without a node.
 
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,10 +31,11 @@ pub(crate) fn run(arguments: ImageArguments, output: Output) -> Result<(), Failu
         .enable_all()
         .build()
         .map_err(|error| Failure::caused("cannot start", &error))?;
-    runtime.block_on(async {
+    let work: Pin<Box<dyn Future<Output = _>>> = Box::pin(async {
         let repository = Repository::open(&location)?;
         carry_out(arguments.command, &repository, output).await
-    })
+    });
+    runtime.block_on(work)
 }
 
 async fn carry_out(

@@ -1,6 +1,7 @@
 //! The life of a node, from its start to its orderly end.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,16 +42,27 @@ const LISTENERS_END: Duration = Duration::from_secs(8);
 /// Time between two checks for memory allocations under way while the node closes.
 const ALLOCATIONS_POLL: Duration = Duration::from_millis(5);
 
+/// A future that is compiled in this crate alone. The code of any other is made again in each crate that awaits it.
+type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
 /// Runs a node until `shutdown` is ready, then ends the node in order: listeners first, then the disks, then the store.
-/// Must be called on a tokio runtime of several threads.
+/// Must be awaited on a tokio runtime of several threads.
 ///
 /// # Errors
 /// [`NodeError`] if the node cannot start. A running node logs trouble with a disk or peer, and shows the trouble in
 /// the API.
-pub async fn run(
-    mut config: NodeConfig,
-    shutdown: impl Future<Output = ()> + Send,
-) -> Result<(), NodeError> {
+pub fn run(
+    config: NodeConfig,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> Boxed<Result<(), NodeError>> {
+    boxed(config, Box::pin(shutdown))
+}
+
+fn boxed(config: NodeConfig, shutdown: Boxed<()>) -> Boxed<Result<(), NodeError>> {
+    Box::pin(live(config, shutdown))
+}
+
+async fn live(mut config: NodeConfig, shutdown: Boxed<()>) -> Result<(), NodeError> {
     failpoint::set_up();
     config.check()?;
     for warning in config.warnings() {
