@@ -67,6 +67,16 @@ pub enum PlantedBug {
     RepaidEarly,
     /// An owner that lacks blocks in two places takes another node's blocks from the image.
     TakenFromImage,
+    /// The destination is asked to follow before it has every acknowledged write.
+    FollowBehind,
+    /// The source of a disk that the destination follows goes on alone without a word of its body.
+    AloneUnasked,
+    /// The source posts writes although the destination follows.
+    PostFollowed,
+    /// A destination that was severed from its source still takes the source's frames.
+    TakeSevered,
+    /// A source that has yielded the disk answers requests as if they were carried out.
+    AnswerYielded,
     /// A node that will owe a part of the disk does not flush it before giving the disk away.
     OweUnflushed,
     /// Delayed writes are forgotten when the policy changes.
@@ -172,6 +182,11 @@ impl PlantedBug {
             Self::BaseUnflushed => "base-unflushed",
             Self::HolesOverWrites => "holes-over-writes",
             Self::HolesOverSent => "holes-over-sent",
+            Self::FollowBehind => "follow-behind",
+            Self::AloneUnasked => "alone-unasked",
+            Self::PostFollowed => "post-followed",
+            Self::TakeSevered => "take-severed",
+            Self::AnswerYielded => "answer-yielded",
         }
     }
 }

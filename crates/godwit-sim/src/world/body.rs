@@ -230,6 +230,8 @@ impl World {
                 let delay = self.random.link.between(20_000, 2_000_000);
                 self.schedule(delay, move |world| world.dial(node));
             }
+            // No disk stays in these runs.
+            Event::Followed { .. } | Event::Severed { .. } | Event::Follows { .. } => {}
             // Judging the obstacle takes longer than a run.
             Event::Obstructed { .. } => {}
             Event::AuthorityChanged { record } => {

@@ -153,7 +153,7 @@ impl World {
             }
             Some(Phase::Copying) => Reached::CrashCopying,
             Some(Phase::Verifying) => Reached::CrashVerifying,
-            Some(Phase::Converged) => Reached::CrashConverged,
+            Some(Phase::Converged | Phase::Following) => Reached::CrashConverged,
             Some(Phase::Draining) => Reached::CrashDraining,
             Some(Phase::Preparing) => Reached::CrashPreparing,
             Some(Phase::Relinquishing) => Reached::CrashRelinquishing,
