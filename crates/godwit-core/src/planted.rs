@@ -73,8 +73,8 @@ pub enum PlantedBug {
     AloneUnasked,
     /// The source posts writes although the destination follows.
     PostFollowed,
-    /// A destination that was severed from its source still takes the source's frames.
-    TakeSevered,
+    /// A read may see a write that the follower does not have.
+    ReadUnfollowed,
     /// A source that has yielded the disk answers requests as if they were carried out.
     AnswerYielded,
     /// A node that will owe a part of the disk does not flush it before giving the disk away.
@@ -102,7 +102,7 @@ pub enum PlantedBug {
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 42] = [
         Self::SwitchoverWithPosted,
         Self::ForgetPosted,
         Self::ReadOverPosted,
@@ -140,6 +140,11 @@ impl PlantedBug {
         Self::BaseUnflushed,
         Self::HolesOverWrites,
         Self::HolesOverSent,
+        Self::FollowBehind,
+        Self::AloneUnasked,
+        Self::PostFollowed,
+        Self::ReadUnfollowed,
+        Self::AnswerYielded,
     ];
 
     /// Returns the defect's name.
@@ -185,7 +190,7 @@ impl PlantedBug {
             Self::FollowBehind => "follow-behind",
             Self::AloneUnasked => "alone-unasked",
             Self::PostFollowed => "post-followed",
-            Self::TakeSevered => "take-severed",
+            Self::ReadUnfollowed => "read-unfollowed",
             Self::AnswerYielded => "answer-yielded",
         }
     }

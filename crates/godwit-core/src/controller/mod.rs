@@ -265,8 +265,7 @@ impl Controller {
             | Message::ClientAttached
             | Message::FenceReached { .. }
             | Message::Pulled { .. } => {}
-            Message::Follow { migration, epoch } => self.follow(migration, epoch),
-            Message::Follows { migration } => self.followed(migration),
+            Message::Follow { .. } | Message::Follows { .. } => self.follow_message(&message),
             Message::Prepare { .. }
             | Message::Prepared { .. }
             | Message::Commit { .. }

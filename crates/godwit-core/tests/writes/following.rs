@@ -117,6 +117,21 @@ fn a_read_that_the_disk_finishes_after_the_loss_is_not_answered() {
 }
 
 #[test]
+fn a_read_that_may_have_seen_a_write_waits_for_the_write_s_acknowledgement() {
+    let mut source = followed();
+    source.hold_requests = true;
+    source.ask(1, Operation::Read(block(0)));
+    source.pass(MOMENT);
+    write(&mut source, 0);
+    source.hold_requests = false;
+    source.pass(MOMENT);
+    assert_eq!(source.answered, 0);
+    acknowledge(&mut source, 0);
+    source.pass(MOMENT);
+    assert_eq!((source.answered, source.failed.len()), (2, 0));
+}
+
+#[test]
 fn a_silent_follower_is_a_lost_one() {
     let mut source = Source::leaving(MigrationOptions {
         peer_timeout: Duration::from_secs(1),

@@ -394,6 +394,10 @@ impl Controller {
             return;
         };
         let waits = slot.is_at_destination();
+        if self.saw_unacknowledged(tag) {
+            return;
+        }
+        let slot = &mut self.cx.slots[tag];
         slot.stage = WorkStage::Here {
             at_disk: false,
             at_destination: waits,

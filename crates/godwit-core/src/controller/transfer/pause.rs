@@ -193,7 +193,7 @@ impl Controller {
         if source.pauses.current.is_some()
             || !source.may_pause()
             || source.is_ordered()
-            || source.follower.is_awaited()
+            || source.peer.follower.is_awaited()
         {
             return false;
         }

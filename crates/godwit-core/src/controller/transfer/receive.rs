@@ -118,8 +118,7 @@ impl Controller {
         let Some(destination) = &mut self.destination else {
             return self.cx.act(Action::ReleaseReplica { tag });
         };
-        let takes_severed = self.cx.has_bug(PlantedBug::TakeSevered);
-        if !takes_severed && destination.following.is_some_and(|it| it.severed) {
+        if destination.following.is_some_and(|it| it.severed) {
             return self.cx.act(Action::ReleaseReplica { tag });
         }
         let stale = generation < destination.generation && !ignores_generation;

@@ -168,7 +168,7 @@ impl Outgoing {
         let (Some(extent), Some(source)) = (slot.extent, &mut self.source) else {
             return false;
         };
-        if source.follower.is_awaited() && !cx.has_bug(PlantedBug::PostFollowed) {
+        if source.peer.follower.is_awaited() && !cx.has_bug(PlantedBug::PostFollowed) {
             return false;
         }
         let threshold = source

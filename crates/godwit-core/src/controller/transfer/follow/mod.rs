@@ -19,3 +19,17 @@
 
 pub(in crate::controller) mod destination;
 pub(in crate::controller) mod source;
+
+use crate::controller::Controller;
+use crate::wire::Message;
+
+impl Controller {
+    /// Handles a frame about following.
+    pub(in crate::controller) fn follow_message(&mut self, message: &Message) {
+        match *message {
+            Message::Follow { migration, epoch } => self.follow(migration, epoch),
+            Message::Follows { migration } => self.followed(migration),
+            _ => {}
+        }
+    }
+}

@@ -1,13 +1,13 @@
 //! The source of a disk that stays: asks the destination to follow, and holds all answers once the destination is lost.
 
 use crate::controller::requests::Answers;
-use crate::controller::requests::slots::TagList;
+use crate::controller::requests::slots::{TagList, WorkStage};
 use crate::controller::transfer::outgoing::Outgoing;
 use crate::controller::transfer::outgoing::stage::Stage;
 use crate::controller::{Controller, Switchover};
 use crate::event::{AbortReason, Event};
 use crate::planted::PlantedBug;
-use crate::request::RequestError;
+use crate::request::{RequestError, RequestTag};
 use crate::units::{Epoch, MigrationId, Time};
 use crate::wire::{Message, TrafficClass};
 
@@ -44,8 +44,8 @@ impl Outgoing {
             return;
         };
         let stays = source.options.switchover == Switchover::Never;
-        if stays && source.stage == Stage::Converged && source.follower == Follower::Behind {
-            source.follower = Follower::Catching;
+        if stays && source.stage == Stage::Converged && source.peer.follower == Follower::Behind {
+            source.peer.follower = Follower::Catching;
             // The guest waits for the destination from here on, whatever was promised for the copy.
             source.governor = None;
             source.delayed.release();
@@ -66,7 +66,7 @@ impl Controller {
         if !source.posted.is_empty() && !early {
             return;
         }
-        source.follower = Follower::Asked;
+        source.peer.follower = Follower::Asked;
         let migration = source.options.migration;
         let epoch = self.cx.authority.record().epoch;
         self.cx
@@ -77,13 +77,14 @@ impl Controller {
     pub(in crate::controller) fn followed(&mut self, migration: MigrationId) {
         self.heard();
         let asked = self.outgoing.source.as_deref_mut().filter(|source| {
-            source.options.migration == migration && source.follower == Follower::Asked
+            source.options.migration == migration && source.peer.follower == Follower::Asked
         });
         if asked.is_none() {
             return;
         }
-        self.outgoing
-            .change_stage(&mut self.cx, |source| source.follower = Follower::Following);
+        self.outgoing.change_stage(&mut self.cx, |source| {
+            source.peer.follower = Follower::Following
+        });
         self.cx.notify(Event::Followed { migration });
     }
 
@@ -93,7 +94,7 @@ impl Controller {
         let Some(source) = &self.outgoing.source else {
             return false;
         };
-        if !source.follower.follows() || self.cx.has_bug(PlantedBug::AloneUnasked) {
+        if !source.peer.follower.follows() || self.cx.has_bug(PlantedBug::AloneUnasked) {
             return false;
         }
         let migration = source.options.migration;
@@ -121,7 +122,7 @@ impl Controller {
         if let Some(source) = &mut self.outgoing.source
             && source.options.switchover == Switchover::Never
         {
-            source.follower = Follower::Behind;
+            source.peer.follower = Follower::Behind;
             self.abort_source(AbortReason::Cancelled);
         }
         if self.requests.answers == Answers::Held {
@@ -154,6 +155,30 @@ impl Controller {
         }
         self.answer_done();
         self.release_held();
+    }
+
+    /// Returns true if a read that the local disk has finished may have seen a later write that a follower has not
+    /// acknowledged: a lost write must not have been read. Such a read waits for the write, and is then repeated.
+    #[inline]
+    pub(in crate::controller) fn saw_unacknowledged(&mut self, tag: RequestTag) -> bool {
+        let source = self.outgoing.source.as_deref();
+        let followed = source.is_some_and(|source| source.peer.follower.is_awaited());
+        if !followed || self.cx.has_bug(PlantedBug::ReadUnfollowed) {
+            return false;
+        }
+        let slots = &self.cx.slots;
+        let Some(extent) = slots[tag].extent.filter(|_| !slots[tag].is_write()) else {
+            return false;
+        };
+        let blocker = self
+            .cx
+            .table
+            .find(extent, |entry| slots[entry.tag].is_at_destination());
+        if let Some(blocker) = blocker {
+            self.cx.slots[tag].stage = WorkStage::Waiting;
+            self.cx.slots.wait_for(blocker, tag);
+        }
+        blocker.is_some()
     }
 
     /// Answers the requests that were finished while answers were held.

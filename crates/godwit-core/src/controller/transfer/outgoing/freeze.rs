@@ -88,7 +88,7 @@ impl Controller {
         };
         if source.stage.is_freezing() {
             self.close_when_drained();
-        } else if source.follower == Follower::Catching {
+        } else if source.peer.follower == Follower::Catching {
             self.ask_to_follow();
         }
     }

@@ -87,7 +87,6 @@ pub(in crate::controller) struct Source {
     layout: Layout,
     pub(in crate::controller) holes: Holes,
     pub(in crate::controller) stage: Stage,
-    pub(in crate::controller) follower: Follower,
     policy: AnyPolicy,
     pub(in crate::controller) change: PolicyChange,
     pass: Pass,
@@ -155,6 +154,7 @@ pub(in crate::controller) struct Peer {
     pub(in crate::controller) sync_up: bool,
     next_tick: Time,
     pub(in crate::controller) last_heard: Time,
+    pub(in crate::controller) follower: Follower,
 }
 
 /// Bytes of the current pass and of the migration.
@@ -191,7 +191,6 @@ impl Source {
             layout: Layout::new(&options),
             holes: Holes::new(&options, capacity),
             stage: Stage::Moving,
-            follower: Follower::Behind,
             policy,
             change: PolicyChange::default(),
             pass,
@@ -222,6 +221,7 @@ impl Source {
                 sync_up: true,
                 next_tick: now,
                 last_heard: now,
+                follower: Follower::Behind,
             },
             started: now,
             options,

@@ -105,7 +105,7 @@ impl Source {
     /// Returns true if writes are currently acknowledged without the destination.
     #[inline]
     pub(in crate::controller) fn delays(&self) -> bool {
-        !self.follower.is_awaited()
+        !self.peer.follower.is_awaited()
             && (self.policy.only_marks(self.pass)
                 || self.pauses.current.is_some() && self.options.delayed_writes)
     }
@@ -136,7 +136,7 @@ impl Source {
         if !self.policy.doubles()
             || !self.lets_writes_through()
             || self.nears_end()
-            || self.follower.is_awaited()
+            || self.peer.follower.is_awaited()
         {
             return false;
         }

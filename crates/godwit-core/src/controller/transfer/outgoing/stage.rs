@@ -63,7 +63,7 @@ impl Source {
         match self.stage {
             Stage::Moving if self.pass.verifies() => Phase::Verifying,
             Stage::Moving => Phase::Copying,
-            Stage::Converged if self.follower.follows() => Phase::Following,
+            Stage::Converged if self.peer.follower.follows() => Phase::Following,
             Stage::Converged => Phase::Converged,
             Stage::Freezing { .. } => Phase::Draining,
             Stage::Preparing { .. } => Phase::Preparing,
