@@ -32,6 +32,8 @@ pub enum MigrationPhase {
     Verifying,
     /// Outgoing: the destination has everything; double writes go on until the VM has moved.
     Converged,
+    /// Outgoing: the disk stays, and every write is acknowledged once the destination has the write, too.
+    Following,
     /// Outgoing: guest I/O is held while requests in flight finish.
     Draining,
     /// Outgoing: the destination is asked to accept the disk.
@@ -62,6 +64,7 @@ impl MigrationPhase {
             Self::Copying => "copying",
             Self::Verifying => "verifying",
             Self::Converged => "converged",
+            Self::Following => "following",
             Self::Draining => "draining",
             Self::Preparing => "preparing",
             Self::Accepted => "accepted",

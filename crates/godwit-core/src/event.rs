@@ -2,7 +2,7 @@
 
 use crate::authority::AuthorityRecord;
 use crate::request::RequestError;
-use crate::units::{Extent, MigrationId};
+use crate::units::{Epoch, Extent, MigrationId};
 
 /// Phase of a migration as seen by its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,6 +14,8 @@ pub enum Phase {
     /// The destination has everything except frames in flight: double writes go on until the body reports that the
     /// guest has stopped ([`Switchover::WhenTold`](crate::Switchover)).
     Converged,
+    /// The disk stays here, and the destination follows: no write is acknowledged before the destination has the write.
+    Following,
     /// New guest I/O is held while operations in flight finish.
     Draining,
     /// The destination is asked to accept the next epoch.
@@ -35,6 +37,7 @@ impl Phase {
             Self::Copying => "copying",
             Self::Verifying => "verifying",
             Self::Converged => "converged",
+            Self::Following => "following",
             Self::Draining => "draining",
             Self::Preparing => "preparing",
             Self::Relinquishing => "relinquishing",
@@ -219,6 +222,30 @@ pub enum Event {
     MigrationCompleted {
         /// The migration.
         migration: MigrationId,
+    },
+    /// The destination follows a disk that stays here. From now on a write is acknowledged only once the destination has
+    /// the write, and a loss of the destination is [`Event::Severed`].
+    Followed {
+        /// The migration.
+        migration: MigrationId,
+    },
+    /// The destination that followed is lost. No request is answered until [`Controller::go_alone`] or
+    /// [`Controller::yield_to`](crate::Controller::yield_to).
+    ///
+    /// [`Controller::go_alone`]: crate::Controller::go_alone
+    Severed {
+        /// The migration.
+        migration: MigrationId,
+        /// Reason for the loss.
+        reason: AbortReason,
+    },
+    /// The disk follows here: this node has every write that the source has acknowledged so far. The end of a connection
+    /// no longer ends the incoming migration: the body decides ([`Controller::take`](crate::Controller::take)).
+    Follows {
+        /// The migration.
+        migration: MigrationId,
+        /// The epoch in which the source serves.
+        epoch: Epoch,
     },
     /// The incoming migration ended without this node becoming the owner. The image here is worthless.
     ReceiveAborted {

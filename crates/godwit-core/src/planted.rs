@@ -67,6 +67,16 @@ pub enum PlantedBug {
     RepaidEarly,
     /// An owner that lacks blocks in two places takes another node's blocks from the image.
     TakenFromImage,
+    /// The destination is asked to follow before it has every acknowledged write.
+    FollowBehind,
+    /// The source of a disk that the destination follows goes on alone without a word of its body.
+    AloneUnasked,
+    /// The source posts writes although the destination follows.
+    PostFollowed,
+    /// A read may see a write that the follower does not have.
+    ReadUnfollowed,
+    /// A source that has yielded the disk answers requests as if they were carried out.
+    AnswerYielded,
     /// A node that will owe a part of the disk does not flush it before giving the disk away.
     OweUnflushed,
     /// Delayed writes are forgotten when the policy changes.
@@ -92,7 +102,7 @@ pub enum PlantedBug {
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 42] = [
         Self::SwitchoverWithPosted,
         Self::ForgetPosted,
         Self::ReadOverPosted,
@@ -130,6 +140,11 @@ impl PlantedBug {
         Self::BaseUnflushed,
         Self::HolesOverWrites,
         Self::HolesOverSent,
+        Self::FollowBehind,
+        Self::AloneUnasked,
+        Self::PostFollowed,
+        Self::ReadUnfollowed,
+        Self::AnswerYielded,
     ];
 
     /// Returns the defect's name.
@@ -172,6 +187,11 @@ impl PlantedBug {
             Self::BaseUnflushed => "base-unflushed",
             Self::HolesOverWrites => "holes-over-writes",
             Self::HolesOverSent => "holes-over-sent",
+            Self::FollowBehind => "follow-behind",
+            Self::AloneUnasked => "alone-unasked",
+            Self::PostFollowed => "post-followed",
+            Self::ReadUnfollowed => "read-unfollowed",
+            Self::AnswerYielded => "answer-yielded",
         }
     }
 }

@@ -46,7 +46,8 @@ pub enum Order {
     GoAlone,
     /// Primary: the machine is protected.
     Protected,
-    /// Primary: the backup may run the machine. The machine ends here.
+    /// Primary: the backup may run the machine. The machine ends here. The disks here stay as they are, and their answers
+    /// are held, until the backup has shown that it durably owns them: a backup that dies before gives the machine back.
     End,
     /// Backup: acknowledge no further write of the primary.
     Sever,

@@ -149,6 +149,11 @@ impl Engine {
             }
             ControllerCommand::Persisted => core.handle_persisted(now),
             ControllerCommand::Surpass => core.surpass(now),
+            ControllerCommand::Hold => core.hold(now),
+            ControllerCommand::GoAlone => core.go_alone(now),
+            ControllerCommand::YieldTo { epoch, reply } => reply(core.yield_to(now, epoch)),
+            ControllerCommand::Sever { reply } => reply(core.sever(now)),
+            ControllerCommand::Take { reply } => reply(core.take(now).is_ok()),
             ControllerCommand::SharingStored => core.handle_sharing_stored(now),
             ControllerCommand::NotPersisted { reason } => {
                 core.handle_not_persisted(now, reason);

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use godwit_core::event::AbortReason;
-use godwit_core::units::{MigrationId, Sectors};
+use godwit_core::units::{Epoch, MigrationId, Sectors};
 use godwit_core::{ChangeError, Compared, Limits, MigrationChange, MigrationOptions, StartError};
 
 use crate::engine::config::EngineError;
@@ -104,6 +104,18 @@ pub(super) enum ControllerCommand {
     },
     Persisted,
     Surpass,
+    Hold,
+    GoAlone,
+    YieldTo {
+        epoch: Epoch,
+        reply: Reply<bool>,
+    },
+    Sever {
+        reply: Reply<bool>,
+    },
+    Take {
+        reply: Reply<bool>,
+    },
     SharingStored,
     NotPersisted {
         reason: AbortReason,
@@ -123,6 +135,9 @@ impl ControllerCommand {
             Self::Compared { reply } => reply(None),
             Self::Cancel { reply, .. }
             | Self::SwitchOver { reply }
+            | Self::YieldTo { reply, .. }
+            | Self::Sever { reply }
+            | Self::Take { reply }
             | Self::GiveUpImage { reply } => reply(false),
             Self::ChangeMigration { reply, .. } => reply(Err(ChangeError::NoMigration)),
             _ => {}
@@ -437,6 +452,36 @@ impl EngineHandle {
     /// Announces that another node's record shows a later owner: clients' requests are held from now on.
     pub fn surpass(&self) {
         self.inner.send(ControllerCommand::Surpass);
+    }
+
+    /// Holds all answers to clients until [`Self::go_alone`] or [`Self::yield_to`]
+    /// ([`godwit_core::Controller::hold`]). A virtual machine that is to be stopped meanwhile
+    /// [stands still](Self::machine_stands_still) first, or its rings wait for the answers.
+    pub fn hold(&self) {
+        self.inner.send(ControllerCommand::Hold);
+    }
+
+    /// Goes on without the node that followed the disk ([`godwit_core::Controller::go_alone`]).
+    pub fn go_alone(&self) {
+        self.inner.send(ControllerCommand::GoAlone);
+    }
+
+    /// Gives up a disk that the node that followed has taken. `reply` gets the result of
+    /// [`godwit_core::Controller::yield_to`].
+    pub fn yield_to(&self, epoch: Epoch, reply: Reply<bool>) {
+        self.inner.send(ControllerCommand::YieldTo { epoch, reply });
+    }
+
+    /// Takes nothing more from the source of a disk that follows here. `reply` gets the result of
+    /// [`godwit_core::Controller::sever`].
+    pub fn sever(&self, reply: Reply<bool>) {
+        self.inner.send(ControllerCommand::Sever { reply });
+    }
+
+    /// Becomes the owner of a severed disk that follows here. `reply` gets true if the taking has begun
+    /// ([`godwit_core::Controller::take`]).
+    pub fn take(&self, reply: Reply<bool>) {
+        self.inner.send(ControllerCommand::Take { reply });
     }
 
     /// Confirms that the state of the last [`Event::SharingChanged`](godwit_core::event::Event::SharingChanged) is

@@ -251,6 +251,9 @@ fn phase_text(migration: &Migration) -> (&'static str, String) {
             "waiting for the machine",
             format!("to start at {to}, which has everything"),
         ),
+        (MigrationPhase::Following, Direction::Outgoing) => {
+            ("protected", format!("by {to}, which has every write"))
+        }
         (MigrationPhase::Draining, _) => (
             "finishing the guest's requests",
             format!("before {to} goes on"),

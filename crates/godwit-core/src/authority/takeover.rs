@@ -1,6 +1,7 @@
 //! Ownership without the source's word: a backup takes a disk, and the primary gives the disk up.
 
 use super::{Attempt, Authority, Effect, Ownership};
+use crate::event::AbortReason;
 use crate::units::{Epoch, MigrationId};
 
 impl Authority {
@@ -15,6 +16,22 @@ impl Authority {
         }
         self.attempt = Attempt::Taking { migration, epoch };
         vec![Effect::Flush]
+    }
+
+    /// Backup: returns true while this node becomes the owner without the source's word.
+    pub const fn is_taking(&self) -> bool {
+        matches!(self.attempt, Attempt::Taking { .. })
+    }
+
+    /// Backup: ends a taking whose data cannot be made durable. Does nothing once the ownership is being stored.
+    pub fn fail_taking(&mut self, reason: AbortReason) -> Vec<Effect> {
+        match self.attempt {
+            Attempt::Taking { migration, .. } if self.storing.is_none() => {
+                self.attempt = Attempt::None;
+                vec![Effect::ReceiveAborted(migration, reason)]
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// Primary: gives up a disk that a backup has taken, and serves in this later epoch. Does nothing if this node is

@@ -6,6 +6,7 @@ use core::time::Duration;
 use crate::action::Action;
 use crate::authority::{Authority, Effect, Ownership};
 use crate::controller::cx::Cx;
+use crate::controller::requests::Answers;
 use crate::controller::requests::forwarding::ForwardLink;
 use crate::controller::transfer::outgoing::stage::Stage;
 use crate::controller::transfer::remainder::PullLink;
@@ -68,8 +69,10 @@ impl Controller {
                 }
             }
         }
-        let effects = self.cx.authority.stop_receiving(AbortReason::PeerLost);
-        self.apply(effects);
+        if !self.follows() {
+            let effects = self.cx.authority.stop_receiving(AbortReason::PeerLost);
+            self.apply(effects);
+        }
         self.run_ready();
     }
 
@@ -86,7 +89,7 @@ impl Controller {
         self.heard();
         if matches!(message, Message::Prepare { .. })
             && self.cx.authority.receiving().is_some()
-            && self.owes_answers()
+            && (self.owes_answers() || self.follows())
         {
             self.cancel(self.cx.now, AbortReason::Protocol);
             return;
@@ -235,6 +238,7 @@ impl Controller {
 
     /// Begins to serve a disk that this migration brought.
     fn became_owner(&mut self, migration: MigrationId) {
+        self.requests.answers = Answers::Flow;
         // An earlier process may have served the disk before storing this fact.
         let came_here = self.destination.take().is_some();
         let fits = self.cx.capacity.bytes() <= MAX_PULLED;

@@ -21,9 +21,9 @@ pub use self::limits::Limits;
 pub use self::options::{ImageOffer, LinkSignal, MigrationOptions, OlderCopy, Switchover};
 pub(crate) use self::policy::*;
 pub use self::progress::{DeltaBy, DeltaProgress, Progress, PromiseProgress, StartError};
-use self::requests::Requests;
 pub use self::requests::forwarding::Admission;
 use self::requests::forwarding::Forwarding;
+use self::requests::{Answers, Requests};
 use self::transfer::differences::Differences;
 pub use self::transfer::differences::on_image::Compared;
 pub use self::transfer::differences::written::Written;
@@ -39,7 +39,7 @@ pub use self::transfer::remainder::missing::{
 use self::transfer::remainder::owing::Owing;
 pub use self::transfer::verify_hole::HOLE_PIECE_SECTORS;
 use crate::action::{Action, Content, DiskTag};
-use crate::authority::AuthorityRecord;
+use crate::authority::{AuthorityRecord, Ownership};
 use crate::event::{AbortReason, Event};
 #[cfg(feature = "planted-bugs")]
 use crate::planted::PlantedBug;
@@ -265,6 +265,7 @@ impl Controller {
             | Message::ClientAttached
             | Message::FenceReached { .. }
             | Message::Pulled { .. } => {}
+            Message::Follow { .. } | Message::Follows { .. } => self.follow_message(&message),
             Message::Prepare { .. }
             | Message::Prepared { .. }
             | Message::Commit { .. }
@@ -320,6 +321,9 @@ impl Controller {
         let effects = self.cx.authority.persisted();
         let record = self.cx.authority.record();
         self.cx.notify(Event::AuthorityChanged { record });
+        if self.requests.answers == Answers::Held && record.ownership == Ownership::Vacant {
+            self.yielded();
+        }
         self.apply(effects);
         self.store_that_it_is_whole();
         self.run_ready();
@@ -382,9 +386,9 @@ impl Controller {
         self.cx.authority.record()
     }
 
-    /// Returns true if guest I/O is served from this node's disk now.
+    /// Returns true if guest I/O is served from this node's disk now, and answers are not [held](Self::hold).
     pub const fn serves(&self) -> bool {
-        self.cx.authority.may_serve()
+        self.cx.authority.may_serve() && !matches!(self.requests.answers, Answers::Held)
     }
 
     /// Returns true if this node's disk is whole: the node serves durably, and no migration is under way in either

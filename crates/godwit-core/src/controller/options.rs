@@ -94,6 +94,8 @@ pub enum OlderCopy {
 pub enum Switchover {
     /// None: the guest's I/O is held for a moment and continues at the destination.
     WhenConverged,
+    /// None that is ever met: the disk stays, and the destination follows. Every acknowledged write is at both nodes.
+    Never,
     /// [`Controller::switch_over`], or the destination's message about the guest's arrival: the guest runs on behind
     /// double writes until its hypervisor has moved the guest.
     WhenTold,
@@ -157,6 +159,15 @@ impl MigrationOptions {
             return Err(StartError::Option("peer timeout"));
         }
         self.policy.check(self, capacity)?;
+        let stays = matches!(self.switchover, Switchover::Never);
+        if stays && (self.verify || !matches!(self.image, ImageOffer::None)) {
+            return Err(StartError::Option(
+                "comparison or image of a disk that stays",
+            ));
+        }
+        if stays && (self.policy.push().is_some() || self.policy.rounds().is_some()) {
+            return Err(StartError::Option("policy for a disk that stays"));
+        }
         if capacity.bytes() > MAX_MOVED {
             return Err(StartError::Option("size of the disk"));
         }

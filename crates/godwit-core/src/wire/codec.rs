@@ -45,6 +45,10 @@ impl Message {
             Self::GuestArrived { migration } => {
                 header = about(Kind::GuestArrived, migration, &mut inline);
             }
+            Self::Follow { migration, epoch } => {
+                header = about_epoch(Kind::Follow, migration, epoch, &mut inline);
+            }
+            Self::Follows { migration } => header = about(Kind::Follows, migration, &mut inline),
             Self::Copy {
                 slot,
                 generation,
@@ -261,6 +265,8 @@ impl Message {
             | Kind::Abort
             | Kind::Query
             | Kind::GuestArrived
+            | Kind::Follow
+            | Kind::Follows
             | Kind::Owes
             | Kind::Whole => Self::about_in(header, body)?,
             Kind::Copy
@@ -313,6 +319,13 @@ impl Message {
                 migration: migration_in(body)?,
             },
             Kind::GuestArrived => Self::GuestArrived {
+                migration: migration_in(body)?,
+            },
+            Kind::Follow => Self::Follow {
+                migration: migration_in(body)?,
+                epoch: epoch_in(body)?,
+            },
+            Kind::Follows => Self::Follows {
                 migration: migration_in(body)?,
             },
             Kind::Owes => Self::Owes {
@@ -467,12 +480,13 @@ impl Message {
 /// Returns the length of the payload that is not in a buffer.
 const fn inline_length(kind: Kind) -> usize {
     match kind {
-        Kind::Prepare | Kind::Commit => 24,
+        Kind::Prepare | Kind::Commit | Kind::Follow => 24,
         Kind::Prepared
         | Kind::Committed
         | Kind::Abort
         | Kind::Query
         | Kind::GuestArrived
+        | Kind::Follows
         | Kind::Owes
         | Kind::Whole => 16,
         Kind::Verify => 32,

@@ -77,6 +77,9 @@ impl Features {
     /// connection.
     pub const OWNER_BEATS: Self = Self(1 << 17);
 
+    /// A destination may [follow](super::Message::Follow) a disk that stays at its source.
+    pub const FOLLOWS: Self = Self(1 << 18);
+
     /// Returns the union of both sets.
     #[must_use]
     pub const fn with(self, others: Self) -> Self {

@@ -85,6 +85,19 @@ pub enum Message {
         /// The migration.
         migration: MigrationId,
     },
+    /// Source to destination: every acknowledged write so far has been acknowledged by you, and from now on I acknowledge
+    /// no write before you do. Only for nodes with [`Features::FOLLOWS`](super::Features::FOLLOWS).
+    Follow {
+        /// The migration.
+        migration: MigrationId,
+        /// The epoch in which the source serves.
+        epoch: Epoch,
+    },
+    /// Destination to source: the disk follows here.
+    Follows {
+        /// The migration.
+        migration: MigrationId,
+    },
     /// A chunk of the first pass. Without `zeroes` the data follows.
     Copy {
         /// The source's slot, returned in the ack.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use godwit_core::action::{Action, Content, DiskOperation, DiskTag, Inspect};
 use godwit_core::authority::AuthorityRecord;
-use godwit_core::event::{Event, Phase};
-use godwit_core::request::{Operation, Origin, Request, RequestTag};
+use godwit_core::event::{AbortReason, Event, Phase};
+use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
 use godwit_core::units::{Extent, Generation, Sectors, Time};
 use godwit_core::wire::{Message, TrafficClass, double_write_id};
 use godwit_core::{Controller, Limits, MigrationOptions};
@@ -27,6 +27,13 @@ pub(crate) struct Source {
     pub(crate) converged: bool,
     pub(crate) asked_to_accept: bool,
     pub(crate) answered: u32,
+    /// Errors among the answers.
+    pub(crate) failed: Vec<RequestError>,
+    pub(crate) followed: bool,
+    /// Reason for the loss of the follower.
+    pub(crate) severed: Option<AbortReason>,
+    /// The record to be stored.
+    pub(crate) storing: Option<AuthorityRecord>,
     pub(crate) paused: bool,
     /// Sectors of each copy since the copies were last taken.
     pub(crate) copies: Vec<u32>,
@@ -39,7 +46,9 @@ pub(crate) struct Source {
     pub(crate) compared: Vec<Extent>,
     /// True if the disk does not finish the reads of chunks.
     pub(crate) hold_reads: bool,
-    /// Chunk reads held back.
+    /// True if the disk does not finish requests.
+    pub(crate) hold_requests: bool,
+    /// Operations held back.
     pub(crate) held: Vec<DiskTag>,
     /// Double writes not acknowledged, oldest first.
     pub(crate) doubled: Vec<(RequestTag, u32, Generation)>,
@@ -72,6 +81,10 @@ impl Source {
             converged: false,
             asked_to_accept: false,
             answered: 0,
+            failed: Vec::new(),
+            followed: false,
+            severed: None,
+            storing: None,
             paused: false,
             copies: Vec::new(),
             sent: Vec::new(),
@@ -79,6 +92,7 @@ impl Source {
             lacks_at_source: Vec::new(),
             compared: Vec::new(),
             hold_reads: false,
+            hold_requests: false,
             held: Vec::new(),
             doubled: Vec::new(),
         }
@@ -96,7 +110,7 @@ impl Source {
 
     fn settle(&mut self) {
         let now = self.now;
-        if !self.hold_reads {
+        if !self.hold_reads && !self.hold_requests {
             for tag in std::mem::take(&mut self.held) {
                 self.core.handle_disk_done(now, tag, Ok(Content::Data));
             }
@@ -107,12 +121,22 @@ impl Source {
                     tag: tag @ (DiskTag::Chunk(_) | DiskTag::Delayed(_)),
                     ..
                 } if self.hold_reads => self.held.push(tag),
+                Action::Disk {
+                    tag: tag @ DiskTag::Request(_),
+                    ..
+                } if self.hold_requests => self.held.push(tag),
                 Action::Disk { tag, operation } => {
                     let content = content(operation);
                     self.core.handle_disk_done(now, tag, Ok(content));
                 }
                 Action::Send { class, message } => self.answer(class, message),
-                Action::Complete { .. } => self.answered += 1,
+                Action::Complete { result, .. } => {
+                    self.answered += 1;
+                    self.failed.extend(result.err());
+                }
+                Action::Persist { record } => self.storing = Some(record),
+                Action::Notify(Event::Followed { .. }) => self.followed = true,
+                Action::Notify(Event::Severed { reason, .. }) => self.severed = Some(reason),
                 Action::Notify(Event::PhaseEntered { phase, .. }) => {
                     self.converged |= phase == Phase::Converged;
                 }
@@ -174,6 +198,7 @@ impl Source {
                 }
             }
             Message::NewGeneration { generation } => Message::GenerationReached { generation },
+            Message::Follow { migration, .. } => Message::Follows { migration },
             Message::Ping => Message::Pong,
             Message::Lacks {
                 at_source,

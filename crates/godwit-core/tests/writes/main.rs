@@ -3,6 +3,7 @@
 #[path = "../support/acknowledge.rs"]
 mod acknowledge;
 mod combined_writes;
+mod following;
 mod hot_writes;
 mod late_requests;
 mod posted_writes;
@@ -10,3 +11,4 @@ mod receiving;
 mod stopped_machine;
 #[path = "../support/mod.rs"]
 mod support;
+mod taking;

@@ -19,30 +19,39 @@ const LIMITS: Limits = Limits {
     delayed_ranges: 16,
     hot_places: 4,
 };
-const MIGRATION: MigrationId = MigrationId([7; 16]);
+pub(crate) const MIGRATION: MigrationId = MigrationId([7; 16]);
 /// 4 KiB.
 const BLOCK: u32 = 8;
 /// Maximum number of blocks acknowledged and not written.
 const EARLY: u32 = 128;
 
 /// The destination of a move, whose own disk finishes nothing by itself.
-struct Destination {
-    controller: Controller,
+pub(crate) struct Destination {
+    pub(crate) controller: Controller,
     /// Messages to the source.
-    said: Vec<Message>,
+    pub(crate) said: Vec<Message>,
     /// Writes not finished by the disk.
-    writing: Vec<RequestTag>,
+    pub(crate) writing: Vec<RequestTag>,
     /// Writes whose buffers were released.
-    released: Vec<RequestTag>,
-    flushes: u32,
+    pub(crate) released: Vec<RequestTag>,
+    pub(crate) flushes: u32,
     /// The record of authority to be stored.
-    storing: Option<AuthorityRecord>,
-    aborted: Option<AbortReason>,
+    pub(crate) storing: Option<AuthorityRecord>,
+    pub(crate) aborted: Option<AbortReason>,
 }
 
 impl Destination {
-    fn receiving() -> Self {
-        let mut controller = Controller::new(LIMITS, Sectors(1 << 20), AuthorityRecord::vacant());
+    pub(crate) fn receiving() -> Self {
+        Self::behind(Epoch(0))
+    }
+
+    /// Returns the destination of a node that has taken part in this epoch.
+    pub(crate) fn behind(epoch: Epoch) -> Self {
+        let record = AuthorityRecord {
+            epoch,
+            ..AuthorityRecord::vacant()
+        };
+        let mut controller = Controller::new(LIMITS, Sectors(1 << 20), record);
         controller
             .start_destination(Time(0), MIGRATION, Duration::from_secs(10))
             .expect("it receives");
@@ -57,7 +66,7 @@ impl Destination {
         }
     }
 
-    fn hear(&mut self, class: TrafficClass, message: Message, buffer: Option<u32>) {
+    pub(crate) fn hear(&mut self, class: TrafficClass, message: Message, buffer: Option<u32>) {
         let buffer = buffer.map(RequestTag);
         self.controller
             .handle_message(Time(0), class, message, buffer);
@@ -76,7 +85,7 @@ impl Destination {
     }
 
     /// Handles the source's double write of this block.
-    fn double_write(&mut self, block: u32) {
+    pub(crate) fn double_write(&mut self, block: u32) {
         let message = Message::DoubleWrite {
             tag: RequestTag(block),
             turn: 0,
@@ -88,7 +97,7 @@ impl Destination {
         self.hear(TrafficClass::Sync, message, Some(block));
     }
 
-    fn prepare(&mut self) {
+    pub(crate) fn prepare(&mut self) {
         let message = Message::Prepare {
             migration: MIGRATION,
             shared: false,
@@ -99,7 +108,7 @@ impl Destination {
     }
 
     /// Finishes the disk's oldest write.
-    fn finish_write(&mut self, result: Result<(), RequestError>) {
+    pub(crate) fn finish_write(&mut self, result: Result<(), RequestError>) {
         let tag = self.writing.remove(0);
         let result = result.map(|()| Content::Data);
         self.controller
@@ -108,7 +117,7 @@ impl Destination {
     }
 
     /// Finishes the store of the record.
-    fn finish_store(&mut self) {
+    pub(crate) fn finish_store(&mut self) {
         self.storing.take().expect("something is being stored");
         self.controller.handle_persisted(Time(0));
         self.carry_out();
@@ -122,13 +131,13 @@ impl Destination {
         self.hear(TrafficClass::Control, message, None);
     }
 
-    fn finish_flush(&mut self) {
+    pub(crate) fn finish_flush(&mut self) {
         self.controller
             .handle_disk_done(Time(0), DiskTag::Barrier, Ok(Content::Data));
         self.carry_out();
     }
 
-    fn carry_out(&mut self) {
+    pub(crate) fn carry_out(&mut self) {
         while let Some(action) = self.controller.poll_action() {
             match action {
                 Action::Send { message, .. } => self.said.push(message),
@@ -160,7 +169,7 @@ impl Destination {
     }
 
     /// Returns the double writes acknowledged since the last call.
-    fn take_acknowledged(&mut self) -> Vec<u32> {
+    pub(crate) fn take_acknowledged(&mut self) -> Vec<u32> {
         let acknowledged = |message| match message {
             Message::Ack {
                 tag,

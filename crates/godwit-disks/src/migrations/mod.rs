@@ -57,6 +57,15 @@ pub async fn handle_event(migrations: &Arc<Migrations>, disk: &Arc<Disk>, event:
         } => {
             tracing::info!(disk = disk.name, %migration, "the migration comes nearer to its end again");
         }
+        Event::Followed { migration } => {
+            tracing::info!(disk = disk.name, %migration, "the other node follows");
+        }
+        Event::Severed { migration, reason } => {
+            tracing::warn!(disk = disk.name, %migration, %reason, "the node that followed is lost: answers are held");
+        }
+        Event::Follows { migration, epoch } => {
+            tracing::info!(disk = disk.name, %migration, epoch = epoch.0, "follows its source");
+        }
         Event::MigrationCompleted { migration } => {
             disk.end(Activity::Outgoing(migration));
             table::end(migrations, disk, migration, Ok(())).await;
@@ -152,6 +161,7 @@ const fn under_way(phase: Phase) -> Option<MigrationPhase> {
         Phase::Copying => MigrationPhase::Copying,
         Phase::Verifying => MigrationPhase::Verifying,
         Phase::Converged => MigrationPhase::Converged,
+        Phase::Following => MigrationPhase::Following,
         Phase::Draining => MigrationPhase::Draining,
         Phase::Preparing => MigrationPhase::Preparing,
         Phase::Relinquishing => MigrationPhase::Relinquishing,

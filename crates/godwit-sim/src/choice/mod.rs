@@ -167,6 +167,7 @@ fn plan(load: &Load, depth: usize, options: MigrationOptions) -> Plan {
         limits: LIMITS,
         most_steps: u64::MAX,
         image: None,
+        protection: None,
     }
 }
 

@@ -24,6 +24,10 @@ pub(crate) enum Moment {
     Entered(Phase),
     Paused,
     Resumed,
+    /// A source has lost the node that followed.
+    Severed,
+    /// A node has taken a disk that followed there.
+    Taken,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -2,6 +2,7 @@
 
 mod faults;
 mod image;
+mod protection;
 
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use godwit_core::{
 pub(crate) use self::faults::{Fault, FaultKind, Moment, Target, Trigger};
 use self::faults::{blow, disturbance};
 pub(crate) use self::image::ImagePlan;
+pub(crate) use self::protection::ProtectionPlan;
 use crate::random::Random;
 use crate::world::{LIMITS, MOST_STEPS};
 
@@ -49,6 +51,8 @@ pub(crate) struct Plan {
     pub(crate) most_steps: u64,
     /// Image that the disk is created from, if any.
     pub(crate) image: Option<ImagePlan>,
+    /// Protection of the machine instead of moves, if any.
+    pub(crate) protection: Option<ProtectionPlan>,
 }
 
 /// The distribution of the guest's requests.
@@ -218,8 +222,9 @@ impl Plan {
         let image = images
             .permille(200)
             .then(|| ImagePlan::new(images, load, &migrations));
-        Self {
+        let mut plan = Self {
             image,
+            protection: None,
             seed,
             sectors,
             load,
@@ -241,7 +246,29 @@ impl Plan {
             power_loss_at_end: random.permille(300),
             limits: LIMITS,
             most_steps: MOST_STEPS,
+        };
+        let protections = &mut Random::stream(seed, 12);
+        if protections.permille(150) {
+            plan.protect(protections);
         }
+        plan
+    }
+
+    /// Protects the machine instead of moving its disk.
+    fn protect(&mut self, random: &mut Random) {
+        self.image = None;
+        self.guest.deserts = 0;
+        self.guest.strays = 0;
+        self.migrations = protection::syncs()
+            .map(|number| {
+                let drawn = migration(random, number, self.sectors);
+                protection::sync(random, number, drawn)
+            })
+            .collect();
+        let blows = random.below(6);
+        self.faults
+            .extend((0..blows).map(|_| protection::blow(random)));
+        self.protection = Some(ProtectionPlan::new(random, self.load));
     }
 }
 

@@ -158,6 +158,9 @@ fn describe(plan: &Plan) -> String {
     for (node, disk) in ["a", "b"].iter().zip(&plan.disks) {
         text += &format!("disk of {node}: {disk:?}\n");
     }
+    if let Some(protection) = &plan.protection {
+        text += &format!("protection: {protection:?}\n");
+    }
     for migration in &plan.migrations {
         text += &format!("migration: {migration:?}\n");
     }
@@ -173,6 +176,8 @@ fn describe(plan: &Plan) -> String {
                     Moment::Entered(phase) => phase.name(),
                     Moment::Paused => "paused",
                     Moment::Resumed => "resumed",
+                    Moment::Severed => "severed",
+                    Moment::Taken => "taken",
                 };
                 format!("{} us after '{moment}', time {}", delay / 1_000, skip + 1)
             }

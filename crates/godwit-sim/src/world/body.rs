@@ -17,6 +17,7 @@ use crate::run::coverage::Reached;
 impl World {
     /// Starts a node's process from its stored state.
     pub(super) fn start_controller(&mut self, node: usize) {
+        let held = self.starts_held(node);
         let it = &mut self.nodes[node];
         it.clear();
         let limits = self.plan.limits;
@@ -26,10 +27,14 @@ impl World {
         }
         self.forward_sessions += 1;
         controller.resume_forwarding(it.store.shared, self.forward_sessions);
+        if held {
+            controller.hold(it.clock.local(self.now));
+        }
         it.controller = Some(controller);
         self.restore_missing(node);
         self.restore_written(node);
         self.after_call(node);
+        self.start_member(node);
     }
 
     /// Hands the stored writes to a starting process.
@@ -135,6 +140,7 @@ impl World {
     fn complete(&mut self, node: usize, tag: RequestTag, result: Result<(), RequestError>) {
         self.nodes[node].doubles.answered(tag, result.is_ok());
         let (holder, data) = self.free_tag(node, tag);
+        self.check_machine(node, holder, result);
         match holder {
             Holder::Client(place) => self.answered(node, place, result, data),
             Holder::Gone { .. } => {}
@@ -186,16 +192,11 @@ impl World {
             Event::MigrationAborted {
                 reason, mismatch, ..
             } => self.migration_aborted(node, reason, mismatch),
-            Event::ReceiveAborted { .. } => {
-                self.nodes[node].store.missing = None;
-                if let Some(session) = self.nodes[node].sessions.migration.take() {
-                    self.stop_serving_session(node, session);
-                    self.close(session, node);
-                }
-            }
+            Event::ReceiveAborted { .. } => self.receive_aborted(node),
             Event::ReceiveCompleted { .. } => {
                 self.course.phase = Some(Phase::Completed);
                 self.moment(Moment::Entered(Phase::Completed));
+                self.disk_taken(node);
             }
             Event::Owes { .. } => {
                 self.reached(Reached::MovedInPart);
@@ -230,6 +231,9 @@ impl World {
                 let delay = self.random.link.between(20_000, 2_000_000);
                 self.schedule(delay, move |world| world.dial(node));
             }
+            Event::Followed { .. } | Event::Severed { .. } | Event::Follows { .. } => {
+                self.follower_event(node, event);
+            }
             // Judging the obstacle takes longer than a run.
             Event::Obstructed { .. } => {}
             Event::AuthorityChanged { record } => {
@@ -240,6 +244,15 @@ impl World {
             }
             Event::SharingChanged { shared } => self.store_sharing(node, shared),
         }
+    }
+
+    fn receive_aborted(&mut self, node: usize) {
+        self.nodes[node].store.missing = None;
+        if let Some(session) = self.nodes[node].sessions.migration.take() {
+            self.stop_serving_session(node, session);
+            self.close(session, node);
+        }
+        self.follower_ended(node);
     }
 
     fn phase_entered(&mut self, node: usize, phase: Phase) {

@@ -110,7 +110,7 @@ impl World {
         if it.store.is_undecided() {
             self.reached(Reached::InDoubt);
         }
-        self.lose_clients(node, owner);
+        self.lose_clients(node, owner && self.protection.is_none());
         if power {
             self.lose_power(node, owner);
         }
@@ -154,6 +154,7 @@ impl World {
             Some(Phase::Copying) => Reached::CrashCopying,
             Some(Phase::Verifying) => Reached::CrashVerifying,
             Some(Phase::Converged) => Reached::CrashConverged,
+            Some(Phase::Following) => Reached::CrashFollowed,
             Some(Phase::Draining) => Reached::CrashDraining,
             Some(Phase::Preparing) => Reached::CrashPreparing,
             Some(Phase::Relinquishing) => Reached::CrashRelinquishing,
@@ -208,6 +209,9 @@ impl World {
             let last_move = self.course.last_move;
             if last_move > 0 && self.now - last_move < SOON {
                 self.reached(Reached::PowerLossAfterMove);
+            }
+            if self.defers_power_loss(node) {
+                return;
             }
             self.history.power_lost(self.now);
         }

@@ -207,7 +207,9 @@ impl World {
             }
             self.guest.attached = 1 - node;
         }
-        if !self.nodes[self.guest.attached].is_up() {
+        if self.protection.is_some() {
+            self.guest.attached = self.machine();
+        } else if !self.nodes[self.guest.attached].is_up() {
             self.guest.attached = 1 - self.guest.attached;
         }
         let mut node = self.guest.attached;

@@ -11,6 +11,7 @@ mod images;
 pub(crate) mod measuring;
 mod node;
 mod operator;
+mod protection;
 mod wires;
 
 use std::cell::RefCell;
@@ -27,6 +28,7 @@ use self::course::Course;
 use self::guest::Guest;
 use self::measuring::Thought;
 use self::node::Node;
+use self::protection::Protection;
 use self::wires::network::Network;
 use crate::bug::Bug;
 use crate::history::History;
@@ -145,6 +147,7 @@ pub(crate) struct World {
     /// Number of session names given to forwarders.
     forward_sessions: u64,
     steps: u64,
+    protection: Option<Protection>,
     /// Review state of a policy chosen by the node.
     thought: Thought,
     /// Consecutive times of a controller being due again at once.
@@ -174,6 +177,7 @@ impl World {
             random: Streams::new(plan.seed),
             forward_sessions: 0,
             steps: 0,
+            protection: plan.protection.as_ref().map(|_| Protection::new(plan.seed)),
             thought: Thought::default(),
             restless: 0,
             outcome: Outcome::default(),
@@ -196,6 +200,7 @@ impl World {
         self.start_faults();
         self.schedule(1, Self::operate);
         self.schedule(1, Self::sample);
+        self.start_protection();
         self.run_until(self.plan.load);
         if self.holds() {
             self.settle();

@@ -38,6 +38,9 @@ impl World {
         let (Some(source), true, true) = (source, idle, due) else {
             return self.schedule(MILLISECOND / 2, Self::operate);
         };
+        if !self.may_sync(source) {
+            return self.schedule(MILLISECOND, Self::operate);
+        }
         let on_image = self.leaves_image(source, &planned);
         if on_image && !self.is_compared(source) {
             return;
@@ -121,6 +124,7 @@ impl World {
         let it = &self.nodes[node];
         let had_it = matches!(it.store.record.ownership, Ownership::Departed { .. });
         match (planned, it.store.base) {
+            (OlderCopyPlan::Compare, _) if self.protection.is_some() => OlderCopy::Unknown,
             (OlderCopyPlan::Use, Some(migration)) => OlderCopy::Since(migration),
             (OlderCopyPlan::Use | OlderCopyPlan::Compare, _) if had_it => OlderCopy::Unknown,
             (OlderCopyPlan::Ignore, _) => OlderCopy::Zeroes,

@@ -179,6 +179,8 @@ impl Moves {
             | Message::Committed { migration }
             | Message::Abort { migration, .. }
             | Message::Query { migration }
+            | Message::Follow { migration, .. }
+            | Message::Follows { migration }
             | Message::GuestArrived { migration } => Some(migration),
             _ => None,
         };

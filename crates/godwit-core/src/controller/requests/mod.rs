@@ -33,11 +33,26 @@ pub(super) enum Gate {
     Refuse,
 }
 
+/// Treatment of finished requests of guests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Answers {
+    /// Answered at once.
+    #[default]
+    Flow,
+    /// Kept back: another node may have become the owner.
+    Held,
+    /// Answered with an error, whatever the local disk did: another node has become the owner.
+    Fail,
+}
+
 /// Numbers of the requests, and those that wait for an owner.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     /// Requests that wait until the owner is known.
     held: TagList,
+    /// Requests that were finished while answers were held.
+    pub(super) done: TagList,
+    pub(super) answers: Answers,
     /// Admitted requests that have not finished.
     pub(super) admitted: u32,
     /// Requests that have entered and are unanswered.
@@ -143,6 +158,9 @@ impl Controller {
     }
 
     pub(super) fn gate(&self) -> Gate {
+        if self.requests.answers == Answers::Held {
+            return Gate::Hold;
+        }
         if self.cx.authority.may_serve() {
             let freezing = self
                 .outgoing
@@ -376,6 +394,10 @@ impl Controller {
             return;
         };
         let waits = slot.is_at_destination();
+        if self.saw_unacknowledged(tag) {
+            return;
+        }
+        let slot = &mut self.cx.slots[tag];
         slot.stage = WorkStage::Here {
             at_disk: false,
             at_destination: waits,
@@ -471,9 +493,12 @@ impl Controller {
     /// Ends an admitted request: frees its addresses, wakes its waiters, answers.
     #[inline]
     pub(super) fn finish(&mut self, tag: RequestTag) {
+        let Some(result) = self.answer_to(self.cx.slots[tag].result) else {
+            self.cx.slots[tag].stage = WorkStage::Done;
+            return self.cx.slots.push(&mut self.requests.done, tag);
+        };
         self.requests.admitted -= 1;
         self.outgoing.leave(&mut self.cx, tag);
-        let result = self.cx.slots[tag].result;
         self.answer(tag, result);
     }
 

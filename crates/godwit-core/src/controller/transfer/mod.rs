@@ -2,6 +2,7 @@
 
 pub(super) mod differences;
 pub(super) mod double_write;
+pub(super) mod follow;
 pub(super) mod heat;
 pub(super) mod outgoing;
 pub(super) mod pass;

@@ -190,7 +190,11 @@ impl Controller {
             return false;
         };
         let required = source.required_rate(now);
-        if source.pauses.current.is_some() || !source.may_pause() || source.is_ordered() {
+        if source.pauses.current.is_some()
+            || !source.may_pause()
+            || source.is_ordered()
+            || source.peer.follower.is_awaited()
+        {
             return false;
         }
         let Some(governor) = &mut source.governor else {

@@ -5,6 +5,7 @@ use core::time::Duration;
 use crate::action::{Action, Content, DiskOperation, DiskTag, Inspect, PULL_SLOTS, PullSlot};
 use crate::controller::requests::slots::{Work, WorkStage};
 use crate::controller::transfer::double_write::early_acknowledgement::Unwritten;
+use crate::controller::transfer::follow::destination::Following;
 use crate::controller::transfer::remainder::lacking::Lacking;
 use crate::controller::transfer::remainder::missing::Missing;
 use crate::controller::{Controller, MAX_PULLED, StartError};
@@ -35,6 +36,8 @@ pub(in crate::controller) struct Destination {
     missing: Option<Missing>,
     /// True while `missing` is being stored. The store outlives the migration, too.
     pub(in crate::controller) storing_missing: bool,
+    /// Present once the source has asked this node to follow.
+    pub(in crate::controller) following: Option<Following>,
 }
 
 impl Controller {
@@ -53,6 +56,7 @@ impl Controller {
         }
         if self.is_still_applying()
             || self.outgoing.source.is_some()
+            || self.is_failing_requests()
             || !self.cx.authority.receive(migration)
         {
             return Err(StartError::Busy);
@@ -70,6 +74,7 @@ impl Controller {
             flushing: false,
             missing: None,
             storing_missing: false,
+            following: None,
         });
         Ok(())
     }
@@ -113,6 +118,9 @@ impl Controller {
         let Some(destination) = &mut self.destination else {
             return self.cx.act(Action::ReleaseReplica { tag });
         };
+        if destination.following.is_some_and(|it| it.severed) {
+            return self.cx.act(Action::ReleaseReplica { tag });
+        }
         let stale = generation < destination.generation && !ignores_generation;
         destination.generation = destination.generation.max(generation);
         if stale
@@ -226,7 +234,7 @@ impl Controller {
         destination.in_flight -= 1;
         if destination.in_flight == 0
             && core::mem::take(&mut destination.flush_wanted)
-            && self.cx.authority.receiving().is_some()
+            && (self.cx.authority.receiving().is_some() || self.cx.authority.is_taking())
         {
             self.issue_barrier();
         }
@@ -305,7 +313,7 @@ impl Controller {
                     .send(TrafficClass::Control, Message::Abort { migration, reason });
                 self.cx.authority.stop_receiving(reason)
             }
-            (Err(_), None) => return,
+            (Err(_), None) => self.cx.authority.fail_taking(AbortReason::DestinationDisk),
         };
         self.apply(effects);
     }
@@ -393,6 +401,9 @@ impl Controller {
             return;
         }
         destination.deadline = self.cx.now.after(destination.timeout);
+        if destination.following.is_some() {
+            return;
+        }
         let effects = self.cx.authority.stop_receiving(AbortReason::PeerTimeout);
         self.apply(effects);
     }

@@ -20,6 +20,7 @@ impl World {
         self.settling = true;
         let (deadline, patience) = (self.now + SETTLED_WITHIN, self.now + PATIENCE);
         self.note(|| "   everything heals".to_owned());
+        self.end_protection();
         for node in &mut self.nodes {
             node.disk.failing = None;
             node.disk.slow.1 = 0;
@@ -31,6 +32,7 @@ impl World {
         }
         while self.holds() && !self.has_settled() {
             self.run_until(self.now + 5 * MILLISECOND);
+            self.yield_the_rest();
             if self.now > patience && self.promises() {
                 self.cancel();
             }

@@ -284,6 +284,7 @@ impl World {
             }
             let migration = &mut self.nodes[node].sessions.migration;
             migration.take_if(|lost| *lost == session);
+            self.lose_primary(node);
         }
     }
 }

@@ -168,6 +168,9 @@ impl Outgoing {
         let (Some(extent), Some(source)) = (slot.extent, &mut self.source) else {
             return false;
         };
+        if source.peer.follower.is_awaited() && !cx.has_bug(PlantedBug::PostFollowed) {
+            return false;
+        }
         let threshold = source
             .governor
             .as_ref()

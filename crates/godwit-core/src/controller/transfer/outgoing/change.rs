@@ -9,7 +9,7 @@ use crate::controller::policy::Policy;
 use crate::controller::transfer::outgoing::freeze::FIRST_FREEZE;
 use crate::controller::transfer::outgoing::{MAX_PULLED, Source};
 use crate::controller::transfer::pass::Pass;
-use crate::controller::{Controller, ImageOffer, PushOptions};
+use crate::controller::{Controller, ImageOffer, PushOptions, Switchover};
 use crate::event::Event;
 use crate::planted::PlantedBug;
 use crate::sla::LatencyTarget;
@@ -142,7 +142,8 @@ impl Controller {
         let Some(source) = &mut self.outgoing.source else {
             return Err(ChangeError::NoMigration);
         };
-        if !source.may_pause() {
+        let stays = source.options.switchover == Switchover::Never && change.policy.is_some();
+        if !source.may_pause() || stays {
             return Err(ChangeError::TooLate);
         }
         if change.max_bandwidth == Some(Some(0)) {

@@ -5,6 +5,7 @@ use core::time::Duration;
 use crate::action::{Action, DiskOperation, DiskTag};
 use crate::controller::cx::Cx;
 use crate::controller::policy::Policy;
+use crate::controller::transfer::follow::source::Follower;
 use crate::controller::transfer::outgoing::Outgoing;
 use crate::controller::transfer::outgoing::Source;
 use crate::controller::transfer::outgoing::stage::Stage;
@@ -68,6 +69,9 @@ impl Controller {
         let Some(source) = &mut self.outgoing.source else {
             return false;
         };
+        if source.options.switchover == Switchover::Never {
+            return false;
+        }
         source.handover.may_switch_over = true;
         self.resume_if_ordered();
         self.outgoing.flush_delayed(&mut self.cx);
@@ -79,9 +83,13 @@ impl Controller {
     /// then asks the destination to accept.
     #[inline]
     pub(in crate::controller) fn check_drained(&mut self) {
-        let freezes = |source: &Source| source.stage.is_freezing();
-        if self.outgoing.source.as_deref().is_some_and(freezes) {
+        let Some(source) = self.outgoing.source.as_deref() else {
+            return;
+        };
+        if source.stage.is_freezing() {
             self.close_when_drained();
+        } else if source.peer.follower == Follower::Catching {
+            self.ask_to_follow();
         }
     }
 

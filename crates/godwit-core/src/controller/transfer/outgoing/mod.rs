@@ -25,6 +25,7 @@ use crate::controller::requests::slots::{Slot, Slots};
 use crate::controller::transfer::differences::on_image::OnImage;
 use crate::controller::transfer::double_write::delayed_writes::DelayedWrites;
 use crate::controller::transfer::double_write::posted_writes::PostedWrites;
+use crate::controller::transfer::follow::source::Follower;
 use crate::controller::transfer::outgoing::delta::Wanted;
 use crate::controller::transfer::outgoing::freeze::FIRST_FREEZE;
 use crate::controller::transfer::outgoing::holes::Holes;
@@ -153,6 +154,7 @@ pub(in crate::controller) struct Peer {
     pub(in crate::controller) sync_up: bool,
     next_tick: Time,
     pub(in crate::controller) last_heard: Time,
+    pub(in crate::controller) follower: Follower,
 }
 
 /// Bytes of the current pass and of the migration.
@@ -219,6 +221,7 @@ impl Source {
                 sync_up: true,
                 next_tick: now,
                 last_heard: now,
+                follower: Follower::Behind,
             },
             started: now,
             options,
@@ -335,6 +338,21 @@ impl Source {
 }
 
 impl Outgoing {
+    /// Ends the source's part without a word to the destination, which has taken the disk.
+    pub(in crate::controller) fn give_up_source(&mut self, cx: &mut Cx) {
+        let Some(mut source) = self.source.take() else {
+            return;
+        };
+        source.stage = Stage::Decided(Phase::Aborted);
+        self.orphaned_reads += source.window.reads() + source.delayed.reads();
+        self.last_progress = Some(source.progress(cx.now));
+        cx.notify(Event::MigrationAborted {
+            migration: source.options.migration,
+            reason: AbortReason::PeerLost,
+            mismatch: None,
+        });
+    }
+
     /// Ends the source's part: the destination serves, and only forwarding remains.
     pub(in crate::controller) fn complete_source(&mut self, cx: &mut Cx) {
         if let Some(mut source) = self.source.take() {
@@ -433,6 +451,9 @@ impl Controller {
     /// Aborts the migration: the guest goes on here, and operations under way with the destination no longer matter.
     /// Returns false past the point of no return.
     pub(in crate::controller) fn abort_source(&mut self, reason: AbortReason) -> bool {
+        if self.sever_source(reason) {
+            return true;
+        }
         if self.outgoing.source.is_none() || !self.cx.authority.cancel() {
             return false;
         }

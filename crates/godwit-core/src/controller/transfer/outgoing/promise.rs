@@ -105,8 +105,9 @@ impl Source {
     /// Returns true if writes are currently acknowledged without the destination.
     #[inline]
     pub(in crate::controller) fn delays(&self) -> bool {
-        self.policy.only_marks(self.pass)
-            || self.pauses.current.is_some() && self.options.delayed_writes
+        !self.peer.follower.is_awaited()
+            && (self.policy.only_marks(self.pass)
+                || self.pauses.current.is_some() && self.options.delayed_writes)
     }
 
     /// Remembers a write to the migrated region that the destination does not receive.
@@ -132,7 +133,11 @@ impl Source {
     /// receives the write when the copy nears its end. `delays` is true if the write is delayed for another reason.
     #[inline]
     pub(in crate::controller) fn keeps_back(&mut self, extent: Extent, delays: bool) -> bool {
-        if !self.policy.doubles() || !self.lets_writes_through() || self.nears_end() {
+        if !self.policy.doubles()
+            || !self.lets_writes_through()
+            || self.nears_end()
+            || self.peer.follower.is_awaited()
+        {
             return false;
         }
         let copied = extent.end() <= self.window.pointers.read_head;

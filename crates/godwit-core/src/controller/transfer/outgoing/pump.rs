@@ -508,6 +508,7 @@ impl Controller {
                     false => Stage::Converged,
                 };
                 self.outgoing.enter_stage(&mut self.cx, stage);
+                self.outgoing.let_catch_up();
                 false
             }
         }

@@ -63,6 +63,7 @@ impl Source {
         match self.stage {
             Stage::Moving if self.pass.verifies() => Phase::Verifying,
             Stage::Moving => Phase::Copying,
+            Stage::Converged if self.peer.follower.follows() => Phase::Following,
             Stage::Converged => Phase::Converged,
             Stage::Freezing { .. } => Phase::Draining,
             Stage::Preparing { .. } => Phase::Preparing,
@@ -85,7 +86,11 @@ impl Outgoing {
         });
     }
 
-    fn change_stage(&mut self, cx: &mut Cx, change: impl FnOnce(&mut Source)) {
+    pub(in crate::controller) fn change_stage(
+        &mut self,
+        cx: &mut Cx,
+        change: impl FnOnce(&mut Source),
+    ) {
         let Some(source) = &mut self.source else {
             return;
         };

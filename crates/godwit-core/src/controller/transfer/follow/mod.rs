@@ -1,0 +1,35 @@
+//! Disks that stay: the destination follows, so that every acknowledged write is at both nodes.
+//!
+//! A migration that never hands its disk over ([`Switchover::Never`](crate::Switchover::Never)) ends its copy as any
+//! other. The source then stops to post and to delay writes, sends what is left, and asks the destination to follow.
+//! Once the destination follows, a write is acknowledged only after the destination has the write:
+//!
+//! ```text
+//!  source                                  destination
+//!  Behind   ══ copies, double writes ═════════►
+//!  Catching ══ delayed and posted writes ═════►
+//!  Asked    ── Follow(m, e) ──────────────────► follows
+//!  Following ◄──────────────────── Follows(m) ──│
+//!     ╳ link lost: Severed, holds all answers   │ sever, take: Serving(e+1)
+//!  go_alone or yield_to                         │ or cancel
+//! ```
+//!
+//! Neither node decides alone after a loss. The source answers nothing, reads included, and the destination takes
+//! nothing more, until their bodies have learned which of them goes on.
+
+pub(in crate::controller) mod destination;
+pub(in crate::controller) mod source;
+
+use crate::controller::Controller;
+use crate::wire::Message;
+
+impl Controller {
+    /// Handles a frame about following.
+    pub(in crate::controller) fn follow_message(&mut self, message: &Message) {
+        match *message {
+            Message::Follow { migration, epoch } => self.follow(migration, epoch),
+            Message::Follows { migration } => self.followed(migration),
+            _ => {}
+        }
+    }
+}
