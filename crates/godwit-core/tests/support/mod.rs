@@ -6,7 +6,7 @@ use godwit_core::action::{Action, Content, DiskOperation, DiskTag, Inspect};
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::{AbortReason, Event, Phase};
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
-use godwit_core::units::{Extent, Generation, Sectors, Time};
+use godwit_core::units::{Extent, Generation, Lba, Sectors, Time};
 use godwit_core::wire::{Message, TrafficClass, double_write_id};
 use godwit_core::{Controller, Limits, MigrationOptions};
 
@@ -49,7 +49,9 @@ pub(crate) struct Source {
     /// True if the disk does not finish requests.
     pub(crate) hold_requests: bool,
     /// Operations held back.
-    pub(crate) held: Vec<DiskTag>,
+    pub(crate) held: Vec<(DiskTag, DiskOperation)>,
+    /// Sector in which the destination finds the next compared chunk to differ, once.
+    pub(crate) differs_at: Option<Lba>,
     /// Double writes not acknowledged, oldest first.
     pub(crate) doubled: Vec<(RequestTag, u32, Generation)>,
 }
@@ -94,6 +96,7 @@ impl Source {
             hold_reads: false,
             hold_requests: false,
             held: Vec::new(),
+            differs_at: None,
             doubled: Vec::new(),
         }
     }
@@ -111,20 +114,20 @@ impl Source {
     fn settle(&mut self) {
         let now = self.now;
         if !self.hold_reads && !self.hold_requests {
-            for tag in std::mem::take(&mut self.held) {
-                self.core.handle_disk_done(now, tag, Ok(Content::Data));
+            for (tag, operation) in std::mem::take(&mut self.held) {
+                self.core.handle_disk_done(now, tag, Ok(content(operation)));
             }
         }
         while let Some(action) = self.core.poll_action() {
             match action {
                 Action::Disk {
                     tag: tag @ (DiskTag::Chunk(_) | DiskTag::Delayed(_)),
-                    ..
-                } if self.hold_reads => self.held.push(tag),
+                    operation,
+                } if self.hold_reads => self.held.push((tag, operation)),
                 Action::Disk {
                     tag: tag @ DiskTag::Request(_),
-                    ..
-                } if self.hold_requests => self.held.push(tag),
+                    operation,
+                } if self.hold_requests => self.held.push((tag, operation)),
                 Action::Disk { tag, operation } => {
                     let content = content(operation);
                     self.core.handle_disk_done(now, tag, Ok(content));
@@ -191,10 +194,12 @@ impl Source {
                 ..
             } => {
                 self.compared.push(extent);
+                let within = |at: &mut Lba| (extent.start()..extent.end()).contains(at);
+                let differs = self.differs_at.take_if(within).is_some();
                 Message::Verified {
                     slot,
                     generation,
-                    result: Ok(true),
+                    result: Ok(!differs),
                 }
             }
             Message::NewGeneration { generation } => Message::GenerationReached { generation },

@@ -180,7 +180,7 @@ fn a_place_that_is_written_without_end_is_not_copied_without_end() {
             written += 1;
             write(&mut source, 1 + written % 8, 0);
         }
-        for tag in std::mem::take(&mut source.held) {
+        for (tag, _) in std::mem::take(&mut source.held) {
             let read = Ok(Content::Data);
             source.core.handle_disk_done(source.now, tag, read);
         }

@@ -241,8 +241,8 @@ impl Controller {
     }
 
     /// Starts the work in a slot, or queues the work behind an earlier overlapping write or behind the chunk that locks
-    /// its addresses. Under a promise to the guest a write need not wait for a chunk in flight: the write then reaches
-    /// the destination later, like a delayed write.
+    /// its addresses. Under a promise to the guest a write need not wait for a chunk being copied: the write then
+    /// reaches the destination later, like a delayed write. No write waits for the comparison of a chunk.
     #[inline]
     pub(super) fn advance(&mut self, tag: RequestTag) {
         let slot = &mut self.cx.slots[tag];
@@ -257,8 +257,8 @@ impl Controller {
             slot.stage = WorkStage::Waiting;
         }
         let (is_request, is_write) = (slot.is_request(), slot.is_write());
-        // A chunk under comparison must not change. A write that was let through during the copy and has since waited
-        // for another write waits now.
+        // Nothing is copied behind a write during a comparison: a write that was let through during the copy, and has
+        // since waited for another write, goes to both nodes.
         slot.unlocked &= self
             .outgoing
             .source

@@ -3,7 +3,7 @@
 use crate::controller::cx::Cx;
 use crate::controller::requests::slots::{TagList, WorkStage};
 use crate::controller::transfer::outgoing::Outgoing;
-use crate::controller::transfer::window::ChunkState;
+use crate::controller::transfer::window::{ChunkKind, ChunkState};
 use crate::planted::PlantedBug;
 use crate::request::RequestTag;
 use crate::units::Extent;
@@ -78,14 +78,18 @@ impl Outgoing {
         if ignores_locks && source.mirrors() {
             return false;
         }
-        let passes = is_request && source.lets_writes_through();
+        let copies = source.is_copying_pass();
+        let passes = is_request && source.passes_chunks();
         let Some(chunk) = source.window.lock_over(extent) else {
             return false;
         };
         // A chunk that waits for writes to finish would wait forever if more writes came. A hole under examination
-        // would no longer be a hole.
-        if passes && !matches!(chunk.state, ChunkState::Quiescing | ChunkState::Looking) {
-            cx.slots[tag].unlocked = true;
+        // would no longer be a hole, and a written hole would be compared again at its whole length.
+        if passes
+            && (copies || chunk.kind == ChunkKind::Data)
+            && !matches!(chunk.state, ChunkState::Quiescing | ChunkState::Looking)
+        {
+            cx.slots[tag].unlocked = copies;
             return false;
         }
         cx.slots[tag].stage = WorkStage::Locked;

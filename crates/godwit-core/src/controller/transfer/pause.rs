@@ -162,7 +162,8 @@ impl Controller {
             return false;
         };
         if slot.stage == WorkStage::Locked {
-            let Some(mut waiters) = source.unlock(extent) else {
+            let waiters = source.is_copying_pass().then(|| source.unlock(extent));
+            let Some(mut waiters) = waiters.flatten() else {
                 return false;
             };
             while let Some(waiter) = self.cx.slots.pop(&mut waiters) {

@@ -240,6 +240,13 @@ impl Source {
             })
     }
 
+    /// Returns true if a write of the guest need not wait for a chunk that is being read, or is on its way. A block
+    /// written during the comparison of its chunk counts as different, or is compared again.
+    #[inline]
+    pub(in crate::controller) fn passes_chunks(&self) -> bool {
+        !self.pass.copies() || self.lets_writes_through()
+    }
+
     /// Returns true if every write goes to both nodes.
     #[inline]
     pub(in crate::controller) fn mirrors(&self) -> bool {
@@ -252,12 +259,8 @@ impl Source {
         self.pass.copies()
     }
 
-    /// Releases the requests that wait for a chunk being copied to the extent. Their writes follow the chunk to the
-    /// destination as delayed writes. No request is released while chunks are compared.
+    /// Releases the requests that wait for the chunk over the extent.
     pub(in crate::controller) fn unlock(&mut self, extent: Extent) -> Option<TagList> {
-        if !self.pass.copies() {
-            return None;
-        }
         let chunk = self.window.lock_over(extent)?;
         Some(core::mem::replace(&mut chunk.waiters, TagList::EMPTY))
     }

@@ -248,7 +248,7 @@ impl Outgoing {
             };
             let reads = read_when_quiet(source, cx, slot, extent);
             if reads
-                && source.lets_writes_through()
+                && source.passes_chunks()
                 && let Some(waiters) = source.unlock(extent)
             {
                 cx.wake(waiters);

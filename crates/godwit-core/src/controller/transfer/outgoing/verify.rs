@@ -40,6 +40,22 @@ impl Source {
         }
     }
 
+    /// Returns true if the guest has written to the chunk since its comparison began. The chunk's other blocks may
+    /// differ, so the whole chunk is compared again.
+    fn is_written_meanwhile(&mut self, slot: ChunkSlot) -> bool {
+        let (Some(extent), Some(dirty)) = (
+            self.window.get(slot).map(|chunk| chunk.extent),
+            &mut self.dirty,
+        ) else {
+            return false;
+        };
+        let written = dirty.touches(extent);
+        if written {
+            dirty.set(extent);
+        }
+        written
+    }
+
     /// Returns the number of blocks written since they were compared.
     pub(super) fn dirty_blocks(&self) -> u64 {
         self.dirty.as_ref().map_or(0, BlockSet::count)
@@ -68,6 +84,7 @@ impl Controller {
                 extent.into_iter().for_each(|extent| source.differs(extent));
                 self.chunk_done(slot);
             }
+            Ok(false) if source.is_written_meanwhile(slot) => self.chunk_done(slot),
             Ok(false) => {
                 source.mismatch = source.window.get(slot).map(|chunk| chunk.extent);
                 self.abort_source(AbortReason::VerifyMismatch);
