@@ -7,6 +7,7 @@ pub mod moves;
 pub mod node_error;
 pub mod store;
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use godwit_block::engine::PeerStream;
 use godwit_core::units::MigrationId;
 use godwit_core::wire::{Purpose, TrafficClass};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use crate::config::NodeConfig;
 use crate::store::Store;
@@ -140,6 +142,13 @@ impl Context {
     }
 }
 
+/// Starts a task. All tasks with one type of output share the code of the runtime; each type of future would otherwise
+/// have its own.
+pub fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    let task: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(task);
+    tokio::spawn(task)
+}
+
 /// Runs blocking work on a thread for blocking work.
 ///
 /// # Errors
@@ -147,6 +156,7 @@ impl Context {
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ErrorBody> {
+    let work: Box<dyn FnOnce() -> T + Send> = Box::new(work);
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|error| ErrorBody::new(ErrorCode::Internal, format!("a task failed: {error}")))

@@ -144,7 +144,7 @@ impl SwitchGroup {
     pub fn ask_without_disks(self: &Arc<Self>, disks: &Arc<Disks>) {
         if self.disks == 0 && self.begin() {
             let (group, disks) = (Arc::clone(self), Arc::clone(disks));
-            tokio::spawn(async move { group.give_away(&disks, Vec::new()).await });
+            godwit_context::spawn(async move { group.give_away(&disks, Vec::new()).await });
         }
     }
 

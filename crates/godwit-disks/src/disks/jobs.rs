@@ -191,7 +191,7 @@ pub async fn start_import(
         Err(error) => return Err(create::undo(disks, &disk, error).await),
     };
     let (disks, id) = (Arc::clone(disks), job.id.clone());
-    tokio::spawn(async move {
+    godwit_context::spawn(async move {
         let report = reporter(&disks, done);
         let copied = blocking(move || {
             import(&from, &to, report).map_err(|problem| image::error(&name, &problem))
@@ -249,7 +249,7 @@ pub async fn start_export(disks: &Arc<Disks>, name: &str, path: String) -> Resul
     })?;
     let (job, done) = disks.jobs.begin(JobKind::Export, name, &path, size)?;
     let (disks, id) = (Arc::clone(disks), job.id.clone());
-    tokio::spawn(async move {
+    godwit_context::spawn(async move {
         let result = copy_out(&disks, &disk, to, done).await;
         drop(guard);
         disks.jobs.end(&id, result);

@@ -61,7 +61,7 @@ pub fn begin_to_know(images: &Arc<Images>, disk: &Arc<Disk>, came: bool) {
         true => Effort::Little,
         false => Effort::LittleOrNone,
     };
-    tokio::spawn(async move {
+    godwit_context::spawn(async move {
         let compared = tokio::select! {
             compared = compare_with(&images, &disk, &base, effort) => compared,
             () = images.context.closed() => return,

@@ -51,7 +51,7 @@ pub fn start(images: &Arc<Images>, disk: &Arc<Disk>) {
         return;
     };
     let (images, disk) = (Arc::clone(images), Arc::clone(disk));
-    tokio::spawn(async move {
+    godwit_context::spawn(async move {
         if !base.prefetch {
             engine.pull_on_demand_only();
         }

@@ -93,7 +93,7 @@ pub async fn handle_event(migrations: &Arc<Migrations>, disk: &Arc<Disk>, event:
             let error = aborted(&disk.name, reason, None, migrations.context.is_closing());
             table::end(migrations, disk, migration, Err(error)).await;
             // Spawned: discarding ends the engine, whose events this task handles.
-            tokio::spawn(incoming::discard(
+            godwit_context::spawn(incoming::discard(
                 Arc::clone(migrations),
                 Arc::clone(disk),
                 migration,

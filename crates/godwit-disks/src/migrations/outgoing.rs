@@ -167,7 +167,8 @@ pub async fn start_in(
         on_image,
         as_whole,
     };
-    let mut attempt = tokio::spawn(attempt.run(guard, cancelled, (capacity, record), interface));
+    let mut attempt =
+        godwit_context::spawn(attempt.run(guard, cancelled, (capacity, record), interface));
     match tokio::time::timeout(ANSWER_AFTER, &mut attempt).await {
         // The other node takes its time; the migration's view shows the rest.
         Err(_) => {}

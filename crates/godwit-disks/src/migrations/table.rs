@@ -499,7 +499,7 @@ pub(crate) async fn end(
         migrations.end(id, result, progress).await;
     };
     // Spawned: the disk's next event (often a record to store) must not wait for this.
-    tokio::spawn(finish);
+    godwit_context::spawn(finish);
 }
 
 #[cfg(test)]

@@ -68,7 +68,7 @@ impl Links {
     /// The kernel does not answer.
     pub async fn read() -> io::Result<Self> {
         let (connection, handle, _) = rtnetlink::new_connection()?;
-        let serving = tokio::spawn(connection);
+        let serving = godwit_context::spawn(connection);
         let asked: Result<Vec<LinkMessage>, _> = handle.link().get().execute().try_collect().await;
         serving.abort();
         let links = asked.map_err(io::Error::other)?;

@@ -247,7 +247,7 @@ pub async fn recover(nics: &Arc<NamedNics>, stored: Vec<(String, MachineNic)>) {
         let nic = NamedNic::new(name, nic, served);
         nics.insert(Arc::clone(&nic));
         if !is_served {
-            tokio::spawn(serve_patiently(Arc::clone(nics), nic));
+            godwit_context::spawn(serve_patiently(Arc::clone(nics), nic));
         }
     }
 }

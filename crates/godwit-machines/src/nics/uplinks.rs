@@ -145,7 +145,7 @@ pub(crate) async fn plug(nic: &MachineNic, tap: &str) -> Result<(), String> {
     };
     let mtu = bridge_mtu(bridge)?;
     let (connection, handle, _) = rtnetlink::new_connection().map_err(|error| failed(&error))?;
-    let serving = tokio::spawn(connection);
+    let serving = godwit_context::spawn(connection);
     let plugged = async {
         let port = tap::index(tap).map_err(|error| failed(&error))?;
         let index = tap::index(bridge).map_err(|error| failed(&error))?;

@@ -35,7 +35,7 @@ where
         let (mut reader, mut writer) = tokio::io::split(connection);
         let (out, mut queue) = mpsc::channel(BACKLOG);
         let (arrivals, inbox) = mpsc::channel(BACKLOG);
-        tokio::spawn(async move {
+        godwit_context::spawn(async move {
             loop {
                 let message = tokio::time::timeout(PING_EVERY, queue.recv()).await;
                 let message = match message {
@@ -50,7 +50,7 @@ where
             // The other side may be gone already.
             let _ = tokio::io::AsyncWriteExt::shutdown(&mut writer).await;
         });
-        let reading = tokio::spawn(async move {
+        let reading = godwit_context::spawn(async move {
             while let Ok(Ok(message)) =
                 tokio::time::timeout(SILENCE, messages::read(&mut reader)).await
             {

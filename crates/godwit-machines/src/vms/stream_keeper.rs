@@ -46,7 +46,7 @@ impl StreamKeeper {
             // A terminal's signals to the node must not reach the keeper.
             .process_group(0);
         let mut keeper = tokio::process::Command::from(command).spawn()?;
-        tokio::spawn(async move { keeper.wait().await });
+        godwit_context::spawn(async move { keeper.wait().await });
         Ok(Self { _alive: alive })
     }
 }

@@ -151,7 +151,7 @@ pub(crate) async fn lead(
     let dialled = vms.context.dialer.dial(peer, hello).await;
     let (connection, _) = dialled.map_err(|error| error.into_body(&peer.name, &attempted))?;
     let (vm, has_nics) = (vm.name.clone(), !vm.lock().nics.is_empty());
-    let carrying = tokio::spawn(async move {
+    let carrying = godwit_context::spawn(async move {
         if let Err(error) = send(listener, connection, has_nics).await {
             tracing::info!(vm, %error, "the memory's connection ended");
         }

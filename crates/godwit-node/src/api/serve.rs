@@ -50,7 +50,7 @@ pub(crate) async fn listen_unix(node: Arc<Node>, listener: UnixListener) {
                     continue;
                 };
                 let (node, app) = (Arc::clone(&node), app.clone());
-                tokio::spawn(async move {
+                godwit_context::spawn(async move {
                     serve(&node, app, socket).await;
                     drop(permit);
                 });
@@ -94,7 +94,7 @@ pub(crate) async fn listen_tls(node: Arc<Node>, listener: TcpListener, tls: Node
                     let holder = tls.holder(chain);
                     let app =
                         app.layer(axum::middleware::from_fn_with_state(holder, access::check));
-                    tokio::spawn(async move {
+                    godwit_context::spawn(async move {
                         serve(&node, app, stream).await;
                         drop(permit);
                     });

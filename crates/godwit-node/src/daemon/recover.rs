@@ -64,7 +64,7 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
     }
     godwit_machines::vms::lifecycle::recover::recover(&node.vms, contents.vms, held).await;
     godwit_machines::nics::named::recover(&node.nics, contents.nics).await;
-    tokio::spawn(godwit_machines::nics::follow::follow(Arc::clone(
+    godwit_context::spawn(godwit_machines::nics::follow::follow(Arc::clone(
         &node.nics,
     )));
     Ok(())

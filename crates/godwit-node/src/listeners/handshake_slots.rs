@@ -38,7 +38,7 @@ impl HandshakeSlots {
             slots: Arc::clone(self),
             number,
         };
-        let task = tokio::spawn(async move {
+        let task = godwit_context::spawn(async move {
             let _slot = slot;
             handshake.await;
         });

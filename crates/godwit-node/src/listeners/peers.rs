@@ -232,7 +232,7 @@ impl Action {
         hello: Hello,
     ) -> Result<(), greeting::GreetingError> {
         if let Self::Resolve(answer) = self {
-            tokio::spawn(resolve::take_question(
+            godwit_context::spawn(resolve::take_question(
                 Arc::clone(&node.migrations),
                 connection,
                 hello,
@@ -246,11 +246,11 @@ impl Action {
         let connection = godwit_peers::after_welcome(connection, hello.class, agreed)?;
         match self {
             Self::Probe if agreed.contain(Features::OWNERS) => {
-                tokio::spawn(owners::answer(Arc::clone(node), connection, hello.node));
+                godwit_context::spawn(owners::answer(Arc::clone(node), connection, hello.node));
             }
             Self::Probe | Self::Resolve(_) => {}
             Self::Offer => {
-                tokio::spawn(incoming::take_offer(
+                godwit_context::spawn(incoming::take_offer(
                     Arc::clone(&node.migrations),
                     connection,
                     hello,
@@ -261,7 +261,7 @@ impl Action {
                 let _ = streams.send((hello.class, connection)).await;
             }
             Self::Machine => {
-                tokio::spawn(vms::take_machine(Arc::clone(&node.vms), connection, hello));
+                godwit_context::spawn(vms::take_machine(Arc::clone(&node.vms), connection, hello));
             }
             Self::Memory(door) => {
                 // The VM's move may have ended meanwhile: the connection is then closed.
@@ -269,7 +269,7 @@ impl Action {
             }
             Self::Process => {
                 let id = hello.migration.to_string();
-                tokio::spawn(godwit_processes::incoming::serve::serve(
+                godwit_context::spawn(godwit_processes::incoming::serve::serve(
                     Arc::clone(&node.processes),
                     connection,
                     hello.node,
@@ -277,10 +277,10 @@ impl Action {
                 ));
             }
             Self::Forward(disk) => {
-                tokio::spawn(forward::serve(disk, connection, hello.node));
+                godwit_context::spawn(forward::serve(disk, connection, hello.node));
             }
             Self::Give(place) => {
-                tokio::spawn(giving::serve(
+                godwit_context::spawn(giving::serve(
                     Arc::clone(&node.images),
                     connection,
                     hello.node,
@@ -288,7 +288,7 @@ impl Action {
                 ));
             }
             Self::Pull(disk) => {
-                tokio::spawn(pulling::serve(disk, connection, hello));
+                godwit_context::spawn(pulling::serve(disk, connection, hello));
             }
         }
         Ok(())

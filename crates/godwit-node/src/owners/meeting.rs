@@ -18,7 +18,7 @@ pub(crate) async fn meet_all(node: &Arc<Node>) -> Vec<Peer> {
     met.map(|Met { peer, connection }| {
         if let Some(connection) = connection {
             let (node, name) = (Arc::clone(node), peer.name.clone());
-            tokio::spawn(async move {
+            godwit_context::spawn(async move {
                 if let Err(error) = compare(&node, &name, connection).await {
                     tracing::debug!(peer = name, %error, "what both nodes have was not compared");
                 }

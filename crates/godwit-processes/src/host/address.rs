@@ -133,7 +133,7 @@ impl OwnAddress {
         let Self {
             address, interface, ..
         } = self.clone();
-        tokio::spawn(async move {
+        godwit_context::spawn(async move {
             let address = address.to_string();
             let arguments = ["-q", "-U", "-c", "2", "-I", &interface, &address];
             if let Err(error) = must("arping", &arguments, LIMIT).await {

@@ -493,7 +493,7 @@ pub fn recover(processes: &Arc<Processes>) {
             Act::Forget => forget(processes, &id),
             Act::Look | Act::Clear => {
                 let processes = Arc::clone(processes);
-                tokio::spawn(async move { settle(&processes, &id, &stored.peer).await });
+                godwit_context::spawn(async move { settle(&processes, &id, &stored.peer).await });
             }
             Act::Nothing | Act::Start | Act::Say(_) => {}
         }

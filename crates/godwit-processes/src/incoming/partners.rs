@@ -243,7 +243,7 @@ impl HeldPartners {
             tracing::warn!(pid, %error, "cannot forget a process that is held no more");
         }
         if removed.prepared {
-            tokio::spawn(tidy(pid, removed.numbers));
+            godwit_context::spawn(tidy(pid, removed.numbers));
         }
     }
 

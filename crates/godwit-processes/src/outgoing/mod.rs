@@ -225,7 +225,7 @@ fn begin(
         looked,
         stopped: None,
     };
-    tokio::spawn(running.run());
+    godwit_context::spawn(running.run());
     Ok(shown)
 }
 

@@ -63,7 +63,7 @@ fn take_up(processes: &Arc<Processes>, name: String, mut plan: Outgoing) {
         );
     }
     let processes = Arc::clone(processes);
-    tokio::spawn(async move {
+    godwit_context::spawn(async move {
         while !criu::wait_for_others(&folder(&processes, &plan.id)).await {
             tracing::error!(
                 id = name,

@@ -123,7 +123,7 @@ impl Running {
 
     async fn suspend(&mut self) -> Result<(), Trouble> {
         let pid = self.plan.pid;
-        let ours = tokio::spawn(hear(pid, Request::Suspend { only: None }));
+        let ours = godwit_context::spawn(hear(pid, Request::Suspend { only: None }));
         let mut theirs = Vec::new();
         let mut trouble = None;
         for (name, party) in &self.plan.partners {
@@ -166,7 +166,7 @@ impl Running {
             peer_sent: for_us,
             bound_ms,
         };
-        let own = tokio::spawn(ask(self.plan.pid, request));
+        let own = godwit_context::spawn(ask(self.plan.pid, request));
         let mut trouble = None;
         for (name, party) in &self.plan.partners {
             let links = party.links.iter().map(|link| (link.theirs, link.ours));

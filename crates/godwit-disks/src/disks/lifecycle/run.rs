@@ -115,7 +115,7 @@ pub fn start(disks: &Arc<Disks>, disk: &Arc<Disk>, mut image: Image) -> Result<(
     inner.engine = Some(Engine {
         handle,
         vhost,
-        events: tokio::spawn(task),
+        events: godwit_context::spawn(task),
     });
     Ok(())
 }
@@ -199,7 +199,7 @@ async fn run_events(
             EngineEvent::Core(event) => tell(&disks, &disk, Said::Core(event)).await,
             EngineEvent::StoreMissing(snapshot) => {
                 let (disks, disk) = (Arc::clone(&disks), Arc::clone(&disk));
-                tokio::spawn(lacking::store(disks, disk, handle.clone(), snapshot));
+                godwit_context::spawn(lacking::store(disks, disk, handle.clone(), snapshot));
             }
             EngineEvent::BecameBase {
                 migration,

@@ -60,7 +60,7 @@ impl Idle {
         }
         kept.connections.push((connection, Instant::now()));
         if !std::mem::replace(&mut kept.is_watched, true) {
-            tokio::spawn(watch(Arc::downgrade(&self.kept), self.lasts));
+            godwit_context::spawn(watch(Arc::downgrade(&self.kept), self.lasts));
         }
     }
 }

@@ -240,7 +240,7 @@ mod tests {
         ] {
             let (mut here, mut there) = tokio::io::duplex(1 << 20);
             let said = answer.clone();
-            let gives = tokio::spawn(async move {
+            let gives = godwit_context::spawn(async move {
                 let asked = Question::read(&mut there).await.expect("asked");
                 said.write(&mut there).await.expect("said");
                 (asked, Question::read(&mut there).await.expect("ended"))
@@ -267,7 +267,7 @@ mod tests {
             let (mut here, mut there) = tokio::io::duplex(1 << 10);
             there.write_all(answer).await.expect("written");
             there.shutdown().await.expect("ended");
-            let asked = tokio::spawn(async move { CHUNK.ask(&mut here).await });
+            let asked = godwit_context::spawn(async move { CHUNK.ask(&mut here).await });
             // The answering end must not close before the question arrives.
             let _ = Question::read(&mut there).await;
             assert!(asked.await.expect("done").is_err(), "{answer:?}");

@@ -60,7 +60,7 @@ pub(in crate::images) fn begin(images: &Arc<Images>, disk: &Arc<Disk>, base: &Ba
     }
     let (images, disk) = (Arc::clone(images), Arc::clone(disk));
     let seen = Seen { images, fetch };
-    tokio::spawn(async move {
+    godwit_context::spawn(async move {
         tokio::select! {
             () = until_all_is_there(&seen, &disk) => {}
             () = seen.images.context.closed() => {}

@@ -29,7 +29,7 @@ pub fn start(migrations: &Arc<Migrations>, disk: &Arc<Disk>) {
         }
         inner.forwarding = true;
     }
-    tokio::spawn(connect(Arc::clone(migrations), Arc::clone(disk)));
+    godwit_context::spawn(connect(Arc::clone(migrations), Arc::clone(disk)));
 }
 
 async fn connect(migrations: Arc<Migrations>, disk: Arc<Disk>) {

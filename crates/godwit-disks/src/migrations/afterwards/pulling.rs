@@ -42,7 +42,7 @@ fn begin(migrations: &Arc<Migrations>, disk: &Arc<Disk>, wait: Duration) {
         }
         inner.connecting_owner = true;
     }
-    tokio::spawn(connect(Arc::clone(migrations), Arc::clone(disk), wait));
+    godwit_context::spawn(connect(Arc::clone(migrations), Arc::clone(disk), wait));
 }
 
 async fn connect(migrations: Arc<Migrations>, disk: Arc<Disk>, wait: Duration) {

@@ -35,7 +35,7 @@ pub fn start(migrations: &Arc<Migrations>, disk: &Arc<Disk>, migration: Migratio
     {
         return;
     }
-    let task = tokio::spawn(resolve(Arc::clone(migrations), Arc::clone(disk), migration));
+    let task = godwit_context::spawn(resolve(Arc::clone(migrations), Arc::clone(disk), migration));
     inner.resolver = Some(task.abort_handle());
 }
 

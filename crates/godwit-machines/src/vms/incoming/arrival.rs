@@ -240,7 +240,7 @@ impl<'a> Incoming<'a> {
                     let (vms, vm) = (Arc::clone(self.vms), Arc::clone(self.vm));
                     let offer = offer.clone();
                     let starting = async move { start(&vms, &vm, offer).await };
-                    self.starting = Some(tokio::spawn(starting));
+                    self.starting = Some(godwit_context::spawn(starting));
                 }
             }
             Some(Order::Load { runs }) => match self.store_runs(runs).await {

@@ -32,7 +32,7 @@ impl Asking {
         let (told, said) = watch::channel(Ok(Word::Undecided));
         let (vms, vm, id) = (Arc::clone(vms), vm.to_owned(), id.to_owned());
         let from = from.to_owned();
-        let task = tokio::spawn(async move {
+        let task = godwit_context::spawn(async move {
             loop {
                 let heard = ask(&vms, (&vm, &id), &from, migration).await;
                 if let Err(why) = &heard {

@@ -271,7 +271,7 @@ async fn begin_spare(vm: &Vm) -> Result<(), QmpError> {
 /// Carries the VM's memory into the QEMU listening at this socket. Returns the carrying task.
 pub(crate) fn pour(vm: &Arc<Vm>, connection: PeerConnection, socket: PathBuf) -> AbortHandle {
     let vm = Arc::clone(vm);
-    let carrying = tokio::spawn(async move {
+    let carrying = godwit_context::spawn(async move {
         if let Err(error) = tunnel::receive(connection, &socket).await {
             tracing::info!(vm = vm.name, %error, "the memory's connection ended");
         }

@@ -48,7 +48,7 @@ pub async fn recover(
             (inner.entry.qmp.clone(), inner.entry.mark.clone())
         };
         if let Some(VmMark::Pulling { .. } | VmMark::Giving { .. }) = mark {
-            tokio::spawn(take_up(Arc::clone(vms), vm, held));
+            godwit_context::spawn(take_up(Arc::clone(vms), vm, held));
             continue;
         }
         let error = match Qmp::connect(&path).await {
@@ -64,7 +64,7 @@ pub async fn recover(
                 settle(vms, &vm, None, held).await;
             }
             Some(_) if runs_unheard(vms, &vm) => {
-                tokio::spawn(take_up(Arc::clone(vms), vm, held));
+                godwit_context::spawn(take_up(Arc::clone(vms), vm, held));
             }
             Some(process) => {
                 let pid = process.pid;
@@ -102,7 +102,7 @@ async fn wait_for_answer(vms: &Arc<Vms>, vm: &Arc<Vm>, process: Process, held: O
         inner.entry.qmp.clone()
     };
     let (vms, vm) = (Arc::clone(vms), Arc::clone(vm));
-    tokio::spawn(async move {
+    godwit_context::spawn(async move {
         let qemu = tokio::select! {
             qemu = connect_patiently(&vms, &vm, &path, Arc::clone(&process)) => qemu,
             // The sending node may have taken the disks back meanwhile.
@@ -252,7 +252,7 @@ async fn take_in(
     }
     let migration = migration.parse::<MigrationId>().unwrap_or_default();
     let (vms, vm) = (Arc::clone(vms), Arc::clone(vm));
-    tokio::spawn(async move {
+    godwit_context::spawn(async move {
         let Ok(guard) = vm.begin(VmActivity::Incoming(migration), |_| Ok(())) else {
             return;
         };
@@ -442,7 +442,7 @@ async fn give_memory(vms: &Arc<Vms>, vm: &Arc<Vm>) {
         // Held until the pool is usable again. Meanwhile the VM is not forgotten, and the name is not reused: the
         // memory would look like this node's.
         let guard = vm.begin(VmActivity::GivingMemory, |_| Ok(()));
-        tokio::spawn(async move {
+        godwit_context::spawn(async move {
             pooled::hand_over(&vms, &vm.name, &entry).await;
             drop(guard);
         });

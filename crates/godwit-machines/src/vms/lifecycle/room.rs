@@ -80,7 +80,7 @@ pub fn ran_out(vms: &Arc<Vms>, why: Still) {
         return;
     };
     let vms = Arc::clone(vms);
-    tokio::spawn(async move {
+    godwit_context::spawn(async move {
         match pause(&vms, &vm, &why).await {
             Ok(true) => until_it_can_go_on(&vms, &vm).await,
             // The VM has another activity, and the engine will report again.
@@ -100,11 +100,11 @@ pub(in crate::vms) async fn take_up(vms: &Arc<Vms>, vm: &Arc<Vm>) {
     let (vms, vm) = (Arc::clone(vms), Arc::clone(vm));
     match found {
         Ok(false) => {}
-        Ok(true) => _ = tokio::spawn(async move { until_it_can_go_on(&vms, &vm).await }),
+        Ok(true) => _ = godwit_context::spawn(async move { until_it_can_go_on(&vms, &vm).await }),
         Err(error) => {
             // A VM without the note would look paused by an operator, and would stand still for ever.
             tracing::warn!(vm = vm.name, %error, "whether the VM stands still for its disks is not known yet");
-            tokio::spawn(async move { until_its_note_is_read(&vms, &vm).await });
+            godwit_context::spawn(async move { until_its_note_is_read(&vms, &vm).await });
         }
     }
 }
@@ -274,7 +274,7 @@ pub async fn resume(vms: &Arc<Vms>, name: &str, force: bool) -> Result<(), Error
     tracing::info!(vm = name, "the VM goes on");
     if let Some(why) = forget(&vm, &qmp).await {
         let vms = Arc::clone(vms);
-        tokio::spawn(async move { until_its_note_is_removed(&vms, &vm, &why).await });
+        godwit_context::spawn(async move { until_its_note_is_removed(&vms, &vm, &why).await });
     }
     Ok(())
 }

@@ -32,7 +32,7 @@ pub(crate) async fn attach(vms: &Arc<Vms>, vm: &Arc<Vm>, qemu: Qemu) {
         inner.silent = None;
         inner.qemu = Some(qemu.clone());
     }
-    tokio::spawn(watch(Arc::clone(vms), Arc::clone(vm), qemu));
+    godwit_context::spawn(watch(Arc::clone(vms), Arc::clone(vm), qemu));
 }
 
 async fn watch(vms: Arc<Vms>, vm: Arc<Vm>, mut qemu: Qemu) {

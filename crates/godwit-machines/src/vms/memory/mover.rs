@@ -147,7 +147,7 @@ pub async fn start(vms: &Arc<Vms>, name: &str, request: MoveMemory) -> Result<()
         cancelled: Arc::clone(&cancelled),
     });
     let vms = Arc::clone(vms);
-    tokio::spawn(async move {
+    godwit_context::spawn(async move {
         let closing = Arc::clone(&vms);
         let moved = blocking(move || {
             let stop = || cancelled.load(Ordering::Relaxed) || closing.context.is_closing();

@@ -61,7 +61,7 @@ pub async fn release(vms: &Arc<Vms>, vm: &str, entry: &VmEntry) {
                 vm,
                 "devices still use the VM's memory, which is freed when they have ended"
             );
-            tokio::spawn(go_on(Arc::clone(vms), vm.to_owned(), entry.clone()));
+            godwit_context::spawn(go_on(Arc::clone(vms), vm.to_owned(), entry.clone()));
             return;
         }
         tokio::time::sleep(POLL).await;

@@ -246,7 +246,7 @@ async fn restore_or_hold(vms: &Arc<Vms>, name: String, entry: VmEntry) {
     );
     let held = Held::new(&vms.disks, &entry.machine.disks);
     let vms = Arc::clone(vms);
-    tokio::spawn(async move {
+    godwit_context::spawn(async move {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(RETRY) => {}

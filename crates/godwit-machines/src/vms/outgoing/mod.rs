@@ -125,7 +125,7 @@ pub async fn migrate(
         request,
         qemu,
     };
-    tokio::spawn(Move::new(of, cancelled).run(guard, begun));
+    godwit_context::spawn(Move::new(of, cancelled).run(guard, begun));
     told.await.unwrap_or_else(|_| {
         let text = format!("the task that moves VM {name} failed");
         Err(ErrorBody::new(ErrorCode::Internal, text))

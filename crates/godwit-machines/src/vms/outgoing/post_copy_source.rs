@@ -121,7 +121,7 @@ impl Giving {
         } else {
             let to = (self.to.clone(), self.id);
             let told = tell_until_heard(self.vms, self.vm, to, why.clone());
-            tokio::spawn(told);
+            godwit_context::spawn(told);
         }
         let text = if there {
             let to = &self.to;

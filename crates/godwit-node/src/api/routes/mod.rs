@@ -6,7 +6,6 @@ pub(super) mod nics;
 pub(super) mod processes;
 pub(super) mod vms;
 
-use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::extract::rejection::{JsonRejection, QueryRejection};
@@ -404,12 +403,12 @@ pub(in crate::api) async fn detached<
     node: Arc<Node>,
     work: impl FnOnce(Arc<Node>) -> F,
 ) -> Result<T, ErrorBody> {
-    // Boxed: a task of each kind of work would be compiled on its own.
-    let work: Pin<Box<dyn Future<Output = F::Output> + Send>> = Box::pin(work(node));
-    tokio::spawn(work).await.unwrap_or_else(|error| {
-        Err(ErrorBody::new(
-            ErrorCode::Internal,
-            format!("the request's task failed: {error}"),
-        ))
-    })
+    godwit_context::spawn(work(node))
+        .await
+        .unwrap_or_else(|error| {
+            Err(ErrorBody::new(
+                ErrorCode::Internal,
+                format!("the request's task failed: {error}"),
+            ))
+        })
 }

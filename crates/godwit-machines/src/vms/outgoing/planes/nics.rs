@@ -51,7 +51,7 @@ pub(in crate::vms) fn announce_cards(vm: &str, machine: &Machine, qemu: &Qemu) {
         return;
     }
     let (vm, qmp) = (vm.to_owned(), qemu.qmp.clone());
-    tokio::spawn(async move {
+    godwit_context::spawn(async move {
         if let Err(error) = cards::announce(&qmp).await {
             tracing::warn!(vm, %error, "QEMU does not announce the machine's network cards");
         }
@@ -125,7 +125,7 @@ impl Nics {
         if nics.is_empty() {
             return;
         }
-        tokio::spawn(async move {
+        godwit_context::spawn(async move {
             let began = Instant::now();
             let mut quiet: Option<Instant> = None;
             let mut came = began;
