@@ -79,7 +79,6 @@ states! {
     Suspected "protection: living primaries taken for lost",
     WentAlone "protection: primaries that went on alone",
     Taken "protection: machines taken by the backup",
-    TookNothing "protection: backups that could not take",
     Ended "protection: primaries that heard of their end",
     Yielded "protection: disks yielded",
     PowerLossProtected "protection: primary lost power",

@@ -24,7 +24,6 @@ impl World {
             _ => return,
         };
         if took {
-            self.reached(Reached::TookNothing);
             return self.become_backup(node);
         }
         self.with_backup(node, |backup| {
@@ -78,7 +77,6 @@ impl World {
         let delay = due.saturating_sub(self.now).max(1);
         self.schedule_own(node, delay, move |world| {
             if world.with(node, |c, now| c.take(now)) != Some(Ok(())) {
-                world.reached(Reached::TookNothing);
                 world.become_backup(node);
             }
         });
