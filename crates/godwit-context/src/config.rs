@@ -180,6 +180,7 @@ impl NodeConfig {
             .with(Features::OWNERS)
             .with(Features::OWNER_BEATS)
             .with(Features::ZEROES)
+            .with(Features::FOLLOWS)
             .with(Features::ANNOUNCING_GUESTS)
             .with(wanted(Features::IMAGES, self.images.repository.is_some()))
     }

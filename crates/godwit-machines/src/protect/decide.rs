@@ -1,0 +1,88 @@
+//! The decision which node goes on: a witness's, or without a witness the nodes' own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_api::WhenAlone;
+use godwit_context::store::protections::ProtectionEntry;
+use godwit_protect::{Ask, Grant, Term};
+
+use super::messages::Hear;
+use super::session;
+use crate::vms::Vms;
+
+/// Longest wait for any answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// A request, with everything that decides on it.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    pub(super) vm: String,
+    pub(super) entry: ProtectionEntry,
+    pub(super) ask: Ask,
+    /// Backup: the last grant that the primary told.
+    pub(super) told: Grant,
+    /// True if an operator has ordered this node to go on.
+    pub(super) ordered: bool,
+    /// True if this node itself was away, and may not know of a later grant.
+    pub(super) was_away: bool,
+}
+
+/// Returns the grant after the request, or the reason why there is no answer.
+pub(super) async fn decide(vms: Arc<Vms>, request: Request) -> Result<Grant, String> {
+    let decision = async {
+        match (request.entry.primary().is_some(), request.ordered) {
+            (true, true) => Ok(request.ask.wanted),
+            (true, false) => primary_alone(&vms, &request).await,
+            (false, _) => backup_alone(&request),
+        }
+    };
+    let answer = tokio::time::timeout(ANSWER_WITHIN, decision).await;
+    answer.unwrap_or_else(|_| Err(String::from("no answer came in time")))
+}
+
+/// Primary without a witness: the backup's word counts as long as the backup can be reached.
+async fn primary_alone(vms: &Arc<Vms>, request: &Request) -> Result<Grant, String> {
+    let Ask { expected, wanted } = request.ask;
+    if wanted.paired {
+        return Ok(wanted);
+    }
+    let entry = &request.entry;
+    let back = Grant {
+        term: Term(expected.term.0.saturating_add(1)),
+        owner: entry.me,
+        paired: false,
+    };
+    match session::question(vms, &request.vm, entry).await {
+        Ok(Hear::Word { grant, took: true }) => Ok(Grant {
+            term: grant.term.max(back.term),
+            owner: entry.me.other(),
+            paired: false,
+        }),
+        Ok(Hear::Word { took: false, .. }) if expected == wanted => Ok(back),
+        Ok(Hear::Word { took: false, .. }) => Ok(wanted),
+        Ok(_) => Err(format!("node '{}' answered something else", entry.peer)),
+        Err(_)
+            if entry.when_alone == WhenAlone::Continue
+                && !request.was_away
+                && expected != wanted =>
+        {
+            Ok(wanted)
+        }
+        Err(why) => Err(why),
+    }
+}
+
+/// Backup without a witness: nobody else can be asked.
+fn backup_alone(request: &Request) -> Result<Grant, String> {
+    let Ask { expected, wanted } = request.ask;
+    let takes = wanted.owner == request.entry.me && expected != wanted;
+    let may = request.ordered || request.entry.when_alone == WhenAlone::Continue;
+    if takes && !may {
+        return Err(format!(
+            "an operator decides: 'godwit vm failover {}' here takes it, if node '{}' is down",
+            request.vm, request.entry.peer
+        ));
+    }
+    Ok(request.told.after(&request.ask))
+}
