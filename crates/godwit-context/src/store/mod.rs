@@ -7,7 +7,6 @@ mod ids;
 pub mod machine;
 mod nics;
 pub mod process_moves;
-pub mod protections;
 pub mod surpassed;
 
 use std::fmt::Display;
@@ -24,7 +23,7 @@ use self::database::SharedDatabase;
 use self::history::History;
 use self::surpassed::Surpassed;
 use crate::store::machine::VmEntry;
-use crate::store::protections::ProtectionEntry;
+use crate::store::machine::protections::ProtectionEntry;
 use godwit_api::{Migration, VmMigration};
 
 /// The format of this build. A later format is refused.

@@ -31,7 +31,7 @@ use crate::disks::disk::Disk;
 use godwit_context::failpoint;
 use godwit_context::store::DiskEntry;
 use godwit_context::store::machine::VmEntry;
-use godwit_context::store::protections::ProtectionEntry;
+use godwit_context::store::machine::protections::ProtectionEntry;
 
 /// Time between two attempts to store the records.
 const STORE_RETRY: Duration = Duration::from_secs(1);

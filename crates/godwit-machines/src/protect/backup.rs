@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use godwit_api::{ErrorBody, ErrorCode, ProtectionRole, ProtectionState};
 use godwit_context::failpoint;
+use godwit_context::store::machine::protections::{BackupEntry, ProtectionEntry, ProtectionPart};
 use godwit_context::store::machine::{VmMark, VmOrigin};
-use godwit_context::store::protections::{BackupEntry, ProtectionEntry, ProtectionPart};
 use godwit_core::authority::Ownership;
 use godwit_core::units::Epoch;
 use godwit_disks::disks::disk::Activity;
@@ -223,9 +223,9 @@ impl BackupActor {
                 reply,
             } => {
                 let text = format!("VM {} runs at node '{}'", self.here.vm, self.entry.peer);
-                let error = ErrorBody::new(ErrorCode::Conflict, text).hint(format!(
-                    "end its protection there; if that node does not know of it any more, --force ends it here"
-                ));
+                let error = ErrorBody::new(ErrorCode::Conflict, text).hint(
+                    "end its protection there; if that node does not know of it any more, --force ends it here",
+                );
                 let _ = reply.send(Err(error));
             }
             Input::Unprotect { force: true, reply } => {

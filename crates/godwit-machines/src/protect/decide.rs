@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::WhenAlone;
-use godwit_context::store::protections::ProtectionEntry;
+use godwit_context::store::machine::protections::ProtectionEntry;
 use godwit_protect::{Ask, Grant, Term};
 
 use super::messages::Hear;
@@ -85,4 +85,74 @@ fn backup_alone(request: &Request) -> Result<Grant, String> {
         ));
     }
     Ok(request.told.after(&request.ask))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use godwit_context::store::machine::protections::{BackupEntry, ProtectionPart};
+    use godwit_protect::Member;
+    use godwit_qemu::machine::Machine;
+
+    fn request(when_alone: WhenAlone, ordered: bool) -> Request {
+        let known = Grant {
+            paired: true,
+            ..Grant::FIRST
+        };
+        let machine = Machine::adopt(&[String::from("q")], |_| None).expect("a machine");
+        Request {
+            vm: String::from("v"),
+            entry: ProtectionEntry {
+                id: String::new(),
+                peer: String::from("a"),
+                me: Member::Second,
+                witness: None,
+                when_alone,
+                timeout_ms: 3000,
+                max_bandwidth: None,
+                pool: None,
+                part: ProtectionPart::Backup(Box::new(BackupEntry {
+                    known,
+                    machine_id: String::new(),
+                    epoch: 1,
+                    machine,
+                })),
+            },
+            ask: Ask {
+                expected: known,
+                wanted: Grant {
+                    term: Term(2),
+                    owner: Member::Second,
+                    paired: false,
+                },
+            },
+            told: known,
+            ordered,
+            was_away: false,
+        }
+    }
+
+    #[test]
+    fn a_backup_alone_takes_only_what_it_may() {
+        let takes = |request: &Request| match backup_alone(request) {
+            Ok(grant) => grant == request.ask.wanted,
+            Err(why) => {
+                assert!(why.contains("godwit vm failover v"), "{why}");
+                false
+            }
+        };
+        assert!(takes(&request(WhenAlone::Continue, false)));
+        assert!(takes(&request(WhenAlone::Stop, true)));
+        assert!(!takes(&request(WhenAlone::Stop, false)));
+        // The primary has told of another grant since.
+        let told = Grant {
+            term: Term(3),
+            ..Grant::FIRST
+        };
+        let stale = Request {
+            told,
+            ..request(WhenAlone::Continue, false)
+        };
+        assert_eq!(backup_alone(&stale), Ok(told));
+    }
 }

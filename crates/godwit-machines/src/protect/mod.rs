@@ -20,7 +20,7 @@ use godwit_api::{
     ErrorBody, ErrorCode, ProtectVm, ProtectionRole, ProtectionState, VmProtection, WhenAlone,
 };
 use godwit_context::ids;
-use godwit_context::store::protections::{ProtectionEntry, ProtectionPart};
+use godwit_context::store::machine::protections::{ProtectionEntry, ProtectionPart};
 use godwit_core::event::Event;
 use godwit_core::wire::Hello;
 use godwit_disks::disks::disk::{Activity, Disk};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use godwit_api::{ErrorBody, ErrorCode, ProtectionRole, ProtectionState, VmProtection};
 use godwit_context::failpoint;
-use godwit_context::store::protections::{ProtectionEntry, ProtectionPart};
+use godwit_context::store::machine::protections::{ProtectionEntry, ProtectionPart};
 use godwit_disks::disks::disk::Disk;
 use godwit_disks::disks::following;
 use godwit_protect::{Ask, Grant, Order, Pings, Primary, PrimaryState, Sign, Timing};

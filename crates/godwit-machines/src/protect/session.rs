@@ -6,7 +6,7 @@ use std::time::Duration;
 use godwit_api::{ErrorBody, ErrorCode, MemoryMode, MigrateRequest, MoveOptions, Policy};
 use godwit_context::blocking;
 use godwit_context::store::machine::VmEntry;
-use godwit_context::store::protections::ProtectionEntry;
+use godwit_context::store::machine::protections::ProtectionEntry;
 use godwit_core::units::MigrationId;
 use godwit_core::wire::{Features, Purpose, TrafficClass};
 use godwit_disks::disks::storage::image;

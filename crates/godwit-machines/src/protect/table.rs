@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use godwit_api::{ErrorBody, ErrorCode, ProtectionRole, VmProtection, VmState};
+use godwit_context::store::machine::protections::{BackupEntry, ProtectionEntry};
 use godwit_context::store::machine::{VmMark, VmOrigin};
-use godwit_context::store::protections::{BackupEntry, ProtectionEntry};
 use godwit_disks::disks::disk::Disk;
 use tokio::sync::mpsc;
 use tokio::time::Instant;

@@ -5,7 +5,7 @@ use godwit_protect::{Grant, Member, PrimaryRecord};
 use godwit_qemu::machine::Machine;
 use serde::{Deserialize, Serialize};
 
-use super::{PROTECTIONS, Store, StoreError};
+use crate::store::{PROTECTIONS, Store, StoreError};
 
 /// The protection of a VM, at either of its nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,5 +1,7 @@
 //! Virtual machines as stored.
 
+pub mod protections;
+
 use std::path::PathBuf;
 
 use godwit_qemu::machine::Machine;
