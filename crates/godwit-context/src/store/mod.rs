@@ -1,7 +1,9 @@
-//! The state kept across restarts: disks, their authority records, past migrations, VMs, and moves of processes.
+//! The state kept across restarts: disks, their authority records, past migrations, VMs, moves of processes, and
+//! grants of protected machines.
 
 mod database;
 mod entries;
+pub mod grants;
 pub mod history;
 mod ids;
 pub mod machine;
@@ -34,6 +36,7 @@ const AUTHORITY: TableDefinition<&str, &[u8]> = TableDefinition::new("authority"
 const VMS: TableDefinition<&str, &[u8]> = TableDefinition::new("vms");
 const NICS: TableDefinition<&str, &[u8]> = TableDefinition::new("nics");
 const PROCESS_MOVES: TableDefinition<&str, &[u8]> = TableDefinition::new("process_moves");
+const GRANTS: TableDefinition<&str, &[u8]> = TableDefinition::new("grants");
 
 /// A disk as stored, beside its authority record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -342,6 +345,7 @@ fn prepare(database: &Database) -> Result<(), StoreError> {
             .open_table(VmMigration::TABLE)
             .map_err(redb::Error::from)?;
         write.open_table(PROCESS_MOVES).map_err(redb::Error::from)?;
+        write.open_table(GRANTS).map_err(redb::Error::from)?;
     }
     write.commit().map_err(redb::Error::from)?;
     Ok(())

@@ -1,0 +1,3 @@
+//! The protection of a machine by a second node.
+
+pub mod witness;
