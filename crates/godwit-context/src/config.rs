@@ -86,6 +86,8 @@ pub struct NodeConfig {
     pub memory_pools: Vec<MemoryPoolConfig>,
     /// The settings for moves of processes; `None` to refuse moves of processes.
     pub processes: Option<ProcessesConfig>,
+    /// The file with the options for every etcd that is a witness.
+    pub etcd_options: Option<PathBuf>,
 }
 
 /// The settings for moves of processes.
@@ -156,6 +158,7 @@ impl NodeConfig {
             read_wait_then: AfterReadWait::default(),
             memory_pools: Vec::new(),
             processes: None,
+            etcd_options: None,
         }
     }
 
@@ -182,6 +185,7 @@ impl NodeConfig {
             .with(Features::ZEROES)
             .with(Features::FOLLOWS)
             .with(Features::ANNOUNCING_GUESTS)
+            .with(Features::WITNESS)
             .with(wanted(Features::IMAGES, self.images.repository.is_some()))
     }
 

@@ -1,7 +1,9 @@
-//! The state kept across restarts: disks, their authority records, past migrations, VMs, and moves of processes.
+//! The state kept across restarts: disks, their authority records, past migrations, VMs, moves of processes, and
+//! grants of protected machines.
 
 mod database;
 mod entries;
+pub mod grants;
 pub mod history;
 mod ids;
 pub mod machine;
@@ -36,6 +38,7 @@ const VMS: TableDefinition<&str, &[u8]> = TableDefinition::new("vms");
 const NICS: TableDefinition<&str, &[u8]> = TableDefinition::new("nics");
 const PROTECTIONS: TableDefinition<&str, &[u8]> = TableDefinition::new("protections");
 const PROCESS_MOVES: TableDefinition<&str, &[u8]> = TableDefinition::new("process_moves");
+const GRANTS: TableDefinition<&str, &[u8]> = TableDefinition::new("grants");
 
 /// A disk as stored, beside its authority record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -357,6 +360,7 @@ fn prepare(database: &Database) -> Result<(), StoreError> {
             .map_err(redb::Error::from)?;
         write.open_table(PROCESS_MOVES).map_err(redb::Error::from)?;
         write.open_table(PROTECTIONS).map_err(redb::Error::from)?;
+        write.open_table(GRANTS).map_err(redb::Error::from)?;
     }
     write.commit().map_err(redb::Error::from)?;
     Ok(())

@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use godwit_api::WhenAlone;
 use godwit_context::store::machine::protections::ProtectionEntry;
-use godwit_protect::{Ask, Grant, Term};
+use godwit_core::units::ProtectionId;
+use godwit_protect::{Ask, Grant, Member, Term};
 
 use super::messages::Hear;
 use super::session;
+use super::witness::spec::WitnessSpec;
+use super::witness::{self, Protection, Witness};
 use crate::vms::Vms;
 
 /// Longest wait for any answer.
@@ -30,6 +33,12 @@ pub(super) struct Request {
 
 /// Returns the grant after the request, or the reason why there is no answer.
 pub(super) async fn decide(vms: Arc<Vms>, request: Request) -> Result<Grant, String> {
+    if !request.ordered
+        && let Some((witness, of)) = witness(&vms, &request.entry)?
+    {
+        let answer = witness::answer(&*witness, &of, &request.ask).await;
+        return answer.map_err(|error| error.to_string());
+    }
     let decision = async {
         match (request.entry.primary().is_some(), request.ordered) {
             (true, true) => Ok(request.ask.wanted),
@@ -39,6 +48,28 @@ pub(super) async fn decide(vms: Arc<Vms>, request: Request) -> Result<Grant, Str
     };
     let answer = tokio::time::timeout(ANSWER_WITHIN, decision).await;
     answer.unwrap_or_else(|_| Err(String::from("no answer came in time")))
+}
+
+/// A witness, and a protection as the witness knows the protection.
+type WitnessOf = (Arc<dyn Witness>, Protection);
+
+/// Returns the witness of a protection, if any, and the protection as the witness knows it.
+pub(super) fn witness(
+    vms: &Arc<Vms>,
+    entry: &ProtectionEntry,
+) -> Result<Option<WitnessOf>, String> {
+    let Some(text) = &entry.witness else {
+        return Ok(None);
+    };
+    let spec: WitnessSpec = text.parse()?;
+    let witness = witness::connect(&spec, &vms.context).map_err(|error| error.message)?;
+    let id: ProtectionId = entry.id.parse().unwrap_or_default();
+    let (own, peer) = (vms.context.config.name.clone(), entry.peer.clone());
+    let nodes = match entry.me {
+        Member::First => [own, peer],
+        Member::Second => [peer, own],
+    };
+    Ok(Some((witness, Protection { id, nodes })))
 }
 
 /// Primary without a witness: the backup's word counts as long as the backup can be reached.

@@ -12,6 +12,7 @@ pub(crate) mod messages;
 mod primary;
 mod session;
 mod table;
+pub mod witness;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,11 +31,13 @@ use godwit_qemu::inspect::Facts;
 use tokio::sync::{mpsc, oneshot};
 
 use self::backup::{BackupActor, Offered};
-use self::messages::{BackupLink, Hear, Opening, ProtectionOffer, backup_link};
+use self::messages::{BackupLink, Hear, Opening, ProtectionOffer, Say, backup_link};
 use self::primary::PrimaryActor;
 use self::session::Connected;
 use self::table::Here;
 pub use self::table::Protections;
+use self::witness::spec::WitnessSpec;
+use self::witness::{Change, Swap};
 use crate::vms::Vms;
 use crate::vms::messages as machine_messages;
 use crate::vms::outgoing::preflight;
@@ -137,13 +140,31 @@ pub async fn protect(vms: &Arc<Vms>, name: &str, request: ProtectVm) -> Result<A
         part: ProtectionPart::Primary(primary.record()),
     };
     let connected = session::connect(vms, name, &machine, &entry).await?;
+    if let Err(why) = begin(vms, &entry).await {
+        connected.control.say(Say::Ended).await;
+        return Err(blocked(name, &request.to, &[why]));
+    }
     let stored = vms.context.store.put_protection(name, &entry).await;
     stored.map_err(|error| stored_badly(name, &error))?;
     spawn_primary(vms, name, entry, primary, Some(connected));
     Ok(vm)
 }
 
-fn check(vms: &Vms, name: &str, request: &ProtectVm) -> Result<(), ErrorBody> {
+/// Begins the protection at its witness, if there is one.
+async fn begin(vms: &Arc<Vms>, entry: &ProtectionEntry) -> Result<(), String> {
+    let Some((witness, of)) = decide::witness(vms, entry)? else {
+        return Ok(());
+    };
+    match witness.swap(&of, Change::BEGIN).await {
+        Ok(Swap::Done) => Ok(()),
+        Ok(Swap::Stands(_)) => Err(String::from(
+            "the witness has another grant of this protection",
+        )),
+        Err(error) => Err(format!("the witness gives no grant: {error}")),
+    }
+}
+
+fn check(vms: &Arc<Vms>, name: &str, request: &ProtectVm) -> Result<(), ErrorBody> {
     let invalid = |text: &str, hint: &str| {
         Err(ErrorBody::new(ErrorCode::Invalid, format!("VM {name}: {text}")).hint(hint))
     };
@@ -172,11 +193,10 @@ fn check(vms: &Vms, name: &str, request: &ProtectVm) -> Result<(), ErrorBody> {
                 "give one of them",
             );
         }
-        (Some(_), None) => {
-            return invalid(
-                "this node knows no such witness",
-                "give --when-alone stop or --when-alone continue",
-            );
+        (Some(witness), None) => {
+            let unusable = |why| ErrorBody::new(ErrorCode::Invalid, format!("VM {name}: {why}"));
+            let spec: WitnessSpec = witness.parse().map_err(unusable)?;
+            witness::connect(&spec, &vms.context)?;
         }
         (None, Some(_)) => {}
     }

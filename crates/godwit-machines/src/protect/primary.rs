@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::guest::{self, Lease};
 use super::messages::{Hear, PrimaryLink, Say};
 use super::session::{self, Connected};
+use super::witness::Change;
 use super::{Here, Input, News, Orders, backup, decide};
 
 /// Time between two attempts to reach the backup.
@@ -510,6 +511,12 @@ impl PrimaryActor {
     /// Forgets the protection. Returns true if that is durable.
     async fn left(&mut self) -> bool {
         let removed = self.here.forget().await;
+        if let Ok(Some((witness, of))) = decide::witness(&self.here.vms, &self.entry) {
+            let change = Change::end(self.primary.record().known);
+            if let Err(error) = witness.swap(&of, change).await {
+                tracing::warn!(vm = self.here.vm, %error, "the witness keeps a grant that nobody needs");
+            }
+        }
         if let Some(link) = self.farewell.take() {
             link.say(Say::Ended).await;
         }

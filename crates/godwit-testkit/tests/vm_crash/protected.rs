@@ -125,9 +125,9 @@ fn the_backup_starts_a_machine_whose_host_dies_and_no_write_is_missing() {
 
 #[test]
 fn a_protected_machine_goes_on_without_its_backup_and_without_its_node() {
-    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b", "c"]);
     let guest = guest(&cluster, turn.seed);
-    protect(&cluster, &["--when-alone", "continue"]);
+    protect(&cluster, &["--witness", "node:c"]);
     let qemu = cluster.node("a").qemu();
 
     cluster.node_mut("b").kill();
