@@ -102,6 +102,18 @@ pub(crate) fn vm_migrate(name: &str) -> String {
     format!("{}/migrate", vm(name))
 }
 
+pub(crate) fn vm_protection(name: &str) -> String {
+    format!("{}/protection", vm(name))
+}
+
+pub(crate) fn vm_unprotection(name: &str, force: bool) -> String {
+    format!("{}?force={force}", vm_protection(name))
+}
+
+pub(crate) fn vm_failover(name: &str) -> String {
+    format!("{}/failover", vm(name))
+}
+
 pub(crate) fn memory_pool(name: &str) -> String {
     format!("{MEMORY_POOLS}/{}", segment(name))
 }

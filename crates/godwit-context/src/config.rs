@@ -86,6 +86,10 @@ pub struct NodeConfig {
     pub memory_pools: Vec<MemoryPoolConfig>,
     /// The settings for moves of processes; `None` to refuse moves of processes.
     pub processes: Option<ProcessesConfig>,
+    /// The file with the options for every etcd that is a witness.
+    pub etcd_options: Option<PathBuf>,
+    /// The command that fences the host of another node, if this node has one.
+    pub fence_with: Option<String>,
 }
 
 /// The settings for moves of processes.
@@ -156,6 +160,8 @@ impl NodeConfig {
             read_wait_then: AfterReadWait::default(),
             memory_pools: Vec::new(),
             processes: None,
+            etcd_options: None,
+            fence_with: None,
         }
     }
 
@@ -180,7 +186,9 @@ impl NodeConfig {
             .with(Features::OWNERS)
             .with(Features::OWNER_BEATS)
             .with(Features::ZEROES)
+            .with(Features::FOLLOWS)
             .with(Features::ANNOUNCING_GUESTS)
+            .with(Features::WITNESS)
             .with(wanted(Features::IMAGES, self.images.repository.is_some()))
     }
 

@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod failpoint;
+pub mod fencing;
 pub mod ids;
 pub mod moves;
 pub mod node_error;
@@ -18,6 +19,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::config::NodeConfig;
+use crate::fencing::Fencing;
 use crate::store::Store;
 use godwit_api::{ErrorBody, ErrorCode};
 use godwit_peers::config::PeerConfig;
@@ -43,6 +45,8 @@ pub struct Context {
     pub dialer: Dialer,
     /// The peers' recent reachability.
     pub peer_health: PeerHealth,
+    /// The hosts that this node is fencing.
+    pub fencing: Fencing,
     /// True once the node is closing.
     closing: watch::Sender<bool>,
 }
@@ -55,6 +59,7 @@ impl Context {
             store,
             dialer,
             peer_health: PeerHealth::default(),
+            fencing: Fencing::default(),
             closing: watch::Sender::new(false),
         }
     }

@@ -186,6 +186,10 @@ pub struct MigrationId(pub [u8; 16]);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DiskId(pub [u8; 16]);
 
+/// Identifies the protection of a machine for ever: chosen at random, never reused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProtectionId(pub [u8; 16]);
+
 macro_rules! in_hexadecimal {
     ($($id:ident),*) => {$(
         impl fmt::Display for $id {
@@ -213,7 +217,7 @@ macro_rules! in_hexadecimal {
     )*};
 }
 
-in_hexadecimal!(MigrationId, DiskId);
+in_hexadecimal!(MigrationId, DiskId, ProtectionId);
 
 /// Error: the text is not an id of 32 hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

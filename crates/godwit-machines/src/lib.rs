@@ -1,4 +1,5 @@
-//! The virtual machines of a node, their moves, and their NICs.
+//! The virtual machines of a node, their moves, their NICs, and their protection.
 
 pub mod nics;
+pub mod protect;
 pub mod vms;

@@ -13,6 +13,7 @@ pub use godwit_context::config::{
     AfterReadWait, ImagesConfig, IncomingLimits, MemoryPoolConfig, NodeConfig, PoolConfig,
     ProcessesConfig,
 };
+pub use godwit_context::fencing::words as fence_words;
 pub use godwit_context::node_error::NodeError;
 pub use godwit_core::GovernorParts;
 pub use godwit_machines::vms::stream_keeper::{KEEP_STREAM, keep_stream};

@@ -28,10 +28,12 @@
 //! what has happened. `tests/pair_model` tries every order of writes, crashes, and messages lost, repeated and late.
 
 mod backup;
+mod beats;
 mod grant;
 mod primary;
 
 pub use backup::{Backup, BackupState};
+pub use beats::{Heard, Pings, Sign, Timing};
 pub use grant::{Ask, Grant, Member, Term};
 pub use primary::{Primary, PrimaryRecord, PrimaryState};
 

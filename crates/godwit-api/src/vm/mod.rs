@@ -2,6 +2,7 @@
 
 mod memory;
 mod nic;
+mod protection;
 
 use std::collections::BTreeMap;
 
@@ -14,6 +15,7 @@ use crate::options::MoveOptions;
 
 pub use memory::*;
 pub use nic::*;
+pub use protection::*;
 
 /// The state of a VM, as known to its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -33,11 +35,13 @@ pub enum VmState {
     Stopped,
     /// The VM moved to another node.
     Departed,
+    /// The VM runs at another node, and this node takes the VM over if that node is lost.
+    Backup,
 }
 
 impl VmState {
     /// All states.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Starting,
         Self::Running,
         Self::Paused,
@@ -45,6 +49,7 @@ impl VmState {
         Self::Incoming,
         Self::Stopped,
         Self::Departed,
+        Self::Backup,
     ];
 
     /// Returns the state's name as spelled in the API.
@@ -57,6 +62,7 @@ impl VmState {
             Self::Incoming => "incoming",
             Self::Stopped => "stopped",
             Self::Departed => "departed",
+            Self::Backup => "backup",
         }
     }
 }
@@ -97,6 +103,9 @@ pub struct Vm {
     /// Accelerator of the guest: `kvm` or `tcg`; absent for any other.
     #[serde(default)]
     pub accelerator: Option<String>,
+    /// Protection of the VM by a second node, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protection: Option<VmProtection>,
     /// Description of the problem, if any.
     pub problem: Option<String>,
     /// Warnings for the operator of the VM.

@@ -20,7 +20,8 @@ pub(crate) use self::nic::NicCommand;
 pub(crate) use self::node::{LogFormatArgument, NodeArguments, ReadWaitThen};
 pub(crate) use self::process::{ContainerCommand, ProcessCommand};
 pub(crate) use self::vm::{
-    AcceleratorArgument, MemoryPlaceArgument, MemoryPoolCommand, VmCommand, VmRunArguments,
+    AcceleratorArgument, MemoryPlaceArgument, MemoryPoolCommand, VmCommand, VmProtectArguments,
+    VmRunArguments,
 };
 use crate::failure::EXIT_CODES;
 use godwit_api::text::parse_size;

@@ -106,21 +106,10 @@ pub(crate) struct NodeArguments {
     /// How large the disks may be together that one peer brings at a time; without it, what fits
     #[arg(long, env = "GODWIT_MAX_INCOMING_SIZE", value_name = "SIZE", value_parser = parse_size)]
     pub max_incoming_size: Option<u64>,
-    /// Take part in moves of processes with RDMA connections: nodes that are peers may then start processes here, as
-    /// any user. The node must run as root
-    #[arg(long, env = "GODWIT_PROCESSES")]
-    pub processes: bool,
-    /// A folder below which files may be put that processes bring along; may be repeated
-    #[arg(
-        long = "process-files",
-        env = "GODWIT_PROCESS_FILES",
-        value_name = "FOLDER",
-        value_delimiter = ',',
-        action = ArgAction::Append,
-        requires = "processes",
-        value_parser = parse_folder
-    )]
-    pub process_files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub moving_processes: ProcessArguments,
+    #[command(flatten)]
+    pub witnesses: WitnessArguments,
     #[command(flatten)]
     pub repository: RepositoryArguments,
     /// How long reads wait for a part of a disk that is not here, because it is still in an image or at the node that
@@ -141,6 +130,42 @@ pub(crate) struct NodeArguments {
     /// How log lines look
     #[arg(long, env = "GODWIT_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormatArgument,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WitnessArguments {
+    /// Options for every etcd that is a witness of a protected machine: a file with the lines 'user = …', 'password = …',
+    /// 'ca = FILE', 'cert = FILE' and 'key = FILE', each of which may be missing
+    #[arg(long, env = "GODWIT_ETCD_OPTIONS", value_name = "FILE")]
+    pub etcd_options: Option<PathBuf>,
+    /// A command that switches off the host of another node, for protections with the witness 'fence'; ends with 0 only
+    /// if that host is off for certain
+    #[arg(long, env = "GODWIT_FENCE_WITH", value_name = "COMMAND", value_parser = parse_command)]
+    pub fence_with: Option<String>,
+}
+
+fn parse_command(text: &str) -> Result<String, String> {
+    godwit_node::fence_words(text)?;
+    Ok(text.to_owned())
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ProcessArguments {
+    /// Take part in moves of processes with RDMA connections: nodes that are peers may then start processes here, as
+    /// any user. The node must run as root
+    #[arg(long, env = "GODWIT_PROCESSES")]
+    pub processes: bool,
+    /// A folder below which files may be put that processes bring along; may be repeated
+    #[arg(
+        long = "process-files",
+        env = "GODWIT_PROCESS_FILES",
+        value_name = "FOLDER",
+        value_delimiter = ',',
+        action = ArgAction::Append,
+        requires = "processes",
+        value_parser = parse_folder
+    )]
+    pub process_files: Vec<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

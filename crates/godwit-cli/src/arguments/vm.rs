@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
-use godwit_api::RunNic;
+use godwit_api::{RunNic, WhenAlone};
 
 use super::nic::parse_nic;
 use godwit_api::text::{parse_duration, parse_rate, parse_size};
@@ -62,6 +62,22 @@ pub(crate) enum VmCommand {
         /// Also one that arrived from a node which does not say whether it gave it away: if it runs there, it then runs twice
         #[arg(long)]
         force: bool,
+    },
+    /// Protect a virtual machine: its disks' writes reach a second node before they are acknowledged, and that node starts it
+    /// anew if this one dies
+    Protect(VmProtectArguments),
+    /// End the protection of a virtual machine, which goes on without a backup
+    Unprotect {
+        /// The virtual machine
+        name: String,
+        /// Ask neither the witness nor the other node: if it runs there, it then runs twice
+        #[arg(long)]
+        force: bool,
+    },
+    /// At the backup of a virtual machine whose node is down: take it over, if nobody else decides that
+    Failover {
+        /// The virtual machine
+        name: String,
     },
     /// Take a virtual machine that moved to another node off this node's list
     Forget {
@@ -149,4 +165,31 @@ pub(crate) enum MemoryPoolCommand {
         #[arg(long)]
         overwrite: bool,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VmProtectArguments {
+    /// The virtual machine
+    pub name: String,
+    /// The backup: a peer's name
+    #[arg(long, value_name = "NODE")]
+    pub to: String,
+    /// Start it anew at the backup, like after a power failure; no other way exists yet
+    #[arg(long)]
+    pub restart: bool,
+    /// Who decides between two nodes that have lost each other
+    #[arg(long, value_name = "WITNESS", conflicts_with = "when_alone")]
+    pub witness: Option<String>,
+    /// What a node does that has lost the other one, without a witness
+    #[arg(long, value_enum)]
+    pub when_alone: Option<WhenAlone>,
+    /// Silence after which the other node counts as lost, 1s to 60s; 3s when left out
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub heartbeat_timeout: Option<u64>,
+    /// The backup's pool for the disks; its data directory when left out
+    #[arg(long, value_name = "NAME")]
+    pub pool: Option<String>,
+    /// Most bytes per second of each disk's synchronization
+    #[arg(long, value_name = "SIZE[/s]", value_parser = parse_rate)]
+    pub max_bandwidth: Option<u64>,
 }

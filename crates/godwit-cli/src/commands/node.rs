@@ -94,9 +94,14 @@ pub(crate) fn config(
         memory_pools: memory_pools
             .map(|(name, folder)| MemoryPoolConfig { name, folder })
             .collect(),
-        processes: arguments.processes.then_some(ProcessesConfig {
-            files: arguments.process_files,
-        }),
+        processes: arguments
+            .moving_processes
+            .processes
+            .then_some(ProcessesConfig {
+                files: arguments.moving_processes.process_files,
+            }),
+        etcd_options: arguments.witnesses.etcd_options,
+        fence_with: arguments.witnesses.fence_with,
     })
 }
 

@@ -1,7 +1,9 @@
-//! The state kept across restarts: disks, their authority records, past migrations, VMs, and moves of processes.
+//! The state kept across restarts: disks, their authority records, past migrations, VMs, moves of processes, and
+//! grants of protected machines.
 
 mod database;
 mod entries;
+pub mod grants;
 pub mod history;
 mod ids;
 pub mod machine;
@@ -23,6 +25,7 @@ use self::database::SharedDatabase;
 use self::history::History;
 use self::surpassed::Surpassed;
 use crate::store::machine::VmEntry;
+use crate::store::machine::protections::ProtectionEntry;
 use godwit_api::{Migration, VmMigration};
 
 /// The format of this build. A later format is refused.
@@ -33,7 +36,9 @@ const DISKS: TableDefinition<&str, &[u8]> = TableDefinition::new("disks");
 const AUTHORITY: TableDefinition<&str, &[u8]> = TableDefinition::new("authority");
 const VMS: TableDefinition<&str, &[u8]> = TableDefinition::new("vms");
 const NICS: TableDefinition<&str, &[u8]> = TableDefinition::new("nics");
+const PROTECTIONS: TableDefinition<&str, &[u8]> = TableDefinition::new("protections");
 const PROCESS_MOVES: TableDefinition<&str, &[u8]> = TableDefinition::new("process_moves");
+const GRANTS: TableDefinition<&str, &[u8]> = TableDefinition::new("grants");
 
 /// A disk as stored, beside its authority record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,7 +148,9 @@ impl DiskEntry {
                 self.kept = None;
             }
             Ownership::Departed { .. } => self.moved_to = self.counterpart.clone(),
-            Ownership::Vacant | Ownership::Accepted { .. } | Ownership::Relinquished { .. } => {}
+            // Only an owner can be surpassed.
+            Ownership::Vacant => self.surpassed = None,
+            Ownership::Accepted { .. } | Ownership::Relinquished { .. } => {}
         }
     }
 }
@@ -159,6 +166,8 @@ pub struct Contents {
     pub vms: Vec<(String, VmEntry)>,
     /// NICs with names of their own.
     pub nics: Vec<(String, MachineNic)>,
+    /// Protections by the name of their VM.
+    pub protections: Vec<(String, ProtectionEntry)>,
     /// Moves of VMs by their number, oldest first.
     pub vm_migrations: Vec<(u64, VmMigration)>,
 }
@@ -235,6 +244,7 @@ impl Store {
             migrations: history::load(&read)?,
             vms: rows(&read, VMS, "VM", str::to_owned)?,
             nics: rows(&read, NICS, "NIC", str::to_owned)?,
+            protections: rows(&read, PROTECTIONS, "protection", str::to_owned)?,
             vm_migrations: history::load(&read)?,
         })
     }
@@ -274,15 +284,17 @@ impl Store {
             .await
     }
 
-    /// Stores the departure of disks together with the VM that uses them, in one step.
+    /// Stores the owner of disks together with the VM that uses them and the VM's protection, in one step.
     pub async fn put_group(
         &self,
         disks: &[(String, DiskEntry, AuthorityRecord)],
         vm: &str,
         entry: &VmEntry,
+        protection: Option<&ProtectionEntry>,
     ) -> Result<(), StoreError> {
         let vm = vm.to_owned();
         let entry = json(&vm, entry)?;
+        let protection = protection.map(|entry| json(&vm, entry)).transpose()?;
         let disks = disks
             .iter()
             .map(|(name, entry, record)| Ok((name.clone(), json(name, entry)?, *record)))
@@ -298,6 +310,11 @@ impl Store {
                 write
                     .open_table(VMS)?
                     .insert(vm.as_str(), entry.as_slice())?;
+                if let Some(protection) = &protection {
+                    write
+                        .open_table(PROTECTIONS)?
+                        .insert(vm.as_str(), protection.as_slice())?;
+                }
                 Ok(())
             })
             .await
@@ -342,6 +359,8 @@ fn prepare(database: &Database) -> Result<(), StoreError> {
             .open_table(VmMigration::TABLE)
             .map_err(redb::Error::from)?;
         write.open_table(PROCESS_MOVES).map_err(redb::Error::from)?;
+        write.open_table(PROTECTIONS).map_err(redb::Error::from)?;
+        write.open_table(GRANTS).map_err(redb::Error::from)?;
     }
     write.commit().map_err(redb::Error::from)?;
     Ok(())

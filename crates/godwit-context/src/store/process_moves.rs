@@ -35,7 +35,7 @@ impl Kind {
 /// The name of a record, and its value unless the record is damaged.
 pub type Named<T> = (String, Result<T, StoreError>);
 
-fn parsed<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T, StoreError> {
+pub(super) fn parsed<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T, StoreError> {
     serde_json::from_slice(bytes).map_err(|error| StoreError::Damaged {
         key: key.to_owned(),
         why: error.to_string(),

@@ -80,6 +80,9 @@ impl Features {
     /// A destination may [follow](super::Message::Follow) a disk that stays at its source.
     pub const FOLLOWS: Self = Self(1 << 18);
 
+    /// The node stores grants of protected machines for nodes that ask with [`Purpose::Witness`].
+    pub const WITNESS: Self = Self(1 << 19);
+
     /// Returns the union of both sets.
     #[must_use]
     pub const fn with(self, others: Self) -> Self {
@@ -118,6 +121,9 @@ pub enum Purpose {
     /// To move a process with its RDMA connections: to the destination node, and to the nodes of its partners; control
     /// connection only. No disk is named.
     Process,
+    /// To ask for the grant of a protected machine, or change the grant; control connection only, and only to nodes with
+    /// [`Features::WITNESS`]. The id of the protection stands in the migration's place.
+    Witness,
 }
 
 /// The first frame on every connection, from the node that opened it.
@@ -373,6 +379,7 @@ impl Hello {
             Purpose::Pull => 5,
             Purpose::Image => 6,
             Purpose::Process => 7,
+            Purpose::Witness => 8,
         });
         put(body, &self.migration.0);
         put_text(body, &self.node, MAX_NAME);
@@ -396,6 +403,7 @@ impl Hello {
                 [5] => Purpose::Pull,
                 [6] => Purpose::Image,
                 [7] => Purpose::Process,
+                [8] => Purpose::Witness,
                 _ => return Err(DecodeError::Field("purpose")),
             },
             migration: MigrationId(take(from)?),

@@ -54,6 +54,8 @@ pub struct Inner {
     pub(crate) image_trouble: Option<String>,
     /// The disks that are about to leave together with this one.
     pub group: Option<Arc<SwitchGroup>>,
+    /// True while no request may be answered, because a backup may have taken the disk.
+    pub held: bool,
     /// True while virtual machines must wait: see [`crate::disks::vhost::Held`].
     pub(crate) vhost_held: bool,
 }
@@ -139,6 +141,7 @@ impl Disk {
                 connecting_owner: false,
                 image_trouble: None,
                 group: None,
+                held: false,
                 vhost_held: false,
             }),
         })

@@ -1,4 +1,4 @@
-//! Disks that change hands together or not at all.
+//! Disks that change hands together or not at all: given away, or taken over from a lost node.
 //!
 //! Each disk has its own migration and its own authority. All disks of a group are given away in one step, when the
 //! source stores their records:
@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use godwit_block::engine::EngineHandle;
-use godwit_core::authority::AuthorityRecord;
+use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::event::AbortReason;
 use tokio::sync::watch;
 
@@ -31,6 +31,7 @@ use crate::disks::disk::Disk;
 use godwit_context::failpoint;
 use godwit_context::store::DiskEntry;
 use godwit_context::store::machine::VmEntry;
+use godwit_context::store::machine::protections::ProtectionEntry;
 
 /// Time between two attempts to store the records.
 const STORE_RETRY: Duration = Duration::from_secs(1);
@@ -56,6 +57,8 @@ pub struct SwitchGroup {
     held: Mutex<Vec<Held>>,
     state: watch::Sender<GroupState>,
     handed_over: HandedOver,
+    /// Set if the disks are taken over: the protection from then on.
+    taken: Option<ProtectionEntry>,
 }
 
 /// Runs once the records are stored that give the machine away, and before its disks hear of them.
@@ -90,7 +93,35 @@ impl SwitchGroup {
             held: Mutex::default(),
             state: watch::Sender::new(GroupState::Gathering),
             handed_over,
+            taken: None,
         })
+    }
+
+    /// Creates a group of `disks` disks that this node takes over, with the VM's entry and protection from then on.
+    pub fn taking(
+        vm: String,
+        entry: VmEntry,
+        protection: ProtectionEntry,
+        disks: usize,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            vm,
+            moved: entry,
+            disks,
+            held: Mutex::default(),
+            state: watch::Sender::new(GroupState::Gathering),
+            handed_over: Box::new(|_| Box::pin(std::future::ready(()))),
+            taken: Some(protection),
+        })
+    }
+
+    /// Returns true if this record is stored together with those of the other disks.
+    pub(crate) fn gathers(&self, record: &AuthorityRecord) -> bool {
+        match record.ownership {
+            Ownership::Relinquished { .. } => self.taken.is_none(),
+            Ownership::Serving => self.taken.is_some(),
+            _ => false,
+        }
     }
 
     /// Returns the VM's entry once the disks are given away.
@@ -183,10 +214,10 @@ impl SwitchGroup {
         while let Err(error) = disks
             .context
             .store
-            .put_group(&records, &self.vm, &self.moved)
+            .put_group(&records, &self.vm, &self.moved, self.taken.as_ref())
             .await
         {
-            tracing::error!(vm = self.vm, %error, "cannot store that the VM is given away; trying again");
+            tracing::error!(vm = self.vm, %error, "cannot store who has the VM; trying again");
             tokio::select! {
                 () = tokio::time::sleep(STORE_RETRY) => {}
                 () = disks.context.closed() => return,
@@ -207,7 +238,8 @@ impl SwitchGroup {
         tracing::info!(
             vm = self.vm,
             disks = self.disks,
-            "stored that the VM is given away"
+            takes = self.taken.is_some(),
+            "stored who has the VM"
         );
         self.state.send_replace(GroupState::Given);
     }

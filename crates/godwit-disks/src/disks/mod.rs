@@ -2,6 +2,7 @@
 
 pub mod client_places;
 pub mod disk;
+pub mod following;
 pub mod group;
 pub mod jobs;
 pub mod lifecycle;

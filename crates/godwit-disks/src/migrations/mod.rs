@@ -65,6 +65,8 @@ pub async fn handle_event(migrations: &Arc<Migrations>, disk: &Arc<Disk>, event:
         }
         Event::Follows { migration, epoch } => {
             tracing::info!(disk = disk.name, %migration, epoch = epoch.0, "follows its source");
+            migrations.enter(migration, MigrationPhase::Following);
+            incoming::keep_copy(migrations, disk, migration).await;
         }
         Event::MigrationCompleted { migration } => {
             disk.end(Activity::Outgoing(migration));

@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use godwit_block::engine::{ChunkMemory, InterfaceCounter, PeerStreams};
 use godwit_core::authority::AuthorityRecord;
-use godwit_core::event::AbortReason;
 use godwit_core::units::{MigrationId, Sectors};
 use godwit_core::wire::{
     Features, Greeting, Offer, OfferedImage, Place, Purpose, RefusalCode, Reply, TrafficClass,
 };
-use godwit_core::{MigrationOptions, OlderCopy};
+use godwit_core::{MigrationOptions, OlderCopy, Switchover};
 use tokio::sync::{Notify, oneshot};
 
 use super::choice::base::Refused;
@@ -19,6 +18,7 @@ use super::options::{self, Circumstances, InFlight};
 use super::promise::{self, Asked, Promise};
 use super::table::{self, Begin};
 use crate::disks::disk::{Activity, ActivityGuard, Disk};
+use crate::disks::following;
 use crate::disks::group::SwitchGroup;
 use crate::disks::storage::image;
 use crate::images::comparison;
@@ -66,18 +66,32 @@ pub async fn start(
             request.to
         )));
     }
-    start_in(migrations, request, None).await
+    start_in(migrations, request, End::Leaves(None)).await
 }
 
-/// As [`start`], for a disk of a moving machine: the disk waits for the order to switch over, and switches over
-/// together with its group.
+/// The end of a migration.
+pub enum End {
+    /// The disk leaves, together with its group if there is one.
+    Leaves(Option<Arc<SwitchGroup>>),
+    /// The disk stays here, and is followed at the other node: every acknowledged write is there, too.
+    Stays,
+}
+
+impl End {
+    const fn stays(&self) -> bool {
+        matches!(self, Self::Stays)
+    }
+}
+
+/// As [`start`], for a disk of a machine. A disk of a moving machine waits for the order to switch over, and switches
+/// over together with its group.
 ///
 /// # Errors
 /// As [`start`].
 pub async fn start_in(
     migrations: &Arc<Migrations>,
     request: MigrateRequest,
-    group: Option<Arc<SwitchGroup>>,
+    end: End,
 ) -> Result<Migration, ErrorBody> {
     migrations.context.check_open()?;
     let asked = Asked::parse(&request.disk, request.options.sla.as_deref())?;
@@ -100,7 +114,10 @@ pub async fn start_in(
         record = inner.record;
         let state = inner.state();
         if state == DiskState::Serving && inner.engine.is_some() {
-            return inner.may_leave(&disk.name);
+            return match end.stays() {
+                true => inner.is_whole(&disk.name, "followed"),
+                false => inner.may_leave(&disk.name),
+            };
         }
         let error = ErrorBody::new(
             ErrorCode::Conflict,
@@ -115,7 +132,10 @@ pub async fn start_in(
             None => error.hint("see 'godwit disk show'"),
         })
     })?;
-    let on_image = base::choose(migrations, &disk, &peer, &request.options).await?;
+    let on_image = match end.stays() {
+        true => None,
+        false => base::choose(migrations, &disk, &peer, &request.options).await?,
+    };
     options::check_size(&disk.name, &settings, capacity.bytes())?;
     let taken = taken(&disk, capacity).await?;
     if request.options.policy.is_some() || settings.verify {
@@ -163,7 +183,7 @@ pub async fn start_in(
         settings,
         place,
         promise,
-        group,
+        end,
         on_image,
         as_whole,
     };
@@ -217,7 +237,7 @@ struct Attempt {
     /// The requested place at the destination.
     place: Option<Place>,
     promise: Promise,
-    group: Option<Arc<SwitchGroup>>,
+    end: End,
     /// The base image that the disk leaves behind.
     on_image: Option<BaseImage>,
     /// The settings for a move of the whole disk after all.
@@ -259,7 +279,7 @@ impl Attempt {
         tokio::select! {
             biased;
             () = cancelled.notified() => {
-                cancel_in_engine(&self.disk).await;
+                following::give_up(&self.disk).await;
             }
             () = std::future::ready(()) => {}
         }
@@ -346,6 +366,12 @@ impl Attempt {
                 Features::PULLS,
                 String::from("serves no disk before all of it is there"),
                 "choose another --policy",
+            ),
+            (
+                self.end.stays(),
+                Features::FOLLOWS,
+                String::from("follows no disk"),
+                "choose another backup",
             ),
         ] {
             if needed && !knows.features.contain(feature) {
@@ -439,7 +465,11 @@ impl Attempt {
             on_image: self.on_image.is_some(),
             governor: self.migrations.context.config.governor,
         };
-        options::engine(&self.settings, &of)
+        let mut options = options::engine(&self.settings, &of);
+        if self.end.stays() {
+            options.switchover = Switchover::Never;
+        }
+        options
     }
 
     /// Allocates the memory for the chunks.
@@ -480,7 +510,10 @@ impl Attempt {
             // Stored together with the record by which the disk is given away.
             inner.entry.counterpart = Some(self.peer.name.clone());
             inner.entry.max_bandwidth = self.settings.max_bandwidth;
-            inner.group.clone_from(&self.group);
+            inner.group = match &self.end {
+                End::Leaves(group) => group.clone(),
+                End::Stays => None,
+            };
             inner.engine.as_ref().map(|engine| engine.handle.clone())
         }
         .ok_or_else(|| self.engine_ended())?;
@@ -528,7 +561,7 @@ pub async fn cancel(migrations: &Arc<Migrations>, id: &str) -> Result<Migration,
     migrations.cancel_offer(id);
     let mut stopped = view.phase == MigrationPhase::Offering;
     if !stopped && disk.lock().activity.migration() == Some(id) {
-        stopped = cancel_in_engine(&disk).await;
+        stopped = following::give_up(&disk).await;
     }
     loop {
         let (_, view) = migrations.get(&id.to_string())?;
@@ -548,18 +581,4 @@ pub async fn cancel(migrations: &Arc<Migrations>, id: &str) -> Result<Migration,
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-}
-
-/// Cancels the migration in the disk's engine. Returns false if the disk is already given away, or the engine has
-/// ended.
-pub async fn cancel_in_engine(disk: &Arc<Disk>) -> bool {
-    let Some(engine) = disk.engine() else {
-        return false;
-    };
-    let (reply, answer) = oneshot::channel();
-    let reply = move |stopped| {
-        let _ = reply.send(stopped);
-    };
-    engine.cancel(AbortReason::Cancelled, Box::new(reply));
-    answer.await.unwrap_or(false)
 }

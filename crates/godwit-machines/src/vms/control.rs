@@ -76,6 +76,11 @@ where
         let _ = self.out.send(message).await;
     }
 
+    /// Queues a message. Returns false if the other side does not keep up, or is gone.
+    pub(crate) fn try_say(&self, message: O) -> bool {
+        self.out.try_send(message).is_ok()
+    }
+
     /// Returns the next message, or `None` once the other side is gone.
     pub(crate) async fn hear(&mut self) -> Option<I> {
         self.inbox.recv().await

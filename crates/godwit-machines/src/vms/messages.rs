@@ -48,6 +48,7 @@ use godwit_qemu::machine::Machine;
 
 use crate::nics::links::NicPlacing;
 use crate::nics::pieces::NicPiece;
+use crate::protect::messages::Opening;
 use crate::vms::memory::pooled::PoolOffer;
 use godwit_peers::framed;
 
@@ -100,6 +101,8 @@ pub(crate) enum Order {
         /// The reason.
         reason: String,
     },
+    /// Begins a connection between the nodes of a protection, which has its own messages from here on.
+    Protection(Box<Opening>),
     /// A beat of the source.
     Ping,
 }

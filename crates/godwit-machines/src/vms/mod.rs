@@ -1,10 +1,10 @@
 //! Virtual machines: runs QEMU on this node's disks, or takes over a running QEMU.
 
-mod control;
+pub(crate) mod control;
 mod incoming;
 pub mod lifecycle;
 pub mod memory;
-mod messages;
+pub(crate) mod messages;
 mod nics;
 pub mod outgoing;
 pub mod stream_keeper;

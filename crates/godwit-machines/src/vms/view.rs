@@ -45,6 +45,7 @@ pub fn vm(vm: &Vm) -> godwit_api::Vm {
         command: command(vm, &inner.entry.machine),
         accelerator: inner.entry.machine.accelerator().map(str::to_owned),
         warnings: inner.warnings.clone(),
+        protection: inner.protection.clone(),
         problem: inner
             .problem
             .clone()
@@ -136,6 +137,7 @@ fn status(inner: &Inner, state: VmState) -> String {
             Some(node) => format!("moved to node '{node}'"),
             None => String::from("moved to another node"),
         },
+        VmState::Backup => String::from("this node takes it over if its node is lost"),
     }
 }
 

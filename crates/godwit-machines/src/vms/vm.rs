@@ -7,12 +7,13 @@ use godwit_core::units::MigrationId;
 
 use crate::nics::named::NamedNics;
 use crate::nics::served::ServedNic;
+use crate::protect::Protections;
 use crate::vms::incoming::doubt::Verdicts;
 use crate::vms::lifecycle::room::Still;
 use crate::vms::memory::mover::MovingMemory;
 use crate::vms::outgoing::table::VmMigrations;
 use crate::vms::tunnel::MemoryDoors;
-use godwit_api::{ErrorBody, ErrorCode, VmState};
+use godwit_api::{ErrorBody, ErrorCode, VmProtection, VmState};
 use godwit_context::Context;
 use godwit_context::config::NodeConfig;
 use godwit_context::store::machine::{VmEntry, VmMark};
@@ -42,6 +43,8 @@ pub enum VmActivity {
     Resuming,
     /// The memory moves between the memory pool and the node.
     MovingMemory,
+    /// The VM's protection begins.
+    Protecting,
     /// The VM has moved away, but the title of its memory does not say so yet.
     GivingMemory,
     /// The VM moves away.
@@ -57,6 +60,7 @@ impl VmActivity {
             Self::Idle => "idle",
             Self::Starting => "being started",
             Self::Stopping => "being stopped",
+            Self::Protecting => "being protected",
             Self::Pausing => "being made to stand still",
             Self::Resuming => "being let go on",
             Self::MovingMemory => "having its memory moved between its memory pool and its node",
@@ -120,6 +124,8 @@ pub struct Inner {
     pub(crate) ended_for: Option<String>,
     /// Warnings for the user who started the VM.
     pub warnings: Vec<String>,
+    /// The VM's protection, if this node is the primary.
+    pub(crate) protection: Option<VmProtection>,
 }
 
 /// A running QEMU.
@@ -157,6 +163,7 @@ impl Vm {
                 verdicts: None,
                 ended_for: None,
                 warnings: Vec::new(),
+                protection: None,
             }),
         })
     }
@@ -342,6 +349,8 @@ pub struct Vms {
     pub migrations: VmMigrations,
     /// Incoming VMs that wait for the connection of their memory.
     pub memory_doors: MemoryDoors,
+    /// Protections that this node has a part in.
+    pub protections: Protections,
     by_name: Mutex<BTreeMap<String, Arc<Vm>>>,
 }
 
@@ -355,6 +364,7 @@ impl Vms {
             nics,
             migrations: VmMigrations::default(),
             memory_doors: MemoryDoors::default(),
+            protections: Protections::default(),
             by_name: Mutex::default(),
         }
     }

@@ -13,6 +13,7 @@ use godwit_disks::disks::{DiskUsers, Said, Standing};
 use godwit_disks::images;
 use godwit_disks::migrations;
 use godwit_machines::nics::named::{MachineNics, NicUsers};
+use godwit_machines::protect;
 use godwit_machines::vms::Vms;
 use godwit_machines::vms::lifecycle::room::{self, Still};
 use godwit_machines::vms::vm::Vm;
@@ -87,28 +88,40 @@ impl NicUsers for Machines {
 
 /// Passes an event of a disk's engine to migrations, images and VMs.
 async fn handle(node: Arc<Node>, disk: Arc<Disk>, said: Said) {
+    let event = match &said {
+        Said::Core(event) => Some(event.clone()),
+        _ => None,
+    };
+    pass(&node, &disk, said).await;
+    // The protection finds the migration as the event leaves it.
+    if let Some(event) = event {
+        protect::disk_event(&node.vms, &disk.name, &event).await;
+    }
+}
+
+async fn pass(node: &Arc<Node>, disk: &Arc<Disk>, said: Said) {
     match said {
         Said::Started => {
-            images::comparison::begin_to_know(&node.images, &disk, false);
-            images::serving::start(&node.images, &disk);
+            images::comparison::begin_to_know(&node.images, disk, false);
+            images::serving::start(&node.images, disk);
         }
         Said::Core(event @ Event::ReceiveCompleted { .. }) => {
-            migrations::handle_event(&node.migrations, &disk, event).await;
-            images::comparison::begin_to_know(&node.images, &disk, true);
-            images::serving::start(&node.images, &disk);
+            migrations::handle_event(&node.migrations, disk, event).await;
+            images::comparison::begin_to_know(&node.images, disk, true);
+            images::serving::start(&node.images, disk);
         }
         Said::Core(event @ (Event::Whole { .. } | Event::LeftImage { .. })) => {
-            migrations::handle_event(&node.migrations, &disk, event).await;
+            migrations::handle_event(&node.migrations, disk, event).await;
             node.images.release();
         }
-        Said::Core(event) => migrations::handle_event(&node.migrations, &disk, event).await,
-        Said::Claimed(migration) => migrations::claimed(&node.migrations, &disk, migration).await,
-        Said::ForwardDown => migrations::afterwards::forward::start(&node.migrations, &disk),
-        Said::PullDown => migrations::afterwards::pulling::start_again(&node.migrations, &disk),
+        Said::Core(event) => migrations::handle_event(&node.migrations, disk, event).await,
+        Said::Claimed(migration) => migrations::claimed(&node.migrations, disk, migration).await,
+        Said::ForwardDown => migrations::afterwards::forward::start(&node.migrations, disk),
+        Said::PullDown => migrations::afterwards::pulling::start_again(&node.migrations, disk),
         Said::OutOfSpace => room::ran_out(&node.vms, Still::Room(disk.name.clone())),
         Said::WaitsLong => room::ran_out(&node.vms, Still::Missing(disk.name.clone())),
         Said::EngineFailed { migration, problem } => {
-            migrations::engine_failed(&node.migrations, &disk, migration, &problem).await;
+            migrations::engine_failed(&node.migrations, disk, migration, &problem).await;
         }
     }
 }

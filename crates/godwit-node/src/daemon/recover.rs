@@ -16,6 +16,7 @@ use godwit_disks::disks::disk::{Activity, Disk};
 use godwit_disks::disks::lifecycle::run;
 use godwit_disks::disks::storage::image;
 use godwit_disks::disks::vhost;
+use godwit_machines::protect;
 use godwit_machines::vms::outgoing::table;
 
 /// The recovery of a stored disk.
@@ -59,10 +60,12 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
     store_ended(node, ended).await?;
     let held = godwit_machines::vms::lifecycle::recover::hold_disks(&node.vms, &contents.vms);
     godwit_machines::vms::memory::relocated::restore(&node.vms, &contents.vms).await;
+    protect::hold_disks(&node.vms, &contents.protections, &contents.vms);
     for disk in node.disks.all() {
         run::open_and_start(&node.disks, &disk).await;
     }
     godwit_machines::vms::lifecycle::recover::recover(&node.vms, contents.vms, held).await;
+    protect::recover(&node.vms, contents.protections);
     godwit_machines::nics::named::recover(&node.nics, contents.nics).await;
     godwit_context::spawn(godwit_machines::nics::follow::follow(Arc::clone(
         &node.nics,

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use godwit_core::units::ProtectionId;
 use godwit_core::wire::{Features, Greeting, Hello, Purpose, Refusal, RefusalCode, TrafficClass};
 use godwit_io::tls::Handshake;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -16,6 +17,7 @@ use crate::owners;
 use godwit_disks::images::peers::giving;
 use godwit_disks::migrations::afterwards::{forward, pulling, resolve};
 use godwit_disks::migrations::incoming;
+use godwit_machines::protect::witness::serve::serve;
 use godwit_machines::vms;
 use godwit_peers::names;
 use godwit_peers::open::SocketNumber;
@@ -23,6 +25,7 @@ use godwit_peers::tls::{NodeTls, belongs_to};
 use godwit_peers::transport::Transport;
 use godwit_peers::transport::secure::shake_hands;
 use godwit_peers::{GREETING_TIMEOUT, PeerConnection, greeting};
+use godwit_processes::incoming::serve::serve as serve_process;
 
 /// Unfinished handshakes and greetings, at most.
 const MAX_HANDSHAKES: usize = 64;
@@ -127,6 +130,8 @@ enum Action {
     Memory(tokio::sync::mpsc::Sender<PeerConnection>),
     /// Carries a moving process.
     Process,
+    /// A question about the grant of a protected machine follows.
+    Witness,
 }
 
 fn identity(text: String) -> Refusal {
@@ -159,6 +164,7 @@ fn dispatch(
         }
         (Purpose::Machine, TrafficClass::Control) => Action::Machine,
         (Purpose::Process, TrafficClass::Control) => Action::Process,
+        (Purpose::Witness, TrafficClass::Control) => Action::Witness,
         (Purpose::Machine, TrafficClass::Copy) => {
             Action::Memory(node.vms.memory_doors.find(hello)?)
         }
@@ -269,12 +275,12 @@ impl Action {
             }
             Self::Process => {
                 let id = hello.migration.to_string();
-                godwit_context::spawn(godwit_processes::incoming::serve::serve(
-                    Arc::clone(&node.processes),
-                    connection,
-                    hello.node,
-                    id,
-                ));
+                let processes = Arc::clone(&node.processes);
+                godwit_context::spawn(serve_process(processes, connection, hello.node, id));
+            }
+            Self::Witness => {
+                let id = ProtectionId(hello.migration.0);
+                godwit_context::spawn(serve(Arc::clone(&node.context), connection, hello.node, id));
             }
             Self::Forward(disk) => {
                 godwit_context::spawn(forward::serve(disk, connection, hello.node));

@@ -1,6 +1,7 @@
 //! Metrics in the text formats of OpenMetrics and Prometheus, gathered on request.
 
 mod nics;
+mod protections;
 mod text;
 
 use std::collections::BTreeMap;
@@ -133,6 +134,7 @@ struct Gathered {
     certificates: Vec<(&'static str, i64)>,
     vms: Vec<(String, VmState)>,
     nics: Vec<api::Nic>,
+    protections: Vec<(String, api::VmProtection)>,
     /// Ended moves of VMs away from here, oldest first.
     vm_moves: Vec<VmMigration>,
     cpu_seconds: f64,
@@ -188,6 +190,7 @@ fn gather(node: &Arc<Node>) -> Gathered {
             .map(|vm| (vm.name.clone(), vm.lock().state()))
             .collect(),
         nics: godwit_machines::nics::view::all(&node.nics),
+        protections: node.vms.protections.views(),
         vm_moves: node
             .vms
             .migrations
@@ -213,6 +216,7 @@ impl prometheus_client::collector::Collector for Collector {
         self.migrations(&mut encoder)?;
         self.vms(&mut encoder)?;
         nics::encode(&self.gathered.nics, &mut encoder)?;
+        protections::encode(&self.gathered.protections, &mut encoder)?;
         self.certificates(&mut encoder)?;
         self.node(&mut encoder)
     }

@@ -8,6 +8,7 @@
 mod endings;
 mod nics;
 mod post_copy;
+mod protected;
 mod pulling;
 mod site;
 mod zero_copy;

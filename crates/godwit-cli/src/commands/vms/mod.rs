@@ -3,4 +3,5 @@
 mod console;
 pub(crate) mod memory_pool;
 pub(crate) mod nic;
+mod protection;
 pub(crate) mod vm;

@@ -7,7 +7,7 @@ use godwit_api::{
 };
 use serde_json::json;
 
-use super::console;
+use super::{console, protection};
 use crate::arguments::{AcceleratorArgument, MemoryPlaceArgument, VmCommand, VmRunArguments};
 use crate::client::Client;
 use crate::commands::disk::node_path;
@@ -76,6 +76,11 @@ pub(crate) async fn run(
             client.order(&path, &json!({})).await?;
             output.print(&json!({ "name": name }), |_| format!("VM '{name}' goes on"))
         }
+        VmCommand::Protect(arguments) => protection::protect(client, arguments, output).await,
+        VmCommand::Unprotect { name, force } => {
+            protection::unprotect(client, &name, force, output).await
+        }
+        VmCommand::Failover { name } => protection::fail_over(client, &name, output).await,
         VmCommand::Forget { name, force } => {
             client.delete(&routes::vm_forget(&name, force)).await?;
             output.print(&json!({ "name": name }), |_| format!("forgot VM '{name}'"))
@@ -209,7 +214,14 @@ fn list(vms: &[Vm]) -> String {
         let note = match (vm.state, &vm.moved_to) {
             (VmState::Departed, Some(node)) => format!("on {node}"),
             (VmState::Stopped, _) if vm.problem.is_none() => vm.status.clone(),
+            (VmState::Backup, _) => vm.status.clone(),
             _ => vm.problem.clone().unwrap_or_default(),
+        };
+        let note = match &vm.protection {
+            Some(protection) if note.is_empty() => {
+                format!("{} by {}", protection.state.name(), protection.peer)
+            }
+            _ => note,
         };
         [
             vm.name.clone(),
@@ -233,6 +245,10 @@ fn show(vm: &Vm) -> String {
         ("state", Some(format!("{}: {}", vm.state.name(), vm.status))),
         ("problem", vm.problem.clone()),
         ("disks", (!vm.disks.is_empty()).then(|| vm.disks.join(", "))),
+        (
+            "protection",
+            vm.protection.as_ref().map(protection::sentence),
+        ),
         ("memory", vm.memory.as_ref().map(memory)),
         (
             "memory move",
@@ -357,6 +373,7 @@ mod tests {
             memory: None,
             command: vec!["qemu".to_owned(), "-name".to_owned(), "it's v".to_owned()],
             accelerator: Some("tcg".to_owned()),
+            protection: None,
             problem: None,
             warnings: Vec::new(),
         }

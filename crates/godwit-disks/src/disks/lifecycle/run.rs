@@ -108,6 +108,9 @@ pub fn start(disks: &Arc<Disks>, disk: &Arc<Disk>, mut image: Image) -> Result<(
         .map_err(|error| ErrorBody::new(ErrorCode::Internal, chain(&error)))?;
     let task = run_events(Arc::clone(disks), Arc::clone(disk), handle.clone(), events);
     let mut inner = disk.lock();
+    if inner.held {
+        handle.hold();
+    }
     let vhost =
         (!inner.vhost_held).then(|| vhost::serve(&disks.context.config, &disk.name, &handle));
     let vhost = vhost.flatten();
@@ -183,8 +186,8 @@ async fn run_events(
     while let Some(event) = events.recv().await {
         match event {
             EngineEvent::Persist(record) => {
-                let leaves = matches!(record.ownership, Ownership::Relinquished { .. });
-                let group = disk.lock().group.clone().filter(|_| leaves);
+                let group = disk.lock().group.clone();
+                let group = group.filter(|group| group.gathers(&record));
                 if let Some(group) = group {
                     group.ask(&disks, &disk, handle.clone(), record).await;
                 } else if persist(&disks, &disk, record).await {

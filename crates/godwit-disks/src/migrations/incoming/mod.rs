@@ -515,6 +515,22 @@ fn new_image(disk: &Disk) -> OlderCopy {
     }
 }
 
+/// Keeps the image of a disk that follows here, also after a restart and after the end of the migration: the next one
+/// sends only the differences.
+pub(super) async fn keep_copy(migrations: &Migrations, disk: &Disk, migration: MigrationId) {
+    {
+        let mut inner = disk.lock();
+        if inner.activity != Activity::Incoming(migration) {
+            return;
+        }
+        inner.entry.mark = None;
+    }
+    let keep = |entry: &mut DiskEntry| entry.mark = None;
+    if let Err(error) = migrations.context.store.change_disk(&disk.name, keep).await {
+        tracing::warn!(disk = disk.name, %error, "a restart would remove the copy of the disk");
+    }
+}
+
 /// Removes the leftovers of an incoming migration that did not make this node the owner. For a disk unknown here
 /// before, this is everything.
 pub(crate) async fn discard(migrations: Arc<Migrations>, disk: Arc<Disk>, migration: MigrationId) {

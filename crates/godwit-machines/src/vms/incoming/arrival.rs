@@ -31,8 +31,8 @@ use godwit_api::{ErrorBody, ErrorCode, MemoryPlace, MoveMemory};
 use godwit_context::failpoint;
 use godwit_context::store::machine::{VmMark, VmOrigin};
 use godwit_disks::disks::disk::{Activity, Disk};
+use godwit_disks::disks::following;
 use godwit_disks::disks::vhost::Held;
-use godwit_disks::migrations::outgoing::cancel_in_engine;
 use godwit_peers::PeerConnection;
 use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::QmpError;
@@ -263,6 +263,7 @@ impl<'a> Incoming<'a> {
                 | Order::Offer(_)
                 | Order::Resume
                 | Order::Ask { .. }
+                | Order::Protection(_)
                 | Order::Lost { .. }
                 | Order::Ping,
             ) => {}
@@ -368,7 +369,7 @@ impl<'a> Incoming<'a> {
         for disk in self.found_disks() {
             let incoming = matches!(disk.lock().activity, Activity::Incoming(_));
             if incoming {
-                cancel_in_engine(&disk).await;
+                following::give_up(&disk).await;
             }
         }
     }

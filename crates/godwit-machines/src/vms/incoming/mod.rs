@@ -15,6 +15,7 @@ use serde_json::json;
 use tokio::task::AbortHandle;
 
 use crate::nics::follow;
+use crate::protect;
 use crate::vms::Vms;
 use crate::vms::control::Link;
 use crate::vms::incoming::arrival::{DestinationLink, Incoming};
@@ -63,6 +64,9 @@ pub async fn take_machine(vms: Arc<Vms>, mut connection: PeerConnection, hello: 
             // A node without the answer asks again.
             let _ = messages::write(&mut connection, &Answer::Word(word)).await;
             return;
+        }
+        Ok(Ok(Order::Protection(opening))) => {
+            return protect::welcome(&vms, connection, hello, *opening).await;
         }
         Ok(Ok(order @ (Order::Resume | Order::Lost { .. }))) => {
             return let_return(&vms, link(connection), order, &hello).await;

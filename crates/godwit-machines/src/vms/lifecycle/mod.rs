@@ -3,9 +3,10 @@
 mod adopt;
 pub mod recover;
 pub mod room;
-pub(super) mod run;
+pub(crate) mod run;
 pub(super) mod stop;
-pub(super) mod watch;
+pub(crate) mod taken;
+pub(crate) mod watch;
 
 pub use adopt::adopt;
 pub use room::resume;

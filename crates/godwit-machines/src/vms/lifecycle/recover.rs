@@ -15,6 +15,7 @@ use crate::vms::incoming::arrival::Incoming;
 use crate::vms::incoming::post_copy_destination::Pulling;
 use crate::vms::lifecycle::room;
 use crate::vms::lifecycle::run;
+use crate::vms::lifecycle::taken;
 use crate::vms::lifecycle::watch;
 use crate::vms::memory::{pooled, released, relocated};
 use crate::vms::outgoing::{post_copy_source, table};
@@ -137,7 +138,7 @@ fn never_runs(vms: &Vms, vm: &Vm) -> bool {
         !disks.is_empty() && !disks.iter().any(undecided)
     };
     match mark {
-        Some(VmMark::Starting) => true,
+        Some(VmMark::Starting | VmMark::Taken) => true,
         Some(VmMark::Incoming { .. }) => none_is_here(),
         _ => moved,
     }
@@ -163,6 +164,14 @@ async fn settle(vms: &Arc<Vms>, vm: &Arc<Vm>, qemu: Option<Qemu>, held: Option<H
             }
             if let Ok(guard) = vm.begin(VmActivity::Stopping, |_| Ok(())) {
                 run::forget(vms, vm, guard).await;
+            }
+        }
+        (Some(VmMark::Taken), qemu) => {
+            if let Some(qemu) = qemu {
+                qemu.process.kill().await;
+            }
+            if let Ok(guard) = vm.begin(VmActivity::Starting, |_| Ok(())) {
+                tokio::spawn(taken::start(Arc::clone(vms), Arc::clone(vm), guard));
             }
         }
         // The disks moved with the VM: a QEMU left here must never run the guest.

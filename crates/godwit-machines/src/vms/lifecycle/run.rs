@@ -55,6 +55,7 @@ pub async fn run(vms: &Arc<Vms>, request: RunVm) -> Result<Arc<Vm>, ErrorBody> {
     if let Some(other) = vms.find(&request.name) {
         other.may_be_replaced()?;
     }
+    vms.protections.refuse(&request.name, "run")?;
     let memory = pooled_memory(vms, &request, &machine)?;
     for disk in &machine.disks {
         usable(vms, &request.name, disk)?;
@@ -398,7 +399,7 @@ pub(crate) fn check_socket_path(vm: &str, path: &Path) -> Result<(), ErrorBody> 
     .hint("choose shorter names, or start the node with a shorter --data-dir"))
 }
 
-async fn launch(vms: &Arc<Vms>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
+pub(super) async fn launch(vms: &Arc<Vms>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let mut entry = vm.lock().entry.clone();
     // A disk of a VM cannot be removed, but a removal may have begun before.
     for disk in &entry.machine.disks {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use crate::protect;
 use crate::vms::Vms;
 use crate::vms::incoming::doubt::{self, Verdict};
 use crate::vms::lifecycle::run;
@@ -23,7 +24,7 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time between two checks of the disks.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Stops a VM and forgets the VM. Its disks stay.
+/// Stops a VM and forgets the VM. Its disks stay. A protection ends first.
 ///
 /// # Errors
 /// The VM has another activity or moved to another node, or the guest does not shut down in time.
@@ -40,6 +41,9 @@ pub async fn stop(vms: &Arc<Vms>, name: &str, request: StopVm) -> Result<(), Err
             .hint(format!("wait 1 to {MAX_TIMEOUT} seconds")));
         }
     };
+    if vms.protections.runs_protected(name) {
+        protect::unprotect(vms, name, false).await?;
+    }
     // The remaining QEMU of a departed VM may have the rest of the memory of a guest running elsewhere.
     let verdicts = vm.lock().verdicts.clone();
     if let Some(verdicts) = verdicts {

@@ -13,6 +13,12 @@ use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::Qmp;
 use godwit_qemu::process;
 
+/// The end of a guest that has shut down.
+pub(crate) const SHUT_DOWN: &str = "its guest shut down";
+
+/// The beginning of the description of any other end of QEMU.
+pub(crate) const QEMU_ENDED: &str = "QEMU ended";
+
 /// Time between two attempts to reach a lost monitor.
 const RECONNECT_EVERY: Duration = Duration::from_secs(1);
 
@@ -65,14 +71,14 @@ async fn watch(vms: Arc<Vms>, vm: Arc<Vm>, mut qemu: Qemu) {
         let ended_for = inner.ended_for.take();
         let problem = (!asked && !halted).then(|| {
             ended_for.unwrap_or_else(|| match process::log_tail(&log).as_str() {
-                "" => String::from("QEMU ended"),
-                said => format!("QEMU ended: {said}"),
+                "" => String::from(QEMU_ENDED),
+                said => format!("{QEMU_ENDED}: {said}"),
             })
         });
         // The stopping or moving task has the last word; a restart settles a marked VM.
         let stays = !asked && inner.entry.mark.is_none();
         if stays {
-            let shut_down = || String::from("its guest shut down");
+            let shut_down = || String::from(SHUT_DOWN);
             inner.entry.ended = Some(problem.clone().unwrap_or_else(shut_down));
         }
         (asked, problem, stays.then(|| inner.entry.clone()))

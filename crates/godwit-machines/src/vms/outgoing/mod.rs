@@ -78,6 +78,7 @@ pub async fn migrate(
         let text = format!("VM {name} is on node '{}' already", request.to);
         return Err(ErrorBody::new(ErrorCode::Invalid, text).hint("name another node"));
     }
+    vms.protections.refuse(name, "moved")?;
     let zero_copy = request.memory == MemoryMode::ZeroCopy;
     if request.stay_in_pool && !zero_copy {
         let text = format!("VM {name}: only memory that moves by zero-copy can stay in its pool");
@@ -548,7 +549,7 @@ impl Move {
 }
 
 /// Returns the MTU of each NIC's uplink, as far as known.
-fn nic_mtus(machine: &Machine) -> Vec<u32> {
+pub(crate) fn nic_mtus(machine: &Machine) -> Vec<u32> {
     let mtus = machine.nics.iter().map(|nic| uplinks::mtu(&nic.uplink));
     // A missing uplink is among the blockers already.
     mtus.map_while(Result::ok).collect()

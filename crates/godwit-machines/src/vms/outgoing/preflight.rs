@@ -28,7 +28,7 @@ use godwit_qemu::version::{Version, printed};
 const FIRST_SOUND_TCG: Version = Version([10, 0, 0]);
 
 /// Source: returns the blockers of the disks here.
-pub(super) fn disks_leaving(vms: &Vms, machine: &Machine, facts: &Facts) -> Vec<String> {
+pub(crate) fn disks_leaving(vms: &Vms, machine: &Machine, facts: &Facts) -> Vec<String> {
     let here = &vms.context.config.name;
     let mut blockers = Vec::new();
     for disk in &machine.disks {

@@ -315,6 +315,7 @@ pub(in crate::api) async fn remove_disk(
 ) -> Result<StatusCode, Refusal> {
     node.context.check_open()?;
     let removed = detached(node, move |node| async move {
+        node.vms.protections.refuse_disk(&name, "removed")?;
         remove::remove(&node.disks, &name, parameters.force).await
     });
     removed.await?;
@@ -349,6 +350,7 @@ pub(in crate::api) async fn resize_disk(
 ) -> Result<Json<Disk>, Refusal> {
     node.context.check_open()?;
     let resized = detached(Arc::clone(&node), move |node| async move {
+        node.vms.protections.refuse_disk(&name, "made larger")?;
         resize::resize(&node.disks, &name, request).await
     });
     let disk = resized.await?;

@@ -127,7 +127,14 @@ pub(in crate::api) async fn cancel_migration(
         Table::Processes => godwit_processes::outgoing::cancel(&node.processes, &id)
             .await?
             .into(),
-        Table::Disks => outgoing::cancel(&node.migrations, &id).await?.into(),
+        Table::Disks => {
+            let (_, view) = node.migrations.get(&id)?;
+            if !view.phase.ended() {
+                let protections = &node.vms.protections;
+                protections.refuse_disk(&view.disk, "left without its backup")?;
+            }
+            outgoing::cancel(&node.migrations, &id).await?.into()
+        }
     }))
 }
 

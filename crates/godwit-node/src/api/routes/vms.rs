@@ -13,7 +13,8 @@ use crate::api::ErrorBody;
 use crate::api::refusal::Refusal;
 use crate::api::{AdoptVm, MigrateVm, RunVm, StopVm, Vm, VmMigration};
 use crate::node::Node;
-use godwit_api::MoveMemory;
+use godwit_api::{MoveMemory, ProtectVm};
+use godwit_machines::protect;
 use godwit_machines::vms::memory::mover;
 use godwit_machines::vms::{self, view};
 
@@ -40,13 +41,28 @@ pub(in crate::api) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
         ("/v1/vms/{name}/memory", post(move_memory)),
         ("/v1/vms/{name}/memory/cancel", post(cancel_memory)),
         ("/v1/vms/{name}/migrate", post(migrate_vm)),
+        (
+            "/v1/vms/{name}/protection",
+            post(protect_vm).delete(unprotect_vm),
+        ),
+        ("/v1/vms/{name}/failover", post(fail_over_vm)),
     ]
 }
 
 /// Lists all VMs that this node knows.
 #[utoipa::path(get, path = "/v1/vms", responses((status = 200, body = Vec<Vm>)))]
 pub(in crate::api) async fn list_vms(State(node): Shared) -> Json<Vec<Vm>> {
-    Json(node.vms.all().iter().map(|vm| view::vm(vm)).collect())
+    let backups = node.vms.protections.backups(&node.vms);
+    let all = node.vms.all();
+    let is_backup = |vm: &Arc<vms::vm::Vm>| backups.iter().any(|backup| backup.name == vm.name);
+    let own = all
+        .iter()
+        .filter(|vm| !is_backup(vm))
+        .map(|vm| view::vm(vm));
+    let mut shown: Vec<Vm> = own.collect();
+    shown.extend(backups);
+    shown.sort_by(|one, other| one.name.cmp(&other.name));
+    Json(shown)
 }
 
 /// Shows a VM.
@@ -56,6 +72,9 @@ pub(in crate::api) async fn show_vm(
     State(node): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<Vm>, Refusal> {
+    if let Some(backup) = node.vms.protections.backup(&node.vms, &name) {
+        return Ok(Json(backup));
+    }
     Ok(Json(view::vm(node.vms.get(&name)?.as_ref())))
 }
 
@@ -207,4 +226,67 @@ pub(in crate::api) async fn migrate_vm(
         vms::migrate(&node.vms, &name, request).await
     });
     Ok((StatusCode::CREATED, Json(started.await?)))
+}
+
+/// Protects a VM: its disks' writes reach a second node before they are acknowledged, and that node starts the VM anew
+/// if this one is lost. Answers once the second node has begun to take the disks; the VM shows the progress.
+#[utoipa::path(post, path = "/v1/vms/{name}/protection", params(("name" = String, Path)),
+    request_body = ProtectVm, responses(
+    (status = 201, body = Vm), (status = 400, body = ErrorBody),
+    (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
+    (status = 422, body = ErrorBody), (status = 502, body = ErrorBody)))]
+pub(in crate::api) async fn protect_vm(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Body(request): Body<ProtectVm>,
+) -> Result<(StatusCode, Json<Vm>), Refusal> {
+    let protected = detached(node, move |node| async move {
+        protect::protect(&node.vms, &name, request).await
+    });
+    Ok((
+        StatusCode::CREATED,
+        Json(view::vm(protected.await?.as_ref())),
+    ))
+}
+
+/// The query of a protection's end.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(in crate::api) struct UnprotectParameters {
+    /// True to ask neither the witness nor the other node. If the VM runs there, two copies run.
+    #[serde(default)]
+    #[param(required = false)]
+    force: bool,
+}
+
+/// Ends the protection of a VM, which goes on without a backup.
+#[utoipa::path(delete, path = "/v1/vms/{name}/protection",
+    params(("name" = String, Path), UnprotectParameters),
+    responses((status = 204, description = "It is not protected"), (status = 404, body = ErrorBody),
+    (status = 409, body = ErrorBody)))]
+pub(in crate::api) async fn unprotect_vm(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Parameters(parameters): Parameters<UnprotectParameters>,
+) -> Result<StatusCode, Refusal> {
+    let unprotected = detached(node, move |node| async move {
+        protect::unprotect(&node.vms, &name, parameters.force).await
+    });
+    unprotected.await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Lets the backup of a VM take the VM, whose node is down.
+#[utoipa::path(post, path = "/v1/vms/{name}/failover", params(("name" = String, Path)),
+    responses((status = 204, description = "It is here"), (status = 404, body = ErrorBody),
+    (status = 409, body = ErrorBody)))]
+pub(in crate::api) async fn fail_over_vm(
+    State(node): Shared,
+    Path(name): Path<String>,
+) -> Result<StatusCode, Refusal> {
+    let taken = detached(node, move |node| async move {
+        protect::failover(&node.vms, &name).await
+    });
+    taken.await?;
+    Ok(StatusCode::NO_CONTENT)
 }

@@ -12,8 +12,9 @@ use crate::vms::outgoing::planes::Plane;
 use crate::vms::outgoing::preflight;
 use godwit_api::{ErrorBody, ErrorCode, MigrationPhase};
 use godwit_disks::disks::disk::{Activity, Disk};
+use godwit_disks::disks::following;
 use godwit_disks::disks::group::{GroupState, SwitchGroup};
-use godwit_disks::migrations::outgoing;
+use godwit_disks::migrations::outgoing::{self, End};
 use godwit_qemu::inspect::Facts;
 use godwit_qemu::machine::Machine;
 
@@ -132,7 +133,8 @@ impl Plane for Disks {
         for disk in of.disks() {
             let request = of.request.for_disk(&disk);
             let group = Some(Arc::clone(&self.group));
-            let started = outgoing::start_in(&of.vms.disk_migrations, request, group).await?;
+            let started =
+                outgoing::start_in(&of.vms.disk_migrations, request, End::Leaves(group)).await?;
             for warning in &started.warnings {
                 of.warn(format!("disk {disk}: {warning}"));
             }
@@ -173,7 +175,7 @@ impl Plane for Disks {
             let disk = of.vms.disks.find(&disk);
             let leaves = |disk: &Arc<Disk>| matches!(disk.lock().activity, Activity::Outgoing(_));
             if let Some(disk) = disk.filter(leaves) {
-                outgoing::cancel_in_engine(&disk).await;
+                following::give_up(&disk).await;
             }
         }
     }

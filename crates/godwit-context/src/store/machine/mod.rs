@@ -1,5 +1,7 @@
 //! Virtual machines as stored.
 
+pub mod protections;
+
 use std::path::PathBuf;
 
 use godwit_qemu::machine::Machine;
@@ -93,6 +95,8 @@ pub enum VmOrigin {
 pub enum VmMark {
     /// QEMU is being started: a restart ends QEMU and forgets the VM.
     Starting,
+    /// This node has taken the VM over from a lost node: a restart starts QEMU anew.
+    Taken,
     /// The VM arrives. The VM may run once this node owns all disks, which change hands together or not at all.
     Incoming {
         /// The migration, in hexadecimal.

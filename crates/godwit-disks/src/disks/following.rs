@@ -1,0 +1,80 @@
+//! Orders to disks that migrate, above all to disks that stay at their node and are followed at another one.
+
+use std::sync::Arc;
+
+use godwit_block::engine::EngineHandle;
+use godwit_core::event::AbortReason;
+use godwit_core::units::Epoch;
+use tokio::sync::oneshot;
+
+use crate::disks::disk::Disk;
+use crate::disks::group::SwitchGroup;
+
+/// Source: no request is answered until [`go_alone`] or [`yield_to`], also by an engine that starts later.
+pub fn hold(disk: &Disk) {
+    let mut inner = disk.lock();
+    inner.held = true;
+    if let Some(engine) = &inner.engine {
+        engine.handle.hold();
+    }
+}
+
+/// Source: ends the migration, if any, and answers all requests.
+pub fn go_alone(disk: &Disk) {
+    let mut inner = disk.lock();
+    inner.held = false;
+    if let Some(engine) = &inner.engine {
+        engine.handle.go_alone();
+    }
+}
+
+/// Source: another node owns the disk in this epoch. Returns true if this node stores that.
+pub async fn yield_to(disk: &Disk, epoch: Epoch) -> bool {
+    let yields = asked(disk, |engine, reply| engine.yield_to(epoch, reply)).await;
+    if yields {
+        disk.lock().held = false;
+    }
+    yields
+}
+
+/// Destination: takes nothing more of the source. Returns true if the disk follows here.
+pub async fn sever(disk: &Disk) -> bool {
+    asked(disk, EngineHandle::sever).await
+}
+
+/// Destination, after [`sever`]: owns the disk, together with the other disks of the group. Returns false if no disk
+/// follows here.
+pub async fn take(disk: &Disk, group: &Arc<SwitchGroup>) -> bool {
+    {
+        let mut inner = disk.lock();
+        inner.group = Some(Arc::clone(group));
+        inner.held = false;
+    }
+    asked(disk, EngineHandle::take).await
+}
+
+/// Cancels the migration in the disk's engine. Returns false if the disk is already given away, or the engine has
+/// ended.
+pub async fn give_up(disk: &Disk) -> bool {
+    asked(disk, |engine, reply| {
+        engine.cancel(AbortReason::Cancelled, reply);
+    })
+    .await
+}
+
+/// Returns the answer of the disk's engine; false without an engine.
+async fn asked(
+    disk: &Disk,
+    order: impl FnOnce(&EngineHandle, Box<dyn FnOnce(bool) + Send>),
+) -> bool {
+    let Some(engine) = disk.engine() else {
+        return false;
+    };
+    let (reply, answer) = oneshot::channel();
+    let reply = move |said| {
+        // The caller may be gone.
+        let _ = reply.send(said);
+    };
+    order(&engine, Box::new(reply));
+    answer.await.unwrap_or(false)
+}

@@ -1,0 +1,147 @@
+//! Protected machines: the backup starts the machine when the primary dies, and no acknowledged write is missing.
+
+use std::time::{Duration, Instant};
+
+use godwit_testkit::Cluster;
+use godwit_testkit::process::wait_for;
+use godwit_testkit::scenario::{PATIENCE, Scenario, until};
+use godwit_testkit::vm::{GuestLoad, NodeGuest, VM};
+use rustix::process::Signal;
+
+use super::site::send;
+
+const DISK_MIB: u64 = 32;
+/// An emulated processor of a busy host boots in a third of this.
+const BOOTS: Duration = Duration::from_secs(120);
+/// Longest time from the death of the primary to the start of the machine at the backup.
+const TAKEN_WITHIN: Duration = Duration::from_secs(10);
+/// Time for which a machine is watched.
+const WATCHED: u64 = 20;
+
+fn guest(cluster: &Cluster, seed: u64) -> NodeGuest {
+    let load = GuestLoad {
+        file_mb: 4,
+        memory_mb: 0,
+        reboots: true,
+        ..GuestLoad::seeded(seed)
+    };
+    NodeGuest::start(cluster, "a", 2, DISK_MIB, &load).expect("a guest")
+}
+
+fn state(cluster: &Cluster, node: &str) -> String {
+    let shown = cluster.node(node).vm(VM);
+    shown["protection"]["state"]
+        .as_str()
+        .unwrap_or("none")
+        .to_owned()
+}
+
+#[track_caller]
+fn comes_to(cluster: &Cluster, node: &str, wanted: &str) {
+    let reached = wait_for(PATIENCE, || (state(cluster, node) == wanted).then_some(()));
+    reached.unwrap_or_else(|| {
+        panic!(
+            "at {node} it is not {wanted}: {}\n{}",
+            cluster.node(node).vm(VM),
+            cluster.node(node).log_tail(30)
+        )
+    });
+}
+
+/// Protects the machine, and checks the refusals.
+fn protect(cluster: &Cluster, how: &[&str]) {
+    let a = cluster.node("a");
+    let command = [&["vm", "protect", VM, "--to", "b", "--restart"], how].concat();
+    let shown = a.json(&command);
+    assert_eq!(shown["protection"]["state"], "protected", "{shown}");
+    comes_to(cluster, "b", "protected");
+    assert_eq!(cluster.node("b").vm_state(VM), "backup");
+}
+
+#[test]
+fn the_backup_starts_a_machine_whose_host_dies_and_no_write_is_missing() {
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b"]);
+    let guest = guest(&cluster, turn.seed);
+    let a = cluster.node("a");
+    a.refuses(
+        &["vm", "protect", VM, "--to", "b", "--restart"],
+        &["--when-alone stop", "runs twice"],
+    );
+    a.refuses(
+        &[
+            "vm",
+            "protect",
+            VM,
+            "--to",
+            "x",
+            "--restart",
+            "--when-alone",
+            "stop",
+        ],
+        &["no peer named"],
+    );
+    protect(&cluster, &["--when-alone", "continue"]);
+    let a = cluster.node("a");
+    let ended = ["end the protection first: godwit vm unprotect"];
+    a.refuses(&["migrate", &format!("vm/{VM}"), "--to", "b"], &ended);
+    a.refuses(&["disk", "resize", "disk0", "64MiB"], &ended);
+    a.refuses(
+        &[
+            "vm",
+            "protect",
+            VM,
+            "--to",
+            "b",
+            "--restart",
+            "--when-alone",
+            "stop",
+        ],
+        &ended,
+    );
+    guest.console.progress(WATCHED, PATIENCE).unwrap();
+
+    let died = Instant::now();
+    let qemus = cluster.node("a").qemus();
+    cluster.node_mut("a").kill();
+    qemus.into_iter().for_each(|qemu| send(qemu, Signal::KILL));
+    cluster.node("b").vm_comes_to(VM, "running");
+    let took = died.elapsed();
+    println!("it runs at the backup after {took:?}");
+    assert!(took < TAKEN_WITHIN, "after {took:?}");
+    guest.console.booted_again(1, BOOTS).unwrap();
+    guest.console.progress(WATCHED, PATIENCE).unwrap();
+    assert_eq!(guest.console.lost_writes(), 0);
+
+    // The old primary comes back as the backup.
+    cluster.node_mut("a").start(&[]).unwrap();
+    comes_to(&cluster, "b", "protected");
+    assert_eq!(cluster.node("a").vm_state(VM), "backup");
+    cluster.node("b").text(&["vm", "unprotect", VM]);
+    until("the backup forgets the machine", || {
+        state(&cluster, "a") == "none"
+    });
+    guest.finish(cluster.node("b")).unwrap();
+}
+
+#[test]
+fn a_protected_machine_goes_on_without_its_backup_and_without_its_node() {
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b", "c"]);
+    let guest = guest(&cluster, turn.seed);
+    protect(&cluster, &["--witness", "node:c"]);
+    let qemu = cluster.node("a").qemu();
+
+    cluster.node_mut("b").kill();
+    guest.console.mark(PATIENCE).unwrap();
+    guest.console.progress(WATCHED, PATIENCE).unwrap();
+    comes_to(&cluster, "a", "alone");
+    cluster.node_mut("b").start(&[]).unwrap();
+    comes_to(&cluster, "a", "protected");
+
+    cluster.die_and_start("a");
+    guest.console.progress(WATCHED, PATIENCE).unwrap();
+    comes_to(&cluster, "a", "protected");
+    assert_eq!(cluster.node("a").qemu(), qemu, "the same machine goes on");
+    println!("the guest waited {:?} at most", guest.console.host_gap());
+    cluster.node("a").text(&["vm", "unprotect", VM]);
+    guest.finish(cluster.node("a")).unwrap();
+}
