@@ -275,6 +275,17 @@ async fn ordered(
     })
 }
 
+/// Returns the newest grant that this node knows, and true if the VM is this node's.
+async fn word(vms: &Vms, vm: &str, ours: Option<&table::Known>) -> Option<(Grant, bool)> {
+    let Some(known) = ours else {
+        let holds_disks = vms.find(vm).is_some_and(|vm| vm.lock().holds_disks());
+        return Some((Grant::FIRST, holds_disks));
+    };
+    let (reply, answer) = oneshot::channel();
+    let _ = known.inputs.send(Input::Question(reply)).await;
+    answer.await.ok()
+}
+
 /// Takes a connection of the other node of a protection.
 pub(crate) async fn welcome(
     vms: &Arc<Vms>,
@@ -289,21 +300,10 @@ pub(crate) async fn welcome(
         .filter(|it| it.id == id && it.peer == hello.node);
     match opening {
         Opening::Question => {
-            let (grant, took) = match ours {
-                Some(known) => {
-                    let (reply, answer) = oneshot::channel();
-                    let _ = known.inputs.send(Input::Question(reply)).await;
-                    let Ok(answer) = answer.await else { return };
-                    answer
-                }
-                None => (
-                    Grant::FIRST,
-                    vms.find(&hello.disk)
-                        .is_some_and(|vm| vm.lock().holds_disks()),
-                ),
-            };
-            // A node without the answer asks again.
-            let _ = machine_messages::write(&mut connection, &Hear::Word { grant, took }).await;
+            if let Some((grant, took)) = word(vms, &hello.disk, ours).await {
+                // A node without the answer asks again.
+                let _ = machine_messages::write(&mut connection, &Hear::Word { grant, took }).await;
+            }
         }
         Opening::Beats => {
             if let Some(known) = ours {

@@ -85,12 +85,14 @@ pub(crate) async fn run(
             client.delete(&routes::vm_forget(&name, force)).await?;
             output.print(&json!({ "name": name }), |_| format!("forgot VM '{name}'"))
         }
-        VmCommand::Console { name } => {
-            let vm: Vm = client.get(&routes::vm(&name)).await?;
-            let socket = console_socket(&vm, client.is_local())?;
-            console::run(&name, &socket).await
-        }
+        VmCommand::Console { name } => open_console(client, &name).await,
     }
+}
+
+async fn open_console(client: &mut Client, name: &str) -> Result<(), Failure> {
+    let vm: Vm = client.get(&routes::vm(name)).await?;
+    let socket = console_socket(&vm, client.is_local())?;
+    console::run(name, &socket).await
 }
 
 async fn start(client: &mut Client, request: &RunVm, output: Output) -> Result<(), Failure> {
