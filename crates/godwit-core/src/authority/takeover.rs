@@ -34,6 +34,14 @@ impl Authority {
         }
     }
 
+    /// Backup: notes that the record of a taking was not stored and never will be.
+    pub fn untake(&mut self, reason: AbortReason) -> Vec<Effect> {
+        if self.is_taking() {
+            self.storing = None;
+        }
+        self.fail_taking(reason)
+    }
+
     /// Primary: gives up a disk that a backup has taken, and serves in this later epoch. Does nothing if this node is
     /// not the durable owner of an earlier epoch.
     pub fn yield_to(&mut self, epoch: Epoch) -> Vec<Effect> {

@@ -329,16 +329,22 @@ impl Controller {
         self.run_ready();
     }
 
-    /// Notes that the record of the last [`Action::Persist`], which gives the disk away, was not stored and never will
-    /// be: the migration ends. Returns false if the last record was another one.
+    /// Notes that the record of the last [`Action::Persist`], which gives the disk away or takes a disk that follows, was
+    /// not stored and never will be: the migration ends. Returns false if the last record was another one.
     pub fn handle_not_persisted(&mut self, now: Time, reason: AbortReason) -> bool {
         self.cx.now = now;
         let kept = self.cx.authority.keep();
+        let effects = match kept {
+            true => Vec::new(),
+            false => self.cx.authority.untake(reason),
+        };
+        let ended = kept || !effects.is_empty();
         if kept {
             self.abort_source(reason);
         }
+        self.apply(effects);
         self.run_ready();
-        kept
+        ended
     }
 
     /// Cancels the outgoing or incoming migration if still possible. Returns false if there is no migration or the
@@ -354,7 +360,10 @@ impl Controller {
             self.apply(effects);
             true
         } else {
-            false
+            let effects = self.cx.authority.fail_taking(reason);
+            let taken = !effects.is_empty();
+            self.apply(effects);
+            taken
         };
         self.run_ready();
         cancelled

@@ -114,6 +114,27 @@ fn a_disk_that_cannot_be_made_durable_is_not_taken() {
 }
 
 #[test]
+fn a_taking_ends_by_an_order_while_nothing_is_being_stored_and_with_a_record_that_is_not_stored() {
+    let mut destination = following();
+    take(&mut destination);
+    let reason = AbortReason::Cancelled;
+    assert!(destination.controller.cancel(Time(0), reason));
+    destination.finish_flush();
+    assert_eq!(
+        (destination.aborted, destination.storing),
+        (Some(reason), None)
+    );
+    let mut destination = following();
+    take(&mut destination);
+    destination.finish_flush();
+    assert!(!destination.controller.cancel(Time(0), reason));
+    assert!(destination.controller.handle_not_persisted(Time(0), reason));
+    destination.carry_out();
+    assert_eq!(destination.aborted, Some(reason));
+    assert!(!destination.controller.serves());
+}
+
+#[test]
 fn an_acknowledged_write_that_fails_ends_the_following() {
     let mut destination = following();
     destination.double_write(3);

@@ -7,21 +7,18 @@ use std::time::Duration;
 use godwit_api::{ErrorBody, ErrorCode, ProtectionRole, ProtectionState};
 use godwit_context::failpoint;
 use godwit_context::store::machine::protections::{BackupEntry, ProtectionEntry, ProtectionPart};
-use godwit_context::store::machine::{VmMark, VmOrigin};
 use godwit_core::authority::Ownership;
 use godwit_core::units::Epoch;
 use godwit_disks::disks::disk::Activity;
 use godwit_disks::disks::following;
-use godwit_disks::disks::group::{GroupState, SwitchGroup};
-use godwit_protect::{Ask, Backup, BackupState, Grant, Heard, Order, Primary, Sign, Timing};
+use godwit_protect::{Ask, Backup, BackupState, Grant, Heard, Order, Sign, Timing};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::messages::{BackupLink, Hear, ProtectionOffer, Say};
+use super::taking::Taking;
 use super::{Here, Input, News, Orders, decide};
-use crate::vms::lifecycle::{run, taken};
 use crate::vms::outgoing::preflight;
-use crate::vms::vm::{Vm, VmActivity, VmGuard};
 
 /// Time between two requests to the witness.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
@@ -39,12 +36,12 @@ pub(crate) struct Offered {
 }
 
 pub(super) struct BackupActor {
-    here: Here,
+    pub(super) here: Here,
     orders: Orders,
-    entry: ProtectionEntry,
+    pub(super) entry: ProtectionEntry,
     /// True once the entry is stored.
     stored: bool,
-    backup: Backup,
+    pub(super) backup: Backup,
     /// The last grant that the primary told, which counts if there is no witness.
     told: Grant,
     control: Option<BackupLink>,
@@ -52,15 +49,16 @@ pub(super) struct BackupActor {
     heard: Heard,
     /// The disks that follow, and their migrations.
     follows: BTreeMap<String, String>,
-    asking: bool,
+    pub(super) asking: bool,
     ask_at: Instant,
     /// True if an operator has ordered this node to take the machine.
     ordered: bool,
     /// Those who wait for the takeover.
-    waiting: Vec<oneshot::Sender<Result<(), ErrorBody>>>,
-    /// The machine while its disks are being taken.
-    taking: Option<(Arc<Vm>, VmGuard, ProtectionEntry)>,
-    problem: Option<String>,
+    pub(super) waiting: Vec<oneshot::Sender<Result<(), ErrorBody>>>,
+    pub(super) taking: Option<Taking>,
+    /// Reason why the machine cannot be taken over after all.
+    cannot_take: Option<String>,
+    pub(super) problem: Option<String>,
 }
 
 /// Returns the entry of a backup of an offered machine.
@@ -160,6 +158,7 @@ impl BackupActor {
             ordered: false,
             waiting: Vec::new(),
             taking: None,
+            cannot_take: None,
             problem: None,
         }
     }
@@ -276,7 +275,7 @@ impl BackupActor {
     }
 
     /// Gives up the copies here as copies of the machine's disks.
-    async fn start_over(&mut self, why: &str) {
+    pub(super) async fn start_over(&mut self, why: &str) {
         tracing::info!(vm = self.here.vm, why, "the backup starts over");
         self.backup.resync();
         self.follows.clear();
@@ -331,7 +330,7 @@ impl BackupActor {
         let why = self.here.trouble_of(migration);
         let why = why.unwrap_or_else(|| format!("disk {disk} does not follow any more"));
         if self.backup.state() == BackupState::Took {
-            self.problem = Some(format!("the VM cannot be taken over: {why}"));
+            self.cannot_take = Some(why);
             return;
         }
         self.problem = Some(why.clone());
@@ -385,13 +384,16 @@ impl BackupActor {
             let orders = self.backup.primary_lost();
             self.obey(orders).await;
         }
+        if let Some(why) = self.cannot_take.take() {
+            self.give_back(why).await;
+        }
         if !self.asking && Instant::now() >= self.ask_at {
             let orders = self.backup.retry();
             self.obey(orders).await;
         }
     }
 
-    async fn obey(&mut self, orders: Vec<Order>) {
+    pub(super) async fn obey(&mut self, orders: Vec<Order>) {
         for order in orders {
             match order {
                 Order::Ask(ask) => self.ask(ask),
@@ -411,8 +413,7 @@ impl BackupActor {
                         "this node takes the VM over"
                     );
                     if let Err(error) = self.take_over().await {
-                        tracing::error!(vm = self.here.vm, %error, "cannot take the VM over");
-                        self.problem = Some(error.message);
+                        self.cannot_take = Some(error.message);
                     }
                 }
                 Order::Hold | Order::GoAlone | Order::Protected | Order::End => {}
@@ -446,63 +447,6 @@ impl BackupActor {
             }
             Err(why) => self.problem = Some(why),
         }
-    }
-
-    /// Owns the disks in one durable step together with the machine and its protection; [`Input::Given`] follows.
-    async fn take_over(&mut self) -> Result<(), ErrorBody> {
-        let ProtectionPart::Backup(known) = &self.entry.part else {
-            return Ok(());
-        };
-        let vms = Arc::clone(&self.here.vms);
-        let from = self.entry.peer.clone();
-        let id = (known.machine_id.clone(), known.epoch + 1);
-        let state = (VmOrigin::Received { from }, VmMark::Taken);
-        let machine = run::entry(&vms, &self.here.vm, known.machine.clone(), id, state, None)?;
-        let protection = ProtectionEntry {
-            part: ProtectionPart::Primary(
-                Primary::new(self.entry.me, self.backup.known()).record(),
-            ),
-            ..self.entry.clone()
-        };
-        let vm = Vm::new(&vms.context.config, self.here.vm.clone(), machine.clone());
-        let (claim, guard) = vms.claim(&vm, VmActivity::Starting)?;
-        claim.keep();
-        let disks = self.here.disks();
-        let count = self.here.disk_names().len();
-        let group = SwitchGroup::taking(self.here.vm.clone(), machine, protection.clone(), count);
-        self.taking = Some((vm, guard, protection));
-        for disk in disks {
-            if !following::take(&disk, &group).await {
-                let text = format!("disk {} cannot be taken over", disk.name);
-                return Err(ErrorBody::new(ErrorCode::Internal, text));
-            }
-        }
-        let (mut state, inputs) = (group.state(), self.here.inputs.clone());
-        tokio::spawn(async move {
-            if state
-                .wait_for(|state| *state == GroupState::Given)
-                .await
-                .is_ok()
-            {
-                let _ = inputs.send(Input::Given).await;
-            }
-        });
-        Ok(())
-    }
-
-    /// Starts the machine, whose disks are this node's, and the primary's part. Returns true if so.
-    fn became_primary(&mut self) -> bool {
-        let Some((vm, guard, protection)) = self.taking.take() else {
-            return false;
-        };
-        let vms = &self.here.vms;
-        let primary = Primary::new(self.entry.me, self.backup.known());
-        super::spawn_primary(vms, &self.here.vm, protection, primary, None);
-        tokio::spawn(taken::start(Arc::clone(vms), vm, guard));
-        for reply in self.waiting.drain(..) {
-            let _ = reply.send(Ok(()));
-        }
-        true
     }
 
     /// Takes the machine over on an operator's order.

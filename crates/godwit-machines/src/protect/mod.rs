@@ -12,6 +12,7 @@ pub(crate) mod messages;
 mod primary;
 mod session;
 mod table;
+mod taking;
 pub mod witness;
 
 use std::sync::Arc;
