@@ -4,7 +4,7 @@ CARGO ?= cargo
 FUZZ_SECONDS ?= 60
 SEEDS ?= 200000
 FIRST ?= 0
-# A scene of the demo (disk, leave, vm, net, memory, rdma), or of the benchmark (quick, full, sla, policies, vhost, memory, net,
+# A scene of the demo (disk, leave, vm, net, memory, protect, rdma), or of the benchmark (quick, full, sla, policies, vhost, memory, net,
 # rdma, idle; core, verbs, thin).
 SCENE ?=
 # Options of the scene: make bench SCENE=sla BENCH="auto --rounds 3", make demo SCENE=vm DEMO="--disks 2".
@@ -93,7 +93,7 @@ soak:
 	$(CARGO) run --release --locked -p godwit-sim -- run --seeds $(SEEDS) --first $(FIRST)
 
 # A disk under load that moves between two nodes and back, or another scene: make demo SCENE=vm. Report: target/demo-SCENE.
-demo: $(if $(filter vm net memory,$(SCENE)),guest) $(if $(filter rdma,$(SCENE)),rdma-programs)
+demo: $(if $(filter vm net memory protect,$(SCENE)),guest) $(if $(filter rdma,$(SCENE)),rdma-programs)
 	scripts/install-deps
 ifneq ($(SCENE),rdma)
 	$(CARGO) build --release --locked -p godwit-cli -p godwit-demo --bins

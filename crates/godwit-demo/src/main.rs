@@ -5,6 +5,7 @@ mod disk;
 mod leave;
 mod memory;
 mod net;
+mod protect;
 mod rdma;
 mod vm;
 
@@ -28,6 +29,7 @@ enum Scene {
     Vm(vm::Arguments),
     Net(net::Arguments),
     Memory(memory::Arguments),
+    Protect(protect::Arguments),
     Rdma(rdma::Arguments),
 }
 
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
         Scene::Vm(arguments) => vm::play(&arguments),
         Scene::Net(arguments) => net::play(&arguments),
         Scene::Memory(arguments) => memory::play(&arguments),
+        Scene::Protect(arguments) => protect::play(&arguments),
         Scene::Rdma(arguments) => rdma::play(&arguments),
     })
 }
