@@ -227,7 +227,11 @@ impl PrimaryActor {
 
     async fn news(&mut self, disk: &str, migration: String, news: News) {
         if let Some(session) = &mut self.session {
-            session.news.insert(migration, news);
+            // News may overtake each other, and what is lost stays lost.
+            let known = session.news.entry(migration).or_insert(news);
+            if *known != News::Lost {
+                *known = news;
+            }
             self.look().await;
         } else if self.primary.state() == PrimaryState::Alone
             && let Some(disk) = self.here.vms.disks.find(disk)
