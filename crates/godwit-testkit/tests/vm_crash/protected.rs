@@ -145,3 +145,44 @@ fn a_protected_machine_goes_on_without_its_backup_and_without_its_node() {
     cluster.node("a").text(&["vm", "unprotect", VM]);
     guest.finish(cluster.node("a")).unwrap();
 }
+
+/// Kills a protected machine's host, and the backup at a point of its takeover; the backup's node then starts again.
+fn both_die(point: &str) -> (Scenario, Cluster, NodeGuest) {
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b", "c"]);
+    cluster.node_mut("b").restart(&[(point, "pause")]);
+    let guest = guest(&cluster, turn.seed);
+    protect(&cluster, &["--witness", "node:c"]);
+    guest.console.progress(WATCHED, PATIENCE).unwrap();
+    let qemus = cluster.node("a").qemus();
+    cluster.node_mut("a").kill();
+    qemus.into_iter().for_each(|qemu| send(qemu, Signal::KILL));
+    cluster.node("b").reaches(point);
+    cluster.die_and_start("b");
+    (turn, cluster, guest)
+}
+
+/// Checks that the machine starts at a node without a lost write, and is protected again.
+fn goes_on(cluster: &Cluster, guest: NodeGuest, at: &str) {
+    cluster.node(at).vm_comes_to(VM, "running");
+    guest.console.booted_again(1, BOOTS).unwrap();
+    guest.console.progress(WATCHED, PATIENCE).unwrap();
+    assert_eq!(guest.console.lost_writes(), 0);
+    comes_to(cluster, at, "protected");
+    cluster.node(at).text(&["vm", "unprotect", VM]);
+    guest.finish(cluster.node(at)).unwrap();
+}
+
+#[test]
+fn a_backup_that_has_taken_the_machine_starts_it_after_its_own_death() {
+    let (_turn, mut cluster, guest) = both_die("persist::after::group");
+    cluster.node("b").vm_comes_to(VM, "running");
+    cluster.node_mut("a").start(&[]).unwrap();
+    goes_on(&cluster, guest, "b");
+}
+
+#[test]
+fn a_backup_that_dies_before_it_has_taken_the_machine_gives_it_back() {
+    let (_turn, mut cluster, guest) = both_die("persist::before::group");
+    cluster.node_mut("a").start(&[]).unwrap();
+    goes_on(&cluster, guest, "a");
+}
