@@ -133,7 +133,7 @@ rdma-programs:
 	scripts/install-qemu
 	scripts/build-rdma-guest >/dev/null
 ifdef BUILT
-	cp target/debug/deps/libgodwit_verbs.so target/debug/
+	test target/debug/deps/libgodwit_verbs.so -ef target/debug/libgodwit_verbs.so || cp target/debug/deps/libgodwit_verbs.so target/debug/
 else
 	$(CARGO) build --locked -p godwit-verbs -p godwit-testkit -p godwit-cli -p godwit-demo --features godwit-cli/failpoints --lib --bins
 endif
