@@ -70,9 +70,9 @@ impl Fencing {
         self.lock_met().contains(&protection)
     }
 
-    /// Forgets what other nodes have told, as the end of the process would.
-    pub fn forget(&self) {
-        self.lock_met().clear();
+    /// Forgets what the other node of a protection has told, because the protection has ended.
+    pub fn forget(&self, protection: ProtectionId) {
+        self.lock_met().remove(&protection);
     }
 
     fn lock_met(&self) -> std::sync::MutexGuard<'_, BTreeSet<ProtectionId>> {

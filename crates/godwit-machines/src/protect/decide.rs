@@ -33,11 +33,12 @@ pub(super) struct Request {
 
 /// Returns the grant after the request, or the reason why there is no answer.
 pub(super) async fn decide(vms: Arc<Vms>, request: Request) -> Result<Grant, String> {
-    if !request.ordered
-        && let Some((witness, of)) = witness(&vms, &request.entry)?
-    {
-        let answer = witness::answer(&*witness, &of, &request.ask).await;
-        return answer.map_err(|error| error.to_string());
+    match asked(&vms, &request).await {
+        Ok(Some(grant)) => return Ok(grant),
+        // An operator's order counts where the witness cannot be asked. A witness that answers has the last word: its
+        // grant may have let the other node take the machine, or still may.
+        Err(why) if !request.ordered => return Err(why),
+        Ok(None) | Err(_) => {}
     }
     let decision = async {
         match (request.entry.primary().is_some(), request.ordered) {
@@ -48,6 +49,15 @@ pub(super) async fn decide(vms: Arc<Vms>, request: Request) -> Result<Grant, Str
     };
     let answer = tokio::time::timeout(ANSWER_WITHIN, decision).await;
     answer.unwrap_or_else(|_| Err(String::from("no answer came in time")))
+}
+
+/// Returns the witness's answer, or `None` if there is no witness.
+async fn asked(vms: &Arc<Vms>, request: &Request) -> Result<Option<Grant>, String> {
+    let Some((witness, of)) = witness(vms, &request.entry)? else {
+        return Ok(None);
+    };
+    let answer = witness::answer(&*witness, &of, &request.ask).await;
+    answer.map(Some).map_err(|error| error.to_string())
 }
 
 /// Returns an error unless this node can ask the witness.

@@ -203,7 +203,9 @@ impl FenceWitness {
             let met = self.meet(of).await.map_err(Failure::unchanged)?;
             return Ok(change.outcome(met));
         }
-        Ok(change.outcome(self.store(of, change).await?))
+        let ended = self.store(of, change).await?;
+        self.context.fencing.forget(of.id);
+        Ok(change.outcome(ended))
     }
 
     /// Fences the other host, and then changes the grant without the other node.
@@ -358,7 +360,7 @@ pub(super) mod tests {
         /// Returns the witness of a node that has just started, with a script for the command.
         fn starts(&self, me: &'static str, script: &str) -> FenceWitness {
             let network = Arc::clone(&self.network);
-            network.nodes[me].fencing.forget();
+            network.nodes[me].fencing.forget(self.of.id);
             FenceWitness {
                 context: Arc::clone(&network.nodes[me]),
                 link: Box::new(Wire { me, network }),
