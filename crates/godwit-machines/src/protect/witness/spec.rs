@@ -30,29 +30,6 @@ pub enum WitnessSpec {
     Fence,
 }
 
-/// The end of a protected machine's writes while a node has neither the other node nor a witness.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WhenAlone {
-    /// The machine's writes wait until the other node is back or an operator decides.
-    Stop,
-    /// The node goes on by itself. If both nodes live and only their link is down, both run the machine: two owners, of
-    /// whose writes one half is lost.
-    Continue,
-}
-
-impl FromStr for WhenAlone {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "stop" => Ok(Self::Stop),
-            "continue" => Ok(Self::Continue),
-            _ => Err(format!("{:?} is neither 'stop' nor 'continue'", cut(text))),
-        }
-    }
-}
-
 impl FromStr for WitnessSpec {
     type Err = String;
 
@@ -194,8 +171,6 @@ mod tests {
                 spec
             );
         }
-        assert_eq!("continue".parse(), Ok(WhenAlone::Continue));
-        assert!("go".parse::<WhenAlone>().unwrap_err().contains("\"go\""));
     }
 
     #[test]
