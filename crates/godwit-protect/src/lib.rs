@@ -29,6 +29,7 @@
 
 mod backup;
 mod beats;
+pub mod checkpoints;
 mod grant;
 mod primary;
 
