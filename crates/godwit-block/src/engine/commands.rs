@@ -98,6 +98,10 @@ impl Engine {
             Command::LatencyBaseline { reply } => {
                 reply(Some(self.cx.stats.baseline(self.cx.now)));
             }
+            Command::LogWrites { pages, reply } => {
+                self.vhost.written = pages;
+                reply(());
+            }
             Command::MachineStandsStill => self.machine_stands_still(),
             Command::MachineGoesOn => self.vhost.machine_goes_on(),
             Command::FailForwarded => {

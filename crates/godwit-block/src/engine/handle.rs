@@ -18,6 +18,7 @@ use crate::engine::slots::chunks::ChunkMemory;
 use crate::engine::stats::baseline::LatencyBaseline;
 use crate::engine::stats::snapshot::Snapshot;
 use crate::image::notes::missing::MissingNotes;
+use godwit_vhost::memory::written::WrittenPages;
 use godwit_vhost::protocol::device::FrontEndReply;
 use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError};
 
@@ -64,6 +65,10 @@ pub(super) enum Command {
     FrontEnd {
         command: FrontEndCommand,
         reply: FrontEndReply,
+    },
+    LogWrites {
+        pages: Option<Arc<WrittenPages>>,
+        reply: Reply<()>,
     },
     MachineStandsStill,
     MachineGoesOn,
@@ -424,6 +429,12 @@ impl EngineHandle {
     /// Carries out a step of the vhost-user protocol.
     pub(crate) fn front_end(&self, command: FrontEndCommand, reply: FrontEndReply) {
         self.inner.send(Command::FrontEnd { command, reply });
+    }
+
+    /// Logs the pages of guest memory that this engine writes, or stops logging. After the reply, every write is logged
+    /// that had not ended before. `reply` is dropped without a call if the engine has ended.
+    pub fn log_writes(&self, pages: Option<Arc<WrittenPages>>, reply: Reply<()>) {
+        self.inner.send(Command::LogWrites { pages, reply });
     }
 
     /// Announces that the virtual machine is about to be stopped because of

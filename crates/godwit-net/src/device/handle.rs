@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use godwit_vhost::memory::written::WrittenPages;
 use godwit_vhost::protocol::device::{Device, FrontEndReply};
 use godwit_vhost::protocol::session::FrontEndCommand;
 
@@ -43,6 +44,7 @@ pub(super) enum Command {
     Late { packets: Vec<Packet>, lost: u64 },
     LateEnded,
     Uplink(Uplink),
+    LogWrites(Option<Arc<WrittenPages>>, Reply<()>),
     End,
 }
 
@@ -264,6 +266,12 @@ impl NetDevice {
     /// Replaces the uplink. The new uplink must have as many queues as the old one.
     pub fn replace_uplink(&self, uplink: Uplink) {
         self.tell(Command::Uplink(uplink));
+    }
+
+    /// Logs the pages of guest memory that the thread writes, or stops logging. After the reply, every write is logged
+    /// that had not ended before.
+    pub fn log_writes(&self, pages: Option<Arc<WrittenPages>>, reply: Reply<()>) {
+        self.tell(Command::LogWrites(pages, reply));
     }
 
     /// Ends the thread.

@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use godwit_vhost::features::LOG_ALL;
 use godwit_vhost::memory::GuestRam;
-use godwit_vhost::memory::dirty_log::DirtyLog;
+use godwit_vhost::memory::dirty_log::{DirtyLog, WriteLog};
+use godwit_vhost::memory::written::WrittenPages;
 use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError, RingSetup};
 use godwit_vhost::rings::inflight::InflightRing;
 
@@ -34,6 +35,8 @@ pub(super) struct Session {
     socket: UnixStream,
     ram: Option<Arc<GuestRam>>,
     log: Option<Arc<DirtyLog>>,
+    /// The node's log of pages written here, while on.
+    pub(super) written: Option<Arc<WrittenPages>>,
     pub(super) features: u64,
     /// True while all rings rest until the guest's memory changes.
     still: bool,
@@ -44,11 +47,16 @@ pub(super) struct Session {
 
 impl Session {
     /// Creates a session with the rings of this many pairs.
-    pub(super) fn new(socket: UnixStream, pairs: usize) -> Self {
+    pub(super) fn new(
+        socket: UnixStream,
+        pairs: usize,
+        written: Option<Arc<WrittenPages>>,
+    ) -> Self {
         Self {
             socket,
             ram: None,
             log: None,
+            written,
             features: 0,
             still: false,
             rings: (0..2 * pairs).map(|_| None).collect(),
@@ -85,10 +93,11 @@ impl Session {
 
     fn open(&mut self, index: usize) -> Option<(&mut NetRing, Guest<'_>)> {
         let ram = self.ram.as_deref()?;
+        let front_end = self.log.as_deref().filter(|_| self.logs());
         let ring = self.rings[index].as_deref_mut()?;
         let guest = Guest {
             ram,
-            log: self.log.as_deref().filter(|_| self.features & LOG_ALL != 0),
+            log: WriteLog::new(ram, front_end, self.written.as_deref()),
             features: self.features,
         };
         Some((ring, guest))
@@ -112,7 +121,7 @@ impl Session {
         stopped.is_none_or(|stopped| stopped == base)
     }
 
-    /// Returns true if writes to the guest's memory are logged, which is so while the memory moves.
+    /// Returns true if the front end has writes to the guest's memory logged, which is so while the memory moves.
     pub(super) const fn logs(&self) -> bool {
         self.features & LOG_ALL != 0
     }

@@ -13,12 +13,12 @@ use vm_memory::{Bytes, GuestAddress};
 
 use crate::device::wake::Wake;
 
-const MEMORY: u64 = 8 << 20;
+pub(super) const MEMORY: u64 = 8 << 20;
 /// Distance between the starts of two rings in bytes.
 const AREA: u64 = 2 << 20;
 const AVAILABLE: u64 = 0x1000;
-const USED: u64 = 0x2000;
-const BUFFERS: u64 = 0x10000;
+pub(super) const USED: u64 = 0x2000;
+pub(super) const BUFFERS: u64 = 0x10000;
 /// Bytes of each buffer.
 const BUFFER: u32 = 1000;
 /// Descriptor flag of a buffer for the device to write (`VIRTQ_DESC_F_WRITE`).
@@ -38,14 +38,22 @@ impl TestGuest {
     /// Creates a guest with a ring of this many descriptors, at most 256.
     pub(super) fn new(size: u16) -> Self {
         let memory = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a file");
-        ftruncate(&memory, MEMORY).expect("grows");
-        let region = VhostUserMemoryRegion::new(0, MEMORY, 0, 0);
-        let memory = File::from(memory);
+        ftruncate(&memory, 2 * MEMORY).expect("grows");
+        Self::within(Arc::new(memory.into()), size, 0)
+    }
+
+    /// Creates a guest with its memory in the same file, behind this guest's memory.
+    pub(super) fn behind(&self) -> Self {
+        Self::within(Arc::clone(&self.memory), self.size, MEMORY)
+    }
+
+    fn within(memory: Arc<File>, size: u16, offset: u64) -> Self {
+        let region = VhostUserMemoryRegion::new(0, MEMORY, 0, offset);
         let files = vec![memory.try_clone().expect("another")];
         let ram = GuestRam::new(&[region], files, Arc::default()).expect("maps");
         Self {
             ram: Arc::new(ram),
-            memory: Arc::new(memory),
+            memory,
             size,
             start: 0,
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
+use godwit_vhost::memory::written::WrittenPages;
 use godwit_vhost::protocol::device::FrontEndReply;
 use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError};
 use rustix::buffer::spare_capacity;
@@ -82,6 +83,8 @@ pub(super) struct Worker {
     pub(super) uplink_rests: Option<Instant>,
     /// True if the last VM was disconnected because pages of its shared memory were lost.
     pub(super) lost_pages: bool,
+    /// The node's log of pages written here, while on. Outlives sessions.
+    written: Option<Arc<WrittenPages>>,
     ended: bool,
 }
 
@@ -111,6 +114,7 @@ impl Worker {
             keeps_until: None,
             uplink_rests: None,
             lost_pages: false,
+            written: None,
             ended: false,
         })
     }
@@ -308,6 +312,13 @@ impl Worker {
                 self.nic.late_ended();
             }
             Command::Uplink(uplink) => self.replace_uplink(uplink),
+            Command::LogWrites(pages, reply) => {
+                self.written.clone_from(&pages);
+                if let Some(session) = &mut self.session {
+                    session.written = pages;
+                }
+                reply(());
+            }
             Command::End => self.ended = true,
         }
     }
@@ -345,7 +356,8 @@ impl Worker {
             FrontEndCommand::Attach { socket } => match &self.session {
                 Some(_) => Err(FrontEndError::Taken),
                 None => {
-                    self.session = Some(Session::new(socket, self.pairs.len()));
+                    let written = self.written.clone();
+                    self.session = Some(Session::new(socket, self.pairs.len(), written));
                     Ok(0)
                 }
             },

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use godwit_vhost::memory::GuestRam;
-use godwit_vhost::memory::dirty_log::{DirtyLog, OutsideLog};
+use godwit_vhost::memory::dirty_log::{OutsideLog, WriteLog};
 use godwit_vhost::protocol::session::OpenedRing;
 use godwit_vhost::rings::chain::{Chain, ChainError};
 use godwit_vhost::rings::inflight::InflightRing;
@@ -35,11 +35,11 @@ pub(in crate::device) enum Broken {
     Buffer,
 }
 
-/// The guest memory that holds a ring, and the dirty log of writes to the memory.
+/// The guest memory that holds a ring, and the logs of writes to the memory.
 #[derive(Clone, Copy)]
 pub(in crate::device) struct Guest<'a> {
     pub(in crate::device) ram: &'a GuestRam,
-    pub(in crate::device) log: Option<&'a DirtyLog>,
+    pub(in crate::device) log: WriteLog<'a>,
     /// Features that the driver has accepted.
     pub(in crate::device) features: u64,
 }
