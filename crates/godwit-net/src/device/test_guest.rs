@@ -21,6 +21,8 @@ pub(super) const USED: u64 = 0x2000;
 pub(super) const BUFFERS: u64 = 0x10000;
 /// Bytes of each buffer.
 const BUFFER: u32 = 1000;
+/// Place of a packet's number in the packet, behind the headers.
+pub(super) const NUMBER_AT: usize = 12 + 14;
 /// Descriptor flag of a buffer for the device to write (`VIRTQ_DESC_F_WRITE`).
 const WRITABLE: u16 = 2;
 
@@ -95,20 +97,35 @@ impl TestGuest {
 
     /// Offers this many buffers in all, cycling through the descriptors.
     pub(super) fn offer(&self, count: u16) {
-        let memory = self.ram.memory();
-        for number in 0..self.size {
-            let descriptor = self.start + u64::from(number) * 16;
-            let buffer = self.start + BUFFERS + u64::from(number) * 0x1000;
-            memory
-                .write_obj(buffer, GuestAddress(descriptor))
-                .expect("memory");
-            memory
-                .write_obj(BUFFER, GuestAddress(descriptor + 8))
-                .expect("memory");
-            self.put(descriptor - self.start + 12, WRITABLE);
-            self.put(AVAILABLE + 4 + u64::from(number) * 2, number);
-        }
+        (0..self.size).for_each(|number| self.describe(number, WRITABLE));
         self.put(AVAILABLE + 2, count);
+    }
+
+    /// Offers packets for sending, each with its number, from the `begin`th of all to before the `end`th.
+    pub(super) fn send(&self, begin: u16, end: u16) {
+        for count in 0..end.wrapping_sub(begin) {
+            let number = begin.wrapping_add(count);
+            let place = number % self.size;
+            self.describe(place, 0);
+            let buffer = BUFFERS + u64::from(place) * 0x1000;
+            self.put(buffer + NUMBER_AT as u64, number);
+        }
+        self.put(AVAILABLE + 2, end);
+    }
+
+    /// Fills a descriptor and its place in the available ring.
+    fn describe(&self, number: u16, flags: u16) {
+        let memory = self.ram.memory();
+        let descriptor = self.start + u64::from(number) * 16;
+        let buffer = self.start + BUFFERS + u64::from(number) * 0x1000;
+        memory
+            .write_obj(buffer, GuestAddress(descriptor))
+            .expect("memory");
+        memory
+            .write_obj(BUFFER, GuestAddress(descriptor + 8))
+            .expect("memory");
+        self.put(descriptor - self.start + 12, flags);
+        self.put(AVAILABLE + 4 + u64::from(number) * 2, number);
     }
 
     /// Marks this many buffers in all as processed, and asks for a signal at the next.
@@ -119,6 +136,11 @@ impl TestGuest {
     /// Returns the number of buffers that the device has returned in all.
     pub(super) fn used(&self) -> u16 {
         self.get(USED + 2)
+    }
+
+    /// Returns true if a device without an event index asks for no notifications.
+    pub(super) fn is_ignored(&self) -> bool {
+        self.get(USED) & 1 != 0
     }
 
     /// Returns the number of offered buffers beyond which the device wants a notification.

@@ -99,6 +99,11 @@ impl NetRing {
         self.discards_from.is_none()
     }
 
+    /// Returns the number of chains that are completed, modulo 65536.
+    pub(in crate::device) fn left(&self) -> u16 {
+        self.split.base().wrapping_sub(self.again.len() as u16)
+    }
+
     /// Takes the next chain, and walks the descriptors.
     pub(in crate::device) fn take(
         &mut self,
@@ -157,6 +162,16 @@ impl NetRing {
     pub(in crate::device) fn rest(&mut self, guest: Guest<'_>) -> Result<bool, Broken> {
         self.ready = self.split.listen(guest.ram.memory(), guest.log)?;
         Ok(self.ready)
+    }
+
+    /// Asks the guest not to notify of chains that would be held back, once some are. The ring stays ready, and is looked
+    /// at when they may leave. An empty ring stays untouched: a write would change the guest's memory.
+    pub(in crate::device) fn ignore_held(&mut self, guest: Guest<'_>) -> Result<(), Broken> {
+        let memory = guest.ram.memory();
+        if self.split.available(memory)? != self.split.base() {
+            self.split.ignore(memory, guest.log)?;
+        }
+        Ok(())
     }
 
     /// Asks the guest to notify of chains beyond the offered ones, some of which may not be taken yet. Returns true if
