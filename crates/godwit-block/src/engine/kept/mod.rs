@@ -243,3 +243,93 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use godwit_core::units::Lba;
+
+    use super::*;
+
+    /// Keeps writes in segments of two pages.
+    fn kept(folder: &tempfile::TempDir) -> Kept {
+        let shape = Shape {
+            segment: 8192,
+            segments: 3,
+        };
+        Kept {
+            log: Log::new(folder.path().to_owned(), shape),
+            ..Kept::new(PathBuf::new())
+        }
+    }
+
+    fn extent(block: u64) -> Extent {
+        Extent::new(Lba(block * 8), 8).expect("an extent")
+    }
+
+    fn keep(kept: &mut Kept, epoch: u64, block: u64) {
+        let place = kept.log.append(&[epoch as u8; 4096]).expect("room");
+        kept.writes.push_back(Write {
+            epoch,
+            extent: extent(block),
+            data: Ok(place),
+        });
+    }
+
+    fn started(kept: &mut Kept) -> Vec<u32> {
+        std::iter::from_fn(|| kept.next())
+            .map(|(number, _)| number)
+            .collect()
+    }
+
+    #[test]
+    fn writes_to_one_place_are_applied_one_after_the_other_and_others_together() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut kept = kept(&folder);
+        for (epoch, block) in [(2, 0), (2, 1), (2, 0), (3, 5)] {
+            keep(&mut kept, epoch, block);
+        }
+        kept.begin(2);
+        assert_eq!(started(&mut kept), [0, 1]);
+        kept.done(1, Ok(()));
+        assert!(started(&mut kept).is_empty(), "an older write runs");
+        kept.done(0, Ok(()));
+        assert_eq!((started(&mut kept), kept.end()), (vec![0], None));
+        kept.done(0, Ok(()));
+        assert_eq!(kept.end(), Some(Ok(())));
+        assert!(!kept.is_applying());
+        assert_eq!(kept.writes.len(), 1, "the next epoch stays");
+    }
+
+    #[test]
+    fn the_space_of_applied_epochs_is_used_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut kept = kept(&folder);
+        for epoch in 2..50 {
+            keep(&mut kept, epoch, 0);
+            keep(&mut kept, epoch, 1);
+            kept.begin(epoch - 1);
+            while let [first, ..] = started(&mut kept)[..] {
+                kept.done(first, Ok(()));
+                kept.done(first + 1, Ok(()));
+            }
+            assert_eq!(kept.end(), Some(Ok(())), "epoch {epoch}");
+        }
+    }
+
+    #[test]
+    fn an_error_ends_the_batch_once_nothing_runs() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut kept = kept(&folder);
+        for block in [0, 1, 1] {
+            keep(&mut kept, 2, block);
+        }
+        kept.begin(2);
+        assert_eq!(started(&mut kept), [0, 1]);
+        kept.done(1, Err(RequestError::NoSpace));
+        assert_eq!((started(&mut kept), kept.end()), (vec![], None));
+        kept.drop_writes();
+        kept.done(0, Ok(()));
+        assert_eq!(kept.end(), Some(Err(RequestError::NoSpace)));
+        assert!(kept.writes.is_empty() && !kept.dropped);
+    }
+}

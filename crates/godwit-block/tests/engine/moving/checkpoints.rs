@@ -1,5 +1,6 @@
 //! A disk that follows with checkpoints: the backup's image is as of the last checkpoint that was to be applied.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use godwit_block::engine::EngineConfig;
@@ -11,6 +12,7 @@ use crate::pair::*;
 use crate::support::*;
 
 const SIZE: usize = 32 << 20;
+const DISCARDED: usize = 8 << 20;
 
 /// A primary and a backup, a client of the primary, and the content of the disk.
 struct Protected {
@@ -118,11 +120,21 @@ fn writes_behind_a_checkpoint_reach_the_image_when_the_next_one_is_applied_and_n
     let first = it.mark(1);
     it.apply(1);
     it.write(200, 64 << 10);
+    it.content[..DISCARDED].fill(0);
+    let discarded = it.client.call(TRIM, 0, 0, DISCARDED as u32, &[]);
+    assert_eq!(discarded.error, 0);
     let second = it.mark(2);
     it.write(100, 64 << 10);
-    let on_image = || std::fs::read(it.pair.b.image_path()).expect("the image");
-    assert!(on_image() == first, "nothing is ahead of its checkpoint");
+    let path = it.pair.b.image_path();
+    let on_image = std::fs::read(&path).expect("the image");
+    assert!(on_image == first, "nothing is ahead of its checkpoint");
+    let space = || std::fs::metadata(&path).expect("the image").blocks() * 512;
+    let before = space();
     it.apply(2);
+    // The discarded space is released here, too.
+    it.pair
+        .b
+        .wait_until(|_| space() + DISCARDED as u64 / 2 < before);
     assert!(it.take() == second);
 }
 
@@ -179,10 +191,15 @@ fn a_new_synchronization_begins_with_nothing_kept() {
     it.follow(2);
     let (a, b) = (it.pair.a.handle.clone(), it.pair.b.handle.clone());
     assert!(ask(|reply| a.mark_checkpoint(1, reply)));
-    it.write(20, 64 << 10);
+    // Writes to one place are applied one after the other: the next start has to wait.
+    for round in 0..400_u32 {
+        it.client.write(0, &round.to_le_bytes().repeat(1024));
+    }
     assert!(ask(|reply| a.mark_checkpoint(2, reply)));
     let here = |event: &Event| matches!(event, Event::CheckpointMarked { number: 2, .. });
     it.pair.b.wait_for_core(here);
+    it.client.write(0, &it.content[..4096]);
+    it.write(20, 64 << 10);
     b.apply_checkpoints(2, Box::new(drop));
     a.go_alone();
     it.pair
@@ -190,8 +207,11 @@ fn a_new_synchronization_begins_with_nothing_kept() {
         .wait_for_core(|event| matches!(event, Event::ReceiveAborted { .. }));
     it.write(20, 64 << 10);
     it.follow(1);
-    let first = it.mark(1);
-    it.apply(1);
-    it.write(20, 64 << 10);
-    assert!(it.take() == first);
+    for number in 1..=2 {
+        it.mark(number);
+        it.write(20, 64 << 10);
+    }
+    let third = it.mark(3);
+    it.apply(3);
+    assert!(it.take() == third);
 }
