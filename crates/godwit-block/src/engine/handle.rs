@@ -121,6 +121,14 @@ pub(super) enum ControllerCommand {
     Take {
         reply: Reply<bool>,
     },
+    MarkCheckpoint {
+        number: u64,
+        reply: Reply<bool>,
+    },
+    ApplyCheckpoints {
+        number: u64,
+        reply: Reply<bool>,
+    },
     SharingStored,
     NotPersisted {
         reason: AbortReason,
@@ -143,6 +151,8 @@ impl ControllerCommand {
             | Self::YieldTo { reply, .. }
             | Self::Sever { reply }
             | Self::Take { reply }
+            | Self::MarkCheckpoint { reply, .. }
+            | Self::ApplyCheckpoints { reply, .. }
             | Self::GiveUpImage { reply } => reply(false),
             Self::ChangeMigration { reply, .. } => reply(Err(ChangeError::NoMigration)),
             _ => {}
@@ -493,6 +503,20 @@ impl EngineHandle {
     /// ([`godwit_core::Controller::take`]).
     pub fn take(&self, reply: Reply<bool>) {
         self.inner.send(ControllerCommand::Take { reply });
+    }
+
+    /// Source: ends the epoch of a checkpoint. `reply` gets the result of
+    /// [`godwit_core::Controller::mark_checkpoint`].
+    pub fn mark_checkpoint(&self, number: u64, reply: Reply<bool>) {
+        self.inner
+            .send(ControllerCommand::MarkCheckpoint { number, reply });
+    }
+
+    /// Destination: applies the kept writes of a checkpoint and of all before. `reply` gets the result of
+    /// [`godwit_core::Controller::apply_checkpoints`].
+    pub fn apply_checkpoints(&self, number: u64, reply: Reply<bool>) {
+        self.inner
+            .send(ControllerCommand::ApplyCheckpoints { number, reply });
     }
 
     /// Confirms that the state of the last [`Event::SharingChanged`](godwit_core::event::Event::SharingChanged) is

@@ -233,7 +233,9 @@ impl BackupActor {
                 return left.is_ok();
             }
             Input::Given => return self.became_primary(),
-            Input::Disk(_, _, News::Followed) | Input::Connected(_) | Input::Started(..) => {}
+            Input::Disk(_, _, News::Followed | News::Marked(_))
+            | Input::Connected(_)
+            | Input::Started(..) => {}
         }
         false
     }

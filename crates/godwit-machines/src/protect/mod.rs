@@ -62,6 +62,8 @@ pub(crate) enum News {
     Followed,
     /// Backup: the disk follows.
     Follows,
+    /// Backup: every write up to this checkpoint is here. Such news may overtake each other.
+    Marked(u64),
     /// The migration has ended, or its follower is lost.
     Lost,
 }
@@ -432,6 +434,7 @@ pub async fn disk_event(vms: &Arc<Vms>, disk: &str, event: &Event) {
     let (migration, news) = match event {
         Event::Followed { migration } => (migration, News::Followed),
         Event::Follows { migration, .. } => (migration, News::Follows),
+        Event::CheckpointMarked { migration, number } => (migration, News::Marked(*number)),
         Event::Severed { migration, .. }
         | Event::MigrationAborted { migration, .. }
         | Event::ReceiveAborted { migration, .. } => (migration, News::Lost),

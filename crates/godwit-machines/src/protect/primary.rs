@@ -262,7 +262,7 @@ impl PrimaryActor {
                         why.unwrap_or_else(|| format!("disk {disk} is not followed any more"));
                     return self.lost(why).await;
                 }
-                Some(News::Follows) | None => all = false,
+                Some(News::Follows | News::Marked(_)) | None => all = false,
             }
         }
         if all && self.primary.state() == PrimaryState::Alone {

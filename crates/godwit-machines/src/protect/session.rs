@@ -169,7 +169,13 @@ pub(super) async fn start_disks(
                 ..MoveOptions::default()
             },
         };
-        match outgoing::start_in(&vms.disk_migrations, request, End::Stays).await {
+        match outgoing::start_in(
+            &vms.disk_migrations,
+            request,
+            End::Stays { checkpoints: false },
+        )
+        .await
+        {
             Ok(migration) => started.push((disk.clone(), migration.id)),
             Err(error) => {
                 cancel(vms, started);
