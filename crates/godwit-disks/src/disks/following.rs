@@ -5,6 +5,7 @@ use std::sync::Arc;
 use godwit_block::engine::EngineHandle;
 use godwit_core::event::AbortReason;
 use godwit_core::units::Epoch;
+use godwit_vhost::memory::written::WrittenPages;
 use tokio::sync::oneshot;
 
 use crate::disks::disk::Disk;
@@ -92,4 +93,21 @@ async fn asked(
     };
     order(&engine, Box::new(reply));
     answer.await.unwrap_or(false)
+}
+
+/// Source: logs the pages of the guest's memory that the disk's engine writes from now on, or ends the log. Returns false if
+/// the disk has no engine, or the engine has ended.
+pub async fn log_writes(disk: &Disk, pages: Option<Arc<WrittenPages>>) -> bool {
+    let (reply, answer) = oneshot::channel();
+    {
+        let inner = disk.lock();
+        let Some(engine) = &inner.engine else {
+            return false;
+        };
+        let reply = Box::new(move |()| {
+            let _ = reply.send(());
+        });
+        engine.handle.log_writes(pages, reply);
+    }
+    answer.await.is_ok()
 }

@@ -35,9 +35,6 @@ pub(super) const DRAIN: Duration = Duration::from_secs(30);
 /// Interval between two checks for a front end that has left while the device is asked.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Most steps, each with a descriptor, that wait for a slow device.
-const MOST_UNANSWERED: usize = 32;
-
 /// A ring, as far as the front end has described it.
 #[derive(Default)]
 pub(super) struct RingState {
@@ -76,11 +73,8 @@ pub(crate) struct Handler<D> {
     /// True while a running ring lacks memory: the device stands still, and does not have `ram` yet.
     pub(super) lacks_memory: bool,
     inflight: Option<Arc<InflightArea>>,
-    /// Features that the device knows; `None` before the first.
-    features: Option<u64>,
+    features: u64,
     pub(super) rings: [RingState; MOST_RINGS as usize],
-    /// Steps that the device was told since its last answer.
-    unanswered: usize,
     /// Cause of the last message's failure.
     problem: Option<FrontEndError>,
 }
@@ -95,9 +89,8 @@ impl<D: Device> Handler<D> {
             ram: None,
             lacks_memory: false,
             inflight: None,
-            features: None,
+            features: 0,
             rings: std::array::from_fn(|_| RingState::default()),
-            unanswered: 0,
             problem: None,
         }
     }
@@ -111,15 +104,10 @@ impl<D: Device> Handler<D> {
     /// has acknowledged protocol features.
     pub(crate) fn takes(&self) -> Takes {
         Takes {
-            enable: !self.has(PROTOCOL),
+            enable: self.features & PROTOCOL == 0,
             announce: self.device.announces(),
             unchanged: self.post_copy.as_ref().is_some_and(PostCopy::listens),
         }
-    }
-
-    /// Returns true if the front end has acknowledged a feature.
-    fn has(&self, feature: u64) -> bool {
-        self.features.is_some_and(|known| known & feature != 0)
     }
 
     /// Announces a machine with this MAC address to the network.
@@ -146,10 +134,7 @@ impl<D: Device> Handler<D> {
         let answer = send(&self.device, command);
         loop {
             let problem = match answer.recv_timeout(LOOK) {
-                Ok(Ok(base)) => {
-                    self.unanswered = 0;
-                    return Ok(base);
-                }
+                Ok(Ok(base)) => return Ok(base),
                 Ok(Err(problem)) => problem,
                 Err(mpsc::RecvTimeoutError::Disconnected) => FrontEndError::Ended,
                 Err(mpsc::RecvTimeoutError::Timeout) if post_copy::has_left(&self.socket) => {
@@ -165,17 +150,6 @@ impl<D: Device> Handler<D> {
             };
             return Err(self.refuse(problem));
         }
-    }
-
-    /// Asks the device without waiting, for a step that may take effect a moment after the answer to the front end. The
-    /// device carries out all steps in order. A failure means that the device has ended, as the next wait finds out.
-    fn tell(&mut self, command: FrontEndCommand) -> Result<()> {
-        if self.unanswered >= MOST_UNANSWERED {
-            return self.ask(command, PROMPT).map(drop);
-        }
-        self.unanswered += 1;
-        self.device.front_end(command, Box::new(|_| ()));
-        Ok(())
     }
 
     /// Returns the end of the front end's grace period, while the protocol waits for the memory to count as complete.
@@ -275,10 +249,8 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
             // Without protocol features, no message will enable the rings.
             self.rings.iter_mut().for_each(|ring| ring.enabled = true);
         }
-        // A machine that goes on acknowledges the same features again.
-        if self.features.replace(features) != Some(features) {
-            self.ask(FrontEndCommand::Features { features }, PROMPT)?;
-        }
+        self.features = features;
+        self.ask(FrontEndCommand::Features { features }, PROMPT)?;
         Ok(())
     }
 
@@ -379,7 +351,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
             ring.running = false;
             ring.call = None;
             ring.error = None;
-            if self.has(PROTOCOL) {
+            if self.features & PROTOCOL != 0 {
                 self.ring(index)?.enabled = false;
             }
             if self.lacks_memory {
@@ -400,7 +372,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
         }
         let layout = self.layout(index)?;
         let inflight = self.inflight.clone();
-        let event_index = self.has(EVENT_INDEX);
+        let event_index = self.features & EVENT_INDEX != 0;
         let ring = self.ring(index)?;
         let clone = |fd: &Option<OwnedFd>| fd.as_ref().and_then(|fd| fd.try_clone().ok());
         let setup = Box::new(RingSetup {
@@ -425,7 +397,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
         let ring = self.ring(u32::from(index))?;
         if ring.running {
             let ring = u16::from(index);
-            self.tell(FrontEndCommand::Call { ring, call })?;
+            self.ask(FrontEndCommand::Call { ring, call }, PROMPT)?;
         } else {
             ring.call = call;
         }
@@ -437,7 +409,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
         let ring = self.ring(u32::from(index))?;
         if ring.running {
             let ring = u16::from(index);
-            self.tell(FrontEndCommand::Error { ring, error })?;
+            self.ask(FrontEndCommand::Error { ring, error }, PROMPT)?;
         } else {
             ring.error = error;
         }
@@ -521,10 +493,6 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
             mmap_offset,
             ..
         } = *inflight;
-        let known = self.inflight.as_ref();
-        if known.is_some_and(|area| area.is(&file, mmap_offset, mmap_size, rings, size)) {
-            return Ok(());
-        }
         let area = InflightArea::open(file, mmap_offset, mmap_size, rings, size)
             .map_err(|error| self.refuse(error))?;
         self.inflight = Some(Arc::new(area));
@@ -581,7 +549,3 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
         Err(Error::InvalidOperation("the device shares no memory"))
     }
 }
-
-#[cfg(test)]
-#[path = "handler_tests.rs"]
-mod tests;

@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 use godwit_memory::mapping::SharedMapping;
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use crate::memory::relocated::FileId;
 use crate::memory::{MemoryError, map_file};
 
 const VERSION: u16 = 1;
@@ -44,8 +43,6 @@ pub enum InflightError {
 /// The memory of all rings.
 pub struct InflightArea {
     memory: SharedMapping,
-    /// File and offset of the memory.
-    origin: (FileId, u64),
     rings: u16,
     size: u16,
 }
@@ -74,20 +71,11 @@ impl InflightArea {
         if length < (stride(size) * usize::from(rings)) as u64 {
             return Err(InflightError::Short(length));
         }
-        let id = FileId::of(&file).map_err(MemoryError::Inspect)?;
         Ok(Self {
             memory: map_file(&file, offset, length)?,
-            origin: (id, offset),
             rings,
             size,
         })
-    }
-
-    /// Returns true if opening this memory again would change nothing: a machine that goes on hands it over again.
-    pub(crate) fn is(&self, file: &File, offset: u64, length: u64, rings: u16, size: u16) -> bool {
-        let is_whole = self.memory.bytes() as u64 == length && !self.memory.has_lost_pages();
-        let is_same = is_whole && (self.rings, self.size) == (rings, size);
-        is_same && FileId::of(file).is_ok_and(|id| self.origin == (id, offset))
     }
 }
 
