@@ -14,6 +14,8 @@ use super::{ECHO, GUEST, load, two_nodes};
 
 /// Longest wait for a state of the protection.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Silence after which a conversation stands still.
+const STILL: Duration = Duration::from_millis(700);
 /// Time for which a machine is watched.
 const WATCHED: Duration = Duration::from_secs(3);
 
@@ -34,12 +36,34 @@ fn goes_on(talk: &Talk) -> io::Result<()> {
     wait_for(PATIENCE, more).ok_or_else(|| io::Error::other("the conversation does not go on"))
 }
 
+/// Waits until nothing of the conversation passes any more: a node stands still at a fail point.
+fn stands_still(talk: &Talk) -> io::Result<()> {
+    let rests = || {
+        let before = talk.bytes();
+        std::thread::sleep(STILL);
+        (talk.bytes() == before).then_some(())
+    };
+    wait_for(PATIENCE, rests).ok_or_else(|| io::Error::other("no node stands still"))
+}
+
+fn protect(cluster: &Cluster) -> io::Result<()> {
+    let how = ["--to", "b", "--frequency", "20", "--when-alone", "continue"];
+    let a = cluster.node("a");
+    let shown = a.json(&[&["vm", "protect", VM], &how[..]].concat());
+    assert_eq!(shown["protection"]["state"], "protected", "{shown}");
+    comes_to(cluster.node("b"), "protected")
+}
+
+/// Kills a node and its machines.
+fn kill_host(cluster: &mut Cluster, node: &str) {
+    cluster.node_mut(node).kill();
+    end_machines_of(&cluster.node(node).spec().dir);
+}
+
 /// Kills the machine's host, and waits until the conversation goes on at the other one.
 fn host_dies(cluster: &mut Cluster, from: &str, to: &str, talk: &Talk) -> io::Result<Duration> {
-    goes_on(talk)?;
     let died = Instant::now();
-    cluster.node_mut(from).kill();
-    end_machines_of(&cluster.node(from).spec().dir);
+    kill_host(cluster, from);
     let node = cluster.node(to);
     goes_on(talk).map_err(|error| {
         let shown = node.godwit(&["nic", "list"]).text();
@@ -77,4 +101,72 @@ fn a_client_outside_keeps_its_connection_when_the_host_dies_there_and_back() -> 
     assert!(!talked.reset && talked.wrong == 0, "{talked:?}");
     guest.finish(cluster.node("a"))?;
     Ok(())
+}
+
+/// The points at which the processes of a protected machine die, the primary's first. Each is passed some times before.
+const PRIMARY_DIES: [&str; 3] = ["before-stop", "stopped", "captured"];
+const BACKUP_DIES: [&str; 2] = ["whole", "acknowledged"];
+
+/// Kills primaries and backups at each point of a checkpoint, one after the other.
+fn dies_everywhere(primary: &[&str], backup: &[&str]) -> io::Result<()> {
+    let Some((lan, mut cluster)) = two_nodes(&[])? else {
+        return Ok(());
+    };
+    let at = |point: &str| format!("checkpoint::{point}");
+    let guest = NodeGuest::start(&cluster, "a", 1, 64, &load("tap=tap0"))?;
+    let talk = Talk::start(lan.switch(), SocketAddr::from((GUEST, ECHO)), 1 << 20);
+    goes_on(&talk)?;
+    protect(&cluster)?;
+    let (mut here, mut there) = ("a", "b");
+    for point in primary {
+        // The backup's node starts again with the point set, and then the machine comes to it.
+        cluster
+            .node_mut(there)
+            .restart(&[(&at(point), "60*off->pause")]);
+        comes_to(cluster.node(here), "protected")?;
+        host_dies(&mut cluster, here, there, &talk)?;
+        cluster.node_mut(here).start(&[])?;
+        (here, there) = (there, here);
+        comes_to(cluster.node(here), "protected")?;
+        stands_still(&talk)?;
+        let gap = host_dies(&mut cluster, here, there, &talk)?;
+        println!("the primary died at {point}: {gap:?}");
+        cluster.node_mut(here).start(&[])?;
+        (here, there) = (there, here);
+        comes_to(cluster.node(here), "protected")?;
+    }
+    for point in backup {
+        cluster
+            .node_mut(there)
+            .restart(&[(&at(point), "60*off->pause")]);
+        comes_to(cluster.node(here), "protected")?;
+        stands_still(&talk)?;
+        kill_host(&mut cluster, there);
+        goes_on(&talk)?;
+        println!("the backup died at {point}");
+        cluster.node_mut(there).start(&[])?;
+        comes_to(cluster.node(here), "protected")?;
+    }
+    // The process of the node alone: its QEMU goes on.
+    let qemu = cluster.node(here).qemu();
+    cluster.node_mut(here).die_and_start();
+    goes_on(&talk)?;
+    comes_to(cluster.node(here), "protected")?;
+    assert_eq!(cluster.node(here).qemu(), qemu, "the same machine goes on");
+    cluster.node(here).text(&["vm", "unprotect", VM]);
+    let talked = talk.finish()?;
+    assert!(!talked.reset && talked.wrong == 0, "{talked:?}");
+    guest.finish(cluster.node(here))?;
+    Ok(())
+}
+
+#[test]
+fn a_client_outside_loses_nothing_when_a_node_dies_amid_a_checkpoint() -> io::Result<()> {
+    dies_everywhere(&PRIMARY_DIES[2..], &BACKUP_DIES[..1])
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn a_client_outside_loses_nothing_wherever_a_node_dies() -> io::Result<()> {
+    dies_everywhere(&PRIMARY_DIES, &BACKUP_DIES)
 }
