@@ -5,13 +5,14 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::Node;
-use godwit_testkit::network::Talk;
+use godwit_testkit::cluster::{ClusterOptions, Node};
+use godwit_testkit::network::{Lan, Talk};
 use godwit_testkit::process::{end_machines_of, wait_for};
 use godwit_testkit::vm::{NodeGuest, VM};
 
-use super::{ECHO, GUEST, load, two_nodes};
+use super::{ECHO, GUEST, ip, load, may_run, two_nodes};
 
+const CONTINUE: [&str; 2] = ["--when-alone", "continue"];
 /// Longest wait for a state of the protection.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Silence after which a conversation stands still.
@@ -46,10 +47,10 @@ fn stands_still(talk: &Talk) -> io::Result<()> {
     wait_for(PATIENCE, rests).ok_or_else(|| io::Error::other("no node stands still"))
 }
 
-fn protect(cluster: &Cluster) -> io::Result<()> {
-    let how = ["--to", "b", "--frequency", "20", "--when-alone", "continue"];
+fn protect(cluster: &Cluster, decides: [&str; 2]) -> io::Result<()> {
+    let how = ["vm", "protect", VM, "--to", "b", "--frequency", "20"];
     let a = cluster.node("a");
-    let shown = a.json(&[&["vm", "protect", VM], &how[..]].concat());
+    let shown = a.json(&[&how[..], &decides].concat());
     assert_eq!(shown["protection"]["state"], "protected", "{shown}");
     comes_to(cluster.node("b"), "protected")
 }
@@ -116,7 +117,7 @@ fn dies_everywhere(primary: &[&str], backup: &[&str]) -> io::Result<()> {
     let guest = NodeGuest::start(&cluster, "a", 1, 64, &load("tap=tap0"))?;
     let talk = Talk::start(lan.switch(), SocketAddr::from((GUEST, ECHO)), 1 << 20);
     goes_on(&talk)?;
-    protect(&cluster)?;
+    protect(&cluster, CONTINUE)?;
     let (mut here, mut there) = ("a", "b");
     for point in primary {
         // The backup's node starts again with the point set, and then the machine comes to it.
@@ -169,4 +170,45 @@ fn a_client_outside_loses_nothing_when_a_node_dies_amid_a_checkpoint() -> io::Re
 #[ignore = "takes minutes"]
 fn a_client_outside_loses_nothing_wherever_a_node_dies() -> io::Result<()> {
     dies_everywhere(&PRIMARY_DIES, &BACKUP_DIES)
+}
+
+/// Both nodes live and reach the witness and the client, but not each other.
+#[test]
+fn one_node_goes_on_when_the_link_between_both_is_cut() -> io::Result<()> {
+    if !may_run() {
+        return Ok(());
+    }
+    let lan = Lan::new(3)?;
+    let hosts = ["a", "b", "c"].into_iter().zip(lan.hosts());
+    let hosts: Vec<_> = hosts.map(|(name, host)| (name, Some(host))).collect();
+    let mut cluster = Cluster::prepare_on(&hosts, ClusterOptions::secure()?)?;
+    for node in ["a", "b", "c"] {
+        cluster.node_mut(node).start(&[])?;
+    }
+    let guest = NodeGuest::start(&cluster, "a", 1, 64, &load("tap=tap0"))?;
+    let talk = Talk::start(lan.switch(), SocketAddr::from((GUEST, ECHO)), 1 << 20);
+    goes_on(&talk)?;
+    protect(&cluster, ["--witness", "node:c"])?;
+    let [a, b, _] = lan.hosts() else {
+        return Err(io::Error::other("three hosts"));
+    };
+    for (host, other) in [(a, "10.80.0.2"), (b, "10.80.0.1")] {
+        ip(host, &format!("route add blackhole {other}"))?;
+    }
+    stands_still(&talk)?;
+    goes_on(&talk)?;
+    let has_it = |node: &&str| cluster.node(node).vm_state(VM) == "running";
+    let here: Vec<_> = ["a", "b"].into_iter().filter(has_it).collect();
+    println!("the machine goes on at {here:?}");
+    assert_eq!(here.len(), 1, "{here:?}");
+    for (host, other) in [(a, "10.80.0.2"), (b, "10.80.0.1")] {
+        ip(host, &format!("route del blackhole {other}"))?;
+    }
+    comes_to(cluster.node(here[0]), "protected")?;
+    goes_on(&talk)?;
+    cluster.node(here[0]).text(&["vm", "unprotect", VM]);
+    let talked = talk.finish()?;
+    assert!(!talked.reset && talked.wrong == 0, "{talked:?}");
+    guest.finish(cluster.node(here[0]))?;
+    Ok(())
 }
