@@ -64,7 +64,7 @@ impl Destination {
         (kept.marked > 0).then(|| kept.marked.saturating_add(1))
     }
 
-    /// Returns true while kept writes are being applied, or are to be.
+    /// Returns true while kept writes are being applied.
     pub(in crate::controller) fn is_applying(&self) -> bool {
         let kept = self.following.and_then(|it| it.kept);
         kept.is_some_and(|kept| kept.applying)
