@@ -39,6 +39,11 @@ impl Engine {
                     }
                 }
                 Action::StoreMissing => self.store_missing(),
+                Action::ApplyKept { .. } => {
+                    let nothing = Err(RequestError::Io);
+                    self.cx.core.handle_kept_applied(self.cx.now, nothing);
+                }
+                Action::DropKept => {}
                 Action::DiscardUnsent { class } => self.discard_unsent(class),
                 Action::Persist { record } => self.cx.tell(EngineEvent::Persist(record)),
                 Action::Notify(event) => self.notify(event),
@@ -56,6 +61,9 @@ impl Engine {
             let (start, end) = self.disk.long_hole(from);
             let found = Content::LongHole { start, end };
             return self.cx.core.handle_disk_done(self.cx.now, tag, Ok(found));
+        }
+        if let DiskOperation::Keep { .. } | DiskOperation::KeepZeroes { .. } = operation {
+            return self.disk_failed(tag);
         }
         if let Some(slot) = tag.source_slot() {
             let buffers = self.memory.source(slot);
@@ -94,6 +102,8 @@ impl Engine {
             }
             DiskOperation::WriteZeroes { .. }
             | DiskOperation::Flush
+            | DiskOperation::Keep { .. }
+            | DiskOperation::KeepZeroes { .. }
             | DiskOperation::FindHole { .. }
             | DiskOperation::FindLongHole { .. } => 0,
         };

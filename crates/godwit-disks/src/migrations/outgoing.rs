@@ -467,7 +467,7 @@ impl Attempt {
         };
         let mut options = options::engine(&self.settings, &of);
         if self.end.stays() {
-            options.switchover = Switchover::Never;
+            options.switchover = Switchover::Never { checkpoints: false };
         }
         options
     }

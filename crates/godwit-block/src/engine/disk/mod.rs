@@ -279,7 +279,10 @@ impl Disk {
                 (Work::Zero { first, way }, range(extent), fua)
             }
             DiskOperation::Flush => (Work::Sync, 0..0, false),
-            DiskOperation::FindHole { .. } | DiskOperation::FindLongHole { .. } => return None,
+            DiskOperation::Keep { .. }
+            | DiskOperation::KeepZeroes { .. }
+            | DiskOperation::FindHole { .. }
+            | DiskOperation::FindLongHole { .. } => return None,
         })
     }
 
