@@ -5,7 +5,7 @@ use godwit_protect::{Ask, Backup, BackupState, Grant, Member, Order, Primary, Pr
 use stateright::{Model, Property};
 
 use crate::node::{DiskFrame, NOW, Node, Role, Session, Standby, WRITES, Works};
-use crate::{NOTHING_MISSES, OF_ONE_CHECKPOINT, ONE_RELEASES};
+use crate::{NOTHING_MISSES, OF_ONE_CHECKPOINT, ONE_RELEASES, RUNS_AGAIN};
 
 /// A defect of both nodes, or of the witness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,10 @@ pub(crate) enum Planted {
     ReleasesEarly,
     /// Packets leave at once until the witness has paired the nodes.
     HoldsLate,
+    /// A capture does not wait for the answers to the guest's requests.
+    CapturesOpen,
+    /// A process that has started again beside its machine lets the packets leave.
+    RestartReleases,
     /// Both nodes count as in sync once the disk is followed.
     PairsEarly,
     /// A backup goes on from the newest memory, whether or not the disk's part is here.
@@ -338,7 +342,8 @@ impl State {
         // Requests on their way may still arrive. Their answers reach nobody.
         (it.standby, it.taking, it.answer) = (None, false, None);
         // Packets that were held are lost with the process.
-        it.session = it.memory.map(|_| Session::lost());
+        let holds = planted != Planted::RestartReleases;
+        it.session = it.memory.filter(|_| holds).map(|_| Session::lost());
         match it.stored {
             Some(record) => {
                 let (primary, orders) = Primary::restarted(record);
@@ -407,7 +412,7 @@ impl Pair {
         if let Some(session) = &it.session
             && let Next::Capture(_) = session.checkpoints.step(NOW)
             // A stop waits for the answers to all requests.
-            && runs
+            && (runs || self.planted == Planted::CapturesOpen)
             && it.awaits_backup()
             && state.captured < self.captures
         {
@@ -497,7 +502,7 @@ impl Model for Pair {
     }
 
     fn within_boundary(&self, state: &State) -> bool {
-        state.witness.term.0 <= 6
+        state.witness.term.0 <= 5
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
@@ -514,9 +519,7 @@ impl Model for Pair {
                 let mut owner = state.owner().into_iter();
                 owner.all(|it| it.memory.map(|memory| memory & WRITES) == Some(it.disk & !it.open))
             }),
-            Property::always("the machine runs again in the end", |_, state: &State| {
-                state.resolves()
-            }),
+            Property::always(RUNS_AGAIN, |_, state: &State| state.resolves()),
             Property::sometimes("the machine is protected", |_, state: &State| {
                 let primaries = state.nodes.iter().filter_map(Node::primary);
                 primaries
