@@ -130,7 +130,8 @@ impl Controller {
         {
             return self.cx.act(Action::ReleaseReplica { tag });
         }
-        let epoch = destination.kept_epoch();
+        let keeps = !self.cx.has_bug(PlantedBug::DiskAhead);
+        let epoch = destination.kept_epoch().filter(|_| keeps);
         // A frame after `Prepare` could reach the disk after the flush, and even after a write of this node's own
         // guest. With a checkpoint, the disk had everything but later double writes.
         let too_late = self.cx.authority.is_accepting()

@@ -19,6 +19,7 @@ use crate::controller::Controller;
 use crate::controller::requests::slots::{TagList, Work, WorkStage};
 use crate::controller::transfer::receive::Destination;
 use crate::event::{AbortReason, Event};
+use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};
 use crate::units::{Extent, MigrationId, Time};
 
@@ -186,7 +187,12 @@ impl Controller {
         kept.applying = false;
         let mut withheld = core::mem::take(&mut kept.withheld);
         match result {
-            Ok(()) => self.apply_kept(),
+            Ok(()) => {
+                if self.cx.has_bug(PlantedBug::KeptClearedEarly) {
+                    self.cx.act(Action::DropKept);
+                }
+                self.apply_kept();
+            }
             Err(error) => {
                 self.lose_write(error);
                 let reason = AbortReason::of_destination(error);
