@@ -11,6 +11,8 @@ use godwit_core::PlantedBug;
 pub(crate) enum BodyBug {
     /// The packets of an epoch leave once its checkpoint is captured.
     ReleaseUnacknowledged,
+    /// The packets of a machine leave when the machine has ended.
+    ReleaseEnded,
     /// A backup goes on from its newest memory, whether or not the disk is as new.
     HalfEpoch,
 }
@@ -34,7 +36,11 @@ enum Planted {}
 impl Bug {
     /// Returns all bugs.
     pub fn all() -> impl Iterator<Item = Self> {
-        let bodies = [BodyBug::ReleaseUnacknowledged, BodyBug::HalfEpoch];
+        let bodies = [
+            BodyBug::ReleaseUnacknowledged,
+            BodyBug::ReleaseEnded,
+            BodyBug::HalfEpoch,
+        ];
         let controllers = PlantedBug::ALL.into_iter().map(Planted::Controller);
         controllers.chain(bodies.map(Planted::Body)).map(Self)
     }
@@ -44,6 +50,7 @@ impl Bug {
         match self.0 {
             Planted::Controller(bug) => bug.name(),
             Planted::Body(BodyBug::ReleaseUnacknowledged) => "release-unacknowledged",
+            Planted::Body(BodyBug::ReleaseEnded) => "release-ended",
             Planted::Body(BodyBug::HalfEpoch) => "half-epoch",
         }
     }

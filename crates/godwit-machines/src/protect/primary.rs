@@ -70,6 +70,8 @@ pub(super) struct PrimaryActor {
     pub(super) ending: Option<JoinHandle<()>>,
     /// End of the wait for a backup that is to take a dead machine.
     pub(super) leaves_until: Instant,
+    /// True if the guest may stand still since the death of an earlier process of this node amid a checkpoint.
+    pub(super) interrupted: bool,
     pub(super) problem: Option<String>,
 }
 
@@ -103,6 +105,7 @@ impl PrimaryActor {
             sending: None,
             ending: None,
             leaves_until: now,
+            interrupted: false,
             problem: None,
         }
     }
@@ -149,9 +152,7 @@ impl PrimaryActor {
         self.was_away = true;
         // The host may have died, and the machine with it.
         self.start = true;
-        if self.primary.state() == PrimaryState::Alone {
-            self.end_interrupted_checkpoint();
-        }
+        self.interrupted = self.entry.checkpoints_per_second.is_some();
         self.run(None, orders).await;
     }
 
@@ -324,6 +325,7 @@ impl PrimaryActor {
 
     async fn tick(&mut self) {
         let now = Instant::now();
+        self.end_interrupted_checkpoint();
         if let Some(session) = &mut self.session {
             if now >= session.ping_at {
                 let number = session.pings.send(self.here.now());
@@ -497,9 +499,6 @@ impl PrimaryActor {
     fn go_alone(&mut self) {
         tracing::warn!(vm = self.here.vm, "the VM goes on without a backup");
         self.stop_holding_packets();
-        if self.was_away {
-            self.end_interrupted_checkpoint();
-        }
         (self.was_away, self.ordered) = (false, false);
         self.disks()
             .iter()

@@ -25,6 +25,8 @@
 //! - Packets are held back from the stop for the first checkpoint of a session, before the witness is asked to pair the
 //!   nodes. The backup calls [`Backup::in_sync`] when the first checkpoint is whole, before acknowledging the checkpoint.
 //!   The primary calls [`Primary::in_sync`] on that acknowledgement.
+//! - Numbers begin anew with each session, which has its own connections: parts and acknowledgements of an earlier session
+//!   count for nothing.
 //! - [`Order::Hold`]: packets stay held, the disks hold their answers, and acknowledgements count no more. The guest may run:
 //!   without an acknowledgement nobody sees its work, so the primary needs no lease.
 //! - [`Order::GoAlone`]: the session ends, and all packets leave. [`Order::End`]: nothing leaves any more.

@@ -85,6 +85,11 @@ fn a_capture_beside_an_open_request_is_found() {
 }
 
 #[test]
+fn a_memory_of_an_earlier_session_is_found() {
+    is_found(Planted::MixesSessions, OF_ONE_CHECKPOINT);
+}
+
+#[test]
 fn packets_that_leave_after_a_restart_are_found() {
     is_found(Planted::RestartReleases, ONE_RELEASES);
 }

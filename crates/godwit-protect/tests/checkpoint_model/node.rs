@@ -218,7 +218,11 @@ impl Node {
             standby.memory = memory;
         }
         let whole = standby.gathering.memory_came(number);
-        self.apply(whole.expect("connections keep the order"), planted)
+        let whole = match planted {
+            Planted::MixesSessions => whole.ok().flatten(),
+            _ => whole.expect("connections keep the order"),
+        };
+        self.apply(whole, planted)
     }
 
     /// Takes a frame of the disk's connection. Returns a checkpoint to acknowledge.

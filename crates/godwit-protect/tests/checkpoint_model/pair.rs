@@ -19,6 +19,8 @@ pub(crate) enum Planted {
     CapturesOpen,
     /// A process that has started again beside its machine lets the packets leave.
     RestartReleases,
+    /// A memory of an earlier session counts in the present one.
+    MixesSessions,
     /// Both nodes count as in sync once the disk is followed.
     PairsEarly,
     /// A backup goes on from the newest memory, whether or not the disk's part is here.
@@ -240,10 +242,11 @@ impl State {
         backup.disk = disk;
         backup.standby = Some(Standby::new());
         self.nodes[node].session = Some(Session::new());
-        self.link = Link {
-            up: true,
-            ..Link::default()
-        };
+        let earlier = core::mem::take(&mut self.link);
+        self.link.up = true;
+        if planted == Planted::MixesSessions {
+            self.link.memory = earlier.memory;
+        }
         if planted == Planted::PairsEarly {
             self.whole(1 - node, Some(Checkpoint(0)));
             self.link.acknowledged = None;

@@ -55,6 +55,16 @@ fn protect(cluster: &Cluster, decides: [&str; 2]) -> io::Result<()> {
     comes_to(cluster.node("b"), "protected")
 }
 
+/// Waits until the conversation goes on with the machine at this node.
+fn goes_on_at(node: &Node, talk: &Talk) -> io::Result<()> {
+    goes_on(talk).map_err(|error| {
+        let shown = node.godwit(&["nic", "list"]).text();
+        let shown = shown.unwrap_or_else(|error| error.to_string());
+        let log = node.log_tail(40);
+        io::Error::other(format!("node {}: {error}\n{shown}\n{log}", node.name()))
+    })
+}
+
 /// Kills a node and its machines.
 fn kill_host(cluster: &mut Cluster, node: &str) {
     cluster.node_mut(node).kill();
@@ -65,12 +75,7 @@ fn kill_host(cluster: &mut Cluster, node: &str) {
 fn host_dies(cluster: &mut Cluster, from: &str, to: &str, talk: &Talk) -> io::Result<Duration> {
     let died = Instant::now();
     kill_host(cluster, from);
-    let node = cluster.node(to);
-    goes_on(talk).map_err(|error| {
-        let shown = node.godwit(&["nic", "list"]).text();
-        let shown = shown.unwrap_or_else(|error| error.to_string());
-        io::Error::other(format!("{error}\n{shown}\n{}", node.log_tail(20)))
-    })?;
+    goes_on_at(cluster.node(to), talk)?;
     Ok(died.elapsed())
 }
 
@@ -151,14 +156,14 @@ fn dies_everywhere(primary: &[&str], backup: &[&str]) -> io::Result<()> {
     // The process of the node alone: its QEMU goes on.
     let qemu = cluster.node(here).qemu();
     cluster.node_mut(here).die_and_start();
-    goes_on(&talk)?;
+    goes_on_at(cluster.node(here), &talk)?;
     comes_to(cluster.node(here), "protected")?;
     assert_eq!(cluster.node(here).qemu(), qemu, "the same machine goes on");
     // The machine alone: its node lives, and leaves the machine to the backup.
     let died = Instant::now();
     end_machines_of(&cluster.node(here).spec().dir);
     (here, there) = (there, here);
-    goes_on(&talk)?;
+    goes_on_at(cluster.node(here), &talk)?;
     println!("the machine died: {:?}", died.elapsed());
     comes_to(cluster.node(here), "protected")?;
     assert_eq!(cluster.node(there).vm_state(VM), "backup");

@@ -1,5 +1,6 @@
 //! The checkpoints of a primary's sessions.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
@@ -9,9 +10,12 @@ use super::sending::{self, Sending};
 use crate::protect::messages::Say;
 use crate::protect::primary::PrimaryActor;
 use crate::vms::lifecycle::watch;
+use godwit_protect::PrimaryState;
 
-/// Longest wait for news of QEMU's end.
-const NOTICES: Duration = Duration::from_secs(1);
+/// Longest wait for the end of a QEMU whose monitor is gone.
+const ENDS: Duration = Duration::from_millis(500);
+/// Longest wait for the reason of QEMU's end.
+const NOTICES: Duration = Duration::from_secs(5);
 /// Time between two looks at QEMU.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -37,7 +41,18 @@ impl PrimaryActor {
         let Some(vm) = self.here.machine() else {
             return false;
         };
-        // The end of QEMU's monitor shows before the end of QEMU.
+        let process = vm
+            .lock()
+            .qemu
+            .as_ref()
+            .map(|qemu| Arc::clone(&qemu.process));
+        if let Some(process) = process {
+            // The end of QEMU's monitor shows before the end of QEMU.
+            let ends = tokio::time::timeout(ENDS, process.ended()).await;
+            if ends.is_err() {
+                return false;
+            }
+        }
         let until = Instant::now() + NOTICES;
         while vm.lock().qemu.is_some() && Instant::now() < until {
             tokio::time::sleep(LOOK).await;
@@ -84,15 +99,17 @@ impl PrimaryActor {
         }
     }
 
-    /// Lets a guest go on that an earlier process of this node had stopped for a checkpoint.
-    pub(in crate::protect) fn end_interrupted_checkpoint(&self) {
-        let Some(vm) = self
-            .here
-            .machine()
-            .filter(|_| self.entry.checkpoints_per_second.is_some())
-        else {
+    /// Lets a guest go on that an earlier process of this node had stopped for a checkpoint, once its QEMU answers.
+    pub(in crate::protect) fn end_interrupted_checkpoint(&mut self) {
+        let runs_here = !matches!(
+            self.primary.state(),
+            PrimaryState::Severed | PrimaryState::Ended
+        );
+        let machine = self.here.machine().filter(|vm| vm.lock().qemu.is_some());
+        let Some(vm) = machine.filter(|_| self.interrupted && runs_here) else {
             return;
         };
+        self.interrupted = false;
         let qemu = {
             let inner = vm.lock();
             let is_stopped = matches!(inner.run_state.as_deref(), Some("paused" | "save-vm"));
@@ -103,8 +120,12 @@ impl PrimaryActor {
         };
         if let Some(qemu) = qemu {
             tokio::spawn(async move {
-                if let Err(error) = qemu.qmp.execute("cont", json!({})).await {
-                    tracing::error!(vm = vm.name, %error, "the guest does not go on");
+                match qemu.qmp.execute("cont", json!({})).await {
+                    // While checkpoints are taken, news of the run state count for nothing.
+                    Ok(_) => vm.lock().run_state = Some(String::from("running")),
+                    Err(error) => {
+                        tracing::error!(vm = vm.name, %error, "the guest does not go on");
+                    }
                 }
             });
         }

@@ -174,6 +174,9 @@ impl World {
 
     /// Ends the machine at a primary: its held packets never leave.
     pub(super) fn drop_packets(&mut self, node: usize) {
+        if self.has_bug(BodyBug::ReleaseEnded) {
+            return self.end_checkpoints(node);
+        }
         if let Some(it) = self.checkpointing() {
             it.source.take_if(|source| source.node == node);
         }
@@ -420,6 +423,11 @@ impl World {
                 name(node).to_string()
             });
         };
+        if let Some(source) = it.source.as_mut().filter(|source| source.node != node) {
+            // The old machine runs until its node hears of its end.
+            it.sent += 1;
+            source.held.push_back((source.last.next(), it.sent));
+        }
         let (sent, told) = (it.sent, it.told);
         if memory.packet < sent {
             it.undone.push(memory.packet + 1..=sent);
