@@ -187,6 +187,7 @@ impl NodeConfig {
             .with(Features::OWNER_BEATS)
             .with(Features::ZEROES)
             .with(Features::FOLLOWS)
+            .with(Features::CHECKPOINTS)
             .with(Features::ANNOUNCING_GUESTS)
             .with(Features::WITNESS)
             .with(wanted(Features::IMAGES, self.images.repository.is_some()))

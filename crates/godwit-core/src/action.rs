@@ -132,6 +132,23 @@ pub enum DiskOperation {
         /// True if the space is to be released.
         unmap: bool,
     },
+    /// Keeps the tag's buffer apart from the disk, to be written by [`Action::ApplyKept`] or dropped by
+    /// [`Action::DropKept`]. The body keeps operations in the order in which they are started.
+    Keep {
+        /// Sectors to write.
+        extent: Extent,
+        /// Number of the checkpoint that the operation is applied with. Never decreases.
+        epoch: u64,
+    },
+    /// Keeps apart an operation that makes the extent read as zeroes.
+    KeepZeroes {
+        /// Sectors to zero.
+        extent: Extent,
+        /// True if the space is to be released.
+        unmap: bool,
+        /// As in [`Self::Keep`].
+        epoch: u64,
+    },
     /// Makes every completed write durable.
     Flush,
     /// Finds the length of the hole at the extent's start: the sectors that read as zeroes and take no space. Reported
@@ -254,6 +271,14 @@ pub enum Action {
     /// [`Controller::handle_missing_stored`](crate::Controller::handle_missing_stored). After a power loss the disk
     /// lacks the stored blocks; a mixture with the previously stored list is as good.
     StoreMissing,
+    /// Carries out on the disk all kept operations of epochs up to this one; of overlapping ones the last one counts. The
+    /// body then calls [`Controller::handle_kept_applied`](crate::Controller::handle_kept_applied).
+    ApplyKept {
+        /// Last epoch to apply.
+        through: u64,
+    },
+    /// Drops all kept operations but those that are being applied.
+    DropKept,
     /// Reports an event to observers.
     Notify(Event),
 }

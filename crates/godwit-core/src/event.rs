@@ -247,6 +247,15 @@ pub enum Event {
         /// The epoch in which the source serves.
         epoch: Epoch,
     },
+    /// Every write of the source before the mark of this checkpoint is here, of a disk that follows with checkpoints.
+    /// Later writes are kept apart until the body orders otherwise
+    /// ([`Controller::apply_checkpoints`](crate::Controller::apply_checkpoints)).
+    CheckpointMarked {
+        /// The migration.
+        migration: MigrationId,
+        /// Number of the checkpoint.
+        number: u64,
+    },
     /// The incoming migration ended without this node becoming the owner. The image here is worthless.
     ReceiveAborted {
         /// The migration.

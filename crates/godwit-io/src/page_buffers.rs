@@ -1,13 +1,14 @@
 //! Page-aligned memory for the data of requests in flight.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 /// Smallest block: the length and alignment of direct I/O on any disk.
 pub const SMALLEST: usize = 4096;
@@ -24,8 +25,8 @@ const BETWEEN_PIECES: Duration = Duration::from_millis(1);
 
 const ORDERS: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
 
-/// An anonymous memory mapping: zeroed, aligned to a page, committed as it is touched (2 MiB at a time where a long
-/// mapping gets huge pages). The kernel may read and write this memory, so only raw pointers reach the bytes. Before
+/// A memory mapping, as a rule anonymous: zeroed, aligned to a page, committed as it is touched (2 MiB at a time where a
+/// long mapping gets huge pages). The kernel may read and write this memory, so only raw pointers reach the bytes. Before
 /// making a slice, callers ensure the kernel uses none of the same bytes meanwhile.
 #[derive(Debug)]
 pub struct Mapping {
@@ -56,6 +57,18 @@ impl Mapping {
         }
         Ok(Self {
             base,
+            length,
+            committing: None,
+        })
+    }
+
+    /// Maps `length` bytes of a file, whole pages, for the kernel to read.
+    pub fn of_file(file: BorrowedFd<'_>, offset: u64, length: usize) -> io::Result<Self> {
+        let (access, shared) = (ProtFlags::READ, MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe { mmap(std::ptr::null_mut(), length, access, shared, file, offset)? };
+        Ok(Self {
+            base: NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?,
             length,
             committing: None,
         })
@@ -145,7 +158,7 @@ unsafe impl Send for Mapping {}
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.committing = None;
-        // SAFETY: the mapping was made by `new` with this length and is not used after this. A failure leaves the
+        // SAFETY: the mapping was made with this length and is not used after this. A failure leaves the
         // memory mapped, which is harmless.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
     }

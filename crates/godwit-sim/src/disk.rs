@@ -107,6 +107,8 @@ impl Disk {
                 u64::from(extent.sectors())
             }
             DiskOperation::WriteZeroes { .. }
+            | DiskOperation::Keep { .. }
+            | DiskOperation::KeepZeroes { .. }
             | DiskOperation::Flush
             | DiskOperation::FindHole { .. }
             | DiskOperation::FindLongHole { .. } => 0,

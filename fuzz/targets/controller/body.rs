@@ -34,6 +34,8 @@ pub struct Body {
     storing: bool,
     storing_sharing: bool,
     storing_missing: bool,
+    /// Kept writes are being applied.
+    applying: bool,
     /// What the controller has pulled on the connection that is there, and has not got.
     pulls: Vec<(PullSlot, Extent)>,
 }
@@ -80,6 +82,7 @@ impl Body {
             storing: false,
             storing_sharing: false,
             storing_missing: false,
+            applying: false,
             pulls: Vec::new(),
         }
     }
@@ -194,6 +197,13 @@ impl Body {
         }
     }
 
+    /// The kept writes are on the disk, or are not.
+    pub fn applied(&mut self, result: Result<(), RequestError>) {
+        if std::mem::take(&mut self.applying) {
+            self.core.handle_kept_applied(self.now, result);
+        }
+    }
+
     pub fn persisted(&mut self) {
         if std::mem::take(&mut self.storing_sharing) {
             self.core.handle_sharing_stored(self.now);
@@ -223,11 +233,12 @@ impl Body {
         for _ in 0..4096 {
             self.drain();
             let stores = self.storing || self.storing_sharing || self.storing_missing;
-            if self.disk.is_empty() && !stores {
+            if self.disk.is_empty() && !stores && !self.applying {
                 return;
             }
             self.persisted();
             self.disk_done(0, Ok(Content::Data));
+            self.applied(Ok(()));
         }
         panic!("the controller never has enough of the disk");
     }
@@ -374,8 +385,12 @@ impl Body {
                 assert!(self.core.missing_to_store().is_some());
                 self.storing_missing = true;
             }
+            Action::ApplyKept { .. } => {
+                assert!(!self.applying, "twice at once");
+                self.applying = true;
+            }
             Action::Notify(Event::SharingChanged { .. }) => self.storing_sharing = true,
-            Action::Notify(_) | Action::DiscardUnsent { .. } => {}
+            Action::Notify(_) | Action::DiscardUnsent { .. } | Action::DropKept => {}
         }
     }
 
@@ -399,6 +414,8 @@ fn extent_of(operation: &DiskOperation) -> Option<Extent> {
         DiskOperation::Read { extent, .. }
         | DiskOperation::Write { extent, .. }
         | DiskOperation::WriteZeroes { extent, .. }
+        | DiskOperation::Keep { extent, .. }
+        | DiskOperation::KeepZeroes { extent, .. }
         | DiskOperation::FindHole { extent } => Some(extent),
         DiskOperation::Flush | DiskOperation::FindLongHole { .. } => None,
     }

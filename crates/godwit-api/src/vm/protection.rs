@@ -30,8 +30,14 @@ impl WhenAlone {
 pub struct ProtectVm {
     /// The backup: a peer's name.
     pub to: String,
-    /// True: the VM is started anew at the backup. No other way exists yet.
+    /// True if the VM is started anew at the backup, as after a power failure. Otherwise the VM goes on from its last
+    /// checkpoint.
+    #[serde(default)]
     pub restart: bool,
+    /// Checkpoints a second; 20 if left out.
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 100)]
+    pub frequency: Option<u32>,
     /// The witness that decides between two nodes that have lost each other.
     #[serde(default)]
     pub witness: Option<String>,
@@ -126,6 +132,36 @@ pub struct VmProtection {
     pub bytes_done: u64,
     /// Primary: milliseconds since the sending of the last ping that the backup answered.
     pub answered_ms_ago: Option<u64>,
+    /// Primary: the figures of the checkpoints, while there are any.
+    #[serde(default)]
+    pub checkpoints: Option<CheckpointFigures>,
     /// The trouble, if any.
     pub problem: Option<String>,
+}
+
+/// The figures of a protection's checkpoints since the backup was reached. Quantiles and rates are of the last 512.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CheckpointFigures {
+    /// Checkpoints a second that the user asked for.
+    pub asked_per_second: u32,
+    /// Checkpoints a second. A slow backup or link lowers the number.
+    pub per_second: f64,
+    /// Number of the last captured checkpoint.
+    pub captured: u64,
+    /// Number of the last checkpoint that the backup has acknowledged.
+    pub acknowledged: u64,
+    /// Median time for which the guest stood still, in microseconds.
+    pub pause_p50_us: u64,
+    /// Time for which the guest stood still, in microseconds, at the 99th percentile.
+    pub pause_p99_us: u64,
+    /// Median time from a checkpoint's capture to its acknowledgement, in microseconds.
+    pub lag_p50_us: u64,
+    /// Time from a checkpoint's capture to its acknowledgement, in microseconds, at the 99th percentile.
+    pub lag_p99_us: u64,
+    /// Pages of memory captured a second.
+    pub pages_per_second: f64,
+    /// Bytes of checkpoints a second.
+    pub bytes_per_second: f64,
+    /// Bytes of all checkpoints.
+    pub bytes_sent: u64,
 }

@@ -5,7 +5,7 @@ use godwit_core::event::Event;
 use godwit_core::request::{RequestError, RequestTag};
 
 use crate::engine::config::EngineEvent;
-use crate::engine::disk::Keep;
+use crate::engine::disk::{Keep, User};
 use crate::engine::front_ends::vhost::requests::LostData;
 use crate::engine::run::Engine;
 use crate::engine::slots::Owner;
@@ -39,6 +39,8 @@ impl Engine {
                     }
                 }
                 Action::StoreMissing => self.store_missing(),
+                Action::ApplyKept { through } => self.apply_kept(through),
+                Action::DropKept => self.drop_kept(),
                 Action::DiscardUnsent { class } => self.discard_unsent(class),
                 Action::Persist { record } => self.cx.tell(EngineEvent::Persist(record)),
                 Action::Notify(event) => self.notify(event),
@@ -56,6 +58,9 @@ impl Engine {
             let (start, end) = self.disk.long_hole(from);
             let found = Content::LongHole { start, end };
             return self.cx.core.handle_disk_done(self.cx.now, tag, Ok(found));
+        }
+        if let DiskOperation::Keep { .. } | DiskOperation::KeepZeroes { .. } = operation {
+            return self.keep(tag, operation);
         }
         if let Some(slot) = tag.source_slot() {
             let buffers = self.memory.source(slot);
@@ -94,6 +99,8 @@ impl Engine {
             }
             DiskOperation::WriteZeroes { .. }
             | DiskOperation::Flush
+            | DiskOperation::Keep { .. }
+            | DiskOperation::KeepZeroes { .. }
             | DiskOperation::FindHole { .. }
             | DiskOperation::FindLongHole { .. } => 0,
         };
@@ -141,16 +148,21 @@ impl Engine {
         let Some(finished) = self.disk.completed(&mut self.ring, index, result) else {
             return;
         };
-        if let Some(slot) = finished.tag.source_slot() {
-            self.memory.source(slot).end();
-        }
-        self.cx
-            .core
-            .handle_disk_done(self.cx.now, finished.tag, finished.result);
-        if let DiskTag::Request(tag) | DiskTag::Replica(tag) = finished.tag {
-            self.memory.slots.release(tag);
+        match finished.user {
+            User::Core(tag) => self.disk_done_for(tag, finished.result),
+            User::Kept(number) => self.kept_done(number, finished.result.map(|_| ())),
         }
         self.drain();
+    }
+
+    fn disk_done_for(&mut self, tag: DiskTag, result: Result<Content, RequestError>) {
+        if let Some(slot) = tag.source_slot() {
+            self.memory.source(slot).end();
+        }
+        self.cx.core.handle_disk_done(self.cx.now, tag, result);
+        if let DiskTag::Request(tag) | DiskTag::Replica(tag) = tag {
+            self.memory.slots.release(tag);
+        }
     }
 
     fn answer(&mut self, tag: RequestTag, result: Result<(), RequestError>) {

@@ -47,7 +47,9 @@ impl Engine {
     fn must_wait(&self, command: &Command) -> bool {
         match command {
             // Writes of the last migration must not land on top of the next migration's data.
-            Command::StartDestination { .. } => self.memory.slots.applies(),
+            Command::StartDestination { .. } => {
+                self.memory.slots.applies() || self.kept.is_applying()
+            }
             // The controller starts no migration while the reads of an abandoned one are pending. A start during a
             // migration is refused at once.
             Command::StartSource { .. } => self.memory.chunks.is_reading() && !self.is_leaving(),
@@ -97,6 +99,10 @@ impl Engine {
             Command::FrontEnd { command, reply } => self.front_end_command(command, reply),
             Command::LatencyBaseline { reply } => {
                 reply(Some(self.cx.stats.baseline(self.cx.now)));
+            }
+            Command::LogWrites { pages, reply } => {
+                self.vhost.written = pages;
+                reply(());
             }
             Command::MachineStandsStill => self.machine_stands_still(),
             Command::MachineGoesOn => self.vhost.machine_goes_on(),
@@ -154,6 +160,12 @@ impl Engine {
             ControllerCommand::YieldTo { epoch, reply } => reply(core.yield_to(now, epoch)),
             ControllerCommand::Sever { reply } => reply(core.sever(now)),
             ControllerCommand::Take { reply } => reply(core.take(now).is_ok()),
+            ControllerCommand::MarkCheckpoint { number, reply } => {
+                reply(core.mark_checkpoint(now, number));
+            }
+            ControllerCommand::ApplyCheckpoints { number, reply } => {
+                reply(core.apply_checkpoints(now, number));
+            }
             ControllerCommand::SharingStored => core.handle_sharing_stored(now),
             ControllerCommand::NotPersisted { reason } => {
                 core.handle_not_persisted(now, reason);

@@ -36,6 +36,9 @@ pub struct EngineConfig {
     /// Files for the blocks known to differ from the disk's image, and for the blocks known to be equal, stored at an
     /// orderly end: as [`Self::written`].
     pub compared: Option<[PathBuf; 2]>,
+    /// Folder for the file of writes that a follower keeps apart ([`godwit_core::action::DiskOperation::Keep`]); the
+    /// image's folder if `None`.
+    pub kept_in: Option<PathBuf>,
     /// Longest wait of a request for a missing part of the disk, before the request fails; unlimited if `None`.
     pub longest_missing_wait: Option<Duration>,
     /// Duration of such a wait after which the virtual machine is to be stopped ([`EngineEvent::WaitsLong`]).
@@ -80,6 +83,7 @@ impl EngineConfig {
             pull_on_demand_only: false,
             written: None,
             compared: None,
+            kept_in: None,
             longest_missing_wait: None,
             missing_pauses_after: None,
             on_image: false,

@@ -18,6 +18,7 @@ use crate::engine::slots::chunks::ChunkMemory;
 use crate::engine::stats::baseline::LatencyBaseline;
 use crate::engine::stats::snapshot::Snapshot;
 use crate::image::notes::missing::MissingNotes;
+use godwit_vhost::memory::written::WrittenPages;
 use godwit_vhost::protocol::device::FrontEndReply;
 use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError};
 
@@ -64,6 +65,10 @@ pub(super) enum Command {
     FrontEnd {
         command: FrontEndCommand,
         reply: FrontEndReply,
+    },
+    LogWrites {
+        pages: Option<Arc<WrittenPages>>,
+        reply: Reply<()>,
     },
     MachineStandsStill,
     MachineGoesOn,
@@ -116,6 +121,14 @@ pub(super) enum ControllerCommand {
     Take {
         reply: Reply<bool>,
     },
+    MarkCheckpoint {
+        number: u64,
+        reply: Reply<bool>,
+    },
+    ApplyCheckpoints {
+        number: u64,
+        reply: Reply<bool>,
+    },
     SharingStored,
     NotPersisted {
         reason: AbortReason,
@@ -138,6 +151,8 @@ impl ControllerCommand {
             | Self::YieldTo { reply, .. }
             | Self::Sever { reply }
             | Self::Take { reply }
+            | Self::MarkCheckpoint { reply, .. }
+            | Self::ApplyCheckpoints { reply, .. }
             | Self::GiveUpImage { reply } => reply(false),
             Self::ChangeMigration { reply, .. } => reply(Err(ChangeError::NoMigration)),
             _ => {}
@@ -426,6 +441,12 @@ impl EngineHandle {
         self.inner.send(Command::FrontEnd { command, reply });
     }
 
+    /// Logs the pages of guest memory that this engine writes, or stops logging. After the reply, every write is logged
+    /// that had not ended before. `reply` is dropped without a call if the engine has ended.
+    pub fn log_writes(&self, pages: Option<Arc<WrittenPages>>, reply: Reply<()>) {
+        self.inner.send(Command::LogWrites { pages, reply });
+    }
+
     /// Announces that the virtual machine is about to be stopped because of
     /// [`EngineEvent::OutOfSpace`](crate::engine::EngineEvent::OutOfSpace), and will not move while stopped. The
     /// machine's rings may stop while requests wait for room. The requests are resumed when the machine runs again.
@@ -482,6 +503,20 @@ impl EngineHandle {
     /// ([`godwit_core::Controller::take`]).
     pub fn take(&self, reply: Reply<bool>) {
         self.inner.send(ControllerCommand::Take { reply });
+    }
+
+    /// Source: ends the epoch of a checkpoint. `reply` gets the result of
+    /// [`godwit_core::Controller::mark_checkpoint`].
+    pub fn mark_checkpoint(&self, number: u64, reply: Reply<bool>) {
+        self.inner
+            .send(ControllerCommand::MarkCheckpoint { number, reply });
+    }
+
+    /// Destination: applies the kept writes of a checkpoint and of all before. `reply` gets the result of
+    /// [`godwit_core::Controller::apply_checkpoints`].
+    pub fn apply_checkpoints(&self, number: u64, reply: Reply<bool>) {
+        self.inner
+            .send(ControllerCommand::ApplyCheckpoints { number, reply });
     }
 
     /// Confirms that the state of the last [`Event::SharingChanged`](godwit_core::event::Event::SharingChanged) is

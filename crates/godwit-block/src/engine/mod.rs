@@ -24,6 +24,7 @@ mod context;
 mod disk;
 mod front_ends;
 mod handle;
+mod kept;
 mod peers;
 mod priority;
 mod queue;

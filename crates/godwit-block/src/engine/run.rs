@@ -19,6 +19,7 @@ use crate::engine::disk::Disk;
 use crate::engine::front_ends::nbd::Nbd;
 use crate::engine::front_ends::vhost::Vhost;
 use crate::engine::handle::{Command, Published};
+use crate::engine::kept::Kept;
 use crate::engine::peers::forwarding::{Forwarding, MOST_SERVED, Served};
 use crate::engine::peers::links::Moves;
 use crate::engine::peers::pulling::Pulls;
@@ -54,6 +55,7 @@ pub(super) struct Engine {
     pub(super) queue: CommandQueue,
     pub(super) memory: Memory,
     pub(super) disk: Disk,
+    pub(super) kept: Kept,
     pub(super) connections: Connections,
     pub(super) nbd: Nbd,
     pub(super) vhost: Vhost,
@@ -185,6 +187,8 @@ impl Engine {
         };
         let ring = Ring::new().map_err(refused("set up io_uring"))?;
         let capacity = image.capacity;
+        let beside = image.path.parent().unwrap_or(Path::new("/"));
+        let kept = Kept::new(config.kept_in.as_deref().unwrap_or(beside).to_owned());
         let disk = Disk::new(image, config.disk.clone(), config.operations())
             .map_err(refused("prepare the image"))?;
         let memory = config
@@ -199,6 +203,7 @@ impl Engine {
             queue: CommandQueue::new(commands, wake, wake_count),
             memory,
             disk,
+            kept,
             connections: Connections::default(),
             nbd: Nbd::default(),
             vhost: Vhost::new(config.limits.requests as usize),

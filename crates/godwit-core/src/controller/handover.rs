@@ -181,6 +181,7 @@ impl Controller {
                 Effect::Owner(migration) => self.became_owner(migration),
                 Effect::ReceiveAborted(migration, reason) => {
                     self.lacking = None;
+                    self.drop_kept();
                     self.cx.notify(Event::ReceiveAborted { migration, reason });
                     self.release_held();
                 }

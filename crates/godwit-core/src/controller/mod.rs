@@ -223,11 +223,7 @@ impl Controller {
             | Message::DoubleWrite { .. }
             | Message::DelayedWrite { .. }
             | Message::Verify { .. }
-            | Message::VerifyHole { .. } => {
-                if let Some(tag) = buffer {
-                    self.replica(message, tag);
-                }
-            }
+            | Message::VerifyHole { .. } => self.replica(message, buffer),
             Message::ForwardReply {
                 tag,
                 number,
@@ -265,7 +261,9 @@ impl Controller {
             | Message::ClientAttached
             | Message::FenceReached { .. }
             | Message::Pulled { .. } => {}
-            Message::Follow { .. } | Message::Follows { .. } => self.follow_message(&message),
+            Message::Follow { .. } | Message::Follows { .. } | Message::CheckpointMark { .. } => {
+                self.follow_message(&message);
+            }
             Message::Prepare { .. }
             | Message::Prepared { .. }
             | Message::Commit { .. }

@@ -95,10 +95,24 @@ pub enum Switchover {
     /// None: the guest's I/O is held for a moment and continues at the destination.
     WhenConverged,
     /// None that is ever met: the disk stays, and the destination follows. Every acknowledged write is at both nodes.
-    Never,
+    Never {
+        /// True if the destination keeps the writes behind each checkpoint apart from its disk until told to apply them
+        /// ([`Controller::mark_checkpoint`]). Requires [`Features::CHECKPOINTS`](crate::wire::Features::CHECKPOINTS) at
+        /// the destination.
+        ///
+        /// [`Controller::mark_checkpoint`]: crate::Controller::mark_checkpoint
+        checkpoints: bool,
+    },
     /// [`Controller::switch_over`], or the destination's message about the guest's arrival: the guest runs on behind
     /// double writes until its hypervisor has moved the guest.
     WhenTold,
+}
+
+impl Switchover {
+    /// Returns true if the disk stays.
+    pub const fn is_never(self) -> bool {
+        matches!(self, Self::Never { .. })
+    }
 }
 
 impl MigrationOptions {
@@ -159,7 +173,7 @@ impl MigrationOptions {
             return Err(StartError::Option("peer timeout"));
         }
         self.policy.check(self, capacity)?;
-        let stays = matches!(self.switchover, Switchover::Never);
+        let stays = self.switchover.is_never();
         if stays && (self.verify || !matches!(self.image, ImageOffer::None)) {
             return Err(StartError::Option(
                 "comparison or image of a disk that stays",

@@ -4,7 +4,8 @@ use core::num::NonZeroU64;
 
 use super::DecodeError;
 use super::header::{
-    FLAG_FAILED, FLAG_FUA, FLAG_LACKS, FLAG_SHARED, FLAG_UNMAP, FLAG_ZEROES, Header, Kind,
+    FLAG_CHECKPOINTS, FLAG_FAILED, FLAG_FUA, FLAG_LACKS, FLAG_SHARED, FLAG_UNMAP, FLAG_ZEROES,
+    Header, Kind,
 };
 use super::message::{INLINE_LIMIT, Message, Taken, double_write_id};
 use crate::action::{ChunkSlot, DelayedSlot, PullSlot};
@@ -45,8 +46,17 @@ impl Message {
             Self::GuestArrived { migration } => {
                 header = about(Kind::GuestArrived, migration, &mut inline);
             }
-            Self::Follow { migration, epoch } => {
+            Self::Follow {
+                migration,
+                epoch,
+                checkpoints,
+            } => {
                 header = about_epoch(Kind::Follow, migration, epoch, &mut inline);
+                header.flags = if checkpoints { FLAG_CHECKPOINTS } else { 0 };
+            }
+            Self::CheckpointMark { migration, number } => {
+                header = about(Kind::CheckpointMark, migration, &mut inline);
+                header.start = Lba(number);
             }
             Self::Follows { migration } => header = about(Kind::Follows, migration, &mut inline),
             Self::Copy {
@@ -54,11 +64,7 @@ impl Message {
                 generation,
                 extent,
                 zeroes,
-            } => {
-                header = at(Kind::Copy, u32::from(slot.0), generation, extent);
-                header.flags = if zeroes { FLAG_ZEROES } else { 0 };
-                header.payload_length = if zeroes { 0 } else { extent.bytes() as u32 };
-            }
+            } => header = data(Kind::Copy, u32::from(slot.0), generation, extent, zeroes),
             Self::DoubleWrite {
                 tag,
                 turn,
@@ -68,21 +74,14 @@ impl Message {
                 unmap,
             } => {
                 let id = double_write_id(tag, turn);
-                header = at(Kind::DoubleWrite, id, generation, extent);
-                header.flags =
-                    if zeroes { FLAG_ZEROES } else { 0 } | if unmap { FLAG_UNMAP } else { 0 };
-                header.payload_length = if zeroes { 0 } else { extent.bytes() as u32 };
+                header = data(Kind::DoubleWrite, id, generation, extent, zeroes);
+                header.flags |= if unmap { FLAG_UNMAP } else { 0 };
             }
             Self::Ack {
                 tag,
                 generation,
                 result,
-            } => {
-                header = Header::new(Kind::Ack);
-                header.tag = tag;
-                header.generation = generation;
-                header.status = status(result);
-            }
+            } => header = answer(Kind::Ack, tag, generation, result),
             Self::Verify {
                 slot,
                 generation,
@@ -103,10 +102,8 @@ impl Message {
                 generation,
                 result,
             } => {
-                header = Header::new(Kind::Verified);
-                header.tag = u32::from(slot.0);
-                header.generation = generation;
-                header.status = status(result.map(|_| ()));
+                let done = result.map(|_| ());
+                header = answer(Kind::Verified, u32::from(slot.0), generation, done);
                 header.sectors = u32::from(result == Ok(true));
             }
             Self::DelayedWrite {
@@ -115,20 +112,14 @@ impl Message {
                 extent,
                 zeroes,
             } => {
-                header = at(Kind::DelayedWrite, u32::from(slot.0), generation, extent);
-                header.flags = if zeroes { FLAG_ZEROES } else { 0 };
-                header.payload_length = if zeroes { 0 } else { extent.bytes() as u32 };
+                let tag = u32::from(slot.0);
+                header = data(Kind::DelayedWrite, tag, generation, extent, zeroes);
             }
             Self::DelayedWritten {
                 slot,
                 generation,
                 result,
-            } => {
-                header = Header::new(Kind::DelayedWritten);
-                header.tag = u32::from(slot.0);
-                header.generation = generation;
-                header.status = status(result);
-            }
+            } => header = answer(Kind::DelayedWritten, u32::from(slot.0), generation, result),
             Self::NewGeneration { generation } => {
                 header = Header::new(Kind::NewGeneration);
                 header.generation = generation;
@@ -208,11 +199,8 @@ impl Message {
                 length,
                 result,
             } => {
-                header = Header::new(Kind::ForwardReply);
-                header.generation = Generation(number);
-                header.tag = tag.0;
+                header = answer(Kind::ForwardReply, tag.0, Generation(number), result);
                 header.payload_length = length;
-                header.status = status(result);
             }
         }
         let inline_length = if header.payload_in_buffer() {
@@ -267,6 +255,7 @@ impl Message {
             | Kind::GuestArrived
             | Kind::Follow
             | Kind::Follows
+            | Kind::CheckpointMark
             | Kind::Owes
             | Kind::Whole => Self::about_in(header, body)?,
             Kind::Copy
@@ -324,6 +313,11 @@ impl Message {
             Kind::Follow => Self::Follow {
                 migration: migration_in(body)?,
                 epoch: epoch_in(body)?,
+                checkpoints: header.flags & FLAG_CHECKPOINTS != 0,
+            },
+            Kind::CheckpointMark => Self::CheckpointMark {
+                migration: migration_in(body)?,
+                number: header.start.0,
             },
             Kind::Follows => Self::Follows {
                 migration: migration_in(body)?,
@@ -344,27 +338,20 @@ impl Message {
         let generation = header.generation;
         let zeroes = header.flags & FLAG_ZEROES != 0;
         Ok(match header.kind {
-            Kind::Copy => {
-                let extent = data_extent(header, zeroes)?;
-                Self::Copy {
-                    slot: ChunkSlot(slot_in(header)?),
-                    generation,
-                    extent,
-                    zeroes,
-                }
-            }
-            Kind::DoubleWrite => {
-                let extent = data_extent(header, zeroes)?;
-                let unmap = header.flags & FLAG_UNMAP != 0;
-                Self::DoubleWrite {
-                    tag: RequestTag(header.tag & 0xFFFF),
-                    turn: (header.tag >> 16) as u16,
-                    generation,
-                    extent,
-                    zeroes,
-                    unmap,
-                }
-            }
+            Kind::Copy => Self::Copy {
+                slot: ChunkSlot(slot_in(header)?),
+                generation,
+                extent: data_extent(header, zeroes)?,
+                zeroes,
+            },
+            Kind::DoubleWrite => Self::DoubleWrite {
+                tag: RequestTag(header.tag & 0xFFFF),
+                turn: (header.tag >> 16) as u16,
+                generation,
+                extent: data_extent(header, zeroes)?,
+                zeroes,
+                unmap: header.flags & FLAG_UNMAP != 0,
+            },
             Kind::DelayedWrite => Self::DelayedWrite {
                 slot: DelayedSlot(slot_in(header)?),
                 generation,
@@ -487,6 +474,7 @@ const fn inline_length(kind: Kind) -> usize {
         | Kind::Query
         | Kind::GuestArrived
         | Kind::Follows
+        | Kind::CheckpointMark
         | Kind::Owes
         | Kind::Whole => 16,
         Kind::Verify => 32,
@@ -525,6 +513,14 @@ fn at(kind: Kind, tag: u32, generation: Generation, extent: Extent) -> Header {
     }
 }
 
+fn data(kind: Kind, tag: u32, generation: Generation, extent: Extent, zeroes: bool) -> Header {
+    Header {
+        flags: if zeroes { FLAG_ZEROES } else { 0 },
+        payload_length: if zeroes { 0 } else { extent.bytes() as u32 },
+        ..at(kind, tag, generation, extent)
+    }
+}
+
 fn forward(tag: RequestTag, number: u32, operation: Operation) -> Header {
     let generation = Generation(number);
     match operation {
@@ -545,6 +541,20 @@ fn forward(tag: RequestTag, number: u32, operation: Operation) -> Header {
             generation,
             ..Header::new(Kind::ForwardFlush)
         },
+    }
+}
+
+fn answer(
+    kind: Kind,
+    tag: u32,
+    generation: Generation,
+    result: Result<(), RequestError>,
+) -> Header {
+    Header {
+        status: status(result),
+        tag,
+        generation,
+        ..Header::new(kind)
     }
 }
 

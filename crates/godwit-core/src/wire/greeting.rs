@@ -83,6 +83,9 @@ impl Features {
     /// The node stores grants of protected machines for nodes that ask with [`Purpose::Witness`].
     pub const WITNESS: Self = Self(1 << 19);
 
+    /// A destination that follows may keep writes apart behind each [checkpoint](super::Message::CheckpointMark).
+    pub const CHECKPOINTS: Self = Self(1 << 20);
+
     /// Returns the union of both sets.
     #[must_use]
     pub const fn with(self, others: Self) -> Self {

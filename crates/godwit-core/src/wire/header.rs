@@ -23,6 +23,8 @@ pub const FLAG_SHARED: u8 = 16;
 pub const FLAG_FAILED: u8 = 32;
 /// A part of the disk stays at the source.
 pub const FLAG_LACKS: u8 = 64;
+/// The writes of a disk that stays are divided by checkpoints.
+pub const FLAG_CHECKPOINTS: u8 = 128;
 
 const MAGIC: [u8; 4] = *b"GDW1";
 
@@ -60,6 +62,7 @@ pub enum Kind {
     NewGeneration = 39,
     GenerationReached = 40,
     VerifyHole = 41,
+    CheckpointMark = 42,
     ForwardRead = 48,
     ForwardWrite = 49,
     ForwardFlush = 50,
@@ -104,6 +107,7 @@ impl Kind {
             39 => Self::NewGeneration,
             40 => Self::GenerationReached,
             41 => Self::VerifyHole,
+            42 => Self::CheckpointMark,
             48 => Self::ForwardRead,
             49 => Self::ForwardWrite,
             50 => Self::ForwardFlush,

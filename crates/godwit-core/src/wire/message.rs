@@ -92,6 +92,17 @@ pub enum Message {
         migration: MigrationId,
         /// The epoch in which the source serves.
         epoch: Epoch,
+        /// True if [`Message::CheckpointMark`] will divide the writes. Only for nodes with
+        /// [`Features::CHECKPOINTS`](super::Features::CHECKPOINTS).
+        checkpoints: bool,
+    },
+    /// Source to a destination that follows, between double writes: all earlier ones belong to this checkpoint, and all
+    /// later ones do not.
+    CheckpointMark {
+        /// The migration.
+        migration: MigrationId,
+        /// Number of the checkpoint, counted from 1.
+        number: u64,
     },
     /// Destination to source: the disk follows here.
     Follows {
@@ -336,6 +347,7 @@ impl Message {
             | Self::DelayedWritten { .. }
             | Self::NewGeneration { .. }
             | Self::GenerationReached { .. }
+            | Self::CheckpointMark { .. }
             | Self::ForwardBegin { .. }
             | Self::ClientAttached
             | Self::Fence { .. }

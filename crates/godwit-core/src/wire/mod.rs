@@ -27,8 +27,8 @@ pub use greeting::{
     OfferedImage, PROTOCOL_VERSION, Place, Purpose, Refusal, RefusalCode, Reply,
 };
 pub use header::{
-    FLAG_COMPRESSED, FLAG_FAILED, FLAG_FUA, FLAG_LACKS, FLAG_SHARED, FLAG_UNMAP, FLAG_ZEROES,
-    HEADER_SIZE, Header, Kind, MAX_PAYLOAD,
+    FLAG_CHECKPOINTS, FLAG_COMPRESSED, FLAG_FAILED, FLAG_FUA, FLAG_LACKS, FLAG_SHARED, FLAG_UNMAP,
+    FLAG_ZEROES, HEADER_SIZE, Header, Kind, MAX_PAYLOAD,
 };
 pub use message::{Message, PayloadBuffer, Taken, double_write_id};
 

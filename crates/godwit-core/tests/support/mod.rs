@@ -30,6 +30,8 @@ pub(crate) struct Source {
     /// Errors among the answers.
     pub(crate) failed: Vec<RequestError>,
     pub(crate) followed: bool,
+    /// True if the destination was asked to follow with checkpoints.
+    pub(crate) checkpoints: bool,
     /// Reason for the loss of the follower.
     pub(crate) severed: Option<AbortReason>,
     /// The record to be stored.
@@ -62,6 +64,7 @@ pub(crate) enum Sent {
     Copy,
     DoubleWrite,
     DelayedWrite,
+    Mark(u64),
 }
 
 impl Source {
@@ -85,6 +88,7 @@ impl Source {
             answered: 0,
             failed: Vec::new(),
             followed: false,
+            checkpoints: false,
             severed: None,
             storing: None,
             paused: false,
@@ -154,6 +158,7 @@ impl Source {
             Message::Copy { .. } => Some(Sent::Copy),
             Message::DoubleWrite { .. } => Some(Sent::DoubleWrite),
             Message::DelayedWrite { .. } => Some(Sent::DelayedWrite),
+            Message::CheckpointMark { number, .. } => Some(Sent::Mark(number)),
             _ => None,
         });
         if let Message::DoubleWrite {
@@ -203,7 +208,14 @@ impl Source {
                 }
             }
             Message::NewGeneration { generation } => Message::GenerationReached { generation },
-            Message::Follow { migration, .. } => Message::Follows { migration },
+            Message::Follow {
+                migration,
+                checkpoints,
+                ..
+            } => {
+                self.checkpoints = checkpoints;
+                Message::Follows { migration }
+            }
             Message::Ping => Message::Pong,
             Message::Lacks {
                 at_source,

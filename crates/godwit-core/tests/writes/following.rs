@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::acknowledge::acknowledge;
-use crate::support::Source;
+use crate::support::{Sent, Source};
 use godwit_core::authority::Ownership;
 use godwit_core::event::AbortReason;
 use godwit_core::request::{Operation, RequestError};
@@ -17,7 +17,7 @@ const MOMENT: Duration = Duration::from_millis(1);
 
 fn options() -> MigrationOptions {
     MigrationOptions {
-        switchover: Switchover::Never,
+        switchover: Switchover::Never { checkpoints: false },
         peer_timeout: Duration::from_secs(60),
         ..MigrationOptions::new(MIGRATION)
     }
@@ -40,7 +40,11 @@ fn read(source: &mut Source, tag: u32) {
 
 /// Returns a source whose destination follows.
 fn followed() -> Source {
-    let mut source = Source::leaving(options());
+    followed_with(options())
+}
+
+fn followed_with(options: MigrationOptions) -> Source {
+    let mut source = Source::leaving(options);
     source.pass(Duration::from_millis(50));
     assert!(source.followed);
     source
@@ -227,4 +231,44 @@ fn a_disk_that_stays_is_not_handed_over() {
     source.core.handle_message(now, class, arrived, None);
     source.pass(MOMENT);
     assert!(!source.asked_to_accept);
+}
+
+#[test]
+fn a_mark_divides_the_writes_of_a_source_with_checkpoints() {
+    let mut source = followed_with(MigrationOptions {
+        switchover: Switchover::Never { checkpoints: true },
+        ..options()
+    });
+    assert!(source.checkpoints);
+    source.sent.clear();
+    let now = source.now;
+    write(&mut source, 0);
+    assert!(source.core.mark_checkpoint(now, 1));
+    write(&mut source, 1);
+    assert!(source.core.mark_checkpoint(now, 2));
+    source.pass(MOMENT);
+    let sent = [
+        Sent::DoubleWrite,
+        Sent::Mark(1),
+        Sent::DoubleWrite,
+        Sent::Mark(2),
+    ];
+    assert_eq!(source.sent, sent);
+    for wrong in [0, 1, 2, 4, u64::MAX] {
+        assert!(!source.core.mark_checkpoint(now, wrong), "{wrong}");
+    }
+    source.core.handle_connection_lost(now, TrafficClass::Sync);
+    assert!(!source.core.mark_checkpoint(now, 3), "nobody follows");
+}
+
+#[test]
+fn only_a_source_that_is_followed_with_checkpoints_marks_them() {
+    let mut source = Source::leaving(MigrationOptions {
+        switchover: Switchover::Never { checkpoints: true },
+        ..options()
+    });
+    assert!(!source.core.mark_checkpoint(source.now, 1));
+    let mut source = followed();
+    assert!(!source.checkpoints);
+    assert!(!source.core.mark_checkpoint(source.now, 1));
 }

@@ -2,6 +2,7 @@
 
 #[path = "../support/acknowledge.rs"]
 mod acknowledge;
+mod checkpoints;
 mod combined_writes;
 mod following;
 mod hot_writes;

@@ -38,6 +38,15 @@ pub(crate) struct Destination {
     /// The record of authority to be stored.
     pub(crate) storing: Option<AuthorityRecord>,
     pub(crate) aborted: Option<AbortReason>,
+    /// Operations kept apart from the disk.
+    pub(crate) kept: Vec<DiskOperation>,
+    /// Error of the next operations to be kept.
+    pub(crate) keeps_nothing: Option<RequestError>,
+    /// Checkpoints with all their writes here.
+    pub(crate) marked: Vec<u64>,
+    /// Last epoch of the kept operations to be applied.
+    pub(crate) applying: Option<u64>,
+    pub(crate) drops: u32,
 }
 
 impl Destination {
@@ -63,6 +72,11 @@ impl Destination {
             flushes: 0,
             storing: None,
             aborted: None,
+            kept: Vec::new(),
+            keeps_nothing: None,
+            marked: Vec::new(),
+            applying: None,
+            drops: 0,
         }
     }
 
@@ -146,9 +160,23 @@ impl Destination {
                     operation: DiskOperation::Write { .. },
                 } => self.writing.push(tag),
                 Action::Disk {
+                    tag,
+                    operation:
+                        operation @ (DiskOperation::Keep { .. } | DiskOperation::KeepZeroes { .. }),
+                } => {
+                    let result = self.keeps_nothing.map_or(Ok(Content::Data), Err);
+                    self.kept.extend(result.is_ok().then_some(operation));
+                    self.controller.handle_disk_done(Time(0), tag, result);
+                }
+                Action::Disk {
                     tag: DiskTag::Barrier,
                     ..
                 } => self.flushes += 1,
+                Action::ApplyKept { through } => {
+                    assert_eq!(self.applying.replace(through), None, "one at a time");
+                }
+                Action::DropKept => self.drops += 1,
+                Action::Notify(Event::CheckpointMarked { number, .. }) => self.marked.push(number),
                 Action::ReleaseReplica { tag } => self.released.push(tag),
                 Action::Persist { record } => self.storing = Some(record),
                 Action::Notify(Event::ReceiveAborted { reason, .. }) => self.aborted = Some(reason),
@@ -182,7 +210,7 @@ impl Destination {
     }
 }
 
-fn extent(block: u32) -> Extent {
+pub(crate) fn extent(block: u32) -> Extent {
     Extent::new(Lba(u64::from(block * BLOCK)), BLOCK).expect("an extent")
 }
 

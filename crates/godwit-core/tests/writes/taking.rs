@@ -29,6 +29,7 @@ fn follow(destination: &mut Destination, epoch: Epoch) {
     let message = Message::Follow {
         migration: MIGRATION,
         epoch,
+        checkpoints: false,
     };
     destination.hear(TrafficClass::Control, message, None);
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use godwit_block::engine::EngineHandle;
 use godwit_core::event::AbortReason;
 use godwit_core::units::Epoch;
+use godwit_vhost::memory::written::WrittenPages;
 use tokio::sync::oneshot;
 
 use crate::disks::disk::Disk;
@@ -37,13 +38,28 @@ pub async fn yield_to(disk: &Disk, epoch: Epoch) -> bool {
     yields
 }
 
+/// Source: ends the epoch of a checkpoint of the machine. Returns true if the writes of the epoch are on their way to the
+/// node that follows.
+pub async fn mark_checkpoint(disk: &Disk, number: u64) -> bool {
+    asked(disk, |engine, reply| engine.mark_checkpoint(number, reply)).await
+}
+
+/// Destination: applies the writes of a whole checkpoint, and of all before. Returns false unless the disk follows, with
+/// these writes here.
+pub async fn apply_checkpoints(disk: &Disk, number: u64) -> bool {
+    asked(disk, |engine, reply| {
+        engine.apply_checkpoints(number, reply);
+    })
+    .await
+}
+
 /// Destination: takes nothing more of the source. Returns true if the disk follows here.
 pub async fn sever(disk: &Disk) -> bool {
     asked(disk, EngineHandle::sever).await
 }
 
-/// Destination, after [`sever`]: owns the disk, together with the other disks of the group. Returns false if no disk
-/// follows here.
+/// Destination, after [`sever`]: owns the disk, together with the other disks of the group. With checkpoints the disk is as
+/// of the last one that was to be [applied](apply_checkpoints). Returns false if no disk follows here, or none was.
 pub async fn take(disk: &Disk, group: &Arc<SwitchGroup>) -> bool {
     {
         let mut inner = disk.lock();
@@ -77,4 +93,21 @@ async fn asked(
     };
     order(&engine, Box::new(reply));
     answer.await.unwrap_or(false)
+}
+
+/// Source: logs the pages of the guest's memory that the disk's engine writes from now on, or ends the log. Returns false if
+/// the disk has no engine, or the engine has ended.
+pub async fn log_writes(disk: &Disk, pages: Option<Arc<WrittenPages>>) -> bool {
+    let (reply, answer) = oneshot::channel();
+    {
+        let inner = disk.lock();
+        let Some(engine) = &inner.engine else {
+            return false;
+        };
+        let reply = Box::new(move |()| {
+            let _ = reply.send(());
+        });
+        engine.handle.log_writes(pages, reply);
+    }
+    answer.await.is_ok()
 }

@@ -122,8 +122,11 @@ pub async fn handle_event(migrations: &Arc<Migrations>, disk: &Arc<Disk>, event:
             tracing::info!(disk = disk.name, %migration, "the disk has left, and needs its image here no more");
             lacking::forget(&migrations.disks, disk).await;
         }
-        // Sharing is stored in the same place as records. A new base has an event of its own.
-        Event::SharingChanged { .. } | Event::BecameBase { .. } => {}
+        // Sharing is stored in the same place as records. A new base has an event of its own. Checkpoints are counted
+        // where their memory is.
+        Event::SharingChanged { .. }
+        | Event::BecameBase { .. }
+        | Event::CheckpointMarked { .. } => {}
         Event::OwnerMoved => forward::start(migrations, disk),
         Event::NeedPeer { migration } => resolve::start(migrations, disk, migration),
     }

@@ -74,12 +74,15 @@ pub enum End {
     /// The disk leaves, together with its group if there is one.
     Leaves(Option<Arc<SwitchGroup>>),
     /// The disk stays here, and is followed at the other node: every acknowledged write is there, too.
-    Stays,
+    Stays {
+        /// True if that node keeps the writes behind each checkpoint apart ([`following::mark_checkpoint`]).
+        checkpoints: bool,
+    },
 }
 
 impl End {
     const fn stays(&self) -> bool {
-        matches!(self, Self::Stays)
+        matches!(self, Self::Stays { .. })
     }
 }
 
@@ -373,6 +376,12 @@ impl Attempt {
                 String::from("follows no disk"),
                 "choose another backup",
             ),
+            (
+                matches!(self.end, End::Stays { checkpoints: true }),
+                Features::CHECKPOINTS,
+                String::from("keeps no writes apart until their checkpoint is whole"),
+                "choose another backup",
+            ),
         ] {
             if needed && !knows.features.contain(feature) {
                 let peer = &self.peer.name;
@@ -466,8 +475,8 @@ impl Attempt {
             governor: self.migrations.context.config.governor,
         };
         let mut options = options::engine(&self.settings, &of);
-        if self.end.stays() {
-            options.switchover = Switchover::Never;
+        if let End::Stays { checkpoints } = self.end {
+            options.switchover = Switchover::Never { checkpoints };
         }
         options
     }
@@ -512,7 +521,7 @@ impl Attempt {
             inner.entry.max_bandwidth = self.settings.max_bandwidth;
             inner.group = match &self.end {
                 End::Leaves(group) => group.clone(),
-                End::Stays => None,
+                End::Stays { .. } => None,
             };
             inner.engine.as_ref().map(|engine| engine.handle.clone())
         }

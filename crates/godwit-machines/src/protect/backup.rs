@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::{ErrorBody, ErrorCode, ProtectionRole, ProtectionState};
+use godwit_api::{ErrorBody, ErrorCode};
 use godwit_context::failpoint;
 use godwit_context::store::machine::protections::{BackupEntry, ProtectionEntry, ProtectionPart};
 use godwit_core::authority::Ownership;
@@ -15,6 +15,7 @@ use godwit_protect::{Ask, Backup, BackupState, Grant, Heard, Order, Sign, Timing
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::checkpoints::{self, Keeping};
 use super::messages::{BackupLink, Hear, ProtectionOffer, Say};
 use super::taking::Taking;
 use super::{Here, Input, News, Orders, decide};
@@ -43,12 +44,13 @@ pub(super) struct BackupActor {
     stored: bool,
     pub(super) backup: Backup,
     /// The last grant that the primary told, which counts if there is no witness.
-    told: Grant,
+    pub(super) told: Grant,
     control: Option<BackupLink>,
     beats: Option<BackupLink>,
     heard: Heard,
     /// The disks that follow, and their migrations.
-    follows: BTreeMap<String, String>,
+    pub(super) follows: BTreeMap<String, String>,
+    pub(super) keeping: Keeping,
     pub(super) asking: bool,
     ask_at: Instant,
     /// True if an operator has ordered this node to take the machine.
@@ -73,6 +75,7 @@ pub(super) fn entry_of(id: String, offered: &Offered) -> ProtectionEntry {
         timeout_ms: offer.timeout_ms,
         max_bandwidth: offer.max_bandwidth,
         pool: None,
+        checkpoints_per_second: offer.checkpoints_per_second,
         part: ProtectionPart::Backup(Box::new(BackupEntry {
             known: offer.known,
             machine_id: offer.machine.id.clone(),
@@ -153,6 +156,7 @@ impl BackupActor {
             beats: None,
             heard,
             follows: BTreeMap::new(),
+            keeping: Keeping::default(),
             asking: false,
             ask_at: Instant::now(),
             ordered: false,
@@ -169,6 +173,7 @@ impl BackupActor {
             Some(offered) => self.offered(offered).await,
             // A grant that an earlier process may have left is given back.
             None => {
+                checkpoints::end_left(&self.here.vms, &self.here.vm).await;
                 let orders = self.backup.retry();
                 self.obey(orders).await;
             }
@@ -233,6 +238,10 @@ impl BackupActor {
                 return left.is_ok();
             }
             Input::Given => return self.became_primary(),
+            Input::Checkpoints(connection) => self.checkpoints_come(connection),
+            Input::Waiting(session, started) => self.machine_waits(session, started).await,
+            Input::FirstCheckpoint(session) => self.first_checkpoint(session),
+            Input::CheckpointsEnded(session, why) => self.checkpoints_ended(session, why).await,
             Input::Disk(_, _, News::Followed) | Input::Connected(_) | Input::Started(..) => {}
         }
         false
@@ -270,6 +279,7 @@ impl BackupActor {
         self.obey(orders).await;
         let timing = Timing::of(Duration::from_millis(self.entry.timeout_ms));
         self.heard = Heard::new(timing, self.here.now());
+        self.expect_checkpoints(&offered.offer.machine);
         offered.link.say(Hear::Ready).await;
         self.control = Some(offered.link);
     }
@@ -279,6 +289,7 @@ impl BackupActor {
         tracing::info!(vm = self.here.vm, why, "the backup starts over");
         self.backup.resync();
         self.follows.clear();
+        self.drop_checkpoints().await;
         let disks = self.here.disks();
         for disk in &disks {
             if matches!(disk.lock().activity, Activity::Incoming(_)) {
@@ -313,10 +324,18 @@ impl BackupActor {
                 from = self.entry.peer,
                 "all disks of the VM follow here"
             );
-            self.backup.in_sync();
-            self.heard.ping(self.here.now());
-            self.say(Hear::Following);
+            match self.keeping.has_checkpoints() {
+                true => self.prepare_machine(),
+                false => self.in_sync(),
+            }
         }
+    }
+
+    /// Follows: everything is here from which the machine would go on.
+    pub(super) fn in_sync(&mut self) {
+        self.backup.in_sync();
+        self.heard.ping(self.here.now());
+        self.say(Hear::Following);
     }
 
     async fn disk_lost(&mut self, disk: &str, migration: &str) {
@@ -338,7 +357,7 @@ impl BackupActor {
         self.start_over("a disk does not follow any more").await;
     }
 
-    fn say(&self, hear: Hear) {
+    pub(super) fn say(&self, hear: Hear) {
         if let Some(control) = &self.control {
             // A primary that does not keep up is lost soon.
             control.try_say(hear);
@@ -404,6 +423,11 @@ impl BackupActor {
                             self.problem = Some(why.clone());
                             return self.start_over(&why).await;
                         }
+                    }
+                    if !self.sever_checkpoints().await {
+                        let why = "no checkpoint is whole here";
+                        self.problem = Some(why.to_owned());
+                        return self.start_over(why).await;
                     }
                 }
                 Order::Take(term) => {
@@ -489,21 +513,6 @@ impl BackupActor {
         }
         self.start_over("the protection has ended").await;
         self.here.forget().await
-    }
-
-    fn show(&self) {
-        let known = self.backup.known();
-        let state = match self.backup.state() {
-            BackupState::Syncing => ProtectionState::Syncing,
-            BackupState::Following if self.told.paired => ProtectionState::Protected,
-            BackupState::Following => ProtectionState::Pairing,
-            BackupState::Asking => ProtectionState::Severed,
-            BackupState::Took => ProtectionState::Taken,
-        };
-        let term = known.term.max(self.told.term);
-        let what = (ProtectionRole::Backup, state);
-        self.here
-            .show(super::shown(&self.entry, what, term, self.problem.clone()));
     }
 }
 

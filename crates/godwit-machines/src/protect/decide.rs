@@ -159,6 +159,7 @@ mod tests {
                 timeout_ms: 3000,
                 max_bandwidth: None,
                 pool: None,
+                checkpoints_per_second: None,
                 part: ProtectionPart::Backup(Box::new(BackupEntry {
                     known,
                     machine_id: String::new(),

@@ -6,7 +6,8 @@
 //!    │ ◄──────────────────────── Ready or Refused ─│
 //!    │── Beats, on a second connection ────────► │
 //!    │ ═══════════ disks, each a migration of its own ═════════►
-//!    │ ◄────────────────────────────── Following ─│ all disks follow
+//!    │── Checkpoints, on a third connection, once all disks follow: memory, then checkpoint 1
+//!    │ ◄────────────────────────────── Following ─│ all disks follow, and checkpoint 1 is whole
 //!    │   pairs with the witness                   │
 //!    │── Paired ───────────────────────────────► │
 //!    │── Ping ────────────────────────────────► │ on both connections
@@ -28,6 +29,8 @@ pub(crate) enum Opening {
     Offer(Box<ProtectionOffer>),
     /// Beats alone follow.
     Beats,
+    /// Checkpoints follow: see `checkpoints/records.rs`.
+    Checkpoints,
     /// Answer who has the machine. Whoever does not have the machine gives the chance to take it up.
     Question,
 }
@@ -35,8 +38,11 @@ pub(crate) enum Opening {
 /// The offer of a machine to its backup.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ProtectionOffer {
-    /// The machine. Its memory is not sent.
+    /// The machine.
     pub(crate) machine: MachineOffer,
+    /// Checkpoints a second. `None` if the machine would be started anew, and its memory is not sent.
+    #[serde(default)]
+    pub(crate) checkpoints_per_second: Option<u32>,
     /// The epoch of each disk at the primary.
     pub(crate) disk_epochs: Vec<u64>,
     /// The receiver's name in the pair.

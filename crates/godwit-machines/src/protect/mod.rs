@@ -6,6 +6,7 @@
 //! ([`godwit_disks::migrations::outgoing::End::Stays`]).
 
 mod backup;
+mod checkpoints;
 mod decide;
 mod guest;
 pub(crate) mod messages;
@@ -13,25 +14,25 @@ mod primary;
 mod session;
 mod table;
 mod taking;
+mod view;
 pub mod witness;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::{
-    ErrorBody, ErrorCode, ProtectVm, ProtectionRole, ProtectionState, VmProtection, WhenAlone,
-};
+use godwit_api::{ErrorBody, ErrorCode, ProtectVm, WhenAlone};
 use godwit_context::ids;
 use godwit_context::store::machine::protections::{ProtectionEntry, ProtectionPart};
 use godwit_core::event::Event;
 use godwit_core::wire::Hello;
 use godwit_disks::disks::disk::{Activity, Disk};
 use godwit_peers::PeerConnection;
-use godwit_protect::{Ask, Grant, Member, Order, Primary, Term};
+use godwit_protect::{Ask, Grant, Member, Order, Primary};
 use godwit_qemu::inspect::Facts;
 use tokio::sync::{mpsc, oneshot};
 
 use self::backup::{BackupActor, Offered};
+use self::checkpoints::{Mark, Waiting};
 use self::messages::{BackupLink, Hear, Opening, ProtectionOffer, Say, backup_link};
 use self::primary::PrimaryActor;
 use self::session::Connected;
@@ -50,6 +51,10 @@ const BACKLOG: usize = 64;
 const DEFAULT_TIMEOUT_MS: u64 = 3000;
 /// Possible times of silence.
 const TIMEOUTS_MS: std::ops::RangeInclusive<u64> = 1000..=60_000;
+/// Checkpoints a second, unless the user says otherwise.
+const DEFAULT_FREQUENCY: u32 = 20;
+/// Possible numbers of checkpoints a second.
+const FREQUENCIES: std::ops::RangeInclusive<u32> = 1..=100;
 /// Longest wait for the end of a protection.
 const LEAVE_WITHIN: Duration = Duration::from_secs(20);
 /// Most disks of a protected machine.
@@ -83,6 +88,14 @@ pub(crate) enum Input {
     Offered(Box<Offered>),
     /// The second connection of an offer.
     Beats(BackupLink),
+    /// Backup: the connection for checkpoints.
+    Checkpoints(PeerConnection),
+    /// Backup: the QEMU that waits for the machine has started, in this session, or does not.
+    Waiting(u64, Result<Waiting, ErrorBody>),
+    /// Backup: the first checkpoint of this session is whole.
+    FirstCheckpoint(u64),
+    /// No further checkpoint of this session comes, with the reason.
+    CheckpointsEnded(u64, String),
     /// The other node asks who has the machine.
     Question(oneshot::Sender<(Grant, bool)>),
     /// Backup: the disks are durably this node's.
@@ -125,10 +138,14 @@ pub async fn protect(vms: &Arc<Vms>, name: &str, request: ProtectVm) -> Result<A
         ));
     }
     blockers.extend(machine.machine.bound_here.iter().cloned());
+    if checkpoints_wanted(&request).is_some() {
+        blockers.extend(checkpoints::blockers(&vm, &qemu, &facts).await);
+    }
     if !blockers.is_empty() {
         return Err(blocked(name, &request.to, &blockers));
     }
     let primary = Primary::new(Member::First, Grant::FIRST);
+    let checkpoints_per_second = checkpoints_wanted(&request);
     let entry = ProtectionEntry {
         id: ids::new_id()?.to_string(),
         peer: request.to.clone(),
@@ -138,6 +155,7 @@ pub async fn protect(vms: &Arc<Vms>, name: &str, request: ProtectVm) -> Result<A
         timeout_ms: request.heartbeat_timeout_ms.unwrap_or(DEFAULT_TIMEOUT_MS),
         max_bandwidth: request.max_bandwidth,
         pool: request.pool,
+        checkpoints_per_second,
         part: ProtectionPart::Primary(primary.record()),
     };
     let connected = session::connect(vms, name, &machine, &entry).await?;
@@ -149,6 +167,12 @@ pub async fn protect(vms: &Arc<Vms>, name: &str, request: ProtectVm) -> Result<A
     stored.map_err(|error| stored_badly(name, &error))?;
     spawn_primary(vms, name, entry, primary, Some(connected));
     Ok(vm)
+}
+
+/// Returns the checkpoints a second of a requested protection; `None` if the machine is to be started anew.
+fn checkpoints_wanted(request: &ProtectVm) -> Option<u32> {
+    let frequency = request.frequency.unwrap_or(DEFAULT_FREQUENCY);
+    (!request.restart).then_some(frequency)
 }
 
 /// Begins the protection at its witness, if there is one.
@@ -173,11 +197,19 @@ fn check(vms: &Arc<Vms>, name: &str, request: &ProtectVm) -> Result<(), ErrorBod
         return invalid("its backup cannot be its own node", "name another node");
     }
     vms.context.peer(&request.to)?;
-    if !request.restart {
-        return invalid(
-            "only a protection that starts it anew exists",
-            "give --restart as well",
-        );
+    if let Some(frequency) = request.frequency {
+        if request.restart {
+            return invalid(
+                "a machine that is started anew has no checkpoints",
+                "give --restart or --frequency",
+            );
+        }
+        if !FREQUENCIES.contains(&frequency) {
+            return invalid(
+                &format!("{frequency} checkpoints a second are not possible"),
+                "give 1 to 100",
+            );
+        }
     }
     match (&request.witness, request.when_alone) {
         (None, None) => {
@@ -314,6 +346,11 @@ pub(crate) async fn welcome(
                     .await;
             }
         }
+        Opening::Checkpoints => {
+            if let Some(known) = ours {
+                let _ = known.inputs.send(Input::Checkpoints(connection)).await;
+            }
+        }
         Opening::Offer(offer) => {
             let link = backup_link(connection);
             if let Some(why) = impossible(vms, &hello, &offer) {
@@ -358,7 +395,9 @@ fn impossible(vms: &Vms, hello: &Hello, offer: &ProtectionOffer) -> Option<Strin
     let names = offer.machine.disks.iter().map(|(name, _)| name);
     let same = names.eq(&offer.machine.machine.disks);
     let fits = (1..=MAX_DISKS).contains(&disks) && offer.disk_epochs.len() == disks && same;
-    if !fits || !TIMEOUTS_MS.contains(&offer.timeout_ms) {
+    let frequency = offer.checkpoints_per_second;
+    let possible = frequency.is_none_or(|frequency| FREQUENCIES.contains(&frequency));
+    if !fits || !possible || !TIMEOUTS_MS.contains(&offer.timeout_ms) {
         return Some(String::from("the offer makes no sense"));
     }
     vms.protections.is_full().then(|| {
@@ -394,7 +433,7 @@ fn spawn_backup(
     tokio::spawn(BackupActor::new(here, orders, entry, stored).run(offered));
 }
 
-/// Holds the disks of machines that a backup may have taken. To be called before the disks are served.
+/// Holds the disks and the packets of machines that a backup may have taken. To be called before disks and NICs are served.
 pub fn hold_disks(
     vms: &Arc<Vms>,
     stored: &[(String, ProtectionEntry)],
@@ -403,6 +442,9 @@ pub fn hold_disks(
     for (name, entry) in stored {
         if entry.primary().is_none_or(|record| record.alone) {
             continue;
+        }
+        if entry.checkpoints_per_second.is_some() {
+            vms.protections.hold_packets(name, true);
         }
         let machine = machines.iter().find(|(machine, _)| machine == name);
         let disks = machine.map(|(_, entry)| entry.machine.disks.as_slice());
@@ -429,6 +471,14 @@ pub fn recover(vms: &Arc<Vms>, stored: Vec<(String, ProtectionEntry)>) {
 
 /// Tells a protection of an event of a disk's engine.
 pub async fn disk_event(vms: &Arc<Vms>, disk: &str, event: &Event) {
+    if let Event::CheckpointMarked { migration, number } = event {
+        let (disk, migration) = (disk.to_owned(), migration.to_string());
+        return vms.protections.marked(Mark {
+            disk,
+            migration,
+            number: *number,
+        });
+    }
     let (migration, news) = match event {
         Event::Followed { migration } => (migration, News::Followed),
         Event::Follows { migration, .. } => (migration, News::Follows),
@@ -446,26 +496,4 @@ pub async fn disk_event(vms: &Arc<Vms>, disk: &str, event: &Event) {
 
 fn activity(disk: &Arc<Disk>) -> Activity {
     disk.lock().activity
-}
-
-/// Returns the common part of a protection's view.
-fn shown(
-    entry: &ProtectionEntry,
-    (role, state): (ProtectionRole, ProtectionState),
-    term: Term,
-    problem: Option<String>,
-) -> VmProtection {
-    VmProtection {
-        role,
-        peer: entry.peer.clone(),
-        state,
-        witness: entry.witness.clone(),
-        when_alone: entry.witness.is_none().then_some(entry.when_alone),
-        term: term.0,
-        heartbeat_timeout_ms: entry.timeout_ms,
-        bytes_total: 0,
-        bytes_done: 0,
-        answered_ms_ago: None,
-        problem,
-    }
 }

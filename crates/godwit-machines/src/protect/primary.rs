@@ -4,15 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::{ErrorBody, ErrorCode, ProtectionRole, ProtectionState, VmProtection};
+use godwit_api::{ErrorBody, ErrorCode};
 use godwit_context::failpoint;
 use godwit_context::store::machine::protections::{ProtectionEntry, ProtectionPart};
 use godwit_disks::disks::disk::Disk;
 use godwit_disks::disks::following;
 use godwit_protect::{Ask, Grant, Order, Pings, Primary, PrimaryState, Sign, Timing};
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::checkpoints::Sending;
 use super::guest::{self, Lease};
 use super::messages::{Hear, PrimaryLink, Say};
 use super::session::{self, Connected};
@@ -25,14 +27,14 @@ const CONNECT_AGAIN: Duration = Duration::from_secs(1);
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
 /// A backup that takes, or follows, the machine's disks.
-struct Session {
+pub(super) struct Session {
     number: u64,
     control: PrimaryLink,
     beats: PrimaryLink,
-    pings: Pings,
+    pub(super) pings: Pings,
     ping_at: Instant,
     /// The disks and their migrations, once all have begun.
-    started: Option<Vec<(String, String)>>,
+    pub(super) started: Option<Vec<(String, String)>>,
     /// The last news of each migration.
     news: BTreeMap<String, News>,
     /// True once the backup has said that all disks follow.
@@ -40,11 +42,11 @@ struct Session {
 }
 
 pub(super) struct PrimaryActor {
-    here: Here,
+    pub(super) here: Here,
     orders: Orders,
-    entry: ProtectionEntry,
-    primary: Primary,
-    session: Option<Session>,
+    pub(super) entry: ProtectionEntry,
+    pub(super) primary: Primary,
+    pub(super) session: Option<Session>,
     sessions: u64,
     connecting: bool,
     connect_at: Instant,
@@ -62,7 +64,11 @@ pub(super) struct PrimaryActor {
     /// The backup's connection during the end of the protection.
     farewell: Option<PrimaryLink>,
     lease: Lease,
-    problem: Option<String>,
+    /// The session's checkpoints.
+    pub(super) sending: Option<Sending>,
+    /// The end of an earlier session, which may still hold packets back.
+    pub(super) ending: Option<JoinHandle<()>>,
+    pub(super) problem: Option<String>,
 }
 
 impl PrimaryActor {
@@ -92,6 +98,8 @@ impl PrimaryActor {
             leaving: Vec::new(),
             farewell: None,
             lease,
+            sending: None,
+            ending: None,
             problem: None,
         }
     }
@@ -138,6 +146,9 @@ impl PrimaryActor {
         self.was_away = true;
         // The host may have died, and the machine with it.
         self.start = true;
+        if self.primary.state() == PrimaryState::Alone {
+            self.end_interrupted_checkpoint();
+        }
         self.run(None, orders).await;
     }
 
@@ -183,7 +194,17 @@ impl PrimaryActor {
                 let took = self.primary.state() != PrimaryState::Ended;
                 let _ = reply.send((self.primary.record().known, took));
             }
-            Input::Offered(_) | Input::Beats(_) | Input::Given => {}
+            Input::CheckpointsEnded(number, why) => {
+                if self.session.as_ref().is_some_and(|it| it.number == number) {
+                    self.lost(why).await;
+                }
+            }
+            Input::Offered(_)
+            | Input::Beats(_)
+            | Input::Given
+            | Input::Checkpoints(_)
+            | Input::Waiting(..)
+            | Input::FirstCheckpoint(_) => {}
         }
         !self.leaving.is_empty() && self.primary.state() == PrimaryState::Alone && self.left().await
     }
@@ -244,6 +265,7 @@ impl PrimaryActor {
     /// Looks if all disks follow, or one does not.
     async fn look(&mut self) {
         let Some(Session {
+            number,
             started: Some(started),
             news,
             follows,
@@ -252,7 +274,8 @@ impl PrimaryActor {
         else {
             return;
         };
-        let mut all = *follows;
+        let (number, follows) = (*number, *follows);
+        let mut all = true;
         for (disk, migration) in started {
             match news.get(migration) {
                 Some(News::Followed) => {}
@@ -265,7 +288,10 @@ impl PrimaryActor {
                 Some(News::Follows) | None => all = false,
             }
         }
-        if all && self.primary.state() == PrimaryState::Alone {
+        if all {
+            self.begin_checkpoints(number);
+        }
+        if all && follows && self.primary.state() == PrimaryState::Alone {
             failpoint::reach(String::from("protect::in-sync")).await;
             let orders = self.primary.in_sync();
             self.obey(orders).await;
@@ -303,8 +329,10 @@ impl PrimaryActor {
                     now + Timing::of(Duration::from_millis(self.entry.timeout_ms)).every;
             }
             let sign = session.pings.sign(self.here.now());
-            // Nothing depends on a backup that may not take the machine.
-            let leased = self.primary.state() != PrimaryState::Alone;
+            // Nothing depends on a backup that may not take the machine. With checkpoints nobody sees what the guest does
+            // before the backup has acknowledged it.
+            let leased = self.primary.state() != PrimaryState::Alone
+                && self.entry.checkpoints_per_second.is_none();
             self.stand_still(leased && sign != Sign::Alive);
             if sign == Sign::Lost {
                 let why = format!("node '{}' is silent", self.entry.peer);
@@ -376,7 +404,9 @@ impl PrimaryActor {
             return;
         };
         self.connect_at = Instant::now() + CONNECT_AGAIN;
+        self.end_checkpoints();
         if self.primary.state() == PrimaryState::Alone {
+            self.stop_holding_packets();
             session::cancel(&self.here.vms, session.started.unwrap_or_default());
             self.disks()
                 .iter()
@@ -402,7 +432,7 @@ impl PrimaryActor {
                 Order::Ask(ask) => self.ask(ask),
                 Order::Hold => {
                     self.disks().iter().for_each(|disk| following::hold(disk));
-                    self.stand_still(true);
+                    self.stand_still(self.entry.checkpoints_per_second.is_none());
                 }
                 Order::GoAlone => self.go_alone(),
                 Order::Protected => {
@@ -458,6 +488,10 @@ impl PrimaryActor {
 
     fn go_alone(&mut self) {
         tracing::warn!(vm = self.here.vm, "the VM goes on without a backup");
+        self.stop_holding_packets();
+        if self.was_away {
+            self.end_interrupted_checkpoint();
+        }
         (self.was_away, self.ordered) = (false, false);
         self.disks()
             .iter()
@@ -528,40 +562,6 @@ impl PrimaryActor {
             let _ = reply.send(removed.clone());
         }
         removed.is_ok()
-    }
-
-    fn show(&self) {
-        let synced = self.session.as_ref().map(|session| {
-            let started = session.started.iter().flatten();
-            started.fold((0, 0), |(total, done), (_, migration)| {
-                let progress = self.here.progress_of(migration);
-                (total + progress.0, done + progress.1)
-            })
-        });
-        let (bytes_total, bytes_done) = synced.unwrap_or_default();
-        let state = match self.primary.state() {
-            PrimaryState::Alone if self.session.is_some() => ProtectionState::Syncing,
-            PrimaryState::Alone => ProtectionState::Alone,
-            PrimaryState::Pairing => ProtectionState::Pairing,
-            PrimaryState::Paired => ProtectionState::Protected,
-            PrimaryState::Severed => ProtectionState::Severed,
-            PrimaryState::Ended => ProtectionState::Taken,
-        };
-        let answered = |session: &Session| session.pings.silence(self.here.now());
-        self.here.show(VmProtection {
-            bytes_total,
-            bytes_done,
-            answered_ms_ago: self
-                .session
-                .as_ref()
-                .map(|it| answered(it).as_millis() as u64),
-            ..super::shown(
-                &self.entry,
-                (ProtectionRole::Primary, state),
-                self.primary.record().known.term,
-                self.problem.clone(),
-            )
-        });
     }
 }
 

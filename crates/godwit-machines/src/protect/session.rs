@@ -12,11 +12,13 @@ use godwit_core::wire::{Features, Purpose, TrafficClass};
 use godwit_disks::disks::storage::image;
 use godwit_disks::migrations::outgoing::{self, End};
 use godwit_peers::{PeerConnection, greeting};
+use godwit_qemu::inspect::Facts;
 
 use super::messages::{Hear, Opening, PrimaryLink, ProtectionOffer, primary_link};
 use crate::vms::Vms;
 use crate::vms::messages::{self, MachineOffer, Order};
 use crate::vms::outgoing::nic_mtus;
+use crate::vms::vm::Vm;
 
 /// Longest wait for the backup's search for blockers.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(45);
@@ -29,7 +31,7 @@ pub(crate) struct Connected {
 }
 
 /// Opens a connection about the protection.
-async fn open(
+pub(super) async fn open(
     vms: &Arc<Vms>,
     vm: &str,
     entry: &ProtectionEntry,
@@ -50,6 +52,15 @@ async fn open(
         );
         return Err(ErrorBody::new(ErrorCode::Conflict, text)
             .hint("update that node, or choose another backup"));
+    }
+    if entry.checkpoints_per_second.is_some() && !agreed.features.contain(Features::CHECKPOINTS) {
+        let text = format!(
+            "cannot {attempted}: node '{}' is older and takes no checkpoints",
+            peer.name
+        );
+        return Err(
+            ErrorBody::new(ErrorCode::Conflict, text).hint("update that node, or give --restart")
+        );
     }
     let order = Order::Protection(Box::new(opening));
     messages::write(&mut connection, &order)
@@ -73,7 +84,7 @@ pub(super) async fn connect(
     machine: &VmEntry,
     entry: &ProtectionEntry,
 ) -> Result<Connected, ErrorBody> {
-    let offer = offer(vms, machine, entry).await?;
+    let offer = offer(vms, vm, machine, entry).await?;
     let connection = open(vms, vm, entry, Opening::Offer(Box::new(offer))).await?;
     let mut control = primary_link(connection);
     match control.hear_within(OFFER_TIMEOUT).await {
@@ -103,8 +114,22 @@ pub(super) async fn question(
         .map_err(|error| format!("node '{}' did not answer: {error}", entry.peer))
 }
 
+/// Reads the facts of a machine whose checkpoints are taken.
+pub(super) async fn facts(vm: &Vm, entry: &ProtectionEntry) -> Result<Facts, ErrorBody> {
+    let qemu = vm.qemu()?;
+    let facts = Facts::read(&qemu.qmp).await;
+    facts.map_err(|error| {
+        let text = format!(
+            "cannot protect VM {} by node '{}': {error}",
+            vm.name, entry.peer
+        );
+        ErrorBody::new(ErrorCode::Conflict, text)
+    })
+}
+
 async fn offer(
     vms: &Arc<Vms>,
+    vm: &str,
     machine: &VmEntry,
     entry: &ProtectionEntry,
 ) -> Result<ProtectionOffer, ErrorBody> {
@@ -122,16 +147,27 @@ async fn offer(
         epochs.push(epoch);
     }
     let known = entry.primary().map(|record| record.known);
+    let (mut machine_type, mut qemu, mut memory_bytes) = (None, [0; 3], 0);
+    // Nothing of the memory is copied without checkpoints.
+    let mut memory = MemoryMode::ZeroCopy;
+    if entry.checkpoints_per_second.is_some() {
+        let vm = vms.get(vm)?;
+        let facts = facts(&vm, entry).await?;
+        let version = vm.qemu()?.qmp.version().clone();
+        qemu = [version.major, version.minor, version.micro];
+        (machine_type, memory_bytes) = (facts.machine_type, facts.memory_bytes);
+        memory = MemoryMode::PreCopy;
+    }
     Ok(ProtectionOffer {
+        checkpoints_per_second: entry.checkpoints_per_second,
         machine: MachineOffer {
             id: machine.id.clone(),
             epoch: machine.epoch,
             machine: machine.machine.clone(),
-            machine_type: None,
-            qemu: [0; 3],
-            memory_bytes: 0,
-            // Nothing of the memory is copied.
-            memory: MemoryMode::ZeroCopy,
+            machine_type,
+            qemu,
+            memory_bytes,
+            memory,
             pool: None,
             disks: sizes,
             disk_ids: ids,
@@ -169,7 +205,15 @@ pub(super) async fn start_disks(
                 ..MoveOptions::default()
             },
         };
-        match outgoing::start_in(&vms.disk_migrations, request, End::Stays).await {
+        match outgoing::start_in(
+            &vms.disk_migrations,
+            request,
+            End::Stays {
+                checkpoints: entry.checkpoints_per_second.is_some(),
+            },
+        )
+        .await
+        {
             Ok(migration) => started.push((disk.clone(), migration.id)),
             Err(error) => {
                 cancel(vms, started);

@@ -1,6 +1,6 @@
 //! The protections that this node has a part in, and the surroundings of a protection's task.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use godwit_disks::disks::disk::Disk;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::checkpoints::Mark;
 use super::decide::{self, Request};
 use super::{BACKLOG, Input, Orders};
 use crate::vms::Vms;
@@ -33,6 +34,8 @@ pub(super) struct Known {
     /// The machine that a backup would start.
     machine: Option<BackupEntry>,
     view: Option<VmProtection>,
+    /// Backup: the receiver of the marks of its disks.
+    marks: Option<mpsc::UnboundedSender<Mark>>,
 }
 
 impl Known {
@@ -43,11 +46,47 @@ impl Known {
 
 /// The protections by the names of their VMs.
 #[derive(Debug, Default)]
-pub struct Protections(Mutex<BTreeMap<String, Known>>);
+pub struct Protections {
+    known: Mutex<BTreeMap<String, Known>>,
+    /// The VMs whose packets are held back from the start of their NICs.
+    held: Mutex<BTreeSet<String>>,
+}
 
 impl Protections {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn held(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the packets of a VM held back from the start of its NICs, or not.
+    pub(super) fn hold_packets(&self, vm: &str, hold: bool) {
+        let mut held = self.held();
+        match hold {
+            true => held.insert(vm.to_owned()),
+            false => held.remove(vm),
+        };
+    }
+
+    /// Returns true if NICs of this VM that start now hold its packets back: a backup may have the VM.
+    pub(crate) fn holds_packets(&self, vm: &str) -> bool {
+        self.held().contains(vm)
+    }
+
+    /// Hands a mark of a disk to the backup that waits for it.
+    pub(super) fn marked(&self, mark: Mark) {
+        let known = self.lock();
+        let has = |known: &&Known| known.disks.contains(&mark.disk);
+        let marks = known
+            .values()
+            .find(has)
+            .and_then(|known| known.marks.as_ref());
+        if let Some(marks) = marks {
+            // A backup that has ended needs no marks.
+            let _ = marks.send(mark);
+        }
     }
 
     pub(super) fn known(&self, vm: &str) -> Option<Known> {
@@ -183,7 +222,12 @@ impl Here {
             disks: disks.clone(),
             machine,
             view: None,
+            marks: None,
         };
+        if known.is_backup() {
+            // The packets of an earlier primary here; those of a machine that arrives are new.
+            vms.protections.hold_packets(vm, false);
+        }
         vms.protections.lock().insert(vm.to_owned(), known);
         let here = Self {
             vms: Arc::clone(vms),
@@ -211,6 +255,15 @@ impl Here {
     pub(super) fn disks(&self) -> Vec<Arc<Disk>> {
         let find = |name: &String| self.vms.disks.find(name);
         self.disks.iter().filter_map(find).collect()
+    }
+
+    /// Returns the receiver of the disks' marks from now on.
+    pub(super) fn listen_for_marks(&self) -> mpsc::UnboundedReceiver<Mark> {
+        let (marks, heard) = mpsc::unbounded_channel();
+        if let Some(known) = self.vms.protections.lock().get_mut(&self.vm) {
+            known.marks = Some(marks);
+        }
+        heard
     }
 
     /// Stores the protection. Tries again until that succeeds; returns false if the node ended first.

@@ -41,7 +41,13 @@ impl BackupActor {
             ),
             ..self.entry.clone()
         };
-        let vm = Vm::new(&vms.context.config, self.here.vm.clone(), machine.clone());
+        let vm = match self.keeping.waiting() {
+            Some(waiting) => {
+                waiting.vm.lock().entry = machine.clone();
+                Arc::clone(&waiting.vm)
+            }
+            None => Vm::new(&vms.context.config, self.here.vm.clone(), machine.clone()),
+        };
         let (claim, guard) = vms.claim(&vm, VmActivity::Starting)?;
         claim.keep();
         let disks = self.here.disks();
@@ -103,7 +109,10 @@ impl BackupActor {
         let vms = &self.here.vms;
         let primary = Primary::new(self.entry.me, self.backup.known());
         super::spawn_primary(vms, &self.here.vm, protection, primary, None);
-        tokio::spawn(taken::start(Arc::clone(vms), vm, guard));
+        match self.keeping.take() {
+            Some((waiting, image)) => tokio::spawn(waiting.go_on(Arc::clone(vms), image, guard)),
+            None => tokio::spawn(taken::start(Arc::clone(vms), vm, guard)),
+        };
         for reply in self.waiting.drain(..) {
             let _ = reply.send(Ok(()));
         }

@@ -1,7 +1,7 @@
 //! Virtual machines: runs QEMU on this node's disks, or takes over a running QEMU.
 
 pub(crate) mod control;
-mod incoming;
+pub(crate) mod incoming;
 pub mod lifecycle;
 pub mod memory;
 pub(crate) mod messages;

@@ -61,6 +61,10 @@ async fn serve_all(
             let text = format!("VM {}: NIC {number} cannot be served: {why}", vm.name);
             ErrorBody::new(ErrorCode::Conflict, text)
         })?;
+        if vms.protections.holds_packets(&vm.name) {
+            // A NIC that has ended sends nothing.
+            let _ = opened.ask(|device, reply| device.hold_back(reply)).await;
+        }
         served.push(opened);
     }
     Ok(())

@@ -124,6 +124,8 @@ pub struct Inner {
     pub(crate) ended_for: Option<String>,
     /// Warnings for the user who started the VM.
     pub warnings: Vec<String>,
+    /// True while checkpoints stop the guest for moments, which are no change of the run state.
+    pub(crate) checkpointed: bool,
     /// The VM's protection, if this node is the primary.
     pub(crate) protection: Option<VmProtection>,
 }
@@ -163,6 +165,7 @@ impl Vm {
                 verdicts: None,
                 ended_for: None,
                 warnings: Vec::new(),
+                checkpointed: false,
                 protection: None,
             }),
         })

@@ -59,6 +59,22 @@ impl Pages {
         self.runs.push(run);
     }
 
+    /// Adds the pages of a bitmap's word, whose lowest bit is page `first`, in the order of a scan.
+    ///
+    /// # Panics
+    /// If the word begins before the last run.
+    pub fn push_bits(&mut self, first: u64, mut bits: u64) {
+        while bits != 0 {
+            let skipped = bits.trailing_zeros();
+            let pages = (bits >> skipped).trailing_ones();
+            self.push(PageRun {
+                first: first + u64::from(skipped),
+                pages: pages.into(),
+            });
+            bits &= u64::MAX.checked_shl(skipped + pages).unwrap_or(0);
+        }
+    }
+
     /// Returns the pages of both, for a copy that two scans follow.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
@@ -93,6 +109,15 @@ mod tests {
         let has: Vec<u64> = (0..12).filter(|page| found.contains(*page)).collect();
         assert_eq!(has, [0, 1, 2, 3, 4, 5, 10]);
         assert!(!Pages::default().contains(0));
+    }
+
+    #[test]
+    fn bits_become_runs_across_words() {
+        let mut found = Pages::default();
+        for (first, bits) in [(0, 0), (64, 1 << 63 | 0b110), (128, u64::MAX), (192, 1)] {
+            found.push_bits(first, bits);
+        }
+        assert_eq!(found, pages(&[(65, 2), (127, 66)]));
     }
 
     #[test]

@@ -31,8 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub enum AgentError {
     /// QEMU was started without the agent.
     #[error(
-        "its QEMU was started without the part that moves memory, which one has that a node with a memory pool started: \
-         move the machine to another node with --memory zero-copy, where it gets one"
+        "its QEMU was started without the node's part that moves memory and tracks writes, which every machine has that \
+         'godwit vm run' starts: start it anew, or move it to another node, where it gets one"
     )]
     Absent,
     /// QEMU's user may not hold pages.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use godwit_vhost::memory::written::WrittenPages;
 use godwit_vhost::protocol::device::{Device, FrontEndReply};
 use godwit_vhost::protocol::session::FrontEndCommand;
 
@@ -43,7 +44,17 @@ pub(super) enum Command {
     Late { packets: Vec<Packet>, lost: u64 },
     LateEnded,
     Uplink(Uplink),
+    LogWrites(Option<Arc<WrittenPages>>, Reply<()>),
+    Hold(Hold),
     End,
+}
+
+/// A request about packets that wait for a checkpoint.
+pub(super) enum Hold {
+    Begin(Reply<()>),
+    EndEpoch(u64, Reply<()>),
+    Release(u64),
+    End(Reply<()>),
 }
 
 /// The status of a NIC, for callers outside the thread.
@@ -65,6 +76,8 @@ pub struct Snapshot {
     pub counters: Counters,
     /// Number of packets waiting for the guest.
     pub waiting: usize,
+    /// Number of packets of the guest that wait for a checkpoint; `None` unless [`NetDevice::hold_back`] was called.
+    pub held_back: Option<usize>,
     /// Stations from which the guest sent lately, the most recent first.
     pub stations: Vec<Station>,
     /// Status of each queue pair.
@@ -204,6 +217,7 @@ impl NetDevice {
                 lost_pages: false,
                 counters: Counters::default(),
                 waiting: 0,
+                held_back: None,
                 stations: Vec::new(),
                 queues: Vec::new(),
             }),
@@ -264,6 +278,36 @@ impl NetDevice {
     /// Replaces the uplink. The new uplink must have as many queues as the old one.
     pub fn replace_uplink(&self, uplink: Uplink) {
         self.tell(Command::Uplink(uplink));
+    }
+
+    /// Logs the pages of guest memory that the thread writes, or stops logging. After the reply, every write is logged
+    /// that had not ended before.
+    pub fn log_writes(&self, pages: Option<Arc<WrittenPages>>, reply: Reply<()>) {
+        self.tell(Command::LogWrites(pages, reply));
+    }
+
+    /// Protected machine: leaves the guest's packets in its rings until their checkpoint is acknowledged. Packets for the
+    /// guest pass as before, and so do the announcements of the node. A second call begins a new series of checkpoints.
+    pub fn hold_back(&self, reply: Reply<()>) {
+        self.tell(Command::Hold(Hold::Begin(reply)));
+    }
+
+    /// Protected machine, after its stop for a checkpoint and before it goes on: the packets that the guest has offered
+    /// belong to this checkpoint or to earlier ones. Numbers grow. A ring that did not stop has no packets in the
+    /// checkpoint.
+    pub fn end_checkpoint(&self, number: u64, reply: Reply<()>) {
+        self.tell(Command::Hold(Hold::EndEpoch(number, reply)));
+    }
+
+    /// Protected machine, once a checkpoint is acknowledged: sends its packets and those of earlier checkpoints. The
+    /// number of a checkpoint that has not ended releases nothing.
+    pub fn release_checkpoint(&self, number: u64) {
+        self.tell(Command::Hold(Hold::Release(number)));
+    }
+
+    /// Machine that goes on without a backup: sends all packets, now and from now on.
+    pub fn stop_holding(&self, reply: Reply<()>) {
+        self.tell(Command::Hold(Hold::End(reply)));
     }
 
     /// Ends the thread.

@@ -4,6 +4,9 @@ use std::sync::mpsc;
 use std::thread::sleep;
 use std::time::Instant;
 
+#[path = "checkpoint_tests.rs"]
+mod checkpoints;
+
 use super::*;
 use crate::device::queues::features::{MERGEABLE, VERSION_1};
 use crate::device::session::{receive_ring, transmit_ring};

@@ -7,12 +7,14 @@ use std::time::Instant;
 
 use godwit_vhost::features::LOG_ALL;
 use godwit_vhost::memory::GuestRam;
-use godwit_vhost::memory::dirty_log::DirtyLog;
+use godwit_vhost::memory::dirty_log::{DirtyLog, WriteLog};
+use godwit_vhost::memory::written::WrittenPages;
 use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError, RingSetup};
 use godwit_vhost::rings::inflight::InflightRing;
 
 use crate::device::queues::ring::{Guest, NetRing};
 use crate::device::wake::Wake;
+use crate::state::gate::Offered;
 
 /// Returns the index of a pair's receive ring.
 pub(super) const fn receive_ring(pair: usize) -> usize {
@@ -29,11 +31,18 @@ pub(super) fn pair_received_by(ring: usize) -> Option<usize> {
     ring.is_multiple_of(2).then_some(ring / 2)
 }
 
+/// Returns the pair of a transmit ring; `None` for a receive ring.
+pub(super) fn pair_sent_by(ring: usize) -> Option<usize> {
+    (!ring.is_multiple_of(2)).then_some(ring / 2)
+}
+
 /// An attached VM.
 pub(super) struct Session {
     socket: UnixStream,
     ram: Option<Arc<GuestRam>>,
     log: Option<Arc<DirtyLog>>,
+    /// The node's log of pages written here, while on.
+    pub(super) written: Option<Arc<WrittenPages>>,
     pub(super) features: u64,
     /// True while all rings rest until the guest's memory changes.
     still: bool,
@@ -44,11 +53,16 @@ pub(super) struct Session {
 
 impl Session {
     /// Creates a session with the rings of this many pairs.
-    pub(super) fn new(socket: UnixStream, pairs: usize) -> Self {
+    pub(super) fn new(
+        socket: UnixStream,
+        pairs: usize,
+        written: Option<Arc<WrittenPages>>,
+    ) -> Self {
         Self {
             socket,
             ram: None,
             log: None,
+            written,
             features: 0,
             still: false,
             rings: (0..2 * pairs).map(|_| None).collect(),
@@ -85,10 +99,11 @@ impl Session {
 
     fn open(&mut self, index: usize) -> Option<(&mut NetRing, Guest<'_>)> {
         let ram = self.ram.as_deref()?;
+        let front_end = self.log.as_deref().filter(|_| self.logs());
         let ring = self.rings[index].as_deref_mut()?;
         let guest = Guest {
             ram,
-            log: self.log.as_deref().filter(|_| self.features & LOG_ALL != 0),
+            log: WriteLog::new(ram, front_end, self.written.as_deref()),
             features: self.features,
         };
         Some((ring, guest))
@@ -105,6 +120,18 @@ impl Session {
         is_there && !self.still && ring.is_some_and(|ring| !ring.broken && wanted(ring))
     }
 
+    /// Returns the state of a running ring for the gate.
+    pub(super) fn offered(&self, index: usize) -> Option<Offered> {
+        let ring = self.rings.get(index)?.as_deref()?;
+        let (layout, left) = (ring.split.layout(), ring.left());
+        let offered = ring.split.available(self.ram.as_deref()?.memory());
+        Some(Offered {
+            layout,
+            left,
+            offered: offered.unwrap_or(left),
+        })
+    }
+
     /// Returns true if a ring that starts at `base` continues where this front end stopped the ring, as far as is
     /// known. A new driver begins with the first buffer.
     pub(super) fn goes_on_at(&self, index: usize, base: u16) -> bool {
@@ -112,7 +139,7 @@ impl Session {
         stopped.is_none_or(|stopped| stopped == base)
     }
 
-    /// Returns true if writes to the guest's memory are logged, which is so while the memory moves.
+    /// Returns true if the front end has writes to the guest's memory logged, which is so while the memory moves.
     pub(super) const fn logs(&self) -> bool {
         self.features & LOG_ALL != 0
     }

@@ -13,14 +13,16 @@ use vm_memory::{Bytes, GuestAddress};
 
 use crate::device::wake::Wake;
 
-const MEMORY: u64 = 8 << 20;
+pub(super) const MEMORY: u64 = 8 << 20;
 /// Distance between the starts of two rings in bytes.
 const AREA: u64 = 2 << 20;
 const AVAILABLE: u64 = 0x1000;
-const USED: u64 = 0x2000;
-const BUFFERS: u64 = 0x10000;
+pub(super) const USED: u64 = 0x2000;
+pub(super) const BUFFERS: u64 = 0x10000;
 /// Bytes of each buffer.
 const BUFFER: u32 = 1000;
+/// Place of a packet's number in the packet, behind the headers.
+pub(super) const NUMBER_AT: usize = 12 + 14;
 /// Descriptor flag of a buffer for the device to write (`VIRTQ_DESC_F_WRITE`).
 const WRITABLE: u16 = 2;
 
@@ -38,14 +40,22 @@ impl TestGuest {
     /// Creates a guest with a ring of this many descriptors, at most 256.
     pub(super) fn new(size: u16) -> Self {
         let memory = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a file");
-        ftruncate(&memory, MEMORY).expect("grows");
-        let region = VhostUserMemoryRegion::new(0, MEMORY, 0, 0);
-        let memory = File::from(memory);
+        ftruncate(&memory, 2 * MEMORY).expect("grows");
+        Self::within(Arc::new(memory.into()), size, 0)
+    }
+
+    /// Creates a guest with its memory in the same file, behind this guest's memory.
+    pub(super) fn behind(&self) -> Self {
+        Self::within(Arc::clone(&self.memory), self.size, MEMORY)
+    }
+
+    fn within(memory: Arc<File>, size: u16, offset: u64) -> Self {
+        let region = VhostUserMemoryRegion::new(0, MEMORY, 0, offset);
         let files = vec![memory.try_clone().expect("another")];
         let ram = GuestRam::new(&[region], files, Arc::default()).expect("maps");
         Self {
             ram: Arc::new(ram),
-            memory: Arc::new(memory),
+            memory,
             size,
             start: 0,
         }
@@ -87,20 +97,35 @@ impl TestGuest {
 
     /// Offers this many buffers in all, cycling through the descriptors.
     pub(super) fn offer(&self, count: u16) {
-        let memory = self.ram.memory();
-        for number in 0..self.size {
-            let descriptor = self.start + u64::from(number) * 16;
-            let buffer = self.start + BUFFERS + u64::from(number) * 0x1000;
-            memory
-                .write_obj(buffer, GuestAddress(descriptor))
-                .expect("memory");
-            memory
-                .write_obj(BUFFER, GuestAddress(descriptor + 8))
-                .expect("memory");
-            self.put(descriptor - self.start + 12, WRITABLE);
-            self.put(AVAILABLE + 4 + u64::from(number) * 2, number);
-        }
+        (0..self.size).for_each(|number| self.describe(number, WRITABLE));
         self.put(AVAILABLE + 2, count);
+    }
+
+    /// Offers packets for sending, each with its number, from the `begin`th of all to before the `end`th.
+    pub(super) fn send(&self, begin: u16, end: u16) {
+        for count in 0..end.wrapping_sub(begin) {
+            let number = begin.wrapping_add(count);
+            let place = number % self.size;
+            self.describe(place, 0);
+            let buffer = BUFFERS + u64::from(place) * 0x1000;
+            self.put(buffer + NUMBER_AT as u64, number);
+        }
+        self.put(AVAILABLE + 2, end);
+    }
+
+    /// Fills a descriptor and its place in the available ring.
+    fn describe(&self, number: u16, flags: u16) {
+        let memory = self.ram.memory();
+        let descriptor = self.start + u64::from(number) * 16;
+        let buffer = self.start + BUFFERS + u64::from(number) * 0x1000;
+        memory
+            .write_obj(buffer, GuestAddress(descriptor))
+            .expect("memory");
+        memory
+            .write_obj(BUFFER, GuestAddress(descriptor + 8))
+            .expect("memory");
+        self.put(descriptor - self.start + 12, flags);
+        self.put(AVAILABLE + 4 + u64::from(number) * 2, number);
     }
 
     /// Marks this many buffers in all as processed, and asks for a signal at the next.
@@ -111,6 +136,11 @@ impl TestGuest {
     /// Returns the number of buffers that the device has returned in all.
     pub(super) fn used(&self) -> u16 {
         self.get(USED + 2)
+    }
+
+    /// Returns true if a device without an event index asks for no notifications.
+    pub(super) fn is_ignored(&self) -> bool {
+        self.get(USED) & 1 != 0
     }
 
     /// Returns the number of offered buffers beyond which the device wants a notification.

@@ -133,7 +133,7 @@ impl Worker {
                 continue;
             };
             let base = ring.split.base();
-            let moved = transmit(ring, guest, &mut self.nic, way, &mut self.space)
+            let moved = transmit(ring, guest, &mut self.nic, way, pair, &mut self.space)
                 .and_then(|more| ring.publish(guest).map(|()| more));
             self.pairs[pair].sent += u64::from(ring.split.base().wrapping_sub(base));
             match moved {

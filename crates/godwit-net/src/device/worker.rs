@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
+use godwit_vhost::memory::written::WrittenPages;
 use godwit_vhost::protocol::device::FrontEndReply;
 use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError};
 use rustix::buffer::spare_capacity;
@@ -14,14 +15,17 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::rand::GetRandomFlags;
 
 use crate::device::handle::QueueSeen;
-use crate::device::handle::{Command, LatePackets, Shared};
+use crate::device::handle::{Command, Hold, LatePackets, Shared};
 use crate::device::queues::transmit::Space;
-use crate::device::session::{Session, pair_received_by, receive_ring};
+use crate::device::session::{
+    Session, pair_received_by, pair_sent_by, receive_ring, transmit_ring,
+};
 use crate::device::traffic::Pair;
 use crate::device::uplink::{Uplink, tap};
 use crate::frame::announce::Token;
 use crate::frame::packet::HEADER;
 use crate::mac::Mac;
+use crate::state::gate::Offered;
 use crate::state::nic::Nic;
 
 /// Times of repeated announcements, counted from the first: an announcement may be lost.
@@ -82,6 +86,8 @@ pub(super) struct Worker {
     pub(super) uplink_rests: Option<Instant>,
     /// True if the last VM was disconnected because pages of its shared memory were lost.
     pub(super) lost_pages: bool,
+    /// The node's log of pages written here, while on. Outlives sessions.
+    written: Option<Arc<WrittenPages>>,
     ended: bool,
 }
 
@@ -111,6 +117,7 @@ impl Worker {
             keeps_until: None,
             uplink_rests: None,
             lost_pages: false,
+            written: None,
             ended: false,
         })
     }
@@ -308,6 +315,14 @@ impl Worker {
                 self.nic.late_ended();
             }
             Command::Uplink(uplink) => self.replace_uplink(uplink),
+            Command::LogWrites(pages, reply) => {
+                self.written.clone_from(&pages);
+                if let Some(session) = &mut self.session {
+                    session.written = pages;
+                }
+                reply(());
+            }
+            Command::Hold(command) => self.hold(command),
             Command::End => self.ended = true,
         }
     }
@@ -345,7 +360,8 @@ impl Worker {
             FrontEndCommand::Attach { socket } => match &self.session {
                 Some(_) => Err(FrontEndError::Taken),
                 None => {
-                    self.session = Some(Session::new(socket, self.pairs.len()));
+                    let written = self.written.clone();
+                    self.session = Some(Session::new(socket, self.pairs.len(), written));
                     Ok(0)
                 }
             },
@@ -368,8 +384,10 @@ impl Worker {
     }
 
     fn change(&mut self, command: FrontEndCommand) -> Result<u16, FrontEndError> {
+        let mut stops = None;
         if let FrontEndCommand::Stop { ring } = &command {
             self.unwatch_kicks(usize::from(*ring));
+            stops = self.sends(usize::from(*ring));
         }
         let session = self.session.as_mut().ok_or(FrontEndError::Left)?;
         let (started, offloads) = match &command {
@@ -403,6 +421,12 @@ impl Worker {
         if begins_anew {
             self.start_anew();
         }
+        if let Some((pair, ring)) = stops {
+            self.nic.gate_mut().stopped(pair, ring);
+        }
+        if let Some((pair, ring)) = started.and_then(|index| self.sends(index)) {
+            self.nic.gate_mut().started(pair, ring);
+        }
         if let Some(offloads) = offloads {
             self.set_offloads(offloads);
         }
@@ -419,6 +443,34 @@ impl Worker {
         }
         self.pairs.iter_mut().for_each(Pair::guest_may_have_room);
         Ok(answer)
+    }
+
+    /// Returns a running transmit ring, and the pair of the ring.
+    fn sends(&self, index: usize) -> Option<(usize, Offered)> {
+        let ring = self.session.as_ref()?.offered(index)?;
+        Some((pair_sent_by(index)?, ring))
+    }
+
+    /// Carries out a command about packets that wait for a checkpoint.
+    fn hold(&mut self, command: Hold) {
+        let session = self.session.as_ref();
+        let running = |pair| session?.offered(transmit_ring(pair));
+        let gate = self.nic.gate_mut();
+        match command {
+            Hold::Begin(reply) => {
+                gate.hold(|pair| running(pair).map(|ring| ring.left));
+                reply(());
+            }
+            Hold::EndEpoch(number, reply) => {
+                gate.end_epoch(number);
+                reply(());
+            }
+            Hold::Release(number) => gate.release(number),
+            Hold::End(reply) => {
+                gate.open();
+                reply(());
+            }
+        }
     }
 
     /// Stops watching a ring's kicks. Closing the counter here would not suffice, since the front end has the counter
@@ -456,6 +508,8 @@ impl Worker {
             snapshot.lost_pages = self.lost_pages;
             snapshot.counters = *self.nic.counters();
             snapshot.waiting = self.nic.waiting();
+            let running = |pair| session?.offered(transmit_ring(pair));
+            snapshot.held_back = self.nic.gate().held(running);
             snapshot.stations.clear();
             snapshot.stations.extend(self.nic.stations());
             snapshot.queues.clear();

@@ -9,6 +9,8 @@
 //! - clone: nothing moves, so the complete state can be read or written at once. An arriving NIC is in this mode until
 //!   the VM runs at the node; packets that the uplink brings before then belong to the source.
 //!
+//! A protected machine stays in releasing mode, and the [gate](super::gate) holds packets of the guest alone back.
+//!
 //! The source continues to receive until the network knows the destination. The announcement of the destination is a
 //! broadcast. Once the announcement reaches the source, the network brings no more packets for the VM to the source.
 //! The destination holds the newer packets of its own uplink back until all packets of the source have arrived
@@ -21,6 +23,7 @@ use crate::frame::announce::{self, Token};
 use crate::frame::packet::{SMALLEST, destination, frame_of, queue_of, sender, station};
 use crate::mac::Mac;
 use crate::state::counters::Counters;
+use crate::state::gate::Gate;
 use crate::state::held::{HeldPackets, Packet};
 use crate::state::pace::Pace;
 use crate::state::stations::{Station, Stations};
@@ -92,6 +95,8 @@ pub struct Nic {
     mac: Mac,
     mode: Mode,
     held: HeldPackets,
+    /// Packets of the guest that wait for a checkpoint. No part of the state: a protected machine does not move.
+    gate: Gate,
     /// Pace of each queue pair.
     paces: Vec<Pace>,
     /// True while packets for which the guest has no room are held instead of left in the uplink, whose queue is short.
@@ -119,6 +124,7 @@ impl Nic {
             mac,
             mode: Mode::Releasing,
             held: HeldPackets::new(1),
+            gate: Gate::new(1),
             paces: vec![Pace::default()],
             keeps_all: false,
             token: Token::default(),
@@ -144,6 +150,7 @@ impl Nic {
         Self {
             paces: vec![Pace::default(); pairs],
             held: HeldPackets::new(pairs),
+            gate: Gate::new(pairs),
             ..self
         }
     }
@@ -492,7 +499,17 @@ impl Nic {
         self.counters.receive_too_large += 1;
     }
 
-    /// Returns true if packets of the guest may be taken. Otherwise the device's tail stays behind the last packet that
+    /// Returns the gate for packets of the guest.
+    pub const fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// Returns the gate for packets of the guest, for its changes.
+    pub const fn gate_mut(&mut self) -> &mut Gate {
+        &mut self.gate
+    }
+
+    /// Returns true if packets of the guest may be taken, as far as the [gate](Self::gate) allows. Otherwise the device's tail stays behind the last packet that
     /// was taken.
     pub const fn may_transmit(&self) -> bool {
         matches!(self.mode, Mode::Releasing)

@@ -22,7 +22,7 @@ struct PeerLabels {
 
 type Value = fn(&VmProtection) -> Option<f64>;
 
-const GAUGES: [(&str, &str, Value); 2] = [
+const GAUGES: [(&str, &str, Value); 6] = [
     (
         "protection_answered_seconds",
         "Time since the sending of the last ping that the machine's backup answered",
@@ -35,6 +35,26 @@ const GAUGES: [(&str, &str, Value); 2] = [
             let left = protection.bytes_total.saturating_sub(protection.bytes_done);
             Some(left as f64)
         },
+    ),
+    (
+        "protection_checkpoints_per_second",
+        "Checkpoints of the machine a second, over the last 512",
+        |protection| Some(protection.checkpoints.as_ref()?.per_second),
+    ),
+    (
+        "protection_checkpoint_pause_seconds",
+        "Time for which a checkpoint stops the guest, at the 99th percentile of the last 512",
+        |protection| Some(protection.checkpoints.as_ref()?.pause_p99_us as f64 / 1e6),
+    ),
+    (
+        "protection_checkpoint_lag_seconds",
+        "Time from a checkpoint's capture to its acknowledgement, at the 99th percentile of the last 512",
+        |protection| Some(protection.checkpoints.as_ref()?.lag_p99_us as f64 / 1e6),
+    ),
+    (
+        "protection_checkpoint_bytes_per_second",
+        "Bytes of checkpoints sent to the machine's backup a second, over the last 512",
+        |protection| Some(protection.checkpoints.as_ref()?.bytes_per_second),
     ),
 ];
 

@@ -142,6 +142,11 @@ impl Places {
         self.folder.join("memory-agent.so")
     }
 
+    /// Returns the pipe through which QEMU saves the state of its devices.
+    pub fn device_state(&self) -> PathBuf {
+        self.folder.join("device-state")
+    }
+
     /// Returns the socket of QEMU's debugger stub while in use.
     pub fn debugger(&self) -> PathBuf {
         self.folder.join("gdb.sock")

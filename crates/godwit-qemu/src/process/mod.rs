@@ -179,7 +179,7 @@ pub async fn start(
     line: &[String],
     places: &Places,
     user: Option<&QemuUser>,
-    preload: Option<Preload<'_>>,
+    preload: Preload<'_>,
 ) -> Result<(Arc<Process>, Qmp), StartError> {
     let cannot = |cause| StartError::Program {
         program: program.to_owned(),
@@ -239,7 +239,7 @@ fn spawn(
     line: &[String],
     places: &Places,
     user: Option<&QemuUser>,
-    preload: Option<Preload<'_>>,
+    preload: Preload<'_>,
 ) -> io::Result<tokio::process::Child> {
     for socket in [places.qmp(), places.console(), places.incoming()] {
         match std::fs::remove_file(socket) {
@@ -264,14 +264,12 @@ fn spawn(
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log);
-    if let Some(preload) = preload {
-        let library = places.agent_library();
-        std::fs::write(&library, preload.library)?;
-        let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-        std::fs::set_permissions(&library, readable)?;
-        command.env("LD_PRELOAD", library);
-        command.env(preload.variable, places.agent());
-    }
+    let library = places.agent_library();
+    std::fs::write(&library, preload.library)?;
+    let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    std::fs::set_permissions(&library, readable)?;
+    command.env("LD_PRELOAD", library);
+    command.env(preload.variable, places.agent());
     // SAFETY: between fork and exec only the system call is made, which allocates nothing and takes no lock.
     unsafe {
         // A separate session: neither the end of the node nor of the node's terminal reaches QEMU.

@@ -52,7 +52,7 @@ pub(super) fn sync(random: &mut Random, number: u8, drawn: MigrationPlan) -> Mig
             migration: MigrationId([number; 16]),
             policy: random.pick(&[PolicyOptions::DoubleWrite, PolicyOptions::Mirror]),
             verify: false,
-            switchover: Switchover::Never,
+            switchover: Switchover::Never { checkpoints: false },
             peer_timeout: Duration::from_millis(random.between(20, 150)),
             ..drawn.options
         },

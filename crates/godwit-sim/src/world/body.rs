@@ -1,7 +1,7 @@
 //! Carries out the actions of a controller.
 
 use godwit_core::Controller;
-use godwit_core::action::Action;
+use godwit_core::action::{Action, DiskOperation};
 use godwit_core::authority::Ownership;
 use godwit_core::event::{Event, PauseReason, Phase};
 use godwit_core::request::{RequestError, RequestTag};
@@ -104,7 +104,14 @@ impl World {
     fn carry_out(&mut self, node: usize, action: Action) {
         self.note(|| format!("{}  {}", name(node), describe(&action)));
         match action {
+            Action::Disk {
+                tag,
+                operation:
+                    operation @ (DiskOperation::Keep { .. } | DiskOperation::KeepZeroes { .. }),
+            } => self.keep(node, tag, operation),
             Action::Disk { tag, operation } => self.start_disk(node, tag, operation),
+            Action::ApplyKept { through } => self.apply_kept(node, through),
+            Action::DropKept => self.nodes[node].kept.drop_waiting(),
             Action::Send { class, message } => self.send(node, class, message),
             Action::SendForwarder { message, .. } => self.send_forwarder(node, message),
             Action::DiscardUnsent { class } => self.discard(node, class),
@@ -235,7 +242,7 @@ impl World {
                 self.follower_event(node, event);
             }
             // Judging the obstacle takes longer than a run.
-            Event::Obstructed { .. } => {}
+            Event::Obstructed { .. } | Event::CheckpointMarked { .. } => {}
             Event::AuthorityChanged { record } => {
                 let migration = self.nodes[node].sessions.migration;
                 if let (Ownership::Accepted { .. }, Some(session)) = (record.ownership, migration) {
@@ -296,6 +303,8 @@ fn describe(action: &Action) -> String {
             format!("send    {message:?}")
         }
         Action::DiscardUnsent { class } => format!("discard {class:?}"),
+        Action::ApplyKept { through } => format!("apply   kept up to {through}"),
+        Action::DropKept => "drop    what is kept".to_owned(),
         Action::Complete { tag, result } => format!("answer  {tag:?} {result:?}"),
         Action::ReleaseReplica { tag } => format!("release {tag:?}"),
         Action::Persist { record } => format!("store   {record:?}"),

@@ -2,6 +2,7 @@
 
 mod adopted;
 mod announcements;
+mod checkpoints;
 mod foreign_front_end;
 mod libvirt_nics;
 mod queues;

@@ -1,11 +1,13 @@
-//! The dirty bitmap: the pages written by the device, for the front end to read while the guest migrates.
+//! The logs of the pages written by a device: the dirty bitmap, for the front end to read while the guest migrates, and
+//! the node's own ([`WrittenPages`]).
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use godwit_memory::mapping::SharedMapping;
 
-use crate::memory::{MemoryError, Segment, map_file};
+use crate::memory::written::WrittenPages;
+use crate::memory::{GuestRam, MemoryError, Segment, map_file};
 
 /// Bytes of guest memory for each bit.
 const PAGE: u64 = 4096;
@@ -35,7 +37,7 @@ impl DirtyLog {
 
     /// Marks the pages of `length` bytes from `address`. Must be called after the write: a bit tells the front end to
     /// send the page as it is now.
-    pub fn mark(&self, address: u64, length: u64) -> Result<(), OutsideLog> {
+    fn mark(&self, address: u64, length: u64) -> Result<(), OutsideLog> {
         if length == 0 {
             return Ok(());
         }
@@ -57,9 +59,65 @@ impl DirtyLog {
         }
         Ok(())
     }
+}
+
+/// The logs that are on, for writes to one guest memory. Every write of a device goes through here afterwards.
+#[derive(Clone, Copy)]
+pub struct WriteLog<'a> {
+    front_end: Option<&'a DirtyLog>,
+    own: Option<(&'a WrittenPages, &'a GuestRam)>,
+}
+
+impl<'a> WriteLog<'a> {
+    /// No log.
+    pub const OFF: Self = Self {
+        front_end: None,
+        own: None,
+    };
+
+    /// Logs writes to this memory, for the front end, for the node, for both or for neither.
+    pub fn new(
+        ram: &'a GuestRam,
+        front_end: Option<&'a DirtyLog>,
+        own: Option<&'a WrittenPages>,
+    ) -> Self {
+        Self {
+            front_end,
+            own: own.map(|own| (own, ram)),
+        }
+    }
+
+    /// Marks the pages of `length` bytes from `address`. Must be called after the write: a mark says that the page is to
+    /// be sent as it is now.
+    ///
+    /// # Errors
+    /// The front end's log has no bit for a page.
+    pub fn mark(self, address: u64, length: u64) -> Result<(), OutsideLog> {
+        self.mark_as(address, Some(address), length)
+    }
+
+    /// Marks bytes that have an address of their own in the front end's log. Without one, the front end does not want
+    /// them logged.
+    pub(crate) fn mark_as(
+        self,
+        address: u64,
+        for_front_end: Option<u64>,
+        length: u64,
+    ) -> Result<(), OutsideLog> {
+        if let Some((own, ram)) = self.own {
+            own.mark(ram, address, length);
+        }
+        match (self.front_end, for_front_end) {
+            (Some(log), Some(address)) => log.mark(address, length),
+            _ => Ok(()),
+        }
+    }
 
     /// Marks the pages of all segments.
-    pub fn mark_all(&self, segments: &[Segment]) -> Result<(), OutsideLog> {
+    ///
+    /// # Errors
+    /// As [`Self::mark`].
+    pub fn mark_all(self, segments: &[Segment]) -> Result<(), OutsideLog> {
         segments
             .iter()
             .try_for_each(|segment| self.mark(segment.address, u64::from(segment.length)))

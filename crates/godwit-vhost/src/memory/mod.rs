@@ -12,6 +12,7 @@ pub(crate) mod post_copy;
 pub(crate) mod region;
 pub mod relocated;
 mod userfault;
+pub mod written;
 
 use std::fs::File;
 use std::io;

@@ -108,6 +108,25 @@ impl Region {
         is_here.then(|| GuestAddress(self.map.start_addr().0 + offset))
     }
 
+    /// Returns the part of `file` that holds `bytes` bytes from a guest-physical address, as far as they lie in this
+    /// region. A part that is mapped from another file meanwhile counts as where the front end shares it.
+    pub(super) fn part_in(&self, file: FileId, address: u64, bytes: u64) -> Option<Part> {
+        let own = self.origin.part;
+        let start = self.map.start_addr().0;
+        let here = Part {
+            offset: start,
+            bytes: own.bytes,
+        };
+        let common = here.common(Part {
+            offset: address,
+            bytes,
+        })?;
+        (self.origin.file == file).then(|| Part {
+            offset: own.offset + (common.offset - start),
+            bytes: common.bytes,
+        })
+    }
+
     /// Returns true if the region includes a part of `home`.
     pub(super) fn is_of(&self, home: Home) -> bool {
         self.origin.is_of(home)

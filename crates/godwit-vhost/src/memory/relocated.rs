@@ -62,7 +62,7 @@ impl Part {
     }
 
     /// Returns the intersection.
-    fn common(self, other: Self) -> Option<Self> {
+    pub(super) fn common(self, other: Self) -> Option<Self> {
         let offset = self.offset.max(other.offset);
         let end = self.end().min(other.end());
         (offset < end).then(|| Self {

@@ -8,7 +8,7 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryError};
 
 use crate::features::LARGEST_RING;
-use crate::memory::dirty_log::{DirtyLog, OutsideLog};
+use crate::memory::dirty_log::{OutsideLog, WriteLog};
 use crate::rings::inflight::InflightRing;
 
 /// The reason for the end of a ring's service.
@@ -57,7 +57,7 @@ pub struct SplitRing {
     event_index: bool,
     /// True while the guest signals new requests.
     listens: bool,
-    /// Guest-physical address of the used ring in the log, if its pages are logged.
+    /// Guest-physical address of the used ring in the front end's log, if its pages are logged there.
     pub log: Option<u64>,
 }
 
@@ -177,7 +177,7 @@ impl SplitRing {
     pub fn listen(
         &mut self,
         memory: &impl GuestMemory,
-        log: Option<&DirtyLog>,
+        log: WriteLog<'_>,
     ) -> Result<bool, RingError> {
         let more = self
             .queue
@@ -197,7 +197,7 @@ impl SplitRing {
     pub fn ignore(
         &mut self,
         memory: &impl GuestMemory,
-        log: Option<&DirtyLog>,
+        log: WriteLog<'_>,
     ) -> Result<(), RingError> {
         if self.event_index || !self.listens {
             return Ok(());
@@ -224,7 +224,7 @@ impl SplitRing {
     pub fn publish(
         &mut self,
         memory: &impl GuestMemory,
-        log: Option<&DirtyLog>,
+        log: WriteLog<'_>,
         inflight: Option<&InflightRing>,
     ) -> Result<bool, RingError> {
         if self.answers.is_empty() {
@@ -277,11 +277,10 @@ impl SplitRing {
     }
 
     /// Marks bytes of the used ring as written.
-    fn mark(&self, log: Option<&DirtyLog>, offset: u64, length: u64) -> Result<(), RingError> {
-        if let (Some(log), Some(start)) = (log, self.log) {
-            let address = start.checked_add(offset).ok_or(RingError::Layout)?;
-            log.mark(address, length)?;
-        }
+    fn mark(&self, log: WriteLog<'_>, offset: u64, length: u64) -> Result<(), RingError> {
+        let for_front_end = self.log.map(|start| start.saturating_add(offset));
+        // The ring's memory was checked: the addition cannot overflow.
+        log.mark_as(self.layout.used.0 + offset, for_front_end, length)?;
         Ok(())
     }
 }

@@ -1,13 +1,20 @@
 //! Disk errors on behalf of tests: the fail points `disk::WHO::OPERATION`, where WHO is `request`, `chunk`, `replica`,
-//! `barrier`, `layout`, `owed`, `pulled`, `checkpoint` or `base`, and OPERATION is `read`, `write`, `zero` or `sync`.
+//! `barrier`, `layout`, `owed`, `pulled`, `checkpoint`, `base` or `kept`, and OPERATION is `read`, `write`, `zero` or `sync`.
 //! `return(28)` makes the disk report error number 28, `return` an I/O error. Without the feature `failpoints` there
 //! are no fail points.
 
+#[cfg(feature = "failpoints")]
 use godwit_core::action::DiskTag;
+
+use crate::engine::disk::User;
 
 /// Returns the result that replaces the kernel's result of an operation.
 #[cfg(feature = "failpoints")]
-pub(in crate::engine) fn result(tag: DiskTag, operation: &str, result: i32) -> i32 {
+pub(in crate::engine) fn result(user: User, operation: &str, result: i32) -> i32 {
+    let User::Core(tag) = user else {
+        fail::fail_point!(&format!("disk::kept::{operation}"), |_| -libc::EIO);
+        return result;
+    };
     let who = match tag {
         DiskTag::Request(_) => "request",
         DiskTag::Chunk(_) | DiskTag::Delayed(_) => "chunk",
@@ -27,6 +34,6 @@ pub(in crate::engine) fn result(tag: DiskTag, operation: &str, result: i32) -> i
 
 /// Returns the result unchanged: the feature `failpoints` is off.
 #[cfg(not(feature = "failpoints"))]
-pub(in crate::engine) const fn result(_tag: DiskTag, _operation: &str, result: i32) -> i32 {
+pub(in crate::engine) const fn result(_user: User, _operation: &str, result: i32) -> i32 {
     result
 }

@@ -72,14 +72,28 @@ impl Work {
 
 /// The owner of an operation's memory, if the owner could otherwise go away before the operation ends.
 pub(super) enum Keep {
-    /// The buffers of a migration's chunks.
-    Chunks(#[expect(dead_code, reason = "held for its end")] Rc<Mapping>),
+    /// The buffers of a migration's chunks, or the data of kept writes.
+    Mapping(#[expect(dead_code, reason = "held for its end")] Rc<Mapping>),
     /// A virtual machine's memory.
     Guest(Arc<GuestRam>),
 }
 
+/// The user of an operation.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum User {
+    Core(DiskTag),
+    /// A kept write, by its number.
+    Kept(u32),
+}
+
+impl From<DiskTag> for User {
+    fn from(tag: DiskTag) -> Self {
+        Self::Core(tag)
+    }
+}
+
 struct Entry {
-    tag: DiskTag,
+    user: User,
     work: Work,
     /// True if the data must be durable before the operation is done.
     fua: bool,
@@ -103,7 +117,7 @@ struct Entry {
 }
 
 pub(super) struct Finished {
-    pub(super) tag: DiskTag,
+    pub(super) user: User,
     pub(super) result: Result<Content, RequestError>,
 }
 
@@ -215,7 +229,7 @@ impl Disk {
     pub(super) unsafe fn start(
         &mut self,
         ring: &mut Ring,
-        tag: DiskTag,
+        user: impl Into<User>,
         operation: DiskOperation,
         memory: *mut u8,
         pieces: &mut Vec<libc::iovec>,
@@ -230,8 +244,9 @@ impl Disk {
         // `Image::buffered`.
         let writes = matches!(work, Work::Write | Work::Zero { .. });
         let exclusive = writes && !self.is_aligned(offset, length);
+        let user = user.into();
         let entry = Entry {
-            tag,
+            user,
             work,
             fua,
             offset,
@@ -249,7 +264,7 @@ impl Disk {
         let index = self.insert(entry, pieces);
         // Writes of the local guest are written in full: the guest may want the space. A hole younger than the last
         // flush may be gone after a power failure, so durable writes do not rely on holes.
-        if matches!(tag, DiskTag::Replica(_) | DiskTag::Pulled(_))
+        if matches!(user, User::Core(DiskTag::Replica(_) | DiskTag::Pulled(_)))
             && work == Work::Write
             && !fua
             && !exclusive
@@ -279,7 +294,10 @@ impl Disk {
                 (Work::Zero { first, way }, range(extent), fua)
             }
             DiskOperation::Flush => (Work::Sync, 0..0, false),
-            DiskOperation::FindHole { .. } | DiskOperation::FindLongHole { .. } => return None,
+            DiskOperation::Keep { .. }
+            | DiskOperation::KeepZeroes { .. }
+            | DiskOperation::FindHole { .. }
+            | DiskOperation::FindLongHole { .. } => return None,
         })
     }
 
@@ -310,7 +328,7 @@ impl Disk {
         result: i32,
     ) -> Option<Finished> {
         let entry = &self.entries[index as usize];
-        let result = match faults::result(entry.tag, entry.work.name(), result) {
+        let result = match faults::result(entry.user, entry.work.name(), result) {
             _ if entry.in_place => self.carry_out(index),
             // No code cancels operations on the image.
             result if result == -libc::ECANCELED => {
@@ -326,7 +344,7 @@ impl Disk {
         };
         let entry = &mut self.entries[index as usize];
         let finished = Finished {
-            tag: entry.tag,
+            user: entry.user,
             result,
         };
         entry.keep = None;

@@ -64,7 +64,7 @@ impl Memory {
         }
         if let Some(slot) = tag.source_slot() {
             let (pointer, memory) = self.source(slot).buffer(slot, bytes)?;
-            return Some((pointer, Some(disk::Keep::Chunks(memory))));
+            return Some((pointer, Some(disk::Keep::Mapping(memory))));
         }
         let request = match tag {
             DiskTag::Request(request) | DiskTag::Replica(request) => request,

@@ -8,6 +8,7 @@ mod migrate;
 mod no_space;
 mod post_copy;
 mod slots;
+mod written;
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;

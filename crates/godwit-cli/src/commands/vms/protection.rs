@@ -27,6 +27,7 @@ pub(super) async fn protect(
     let request = ProtectVm {
         to: arguments.to,
         restart: arguments.restart,
+        frequency: arguments.frequency,
         witness: arguments.witness,
         when_alone: arguments.when_alone,
         heartbeat_timeout_ms: arguments
@@ -113,6 +114,15 @@ pub(super) fn sentence(protection: &VmProtection) -> String {
     };
     let state = protection.state.name();
     let mut text = format!("{state}, other node {peer}, {decides}, term {term}");
+    if let Some(figures) = &protection.checkpoints {
+        let milliseconds = |us: u64| us as f64 / 1000.0;
+        text.push_str(&format!(
+            ", {:.0} checkpoints/s (stands still {:.1} ms, lag {:.1} ms)",
+            figures.per_second,
+            milliseconds(figures.pause_p50_us),
+            milliseconds(figures.lag_p50_us),
+        ));
+    }
     if let Some(problem) = &protection.problem {
         text.push_str(&format!(": {problem}"));
     }

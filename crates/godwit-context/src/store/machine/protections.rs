@@ -26,6 +26,9 @@ pub struct ProtectionEntry {
     pub max_bandwidth: Option<u64>,
     /// The backup's pool for the disks.
     pub pool: Option<String>,
+    /// Checkpoints a second. `None` if the machine would be started anew.
+    #[serde(default)]
+    pub checkpoints_per_second: Option<u32>,
     /// This node's part.
     pub part: ProtectionPart,
 }

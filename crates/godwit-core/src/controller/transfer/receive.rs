@@ -24,7 +24,7 @@ pub(in crate::controller) struct Destination {
     /// Time at which a silent source counts as gone.
     pub(in crate::controller) deadline: Time,
     /// Frames whose disk operation has not finished.
-    in_flight: u32,
+    pub(in crate::controller) in_flight: u32,
     /// Double writes acknowledged but not written.
     pub(in crate::controller) unwritten: Unwritten,
     /// True if received data is to be made durable once everything is written.
@@ -94,7 +94,10 @@ impl Controller {
     /// pulled before the disk left.
     fn is_still_applying(&self) -> bool {
         let receives = self.destination.as_ref().is_some_and(|destination| {
-            destination.in_flight > 0 || destination.flushing || destination.storing_missing
+            destination.in_flight > 0
+                || destination.flushing
+                || destination.storing_missing
+                || destination.is_applying()
         });
         let is_pulled = |slot| {
             self.cx
@@ -106,8 +109,8 @@ impl Controller {
     }
 
     /// Handles a frame of the source for this node's disk.
-    pub(in crate::controller) fn replica(&mut self, message: Message, tag: RequestTag) {
-        let Some((work, extent, generation)) = work_of(message) else {
+    pub(in crate::controller) fn replica(&mut self, message: Message, buffer: Option<RequestTag>) {
+        let (Some(tag), Some((work, extent, generation))) = (buffer, work_of(message)) else {
             return;
         };
         self.destination_heard();
@@ -131,9 +134,11 @@ impl Controller {
         {
             return self.cx.act(Action::ReleaseReplica { tag });
         }
+        let epoch = destination.kept_epoch();
         // A frame after `Prepare` could reach the disk after the flush, and even after a write of this node's own
-        // guest.
-        let too_late = self.cx.authority.is_accepting();
+        // guest. With a checkpoint, the disk had everything but later double writes.
+        let too_late = self.cx.authority.is_accepting()
+            || epoch.is_some() && !matches!(work, Work::DoubleWrite { .. });
         if too_late
             || !extent.within(self.cx.capacity)
             || !self.cx.slots.occupy(tag, work, Some(extent))
@@ -146,6 +151,9 @@ impl Controller {
             return self.apply(effects);
         }
         destination.in_flight += 1;
+        if let Some(epoch) = epoch {
+            return self.keep(tag, epoch);
+        }
         self.acknowledge_early(tag);
         self.cx.join(tag);
         self.advance(tag);
@@ -215,6 +223,15 @@ impl Controller {
             self.early_write_done(tag, result.map(|_| ()));
             return self.end_replica(tag);
         }
+        if let Err(error) = result
+            && self
+                .destination
+                .as_mut()
+                .is_some_and(|it| it.kept().is_some())
+        {
+            // The mark of the write's checkpoint may be on its way.
+            self.lose_write(error);
+        }
         let Some((class, message)) = answer_to(work, result, holds_zeroes) else {
             return;
         };
@@ -232,8 +249,17 @@ impl Controller {
             return;
         };
         destination.in_flight -= 1;
-        if destination.in_flight == 0
-            && core::mem::take(&mut destination.flush_wanted)
+        if destination.in_flight == 0 {
+            self.tell_marked();
+            self.flush_when_written();
+        }
+    }
+
+    /// Issues a flush that has waited, once everything is written.
+    pub(in crate::controller) fn flush_when_written(&mut self) {
+        let written = |it: &&mut Destination| it.in_flight == 0 && !it.is_applying();
+        let written = self.destination.as_mut().filter(written);
+        if written.is_some_and(|it| core::mem::take(&mut it.flush_wanted))
             && (self.cx.authority.receiving().is_some() || self.cx.authority.is_taking())
         {
             self.issue_barrier();
@@ -282,12 +308,13 @@ impl Controller {
         }
         let hurries = self.cx.has_bug(PlantedBug::AcceptBeforeWritten);
         if let Some(destination) = &mut self.destination {
-            if destination.in_flight > 0 && !hurries {
+            if (destination.in_flight > 0 || destination.is_applying()) && !hurries {
                 destination.flush_wanted = true;
                 return;
             }
             destination.flushing = true;
         }
+        self.drop_kept();
         self.cx.act(Action::Disk {
             tag: DiskTag::Barrier,
             operation: DiskOperation::Flush,

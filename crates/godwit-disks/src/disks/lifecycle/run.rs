@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use godwit_block::engine::{self, EngineConfig, EngineEvent, EngineHandle, Restored};
-use godwit_block::image::Image;
+use godwit_block::image::{Image, ImageKind};
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::event::Event;
 use godwit_core::units::Sectors;
@@ -78,6 +78,9 @@ pub fn start(disks: &Arc<Disks>, disk: &Arc<Disk>, mut image: Image) -> Result<(
     }
     config.on_image = on_image;
     config.surpassed = surpassed;
+    // A device has no room beside it.
+    let device = image.kind == ImageKind::BlockDevice;
+    config.kept_in = device.then(|| disks.context.config.data_dir.clone());
     config.owed_bandwidth = owed_bandwidth;
     let (sender, events) = mpsc::unbounded_channel();
     let clients = Arc::clone(&disk.clients);

@@ -236,8 +236,8 @@ pub(crate) async fn start(
         line.extend(spare::arguments(&vm.places));
     }
     let user = vms.context.config.qemu_user.as_ref();
-    let preload = run::preload(machine);
-    let (process, qmp) = process::start(&machine.program, &line, &vm.places, user, preload)
+    let started = process::start(&machine.program, &line, &vm.places, user, run::PRELOAD);
+    let (process, qmp) = started
         .await
         .map_err(|error| run::not_started(&vm.name, &error))?;
     let qemu = Qemu { qmp, process };

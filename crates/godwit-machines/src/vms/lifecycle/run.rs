@@ -422,8 +422,7 @@ pub(super) async fn launch(vms: &Arc<Vms>, vm: &Arc<Vm>) -> Result<(), ErrorBody
     make_folder(vms, &vm.name, places).await?;
     nics::serve(vms, vm).await?;
     let user = vms.context.config.qemu_user.as_ref();
-    let preload = preload(&entry.machine);
-    let (process, qmp) = process::start(&program, &line, &vm.places, user, preload)
+    let (process, qmp) = process::start(&program, &line, &vm.places, user, PRELOAD)
         .await
         .map_err(|error| not_started(&vm.name, &error))?;
     let qemu = Qemu { qmp, process };
@@ -449,13 +448,11 @@ pub(super) async fn launch(vms: &Arc<Vms>, vm: &Arc<Vm>) -> Result<(), ErrorBody
     Ok(())
 }
 
-/// Returns the library that moves the memory from inside QEMU, for a machine whose memory may be in a pool.
-pub(crate) fn preload(machine: &Machine) -> Option<Preload<'static>> {
-    machine.is_poolable().then_some(Preload {
-        library: agent::LIBRARY,
-        variable: agent::SOCKET_VARIABLE,
-    })
-}
+/// The library that moves a machine's memory, and tracks its written pages, from inside QEMU.
+pub(crate) const PRELOAD: Preload<'static> = Preload {
+    library: agent::LIBRARY,
+    variable: agent::SOCKET_VARIABLE,
+};
 
 /// Makes the VM's folder.
 pub(crate) async fn make_folder(vms: &Vms, vm: &str, places: Places) -> Result<(), ErrorBody> {

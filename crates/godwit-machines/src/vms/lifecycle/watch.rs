@@ -113,9 +113,12 @@ async fn follow(vm: &Arc<Vm>, qmp: &Qmp) {
     loop {
         let changed = tokio::select! {
             event = events.recv() => match event {
+                Ok(event) if matches!(event.name.as_str(), "STOP" | "RESUME") => {
+                    !vm.lock().checkpointed
+                }
                 Ok(event) => matches!(
                     event.name.as_str(),
-                    "STOP" | "RESUME" | "SHUTDOWN" | "SUSPEND" | "WAKEUP" | "RESET"
+                    "SHUTDOWN" | "SUSPEND" | "WAKEUP" | "RESET"
                         | "GUEST_PANICKED" | "MIGRATION" | "BLOCK_IO_ERROR"
                 ),
                 Err(RecvError::Lagged(_)) => true,

@@ -3,7 +3,7 @@
 
 mod departure;
 pub(in crate::vms) mod given;
-pub(in crate::vms) mod planes;
+pub(crate) mod planes;
 pub mod post_copy_source;
 pub mod preflight;
 mod steps;

@@ -113,9 +113,7 @@ pub(in crate::device) fn give(
         if !guest.ram.scatter(here, own) {
             return Err(Broken::Buffer);
         }
-        if let Some(log) = guest.log {
-            log.mark_all(own)?;
-        }
+        guest.log.mark_all(own)?;
         ring.answer(buffer.taken, here.len() as u32);
     }
     if guest.ram.is_lost() {
@@ -144,6 +142,7 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
+    use godwit_vhost::memory::dirty_log::WriteLog;
     use godwit_vhost::protocol::session::OpenedRing;
     use godwit_vhost::rings::split::SplitRing;
 
@@ -172,7 +171,7 @@ mod tests {
             let mut ring = ring(&driver);
             let guest = Guest {
                 ram: &driver.ram,
-                log: None,
+                log: WriteLog::OFF,
                 features: VERSION_1 | MERGEABLE,
             };
             let mut buffers = Buffers::default();

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use godwit_vhost::memory::GuestRam;
-use godwit_vhost::memory::dirty_log::{DirtyLog, OutsideLog};
+use godwit_vhost::memory::dirty_log::{OutsideLog, WriteLog};
 use godwit_vhost::protocol::session::OpenedRing;
 use godwit_vhost::rings::chain::{Chain, ChainError};
 use godwit_vhost::rings::inflight::InflightRing;
@@ -35,11 +35,11 @@ pub(in crate::device) enum Broken {
     Buffer,
 }
 
-/// The guest memory that holds a ring, and the dirty log of writes to the memory.
+/// The guest memory that holds a ring, and the logs of writes to the memory.
 #[derive(Clone, Copy)]
 pub(in crate::device) struct Guest<'a> {
     pub(in crate::device) ram: &'a GuestRam,
-    pub(in crate::device) log: Option<&'a DirtyLog>,
+    pub(in crate::device) log: WriteLog<'a>,
     /// Features that the driver has accepted.
     pub(in crate::device) features: u64,
 }
@@ -97,6 +97,11 @@ impl NetRing {
     /// Returns true if packets pass through the ring.
     pub(in crate::device) const fn is_enabled(&self) -> bool {
         self.discards_from.is_none()
+    }
+
+    /// Returns the number of chains that are completed, modulo 65536.
+    pub(in crate::device) fn left(&self) -> u16 {
+        self.split.base().wrapping_sub(self.again.len() as u16)
     }
 
     /// Takes the next chain, and walks the descriptors.
@@ -157,6 +162,16 @@ impl NetRing {
     pub(in crate::device) fn rest(&mut self, guest: Guest<'_>) -> Result<bool, Broken> {
         self.ready = self.split.listen(guest.ram.memory(), guest.log)?;
         Ok(self.ready)
+    }
+
+    /// Asks the guest not to notify of chains that would be held back, once some are. The ring stays ready, and is looked
+    /// at when they may leave. An empty ring stays untouched: a write would change the guest's memory.
+    pub(in crate::device) fn ignore_held(&mut self, guest: Guest<'_>) -> Result<(), Broken> {
+        let memory = guest.ram.memory();
+        if self.split.available(memory)? != self.split.base() {
+            self.split.ignore(memory, guest.log)?;
+        }
+        Ok(())
     }
 
     /// Asks the guest to notify of chains beyond the offered ones, some of which may not be taken yet. Returns true if

@@ -52,18 +52,23 @@ pub(in crate::device) struct Way<'a> {
     pub(in crate::device) queue: usize,
 }
 
-/// Sends the guest's packets, while the mode allows. Without `way`, packets are dropped. Returns true if more is left
-/// for another turn.
+/// Sends the guest's packets, as far as the mode and the gate allow. Without `way`, packets are dropped. Returns true if
+/// more may be left for another turn.
 pub(in crate::device) fn transmit(
     ring: &mut NetRing,
     guest: Guest<'_>,
     nic: &mut Nic,
     way: Option<Way<'_>>,
+    pair: usize,
     space: &mut Space,
 ) -> Result<bool, Broken> {
     let memory = guest.ram.memory();
     for _ in 0..TURN {
         if !nic.may_transmit() {
+            return Ok(false);
+        }
+        if nic.gate().sendable(pair, ring.left()) == 0 {
+            ring.ignore_held(guest)?;
             return Ok(false);
         }
         let Some(taken) = ring.take(guest, &mut space.chain)? else {

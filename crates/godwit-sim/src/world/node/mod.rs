@@ -2,6 +2,7 @@
 
 mod buffers;
 mod doubles;
+mod kept;
 mod operations;
 mod store;
 
@@ -13,6 +14,7 @@ use godwit_core::{Controller, Progress};
 
 pub(super) use self::buffers::{Buffers, Holder};
 use self::doubles::DoubleWrites;
+pub(super) use self::kept::{Kept, KeptWrite};
 pub(super) use self::operations::{Operations, Pending};
 pub(super) use self::store::{BLOCK, Store, StoredMissing, StoringMissing, has, insert};
 use crate::disk::Disk;
@@ -82,6 +84,7 @@ pub(super) struct Node {
     tags: u32,
     pub(super) buffers: Buffers,
     pub(super) operations: Operations,
+    pub(super) kept: Kept,
     pub(super) doubles: DoubleWrites,
     pub(super) sessions: Sessions,
     pub(super) seen: Seen,
@@ -106,6 +109,7 @@ impl Node {
             tags: plan.tags,
             buffers: Buffers::new(plan.tags),
             operations: Operations::default(),
+            kept: Kept::default(),
             doubles: DoubleWrites::new(plan.tags),
             sessions: Sessions::default(),
             seen: Seen::default(),
@@ -122,6 +126,7 @@ impl Node {
         self.image.clear();
         self.buffers = Buffers::new(self.tags);
         self.operations = Operations::default();
+        self.kept = Kept::default();
         self.doubles = DoubleWrites::new(self.tags);
         self.sessions = Sessions::default();
         self.seen = Seen::default();
@@ -151,7 +156,8 @@ impl Node {
 
     /// Returns true if nothing is in flight and all tags are free.
     pub(super) fn is_idle(&self) -> bool {
-        self.operations.is_empty() && self.store.is_idle() && self.buffers.all_free()
+        let disk = self.operations.is_empty() && !self.kept.is_applying();
+        disk && self.store.is_idle() && self.buffers.all_free()
     }
 }
 

@@ -5,6 +5,7 @@ use godwit_core::request::RequestError;
 use godwit_protect::{Backup, Grant, Member, Order, Primary, PrimaryRecord, PrimaryState};
 
 mod backup;
+mod kept;
 mod primary;
 mod witness;
 

@@ -6,11 +6,12 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::engine::config::EngineEvent;
 use crate::engine::context::Context;
 use crate::engine::front_ends::vhost::Vhost;
-use crate::engine::front_ends::vhost::requests::Broken;
+use crate::engine::front_ends::vhost::requests::{Broken, RingRequest};
 use crate::engine::run::Engine;
 use crate::engine::slots::Slots;
 use crate::virtio_block::request::{Asked, Parsed, SERIAL, STATUS_ERROR, STATUS_OK, serial_number};
 use godwit_io::ring::Ring;
+use godwit_vhost::memory::dirty_log::WriteLog;
 
 /// The end of a ring's request for the controller.
 pub(super) enum Answered {
@@ -36,9 +37,9 @@ impl Vhost {
         let Some(front_end) = &self.front_end else {
             return Ok(());
         };
-        let data = &self.data;
+        let (data, shared) = (&self.data, &front_end.shared);
         let identifies = |number: &[u8]| {
-            let ram = front_end.shared.ram.as_ref();
+            let ram = shared.ram.as_ref();
             ram.is_some_and(|ram| ram.scatter(number, data))
         };
         let (status, written) = match parsed.asked {
@@ -46,7 +47,8 @@ impl Vhost {
             Asked::Refused(status) => (status, 0),
             _ => (STATUS_ERROR, 0),
         };
-        if let Some(log) = front_end.shared.log().filter(|_| written > 0) {
+        if let Some(ram) = shared.ram.as_ref().filter(|_| written > 0) {
+            let log = shared.log_of(ram, self.written.as_deref());
             log.mark_all(data)?;
         }
         cx.stats.counters.errors += u64::from(status != STATUS_OK);
@@ -68,6 +70,7 @@ impl Vhost {
         }
         let request = &self.requests[tag.0 as usize];
         let (index, head) = (request.ring, request.head);
+        self.log_direct(request);
         // A front end that left gets no answers: the next front end repeats the request.
         let gets = self.ring(index).is_some_and(|ring| {
             ring.in_flight -= 1;
@@ -84,6 +87,16 @@ impl Vhost {
         self.answered |= 1 << index;
         self.requests[tag.0 as usize].ram = None;
         (index, answered)
+    }
+
+    /// Logs the data of a read straight into guest memory, for the node alone: the disk may have written there even if
+    /// the read failed, or its front end has left.
+    fn log_direct(&self, request: &RingRequest) {
+        if let (Some(own), Some(ram), true) = (&self.written, &request.ram, request.direct) {
+            let log = WriteLog::new(ram, None, Some(own));
+            // Only the front end's log can be too short.
+            let _ = log.mark_all(&request.data);
+        }
     }
 
     /// Puts the data of a read into guest memory, and the status after it.
@@ -105,7 +118,9 @@ impl Vhost {
                 let scattered = ram.is_some_and(|ram| ram.scatter(bytes, &request.data));
                 debug_assert!(scattered, "the data was memory when it was taken");
             }
-            if let Some(log) = self.front_end.as_ref().and_then(|it| it.shared.log()) {
+            if let (Some(front_end), Some(ram)) = (&self.front_end, &request.ram) {
+                let own = self.written.as_deref().filter(|_| !request.direct);
+                let log = front_end.shared.log_of(ram, own);
                 log.mark_all(&request.data)?;
             }
         }
@@ -137,9 +152,8 @@ impl Vhost {
             ram.memory()
                 .write_obj(code, place)
                 .map_err(|_| Broken::Memory(status))?;
-            if let Some(log) = shared.log() {
-                log.mark(status, 1)?;
-            }
+            let log = shared.log_of(ram, self.written.as_deref());
+            log.mark(status, 1)?;
             ring.split.answer(head, written + 1);
             self.answered |= 1 << index;
         }
@@ -157,7 +171,8 @@ impl Vhost {
             && !ring.broken
         {
             let inflight = ring.inflight.as_ref();
-            let signal = ring.split.publish(ram.memory(), shared.log(), inflight)?;
+            let log = shared.log_of(ram, self.written.as_deref());
+            let signal = ring.split.publish(ram.memory(), log, inflight)?;
             if let Some(call) = ring.call.filter(|_| signal) {
                 self.events.signal(uring, call);
             }

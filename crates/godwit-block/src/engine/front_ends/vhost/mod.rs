@@ -23,7 +23,8 @@ use crate::engine::front_ends::vhost::ring::GuestRing;
 use crate::engine::stats::snapshot::FrontEndState;
 use godwit_io::ring::Ring;
 use godwit_vhost::features::{LOG_ALL, MOST_RINGS};
-use godwit_vhost::memory::dirty_log::DirtyLog;
+use godwit_vhost::memory::dirty_log::{DirtyLog, WriteLog};
+use godwit_vhost::memory::written::WrittenPages;
 use godwit_vhost::memory::{GuestRam, LOST_PAGES, Segment};
 use godwit_vhost::protocol::device::FrontEndReply;
 use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError, RingSetup};
@@ -39,9 +40,10 @@ struct Shared {
 }
 
 impl Shared {
-    /// Returns the log of written pages, while logging is on.
-    fn log(&self) -> Option<&DirtyLog> {
-        self.log.as_deref().filter(|_| self.features & LOG_ALL != 0)
+    /// Returns the logs for writes to `ram`: the front end's, while on, and the node's, if given.
+    fn log_of<'a>(&'a self, ram: &'a GuestRam, own: Option<&'a WrittenPages>) -> WriteLog<'a> {
+        let on = self.features & LOG_ALL != 0;
+        WriteLog::new(ram, self.log.as_deref().filter(|_| on), own)
     }
 
     fn has_lost_pages(&self) -> bool {
@@ -187,6 +189,8 @@ pub(in crate::engine) struct Vhost {
     room: Room,
     /// True if the last front end was disconnected because pages of its shared memory were lost.
     pub(in crate::engine) lost_pages: bool,
+    /// The node's log of pages written here, while on. Outlives front ends.
+    pub(in crate::engine) written: Option<Arc<WrittenPages>>,
     /// Signals between the guest and this engine.
     pub(in crate::engine) events: EventCounters,
 }

@@ -134,12 +134,12 @@ impl Vhost {
         ) else {
             return Ok(Step::Idle);
         };
-        let served = matches!(front_end.presence, Presence::Served);
-        if ring.broken || !served || ram.is_lost() {
+        if ring.broken || !matches!(front_end.presence, Presence::Served) || ram.is_lost() {
             return Ok(Step::Idle);
         }
         let memory = ram.memory();
-        let Some(head) = ring.first(memory, shared.log())? else {
+        let log = shared.log_of(ram, self.written.as_deref());
+        let Some(head) = ring.first(memory, log)? else {
             return Ok(Step::Idle);
         };
         if !ring.split.may_start_at(head) {

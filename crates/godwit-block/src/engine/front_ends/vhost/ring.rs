@@ -8,7 +8,7 @@ use vm_memory::GuestMemory;
 use crate::engine::front_ends::vhost::events::{BellId, EventCounters};
 use crate::engine::front_ends::vhost::requests::Broken;
 use godwit_io::ring::Ring;
-use godwit_vhost::memory::dirty_log::DirtyLog;
+use godwit_vhost::memory::dirty_log::WriteLog;
 use godwit_vhost::protocol::device::FrontEndReply;
 use godwit_vhost::protocol::session::{OpenedRing, RingSetup};
 use godwit_vhost::rings::inflight::InflightRing;
@@ -78,7 +78,7 @@ impl GuestRing {
     pub(super) fn first(
         &mut self,
         memory: &impl GuestMemory,
-        log: Option<&DirtyLog>,
+        log: WriteLog<'_>,
     ) -> Result<Option<u16>, Broken> {
         let is_stopping = self.stopping.is_some();
         if !self.enabled && !is_stopping {

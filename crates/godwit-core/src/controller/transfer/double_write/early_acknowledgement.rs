@@ -60,9 +60,16 @@ impl Controller {
             destination.unwritten.frames -= 1;
             destination.unwritten.bytes -= bytes;
         }
-        if let (Err(error), Some(migration)) = (result, self.cx.authority.receiving())
+        if let Err(error) = result
             && !self.cx.has_bug(PlantedBug::ForgetFailedWrite)
         {
+            self.lose_write(error);
+        }
+    }
+
+    /// Ends the incoming migration, because its source counts on a write that is not here.
+    pub(in crate::controller) fn lose_write(&mut self, error: RequestError) {
+        if let Some(migration) = self.cx.authority.receiving() {
             let reason = AbortReason::of_destination(error);
             self.cx
                 .send(TrafficClass::Control, Message::Abort { migration, reason });

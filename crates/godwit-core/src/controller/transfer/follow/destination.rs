@@ -1,5 +1,6 @@
 //! The destination of a disk that stays at its source: follows, and takes the disk when told.
 
+use crate::controller::transfer::follow::kept::Kept;
 use crate::controller::{Controller, StartError};
 use crate::event::{AbortReason, Event};
 use crate::units::{Epoch, MigrationId, Time};
@@ -12,11 +13,18 @@ pub(in crate::controller) struct Following {
     epoch: Epoch,
     /// True if frames of the source are dropped, because the source may no longer acknowledge.
     pub(in crate::controller) severed: bool,
+    /// Present if the source's writes are kept apart behind each checkpoint.
+    pub(in crate::controller) kept: Option<Kept>,
 }
 
 impl Controller {
     /// Handles the source's word that every acknowledged write is here.
-    pub(in crate::controller) fn follow(&mut self, migration: MigrationId, epoch: Epoch) {
+    pub(in crate::controller) fn follow(
+        &mut self,
+        migration: MigrationId,
+        epoch: Epoch,
+        checkpoints: bool,
+    ) {
         self.destination_heard();
         let receives = self.cx.authority.receiving() == Some(migration);
         let Some(destination) = self.destination.as_mut().filter(|_| receives) else {
@@ -30,6 +38,7 @@ impl Controller {
         destination.following.get_or_insert(Following {
             epoch,
             severed: false,
+            kept: checkpoints.then(Kept::default),
         });
         self.cx
             .send(TrafficClass::Control, Message::Follows { migration });
@@ -57,14 +66,17 @@ impl Controller {
 
     /// Becomes the owner of a disk that follows here, in the epoch after its source's, without the source's word. The
     /// caller knows that the source acknowledges no request any more. [`Event::ReceiveCompleted`] reports the end, or
-    /// [`Event::ReceiveAborted`] if the received data cannot be made durable.
+    /// [`Event::ReceiveAborted`] if the received data cannot be made durable. With checkpoints the disk is as of the last
+    /// one that was to be [applied](Self::apply_checkpoints).
     ///
     /// # Errors
-    /// [`StartError::Busy`] unless a disk follows here and was [severed](Self::sever).
+    /// [`StartError::Busy`] unless a disk follows here and was [severed](Self::sever), and a checkpoint was to be applied
+    /// if there are checkpoints.
     pub fn take(&mut self, now: Time) -> Result<(), StartError> {
         self.cx.now = now;
         let following = self.destination.as_ref().and_then(|it| it.following);
-        let Some(following) = following.filter(|following| following.severed) else {
+        let may = |it: &Following| it.severed && it.kept.is_none_or(|kept| kept.is_begun());
+        let Some(following) = following.filter(may) else {
             return Err(StartError::Busy);
         };
         let Some(migration) = self.cx.authority.receiving() else {

@@ -16,8 +16,12 @@
 //!
 //! Neither node decides alone after a loss. The source answers nothing, reads included, and the destination takes
 //! nothing more, until their bodies have learned which of them goes on.
+//!
+//! With checkpoints, the memory of the disk's machine is as old as the last whole checkpoint, and the disk may not be
+//! ahead of the memory: the destination keeps later writes apart ([`kept`]).
 
 pub(in crate::controller) mod destination;
+pub(in crate::controller) mod kept;
 pub(in crate::controller) mod source;
 
 use crate::controller::Controller;
@@ -27,8 +31,15 @@ impl Controller {
     /// Handles a frame about following.
     pub(in crate::controller) fn follow_message(&mut self, message: &Message) {
         match *message {
-            Message::Follow { migration, epoch } => self.follow(migration, epoch),
+            Message::Follow {
+                migration,
+                epoch,
+                checkpoints,
+            } => self.follow(migration, epoch, checkpoints),
             Message::Follows { migration } => self.followed(migration),
+            Message::CheckpointMark { migration, number } => {
+                self.checkpoint_marked(migration, number);
+            }
             _ => {}
         }
     }

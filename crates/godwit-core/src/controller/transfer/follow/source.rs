@@ -11,6 +11,8 @@ use crate::request::{RequestError, RequestTag};
 use crate::units::{Epoch, MigrationId, Time};
 use crate::wire::{Message, TrafficClass};
 
+const CHECKPOINTS: Switchover = Switchover::Never { checkpoints: true };
+
 /// Progress of the destination towards following.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::controller) enum Follower {
@@ -21,7 +23,10 @@ pub(in crate::controller) enum Follower {
     /// The destination has every acknowledged write, and was asked to follow.
     Asked,
     /// The destination follows.
-    Following,
+    Following {
+        /// Number of the last checkpoint that was marked; 0 before the first.
+        marked: u64,
+    },
 }
 
 impl Follower {
@@ -33,7 +38,7 @@ impl Follower {
 
     /// Returns true if the destination follows.
     pub(in crate::controller) const fn follows(self) -> bool {
-        matches!(self, Self::Following)
+        matches!(self, Self::Following { .. })
     }
 }
 
@@ -43,7 +48,7 @@ impl Outgoing {
         let Some(source) = &mut self.source else {
             return;
         };
-        let stays = source.options.switchover == Switchover::Never;
+        let stays = source.options.switchover.is_never();
         if stays && source.stage == Stage::Converged && source.peer.follower == Follower::Behind {
             source.peer.follower = Follower::Catching;
             // The guest waits for the destination from here on, whatever was promised for the copy.
@@ -67,10 +72,12 @@ impl Controller {
             return;
         }
         source.peer.follower = Follower::Asked;
-        let migration = source.options.migration;
-        let epoch = self.cx.authority.record().epoch;
-        self.cx
-            .send(TrafficClass::Control, Message::Follow { migration, epoch });
+        let follow = Message::Follow {
+            migration: source.options.migration,
+            epoch: self.cx.authority.record().epoch,
+            checkpoints: source.options.switchover == CHECKPOINTS,
+        };
+        self.cx.send(TrafficClass::Control, follow);
     }
 
     /// Handles the destination's word that the disk follows there.
@@ -83,9 +90,32 @@ impl Controller {
             return;
         }
         self.outgoing.change_stage(&mut self.cx, |source| {
-            source.peer.follower = Follower::Following
+            source.peer.follower = Follower::Following { marked: 0 }
         });
         self.cx.notify(Event::Followed { migration });
+    }
+
+    /// Ends the epoch of a checkpoint: the destination keeps apart every write that is sent from here on. Numbers count
+    /// from 1. Returns false if this is not the next number, or no destination follows with checkpoints: the destination
+    /// then never tells of the checkpoint.
+    pub fn mark_checkpoint(&mut self, now: Time, number: u64) -> bool {
+        self.cx.now = now;
+        let Some(source) = &mut self.outgoing.source else {
+            return false;
+        };
+        let Follower::Following { marked } = &mut source.peer.follower else {
+            return false;
+        };
+        let severed = self.requests.answers != Answers::Flow;
+        let is_next = number.checked_sub(1) == Some(*marked);
+        if severed || !is_next || source.options.switchover != CHECKPOINTS {
+            return false;
+        }
+        *marked = number;
+        let migration = source.options.migration;
+        let mark = Message::CheckpointMark { migration, number };
+        self.cx.send(TrafficClass::Sync, mark);
+        true
     }
 
     /// Holds all answers because the follower is lost. Returns false if the destination does not follow: the migration
@@ -120,7 +150,7 @@ impl Controller {
     pub fn go_alone(&mut self, now: Time) {
         self.cx.now = now;
         if let Some(source) = &mut self.outgoing.source
-            && source.options.switchover == Switchover::Never
+            && source.options.switchover.is_never()
         {
             source.peer.follower = Follower::Behind;
             self.abort_source(AbortReason::Cancelled);

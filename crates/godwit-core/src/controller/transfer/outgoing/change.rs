@@ -9,7 +9,7 @@ use crate::controller::policy::Policy;
 use crate::controller::transfer::outgoing::freeze::FIRST_FREEZE;
 use crate::controller::transfer::outgoing::{MAX_PULLED, Source};
 use crate::controller::transfer::pass::Pass;
-use crate::controller::{Controller, ImageOffer, PushOptions, Switchover};
+use crate::controller::{Controller, ImageOffer, PushOptions};
 use crate::event::Event;
 use crate::planted::PlantedBug;
 use crate::sla::LatencyTarget;
@@ -142,7 +142,7 @@ impl Controller {
         let Some(source) = &mut self.outgoing.source else {
             return Err(ChangeError::NoMigration);
         };
-        let stays = source.options.switchover == Switchover::Never && change.policy.is_some();
+        let stays = source.options.switchover.is_never() && change.policy.is_some();
         if !source.may_pause() || stays {
             return Err(ChangeError::TooLate);
         }

@@ -69,7 +69,7 @@ impl Controller {
         let Some(source) = &mut self.outgoing.source else {
             return false;
         };
-        if source.options.switchover == Switchover::Never {
+        if source.options.switchover.is_never() {
             return false;
         }
         source.handover.may_switch_over = true;

@@ -4,7 +4,7 @@
 pub(in crate::vms) mod convergence;
 pub(super) mod disks;
 pub(super) mod memory;
-pub(in crate::vms) mod nics;
+pub(crate) mod nics;
 pub(in crate::vms) mod rollback;
 
 use godwit_api::ErrorBody;

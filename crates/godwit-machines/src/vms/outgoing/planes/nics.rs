@@ -46,7 +46,7 @@ fn served(vm: &Vm) -> Vec<Arc<ServedNic>> {
 }
 
 /// Announces the place of the cards that QEMU itself serves, in the background.
-pub(in crate::vms) fn announce_cards(vm: &str, machine: &Machine, qemu: &Qemu) {
+pub(crate) fn announce_cards(vm: &str, machine: &Machine, qemu: &Qemu) {
     if cards::own(machine).is_empty() {
         return;
     }

@@ -1,5 +1,7 @@
 //! Controls QEMU's own migration of the memory and the devices' state.
 
+pub mod device_state;
+
 use std::path::Path;
 use std::time::Duration;
 

@@ -1,0 +1,64 @@
+//! The checkpoints of a primary's sessions.
+
+use serde_json::json;
+
+use super::sending::{self, Sending};
+use crate::protect::primary::PrimaryActor;
+
+impl PrimaryActor {
+    /// Begins to take checkpoints, if this protection has any and the session takes none yet. All disks follow.
+    pub(in crate::protect) fn begin_checkpoints(&mut self, session: u64) {
+        let (Some(per_second), None) = (self.entry.checkpoints_per_second, &self.sending) else {
+            return;
+        };
+        let Some(vm) = self.here.machine() else {
+            return;
+        };
+        let inputs = self.here.inputs.clone();
+        let (vms, entry) = (&self.here.vms, &self.entry);
+        let after = self.ending.take();
+        let sending = Sending::start(vms, &vm, entry, per_second, (session, inputs), after);
+        self.sending = Some(sending);
+    }
+
+    /// Takes no further checkpoint. Packets stay held back.
+    pub(in crate::protect) fn end_checkpoints(&mut self) {
+        if let Some(sending) = self.sending.take() {
+            self.ending = Some(sending.end());
+        }
+    }
+
+    /// Lets all packets leave, because the machine depends on no backup.
+    pub(in crate::protect) fn stop_holding_packets(&mut self) {
+        self.here.vms.protections.hold_packets(&self.here.vm, false);
+        if let (Some(vm), Some(_)) = (self.here.machine(), self.entry.checkpoints_per_second) {
+            self.ending = Some(sending::stop_holding(&vm, self.ending.take()));
+        }
+    }
+
+    /// Lets a guest go on that an earlier process of this node had stopped for a checkpoint.
+    pub(in crate::protect) fn end_interrupted_checkpoint(&self) {
+        let Some(vm) = self
+            .here
+            .machine()
+            .filter(|_| self.entry.checkpoints_per_second.is_some())
+        else {
+            return;
+        };
+        let qemu = {
+            let inner = vm.lock();
+            let is_stopped = matches!(inner.run_state.as_deref(), Some("paused" | "save-vm"));
+            inner
+                .qemu
+                .clone()
+                .filter(|_| is_stopped && inner.stands_still.is_none())
+        };
+        if let Some(qemu) = qemu {
+            tokio::spawn(async move {
+                if let Err(error) = qemu.qmp.execute("cont", json!({})).await {
+                    tracing::error!(vm = vm.name, %error, "the guest does not go on");
+                }
+            });
+        }
+    }
+}
