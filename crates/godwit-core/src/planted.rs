@@ -75,6 +75,10 @@ pub enum PlantedBug {
     PostFollowed,
     /// A read may see a write that the follower does not have.
     ReadUnfollowed,
+    /// A disk that follows with checkpoints is written at once, ahead of its machine's memory.
+    DiskAhead,
+    /// Kept writes of later checkpoints are dropped once a checkpoint is applied.
+    KeptClearedEarly,
     /// A source that has yielded the disk answers requests as if they were carried out.
     AnswerYielded,
     /// A node that will owe a part of the disk does not flush it before giving the disk away.
@@ -102,7 +106,7 @@ pub enum PlantedBug {
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 42] = [
+    pub const ALL: [Self; 44] = [
         Self::SwitchoverWithPosted,
         Self::ForgetPosted,
         Self::ReadOverPosted,
@@ -144,6 +148,8 @@ impl PlantedBug {
         Self::AloneUnasked,
         Self::PostFollowed,
         Self::ReadUnfollowed,
+        Self::DiskAhead,
+        Self::KeptClearedEarly,
         Self::AnswerYielded,
     ];
 
@@ -191,6 +197,8 @@ impl PlantedBug {
             Self::AloneUnasked => "alone-unasked",
             Self::PostFollowed => "post-followed",
             Self::ReadUnfollowed => "read-unfollowed",
+            Self::DiskAhead => "disk-ahead",
+            Self::KeptClearedEarly => "kept-cleared-early",
             Self::AnswerYielded => "answer-yielded",
         }
     }

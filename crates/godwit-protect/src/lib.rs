@@ -26,6 +26,7 @@
 //!
 //! This crate only decides. A node stores [`Primary::record`] before carrying out the [`Order`]s of a call, and reports
 //! what has happened. `tests/pair_model` tries every order of writes, crashes, and messages lost, repeated and late.
+//! [`checkpoints`] has the rest of a machine that is protected with its memory.
 
 mod backup;
 mod beats;

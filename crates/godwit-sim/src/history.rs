@@ -70,6 +70,8 @@ pub(crate) struct History {
     unflushed: Vec<WriteNumber>,
     /// Time of the last power loss of a serving node. Content returned by earlier requests may have been lost since.
     power_lost: u64,
+    /// The first write that may yet be undone. Earlier content is kept for that.
+    kept_from: WriteNumber,
 }
 
 /// Number of effects of a sector at which the invisible ones are dropped.
@@ -89,6 +91,34 @@ impl History {
             sectors: vec![Vec::new(); sectors as usize],
             unflushed: Vec::new(),
             power_lost: 0,
+            kept_from: WriteNumber::MAX,
+        }
+    }
+
+    /// Returns the number of the next write.
+    pub(crate) const fn next(&self) -> WriteNumber {
+        self.writes.len() as WriteNumber
+    }
+
+    /// Keeps the content of every sector before this write.
+    pub(crate) const fn keep_from(&mut self, write: WriteNumber) {
+        self.kept_from = write;
+    }
+
+    /// Undoes the writes from this one on, and what was read since `at`, when no request was under way. Acknowledged
+    /// writes before are durable.
+    pub(crate) fn undo_from(&mut self, first: WriteNumber, at: u64) {
+        self.unflushed.clear();
+        for write in &mut self.writes[..first as usize] {
+            write.durable |= write.end != NEVER;
+        }
+        for effects in &mut self.sectors {
+            effects.retain(|effect| effect.write < first);
+            for effect in effects {
+                for time in [&mut effect.seen, &mut effect.latest] {
+                    *time = if *time > at { NEVER } else { *time };
+                }
+            }
         }
     }
 
@@ -126,7 +156,7 @@ impl History {
         for sector in extent.start().0..extent.end().0 {
             let effects = &mut self.sectors[sector as usize];
             if effects.len() >= PRUNE_AT {
-                prune(&self.writes, effects, oldest);
+                prune(&self.writes, effects, oldest, self.kept_from);
             }
             effects.push(Effect::of(number));
         }
@@ -244,10 +274,11 @@ impl History {
 }
 
 /// Drops effects that no read from now on can return, even after a power loss. Such effects ended before the start of a
-/// durable write, which ended before the start of the oldest open request.
-fn prune(writes: &[Write], effects: &mut Vec<Effect>, oldest: u64) {
+/// durable write, which ended before the start of the oldest open request, and is not undone.
+fn prune(writes: &[Write], effects: &mut Vec<Effect>, oldest: u64, kept_from: WriteNumber) {
     let hidden = effects
         .iter()
+        .filter(|effect| effect.write < kept_from)
         .map(|effect| &writes[effect.write as usize])
         .filter(|write| write.durable && write.end < oldest)
         .map(|write| write.start)
@@ -308,6 +339,27 @@ mod tests {
         );
         assert!(!history.read(0, 0, 10, 11), "the first may not");
         assert!(!history.read(1, 0, 10, 11), "nor one with FUA");
+    }
+
+    #[test]
+    fn undone_writes_are_gone_and_earlier_ones_durable() {
+        let mut history = History::new(1);
+        let write = |history: &mut History, at| {
+            let number = history.started(sector(0), false, at, at);
+            history.acknowledged(number, true, at + 1);
+            number
+        };
+        let kept = write(&mut history, 10);
+        let undone = history.next();
+        history.keep_from(undone);
+        for at in 2..100 {
+            write(&mut history, at * 10);
+        }
+        history.undo_from(undone, 15);
+        assert!(history.read(0, kept, 1000, 1001));
+        assert!(!history.read(0, undone, 1000, 1001));
+        history.power_lost(1002);
+        assert!(!history.read(0, 0, 1003, 1004));
     }
 
     #[test]

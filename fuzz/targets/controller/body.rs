@@ -261,6 +261,8 @@ impl Body {
             self.core.handle_timer(self.now);
             self.settle();
         }
+        self.core.go_alone(self.now);
+        self.settle();
         self.core.handle_forward_lost(self.now);
         self.settle();
         self.core.fail_forwarded(self.now);

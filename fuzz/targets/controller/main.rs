@@ -85,10 +85,12 @@ fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
                 deadline: input
                     .one_in(4)
                     .then(|| Duration::from_micros(input.number() % 100_000)),
-                switchover: if input.one_in(2) {
-                    Switchover::WhenTold
-                } else {
-                    Switchover::WhenConverged
+                switchover: match input.byte() % 6 {
+                    0..=2 => Switchover::WhenConverged,
+                    3 | 4 => Switchover::WhenTold,
+                    _ => Switchover::Never {
+                        checkpoints: input.one_in(2),
+                    },
                 },
                 peer_timeout: body::TIMEOUT,
                 policy: match input.byte() % 8 {
@@ -129,6 +131,7 @@ fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
             }
             200.. => forwarding_event(body, input),
             180.. => pull_event(body, input),
+            140.. => follow_event(body, input),
             other => connection_event(body, other % 8),
         },
         _ => body.settle(),
@@ -149,6 +152,32 @@ fn connection_event(body: &mut Body, which: u8) {
         _ => {
             body.core.cancel(now, AbortReason::Cancelled);
         }
+    }
+}
+
+/// What becomes of a disk that stays, and of its checkpoints.
+fn follow_event(body: &mut Body, input: &mut Input<'_>) {
+    let now = body.now;
+    let number = u64::from(input.byte() % 6);
+    match input.byte() % 8 {
+        0 => {
+            body.core.sever(now);
+        }
+        1 => {
+            let _ = body.core.take(now);
+        }
+        2 => body.core.hold(now),
+        3 => body.core.go_alone(now),
+        4 => {
+            body.core.yield_to(now, Epoch(number));
+        }
+        5 => {
+            body.core.mark_checkpoint(now, number);
+        }
+        6 => {
+            body.core.apply_checkpoints(now, number);
+        }
+        _ => body.applied(RequestError::from_code(u16::from(input.byte() % 16 / 12))),
     }
 }
 
@@ -301,11 +330,35 @@ fn pause_message(kind: u8, input: &mut Input<'_>) -> Message {
     }
 }
 
+/// A frame about a disk that stays.
+fn follow_message(kind: u8, input: &mut Input<'_>) -> (TrafficClass, Message) {
+    let migration = migration(input);
+    let number = u64::from(input.byte() % 6);
+    match kind {
+        0 => {
+            let follow = Message::Follow {
+                migration,
+                epoch: Epoch(number),
+                checkpoints: input.one_in(2),
+            };
+            (TrafficClass::Control, follow)
+        }
+        1 => (TrafficClass::Control, Message::Follows { migration }),
+        _ => {
+            let mark = Message::CheckpointMark { migration, number };
+            (TrafficClass::Sync, mark)
+        }
+    }
+}
+
 /// A frame on a connection that it belongs on.
 fn message(input: &mut Input<'_>) -> (TrafficClass, Message) {
     let kind = input.byte();
     if kind >= 224 {
         return (TrafficClass::Sync, pause_message(kind % 4, input));
+    }
+    if kind >= 200 {
+        return follow_message(kind % 4, input);
     }
     let kind = kind % 20;
     let result = match input.byte() % 8 {

@@ -8,7 +8,7 @@ use godwit_core::StartError;
 use godwit_core::action::{ChunkSlot, DelayedSlot, DiskOperation};
 use godwit_core::event::AbortReason;
 use godwit_core::request::{RequestError, RequestTag};
-use godwit_core::units::{Epoch, Generation, MigrationId, Time};
+use godwit_core::units::{Epoch, Extent, Generation, Lba, MigrationId, Time};
 use godwit_core::wire::{Message, TrafficClass};
 
 /// Returns a destination that follows with checkpoints, or without them.
@@ -131,6 +131,51 @@ fn only_what_is_here_is_applied_one_order_after_the_other() {
     assert_eq!(destination.applying, Some(3));
     applied(&mut destination, Ok(()));
     assert_eq!(destination.applying, None);
+}
+
+/// Handles the source's double write of 32 MiB.
+fn long_write(destination: &mut Destination, tag: u32) {
+    let message = Message::DoubleWrite {
+        tag: RequestTag(tag),
+        turn: 0,
+        generation: Generation(0),
+        extent: Extent::new(Lba(0), 1 << 16).expect("an extent"),
+        zeroes: false,
+        unmap: false,
+    };
+    destination.hear(TrafficClass::Sync, message, Some(tag));
+}
+
+#[test]
+fn a_disk_that_falls_behind_its_checkpoints_is_waited_for() {
+    let mut destination = at_first();
+    (1..4).for_each(|tag| long_write(&mut destination, tag));
+    assert_eq!(destination.take_acknowledged(), [1, 2, 3]);
+    mark(&mut destination, 2);
+    apply(&mut destination, 2);
+    (4..8).for_each(|tag| long_write(&mut destination, tag));
+    assert_eq!(destination.take_acknowledged(), [4, 5]);
+    mark(&mut destination, 3);
+    assert_eq!((destination.marked.len(), destination.kept.len()), (2, 7));
+    applied(&mut destination, Ok(()));
+    assert_eq!(destination.take_acknowledged(), [6, 7]);
+    assert_eq!(destination.marked, [1, 2, 3]);
+    apply(&mut destination, 3);
+    long_write(&mut destination, 8);
+    assert_eq!(destination.take_acknowledged(), [8], "there is room again");
+}
+
+#[test]
+fn a_write_that_was_waited_for_is_dropped_with_its_epoch() {
+    let mut destination = at_first();
+    mark(&mut destination, 2);
+    apply(&mut destination, 2);
+    (4..8).for_each(|tag| long_write(&mut destination, tag));
+    assert_eq!(destination.take_acknowledged(), [4, 5]);
+    assert_eq!(take(&mut destination), Ok(()));
+    applied(&mut destination, Ok(()));
+    assert!(destination.said.is_empty(), "nobody hears an answer");
+    assert_eq!((destination.drops, destination.flushes), (1, 1));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use godwit_core::{
 pub(crate) use self::faults::{Fault, FaultKind, Moment, Target, Trigger};
 use self::faults::{blow, disturbance};
 pub(crate) use self::image::ImagePlan;
-pub(crate) use self::protection::ProtectionPlan;
+pub(crate) use self::protection::{CheckpointPlan, ProtectionPlan};
 use crate::random::Random;
 use crate::world::{LIMITS, MOST_STEPS};
 
@@ -248,7 +248,7 @@ impl Plan {
             most_steps: MOST_STEPS,
         };
         let protections = &mut Random::stream(seed, 12);
-        if protections.permille(150) {
+        if protections.permille(280) {
             plan.protect(protections);
         }
         plan
@@ -259,16 +259,18 @@ impl Plan {
         self.image = None;
         self.guest.deserts = 0;
         self.guest.strays = 0;
+        let protection = ProtectionPlan::new(random, self.load);
+        let checkpoints = protection.checkpoints.is_some();
         self.migrations = protection::syncs()
             .map(|number| {
                 let drawn = migration(random, number, self.sectors);
-                protection::sync(random, number, drawn)
+                protection::sync(random, number, drawn, checkpoints)
             })
             .collect();
         let blows = random.below(6);
         self.faults
             .extend((0..blows).map(|_| protection::blow(random)));
-        self.protection = Some(ProtectionPlan::new(random, self.load));
+        self.protection = Some(protection);
     }
 }
 

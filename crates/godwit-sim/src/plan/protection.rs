@@ -13,6 +13,15 @@ use crate::random::Random;
 /// Most synchronizations of a run.
 const MOST_SYNCS: u8 = 60;
 
+/// The plan for the checkpoints of a protected machine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CheckpointPlan {
+    /// Time from one checkpoint to the next.
+    pub(crate) interval: u64,
+    /// Longest way of a memory to the backup, and of an acknowledgement back.
+    pub(crate) delay: u64,
+}
+
 /// The plan for a protected machine.
 #[derive(Clone, Debug)]
 pub(crate) struct ProtectionPlan {
@@ -28,6 +37,8 @@ pub(crate) struct ProtectionPlan {
     pub(crate) patience: u64,
     /// Times at which the backup takes a living primary for lost.
     pub(crate) suspicions: Vec<u64>,
+    /// Checkpoints of the machine, if any.
+    pub(crate) checkpoints: Option<CheckpointPlan>,
 }
 
 impl ProtectionPlan {
@@ -39,20 +50,29 @@ impl ProtectionPlan {
             retry: random.magnitude(MILLISECOND, 10 * MILLISECOND),
             lease,
             patience: lease + random.magnitude(10 * MICROSECOND, 10 * MILLISECOND),
-            suspicions: (0..random.below(4)).map(|_| random.below(load)).collect(),
+            suspicions: (0..random.below(9)).map(|_| random.below(load)).collect(),
+            checkpoints: random.permille(450).then(|| CheckpointPlan {
+                interval: random.magnitude(500 * MICROSECOND, 30 * MILLISECOND),
+                delay: random.magnitude(20 * MICROSECOND, 10 * MILLISECOND),
+            }),
         }
     }
 }
 
 /// Returns the synchronization of this number, as another migration would be drawn.
-pub(super) fn sync(random: &mut Random, number: u8, drawn: MigrationPlan) -> MigrationPlan {
+pub(super) fn sync(
+    random: &mut Random,
+    number: u8,
+    drawn: MigrationPlan,
+    checkpoints: bool,
+) -> MigrationPlan {
     MigrationPlan {
         gap: random.magnitude(50 * MICROSECOND, 30 * MILLISECOND),
         options: MigrationOptions {
             migration: MigrationId([number; 16]),
             policy: random.pick(&[PolicyOptions::DoubleWrite, PolicyOptions::Mirror]),
             verify: false,
-            switchover: Switchover::Never { checkpoints: false },
+            switchover: Switchover::Never { checkpoints },
             peer_timeout: Duration::from_millis(random.between(20, 150)),
             ..drawn.options
         },

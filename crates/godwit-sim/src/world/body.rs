@@ -149,7 +149,10 @@ impl World {
         let (holder, data) = self.free_tag(node, tag);
         self.check_machine(node, holder, result);
         match holder {
-            Holder::Client(place) => self.answered(node, place, result, data),
+            Holder::Client(place) => {
+                self.answered(node, place, result, data);
+                self.machine_worked(node);
+            }
             Holder::Gone { .. } => {}
             Holder::Peer {
                 session,
@@ -238,11 +241,14 @@ impl World {
                 let delay = self.random.link.between(20_000, 2_000_000);
                 self.schedule(delay, move |world| world.dial(node));
             }
-            Event::Followed { .. } | Event::Severed { .. } | Event::Follows { .. } => {
+            Event::Followed { .. }
+            | Event::Severed { .. }
+            | Event::Follows { .. }
+            | Event::CheckpointMarked { .. } => {
                 self.follower_event(node, event);
             }
             // Judging the obstacle takes longer than a run.
-            Event::Obstructed { .. } | Event::CheckpointMarked { .. } => {}
+            Event::Obstructed { .. } => {}
             Event::AuthorityChanged { record } => {
                 let migration = self.nodes[node].sessions.migration;
                 if let (Ownership::Accepted { .. }, Some(session)) = (record.ownership, migration) {

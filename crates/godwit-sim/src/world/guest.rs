@@ -196,6 +196,9 @@ impl World {
         if self.now < self.guest.silent_until {
             return Err(self.guest.silent_until - self.now);
         }
+        if self.is_stopped() {
+            return Err(100 * MICROSECOND);
+        }
         if self.guest.moving {
             if self.guest.outstanding().next().is_some() {
                 return Err(100 * MICROSECOND);

@@ -30,7 +30,7 @@ use self::measuring::Thought;
 use self::node::Node;
 use self::protection::Protection;
 use self::wires::network::Network;
-use crate::bug::Bug;
+use crate::bug::{BodyBug, Bug};
 use crate::history::History;
 use crate::plan::{MigrationPlan, Plan};
 use crate::random::Random;
@@ -177,7 +177,10 @@ impl World {
             random: Streams::new(plan.seed),
             forward_sessions: 0,
             steps: 0,
-            protection: plan.protection.as_ref().map(|_| Protection::new(plan.seed)),
+            protection: plan
+                .protection
+                .as_ref()
+                .map(|protection| Protection::new(plan.seed, protection)),
             thought: Thought::default(),
             restless: 0,
             outcome: Outcome::default(),
@@ -269,6 +272,10 @@ impl World {
                 format!("{name} is due at once {MOST_RESTLESS} times in a row")
             });
         }
+    }
+
+    fn has_bug(&self, bug: BodyBug) -> bool {
+        self.bug.is_some_and(|planted| planted.is(bug))
     }
 
     /// Returns the plan of the current or the last migration.

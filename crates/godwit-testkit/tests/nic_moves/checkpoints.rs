@@ -5,15 +5,18 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::Node;
-use godwit_testkit::network::Talk;
+use godwit_testkit::cluster::{ClusterOptions, Node};
+use godwit_testkit::network::{Lan, Talk};
 use godwit_testkit::process::{end_machines_of, wait_for};
 use godwit_testkit::vm::{NodeGuest, VM};
 
-use super::{ECHO, GUEST, load, two_nodes};
+use super::{ECHO, GUEST, ip, load, may_run, two_nodes};
 
+const CONTINUE: [&str; 2] = ["--when-alone", "continue"];
 /// Longest wait for a state of the protection.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Silence after which a conversation stands still.
+const STILL: Duration = Duration::from_millis(700);
 /// Time for which a machine is watched.
 const WATCHED: Duration = Duration::from_secs(3);
 
@@ -34,12 +37,34 @@ fn goes_on(talk: &Talk) -> io::Result<()> {
     wait_for(PATIENCE, more).ok_or_else(|| io::Error::other("the conversation does not go on"))
 }
 
+/// Waits until nothing of the conversation passes any more: a node stands still at a fail point.
+fn stands_still(talk: &Talk) -> io::Result<()> {
+    let rests = || {
+        let before = talk.bytes();
+        std::thread::sleep(STILL);
+        (talk.bytes() == before).then_some(())
+    };
+    wait_for(PATIENCE, rests).ok_or_else(|| io::Error::other("no node stands still"))
+}
+
+fn protect(cluster: &Cluster, decides: [&str; 2]) -> io::Result<()> {
+    let how = ["vm", "protect", VM, "--to", "b", "--frequency", "20"];
+    let a = cluster.node("a");
+    let shown = a.json(&[&how[..], &decides].concat());
+    assert_eq!(shown["protection"]["state"], "protected", "{shown}");
+    comes_to(cluster.node("b"), "protected")
+}
+
+/// Kills a node and its machines.
+fn kill_host(cluster: &mut Cluster, node: &str) {
+    cluster.node_mut(node).kill();
+    end_machines_of(&cluster.node(node).spec().dir);
+}
+
 /// Kills the machine's host, and waits until the conversation goes on at the other one.
 fn host_dies(cluster: &mut Cluster, from: &str, to: &str, talk: &Talk) -> io::Result<Duration> {
-    goes_on(talk)?;
     let died = Instant::now();
-    cluster.node_mut(from).kill();
-    end_machines_of(&cluster.node(from).spec().dir);
+    kill_host(cluster, from);
     let node = cluster.node(to);
     goes_on(talk).map_err(|error| {
         let shown = node.godwit(&["nic", "list"]).text();
@@ -76,5 +101,114 @@ fn a_client_outside_keeps_its_connection_when_the_host_dies_there_and_back() -> 
     let talked = talk.finish()?;
     assert!(!talked.reset && talked.wrong == 0, "{talked:?}");
     guest.finish(cluster.node("a"))?;
+    Ok(())
+}
+
+/// The points at which the processes of a protected machine die, the primary's first. Each is passed some times before.
+const PRIMARY_DIES: [&str; 3] = ["before-stop", "stopped", "captured"];
+const BACKUP_DIES: [&str; 2] = ["whole", "acknowledged"];
+
+/// Kills primaries and backups at each point of a checkpoint, one after the other.
+fn dies_everywhere(primary: &[&str], backup: &[&str]) -> io::Result<()> {
+    let Some((lan, mut cluster)) = two_nodes(&[])? else {
+        return Ok(());
+    };
+    let at = |point: &str| format!("checkpoint::{point}");
+    let guest = NodeGuest::start(&cluster, "a", 1, 64, &load("tap=tap0"))?;
+    let talk = Talk::start(lan.switch(), SocketAddr::from((GUEST, ECHO)), 1 << 20);
+    goes_on(&talk)?;
+    protect(&cluster, CONTINUE)?;
+    let (mut here, mut there) = ("a", "b");
+    for point in primary {
+        // The backup's node starts again with the point set, and then the machine comes to it.
+        cluster
+            .node_mut(there)
+            .restart(&[(&at(point), "60*off->pause")]);
+        comes_to(cluster.node(here), "protected")?;
+        host_dies(&mut cluster, here, there, &talk)?;
+        cluster.node_mut(here).start(&[])?;
+        (here, there) = (there, here);
+        comes_to(cluster.node(here), "protected")?;
+        stands_still(&talk)?;
+        let gap = host_dies(&mut cluster, here, there, &talk)?;
+        println!("the primary died at {point}: {gap:?}");
+        cluster.node_mut(here).start(&[])?;
+        (here, there) = (there, here);
+        comes_to(cluster.node(here), "protected")?;
+    }
+    for point in backup {
+        cluster
+            .node_mut(there)
+            .restart(&[(&at(point), "60*off->pause")]);
+        comes_to(cluster.node(here), "protected")?;
+        stands_still(&talk)?;
+        kill_host(&mut cluster, there);
+        goes_on(&talk)?;
+        println!("the backup died at {point}");
+        cluster.node_mut(there).start(&[])?;
+        comes_to(cluster.node(here), "protected")?;
+    }
+    // The process of the node alone: its QEMU goes on.
+    let qemu = cluster.node(here).qemu();
+    cluster.node_mut(here).die_and_start();
+    goes_on(&talk)?;
+    comes_to(cluster.node(here), "protected")?;
+    assert_eq!(cluster.node(here).qemu(), qemu, "the same machine goes on");
+    cluster.node(here).text(&["vm", "unprotect", VM]);
+    let talked = talk.finish()?;
+    assert!(!talked.reset && talked.wrong == 0, "{talked:?}");
+    guest.finish(cluster.node(here))?;
+    Ok(())
+}
+
+#[test]
+fn a_client_outside_loses_nothing_when_a_node_dies_amid_a_checkpoint() -> io::Result<()> {
+    dies_everywhere(&PRIMARY_DIES[2..], &BACKUP_DIES[..1])
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn a_client_outside_loses_nothing_wherever_a_node_dies() -> io::Result<()> {
+    dies_everywhere(&PRIMARY_DIES, &BACKUP_DIES)
+}
+
+/// Both nodes live and reach the witness and the client, but not each other.
+#[test]
+fn one_node_goes_on_when_the_link_between_both_is_cut() -> io::Result<()> {
+    if !may_run() {
+        return Ok(());
+    }
+    let lan = Lan::new(3)?;
+    let hosts = ["a", "b", "c"].into_iter().zip(lan.hosts());
+    let hosts: Vec<_> = hosts.map(|(name, host)| (name, Some(host))).collect();
+    let mut cluster = Cluster::prepare_on(&hosts, ClusterOptions::secure()?)?;
+    for node in ["a", "b", "c"] {
+        cluster.node_mut(node).start(&[])?;
+    }
+    let guest = NodeGuest::start(&cluster, "a", 1, 64, &load("tap=tap0"))?;
+    let talk = Talk::start(lan.switch(), SocketAddr::from((GUEST, ECHO)), 1 << 20);
+    goes_on(&talk)?;
+    protect(&cluster, ["--witness", "node:c"])?;
+    let [a, b, _] = lan.hosts() else {
+        return Err(io::Error::other("three hosts"));
+    };
+    for (host, other) in [(a, "10.80.0.2"), (b, "10.80.0.1")] {
+        ip(host, &format!("route add blackhole {other}"))?;
+    }
+    stands_still(&talk)?;
+    goes_on(&talk)?;
+    let has_it = |node: &&str| cluster.node(node).vm_state(VM) == "running";
+    let here: Vec<_> = ["a", "b"].into_iter().filter(has_it).collect();
+    println!("the machine goes on at {here:?}");
+    assert_eq!(here.len(), 1, "{here:?}");
+    for (host, other) in [(a, "10.80.0.2"), (b, "10.80.0.1")] {
+        ip(host, &format!("route del blackhole {other}"))?;
+    }
+    comes_to(cluster.node(here[0]), "protected")?;
+    goes_on(&talk)?;
+    cluster.node(here[0]).text(&["vm", "unprotect", VM]);
+    let talked = talk.finish()?;
+    assert!(!talked.reset && talked.wrong == 0, "{talked:?}");
+    guest.finish(cluster.node(here[0]))?;
     Ok(())
 }

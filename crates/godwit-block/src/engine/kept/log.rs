@@ -138,7 +138,9 @@ fn nameless(folder: &Path) -> io::Result<File> {
     match rustix::fs::open(folder, flags | OFlags::TMPFILE, mode) {
         Ok(file) => Ok(file.into()),
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {
-            let path = folder.join(format!(".kept-{}", std::process::id()));
+            let mut unique = [0; 8];
+            rustix::rand::getrandom(&mut unique, rustix::rand::GetRandomFlags::empty())?;
+            let path = folder.join(format!(".kept-{:x}", u64::from_ne_bytes(unique)));
             let exclusive = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
             let file = rustix::fs::open(&path, exclusive, mode)?;
             rustix::fs::unlink(&path)?;

@@ -20,9 +20,15 @@ const MOMENT: Duration = Duration::from_micros(500);
 const ENOUGH: usize = 64 << 10;
 
 impl Connection {
-    /// Queues the frame of a message. Frames of double writes may gather.
-    pub(in crate::engine) fn queue(&mut self, message: &Message, frame: Frame, now: Time) {
-        if !matches!(message, Message::DoubleWrite { .. }) {
+    /// Queues the frame of a message. Frames of double writes may gather, unless a guest waits for each of them.
+    pub(in crate::engine) fn queue(
+        &mut self,
+        message: &Message,
+        frame: Frame,
+        now: Time,
+        awaited: bool,
+    ) {
+        if awaited || !matches!(message, Message::DoubleWrite { .. }) {
             self.gathers_until = None;
         } else if self.stream.outbox().is_empty() {
             self.gathers_until = Some(now.after(MOMENT));

@@ -67,7 +67,8 @@ impl Engine {
         if let Some(what) = packing {
             frame = frame.packed_first(what);
         }
-        connection.queue(&message, frame, self.cx.now);
+        let awaited = self.cx.core.awaits_follower();
+        connection.queue(&message, frame, self.cx.now, awaited);
         self.connections.mark(key);
     }
 

@@ -114,16 +114,12 @@ impl Controller {
             return;
         };
         self.destination_heard();
-        let Some(migration) = self.cx.authority.receiving() else {
+        let severed = |it: &Destination| it.following.is_some_and(|it| it.severed);
+        let hears = self.destination.as_mut().filter(|it| !severed(it));
+        let (Some(destination), Some(migration)) = (hears, self.cx.authority.receiving()) else {
             return self.cx.act(Action::ReleaseReplica { tag });
         };
         let ignores_generation = self.cx.has_bug(PlantedBug::IgnoreGeneration);
-        let Some(destination) = &mut self.destination else {
-            return self.cx.act(Action::ReleaseReplica { tag });
-        };
-        if destination.following.is_some_and(|it| it.severed) {
-            return self.cx.act(Action::ReleaseReplica { tag });
-        }
         let stale = generation < destination.generation && !ignores_generation;
         destination.generation = destination.generation.max(generation);
         if stale
@@ -134,7 +130,8 @@ impl Controller {
         {
             return self.cx.act(Action::ReleaseReplica { tag });
         }
-        let epoch = destination.kept_epoch();
+        let keeps = !self.cx.has_bug(PlantedBug::DiskAhead);
+        let epoch = destination.kept_epoch().filter(|_| keeps);
         // A frame after `Prepare` could reach the disk after the flush, and even after a write of this node's own
         // guest. With a checkpoint, the disk had everything but later double writes.
         let too_late = self.cx.authority.is_accepting()
@@ -232,10 +229,21 @@ impl Controller {
             // The mark of the write's checkpoint may be on its way.
             self.lose_write(error);
         }
-        let Some((class, message)) = answer_to(work, result, holds_zeroes) else {
-            return;
-        };
-        if self.cx.authority.receiving().is_some() {
+        if !self.withhold(tag) {
+            self.answer_replica(tag, result, holds_zeroes);
+        }
+    }
+
+    /// Answers a frame that has left the order of writes, and ends it.
+    pub(in crate::controller) fn answer_replica(
+        &mut self,
+        tag: RequestTag,
+        result: Result<Content, RequestError>,
+        holds_zeroes: Result<bool, RequestError>,
+    ) {
+        if let Some((class, message)) = answer_to(self.cx.slots[tag].work, result, holds_zeroes)
+            && self.cx.authority.receiving().is_some()
+        {
             self.cx.send(class, message);
         }
         self.end_replica(tag);

@@ -220,17 +220,6 @@ impl Capture {
             let stopped = qmp.execute("stop", json!({})).await;
             stopped.map_err(|error| error.to_string())?;
             failpoint::reach(String::from("checkpoint::stopped")).await;
-            for nic in nics {
-                let ended = nic
-                    .ask(|device, reply| device.end_checkpoint(number.0, reply))
-                    .await;
-                ended.ok_or("a NIC of it has ended")?;
-            }
-            for disk in disks {
-                if !following::mark_checkpoint(disk, number.0).await {
-                    return Err(format!("disk {} is not followed any more", disk.name));
-                }
-            }
             let pages = Arc::clone(pages);
             let copied = blocking(move || {
                 let written = pages.scan()?;
@@ -238,7 +227,9 @@ impl Capture {
                 pages.copy(&written, &mut records)?;
                 Ok::<_, String>((records, written.count()))
             });
-            copied.await.map_err(|error| error.message)?
+            let (copied, ended) = tokio::join!(copied, end_epoch(disks, nics, number));
+            ended?;
+            copied.map_err(|error| error.message)?
         };
         // QEMU takes the second command when it has done the first: the state is saved while the pages are copied.
         let saved = async { states.save(qmp).await.map_err(|error| error.to_string()) };
@@ -262,6 +253,26 @@ impl Capture {
         // A device that has ended logs nothing.
         let _ = self.log_writes(None).await;
     }
+}
+
+/// Ends the epoch of a checkpoint at the devices of a stopped machine.
+async fn end_epoch(
+    disks: &[Arc<Disk>],
+    nics: &[Arc<ServedNic>],
+    number: Checkpoint,
+) -> Result<(), String> {
+    for nic in nics {
+        let ended = nic
+            .ask(|device, reply| device.end_checkpoint(number.0, reply))
+            .await;
+        ended.ok_or("a NIC of it has ended")?;
+    }
+    for disk in disks {
+        if !following::mark_checkpoint(disk, number.0).await {
+            return Err(format!("disk {} is not followed any more", disk.name));
+        }
+    }
+    Ok(())
 }
 
 /// Begins to track a QEMU's writes.

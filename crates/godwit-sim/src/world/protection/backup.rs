@@ -11,6 +11,9 @@ use crate::world::{World, name};
 impl World {
     /// Notes that every acknowledged write is at the destination.
     pub(crate) fn disk_follows(&mut self, node: usize) {
+        if self.is_checkpointed() {
+            return self.await_checkpoints(node);
+        }
         self.with_backup(node, |backup| {
             backup.in_sync();
             Vec::new()
@@ -48,6 +51,7 @@ impl World {
 
     pub(super) fn sever(&mut self, node: usize) {
         self.with(node, |c, now| c.sever(now));
+        self.sever_checkpoints(node);
         if let Some(protection) = &mut self.protection {
             protection.severed.get_or_insert(self.now);
         }
@@ -68,12 +72,16 @@ impl World {
         }
     }
 
-    /// Takes the disk once the primary's lease is over.
+    /// Takes the disk once the primary's lease is over. With checkpoints there is no lease.
     pub(super) fn take_when_due(&mut self, node: usize) {
         let (Some(plan), Some(protection)) = (self.protection_plan(), &self.protection) else {
             return;
         };
-        let due = protection.severed.unwrap_or(self.now) + plan.patience;
+        let patience = match plan.checkpoints {
+            Some(_) => 0,
+            None => plan.patience,
+        };
+        let due = protection.severed.unwrap_or(self.now) + patience;
         let delay = due.saturating_sub(self.now).max(1);
         self.schedule_own(node, delay, move |world| {
             if world.with(node, |c, now| c.take(now)) != Some(Ok(())) {
@@ -95,6 +103,7 @@ impl World {
         protection.roles[node] = Some(Role::Primary(primary));
         protection.machine = node;
         self.reached(Reached::Taken);
+        self.return_to_checkpoint(node);
         // The machine at the other node ends once that node hears of this; its requests are void from now on.
         let abandoned = self.leave(1 - node, 1);
         self.guest.left.extend(abandoned);

@@ -5,10 +5,12 @@ use godwit_core::request::RequestError;
 use godwit_protect::{Backup, Grant, Member, Order, Primary, PrimaryRecord, PrimaryState};
 
 mod backup;
+mod checkpoints;
 mod kept;
 mod primary;
 mod witness;
 
+use self::checkpoints::Checkpointing;
 use super::node::Holder;
 use super::{World, name};
 use crate::plan::ProtectionPlan;
@@ -38,11 +40,12 @@ pub(super) struct Protection {
     machine: usize,
     /// Time since which the backup answers nothing of the primary, while severed.
     severed: Option<u64>,
+    checkpoints: Option<Checkpointing>,
     random: Random,
 }
 
 impl Protection {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64, plan: &ProtectionPlan) -> Self {
         let first = PrimaryRecord {
             me: Member::First,
             known: Grant::FIRST,
@@ -56,6 +59,9 @@ impl Protection {
             lost_power: [false; 2],
             machine: 0,
             severed: None,
+            checkpoints: plan
+                .checkpoints
+                .map(|plan| Checkpointing::new(plan, Random::stream(seed, 14))),
             random: Random::stream(seed, 13),
         }
     }
@@ -108,6 +114,7 @@ impl World {
 
     /// Starts a node's part from its stored state.
     pub(super) fn start_member(&mut self, node: usize) {
+        self.forget_checkpoints(node);
         let Some(protection) = &mut self.protection else {
             return;
         };
@@ -169,12 +176,14 @@ impl World {
                 Order::GoAlone => {
                     self.reached(Reached::WentAlone);
                     self.went_alone(node);
+                    self.end_checkpoints(node);
                     self.with(node, |c, now| c.go_alone(now));
                 }
                 Order::Protected => self.reached(Reached::Paired),
                 Order::End => {
                     self.reached(Reached::Ended);
                     self.end_machine(node);
+                    self.drop_packets(node);
                     self.with(node, |c, now| c.hold(now));
                 }
                 Order::Sever => self.sever(node),
@@ -212,6 +221,7 @@ impl World {
             Event::Followed { .. } => self.disk_followed(node),
             Event::Severed { .. } => self.disk_severed(node),
             Event::Follows { .. } => self.disk_follows(node),
+            Event::CheckpointMarked { number, .. } => self.disk_marked(node, *number),
             _ => {}
         }
     }
@@ -224,7 +234,9 @@ impl World {
         result: Result<(), RequestError>,
     ) {
         let of_guest = matches!(holder, Holder::Client(_) | Holder::Gone { .. });
-        if self.protection.is_some() && of_guest && result.is_ok() && self.machine() != node {
+        // With checkpoints, nobody hears of an answer before its checkpoint is at the backup.
+        let heard = self.protection.is_some() && !self.is_checkpointed();
+        if heard && of_guest && result.is_ok() && self.machine() != node {
             self.fail(
                 "a machine that was taken gets no answer at its old node",
                 || name(node).to_string(),

@@ -94,6 +94,8 @@ impl World {
         self.reached(Reached::Followed);
         if self.settling {
             self.with(node, |c, now| c.go_alone(now));
+        } else if self.is_checkpointed() {
+            self.start_checkpoints(node);
         } else {
             self.with_primary(node, Primary::in_sync);
             self.check_lease(node);
@@ -106,6 +108,7 @@ impl World {
         self.moment(Moment::Severed);
         if self.protection.as_ref().is_some_and(|it| it.is_alone(node)) {
             // The witness knows of no pair.
+            self.end_checkpoints(node);
             self.with(node, |c, now| c.go_alone(now));
         } else {
             self.with_primary(node, Primary::backup_lost);
@@ -117,6 +120,7 @@ impl World {
         for node in 0..2 {
             let leaves = self.nodes[node].outgoing;
             if leaves && self.protection.as_ref().is_some_and(|it| it.is_alone(node)) {
+                self.end_checkpoints(node);
                 self.with(node, |c, now| c.go_alone(now));
             }
             self.with_primary(node, Primary::backup_lost);

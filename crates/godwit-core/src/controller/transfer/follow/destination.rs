@@ -7,7 +7,7 @@ use crate::units::{Epoch, MigrationId, Time};
 use crate::wire::{Message, TrafficClass};
 
 /// State of a destination that was asked to follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(in crate::controller) struct Following {
     /// The epoch in which the source serves.
     epoch: Epoch,

@@ -14,16 +14,21 @@
 //! Nothing goes on from a disk before its first checkpoint, so the writes of epoch 1 need not be kept: a long first copy
 //! of the machine's memory costs no space here.
 
-use crate::action::{Action, DiskOperation, DiskTag};
+use crate::action::{Action, Content, DiskOperation, DiskTag};
 use crate::controller::Controller;
-use crate::controller::requests::slots::{Work, WorkStage};
+use crate::controller::requests::slots::{TagList, Work, WorkStage};
 use crate::controller::transfer::receive::Destination;
 use crate::event::{AbortReason, Event};
+use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};
-use crate::units::{MigrationId, Time};
+use crate::units::{Extent, MigrationId, Time};
+
+/// Maximum bytes kept and acknowledged while earlier writes are being applied. Further writes are acknowledged once those
+/// are on the disk, so the source, and the guest with it, learns the disk's speed.
+const MOST_BYTES: u64 = 64 << 20;
 
 /// The checkpoints of a disk that follows here; 0 stands for none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(in crate::controller) struct Kept {
     /// The last checkpoint whose mark has come.
     marked: u64,
@@ -35,6 +40,10 @@ pub(in crate::controller) struct Kept {
     begun: u64,
     /// True while the body applies it.
     applying: bool,
+    /// Bytes kept since then.
+    bytes: u64,
+    /// Kept writes that are not acknowledged.
+    withheld: TagList,
 }
 
 impl Kept {
@@ -56,7 +65,7 @@ impl Destination {
         (kept.marked > 0).then(|| kept.marked.saturating_add(1))
     }
 
-    /// Returns true while kept writes are being applied, or are to be.
+    /// Returns true while kept writes are being applied.
     pub(in crate::controller) fn is_applying(&self) -> bool {
         let kept = self.following.and_then(|it| it.kept);
         kept.is_some_and(|kept| kept.applying)
@@ -85,6 +94,21 @@ impl Controller {
         };
         let tag = DiskTag::Replica(tag);
         self.cx.act(Action::Disk { tag, operation });
+    }
+
+    /// Withholds the acknowledgement of a finished frame while too much was kept. Nothing but a kept write finishes while
+    /// others are applied. Returns false if the frame is to be answered.
+    pub(in crate::controller) fn withhold(&mut self, tag: RequestTag) -> bool {
+        let kept = self.destination.as_mut().and_then(Destination::kept);
+        let Some(kept) = kept.filter(|it| it.applying) else {
+            return false;
+        };
+        kept.bytes += self.cx.slots[tag].extent.map_or(0, Extent::bytes);
+        let withheld = kept.bytes > MOST_BYTES;
+        if withheld {
+            self.cx.slots.push(&mut kept.withheld, tag);
+        }
+        withheld
     }
 
     /// Handles the source's mark of a checkpoint.
@@ -147,6 +171,7 @@ impl Controller {
         if let Some(kept) = kept.filter(|it| it.begun < it.ordered && !it.applying) {
             kept.begun = kept.ordered;
             kept.applying = true;
+            kept.bytes = 0;
             let through = kept.begun;
             self.cx.act(Action::ApplyKept { through });
         }
@@ -160,14 +185,23 @@ impl Controller {
             return;
         };
         kept.applying = false;
+        let mut withheld = core::mem::take(&mut kept.withheld);
         match result {
-            Ok(()) => self.apply_kept(),
+            Ok(()) => {
+                if self.cx.has_bug(PlantedBug::KeptClearedEarly) {
+                    self.cx.act(Action::DropKept);
+                }
+                self.apply_kept();
+            }
             Err(error) => {
                 self.lose_write(error);
                 let reason = AbortReason::of_destination(error);
                 let effects = self.cx.authority.fail_taking(reason);
                 self.apply(effects);
             }
+        }
+        while let Some(tag) = self.cx.slots.pop(&mut withheld) {
+            self.answer_replica(tag, Ok(Content::Data), Ok(false));
         }
         self.flush_when_written();
         self.run_ready();

@@ -59,6 +59,12 @@ impl Outgoing {
 }
 
 impl Controller {
+    /// Returns true if every write waits for the destination's acknowledgement.
+    pub fn awaits_follower(&self) -> bool {
+        let source = self.outgoing.source.as_deref();
+        source.is_some_and(|source| source.peer.follower.is_awaited())
+    }
+
     /// Asks the destination to follow once the destination has every acknowledged write.
     pub(in crate::controller) fn ask_to_follow(&mut self) {
         let early = self.cx.has_bug(PlantedBug::FollowBehind);
@@ -191,9 +197,7 @@ impl Controller {
     /// acknowledged: a lost write must not have been read. Such a read waits for the write, and is then repeated.
     #[inline]
     pub(in crate::controller) fn saw_unacknowledged(&mut self, tag: RequestTag) -> bool {
-        let source = self.outgoing.source.as_deref();
-        let followed = source.is_some_and(|source| source.peer.follower.is_awaited());
-        if !followed || self.cx.has_bug(PlantedBug::ReadUnfollowed) {
+        if !self.awaits_follower() || self.cx.has_bug(PlantedBug::ReadUnfollowed) {
             return false;
         }
         let slots = &self.cx.slots;
