@@ -36,6 +36,8 @@ pub struct PrimaryRecord {
 pub struct Primary {
     asking: Asking,
     state: PrimaryState,
+    /// True while a severed primary leaves the machine to its backup, until the backup counts as lost.
+    leaves: bool,
 }
 
 impl Primary {
@@ -44,6 +46,7 @@ impl Primary {
         Self {
             asking: Asking::new(me, known),
             state: PrimaryState::Alone,
+            leaves: false,
         }
     }
 
@@ -91,8 +94,27 @@ impl Primary {
     pub fn backup_lost(&mut self) -> Vec<Order> {
         match self.state {
             PrimaryState::Pairing | PrimaryState::Paired => self.sever(),
+            PrimaryState::Severed if self.leaves => {
+                self.leaves = false;
+                self.ask()
+            }
             PrimaryState::Alone | PrimaryState::Severed | PrimaryState::Ended => Vec::new(),
         }
+    }
+
+    /// Notes that the machine has died here, although its node lives: the backup, which is told, is to take the machine. A
+    /// backup that counts as [lost](Self::backup_lost) later does not.
+    pub fn machine_died(&mut self) -> Vec<Order> {
+        if self.state != PrimaryState::Paired {
+            return Vec::new();
+        }
+        self.leaves = true;
+        self.sever()
+    }
+
+    /// Returns true while the machine is left to the backup.
+    pub const fn leaves(&self) -> bool {
+        self.leaves
     }
 
     fn sever(&mut self) -> Vec<Order> {
@@ -108,6 +130,7 @@ impl Primary {
         match self.state {
             PrimaryState::Alone | PrimaryState::Paired => Vec::new(),
             PrimaryState::Pairing => self.asking.ask(me, true),
+            PrimaryState::Severed if self.leaves => self.asking.look(),
             PrimaryState::Severed => self.asking.ask(me, false),
             // The backup may die before it runs the machine, and gives the machine back then.
             PrimaryState::Ended => self.asking.look(),
@@ -126,6 +149,7 @@ impl Primary {
             return Vec::new();
         }
         if current.owner != self.asking.me {
+            self.leaves = false;
             let ended = self.state == PrimaryState::Ended;
             self.state = PrimaryState::Ended;
             return if ended { Vec::new() } else { vec![Order::End] };
@@ -136,6 +160,8 @@ impl Primary {
                 self.state = PrimaryState::Paired;
                 vec![Order::Protected]
             }
+            // The backup has not taken the machine yet: see `retry`.
+            PrimaryState::Severed if self.leaves => Vec::new(),
             // The new term voids earlier requests of both nodes.
             PrimaryState::Severed if granted => {
                 self.state = PrimaryState::Alone;
@@ -145,5 +171,48 @@ impl Primary {
             PrimaryState::Ended => self.sever(),
             PrimaryState::Alone | PrimaryState::Paired => Vec::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paired() -> Primary {
+        let mut primary = Primary::new(Member::First, Grant::FIRST);
+        let [Order::Ask(ask)] = primary.in_sync()[..] else {
+            panic!("asks to pair");
+        };
+        assert_eq!(primary.answered(&ask, ask.wanted), [Order::Protected]);
+        primary
+    }
+
+    #[test]
+    fn a_dead_machine_is_left_to_its_backup() {
+        let mut primary = paired();
+        let [Order::Hold, Order::Ask(look)] = primary.machine_died()[..] else {
+            panic!("holds and looks");
+        };
+        assert_eq!(look.wanted, look.expected, "asks for nothing");
+        assert_eq!(primary.answered(&look, look.expected), []);
+        assert_eq!(primary.retry(), [Order::Ask(look)]);
+        let taken = Grant {
+            owner: Member::Second,
+            paired: false,
+            term: look.expected.term,
+        };
+        assert_eq!(primary.answered(&look, taken), [Order::End]);
+        assert!(!primary.leaves());
+    }
+
+    #[test]
+    fn a_dead_machine_whose_backup_is_lost_stays() {
+        let mut primary = paired();
+        primary.machine_died();
+        let [Order::Ask(ask)] = primary.backup_lost()[..] else {
+            panic!("asks to go on alone");
+        };
+        assert_eq!(primary.answered(&ask, ask.wanted), [Order::GoAlone]);
+        assert_eq!(primary.machine_died(), [], "there is no backup");
     }
 }

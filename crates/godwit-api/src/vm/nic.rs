@@ -68,6 +68,9 @@ pub struct Nic {
     pub broken: bool,
     /// Packets that wait for the guest now.
     pub waiting: u64,
+    /// Packets of a protected guest that wait until their checkpoint is acknowledged; absent unless packets are held
+    /// back so.
+    pub held_back: Option<u64>,
     /// MAC addresses from which the guest sent lately, the most recent first. A move announces them. An address in a
     /// VLAN reads `52:54:00:12:34:56 in VLAN 5`.
     pub addresses: Vec<String>,

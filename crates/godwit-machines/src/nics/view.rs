@@ -54,6 +54,7 @@ pub fn named_one(nics: &NamedNics, nic: &NamedNic) -> godwit_api::Nic {
         attached: false,
         broken: false,
         waiting: 0,
+        held_back: None,
         addresses: Vec::new(),
         queues: Vec::new(),
         counters: NicCounters::default(),
@@ -81,6 +82,7 @@ fn one(name: String, vm: Option<String>, served: &ServedNic) -> godwit_api::Nic 
         attached: seen.attached,
         broken: seen.broken,
         waiting: seen.waiting as u64,
+        held_back: seen.held_back.map(|count| count as u64),
         addresses: seen.stations.iter().map(ToString::to_string).collect(),
         queues: seen.queues.iter().map(queue).collect(),
         counters: NicCounters {

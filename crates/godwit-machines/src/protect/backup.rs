@@ -221,6 +221,10 @@ impl BackupActor {
                 }
                 let _ = reply.send((self.backup.known(), took));
             }
+            Input::Look(reply) => {
+                let took = self.backup.state() == BackupState::Took;
+                let _ = reply.send((self.backup.known(), took));
+            }
             Input::Failover(reply) => self.failover(reply),
             Input::Unprotect {
                 force: false,
@@ -379,6 +383,10 @@ impl BackupActor {
                 }
             }
             Some(Say::Paired(grant)) if grant.owner != self.entry.me => self.told = grant,
+            Some(Say::MachineDied) => {
+                let why = format!("the VM has died at node '{}'", self.entry.peer);
+                self.primary_lost(why).await;
+            }
             Some(Say::Ended) => return self.leave().await.is_ok(),
             Some(Say::Beat | Say::Paired(_)) => {}
             None if on_control => self.control = None,
@@ -392,16 +400,7 @@ impl BackupActor {
             && self.heard.sign(self.here.now()) == Sign::Lost
         {
             let why = format!("node '{}' is silent", self.entry.peer);
-            tracing::warn!(
-                vm = self.here.vm,
-                peer = self.entry.peer,
-                "the primary is lost"
-            );
-            self.problem = Some(why);
-            (self.control, self.beats) = (None, None);
-            failpoint::reach(String::from("protect::primary-lost")).await;
-            let orders = self.backup.primary_lost();
-            self.obey(orders).await;
+            self.primary_lost(why).await;
         }
         if let Some(why) = self.cannot_take.take() {
             self.give_back(why).await;
@@ -410,6 +409,21 @@ impl BackupActor {
             let orders = self.backup.retry();
             self.obey(orders).await;
         }
+    }
+
+    /// Takes the machine, if the witness agrees.
+    async fn primary_lost(&mut self, why: String) {
+        tracing::warn!(
+            vm = self.here.vm,
+            peer = self.entry.peer,
+            why,
+            "the primary is lost"
+        );
+        self.problem = Some(why);
+        (self.control, self.beats) = (None, None);
+        failpoint::reach(String::from("protect::primary-lost")).await;
+        let orders = self.backup.primary_lost();
+        self.obey(orders).await;
     }
 
     pub(super) async fn obey(&mut self, orders: Vec<Order>) {
@@ -457,6 +471,7 @@ impl BackupActor {
             told: self.told,
             ordered: self.ordered,
             was_away: false,
+            leaves: false,
         });
     }
 

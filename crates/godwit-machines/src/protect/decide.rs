@@ -8,7 +8,7 @@ use godwit_context::store::machine::protections::ProtectionEntry;
 use godwit_core::units::ProtectionId;
 use godwit_protect::{Ask, Grant, Member, Term};
 
-use super::messages::Hear;
+use super::messages::{Hear, Opening};
 use super::session;
 use super::witness::spec::WitnessSpec;
 use super::witness::{self, Protection, Witness};
@@ -29,6 +29,8 @@ pub(super) struct Request {
     pub(super) ordered: bool,
     /// True if this node itself was away, and may not know of a later grant.
     pub(super) was_away: bool,
+    /// Primary: true while the machine is left to the backup.
+    pub(super) leaves: bool,
 }
 
 /// Returns the grant after the request, or the reason why there is no answer.
@@ -101,12 +103,17 @@ async fn primary_alone(vms: &Arc<Vms>, request: &Request) -> Result<Grant, Strin
         owner: entry.me,
         paired: false,
     };
-    match session::question(vms, &request.vm, entry).await {
+    let question = match request.leaves {
+        true => Opening::Look,
+        false => Opening::Question,
+    };
+    match session::question(vms, &request.vm, entry, question).await {
         Ok(Hear::Word { grant, took: true }) => Ok(Grant {
             term: grant.term.max(back.term),
             owner: entry.me.other(),
             paired: false,
         }),
+        Ok(Hear::Word { took: false, .. }) if request.leaves => Ok(expected),
         Ok(Hear::Word { took: false, .. }) if expected == wanted => Ok(back),
         Ok(Hear::Word { took: false, .. }) => Ok(wanted),
         Ok(_) => Err(format!("node '{}' answered something else", entry.peer)),
@@ -178,6 +185,7 @@ mod tests {
             told: known,
             ordered,
             was_away: false,
+            leaves: false,
         }
     }
 

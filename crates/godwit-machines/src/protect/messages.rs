@@ -33,6 +33,8 @@ pub(crate) enum Opening {
     Checkpoints,
     /// Answer who has the machine. Whoever does not have the machine gives the chance to take it up.
     Question,
+    /// Answer who has the machine, and change nothing.
+    Look,
 }
 
 /// The offer of a machine to its backup.
@@ -65,6 +67,8 @@ pub(crate) enum Say {
     Ping(u64),
     /// The machine is protected under this grant.
     Paired(Grant),
+    /// The machine has died, although its node lives: the backup is to take it.
+    MachineDied,
     /// The protection has ended in order.
     Ended,
 }

@@ -98,6 +98,8 @@ pub(crate) enum Input {
     CheckpointsEnded(u64, String),
     /// The other node asks who has the machine.
     Question(oneshot::Sender<(Grant, bool)>),
+    /// The other node looks who has the machine.
+    Look(oneshot::Sender<(Grant, bool)>),
     /// Backup: the disks are durably this node's.
     Given,
     /// An operator ends the protection.
@@ -309,13 +311,18 @@ async fn ordered(
 }
 
 /// Returns the newest grant that this node knows, and true if the VM is this node's.
-async fn word(vms: &Vms, vm: &str, ours: Option<&table::Known>) -> Option<(Grant, bool)> {
+async fn word(
+    vms: &Vms,
+    vm: &str,
+    ours: Option<&table::Known>,
+    question: fn(oneshot::Sender<(Grant, bool)>) -> Input,
+) -> Option<(Grant, bool)> {
     let Some(known) = ours else {
         let holds_disks = vms.find(vm).is_some_and(|vm| vm.lock().holds_disks());
         return Some((Grant::FIRST, holds_disks));
     };
     let (reply, answer) = oneshot::channel();
-    let _ = known.inputs.send(Input::Question(reply)).await;
+    let _ = known.inputs.send(question(reply)).await;
     answer.await.ok()
 }
 
@@ -332,8 +339,12 @@ pub(crate) async fn welcome(
         .as_ref()
         .filter(|it| it.id == id && it.peer == hello.node);
     match opening {
-        Opening::Question => {
-            if let Some((grant, took)) = word(vms, &hello.disk, ours).await {
+        Opening::Question | Opening::Look => {
+            let question = match opening {
+                Opening::Look => Input::Look,
+                _ => Input::Question,
+            };
+            if let Some((grant, took)) = word(vms, &hello.disk, ours, question).await {
                 // A node without the answer asks again.
                 let _ = machine_messages::write(&mut connection, &Hear::Word { grant, took }).await;
             }

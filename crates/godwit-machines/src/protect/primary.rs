@@ -29,7 +29,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(500);
 /// A backup that takes, or follows, the machine's disks.
 pub(super) struct Session {
     number: u64,
-    control: PrimaryLink,
+    pub(super) control: PrimaryLink,
     beats: PrimaryLink,
     pub(super) pings: Pings,
     ping_at: Instant,
@@ -68,6 +68,8 @@ pub(super) struct PrimaryActor {
     pub(super) sending: Option<Sending>,
     /// The end of an earlier session, which may still hold packets back.
     pub(super) ending: Option<JoinHandle<()>>,
+    /// End of the wait for a backup that is to take a dead machine.
+    pub(super) leaves_until: Instant,
     pub(super) problem: Option<String>,
 }
 
@@ -100,6 +102,7 @@ impl PrimaryActor {
             lease,
             sending: None,
             ending: None,
+            leaves_until: now,
             problem: None,
         }
     }
@@ -190,12 +193,13 @@ impl PrimaryActor {
                     ),
                 )));
             }
-            Input::Question(reply) => {
+            Input::Question(reply) | Input::Look(reply) => {
                 let took = self.primary.state() != PrimaryState::Ended;
                 let _ = reply.send((self.primary.record().known, took));
             }
             Input::CheckpointsEnded(number, why) => {
-                if self.session.as_ref().is_some_and(|it| it.number == number) {
+                let is_current = self.session.as_ref().is_some_and(|it| it.number == number);
+                if is_current && !self.leave_dead_machine().await {
                     self.lost(why).await;
                 }
             }
@@ -334,7 +338,10 @@ impl PrimaryActor {
             let leased = self.primary.state() != PrimaryState::Alone
                 && self.entry.checkpoints_per_second.is_none();
             self.stand_still(leased && sign != Sign::Alive);
-            if sign == Sign::Lost {
+            if self.primary.leaves() && now >= self.leaves_until {
+                let why = format!("node '{}' does not take the VM", self.entry.peer);
+                self.lost(why).await;
+            } else if sign == Sign::Lost {
                 let why = format!("node '{}' is silent", self.entry.peer);
                 self.lost(why).await;
             }
@@ -419,7 +426,7 @@ impl PrimaryActor {
     }
 
     /// Carries out orders, after the record of what led to them is durable.
-    async fn obey(&mut self, orders: Vec<Order>) {
+    pub(super) async fn obey(&mut self, orders: Vec<Order>) {
         let record = self.primary.record();
         if self.entry.primary() != Some(&record) {
             self.entry.part = ProtectionPart::Primary(record);
@@ -470,6 +477,7 @@ impl PrimaryActor {
             told: Grant::FIRST,
             ordered: self.ordered,
             was_away: self.was_away,
+            leaves: self.primary.leaves(),
         };
         self.here.decide(request);
     }

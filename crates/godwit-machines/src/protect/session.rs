@@ -101,13 +101,14 @@ pub(super) async fn connect(
     Ok(Connected { control, beats })
 }
 
-/// Asks the other node who has the machine.
+/// Asks the other node who has the machine, with [`Opening::Question`] or [`Opening::Look`].
 pub(super) async fn question(
     vms: &Arc<Vms>,
     vm: &str,
     entry: &ProtectionEntry,
+    question: Opening,
 ) -> Result<Hear, String> {
-    let opened = open(vms, vm, entry, Opening::Question).await;
+    let opened = open(vms, vm, entry, question).await;
     let mut connection = opened.map_err(|error| error.message)?;
     messages::read(&mut connection)
         .await

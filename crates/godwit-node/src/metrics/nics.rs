@@ -73,11 +73,16 @@ const PLAIN_COUNTERS: [(&str, &str, Count); 3] = [
 
 type Value = fn(&Nic) -> f64;
 
-const GAUGES: [(&str, &str, Value); 4] = [
+const GAUGES: [(&str, &str, Value); 5] = [
     (
         "nic_waiting_packets",
         "Packets that wait for the guest now",
         |nic| nic.waiting as f64,
+    ),
+    (
+        "nic_held_back_packets",
+        "Packets of a protected guest that wait until their checkpoint is acknowledged",
+        |nic| nic.held_back.unwrap_or_default() as f64,
     ),
     (
         "nic_attached",
@@ -164,6 +169,7 @@ mod tests {
             attached: true,
             broken: false,
             waiting: 11,
+            held_back: Some(12),
             addresses: Vec::new(),
             queues: Vec::new(),
             counters: NicCounters {
@@ -196,6 +202,7 @@ mod tests {
             format!("godwit_nic_twins_dropped_total{{{labels}}} 9"),
             format!("godwit_nic_moves_total{{{labels}}} 10"),
             format!("godwit_nic_waiting_packets{{{labels}}} 11"),
+            format!("godwit_nic_held_back_packets{{{labels}}} 12"),
             format!("godwit_nic_attached{{{labels}}} 1"),
             format!("godwit_nic_broken{{{labels}}} 0"),
             format!("godwit_nic_without_network{{{labels}}} 0"),

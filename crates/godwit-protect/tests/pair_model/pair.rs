@@ -98,6 +98,8 @@ pub(crate) enum Step {
     Notice(usize),
     /// A node takes a link that is up for one that is down.
     Suspect(usize),
+    /// The machine dies at the primary, whose node lives.
+    MachineDies(usize),
     Retry(usize),
     AskArrives(usize),
     AnswerArrives(usize),
@@ -234,6 +236,14 @@ impl State {
             Step::Suspect(node) => {
                 self.cuts += 1;
                 self.notice(node, planted);
+            }
+            Step::MachineDies(node) => {
+                let Role::Primary(primary) = &mut self.nodes[node].role else {
+                    return;
+                };
+                self.cuts += 1;
+                let orders = primary.machine_died();
+                self.carry_out(node, orders, planted);
             }
             Step::Retry(node) => {
                 let orders = match &mut self.nodes[node].role {
@@ -477,6 +487,15 @@ impl Model for Pair {
                 Link::Down => steps.push(Step::Notice(node)),
                 Link::InSync if state.cuts < self.cuts => steps.push(Step::Suspect(node)),
                 Link::InSync => {}
+            }
+            if let Role::Primary(primary) = &it.role {
+                if primary.state() == PrimaryState::Paired && state.cuts < self.cuts {
+                    steps.push(Step::MachineDies(node));
+                }
+                if primary.leaves() {
+                    // The backup is told, and the primary may give the backup up.
+                    steps.extend([Step::Notice(node), Step::Notice(1 - node)]);
+                }
             }
             steps.push(Step::Retry(node));
             if it.answer.is_some() {

@@ -154,6 +154,21 @@ fn dies_everywhere(primary: &[&str], backup: &[&str]) -> io::Result<()> {
     goes_on(&talk)?;
     comes_to(cluster.node(here), "protected")?;
     assert_eq!(cluster.node(here).qemu(), qemu, "the same machine goes on");
+    // The machine alone: its node lives, and leaves the machine to the backup.
+    let died = Instant::now();
+    end_machines_of(&cluster.node(here).spec().dir);
+    (here, there) = (there, here);
+    goes_on(&talk)?;
+    println!("the machine died: {:?}", died.elapsed());
+    comes_to(cluster.node(here), "protected")?;
+    assert_eq!(cluster.node(there).vm_state(VM), "backup");
+    // The QEMU that waits at the backup.
+    end_machines_of(&cluster.node(there).spec().dir);
+    cluster
+        .node(here)
+        .reaches("the QEMU that waits for the machine has ended");
+    goes_on(&talk)?;
+    comes_to(cluster.node(here), "protected")?;
     cluster.node(here).text(&["vm", "unprotect", VM]);
     let talked = talk.finish()?;
     assert!(!talked.reset && talked.wrong == 0, "{talked:?}");

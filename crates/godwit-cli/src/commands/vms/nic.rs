@@ -164,6 +164,11 @@ fn show(nic: &Nic) -> String {
             )),
         ),
         (
+            "held back",
+            nic.held_back
+                .map(|count| format!("{count} until their checkpoint is acknowledged")),
+        ),
+        (
             "lost",
             (lost > 0).then(|| {
                 format!(
@@ -214,6 +219,7 @@ mod tests {
         assert!(
             shown.contains("52:54:00:00:00:07")
                 && shown.contains("2 too many")
+                && shown.contains("3 until their checkpoint")
                 && shown.contains("2 of 2 used (0: 4 received, 1 sent; 1: "),
             "{shown}"
         );
@@ -232,6 +238,7 @@ mod tests {
             attached: true,
             broken: false,
             waiting: 0,
+            held_back: Some(3),
             addresses: vec![String::from("52:54:00:00:00:07")],
             queues: vec![
                 NicQueue {

@@ -1,9 +1,19 @@
 //! The checkpoints of a primary's sessions.
 
+use std::time::Duration;
+
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::sending::{self, Sending};
+use crate::protect::messages::Say;
 use crate::protect::primary::PrimaryActor;
+use crate::vms::lifecycle::watch;
+
+/// Longest wait for news of QEMU's end.
+const NOTICES: Duration = Duration::from_secs(1);
+/// Time between two looks at QEMU.
+const LOOK: Duration = Duration::from_millis(5);
 
 impl PrimaryActor {
     /// Begins to take checkpoints, if this protection has any and the session takes none yet. All disks follow.
@@ -19,6 +29,44 @@ impl PrimaryActor {
         let after = self.ending.take();
         let sending = Sending::start(vms, &vm, entry, per_second, (session, inputs), after);
         self.sending = Some(sending);
+    }
+
+    /// Leaves a machine whose QEMU has ended by itself to the backup, which has its last checkpoint. Returns false if the
+    /// QEMU lives, its guest has shut down, or the backup may not take the machine.
+    pub(in crate::protect) async fn leave_dead_machine(&mut self) -> bool {
+        let Some(vm) = self.here.machine() else {
+            return false;
+        };
+        // The end of QEMU's monitor shows before the end of QEMU.
+        let until = Instant::now() + NOTICES;
+        while vm.lock().qemu.is_some() && Instant::now() < until {
+            tokio::time::sleep(LOOK).await;
+        }
+        let died = {
+            let inner = vm.lock();
+            let ended = inner.entry.ended.as_deref().unwrap_or_default();
+            inner.qemu.is_none() && ended.starts_with(watch::QEMU_ENDED)
+        };
+        let orders = match died {
+            true => self.primary.machine_died(),
+            false => Vec::new(),
+        };
+        if orders.is_empty() {
+            return false;
+        }
+        tracing::warn!(
+            vm = vm.name,
+            to = self.entry.peer,
+            "the VM has died, and is left to its backup"
+        );
+        let timeout = Duration::from_millis(self.entry.timeout_ms);
+        self.leaves_until = Instant::now() + 2 * timeout;
+        self.end_checkpoints();
+        self.obey(orders).await;
+        if let Some(session) = &self.session {
+            session.control.say(Say::MachineDied).await;
+        }
+        true
     }
 
     /// Takes no further checkpoint. Packets stay held back.
