@@ -93,8 +93,9 @@ soak:
 	$(CARGO) run --release --locked -p godwit-sim -- run --seeds $(SEEDS) --first $(FIRST)
 
 # A disk under load that moves between two nodes and back, or another scene: make demo SCENE=vm. Report: target/demo-SCENE.
-demo: $(if $(filter vm net memory protect,$(SCENE)),guest) $(if $(filter rdma,$(SCENE)),rdma-programs)
+demo: $(if $(filter vm net memory,$(SCENE)),guest) $(if $(filter rdma,$(SCENE)),rdma-programs)
 	scripts/install-deps
+	$(if $(filter protect,$(SCENE)),scripts/install-qemu && scripts/build-services-guest >/dev/null)
 ifneq ($(SCENE),rdma)
 	$(CARGO) build --release --locked -p godwit-cli -p godwit-demo --bins
 	target/release/godwit-demo $(or $(SCENE),disk) $(DEMO)

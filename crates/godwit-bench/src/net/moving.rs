@@ -32,8 +32,8 @@ pub(super) fn measure(
 ) -> io::Result<Value> {
     machine.is_whole(site)?;
     let from = machine.host();
-    let per_second = load.requests_per_second() / CLIENTS;
-    let clients = Requests::start(site.clients(), WEB, CLIENTS, per_second);
+    let every = Duration::from_secs(1) * CLIENTS / load.requests_per_second();
+    let clients = Requests::start(site.clients(), WEB, CLIENTS, every);
     let pinger = Pinger::start(site.clients(), GUEST, PING_EVERY)?;
     let began = Instant::now();
     awaited(

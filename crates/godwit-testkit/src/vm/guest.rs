@@ -14,15 +14,25 @@ pub struct GuestImage {
     directory: PathBuf,
 }
 
+type Built = OnceLock<Result<GuestImage, String>>;
+
 impl GuestImage {
-    /// Returns the guest of this checkout. Builds a missing or outdated guest, and installs a missing QEMU, once per
-    /// process.
+    /// Returns the verifying guest of this checkout. Builds a missing or outdated guest, and installs a missing QEMU,
+    /// once per process.
     pub fn build_or_cached() -> io::Result<Self> {
-        static BUILT: OnceLock<Result<GuestImage, String>> = OnceLock::new();
-        BUILT
-            .get_or_init(|| build().map_err(|error| error.to_string()))
-            .clone()
-            .map_err(io::Error::other)
+        static BUILT: Built = Built::new();
+        Self::of(&BUILT, "build-guest")
+    }
+
+    /// Does the same for the guest with services on the disk [`root`](Self::root).
+    pub fn services() -> io::Result<Self> {
+        static BUILT: Built = Built::new();
+        Self::of(&BUILT, "build-services-guest")
+    }
+
+    fn of(built: &Built, script: &str) -> io::Result<Self> {
+        let built = built.get_or_init(|| build(script).map_err(|error| error.to_string()));
+        built.clone().map_err(io::Error::other)
     }
 
     pub fn kernel(&self) -> PathBuf {
@@ -33,12 +43,17 @@ impl GuestImage {
     pub fn initramfs(&self) -> PathBuf {
         self.directory.join("initramfs")
     }
+
+    /// Returns the image of the first disk, for a guest with one.
+    pub fn root(&self) -> PathBuf {
+        self.directory.join("root.ext4")
+    }
 }
 
-fn build() -> io::Result<GuestImage> {
+fn build(script: &str) -> io::Result<GuestImage> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     run(&mut Command::new(root.join("scripts/install-qemu")))?;
-    let mut script = Command::new(root.join("scripts/build-guest"));
+    let mut script = Command::new(root.join("scripts").join(script));
     let output = run(script.env("CARGO_TARGET_DIR", target_dir()))?;
     let directory = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
     Ok(GuestImage { directory })

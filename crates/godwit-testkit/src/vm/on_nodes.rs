@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Finished, GuestConsole, GuestImage, GuestLoad, check_disk, format_disk};
+use super::{Finished, GuestConsole, GuestImage, GuestLoad, GuestNetwork, check_disk, format_disk};
 use crate::cluster::{Cluster, Failure, Node};
 use crate::process::wait_for;
 
@@ -17,6 +17,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// Writes by which a guest shows that it goes on.
 const SIGN_OF_LIFE: u64 = 50;
 const MIB: u64 = 1 << 20;
+/// Disk of the guest with services.
+const SERVICES: &str = "services";
 
 /// The hardware of a guest's machine beside the disks.
 #[derive(Clone, Debug)]
@@ -104,12 +106,50 @@ impl NodeGuest {
         machine: &NodeMachine,
     ) -> io::Result<Self> {
         let image = GuestImage::build_or_cached()?;
+        let guest = Self::run(cluster, node, disks, &image, load, machine)?;
+        guest.alive()?;
+        Ok(guest)
+    }
+
+    /// Runs the guest with services at the node, with its disk and this network, and waits until all services answer.
+    /// The guest has no load, and knows no command of the console.
+    pub fn start_services(
+        cluster: &Cluster,
+        node: &str,
+        network: GuestNetwork,
+    ) -> io::Result<Self> {
+        let image = GuestImage::services()?;
+        let node = cluster.node(node);
+        let root = image.root();
+        let import = ["disk", "import", SERVICES, &root.to_string_lossy()];
+        node.godwit(&import).json()?;
+        let load = GuestLoad {
+            reboots: true,
+            network: Some(network),
+            ..GuestLoad::default()
+        };
+        let machine = NodeMachine {
+            memory_mib: 256,
+            ..NodeMachine::default()
+        };
+        let disks = vec![SERVICES.to_owned()];
+        Self::run(cluster, node, disks, &image, &load, &machine)
+    }
+
+    /// Runs a guest and waits until the guest says that it has booted.
+    fn run(
+        cluster: &Cluster,
+        node: &Node,
+        disks: Vec<String>,
+        image: &GuestImage,
+        load: &GuestLoad,
+        machine: &NodeMachine,
+    ) -> io::Result<Self> {
         let (guest, socket) = Self::new(cluster, disks, load)?;
-        let arguments = guest.arguments(&image, &socket, load, machine);
+        let arguments = guest.arguments(image, &socket, load, machine);
         let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
         node.godwit(&words).json()?;
         guest.console.started(PATIENCE)?;
-        guest.alive()?;
         Ok(guest)
     }
 

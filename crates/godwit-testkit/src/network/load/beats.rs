@@ -17,14 +17,31 @@ impl Beats {
         }
     }
 
-    /// Waits for the next beat. Missed beats are not made up for.
+    /// Waits for the next beat. Missed beats are not made up for. Later ones keep their distance to the first: senders
+    /// that were held up together stay apart.
     pub(in crate::network) fn wait(&mut self) {
         self.due += self.every;
-        let now = Instant::now();
-        if self.due > now {
-            std::thread::sleep(self.due - now);
+        let late = self.due.elapsed().as_nanos();
+        if late == 0 {
+            std::thread::sleep(self.due.saturating_duration_since(Instant::now()));
         } else {
-            self.due = now;
+            let missed = late.checked_div(self.every.as_nanos()).unwrap_or(0);
+            self.due += self.every * u32::try_from(missed).unwrap_or(u32::MAX);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sender_that_was_held_up_keeps_its_beat() {
+        let every = Duration::from_secs(10);
+        let mut beats = Beats::new(every);
+        let first = beats.due - 7 * every / 2;
+        beats.due = first;
+        beats.wait();
+        assert_eq!(beats.due, first + 3 * every);
     }
 }
