@@ -385,6 +385,8 @@ impl BackupActor {
             Some(Say::Paired(grant)) if grant.owner != self.entry.me => self.told = grant,
             Some(Say::MachineDied) => {
                 let why = format!("the VM has died at node '{}'", self.entry.peer);
+                // Without a witness the primary's own word counts as an operator's: it asks for nothing meanwhile.
+                self.ordered |= self.entry.witness.is_none();
                 self.primary_lost(why).await;
             }
             Some(Say::Ended) => return self.leave().await.is_ok(),
