@@ -32,7 +32,7 @@ pub enum AgentError {
     /// QEMU was started without the agent.
     #[error(
         "its QEMU was started without the node's part that moves memory and tracks writes, which every machine has that \
-         'godwit vm run' starts: start it anew, or move it to another node, where it gets one"
+         'godwit vm run' starts: start it anew, or move the machine to another node, where it gets one"
     )]
     Absent,
     /// QEMU's user may not hold pages.

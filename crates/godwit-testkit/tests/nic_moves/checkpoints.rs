@@ -230,3 +230,42 @@ fn one_node_goes_on_when_the_link_between_both_is_cut() -> io::Result<()> {
     guest.finish(cluster.node(here[0]))?;
     Ok(())
 }
+
+#[test]
+fn what_stands_in_the_way_of_checkpoints_is_named() -> io::Result<()> {
+    let cluster = Cluster::start(&["a", "b"])?;
+    let a = cluster.node("a");
+    a.create_disk("own", "1MiB");
+    let run = [
+        "vm", "run", VM, "--memory", "64MiB", "--accel", "tcg", "--disk", "own",
+    ];
+    let card = "virtio-net-pci,netdev=own,romfile=";
+    let rest = [
+        "--",
+        "-S",
+        "-nodefaults",
+        "-netdev",
+        "hubport,id=own,hubid=0",
+        "-device",
+        card,
+    ];
+    a.json(&[&run[..], &rest].concat());
+    let protect = ["vm", "protect", VM, "--to", "b", "--when-alone", "stop"];
+    a.refuses(
+        &protect,
+        &[
+            "its guest does not run",
+            "QEMU itself serves its network card (virtio-net-pci), whose packets cannot be held back",
+            "nothing was changed",
+        ],
+    );
+    a.refuses(
+        &[&protect[..], &["--frequency", "101"]].concat(),
+        &["give 1 to 100"],
+    );
+    let both = [&protect[..], &["--frequency", "20", "--restart"]].concat();
+    a.refuses(&both, &["cannot be used with"]);
+    assert_eq!(a.vm(VM)["protection"], serde_json::Value::Null);
+    a.stop_vm(VM);
+    Ok(())
+}

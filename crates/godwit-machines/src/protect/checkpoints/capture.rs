@@ -97,6 +97,9 @@ pub(in crate::protect) async fn blockers(vm: &Vm, qemu: &Qemu, facts: &Facts) ->
     for reason in &facts.blocked {
         blockers.push(format!("QEMU saves no state of it: {reason}"));
     }
+    if !facts.runs {
+        blockers.push(String::from("its guest does not run"));
+    }
     let cards = cards::own(&machine);
     if !cards.is_empty() {
         blockers.push(format!(

@@ -30,6 +30,9 @@ const FEW_BYTES: u64 = 8 << 20;
 const MOST_PASSES: u32 = 12;
 /// Time between two looks at a guest that does not run.
 const RESTS: Duration = Duration::from_millis(50);
+/// Heartbeat timeouts until a backup that lives and acknowledges no checkpoint counts as lost: meanwhile the packets of the
+/// guest wait.
+const SLOW_BACKUP: u32 = 4;
 /// Checkpoints that wait for the connection.
 const QUEUED: usize = 2;
 
@@ -194,10 +197,8 @@ impl Epochs<'_> {
         let mut checkpoints = Checkpoints::new(self.timing.interval, began.elapsed());
         loop {
             let now = began.elapsed();
-            if checkpoints
-                .oldest(now)
-                .is_some_and(|age| age > self.timing.timeout)
-            {
+            let patience = SLOW_BACKUP * self.timing.timeout;
+            if checkpoints.oldest(now).is_some_and(|age| age > patience) {
                 return Err(String::from(
                     "the backup acknowledges no checkpoint any more",
                 ));
