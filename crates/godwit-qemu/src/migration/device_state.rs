@@ -3,7 +3,6 @@
 
 use std::io;
 
-use rustix::fs::{CWD, FileType, Mode};
 use rustix::io::Errno;
 use serde_json::json;
 use tokio::io::AsyncReadExt;
@@ -11,6 +10,7 @@ use tokio::net::unix::pipe::{OpenOptions, Receiver};
 
 use crate::machine::Places;
 use crate::monitor::qmp::{Qmp, QmpError};
+use crate::process;
 use crate::user::QemuUser;
 
 /// Most bytes of a state.
@@ -56,14 +56,7 @@ impl StateReader {
     /// The system's error.
     pub fn new(places: &Places, user: Option<&QemuUser>) -> io::Result<Self> {
         let path = places.device_state();
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
-        if let Some(user) = user {
-            user.own(&path)?;
-        }
+        process::make_pipe(&path, user)?;
         // Opened for both directions: the pipe always has a writer, so a read before QEMU opens the pipe waits.
         let pipe = OpenOptions::new().read_write(true).open_receiver(&path)?;
         // Without privileges the limit may be lower: QEMU then waits for the reader.

@@ -10,7 +10,6 @@ use std::collections::HashMap;
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{CWD, FileType, Mode};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::pipe::{OpenOptions, Receiver, Sender};
@@ -18,6 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::machine::Places;
 use crate::monitor::qmp::{QMP_TIMEOUT, QmpError, text};
+use crate::process;
 use crate::user::QemuUser;
 
 /// Longest understood line from QEMU in bytes: answers and events are shorter.
@@ -46,17 +46,8 @@ pub fn arguments(places: &Places) -> [String; 4] {
 /// # Errors
 /// The system's error.
 pub fn make_pipes(places: &Places, user: Option<&QemuUser>) -> io::Result<()> {
-    for path in [places.spare_input(), places.spare_output()] {
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
-        if let Some(user) = user {
-            user.own(&path)?;
-        }
-    }
-    Ok(())
+    process::make_pipe(&places.spare_input(), user)?;
+    process::make_pipe(&places.spare_output(), user)
 }
 
 /// The spare monitor, shared by its clones. While one exists, QEMU's output there is read.

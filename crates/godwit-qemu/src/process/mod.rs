@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::{CWD, FileType, Mode};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::unix::AsyncFd;
 
@@ -119,6 +120,16 @@ pub fn make_folder(places: &Places, user: Option<&QemuUser>) -> io::Result<()> {
         .mode(0o700)
         .create(&places.folder)?;
     user.map_or(Ok(()), |user| user.own(&places.folder))
+}
+
+/// Makes a named pipe for QEMU to open, in place of an earlier one.
+pub(crate) fn make_pipe(path: &Path, user: Option<&QemuUser>) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    rustix::fs::mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+    user.map_or(Ok(()), |user| user.own(path))
 }
 
 /// The reasons for which QEMU does not run.
