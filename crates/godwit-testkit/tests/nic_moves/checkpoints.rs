@@ -172,10 +172,22 @@ fn dies_everywhere(primary: &[&str], backup: &[&str]) -> io::Result<()> {
     std::thread::sleep(STILL);
     goes_on_at(cluster.node(here), &talk)?;
     comes_to(cluster.node(here), "protected")?;
-    cluster.node(here).text(&["vm", "unprotect", VM]);
     let talked = talk.finish()?;
     assert!(!talked.reset && talked.wrong == 0, "{talked:?}");
+    // A guest that shuts down by itself stays off: its backup does not bring it back.
+    let takeovers = || {
+        cluster
+            .node(there)
+            .log()
+            .matches("takes the VM over")
+            .count()
+    };
+    let before = takeovers();
     guest.finish(cluster.node(here))?;
+    std::thread::sleep(WATCHED);
+    assert_eq!(takeovers(), before, "{}", cluster.node(there).log_tail(20));
+    assert_eq!(cluster.node(here).vm_state(VM), "stopped");
+    cluster.node(here).text(&["vm", "unprotect", VM]);
     Ok(())
 }
 
