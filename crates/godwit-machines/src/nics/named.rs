@@ -283,6 +283,7 @@ async fn serve(nics: &NamedNics, name: &str, nic: &MachineNic) -> Result<Arc<Ser
         owner: &owner(name),
         number: 0,
         socket: nics.context.config.nic_socket(name),
+        holds_packets: false,
     };
     served::open(nics, nic.clone(), place, false).await
 }

@@ -143,6 +143,8 @@ pub(crate) struct NicPlace<'a> {
     pub number: usize,
     /// The socket for QEMU.
     pub socket: PathBuf,
+    /// True if the guest's packets are held back from the start: a backup may have the guest.
+    pub(crate) holds_packets: bool,
 }
 
 /// Opens a NIC's uplink and serves the NIC.
@@ -160,6 +162,7 @@ pub(crate) async fn open(
         owner,
         number,
         socket,
+        holds_packets,
     } = place;
     let tap = uplinks::tap_of(&nics.context.config.name, owner, number, &nic);
     let opened = uplinks::open(&nic, &tap).await?;
@@ -169,7 +172,7 @@ pub(crate) async fn open(
     } else {
         Nic::new(mac)
     };
-    let made = start(nics, &label, &socket, state, opened.uplink);
+    let made = start(nics, (&label, holds_packets), &socket, state, opened.uplink);
     let (device, server, thread) =
         made.map_err(|error| format!("its socket {}: {error}", socket.display()))?;
     Ok(Arc::new(ServedNic {
@@ -186,13 +189,17 @@ pub(crate) async fn open(
 
 fn start(
     nics: &NamedNics,
-    name: &str,
+    (name, holds_packets): (&str, bool),
     socket: &Path,
     state: Nic,
     uplink: godwit_net::device::uplink::Uplink,
 ) -> std::io::Result<(NetDevice, VhostUserServer, NetThread)> {
     let listener = listen(socket, nics.context.config.qemu_user.as_ref())?;
     let (device, thread) = NetDevice::spawn(name, state, uplink)?;
+    if holds_packets {
+        // Before a front end can attach: the thread takes commands in order.
+        device.hold_back(Box::new(|()| {}));
+    }
     match godwit_vhost::serve(listener, device.clone()) {
         Ok(server) => Ok((device, server, thread)),
         Err(error) => {

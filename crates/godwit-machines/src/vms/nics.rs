@@ -56,15 +56,12 @@ async fn serve_all(
                 Some(name) => vms.context.config.nic_socket(name),
                 None => vm.places.nic(number),
             },
+            holds_packets: vms.protections.holds_packets(&vm.name),
         };
         let opened = open(&vms.nics, nic, place, arrives).await.map_err(|why| {
             let text = format!("VM {}: NIC {number} cannot be served: {why}", vm.name);
             ErrorBody::new(ErrorCode::Conflict, text)
         })?;
-        if vms.protections.holds_packets(&vm.name) {
-            // A NIC that has ended sends nothing.
-            let _ = opened.ask(|device, reply| device.hold_back(reply)).await;
-        }
         served.push(opened);
     }
     Ok(())
