@@ -116,6 +116,11 @@ async fn follow(vm: &Arc<Vm>, qmp: &Qmp) {
                 Ok(event) if matches!(event.name.as_str(), "STOP" | "RESUME") => {
                     !vm.lock().checkpointed
                 }
+                Ok(event) if event.name == "SHUTDOWN" && event.data["guest"] == true => {
+                    // QEMU may end before it answers.
+                    vm.lock().run_state = Some(String::from("shutdown"));
+                    true
+                }
                 Ok(event) => matches!(
                     event.name.as_str(),
                     "SHUTDOWN" | "SUSPEND" | "WAKEUP" | "RESET"
