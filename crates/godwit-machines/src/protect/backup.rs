@@ -328,7 +328,7 @@ impl BackupActor {
                 from = self.entry.peer,
                 "all disks of the VM follow here"
             );
-            match self.keeping.has_checkpoints() {
+            match self.has_checkpoints() {
                 true => self.prepare_machine(),
                 false => self.in_sync(),
             }

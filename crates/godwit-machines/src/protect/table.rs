@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::checkpoints::Mark;
 use super::decide::{self, Request};
-use super::{BACKLOG, Input, Orders};
+use super::{BACKLOG, Input, MAX_DISKS, Orders};
 use crate::vms::Vms;
 use crate::vms::lifecycle::run;
 use crate::vms::view;
@@ -21,6 +21,8 @@ use crate::vms::vm::Vm;
 
 /// Most protections of a node.
 const MAX_PROTECTIONS: usize = 1024;
+/// Most marks of disks that wait: those of the few checkpoints under way, for all disks of a machine.
+const MOST_MARKS: usize = 8 * MAX_DISKS;
 /// Time between two attempts to store.
 const STORE_RETRY: Duration = Duration::from_secs(1);
 
@@ -35,7 +37,7 @@ pub(super) struct Known {
     machine: Option<BackupEntry>,
     view: Option<VmProtection>,
     /// Backup: the receiver of the marks of its disks.
-    marks: Option<mpsc::UnboundedSender<Mark>>,
+    marks: Option<mpsc::Sender<Mark>>,
 }
 
 impl Known {
@@ -84,8 +86,8 @@ impl Protections {
             .find(has)
             .and_then(|known| known.marks.as_ref());
         if let Some(marks) = marks {
-            // A backup that has ended needs no marks.
-            let _ = marks.send(mark);
+            // A primary that sends more marks than it may loses its session, whose next mark then is out of order.
+            let _ = marks.try_send(mark);
         }
     }
 
@@ -258,8 +260,8 @@ impl Here {
     }
 
     /// Returns the receiver of the disks' marks from now on.
-    pub(super) fn listen_for_marks(&self) -> mpsc::UnboundedReceiver<Mark> {
-        let (marks, heard) = mpsc::unbounded_channel();
+    pub(super) fn listen_for_marks(&self) -> mpsc::Receiver<Mark> {
+        let (marks, heard) = mpsc::channel(MOST_MARKS);
         if let Some(known) = self.vms.protections.lock().get_mut(&self.vm) {
             known.marks = Some(marks);
         }

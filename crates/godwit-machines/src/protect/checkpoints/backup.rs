@@ -20,9 +20,8 @@ pub(in crate::protect) struct Keeping {
     session: u64,
     /// The offer, until its QEMU is being started. `None` also if the machine would be started anew.
     offer: Option<MachineOffer>,
-    has_checkpoints: bool,
     connection: Option<PeerConnection>,
-    marks: Option<mpsc::UnboundedReceiver<Mark>>,
+    marks: Option<mpsc::Receiver<Mark>>,
     waiting: Option<Waiting>,
     receiving: Option<Receiving>,
     /// The checkpoint to go on from, once the primary is lost.
@@ -30,11 +29,6 @@ pub(in crate::protect) struct Keeping {
 }
 
 impl Keeping {
-    /// Returns true if the machine goes on from checkpoints.
-    pub(in crate::protect) const fn has_checkpoints(&self) -> bool {
-        self.has_checkpoints
-    }
-
     /// Returns the machine that waits.
     pub(in crate::protect) const fn waiting(&self) -> Option<&Waiting> {
         self.waiting.as_ref()
@@ -47,17 +41,21 @@ impl Keeping {
 }
 
 impl BackupActor {
+    /// Returns true if the machine goes on from checkpoints.
+    pub(in crate::protect) const fn has_checkpoints(&self) -> bool {
+        self.entry.checkpoints_per_second.is_some()
+    }
+
     /// Prepares for the checkpoints of an offered machine, if there are to be any.
     pub(in crate::protect) fn expect_checkpoints(&mut self, offer: &MachineOffer) {
-        let has_checkpoints = self.entry.checkpoints_per_second.is_some();
-        let marks = self.here.listen_for_marks();
-        self.keeping = Keeping {
-            session: self.keeping.session + 1,
-            offer: has_checkpoints.then(|| offer.clone()),
-            has_checkpoints,
-            marks: has_checkpoints.then_some(marks),
-            ..Keeping::default()
-        };
+        if self.has_checkpoints() {
+            self.keeping = Keeping {
+                session: self.keeping.session + 1,
+                offer: Some(offer.clone()),
+                marks: Some(self.here.listen_for_marks()),
+                ..Keeping::default()
+            };
+        }
     }
 
     /// Gives up everything that has come.
@@ -116,17 +114,11 @@ impl BackupActor {
     /// Receives checkpoints once there is a connection and a place for them.
     fn receive(&mut self) {
         let keeping = &mut self.keeping;
-        let Some(waiting) = keeping
-            .waiting
-            .as_ref()
-            .filter(|_| keeping.receiving.is_none())
+        let (Some(waiting), true) = (&keeping.waiting, keeping.connection.is_some()) else {
+            return;
+        };
+        let (Some(marks), Some(connection)) = (keeping.marks.take(), keeping.connection.take())
         else {
-            return;
-        };
-        let (Some(connection), true) = (keeping.connection.take(), keeping.marks.is_some()) else {
-            return;
-        };
-        let Some(marks) = keeping.marks.take() else {
             return;
         };
         let disks = self.here.disks().into_iter().map(|disk| {
@@ -158,7 +150,7 @@ impl BackupActor {
 
     /// Takes no further part of a checkpoint. Returns false if there is none to go on from.
     pub(in crate::protect) async fn sever_checkpoints(&mut self) -> bool {
-        if !self.keeping.has_checkpoints {
+        if !self.has_checkpoints() {
             return true;
         }
         if let Some(receiving) = self.keeping.receiving.take() {

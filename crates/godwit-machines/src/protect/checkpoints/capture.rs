@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use godwit_context::{blocking, failpoint};
 use godwit_disks::disks::disk::Disk;
 use godwit_disks::disks::following;
-use godwit_memory::dirty::pages::{PageRun, Pages};
+use godwit_memory::dirty::pages::{PAGE_BYTES, PageRun, Pages};
 use godwit_memory::dirty::scan::Scanner;
 use godwit_memory::mover::agent::Agent;
 use godwit_protect::checkpoints::Checkpoint;
@@ -67,13 +67,14 @@ impl Tracked {
 
     /// Copies pages as records.
     fn copy(&self, pages: &Pages, out: &mut Vec<u8>) -> Result<(), String> {
-        let mut data = Vec::new();
+        let mut data = vec![0; (MOST_PAGES * PAGE_BYTES) as usize];
+        out.reserve((pages.count() * PAGE_BYTES) as usize);
         for run in pages.runs() {
             for part in parts(*run) {
-                data.clear();
-                let read = self.memory.read(part, &mut data);
+                let data = &mut data[..(part.pages * PAGE_BYTES) as usize];
+                let read = self.memory.read(part, data);
                 read.map_err(|error| format!("its memory cannot be read: {error}"))?;
-                records::put_pages(out, part, &data);
+                records::put_pages(out, part, data);
             }
         }
         Ok(())

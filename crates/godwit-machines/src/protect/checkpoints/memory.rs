@@ -108,15 +108,13 @@ impl GuestMemory {
         pages
     }
 
-    /// Appends the run's pages.
+    /// Reads the run's pages, which fill `into`.
     ///
     /// # Errors
     /// The run is not in the memory, or the system's error.
-    pub(super) fn read(&self, run: PageRun, into: &mut Vec<u8>) -> io::Result<()> {
-        let (offset, length) = self.place(run)?;
-        let start = into.len();
-        into.resize(start + length, 0);
-        self.file.read_exact_at(&mut into[start..], offset)
+    pub(super) fn read(&self, run: PageRun, into: &mut [u8]) -> io::Result<()> {
+        let (offset, _) = self.place(run)?;
+        self.file.read_exact_at(into, offset)
     }
 
     /// Writes whole pages from a page on.
@@ -179,17 +177,13 @@ mod tests {
             .write(1, &[7; 2 * PAGE_BYTES as usize])
             .expect("within");
         memory.zero(PageRun { first: 2, pages: 1 }).expect("within");
-        let mut read = vec![1];
+        let mut read = vec![1; 2 * PAGE_BYTES as usize];
         memory
             .read(PageRun { first: 1, pages: 2 }, &mut read)
             .expect("within");
-        assert_eq!(read.len(), 1 + 2 * PAGE_BYTES as usize);
-        assert!(read[1..=PAGE_BYTES as usize].iter().all(|byte| *byte == 7));
-        assert!(
-            read[1 + PAGE_BYTES as usize..]
-                .iter()
-                .all(|byte| *byte == 0)
-        );
+        let (first, second) = read.split_at(PAGE_BYTES as usize);
+        assert!(first.iter().all(|byte| *byte == 7));
+        assert!(second.iter().all(|byte| *byte == 0));
     }
 
     #[test]
@@ -232,7 +226,7 @@ mod tests {
         ] {
             let (first, pages) = run;
             let run = PageRun { first, pages };
-            assert!(memory.read(run, &mut Vec::new()).is_err(), "{run:?}");
+            assert!(memory.read(run, &mut []).is_err(), "{run:?}");
             assert!(memory.zero(run).is_err(), "{run:?}");
         }
         assert!(memory.write(4, &[0; PAGE_BYTES as usize]).is_err());

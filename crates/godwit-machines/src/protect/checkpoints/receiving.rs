@@ -53,7 +53,7 @@ impl Receiving {
         connection: PeerConnection,
         memory: Arc<GuestMemory>,
         disks: Vec<(Arc<Disk>, String)>,
-        marks: mpsc::UnboundedReceiver<Mark>,
+        marks: mpsc::Receiver<Mark>,
         (number, inputs): (u64, mpsc::Sender<Input>),
     ) -> Self {
         let (finish, finished) = oneshot::channel();
@@ -69,6 +69,7 @@ impl Receiving {
             gathering,
             open: VecDeque::new(),
             coming: Coming::default(),
+            bytes: 0,
             image: None,
             session,
         };
@@ -107,7 +108,6 @@ async fn read(reader: ReadHalf<PeerConnection>, arrived: mpsc::Sender<io::Result
 #[derive(Debug, Default)]
 struct Coming {
     pages: Vec<Record>,
-    bytes: u64,
     state: Option<Vec<u8>>,
 }
 
@@ -120,6 +120,8 @@ struct Gatherer {
     /// The checkpoints whose memory has come and that are not whole, in order.
     open: VecDeque<(Checkpoint, Coming)>,
     coming: Coming,
+    /// Bytes of pages that wait to be applied, of all checkpoints.
+    bytes: u64,
     image: Option<Image>,
     session: (u64, mpsc::Sender<Input>),
 }
@@ -128,7 +130,7 @@ impl Gatherer {
     async fn run(
         mut self,
         mut arrivals: mpsc::Receiver<io::Result<Record>>,
-        mut marks: mpsc::UnboundedReceiver<Mark>,
+        mut marks: mpsc::Receiver<Mark>,
         mut finished: oneshot::Receiver<oneshot::Sender<Option<Image>>>,
     ) -> Result<(), String> {
         let mut is_connected = true;
@@ -172,9 +174,10 @@ impl Gatherer {
                 put(&self.memory, &record).map_err(|error| unwritten(&error))?;
             }
             record => {
-                self.coming.bytes += bytes_of(&record);
-                if self.coming.bytes > 2 * self.memory.bytes() {
-                    return Err(String::from("a checkpoint is larger than the memory"));
+                self.bytes += bytes_of(&record);
+                // Two checkpoints may be under way.
+                if self.bytes > 2 * self.memory.bytes() {
+                    return Err(String::from("the checkpoints are larger than the memory"));
                 }
                 self.coming.pages.push(record);
             }
@@ -213,6 +216,7 @@ impl Gatherer {
         let _ = self.writer.write_u64_le(whole.0).await;
         let _ = self.writer.flush().await;
         failpoint::reach(String::from("checkpoint::acknowledged")).await;
+        self.bytes -= pages.iter().map(bytes_of).sum::<u64>();
         let memory = Arc::clone(&self.memory);
         let put = blocking(move || pages.iter().try_for_each(|record| put(&memory, record)));
         let applied = put.await.map_err(|error| error.message)?;
