@@ -109,6 +109,24 @@ fn a_client_outside_keeps_its_connection_when_the_host_dies_there_and_back() -> 
     Ok(())
 }
 
+/// Lets the guest shut down by itself: it stays off, and its backup does not bring it back.
+fn stays_off(cluster: &Cluster, guest: &NodeGuest, here: &str, there: &str) -> io::Result<()> {
+    let takeovers = || {
+        cluster
+            .node(there)
+            .log()
+            .matches("takes the VM over")
+            .count()
+    };
+    let before = takeovers();
+    guest.finish(cluster.node(here))?;
+    std::thread::sleep(WATCHED);
+    assert_eq!(takeovers(), before, "{}", cluster.node(there).log_tail(20));
+    assert_eq!(cluster.node(here).vm_state(VM), "stopped");
+    cluster.node(here).text(&["vm", "unprotect", VM]);
+    Ok(())
+}
+
 /// The points at which the processes of a protected machine die, the primary's first. Each is passed some times before.
 const PRIMARY_DIES: [&str; 3] = ["before-stop", "stopped", "captured"];
 const BACKUP_DIES: [&str; 2] = ["whole", "acknowledged"];
@@ -174,21 +192,7 @@ fn dies_everywhere(primary: &[&str], backup: &[&str]) -> io::Result<()> {
     comes_to(cluster.node(here), "protected")?;
     let talked = talk.finish()?;
     assert!(!talked.reset && talked.wrong == 0, "{talked:?}");
-    // A guest that shuts down by itself stays off: its backup does not bring it back.
-    let takeovers = || {
-        cluster
-            .node(there)
-            .log()
-            .matches("takes the VM over")
-            .count()
-    };
-    let before = takeovers();
-    guest.finish(cluster.node(here))?;
-    std::thread::sleep(WATCHED);
-    assert_eq!(takeovers(), before, "{}", cluster.node(there).log_tail(20));
-    assert_eq!(cluster.node(here).vm_state(VM), "stopped");
-    cluster.node(here).text(&["vm", "unprotect", VM]);
-    Ok(())
+    stays_off(&cluster, &guest, here, there)
 }
 
 #[test]
