@@ -181,7 +181,9 @@ fn dies_everywhere(primary: &[&str], backup: &[&str]) -> io::Result<()> {
     let died = Instant::now();
     end_machines_of(&cluster.node(here).spec().dir);
     (here, there) = (there, here);
-    goes_on_at(cluster.node(here), &talk)?;
+    goes_on_at(cluster.node(here), &talk).map_err(|error| {
+        io::Error::other(format!("{error}\n{}", cluster.node(there).log_tail(30)))
+    })?;
     println!("the machine died: {:?}", died.elapsed());
     comes_to(cluster.node(here), "protected")?;
     assert_eq!(cluster.node(there).vm_state(VM), "backup");

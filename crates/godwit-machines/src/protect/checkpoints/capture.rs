@@ -211,6 +211,11 @@ impl Capture {
         inner.run_state.as_deref() == Some("running") && inner.stands_still.is_none()
     }
 
+    /// Waits until QEMU has ended.
+    pub(super) async fn ended(&self) {
+        self.qemu.process.ended().await;
+    }
+
     /// Captures a checkpoint.
     ///
     /// # Errors

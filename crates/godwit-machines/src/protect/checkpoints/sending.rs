@@ -183,7 +183,9 @@ struct Epochs<'a> {
 enum Happened {
     Due,
     Acknowledged(Option<Checkpoint>),
+    /// The session has ended.
     Ended,
+    QemuEnded,
 }
 
 impl Epochs<'_> {
@@ -213,11 +215,14 @@ impl Epochs<'_> {
             let happened = tokio::select! {
                 biased;
                 _ = self.ended.changed() => Happened::Ended,
+                // A guest without a QEMU does not run, so no capture would notice.
+                () = self.capture.ended() => Happened::QemuEnded,
                 number = self.acknowledgements.recv() => Happened::Acknowledged(number),
                 () = tokio::time::sleep(wait) => Happened::Due,
             };
             match happened {
                 Happened::Ended => return Ok(()),
+                Happened::QemuEnded => return Err(String::from("its QEMU has ended")),
                 Happened::Acknowledged(Some(number)) => {
                     if let Some(acknowledged) = checkpoints.acknowledged(number, began.elapsed()) {
                         self.capture.release(acknowledged.release);
