@@ -22,6 +22,7 @@ pub use copy::{CopyProgress, export, import};
 pub use error::ImageError;
 pub use fingerprint::Fingerprint;
 pub use format::{ImageFormat, refuse_formats};
+pub use open::lock_file;
 
 /// The kind of file that holds an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

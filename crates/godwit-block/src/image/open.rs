@@ -63,10 +63,22 @@ pub(super) fn open(path: &Path, kind: ImageKind, flags: OFlags) -> Result<OwnedF
     }
 }
 
-/// Locks an open image until it is closed; shared locks exclude exclusive ones only. A program that this process is
-/// just starting keeps its locks for a moment, even of files that are closed here, so an image in use is retried for as
-/// long.
+/// Locks an open image until it is closed; shared locks exclude exclusive ones only.
 pub(super) fn lock(file: BorrowedFd<'_>, path: &Path, exclusive: bool) -> Result<(), ImageError> {
+    lock_file(file, exclusive).map_err(|errno| match errno {
+        Errno::WOULDBLOCK => ImageError::Locked {
+            path: path.to_owned(),
+        },
+        errno => ImageError::io("lock", path, errno),
+    })
+}
+
+/// Locks an open file until it is closed. A program that this process is just starting keeps its locks for a moment,
+/// even of files that are closed here, so a file in use is retried for as long, by blocking for up to 250 ms.
+///
+/// # Errors
+/// `WOULDBLOCK` if another one has the lock, or the error of the system call.
+pub fn lock_file(file: BorrowedFd<'_>, exclusive: bool) -> Result<(), Errno> {
     let operation = if exclusive {
         FlockOperation::NonBlockingLockExclusive
     } else {
@@ -75,17 +87,11 @@ pub(super) fn lock(file: BorrowedFd<'_>, path: &Path, exclusive: bool) -> Result
     let mut tries = LOCK_TRIES;
     loop {
         match fs::flock(file, operation) {
-            Ok(()) => return Ok(()),
             Err(Errno::WOULDBLOCK) if tries > 0 => {
                 tries -= 1;
                 std::thread::sleep(LOCK_PAUSE);
             }
-            Err(Errno::WOULDBLOCK) => {
-                return Err(ImageError::Locked {
-                    path: path.to_owned(),
-                });
-            }
-            Err(errno) => return Err(ImageError::io("lock", path, errno)),
+            ended => return ended,
         }
     }
 }

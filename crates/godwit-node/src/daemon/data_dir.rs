@@ -2,12 +2,13 @@
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-use rustix::fs::{FlockOperation, flock};
 use tokio::net::UnixListener;
 
+use godwit_block::image::lock_file;
 use godwit_context::config::{MAX_SOCKET_PATH, NodeConfig};
 use godwit_context::node_error::NodeError;
 
@@ -49,7 +50,7 @@ pub(crate) fn prepare(config: &mut NodeConfig) -> Result<DataDirLock, NodeError>
         .mode(0o600)
         .open(&path)
         .map_err(|error| failed("open", &path, error))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    match lock_file(file.as_fd(), true) {
         Ok(()) => Ok(DataDirLock { _file: file }),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(NodeError::InUse {
             path: config.data_dir.display().to_string(),
@@ -87,5 +88,34 @@ fn failed(action: &'static str, path: &Path, source: io::Error) -> NodeError {
         action,
         path: path.display().to_string(),
         source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_a_starting_program_inherited_is_waited_for() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let mut config = NodeConfig::new("a", dir.path());
+        let first = prepare(&mut config).expect("the lock is free");
+        let inherited = first._file.try_clone().expect("a second descriptor");
+        drop(first);
+        let program = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            drop(inherited);
+        });
+        prepare(&mut config).expect("the lock is free soon");
+        program.join().expect("the thread ends");
+    }
+
+    #[test]
+    fn a_folder_has_one_node_at_a_time() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let mut config = NodeConfig::new("a", dir.path());
+        let _first = prepare(&mut config).expect("the lock is free");
+        let refused = prepare(&mut config).expect_err("the first one has the lock");
+        assert!(matches!(refused, NodeError::InUse { .. }), "{refused}");
     }
 }
