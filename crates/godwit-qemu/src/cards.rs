@@ -14,25 +14,50 @@ const LONGEST_MS: u32 = 550;
 
 /// Returns a machine's cards served by QEMU, as named on the command line.
 pub fn own(machine: &Machine) -> Vec<String> {
-    let kind = |value: &str| {
-        let kind = value.split(',').next().unwrap_or_default();
-        kind.trim_start_matches("driver=").to_owned()
-    };
+    let nameless = nameless(machine);
+    nameless
+        .chain(devices(machine).map(|(card, _)| card))
+        .collect()
+}
+
+/// Returns the ids of the network back ends of a machine's cards served by QEMU.
+///
+/// # Errors
+/// The cards whose back ends have no ids, as named on the command line.
+pub fn backends(machine: &Machine) -> Result<Vec<String>, Vec<String>> {
+    let nameless: Vec<String> = nameless(machine).collect();
+    match nameless.is_empty() {
+        true => Ok(devices(machine)
+            .filter_map(|(_, backend)| backend)
+            .collect()),
+        false => Err(nameless),
+    }
+}
+
+fn kind(value: &str) -> String {
+    let kind = value.split(',').next().unwrap_or_default();
+    kind.trim_start_matches("driver=").to_owned()
+}
+
+/// Returns the cards that come with a back end without an id.
+fn nameless(machine: &Machine) -> impl Iterator<Item = String> {
     let nics = machine.values("nic").map(kind);
     let nics = nics.filter(|kind| kind != "none");
     let nets = machine.values("net").filter(|value| kind(value) == "nic");
     let nets = nets
         .map(|value| field(value, "model").map_or_else(|| String::from("nic"), |(_, model)| model));
-    let backends = machine.nic_backends();
-    let is_served = |value: &str| {
-        let netdev = property(value, "netdev");
-        netdev.is_some_and(|netdev| backends.iter().any(|(id, _)| *id == netdev))
-    };
-    let devices = machine.values("device").filter_map(|value| {
+    nics.chain(nets)
+}
+
+/// Returns the card devices that no node serves, with the ids of their back ends.
+fn devices(machine: &Machine) -> impl Iterator<Item = (String, Option<String>)> {
+    let served = machine.nic_backends();
+    machine.values("device").filter_map(move |value| {
         let driver = property(value, "driver").unwrap_or_else(|| kind(value));
-        Some(driver).filter(|driver| !is_served(value) && is_card(driver))
-    });
-    nics.chain(nets).chain(devices).collect()
+        let backend = property(value, "netdev");
+        let is_served = served.iter().any(|(id, _)| Some(id) == backend.as_ref());
+        (!is_served && is_card(&driver)).then_some((driver, backend))
+    })
 }
 
 /// Announces the machine's new place to the network, for each network card. QEMU's own announcement comes with the
@@ -50,16 +75,9 @@ mod tests {
     use super::*;
     use crate::machine::{MachineNic, NicUplink, Served};
 
-    #[test]
-    fn cards_that_a_node_serves_are_not_among_qemus_own() {
-        let words = [
+    fn machine(words: &[&str]) -> Machine {
+        let served = [
             "qemu",
-            "-nic",
-            "user,mac=52:54:00:00:00:01",
-            "-net",
-            "nic,model=e1000",
-            "-net",
-            "user",
             "-chardev",
             "socket,path=/n/nics/web0.vhost,id=c0,reconnect-ms=100",
             "-netdev",
@@ -67,15 +85,10 @@ mod tests {
             "-device",
             "virtio-net-pci,netdev=n0,mac=52:54:00:00:00:07,romfile=",
             "-device",
-            "virtio-net-pci,netdev=n",
-            "-device",
-            r#"{"driver":"igb"}"#,
-            "-device",
             "virtio-rng-pci",
-            "-nic",
-            "none",
         ];
-        let command: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+        let words = served.iter().chain(words);
+        let command: Vec<String> = words.map(|&word| word.to_owned()).collect();
         let nic = MachineNic {
             mac: String::from("52:54:00:00:00:07"),
             uplink: NicUplink::Tap(String::from("tap0")),
@@ -84,7 +97,42 @@ mod tests {
             trunk: Vec::new(),
         };
         let machine = Machine::adopt(&command, |_| Some(Served::Nic(nic.clone())));
-        let machine = machine.expect("a machine");
+        machine.expect("a machine")
+    }
+
+    #[test]
+    fn cards_that_a_node_serves_are_not_among_qemus_own() {
+        let machine = machine(&[
+            "-nic",
+            "user,mac=52:54:00:00:00:01",
+            "-net",
+            "nic,model=e1000",
+            "-net",
+            "user",
+            "-device",
+            "virtio-net-pci,netdev=n",
+            "-device",
+            r#"{"driver":"igb"}"#,
+            "-nic",
+            "none",
+        ]);
         assert_eq!(own(&machine), ["user", "e1000", "virtio-net-pci", "igb"]);
+        let nameless = backends(&machine).expect_err("two back ends have no id");
+        assert_eq!(nameless, ["user", "e1000"]);
+    }
+
+    #[test]
+    fn back_ends_are_those_of_the_cards_that_qemu_serves() {
+        let machine = machine(&[
+            "-netdev",
+            "tap,id=n,ifname=tap1",
+            "-device",
+            "e1000,netdev=n",
+            "-device",
+            r#"{"driver":"igb","netdev":"m"}"#,
+            "-device",
+            "rtl8139",
+        ]);
+        assert_eq!(backends(&machine), Ok(vec!["n".into(), "m".into()]));
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod cards;
 pub mod debugger;
+pub mod held_cards;
 pub mod inspect;
 pub mod kvm;
 pub mod mac;

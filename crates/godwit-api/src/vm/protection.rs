@@ -154,6 +154,18 @@ pub struct CheckpointFigures {
     pub pause_p50_us: u64,
     /// Time for which the guest stood still, in microseconds, at the 99th percentile.
     pub pause_p99_us: u64,
+    /// Median time until the guest and its devices have stopped, in microseconds: a part of the pause.
+    #[serde(default)]
+    pub stop_p50_us: u64,
+    /// Median time for the copy of the written pages, in microseconds: a part of the pause.
+    #[serde(default)]
+    pub copy_p50_us: u64,
+    /// Median time for the state of the devices, in microseconds. The state is saved while the pages are copied.
+    #[serde(default)]
+    pub state_p50_us: u64,
+    /// Median time until the guest runs again, in microseconds: a part of the pause.
+    #[serde(default)]
+    pub resume_p50_us: u64,
     /// Median time from a checkpoint's capture to its acknowledgement, in microseconds.
     pub lag_p50_us: u64,
     /// Time from a checkpoint's capture to its acknowledgement, in microseconds, at the 99th percentile.

@@ -11,8 +11,9 @@ use godwit_memory::dirty::pages::{PAGE_BYTES, PageRun, Pages};
 use godwit_memory::dirty::scan::Scanner;
 use godwit_memory::mover::agent::Agent;
 use godwit_protect::checkpoints::Checkpoint;
-use godwit_qemu::cards;
+use godwit_qemu::held_cards::HeldCards;
 use godwit_qemu::inspect::Facts;
+use godwit_qemu::machine::Machine;
 use godwit_qemu::migration::device_state::StateReader;
 use godwit_vhost::memory::relocated::FileId;
 use godwit_vhost::memory::written::WrittenPages;
@@ -29,8 +30,22 @@ use crate::vms::vm::{Qemu, Vm};
 pub(super) struct Captured {
     pub(super) records: Vec<u8>,
     pub(super) pages: u64,
-    /// Time for which the guest stood still.
-    pub(super) pause: Duration,
+    pub(super) pause: Pause,
+}
+
+/// Times of a checkpoint, while the guest stands still. Pages and the state of the devices are saved side by side.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pause {
+    /// Until the guest and its devices have stopped.
+    pub(super) stop: Duration,
+    /// From then on, until the written pages are copied.
+    pub(super) copy: Duration,
+    /// From then on, until the state of the devices is saved.
+    pub(super) state: Duration,
+    /// From the end of both until the guest runs again.
+    pub(super) resume: Duration,
+    /// From the beginning to the end.
+    pub(super) whole: Duration,
 }
 
 /// A machine whose written pages are tracked. The end of the agent's connection ends the tracking.
@@ -41,6 +56,7 @@ pub(super) struct Capture {
     states: StateReader,
     disks: Vec<Arc<Disk>>,
     nics: Vec<Arc<ServedNic>>,
+    cards: HeldCards,
 }
 
 /// The memory and its two trackers: of QEMU's own writes, and of those of this node's devices.
@@ -101,12 +117,11 @@ pub(in crate::protect) async fn blockers(vm: &Vm, qemu: &Qemu, facts: &Facts) ->
     if !facts.runs {
         blockers.push(String::from("its guest does not run"));
     }
-    let cards = cards::own(&machine);
-    if !cards.is_empty() {
-        blockers.push(format!(
-            "QEMU itself serves its network card ({}), whose packets cannot be held back: run it with --nic",
-            cards.join(", ")
-        ));
+    match held_cards(&machine, qemu) {
+        Ok(cards) => blockers.extend(cards.check().await.err().map(|error| {
+            format!("QEMU cannot hold back the packets of its own network card: {error}")
+        })),
+        Err(why) => blockers.push(why),
     }
     let (pid, socket, bytes) = (qemu.process.pid, vm.places.agent(), facts.memory_bytes);
     let tracked = blocking(move || track(pid, &socket, bytes)?.scan().map(drop));
@@ -128,11 +143,12 @@ impl Capture {
         let user = vms.context.config.qemu_user.as_ref();
         let states = StateReader::new(&vm.places, user);
         let states = states.map_err(|error| format!("the pipe for its state: {error}"))?;
-        let (disks, nics) = {
+        let (disks, nics, cards) = {
             let inner = vm.lock();
+            let cards = held_cards(&inner.entry.machine, &qemu)?;
             let names = inner.entry.machine.disks.iter();
             let disks = names.filter_map(|name| vms.disks.find(name)).collect();
-            (disks, inner.nics.clone())
+            (disks, inner.nics.clone(), cards)
         };
         let capture = Self {
             vm: Arc::clone(vm),
@@ -141,6 +157,7 @@ impl Capture {
             states,
             disks,
             nics,
+            cards,
         };
         let written = Some(&capture.pages.written);
         capture
@@ -190,19 +207,24 @@ impl Capture {
     }
 
     /// Holds the guest's packets back from now on.
-    pub(super) async fn hold_packets(&self) -> Result<(), String> {
+    pub(super) async fn hold_packets(&mut self) -> Result<(), String> {
         for nic in &self.nics {
             let held = nic.ask(|device, reply| device.hold_back(reply)).await;
             held.ok_or("a NIC of it has ended")?;
         }
-        Ok(())
+        self.cards.hold().await.map_err(|error| error.to_string())
     }
 
     /// Lets the packets of all epochs up to this one leave.
-    pub(super) fn release(&self, through: Checkpoint) {
+    ///
+    /// # Errors
+    /// QEMU does not release those of its own cards.
+    pub(super) async fn release(&mut self, through: Checkpoint) -> Result<(), String> {
         for nic in &self.nics {
             nic.device.release_checkpoint(through.0);
         }
+        let released = self.cards.release(through.0).await;
+        released.map_err(|error| error.to_string())
     }
 
     /// Returns true if the guest runs, so that a checkpoint can stop it and let it go on.
@@ -223,11 +245,12 @@ impl Capture {
     pub(super) async fn checkpoint(&mut self, number: Checkpoint) -> Result<Captured, String> {
         failpoint::reach(String::from("checkpoint::before-stop")).await;
         let begun = Instant::now();
-        let (qmp, states) = (&self.qemu.qmp, &mut self.states);
+        let (qmp, states, cards) = (&self.qemu.qmp, &mut self.states, &mut self.cards);
         let (pages, disks, nics) = (&self.pages, &self.disks, &self.nics);
         let copied = async {
             let stopped = qmp.execute("stop", json!({})).await;
             stopped.map_err(|error| error.to_string())?;
+            let stop = begun.elapsed();
             failpoint::reach(String::from("checkpoint::stopped")).await;
             let pages = Arc::clone(pages);
             let copied = blocking(move || {
@@ -238,14 +261,29 @@ impl Capture {
             });
             let (copied, ended) = tokio::join!(copied, end_epoch(disks, nics, number));
             ended?;
-            copied.map_err(|error| error.message)?
+            let (records, pages) = copied.map_err(|error| error.message)??;
+            let copy = begun.elapsed() - stop;
+            Ok::<_, String>((records, pages, stop, copy))
         };
         // QEMU takes the second command when it has done the first: the state is saved while the pages are copied.
-        let saved = async { states.save(qmp).await.map_err(|error| error.to_string()) };
+        let saved = async {
+            let state = states.save(qmp).await.map_err(|error| error.to_string())?;
+            let ended = cards.end_epoch(number.0).await;
+            ended.map_err(|error| error.to_string())?;
+            Ok::<_, String>((state, begun.elapsed()))
+        };
         let (copied, saved) = tokio::join!(copied, saved);
+        let resumes = begun.elapsed();
         let goes_on = qmp.execute("cont", json!({})).await;
-        let pause = begun.elapsed();
-        let ((mut records, pages), state) = (copied?, saved?);
+        let whole = begun.elapsed();
+        let ((mut records, pages, stop, copy), (state, saved)) = (copied?, saved?);
+        let pause = Pause {
+            stop,
+            copy,
+            state: saved.saturating_sub(stop),
+            resume: whole - resumes,
+            whole,
+        };
         goes_on.map_err(|error| error.to_string())?;
         records::put_end(&mut records, &state, number);
         failpoint::reach(String::from("checkpoint::captured")).await;
@@ -262,6 +300,17 @@ impl Capture {
         // A device that has ended logs nothing.
         let _ = self.log_writes(None).await;
     }
+}
+
+/// Finds the cards of a machine that QEMU itself serves.
+pub(super) fn held_cards(machine: &Machine, qemu: &Qemu) -> Result<HeldCards, String> {
+    HeldCards::of(machine, &qemu.qmp).map_err(|cards| {
+        format!(
+            "QEMU itself serves its network card ({}), whose packets cannot be held back: run it with --nic, or give \
+             QEMU -netdev and -device",
+            cards.join(", ")
+        )
+    })
 }
 
 /// Ends the epoch of a checkpoint at the devices of a stopped machine.

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use godwit_api::CheckpointFigures;
 use godwit_protect::checkpoints::{Acknowledged, Checkpoint};
 
+use super::capture::Pause;
+
 /// Checkpoints that the figures look back on.
 const REMEMBERED: usize = 512;
 
@@ -14,7 +16,7 @@ const REMEMBERED: usize = 512;
 #[derive(Clone, Copy, Debug)]
 struct Capture {
     at: Instant,
-    pause: Duration,
+    pause: Pause,
     pages: u64,
     bytes: u64,
 }
@@ -53,8 +55,8 @@ impl Figures {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a captured checkpoint, for which the guest stood still this long.
-    pub(super) fn captured(&self, number: Checkpoint, pause: Duration, pages: u64, bytes: u64) {
+    /// Counts a captured checkpoint.
+    pub(super) fn captured(&self, number: Checkpoint, pause: Pause, pages: u64, bytes: u64) {
         let mut kept = self.lock();
         kept.captured = number.0;
         kept.bytes += bytes;
@@ -80,7 +82,12 @@ impl Figures {
     /// Returns the figures as the API shows them.
     pub(super) fn view(&self, asked_per_second: u32) -> CheckpointFigures {
         let kept = self.lock();
-        let pauses = || kept.captures.iter().map(|capture| capture.pause);
+        let pause = |part: fn(&Pause) -> Duration, quota| {
+            quantile(
+                kept.captures.iter().map(|capture| part(&capture.pause)),
+                quota,
+            )
+        };
         let span = match (kept.captures.front(), kept.captures.back()) {
             (Some(first), Some(last)) => (last.at - first.at).as_secs_f64(),
             _ => 0.0,
@@ -93,8 +100,12 @@ impl Figures {
             per_second: per_second(count.saturating_sub(1) as f64),
             captured: kept.captured,
             acknowledged: kept.acknowledged,
-            pause_p50_us: quantile(pauses(), 0.5),
-            pause_p99_us: quantile(pauses(), 0.99),
+            pause_p50_us: pause(|pause| pause.whole, 0.5),
+            pause_p99_us: pause(|pause| pause.whole, 0.99),
+            stop_p50_us: pause(|pause| pause.stop, 0.5),
+            copy_p50_us: pause(|pause| pause.copy, 0.5),
+            state_p50_us: pause(|pause| pause.state, 0.5),
+            resume_p50_us: pause(|pause| pause.resume, 0.5),
             lag_p50_us: quantile(kept.lags.iter().copied(), 0.5),
             lag_p99_us: quantile(kept.lags.iter().copied(), 0.99),
             pages_per_second: per_second(later().map(|it| it.pages as f64).sum()),
@@ -120,7 +131,11 @@ mod tests {
     fn old_checkpoints_are_forgotten() {
         let figures = Figures::default();
         for number in 1..=2 * REMEMBERED as u64 {
-            figures.captured(Checkpoint(number), Duration::from_micros(number), 1, 10);
+            let pause = Pause {
+                whole: Duration::from_micros(number),
+                ..Pause::default()
+            };
+            figures.captured(Checkpoint(number), pause, 1, 10);
         }
         let view = figures.view(20);
         assert_eq!((view.captured, view.bytes_sent), (1024, 10_240));

@@ -110,6 +110,10 @@ impl PrimaryActor {
             return;
         };
         self.interrupted = false;
+        if self.primary.state() == PrimaryState::Alone && self.sending.is_none() {
+            // QEMU's buffers outlive a node that was about to remove them.
+            self.stop_holding_packets();
+        }
         let qemu = {
             let inner = vm.lock();
             let is_stopped = matches!(inner.run_state.as_deref(), Some("paused" | "save-vm"));

@@ -15,9 +15,8 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::super::{Input, session};
-use super::capture::{Capture, Captured};
+use super::capture::{Capture, Captured, held_cards};
 use super::figures::Figures;
-use crate::nics::served::ServedNic;
 use crate::vms::Vms;
 use crate::vms::vm::Vm;
 
@@ -106,7 +105,14 @@ pub(in crate::protect) fn stop_holding(
     vm: &Arc<Vm>,
     sending: Option<JoinHandle<()>>,
 ) -> JoinHandle<()> {
-    let nics: Vec<Arc<ServedNic>> = vm.lock().nics.clone();
+    let (name, nics, cards) = {
+        let inner = vm.lock();
+        let cards = inner
+            .qemu
+            .as_ref()
+            .map(|qemu| held_cards(&inner.entry.machine, qemu));
+        (vm.name.clone(), inner.nics.clone(), cards)
+    };
     godwit_context::spawn(async move {
         if let Some(sending) = sending {
             let _ = sending.await;
@@ -114,6 +120,11 @@ pub(in crate::protect) fn stop_holding(
         for nic in nics {
             // A NIC that has ended holds nothing.
             let _ = nic.ask(|device, reply| device.stop_holding(reply)).await;
+        }
+        if let Some(Ok(cards)) = cards
+            && let Err(error) = cards.stop().await
+        {
+            tracing::warn!(vm = name, %error, "QEMU still holds the packets of its own network card back");
         }
     })
 }
@@ -225,7 +236,7 @@ impl Epochs<'_> {
                 Happened::QemuEnded => return Err(String::from("its QEMU has ended")),
                 Happened::Acknowledged(Some(number)) => {
                     if let Some(acknowledged) = checkpoints.acknowledged(number, began.elapsed()) {
-                        self.capture.release(acknowledged.release);
+                        self.capture.release(acknowledged.release).await?;
                         self.figures.acknowledged(acknowledged);
                     }
                 }
