@@ -5,7 +5,7 @@ FUZZ_SECONDS ?= 60
 SEEDS ?= 200000
 FIRST ?= 0
 # A scene of the demo (disk, leave, vm, net, memory, protect, rdma), or of the benchmark (quick, full, sla, policies, vhost, memory, net,
-# rdma, idle; core, verbs, thin).
+# protect, rdma, idle; core, verbs, thin).
 SCENE ?=
 # Options of the scene: make bench SCENE=sla BENCH="auto --rounds 3", make demo SCENE=vm DEMO="--disks 2".
 BENCH ?=
@@ -118,7 +118,7 @@ else ifeq ($(SCENE),thin)
 	GODWIT_BIN=$(CURDIR)/target/release/godwit \
 		$(CARGO) test --locked -p godwit-testkit --test disks -- --ignored --nocapture many_tib
 else
-	$(if $(filter net,$(SCENE)),scripts/install-net-peers && scripts/build-net-guest >/dev/null)
+	$(if $(filter net protect,$(SCENE)),scripts/install-net-peers && scripts/build-net-guest >/dev/null)
 	$(if $(filter rdma,$(SCENE)),scripts/build-rdma-guest >/dev/null && $(MAKE) bench SCENE=verbs)
 	$(CARGO) build --release --locked -p godwit-cli -p godwit-bench $(if $(filter rdma,$(SCENE)),-p godwit-verbs -p godwit-testkit --lib) --bins
 	target/release/godwit-bench $(or $(SCENE),quick) $(BENCH)

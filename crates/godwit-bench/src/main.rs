@@ -7,6 +7,7 @@ mod memory;
 mod migrate;
 mod net;
 mod policies;
+mod protect;
 mod rdma;
 mod serve;
 mod sla;
@@ -50,6 +51,7 @@ enum Scene {
     Vhost(vhost::Arguments),
     Memory(memory::Arguments),
     Net(net::Options),
+    Protect(protect::Options),
     Rdma(rdma::Arguments),
     Stop(stop::Arguments),
     /// An idle disk that moves, beside nbdcopy between two nbdkit servers
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
         Scene::Vhost(arguments) => vhost::bench(&arguments),
         Scene::Memory(arguments) => memory::bench(&arguments),
         Scene::Net(options) => net::bench(&options),
+        Scene::Protect(options) => protect::bench(&options),
         Scene::Rdma(arguments) => rdma::bench(&arguments),
         Scene::Stop(arguments) => stop::bench(&arguments),
         Scene::Idle => idle::bench(),

@@ -11,7 +11,7 @@ use super::site::{GUEST, HOSTS, Site};
 use super::testpmd::Testpmd;
 use crate::common::awaited;
 
-const VM: &str = "guest";
+pub(crate) const VM: &str = "guest";
 /// Longest time for an emulated guest to start.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Time between two queries of the guest's cards, long enough to cost the guest little.
@@ -21,7 +21,7 @@ const MEMORY: &str = "192MiB";
 
 /// A machine on one of the nodes, with one peer's card.
 #[derive(Debug)]
-pub(super) struct Machine {
+pub(crate) struct Machine {
     at: usize,
     peer: Peer,
     /// The back end of the card, if neither QEMU nor the node serves it.
@@ -29,8 +29,8 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Starts the machine on the first node and waits until the guest serves.
-    pub(super) fn start(site: &Site, peer: Peer) -> io::Result<Self> {
+    /// Starts the machine on the first node, with a disk of the node if named, and waits until the guest serves.
+    pub(crate) fn start(site: &Site, peer: Peer, disk: Option<&str>) -> io::Result<Self> {
         let testpmd = match peer {
             Peer::Testpmd => Some(Testpmd::start(site)?),
             _ => None,
@@ -40,6 +40,9 @@ impl Machine {
         let _ = std::fs::remove_file(&console);
         let line = format!("vm run {VM} --memory {MEMORY} --cpus 1 --accel tcg");
         let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        if let Some(disk) = disk {
+            words.extend(["--disk", disk].map(str::to_owned));
+        }
         if let Some(nic) = peer.nic() {
             words.extend(["--nic".to_owned(), nic]);
         }
@@ -51,6 +54,9 @@ impl Machine {
                 "--",
                 "-nodefaults",
                 "-no-reboot",
+                // QEMU names the threads of emulated processors.
+                "-name",
+                "debug-threads=on",
                 "-serial",
                 "chardev:console",
             ]
@@ -107,7 +113,7 @@ impl Machine {
         Ok(shown)
     }
 
-    pub(super) fn stop(self, site: &Site) -> io::Result<()> {
+    pub(crate) fn stop(self, site: &Site) -> io::Result<()> {
         let node = site.cluster.node(self.host());
         node.godwit(&["vm", "stop", VM, "--force"]).text()?;
         // The previous node still lists a moved machine.

@@ -22,9 +22,9 @@ use serde_json::json;
 
 use self::iperf::Workload;
 use self::loads::Load;
-use self::machine::Machine;
-use self::peers::Peer;
-use self::site::Site;
+pub(crate) use self::machine::{Machine, VM};
+pub(crate) use self::peers::Peer;
+pub(crate) use self::site::{GUEST, HOSTS, Site, check};
 use crate::common::chart::{Chart, Line};
 use crate::common::{in_turns, interrupt, named};
 
@@ -65,7 +65,7 @@ impl Options {
 }
 
 pub(crate) fn bench(options: &Options) -> io::Result<()> {
-    site::check()?;
+    check()?;
     let mut report = Report::new("bench-net", &["qemu-system-x86_64", "iperf3"])?;
     report.fact("quick", options.quick);
     report.fact("seconds", options.seconds());
@@ -104,7 +104,7 @@ fn tables() -> Vec<Table> {
 
 /// Measures one machine with the peer's card: under steady load first, then one move under each load.
 fn take_turn(site: &Site, options: &Options, peer: Peer, report: &mut Report) -> io::Result<()> {
-    let mut machine = Machine::start(site, peer)?;
+    let mut machine = Machine::start(site, peer, None)?;
     if peer.is_measured_steadily() {
         for workload in Workload::ALL {
             let mut run = steady::measure(site, workload, options.seconds())?;

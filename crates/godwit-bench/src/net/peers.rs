@@ -9,7 +9,7 @@ use super::testpmd;
 
 /// A network card and its back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub(super) enum Peer {
+pub(crate) enum Peer {
     /// QEMU's e1000 on a tap
     E1000,
     /// QEMU's virtio-net on a tap, without vhost
@@ -23,7 +23,7 @@ pub(super) enum Peer {
 }
 
 impl Peer {
-    pub(super) const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::E1000 => "e1000",
             Self::VirtioNet => "virtio-net",

@@ -13,7 +13,7 @@ use godwit_testkit::network::{Lan, Namespace};
 use godwit_testkit::process::{run, target_dir};
 
 /// Fixed address of the guest.
-pub(super) const GUEST: Ipv4Addr = Ipv4Addr::new(10, 80, 0, 10);
+pub(crate) const GUEST: Ipv4Addr = Ipv4Addr::new(10, 80, 0, 10);
 /// MAC address of the guest's card.
 pub(super) const MAC: &str = "52:54:00:80:00:10";
 /// Taps of the guest's cards on each host.
@@ -23,7 +23,7 @@ pub(super) const SECOND_TAP: &str = "tap1";
 pub(super) const WEB: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(GUEST), 80);
 const COUNTERS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(GUEST), 8080);
 /// Names of the nodes.
-pub(super) const HOSTS: [&str; 2] = ["a", "b"];
+pub(crate) const HOSTS: [&str; 2] = ["a", "b"];
 
 /// Packets received and sent by the guest's card, as counted by the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,14 +34,14 @@ pub(super) struct Counters {
 
 /// The cluster, its network and the guest's image, without the machine.
 #[derive(Debug)]
-pub(super) struct Site {
-    pub(super) cluster: Cluster,
+pub(crate) struct Site {
+    pub(crate) cluster: Cluster,
     pub(super) lan: Lan,
     guest: PathBuf,
 }
 
 /// Checks the prerequisites before anything is started.
-pub(super) fn check() -> io::Result<()> {
+pub(crate) fn check() -> io::Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Err(io::Error::other(
             "this needs root, for network namespaces and taps: run it again as root, such as `sudo make bench SCENE=net`",
@@ -71,7 +71,7 @@ pub(super) fn find(program: &str) -> Option<PathBuf> {
 }
 
 impl Site {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let guest = guest_image()?;
         let lan = Lan::new(2)?;
         lan.add_taps(SECOND_TAP)?;
@@ -89,26 +89,26 @@ impl Site {
     }
 
     /// Returns the hosts. Nothing but QEMU, the nodes and testpmd runs there.
-    pub(super) fn hosts(&self) -> Vec<&Namespace> {
+    pub(crate) fn hosts(&self) -> Vec<&Namespace> {
         self.lan.hosts().iter().collect()
     }
 
     /// Returns the namespace of the clients.
-    pub(super) const fn clients(&self) -> &Namespace {
+    pub(crate) const fn clients(&self) -> &Namespace {
         self.lan.switch()
     }
 
-    pub(super) fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         self.cluster.dir()
     }
 
     /// Returns the path of the guest's kernel.
-    pub(super) fn kernel(&self) -> PathBuf {
+    pub(crate) fn kernel(&self) -> PathBuf {
         self.guest.join("vmlinux")
     }
 
     /// Returns the path of the guest's only file system.
-    pub(super) fn initramfs(&self) -> PathBuf {
+    pub(crate) fn initramfs(&self) -> PathBuf {
         self.guest.join("initramfs")
     }
 

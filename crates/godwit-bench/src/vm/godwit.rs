@@ -126,6 +126,27 @@ impl Machine for OnNodes {
         Err(self.failed("the migration cannot be cancelled"))
     }
 
+    fn keep_in_step(&mut self) -> io::Result<()> {
+        let command = [
+            "vm",
+            "protect",
+            VM,
+            "--to",
+            TO,
+            "--restart",
+            "--when-alone",
+            "stop",
+        ];
+        self.cluster.node(FROM).godwit(&command).json()?;
+        Ok(())
+    }
+
+    fn go_alone(&mut self) -> io::Result<()> {
+        let command = ["vm", "unprotect", VM];
+        self.cluster.node(FROM).godwit(&command).text()?;
+        Ok(())
+    }
+
     fn finish(&mut self) -> io::Result<Finished> {
         self.guest.finish(self.cluster.node(self.at))
     }

@@ -18,9 +18,9 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Longest time for any reaction of a guest.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Warm-up of the guest: the first accesses to its file are slower.
-const WARM_UP: Duration = Duration::from_secs(3);
+pub(super) const WARM_UP: Duration = Duration::from_secs(3);
 /// Time to measure the guest before the move.
-const BEFORE: Duration = Duration::from_secs(5);
+pub(super) const BEFORE: Duration = Duration::from_secs(5);
 /// Bytes of a write of the guest.
 pub(crate) const BLOCK: f64 = 4096.0;
 
@@ -91,7 +91,7 @@ fn follow(
 }
 
 /// Checks that the guest verified all of its writes, and that it ran once and not twice. Returns its number of writes.
-fn verified(machine: &mut dyn Machine) -> io::Result<u64> {
+pub(super) fn verified(machine: &mut dyn Machine) -> io::Result<u64> {
     let finished = machine.finish()?;
     let console = machine.console();
     let wrong = match (finished.errors + finished.mismatches, console.repeated()) {
@@ -107,14 +107,14 @@ fn verified(machine: &mut dyn Machine) -> io::Result<u64> {
 
 /// A watched interval of a guest's work, from its start.
 #[derive(Clone, Copy, Debug)]
-struct Watch {
+pub(super) struct Watch {
     writes: u64,
     at: Instant,
 }
 
 impl Watch {
     /// Starts the interval now.
-    fn begin(console: &GuestConsole) -> io::Result<Self> {
+    pub(super) fn begin(console: &GuestConsole) -> io::Result<Self> {
         console.mark(PATIENCE)?;
         let (writes, at) = console
             .writes()
@@ -123,7 +123,7 @@ impl Watch {
     }
 
     /// Returns the guest's measurements until its first write after `end`.
-    fn end(self, console: &GuestConsole, end: Instant) -> io::Result<Value> {
+    pub(super) fn end(self, console: &GuestConsole, end: Instant) -> io::Result<Value> {
         let later = || console.writes().filter(|(_, at)| *at > end);
         let (writes, at) = awaited("a write of the guest", PATIENCE, later)?;
         let latency = console.fresh_report(PATIENCE)?.latency_since_mark;

@@ -3,6 +3,7 @@
 
 mod end;
 mod godwit;
+mod in_step;
 mod measure;
 mod mover;
 mod qemu;
@@ -13,7 +14,11 @@ use std::time::Duration;
 use godwit_testkit::report::{Report, Runs, Target};
 use godwit_testkit::vm::GuestLoad;
 
+pub(crate) use self::godwit::Godwit;
+pub(crate) use self::in_step::measure_in_step;
 use self::measure::{BLOCK, measure};
+pub(crate) use self::mover::Mover;
+pub(crate) use self::qemu::Qemu;
 use crate::common::{in_turns, named};
 use crate::suite::noise::{disagree, outliers};
 use crate::suite::site::{Data, Destination, Site};

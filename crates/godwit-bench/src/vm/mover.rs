@@ -36,6 +36,12 @@ pub(crate) trait Machine: Debug {
     /// Cancels a move that has not ended; the machine stays.
     fn cancel(&mut self) -> io::Result<()>;
 
+    /// Keeps a second copy at the other end from now on, which has each write before its acknowledgement.
+    fn keep_in_step(&mut self) -> io::Result<()>;
+
+    /// Ends that.
+    fn go_alone(&mut self) -> io::Result<()>;
+
     /// Lets the guest verify its data, ends the machine, and checks its file system.
     fn finish(&mut self) -> io::Result<Finished>;
 }

@@ -232,6 +232,16 @@ impl Machine for Mirrored<'_> {
         Ok(())
     }
 
+    fn keep_in_step(&mut self) -> io::Result<()> {
+        self.begin()?;
+        let ready = |event: &Value| event["event"] == "BLOCK_JOB_READY";
+        self.source.await_event("mirror its disk", ready).map(drop)
+    }
+
+    fn go_alone(&mut self) -> io::Result<()> {
+        self.cancel()
+    }
+
     fn finish(&mut self) -> io::Result<Finished> {
         let finished = self.console.finish(PATIENCE)?;
         let running = match &mut self.destination {
