@@ -29,7 +29,7 @@ pub(crate) enum Opening {
     Offer(Box<ProtectionOffer>),
     /// Beats alone follow.
     Beats,
-    /// Checkpoints follow: see `checkpoints/records.rs`.
+    /// Checkpoints follow: see `checkpoints/records/mod.rs`.
     Checkpoints,
     /// Answer who has the machine. Whoever does not have the machine gives the chance to take it up.
     Question,

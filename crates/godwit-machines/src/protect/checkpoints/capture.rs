@@ -1,13 +1,13 @@
 //! Captures a machine: stops the guest, copies the pages written since the last time and the state of the devices, and
 //! lets the guest go on.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_context::{blocking, failpoint};
 use godwit_disks::disks::disk::Disk;
 use godwit_disks::disks::following;
-use godwit_memory::dirty::pages::{PAGE_BYTES, PageRun, Pages};
+use godwit_memory::dirty::pages::Pages;
 use godwit_memory::dirty::scan::Scanner;
 use godwit_memory::mover::agent::Agent;
 use godwit_protect::checkpoints::Checkpoint;
@@ -20,7 +20,7 @@ use godwit_vhost::memory::written::WrittenPages;
 use serde_json::json;
 
 use super::memory::GuestMemory;
-use super::records::{self, MOST_PAGES};
+use super::records::{self, Copies};
 use crate::nics::served::ServedNic;
 use crate::vms::Vms;
 use crate::vms::vm::{Qemu, Vm};
@@ -65,6 +65,7 @@ struct Tracked {
     memory: GuestMemory,
     scanner: Scanner,
     written: Arc<WrittenPages>,
+    copies: Mutex<Copies>,
     _agent: Agent,
 }
 
@@ -81,30 +82,15 @@ impl Tracked {
         }
     }
 
-    /// Copies pages as records.
-    fn copy(&self, pages: &Pages, out: &mut Vec<u8>) -> Result<(), String> {
-        let mut data = vec![0; (MOST_PAGES * PAGE_BYTES) as usize];
-        out.reserve((pages.count() * PAGE_BYTES) as usize);
-        for run in pages.runs() {
-            for part in parts(*run) {
-                let data = &mut data[..(part.pages * PAGE_BYTES) as usize];
-                let read = self.memory.read(part, data);
-                read.map_err(|error| format!("its memory cannot be read: {error}"))?;
-                records::put_pages(out, part, data);
-            }
-        }
-        Ok(())
+    /// Copies pages, of which records are made next.
+    fn copy(&self, pages: Pages) -> Result<(), String> {
+        let copied = self.copies().take(&self.memory, pages);
+        copied.map_err(|error| format!("its memory cannot be read: {error}"))
     }
-}
 
-/// Divides a run into parts of at most [`MOST_PAGES`].
-fn parts(run: PageRun) -> impl Iterator<Item = PageRun> {
-    (0..run.pages)
-        .step_by(MOST_PAGES as usize)
-        .map(move |at| PageRun {
-            first: run.first + at,
-            pages: MOST_PAGES.min(run.pages - at),
-        })
+    fn copies(&self) -> MutexGuard<'_, Copies> {
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Returns the blockers of a machine's checkpoints at its own node.
@@ -200,8 +186,8 @@ impl Capture {
     pub(super) async fn copy(&self, part: Pages) -> Result<Vec<u8>, String> {
         let pages = Arc::clone(&self.pages);
         let copied = blocking(move || {
-            let mut out = Vec::new();
-            pages.copy(&part, &mut out).map(|()| out)
+            pages.copy(part)?;
+            Ok(pages.copies().pack())
         });
         copied.await.map_err(|error| error.message)?
     }
@@ -255,15 +241,15 @@ impl Capture {
             let pages = Arc::clone(pages);
             let copied = blocking(move || {
                 let written = pages.scan()?;
-                let mut records = Vec::new();
-                pages.copy(&written, &mut records)?;
-                Ok::<_, String>((records, written.count()))
+                let count = written.count();
+                pages.copy(written)?;
+                Ok::<_, String>(count)
             });
             let (copied, ended) = tokio::join!(copied, end_epoch(disks, nics, number));
             ended?;
-            let (records, pages) = copied.map_err(|error| error.message)??;
+            let pages = copied.map_err(|error| error.message)??;
             let copy = begun.elapsed() - stop;
-            Ok::<_, String>((records, pages, stop, copy))
+            Ok::<_, String>((pages, stop, copy))
         };
         // QEMU takes the second command when it has done the first: the state is saved while the pages are copied.
         let saved = async {
@@ -276,7 +262,7 @@ impl Capture {
         let resumes = begun.elapsed();
         let goes_on = qmp.execute("cont", json!({})).await;
         let whole = begun.elapsed();
-        let ((mut records, pages, stop, copy), (state, saved)) = (copied?, saved?);
+        let ((pages, stop, copy), (state, saved)) = (copied?, saved?);
         let pause = Pause {
             stop,
             copy,
@@ -285,6 +271,9 @@ impl Capture {
             whole,
         };
         goes_on.map_err(|error| error.to_string())?;
+        let tracked = Arc::clone(&self.pages);
+        let records = blocking(move || tracked.copies().pack()).await;
+        let mut records = records.map_err(|error| error.message)?;
         records::put_end(&mut records, &state, number);
         failpoint::reach(String::from("checkpoint::captured")).await;
         Ok(Captured {
@@ -345,6 +334,7 @@ fn track(pid: u32, socket: &std::path::Path, bytes: u64) -> Result<Tracked, Stri
     Ok(Tracked {
         scanner: scanner.map_err(|error| error.to_string())?,
         written: Arc::new(WrittenPages::new(file, memory.bytes())),
+        copies: Mutex::new(Copies::new(memory.bytes())),
         memory,
         _agent: agent,
     })

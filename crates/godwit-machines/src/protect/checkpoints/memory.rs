@@ -157,22 +157,28 @@ impl GuestMemory {
 }
 
 #[cfg(test)]
+impl GuestMemory {
+    /// A memory of so many pages, for tests.
+    pub(super) fn empty(pages: u64) -> Self {
+        let file = rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC);
+        let file = File::from(file.expect("a file"));
+        let bytes = pages * PAGE_BYTES;
+        file.set_len(bytes).expect("a size");
+        Self {
+            file,
+            address: 0x7000_0000,
+            bytes,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
-    fn memory(pages: u64) -> GuestMemory {
-        let file = tempfile::tempfile().expect("a file");
-        file.set_len(pages * PAGE_BYTES).expect("a size");
-        GuestMemory {
-            file,
-            address: 0x7000_0000,
-            bytes: pages * PAGE_BYTES,
-        }
-    }
-
     #[test]
     fn pages_are_read_as_written() {
-        let memory = memory(4);
+        let memory = GuestMemory::empty(4);
         memory
             .write(1, &[7; 2 * PAGE_BYTES as usize])
             .expect("within");
@@ -188,14 +194,7 @@ mod tests {
 
     #[test]
     fn pages_written_by_anybody_are_allocated() {
-        let file = rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC);
-        let file = File::from(file.expect("a file"));
-        file.set_len(64 * PAGE_BYTES).expect("a size");
-        let memory = GuestMemory {
-            file,
-            address: 0x7000_0000,
-            bytes: 64 * PAGE_BYTES,
-        };
+        let memory = GuestMemory::empty(64);
         assert!(memory.allocated().is_empty());
         memory
             .file
@@ -216,7 +215,7 @@ mod tests {
 
     #[test]
     fn pages_outside_of_the_memory_are_refused() {
-        let memory = memory(4);
+        let memory = GuestMemory::empty(4);
         for run in [
             (4, 1),
             (3, 2),

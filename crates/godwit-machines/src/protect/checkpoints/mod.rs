@@ -1,8 +1,9 @@
 //! Rapid checkpoints of a protected machine (the replicable NIC paper, section 3.2): see [`godwit_protect::checkpoints`]
 //! for the rules.
 //!
-//! - Primary: `capture.rs` stops the guest for each checkpoint and copies the changed pages; `sending.rs` sends checkpoints,
-//!   and releases packets once they are acknowledged.
+//! - Primary: `capture.rs` stops the guest for each checkpoint and copies the changed pages; `records/` makes records of the
+//!   copies, and differences of pages that were sent before; `sending.rs` sends checkpoints, and releases packets once they
+//!   are acknowledged.
 //! - Backup: `waiting.rs` is a QEMU that waits with the machine's memory, and lets the machine go on; `receiving.rs` gathers
 //!   checkpoints, applies whole ones to that memory and to the disks, and acknowledges them.
 //! - `primary.rs` and `backup.rs` tie these to the tasks of a protection.

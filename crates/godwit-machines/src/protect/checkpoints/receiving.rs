@@ -7,7 +7,6 @@ use std::sync::Arc;
 use godwit_context::{blocking, failpoint};
 use godwit_disks::disks::disk::Disk;
 use godwit_disks::disks::following;
-use godwit_memory::dirty::pages::PAGE_BYTES;
 use godwit_peers::PeerConnection;
 use godwit_protect::checkpoints::{Checkpoint, Gathering};
 use tokio::io::{AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
@@ -171,10 +170,12 @@ impl Gatherer {
             }
             // Nothing depends on the memory before the first checkpoint.
             record if self.gathering.whole().is_none() && self.open.is_empty() => {
-                put(&self.memory, &record).map_err(|error| unwritten(&error))?;
+                record
+                    .apply(&self.memory)
+                    .map_err(|error| unwritten(&error))?;
             }
             record => {
-                self.bytes += bytes_of(&record);
+                self.bytes += record.bytes();
                 // Two checkpoints may be under way.
                 if self.bytes > 2 * self.memory.bytes() {
                     return Err(String::from("the checkpoints are larger than the memory"));
@@ -216,10 +217,10 @@ impl Gatherer {
         let _ = self.writer.write_u64_le(whole.0).await;
         let _ = self.writer.flush().await;
         failpoint::reach(String::from("checkpoint::acknowledged")).await;
-        self.bytes -= pages.iter().map(bytes_of).sum::<u64>();
+        self.bytes -= pages.iter().map(Record::bytes).sum::<u64>();
         let memory = Arc::clone(&self.memory);
-        let put = blocking(move || pages.iter().try_for_each(|record| put(&memory, record)));
-        let applied = put.await.map_err(|error| error.message)?;
+        let apply = blocking(move || pages.iter().try_for_each(|record| record.apply(&memory)));
+        let applied = apply.await.map_err(|error| error.message)?;
         if let Err(error) = applied {
             self.image = None;
             return Err(unwritten(&error));
@@ -234,21 +235,4 @@ impl Gatherer {
 
 fn unwritten(error: &io::Error) -> String {
     format!("the memory of the machine cannot be written: {error}")
-}
-
-const fn bytes_of(record: &Record) -> u64 {
-    match record {
-        Record::Pages(_, data) => data.len() as u64,
-        // Counted as a page, for the room of the record itself.
-        _ => PAGE_BYTES,
-    }
-}
-
-/// Writes the pages of a record to the memory.
-fn put(memory: &GuestMemory, record: &Record) -> io::Result<()> {
-    match record {
-        Record::Pages(first, data) => memory.write(*first, data),
-        Record::Zeroes(run) => memory.zero(*run),
-        Record::State(_) | Record::End(_) => Ok(()),
-    }
 }
