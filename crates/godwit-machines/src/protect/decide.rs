@@ -14,9 +14,6 @@ use super::witness::spec::WitnessSpec;
 use super::witness::{self, Protection, Witness};
 use crate::vms::Vms;
 
-/// Longest wait for any answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-
 /// A request, with everything that decides on it.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
@@ -42,15 +39,11 @@ pub(super) async fn decide(vms: Arc<Vms>, request: Request) -> Result<Grant, Str
         Err(why) if !request.ordered => return Err(why),
         Ok(None) | Err(_) => {}
     }
-    let decision = async {
-        match (request.entry.primary().is_some(), request.ordered) {
-            (true, true) => Ok(request.ask.wanted),
-            (true, false) => primary_alone(&vms, &request).await,
-            (false, _) => backup_alone(&request),
-        }
-    };
-    let answer = tokio::time::timeout(ANSWER_WITHIN, decision).await;
-    answer.unwrap_or_else(|_| Err(String::from("no answer came in time")))
+    match (request.entry.primary().is_some(), request.ordered) {
+        (true, true) => Ok(request.ask.wanted),
+        (true, false) => primary_alone(&vms, &request).await,
+        (false, _) => backup_alone(&request),
+    }
 }
 
 /// Returns the witness's answer, or `None` if there is no witness.
@@ -107,7 +100,12 @@ async fn primary_alone(vms: &Arc<Vms>, request: &Request) -> Result<Grant, Strin
         true => Opening::Look,
         false => Opening::Question,
     };
-    match session::question(vms, &request.vm, entry, question).await {
+    // A node that hangs takes connections, and answers nothing.
+    let within = Duration::from_millis(entry.timeout_ms);
+    let asked = session::question(vms, &request.vm, entry, question);
+    let asked = tokio::time::timeout(within, asked).await;
+    let silent = |_| Err(format!("node '{}' does not answer", entry.peer));
+    match asked.unwrap_or_else(silent) {
         Ok(Hear::Word { grant, took: true }) => Ok(Grant {
             term: grant.term.max(back.term),
             owner: entry.me.other(),
