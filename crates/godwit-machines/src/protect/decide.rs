@@ -9,10 +9,13 @@ use godwit_core::units::ProtectionId;
 use godwit_protect::{Ask, Grant, Member, Term};
 
 use super::messages::{Hear, Opening};
-use super::session;
 use super::witness::spec::WitnessSpec;
 use super::witness::{self, Protection, Witness};
+use super::{Here, Input, session};
 use crate::vms::Vms;
+
+/// Time between two looks at the witness of a protected machine.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// A request, with everything that decides on it.
 #[derive(Clone, Debug)]
@@ -53,6 +56,31 @@ async fn asked(vms: &Arc<Vms>, request: &Request) -> Result<Option<Grant>, Strin
     };
     let answer = witness::answer(&*witness, &of, &request.ask).await;
     answer.map(Some).map_err(|error| error.to_string())
+}
+
+/// Looks from time to time if the witness answers, as long as the protection's task runs: [`Input::Witness`] follows each
+/// look. A dead witness would show only after the death of a node otherwise.
+pub(super) fn watch_witness(here: &Here, entry: &ProtectionEntry) {
+    let (here, entry) = (here.clone(), entry.clone());
+    tokio::spawn(async move {
+        while let Ok(Some((witness, of))) = witness(&here.vms, &entry) {
+            tokio::select! {
+                () = here.vms.context.closed() => return,
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+            }
+            let look = Ask {
+                expected: Grant::FIRST,
+                wanted: Grant::FIRST,
+            };
+            let answer = witness::answer(&*witness, &of, &look).await;
+            let answer = answer.map(drop).map_err(|error| {
+                format!("nobody goes on if a node is lost now, because the witness cannot be asked: {error}")
+            });
+            if here.inputs.send(Input::Witness(answer)).await.is_err() {
+                return;
+            }
+        }
+    });
 }
 
 /// Returns an error unless this node can ask the witness.
