@@ -321,6 +321,8 @@ impl PrimaryActor {
             }
             Some(Hear::Behind(why)) => self.lost(why).await,
             Some(Hear::Beat | Hear::Ready | Hear::Refused(_) | Hear::Word { .. }) => {}
+            // The backup hangs up to take the machine that is left to it: see `tick`.
+            None if self.primary.leaves() => self.end_session(),
             None => {
                 let why = format!("the connection to node '{}' was lost", self.entry.peer);
                 self.lost(why).await;
@@ -345,13 +347,14 @@ impl PrimaryActor {
             let leased = self.primary.state() != PrimaryState::Alone
                 && self.entry.checkpoints_per_second.is_none();
             self.stand_still(leased && sign != Sign::Alive);
-            if self.primary.leaves() && now >= self.leaves_until {
-                let why = format!("node '{}' does not take the VM", self.entry.peer);
-                self.lost(why).await;
-            } else if sign == Sign::Lost {
+            if sign == Sign::Lost {
                 let why = format!("node '{}' is silent", self.entry.peer);
                 self.lost(why).await;
             }
+        }
+        if self.primary.leaves() && now >= self.leaves_until {
+            let why = format!("node '{}' does not take the VM", self.entry.peer);
+            self.lost(why).await;
         }
         match self.primary.state() {
             PrimaryState::Alone => {
