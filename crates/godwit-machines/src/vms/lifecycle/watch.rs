@@ -127,9 +127,9 @@ async fn follow(vm: &Arc<Vm>, qmp: &Qmp) {
                     !vm.lock().checkpointed
                 }
                 Ok(event) if event.name == "SHUTDOWN" && event.data["guest"] == true => {
-                    // QEMU may end before it answers.
+                    // QEMU is not asked: it may end before it answers, or answer that it is paused for a checkpoint.
                     vm.lock().run_state = Some(String::from("shutdown"));
-                    true
+                    false
                 }
                 Ok(event) => matches!(
                     event.name.as_str(),
