@@ -234,7 +234,8 @@ fn dies_everywhere(primary: &[&str], backup: &[&str]) -> io::Result<()> {
         return Ok(());
     };
     let at = |point: &str| format!("checkpoint::{point}");
-    served.protect(&CONTINUE)?;
+    // Longer than the start of a node on a busy host.
+    served.protect(&[&CONTINUE[..], &["--heartbeat-timeout", "8s"]].concat())?;
     let (mut here, mut there) = ("a", "b");
     for point in primary {
         // The backup's node starts again with the point set, and then the machine comes to it.
