@@ -108,12 +108,18 @@ impl Pings {
 pub struct Heard {
     timing: Timing,
     last: Duration,
+    /// The time of the last look.
+    looked: Duration,
 }
 
 impl Heard {
     /// Starts with a primary that has just been heard.
     pub const fn new(timing: Timing, now: Duration) -> Self {
-        Self { timing, last: now }
+        Self {
+            timing,
+            last: now,
+            looked: now,
+        }
     }
 
     /// Notes a ping.
@@ -121,8 +127,13 @@ impl Heard {
         self.last = self.last.max(now);
     }
 
-    /// Returns the state of the primary.
-    pub fn sign(&self, now: Duration) -> Sign {
+    /// Returns the state of the primary. To be called at least as often as pings come: after a longer time, the silence
+    /// was that of this node, which stood still, and the primary may have gone on alone.
+    pub fn sign(&mut self, now: Duration) -> Sign {
+        if now.saturating_sub(self.looked) >= self.timing.lost / 2 {
+            self.last = now;
+        }
+        self.looked = now;
         match now.saturating_sub(self.last) >= self.timing.lost {
             true => Sign::Lost,
             false => Sign::Alive,
@@ -167,6 +178,16 @@ mod tests {
         assert_eq!(pings.sign(ms(3000)), Sign::Silent);
     }
 
+    #[test]
+    fn a_backup_that_stood_still_itself_does_not_blame_the_primary() {
+        let mut heard = Heard::new(Timing::of(ms(3000)), ms(0));
+        assert_eq!(heard.sign(ms(1400)), Sign::Alive);
+        assert_eq!(heard.sign(ms(9000)), Sign::Alive);
+        let mut looks = (9100..20_000).step_by(100);
+        let lost = looks.find(|now| heard.sign(ms(*now)) == Sign::Lost);
+        assert_eq!(lost, Some(12_000));
+    }
+
     /// Whatever the delays, the guest stands still before the backup begins to take the machine.
     #[test]
     fn the_guest_stands_still_before_the_backup_asks() {
@@ -178,6 +199,7 @@ mod tests {
                 let number = pings.send(ms(beat * 500));
                 heard.ping(ms(beat * 500 + there));
                 pings.answered(number);
+                assert_eq!(heard.sign(ms(beat * 500 + there)), Sign::Alive);
             }
             for now in (4500 + there..12_000).step_by(10) {
                 let takes = heard.sign(ms(now)) == Sign::Lost;

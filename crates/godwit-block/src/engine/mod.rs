@@ -46,6 +46,7 @@ pub use self::config::{
 pub use self::connections::streams::{ClientStream, PeerStream, PeerStreams};
 pub use self::front_ends::vhost::device::BlockDevice;
 pub use self::handle::{EngineHandle, Reply};
+pub use self::kept::KEPT_ROOM;
 pub use self::peers::link_signal::InterfaceCounter;
 pub use self::slots::chunks::ChunkMemory;
 pub use self::stats::baseline::LatencyBaseline;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::{ErrorBody, ErrorCode};
+use godwit_block::engine::KEPT_ROOM;
 use godwit_context::failpoint;
 use godwit_context::store::machine::protections::{BackupEntry, ProtectionEntry, ProtectionPart};
 use godwit_core::authority::Ownership;
@@ -129,6 +130,24 @@ pub(super) async fn instead(here: &Here, old: ProtectionEntry, offered: Offered)
     true
 }
 
+/// Returns the blockers of an offered machine here.
+async fn blockers(here: &Here, offer: &ProtectionOffer) -> Vec<String> {
+    let mut machine = offer.machine.clone();
+    let has_checkpoints = offer.checkpoints_per_second.is_some();
+    if has_checkpoints {
+        for (_, bytes) in &mut machine.disks {
+            *bytes = bytes.saturating_add(KEPT_ROOM);
+        }
+    }
+    let mut blockers = preflight::coming(&here.vms, &here.vm, &machine).await;
+    let witness = offer.witness.as_deref();
+    blockers.extend(witness.and_then(|text| decide::usable(&here.vms, text).err()));
+    if has_checkpoints && blockers.is_empty() {
+        blockers.extend(checkpoints::other_qemu(&here.vms, &machine).await);
+    }
+    blockers
+}
+
 async fn settled(is_so: impl Fn() -> bool) -> bool {
     let wait = async {
         while !is_so() {
@@ -212,8 +231,13 @@ impl BackupActor {
             Input::Offered(offered) => self.offered(*offered).await,
             Input::Beats(link) => self.beats = Some(link),
             Input::Disk(disk, migration, News::Follows) => self.disk_follows(disk, migration).await,
-            Input::Disk(disk, migration, News::Lost) => self.disk_lost(&disk, &migration).await,
+            Input::Disk(disk, migration, News::Lost(_)) => self.disk_lost(&disk, &migration).await,
             Input::Decided(ask, answer) => self.decided(&ask, answer).await,
+            Input::Witness(answer) => {
+                if self.backup.state() == BackupState::Following {
+                    self.problem = answer.err();
+                }
+            }
             Input::Question(reply) => {
                 let took = self.backup.state() == BackupState::Took;
                 if !took {
@@ -260,10 +284,7 @@ impl BackupActor {
         }
         (self.control, self.beats) = (None, None);
         self.start_over("the primary synchronizes anew").await;
-        let mut blockers =
-            preflight::coming(&self.here.vms, &self.here.vm, &offered.offer.machine).await;
-        let witness = offered.offer.witness.as_deref();
-        blockers.extend(witness.and_then(|text| decide::usable(&self.here.vms, text).err()));
+        let blockers = blockers(&self.here, &offered.offer).await;
         if !blockers.is_empty() {
             tracing::warn!(
                 vm = self.here.vm,

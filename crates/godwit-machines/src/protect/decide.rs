@@ -9,13 +9,13 @@ use godwit_core::units::ProtectionId;
 use godwit_protect::{Ask, Grant, Member, Term};
 
 use super::messages::{Hear, Opening};
-use super::session;
 use super::witness::spec::WitnessSpec;
 use super::witness::{self, Protection, Witness};
+use super::{Here, Input, session};
 use crate::vms::Vms;
 
-/// Longest wait for any answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// Time between two looks at the witness of a protected machine.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// A request, with everything that decides on it.
 #[derive(Clone, Debug)]
@@ -42,15 +42,11 @@ pub(super) async fn decide(vms: Arc<Vms>, request: Request) -> Result<Grant, Str
         Err(why) if !request.ordered => return Err(why),
         Ok(None) | Err(_) => {}
     }
-    let decision = async {
-        match (request.entry.primary().is_some(), request.ordered) {
-            (true, true) => Ok(request.ask.wanted),
-            (true, false) => primary_alone(&vms, &request).await,
-            (false, _) => backup_alone(&request),
-        }
-    };
-    let answer = tokio::time::timeout(ANSWER_WITHIN, decision).await;
-    answer.unwrap_or_else(|_| Err(String::from("no answer came in time")))
+    match (request.entry.primary().is_some(), request.ordered) {
+        (true, true) => Ok(request.ask.wanted),
+        (true, false) => primary_alone(&vms, &request).await,
+        (false, _) => backup_alone(&request),
+    }
 }
 
 /// Returns the witness's answer, or `None` if there is no witness.
@@ -60,6 +56,31 @@ async fn asked(vms: &Arc<Vms>, request: &Request) -> Result<Option<Grant>, Strin
     };
     let answer = witness::answer(&*witness, &of, &request.ask).await;
     answer.map(Some).map_err(|error| error.to_string())
+}
+
+/// Looks from time to time if the witness answers, as long as the protection's task runs: [`Input::Witness`] follows each
+/// look. A dead witness would show only after the death of a node otherwise.
+pub(super) fn watch_witness(here: &Here, entry: &ProtectionEntry) {
+    let (here, entry) = (here.clone(), entry.clone());
+    tokio::spawn(async move {
+        while let Ok(Some((witness, of))) = witness(&here.vms, &entry) {
+            tokio::select! {
+                () = here.vms.context.closed() => return,
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+            }
+            let look = Ask {
+                expected: Grant::FIRST,
+                wanted: Grant::FIRST,
+            };
+            let answer = witness::answer(&*witness, &of, &look).await;
+            let answer = answer.map(drop).map_err(|error| {
+                format!("nobody goes on if a node is lost now, because the witness cannot be asked: {error}")
+            });
+            if here.inputs.send(Input::Witness(answer)).await.is_err() {
+                return;
+            }
+        }
+    });
 }
 
 /// Returns an error unless this node can ask the witness.
@@ -107,7 +128,12 @@ async fn primary_alone(vms: &Arc<Vms>, request: &Request) -> Result<Grant, Strin
         true => Opening::Look,
         false => Opening::Question,
     };
-    match session::question(vms, &request.vm, entry, question).await {
+    // A node that hangs takes connections, and answers nothing.
+    let within = Duration::from_millis(entry.timeout_ms);
+    let asked = session::question(vms, &request.vm, entry, question);
+    let asked = tokio::time::timeout(within, asked).await;
+    let silent = |_| Err(format!("node '{}' does not answer", entry.peer));
+    match asked.unwrap_or_else(silent) {
         Ok(Hear::Word { grant, took: true }) => Ok(Grant {
             term: grant.term.max(back.term),
             owner: entry.me.other(),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use godwit_qemu::monitor::qmp::QmpError;
 use serde_json::json;
 use tokio::sync::watch::{Receiver, Sender, channel};
 
@@ -55,6 +56,11 @@ async fn obey(vms: Arc<Vms>, name: String, mut wanted: Receiver<bool>) {
         }
         match qemu.qmp.execute(command, json!({})).await {
             Ok(_) => stopped = still,
+            // QEMU obeys once its disks have answered, which they may not do before the other node is heard.
+            Err(QmpError::Timeout { .. }) => {
+                tracing::warn!(vm = name, command, "QEMU has not answered yet");
+                stopped = still;
+            }
             Err(error) => tracing::error!(vm = name, command, %error, "QEMU refuses"),
         }
         if !stopped {

@@ -23,7 +23,7 @@ use std::time::Duration;
 use godwit_api::{ErrorBody, ErrorCode, ProtectVm, WhenAlone};
 use godwit_context::ids;
 use godwit_context::store::machine::protections::{ProtectionEntry, ProtectionPart};
-use godwit_core::event::Event;
+use godwit_core::event::{AbortReason, Event};
 use godwit_core::wire::Hello;
 use godwit_disks::disks::disk::{Activity, Disk};
 use godwit_peers::PeerConnection;
@@ -68,7 +68,7 @@ pub(crate) enum News {
     /// Backup: the disk follows.
     Follows,
     /// The migration has ended, or its follower is lost.
-    Lost,
+    Lost(AbortReason),
 }
 
 type Done = oneshot::Sender<Result<(), ErrorBody>>;
@@ -80,6 +80,8 @@ pub(crate) enum Input {
     Disk(String, String, News),
     /// The answer to a request to the witness.
     Decided(Ask, Result<Grant, String>),
+    /// The outcome of a look at the witness.
+    Witness(Result<(), String>),
     /// Primary: the backup takes the machine's disks, or does not.
     Connected(Result<Connected, ErrorBody>),
     /// Primary: the disks' migrations of this session have begun, or not.
@@ -231,6 +233,15 @@ fn check(vms: &Arc<Vms>, name: &str, request: &ProtectVm) -> Result<(), ErrorBod
         (Some(witness), None) => {
             let unusable = |why| ErrorBody::new(ErrorCode::Invalid, format!("VM {name}: {why}"));
             let spec: WitnessSpec = witness.parse().map_err(unusable)?;
+            let parts = [&request.to, &vms.context.config.name];
+            if let WitnessSpec::Node(third) = &spec
+                && parts.contains(&third)
+            {
+                return invalid(
+                    &format!("node '{third}' is one of its two nodes, and cannot be its witness"),
+                    "name a third node",
+                );
+            }
             witness::connect(&spec, &vms.context)?;
         }
         (None, Some(_)) => {}
@@ -493,9 +504,11 @@ pub async fn disk_event(vms: &Arc<Vms>, disk: &str, event: &Event) {
     let (migration, news) = match event {
         Event::Followed { migration } => (migration, News::Followed),
         Event::Follows { migration, .. } => (migration, News::Follows),
-        Event::Severed { migration, .. }
-        | Event::MigrationAborted { migration, .. }
-        | Event::ReceiveAborted { migration, .. } => (migration, News::Lost),
+        Event::Severed { migration, reason }
+        | Event::MigrationAborted {
+            migration, reason, ..
+        }
+        | Event::ReceiveAborted { migration, reason } => (migration, News::Lost(*reason)),
         _ => return,
     };
     if let Some(inputs) = vms.protections.with_disk(disk) {

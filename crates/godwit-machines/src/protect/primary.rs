@@ -169,6 +169,9 @@ impl PrimaryActor {
         match input {
             Input::Disk(disk, migration, news) => self.news(&disk, migration, news).await,
             Input::Decided(ask, answer) => self.decided(&ask, answer).await,
+            Input::Witness(answer) if self.primary.state() == PrimaryState::Paired => {
+                self.problem = answer.err();
+            }
             Input::Connected(connected) => {
                 self.connecting = false;
                 match connected {
@@ -206,6 +209,7 @@ impl PrimaryActor {
             }
             Input::Offered(_)
             | Input::Beats(_)
+            | Input::Witness(_)
             | Input::Given
             | Input::Checkpoints(_)
             | Input::Waiting(..)
@@ -255,7 +259,7 @@ impl PrimaryActor {
         if let Some(session) = &mut self.session {
             // News may overtake each other, and what is lost stays lost.
             let known = session.news.entry(migration).or_insert(news);
-            if *known != News::Lost {
+            if !matches!(known, News::Lost(_)) {
                 *known = news;
             }
             self.look().await;
@@ -284,10 +288,11 @@ impl PrimaryActor {
         for (disk, migration) in started {
             match news.get(migration) {
                 Some(News::Followed) => {}
-                Some(News::Lost) => {
+                Some(News::Lost(reason)) => {
                     let why = self.here.trouble_of(migration);
-                    let why =
-                        why.unwrap_or_else(|| format!("disk {disk} is not followed any more"));
+                    let why = why.unwrap_or_else(|| {
+                        format!("disk {disk} is not followed any more: {reason}")
+                    });
                     return self.lost(why).await;
                 }
                 Some(News::Follows) | None => all = false,
@@ -316,6 +321,8 @@ impl PrimaryActor {
             }
             Some(Hear::Behind(why)) => self.lost(why).await,
             Some(Hear::Beat | Hear::Ready | Hear::Refused(_) | Hear::Word { .. }) => {}
+            // The backup hangs up to take the machine that is left to it: see `tick`.
+            None if self.primary.leaves() => self.end_session(),
             None => {
                 let why = format!("the connection to node '{}' was lost", self.entry.peer);
                 self.lost(why).await;
@@ -340,13 +347,14 @@ impl PrimaryActor {
             let leased = self.primary.state() != PrimaryState::Alone
                 && self.entry.checkpoints_per_second.is_none();
             self.stand_still(leased && sign != Sign::Alive);
-            if self.primary.leaves() && now >= self.leaves_until {
-                let why = format!("node '{}' does not take the VM", self.entry.peer);
-                self.lost(why).await;
-            } else if sign == Sign::Lost {
+            if sign == Sign::Lost {
                 let why = format!("node '{}' is silent", self.entry.peer);
                 self.lost(why).await;
             }
+        }
+        if self.primary.leaves() && now >= self.leaves_until {
+            let why = format!("node '{}' does not take the VM", self.entry.peer);
+            self.lost(why).await;
         }
         match self.primary.state() {
             PrimaryState::Alone => {

@@ -238,6 +238,7 @@ impl Here {
             disks,
             began: Instant::now(),
         };
+        decide::watch_witness(&here, entry);
         (here, orders)
     }
 

@@ -297,9 +297,14 @@ pub(crate) fn hello(purpose: Purpose, node: &str, migration: u8, disk: &str) -> 
 
 /// Returns the answer to them of a node that knows no features.
 pub(crate) fn welcome(node: &str) -> Greeting {
+    welcome_with(node, Features::default())
+}
+
+/// Returns the answer to them of a node that knows these features.
+pub(crate) fn welcome_with(node: &str, features: Features) -> Greeting {
     Greeting::Reply(Reply::Welcome {
         version: PROTOCOL_VERSION,
-        features: Features::default(),
+        features,
         node: node.to_owned(),
     })
 }

@@ -105,6 +105,25 @@ impl StateReader {
     }
 }
 
+impl Drop for StateReader {
+    /// Takes the pipe's name away while there still is a reader. A QEMU that comes to the command late, because its disks
+    /// hold their answers, would wait at a pipe without a reader for ever, and its guest with it.
+    fn drop(&mut self) {
+        // Somebody else may have removed it.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Frees a QEMU that waits at the pipe of an earlier process of this node, which died amid a command.
+pub fn free_waiting(places: &Places) {
+    let path = places.device_state();
+    // The pipe gets a reader for a moment. Most machines have none.
+    let pipe = OpenOptions::new().read_write(true).open_receiver(&path);
+    if pipe.is_ok() {
+        let _ = std::fs::remove_file(&path);
+    }
+}
+
 const fn check_length(state: &[u8]) -> Result<(), SaveError> {
     match state.len() > MOST_BYTES {
         true => Err(SaveError::Long),
@@ -132,6 +151,38 @@ pub fn to_load(state: &[u8], machine_type: &str) -> Result<Vec<u8>, SaveError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    /// Opens the pipe as QEMU does. Returns the news that it is open.
+    fn opens(places: &Places) -> mpsc::Receiver<()> {
+        let (opened, news) = mpsc::channel();
+        let path = places.device_state();
+        std::thread::spawn(move || {
+            File::create(path).expect("it opens");
+            opened.send(())
+        });
+        news
+    }
+
+    #[tokio::test]
+    async fn a_qemu_that_comes_late_or_early_does_not_wait_at_a_pipe_without_a_reader() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let places = Places {
+            folder: folder.path().to_owned(),
+        };
+        let long = Duration::from_secs(20);
+        drop(StateReader::new(&places, None).expect("a pipe"));
+        opens(&places).recv_timeout(long).expect("after the reader");
+        process::make_pipe(&places.device_state(), None).expect("a pipe");
+        let waits = opens(&places);
+        let early = waits.recv_timeout(Duration::from_millis(300));
+        early.expect_err("it waits for a reader");
+        free_waiting(&places);
+        waits.recv_timeout(long).expect("it was freed");
+        free_waiting(&places);
+    }
 
     #[test]
     fn a_state_gets_the_section_that_a_migration_has() {

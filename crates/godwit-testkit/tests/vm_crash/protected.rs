@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use godwit_testkit::Cluster;
+use godwit_testkit::cluster::StandsStill;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{PATIENCE, Scenario, until};
 use godwit_testkit::vm::{GuestLoad, NodeGuest, VM};
@@ -185,4 +186,50 @@ fn a_backup_that_dies_before_it_has_taken_the_machine_gives_it_back() {
     let (_turn, mut cluster, guest) = both_die("persist::before::group");
     cluster.node_mut("a").start(&[]).unwrap();
     goes_on(&cluster, guest, "a");
+}
+
+#[test]
+#[ignore = "slow: a guest boots twice"]
+fn the_backup_starts_a_machine_only_once_its_dead_witness_is_back() {
+    let (turn, mut cluster) = Scenario::shared().start(&["a", "b", "c"]);
+    let guest = guest(&cluster, turn.seed);
+    protect(&cluster, &["--witness", "node:c"]);
+    cluster.node_mut("c").kill();
+    until("the machine's node tells of the witness", || {
+        let shown = cluster.node("a").vm(VM);
+        shown["protection"]["problem"]
+            .to_string()
+            .contains("the witness cannot be asked")
+    });
+    guest.console.mark(PATIENCE).unwrap();
+    guest.console.progress(WATCHED, PATIENCE).unwrap();
+    let qemus = cluster.node("a").qemus();
+    cluster.node_mut("a").kill();
+    qemus.into_iter().for_each(|qemu| send(qemu, Signal::KILL));
+    comes_to(&cluster, "b", "severed");
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(cluster.node("b").vm_state(VM), "backup");
+    cluster.node_mut("c").start(&[]).unwrap();
+    cluster.node("b").vm_comes_to(VM, "running");
+    cluster.node_mut("a").start(&[]).unwrap();
+    goes_on(&cluster, guest, "b");
+}
+
+#[test]
+#[ignore = "slow: a backup is away for long"]
+fn a_machine_that_waited_long_for_its_backup_goes_on() {
+    let (turn, cluster) = Scenario::shared().start(&["a", "b"]);
+    let guest = guest(&cluster, turn.seed);
+    protect(&cluster, &["--when-alone", "stop"]);
+    guest.console.progress(WATCHED, PATIENCE).unwrap();
+    let stopped = StandsStill::new(cluster.node("b"));
+    comes_to(&cluster, "a", "severed");
+    // Longer than a node waits for an answer of QEMU.
+    std::thread::sleep(Duration::from_secs(15));
+    drop(stopped);
+    comes_to(&cluster, "a", "protected");
+    guest.console.mark(PATIENCE).unwrap();
+    guest.console.progress(WATCHED, PATIENCE).unwrap();
+    cluster.node("a").text(&["vm", "unprotect", VM]);
+    guest.finish(cluster.node("a")).unwrap();
 }

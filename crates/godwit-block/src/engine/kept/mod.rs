@@ -22,6 +22,9 @@ const SHAPE: Shape = Shape {
     segments: 128,
 };
 
+/// Bytes on the image's file system that the first kept write needs.
+pub const KEPT_ROOM: u64 = SHAPE.segment as u64;
+
 /// Most kept writes: 40 MiB of memory.
 const MOST: usize = 1 << 20;
 

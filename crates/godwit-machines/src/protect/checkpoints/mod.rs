@@ -22,4 +22,4 @@ pub(super) use backup::Keeping;
 pub(super) use capture::blockers;
 pub(super) use receiving::Mark;
 pub(super) use sending::Sending;
-pub(super) use waiting::{Waiting, end_left};
+pub(super) use waiting::{Waiting, end_left, other_qemu};

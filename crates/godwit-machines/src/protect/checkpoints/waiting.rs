@@ -10,6 +10,7 @@ use godwit_qemu::inspect;
 use godwit_qemu::machine::Places;
 use godwit_qemu::migration::device_state;
 use godwit_qemu::process::Process;
+use godwit_qemu::version::Version;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
@@ -188,6 +189,23 @@ impl Waiting {
         announce_cards(&vm.name, &entry.machine, &self.qemu);
         Ok(())
     }
+}
+
+/// Returns the blocker of an offered machine whose QEMU is not that of this node. The state would be loaded here by one
+/// QEMU, and by the other one after the way back.
+pub(in crate::protect) async fn other_qemu(vms: &Vms, offer: &MachineOffer) -> Option<String> {
+    let user = vms.context.config.qemu_user.as_ref();
+    let own = Version::of(&offer.machine.program, user).await;
+    let here = &vms.context.config.name;
+    let (own, theirs) = match own {
+        Ok(own) => (own, Version(offer.qemu)),
+        Err(why) => return Some(format!("node '{here}': {why}")),
+    };
+    // Later releases of one version load each other's states.
+    let series = |Version([major, minor, _]): Version| [major, minor];
+    (series(own) != series(theirs)).then(|| {
+        format!("node '{here}' has QEMU {own}, and the VM runs in QEMU {theirs}: checkpoints need the same version")
+    })
 }
 
 /// Ends a QEMU that an earlier process of this node let wait for a machine.

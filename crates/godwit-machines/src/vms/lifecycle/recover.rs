@@ -24,6 +24,7 @@ use godwit_context::blocking;
 use godwit_context::store::machine::{PooledMemory, VmEntry, VmMark, VmOrigin};
 use godwit_disks::disks::vhost::Held;
 use godwit_qemu::inspect;
+use godwit_qemu::migration::device_state;
 use godwit_qemu::monitor::qmp::Qmp;
 use godwit_qemu::monitor::spare::Spare;
 use godwit_qemu::process::Process;
@@ -42,6 +43,7 @@ pub async fn recover(
         let vm = Vm::new(&vms.context.config, name, entry);
         vms.restore(&vm);
         let held = held.remove(&vm.name);
+        device_state::free_waiting(&vm.places);
         // Most VMs have no spare monitor.
         vm.lock().spare = Spare::open(&vm.places).ok();
         let (path, mark) = {

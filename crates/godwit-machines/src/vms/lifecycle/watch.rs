@@ -1,5 +1,6 @@
 //! Watches a VM's QEMU: the run state, the monitor, the end.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,9 @@ pub(crate) const SHUT_DOWN: &str = "its guest shut down";
 
 /// The beginning of the description of any other end of QEMU.
 pub(crate) const QEMU_ENDED: &str = "QEMU ended";
+
+/// Longest wait for the end of the monitor of a QEMU that has ended.
+const LAST_EVENT: Duration = Duration::from_secs(1);
 
 /// Time between two attempts to reach a lost monitor.
 const RECONNECT_EVERY: Duration = Duration::from_secs(1);
@@ -43,11 +47,16 @@ pub(crate) async fn attach(vms: &Arc<Vms>, vm: &Arc<Vm>, qemu: Qemu) {
 
 async fn watch(vms: Arc<Vms>, vm: Arc<Vm>, mut qemu: Qemu) {
     loop {
-        let process = Arc::clone(&qemu.process);
+        let (process, qmp) = (Arc::clone(&qemu.process), qemu.qmp.clone());
+        let mut following = pin!(follow(&vm, &qmp));
         tokio::select! {
-            () = process.ended() => break,
+            () = process.ended() => {
+                // The last event, of the guest's shutdown, may not have been read yet.
+                let _ = tokio::time::timeout(LAST_EVENT, following).await;
+                break;
+            }
             () = vms.context.closed() => return,
-            () = follow(&vm, &qemu.qmp) => {}
+            () = &mut following => {}
         }
         vm.lock().problem = Some(String::from("QEMU's monitor does not answer"));
         let again = tokio::select! {
@@ -112,14 +121,15 @@ async fn follow(vm: &Arc<Vm>, qmp: &Qmp) {
     let mut events = qmp.events();
     loop {
         let changed = tokio::select! {
+            biased;
             event = events.recv() => match event {
                 Ok(event) if matches!(event.name.as_str(), "STOP" | "RESUME") => {
                     !vm.lock().checkpointed
                 }
                 Ok(event) if event.name == "SHUTDOWN" && event.data["guest"] == true => {
-                    // QEMU may end before it answers.
+                    // QEMU is not asked: it may end before it answers, or answer that it is paused for a checkpoint.
                     vm.lock().run_state = Some(String::from("shutdown"));
-                    true
+                    false
                 }
                 Ok(event) => matches!(
                     event.name.as_str(),
