@@ -79,6 +79,14 @@ pub enum PlantedBug {
     DiskAhead,
     /// Kept writes of later checkpoints are dropped once a checkpoint is applied.
     KeptClearedEarly,
+    /// The activity log forgets areas of unanswered writes.
+    AreaClearedEarly,
+    /// The activity log forgets areas of a checkpoint that the follower does not have.
+    AreaClearedBehind,
+    /// The activity log forgets areas before their writes are durable.
+    AreaClearedUnflushed,
+    /// A write does not wait until the activity log has its area.
+    AreaStoredLate,
     /// A source that has yielded the disk answers requests as if they were carried out.
     AnswerYielded,
     /// A node that will owe a part of the disk does not flush it before giving the disk away.
@@ -106,7 +114,7 @@ pub enum PlantedBug {
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 44] = [
+    pub const ALL: [Self; 48] = [
         Self::SwitchoverWithPosted,
         Self::ForgetPosted,
         Self::ReadOverPosted,
@@ -151,6 +159,10 @@ impl PlantedBug {
         Self::DiskAhead,
         Self::KeptClearedEarly,
         Self::AnswerYielded,
+        Self::AreaClearedEarly,
+        Self::AreaClearedBehind,
+        Self::AreaClearedUnflushed,
+        Self::AreaStoredLate,
     ];
 
     /// Returns the defect's name.
@@ -200,6 +212,10 @@ impl PlantedBug {
             Self::DiskAhead => "disk-ahead",
             Self::KeptClearedEarly => "kept-cleared-early",
             Self::AnswerYielded => "answer-yielded",
+            Self::AreaClearedEarly => "area-cleared-early",
+            Self::AreaClearedBehind => "area-cleared-behind",
+            Self::AreaClearedUnflushed => "area-cleared-unflushed",
+            Self::AreaStoredLate => "area-stored-late",
         }
     }
 }

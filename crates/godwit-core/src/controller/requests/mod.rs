@@ -321,6 +321,9 @@ impl Controller {
         if operation == Operation::Flush && self.needs_checkpoint() {
             return self.wait_for_checkpoint(tag);
         }
+        if operation.is_write() && self.waits_for_activity(tag) {
+            return;
+        }
         let slot = &mut self.cx.slots[tag];
         slot.stage = WorkStage::Here {
             at_disk: true,

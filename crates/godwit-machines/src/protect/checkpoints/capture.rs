@@ -41,6 +41,8 @@ pub(super) struct Capture {
     states: StateReader,
     disks: Vec<Arc<Disk>>,
     nics: Vec<Arc<ServedNic>>,
+    /// The last checkpoint that the backup has.
+    whole: Checkpoint,
 }
 
 /// The memory and its two trackers: of QEMU's own writes, and of those of this node's devices.
@@ -141,6 +143,7 @@ impl Capture {
             states,
             disks,
             nics,
+            whole: Checkpoint(0),
         };
         let written = Some(&capture.pages.written);
         capture
@@ -198,8 +201,9 @@ impl Capture {
         Ok(())
     }
 
-    /// Lets the packets of all epochs up to this one leave.
-    pub(super) fn release(&self, through: Checkpoint) {
+    /// Lets the packets of all epochs up to this one leave, whose checkpoint the backup has.
+    pub(super) fn release(&mut self, through: Checkpoint) {
+        self.whole = through;
         for nic in &self.nics {
             nic.device.release_checkpoint(through.0);
         }
@@ -225,6 +229,7 @@ impl Capture {
         let begun = Instant::now();
         let (qmp, states) = (&self.qemu.qmp, &mut self.states);
         let (pages, disks, nics) = (&self.pages, &self.disks, &self.nics);
+        let numbers = (number, self.whole);
         let copied = async {
             let stopped = qmp.execute("stop", json!({})).await;
             stopped.map_err(|error| error.to_string())?;
@@ -236,7 +241,7 @@ impl Capture {
                 pages.copy(&written, &mut records)?;
                 Ok::<_, String>((records, written.count()))
             });
-            let (copied, ended) = tokio::join!(copied, end_epoch(disks, nics, number));
+            let (copied, ended) = tokio::join!(copied, end_epoch(disks, nics, numbers));
             ended?;
             copied.map_err(|error| error.message)?
         };
@@ -264,11 +269,11 @@ impl Capture {
     }
 }
 
-/// Ends the epoch of a checkpoint at the devices of a stopped machine.
+/// Ends the epoch of a checkpoint at the devices of a stopped machine. The backup has all checkpoints up to `whole`.
 async fn end_epoch(
     disks: &[Arc<Disk>],
     nics: &[Arc<ServedNic>],
-    number: Checkpoint,
+    (number, whole): (Checkpoint, Checkpoint),
 ) -> Result<(), String> {
     for nic in nics {
         let ended = nic
@@ -277,7 +282,7 @@ async fn end_epoch(
         ended.ok_or("a NIC of it has ended")?;
     }
     for disk in disks {
-        if !following::mark_checkpoint(disk, number.0).await {
+        if !following::mark_checkpoint(disk, number.0, whole.0).await {
             return Err(format!("disk {} is not followed any more", disk.name));
         }
     }
