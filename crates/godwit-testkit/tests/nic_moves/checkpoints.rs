@@ -99,8 +99,17 @@ fn a_client_outside_keeps_its_connection_when_the_host_dies_there_and_back() -> 
         let gap = host_dies(&mut cluster, from, to, &talk)?;
         println!("the conversation stood still for at most {gap:?}");
         cluster.node_mut(from).start(&[])?;
+        comes_to(cluster.node(to), "protected")?;
+        let moves = cluster.node(to).json(&["migration", "list"]);
+        let back = moves
+            .as_array()
+            .and_then(|all| all.iter().find(|it| it["from"] == to));
+        let by = back.map(|it| &it["progress"]["delta"]["by"]);
+        assert!(
+            by.is_some_and(|by| by == "written"),
+            "nothing is compared: {moves}"
+        );
     }
-    comes_to(cluster.node("a"), "protected")?;
     cluster.node("a").text(&["vm", "unprotect", VM]);
     goes_on(&talk)?;
     let talked = talk.finish()?;
