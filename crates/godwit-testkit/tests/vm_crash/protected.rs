@@ -119,15 +119,13 @@ fn the_backup_starts_a_machine_whose_host_dies_and_no_write_is_missing() {
     cluster.node_mut("a").start(&[]).unwrap();
     comes_to(&cluster, "b", "protected");
     assert_eq!(cluster.node("a").vm_state(VM), "backup");
-    for disk in guest.disks() {
-        returned_by_its_log(&cluster, disk);
-    }
+    let disks = guest.disks().to_vec();
+    disks
+        .iter()
+        .for_each(|it| returned_by_its_log(&cluster, it));
     guest.finish(cluster.node("b")).unwrap();
-    for disk in guest.disks() {
-        until("the disk is the same at both nodes", || {
-            is_same(&cluster, disk)
-        });
-    }
+    let same = || disks.iter().all(|it| is_same(&cluster, it));
+    until("the disks are the same at both nodes", same);
     cluster.node("b").text(&["vm", "unprotect", VM]);
     until("the backup forgets the machine", || {
         state(&cluster, "a") == "none"

@@ -295,6 +295,9 @@ impl Controller {
             return;
         };
         if self.cx.authority.may_serve() {
+            if operation.is_write() && self.waits_for_activity(tag) {
+                return;
+            }
             return self.issue_here(tag, operation);
         }
         if !self.cx.authority.is_elsewhere() && self.gate() != Gate::Forward {
@@ -320,9 +323,6 @@ impl Controller {
     fn issue_here(&mut self, tag: RequestTag, operation: Operation) {
         if operation == Operation::Flush && self.needs_checkpoint() {
             return self.wait_for_checkpoint(tag);
-        }
-        if operation.is_write() && self.waits_for_activity(tag) {
-            return;
         }
         let slot = &mut self.cx.slots[tag];
         slot.stage = WorkStage::Here {
