@@ -83,8 +83,6 @@ pub enum PlantedBug {
     AreaClearedEarly,
     /// The activity log forgets areas of a checkpoint that the follower does not have.
     AreaClearedBehind,
-    /// The activity log forgets areas before their writes are durable.
-    AreaClearedUnflushed,
     /// A write does not wait until the activity log has its area.
     AreaStoredLate,
     /// A source that has yielded the disk answers requests as if they were carried out.
@@ -114,7 +112,7 @@ pub enum PlantedBug {
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 48] = [
+    pub const ALL: [Self; 47] = [
         Self::SwitchoverWithPosted,
         Self::ForgetPosted,
         Self::ReadOverPosted,
@@ -161,7 +159,6 @@ impl PlantedBug {
         Self::AnswerYielded,
         Self::AreaClearedEarly,
         Self::AreaClearedBehind,
-        Self::AreaClearedUnflushed,
         Self::AreaStoredLate,
     ];
 
@@ -214,7 +211,6 @@ impl PlantedBug {
             Self::AnswerYielded => "answer-yielded",
             Self::AreaClearedEarly => "area-cleared-early",
             Self::AreaClearedBehind => "area-cleared-behind",
-            Self::AreaClearedUnflushed => "area-cleared-unflushed",
             Self::AreaStoredLate => "area-stored-late",
         }
     }

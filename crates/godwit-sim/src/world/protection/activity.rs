@@ -60,7 +60,10 @@ impl World {
     /// Checks that a disk is the same at both nodes when it comes to be followed, if no write is under way.
     pub(super) fn check_followed(&mut self, source: usize) {
         let writes = |node: &Node| !node.operations.is_empty() || !node.buffers.all_free();
-        if self.guest.outstanding().next().is_some() || self.nodes.iter().any(writes) {
+        // The destination may have died meanwhile, and lost writes with the power.
+        let sessions = self.nodes.each_ref().map(|node| node.sessions.migration);
+        let apart = sessions[0] != sessions[1];
+        if apart || self.guest.outstanding().next().is_some() || self.nodes.iter().any(writes) {
             return;
         }
         self.reached(Reached::FollowedEqual);

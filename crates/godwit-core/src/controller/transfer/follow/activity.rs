@@ -182,8 +182,7 @@ impl ActivityLog {
 
     /// Forgets the areas written before the turn, if the follower has their writes and the image is flushed.
     fn end_turn(&mut self, cx: &mut Cx) {
-        let hurries = cx.has_bug(PlantedBug::AreaClearedUnflushed);
-        let over = |it: &Turn| it.checkpoint.is_none() && (it.flushed || hurries);
+        let over = |it: &Turn| it.checkpoint.is_none() && it.flushed;
         if let Some(running) = &mut self.running
             && running.turn.as_ref().is_some_and(over)
         {
