@@ -188,6 +188,7 @@ impl NodeConfig {
             .with(Features::ZEROES)
             .with(Features::FOLLOWS)
             .with(Features::CHECKPOINTS)
+            .with(Features::ACTIVITY)
             .with(Features::ANNOUNCING_GUESTS)
             .with(Features::WITNESS)
             .with(wanted(Features::IMAGES, self.images.repository.is_some()))

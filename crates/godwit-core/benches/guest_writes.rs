@@ -12,7 +12,7 @@ use godwit_core::authority::AuthorityRecord;
 use godwit_core::request::{Operation, Origin, Request, RequestTag};
 use godwit_core::units::{Extent, Generation, Lba, MigrationId, Sectors, Time};
 use godwit_core::wire::{Message, TrafficClass, double_write_id};
-use godwit_core::{Controller, Limits, MigrationOptions};
+use godwit_core::{AREA_SECTORS, Controller, Limits, MigrationOptions};
 
 const IN_FLIGHT: u32 = 256;
 const CAPACITY: Sectors = Sectors((64 << 30) / 512);
@@ -56,6 +56,8 @@ impl Bench {
             delayed_chunks: 4,
             delayed_ranges: 1024,
             hot_places: 1024,
+            area_sectors: AREA_SECTORS,
+            active_areas: 64,
         };
         let mut controller = Controller::new(limits, CAPACITY, AuthorityRecord::created());
         if migrating {

@@ -69,6 +69,8 @@ pub enum DiskTag {
     OwedFlush,
     /// The flush of the image of a disk that has left and may come back.
     BaseFlush,
+    /// The flush of the image of a disk that is followed.
+    ActivityFlush,
 }
 
 impl DiskTag {
@@ -86,7 +88,8 @@ impl DiskTag {
             | Self::Pulled(_)
             | Self::Checkpoint
             | Self::OwedFlush
-            | Self::BaseFlush => None,
+            | Self::BaseFlush
+            | Self::ActivityFlush => None,
         }
     }
 }
@@ -271,6 +274,10 @@ pub enum Action {
     /// [`Controller::handle_missing_stored`](crate::Controller::handle_missing_stored). After a power loss the disk
     /// lacks the stored blocks; a mixture with the previously stored list is as good.
     StoreMissing,
+    /// Makes durable the activity log, or its absence, as returned by
+    /// [`Controller::activity_to_store`](crate::Controller::activity_to_store). The body then calls
+    /// [`Controller::handle_activity_stored`](crate::Controller::handle_activity_stored). A log is stored in one step.
+    StoreActivity,
     /// Carries out on the disk all kept operations of epochs up to this one; of overlapping ones the last one counts. The
     /// body then calls [`Controller::handle_kept_applied`](crate::Controller::handle_kept_applied).
     ApplyKept {

@@ -21,11 +21,11 @@ mod write_table;
 
 pub use controller::policy::*;
 pub use controller::{
-    Admission, Arrivals, ChangeError, Compared, Controller, DeltaBy, DeltaProgress, GovernorParts,
-    GuestLoad, HOLE_PIECE_SECTORS, HeatPiece, ImageOffer, Limits, LinkSignal, MAX_MOVED,
-    MAX_PULLED, MAX_VERIFIED, MigrationChange, MigrationOptions, Missing, OlderCopy, PIECE_HEATS,
-    PIECE_WORDS, Progress, PromiseProgress, StartError, Switchover, UnknownPart, WordPiece,
-    Written,
+    AREA_SECTORS, ActiveAreas, Admission, Arrivals, ChangeError, Compared, Controller, DeltaBy,
+    DeltaProgress, GovernorParts, GuestLoad, HOLE_PIECE_SECTORS, HeatPiece, ImageOffer, Limits,
+    LinkSignal, MAX_AREAS, MAX_MOVED, MAX_PULLED, MAX_VERIFIED, MigrationChange, MigrationOptions,
+    Missing, OlderCopy, PIECE_HEATS, PIECE_WORDS, Progress, PromiseProgress, StartError,
+    Switchover, UnknownPart, WordPiece, Written,
 };
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;

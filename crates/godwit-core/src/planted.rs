@@ -79,6 +79,12 @@ pub enum PlantedBug {
     DiskAhead,
     /// Kept writes of later checkpoints are dropped once a checkpoint is applied.
     KeptClearedEarly,
+    /// The activity log forgets areas of unanswered writes.
+    AreaClearedEarly,
+    /// The activity log forgets areas of a checkpoint that the follower does not have.
+    AreaClearedBehind,
+    /// A write does not wait until the activity log has its area.
+    AreaStoredLate,
     /// A source that has yielded the disk answers requests as if they were carried out.
     AnswerYielded,
     /// A node that will owe a part of the disk does not flush it before giving the disk away.
@@ -106,7 +112,7 @@ pub enum PlantedBug {
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 44] = [
+    pub const ALL: [Self; 47] = [
         Self::SwitchoverWithPosted,
         Self::ForgetPosted,
         Self::ReadOverPosted,
@@ -151,6 +157,9 @@ impl PlantedBug {
         Self::DiskAhead,
         Self::KeptClearedEarly,
         Self::AnswerYielded,
+        Self::AreaClearedEarly,
+        Self::AreaClearedBehind,
+        Self::AreaStoredLate,
     ];
 
     /// Returns the defect's name.
@@ -200,6 +209,9 @@ impl PlantedBug {
             Self::DiskAhead => "disk-ahead",
             Self::KeptClearedEarly => "kept-cleared-early",
             Self::AnswerYielded => "answer-yielded",
+            Self::AreaClearedEarly => "area-cleared-early",
+            Self::AreaClearedBehind => "area-cleared-behind",
+            Self::AreaStoredLate => "area-stored-late",
         }
     }
 }

@@ -34,6 +34,7 @@ pub struct Body {
     storing: bool,
     storing_sharing: bool,
     storing_missing: bool,
+    storing_activity: bool,
     /// Kept writes are being applied.
     applying: bool,
     /// What the controller has pulled on the connection that is there, and has not got.
@@ -48,6 +49,8 @@ impl Body {
             delayed_chunks: u16::from(input.byte() % 3),
             delayed_ranges: u16::from(input.byte() % 8),
             hot_places: 4,
+            area_sectors: 8,
+            active_areas: 1,
         };
         let capacity = Sectors(u64::from(input.byte() % 128) + 1);
         let migration = MigrationId([input.byte() % 3; 16]);
@@ -82,6 +85,7 @@ impl Body {
             storing: false,
             storing_sharing: false,
             storing_missing: false,
+            storing_activity: false,
             applying: false,
             pulls: Vec::new(),
         }
@@ -211,6 +215,9 @@ impl Body {
         if std::mem::take(&mut self.storing_missing) {
             self.core.handle_missing_stored(self.now);
         }
+        if std::mem::take(&mut self.storing_activity) {
+            self.core.handle_activity_stored(self.now, true);
+        }
         if self.storing {
             self.storing = false;
             self.core.handle_persisted(self.now);
@@ -232,7 +239,10 @@ impl Body {
     pub fn settle(&mut self) {
         for _ in 0..4096 {
             self.drain();
-            let stores = self.storing || self.storing_sharing || self.storing_missing;
+            let stores = self.storing
+                || self.storing_sharing
+                || self.storing_missing
+                || self.storing_activity;
             if self.disk.is_empty() && !stores && !self.applying {
                 return;
             }
@@ -318,7 +328,10 @@ impl Body {
                         let extent = extent_of(&operation).expect("it moves data");
                         assert!(extent.sectors() <= PULL_SECTORS);
                     }
-                    DiskTag::Checkpoint | DiskTag::OwedFlush | DiskTag::BaseFlush => {
+                    DiskTag::Checkpoint
+                    | DiskTag::OwedFlush
+                    | DiskTag::BaseFlush
+                    | DiskTag::ActivityFlush => {
                         assert_eq!(operation, DiskOperation::Flush);
                     }
                     DiskTag::Layout => {
@@ -386,6 +399,10 @@ impl Body {
                 assert!(!self.storing_missing, "twice at once");
                 assert!(self.core.missing_to_store().is_some());
                 self.storing_missing = true;
+            }
+            Action::StoreActivity => {
+                assert!(!self.storing_activity, "twice at once");
+                self.storing_activity = true;
             }
             Action::ApplyKept { .. } => {
                 assert!(!self.applying, "twice at once");

@@ -39,6 +39,10 @@ impl Engine {
                     }
                 }
                 Action::StoreMissing => self.store_missing(),
+                Action::StoreActivity => {
+                    let log = self.cx.core.activity_to_store();
+                    self.cx.tell(EngineEvent::StoreActivity(log));
+                }
                 Action::ApplyKept { through } => self.apply_kept(through),
                 Action::DropKept => self.drop_kept(),
                 Action::DiscardUnsent { class } => self.discard_unsent(class),

@@ -160,13 +160,21 @@ impl Engine {
             ControllerCommand::YieldTo { epoch, reply } => reply(core.yield_to(now, epoch)),
             ControllerCommand::Sever { reply } => reply(core.sever(now)),
             ControllerCommand::Take { reply } => reply(core.take(now).is_ok()),
-            ControllerCommand::MarkCheckpoint { number, reply } => {
-                reply(core.mark_checkpoint(now, number));
+            ControllerCommand::MarkCheckpoint {
+                number,
+                whole,
+                reply,
+            } => {
+                reply(core.mark_checkpoint(now, number, whole));
             }
             ControllerCommand::ApplyCheckpoints { number, reply } => {
                 reply(core.apply_checkpoints(now, number));
             }
             ControllerCommand::SharingStored => core.handle_sharing_stored(now),
+            ControllerCommand::ActivityStored { stored } => {
+                core.handle_activity_stored(now, stored);
+            }
+            ControllerCommand::MayDiffer(log) => return core.may_differ(&log),
             ControllerCommand::NotPersisted { reason } => {
                 core.handle_not_persisted(now, reason);
             }

@@ -9,7 +9,7 @@ use crate::image::notes::missing::MissingNotes;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::Event;
 use godwit_core::units::{Bytes, MigrationId};
-use godwit_core::{HeatPiece, Limits, Missing, WordPiece, Written};
+use godwit_core::{AREA_SECTORS, ActiveAreas, HeatPiece, Limits, Missing, WordPiece, Written};
 
 /// The parameters of an engine. All of them are fixed for the engine's life.
 #[derive(Clone, Debug)]
@@ -63,6 +63,8 @@ pub struct Restored {
     pub written: Option<Written>,
     /// Contents of the files in [`EngineConfig::compared`].
     pub compared: Option<[Written; 2]>,
+    /// The activity log ([`crate::image::notes::activity::load`]), if this node serves the disk.
+    pub activity: Option<ActiveAreas>,
 }
 
 impl EngineConfig {
@@ -76,6 +78,8 @@ impl EngineConfig {
                 delayed_chunks: 8,
                 delayed_ranges: 1024,
                 hot_places: 1024,
+                area_sectors: AREA_SECTORS,
+                active_areas: 256,
             },
             memory: Bytes(160 << 20),
             max_clients: 64,
@@ -143,6 +147,9 @@ pub enum EngineEvent {
     /// [`EngineHandle::missing_stored`](crate::engine::EngineHandle::missing_stored). The stored state can be removed
     /// at [`Event::Whole`] or [`Event::ReceiveAborted`].
     StoreMissing(MissingSnapshot),
+    /// Store this activity log durably, or remove the stored one ([`crate::image::notes::activity`]), then call
+    /// [`EngineHandle::activity_stored`](crate::engine::EngineHandle::activity_stored).
+    StoreActivity(Option<ActiveAreas>),
     /// This node owes a part of the disk to its owner, and no connection to the owner is up. Dial the owner and call
     /// [`EngineHandle::pull`](crate::engine::EngineHandle::pull). Implied by [`Event::Owes`], and not sent when the
     /// engine starts with such a record.

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use godwit_core::event::AbortReason;
 use godwit_core::units::{Epoch, MigrationId, Sectors};
-use godwit_core::{ChangeError, Compared, Limits, MigrationChange, MigrationOptions, StartError};
+use godwit_core::{
+    ActiveAreas, ChangeError, Compared, Limits, MigrationChange, MigrationOptions, StartError,
+};
 
 use crate::engine::config::EngineError;
 use crate::engine::connections::streams::{ClientStream, PeerStream, PeerStreams};
@@ -123,6 +125,7 @@ pub(super) enum ControllerCommand {
     },
     MarkCheckpoint {
         number: u64,
+        whole: u64,
         reply: Reply<bool>,
     },
     ApplyCheckpoints {
@@ -130,6 +133,10 @@ pub(super) enum ControllerCommand {
         reply: Reply<bool>,
     },
     SharingStored,
+    ActivityStored {
+        stored: bool,
+    },
+    MayDiffer(ActiveAreas),
     NotPersisted {
         reason: AbortReason,
     },
@@ -402,6 +409,19 @@ impl EngineHandle {
         self.inner.send(Command::MissingStored { notes });
     }
 
+    /// Confirms that the last [`EngineEvent::StoreActivity`](crate::engine::EngineEvent::StoreActivity) is durable: the
+    /// log if `stored`, else its absence.
+    pub fn activity_stored(&self, stored: bool) {
+        self.inner
+            .send(ControllerCommand::ActivityStored { stored });
+    }
+
+    /// Source, before [`Self::start_source`]: the destination's log of what may differ
+    /// ([`godwit_core::Controller::may_differ`]).
+    pub fn may_differ(&self, log: ActiveAreas) {
+        self.inner.send(ControllerCommand::MayDiffer(log));
+    }
+
     /// Cancels the migration under way if no point of no return has passed. `reply` gets true if the migration was
     /// cancelled.
     pub fn cancel(&self, reason: AbortReason, reply: Reply<bool>) {
@@ -507,9 +527,12 @@ impl EngineHandle {
 
     /// Source: ends the epoch of a checkpoint. `reply` gets the result of
     /// [`godwit_core::Controller::mark_checkpoint`].
-    pub fn mark_checkpoint(&self, number: u64, reply: Reply<bool>) {
-        self.inner
-            .send(ControllerCommand::MarkCheckpoint { number, reply });
+    pub fn mark_checkpoint(&self, number: u64, whole: u64, reply: Reply<bool>) {
+        self.inner.send(ControllerCommand::MarkCheckpoint {
+            number,
+            whole,
+            reply,
+        });
     }
 
     /// Destination: applies the kept writes of a checkpoint and of all before. `reply` gets the result of

@@ -120,7 +120,11 @@ impl EngineConfig {
             missing,
             written,
             compared,
+            activity,
         } = restored;
+        if let Some(log) = activity {
+            core.restore_activity(&log);
+        }
         if let Some(written) = written {
             core.restore_written(written);
         }

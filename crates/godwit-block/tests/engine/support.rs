@@ -69,6 +69,7 @@ impl TestEngine {
             let stores = observe(&event);
             match (&event, own.get()) {
                 (EngineEvent::Persist(_), Some(handle)) if stores => handle.persisted(),
+                (EngineEvent::StoreActivity(_), Some(handle)) => handle.activity_stored(true),
                 (EngineEvent::Core(Event::SharingChanged { .. }), Some(handle)) => {
                     handle.sharing_stored();
                 }

@@ -15,6 +15,10 @@ pub struct Limits {
     /// Maximum number of hot places, whose writes are kept back while the disk is copied. With zero every write goes to
     /// the destination at once.
     pub hot_places: u16,
+    /// Sectors of an area of the activity log ([`AREA_SECTORS`](crate::AREA_SECTORS) where nodes meet).
+    pub area_sectors: u32,
+    /// Areas that are written before earlier ones are forgotten.
+    pub active_areas: u16,
 }
 
 impl Limits {

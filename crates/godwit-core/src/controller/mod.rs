@@ -27,6 +27,8 @@ use self::requests::{Answers, Requests};
 use self::transfer::differences::Differences;
 pub use self::transfer::differences::on_image::Compared;
 pub use self::transfer::differences::written::Written;
+use self::transfer::follow::activity::ActivityLog;
+pub use self::transfer::follow::activity::{AREA_SECTORS, ActiveAreas, MAX_AREAS};
 use self::transfer::outgoing::Outgoing;
 pub use self::transfer::outgoing::change::{ChangeError, MigrationChange};
 pub use self::transfer::outgoing::{MAX_MOVED, MAX_PULLED, MAX_VERIFIED};
@@ -71,6 +73,7 @@ pub struct Controller {
     image_is_up: bool,
     forwarding: Forwarding,
     doubt: Doubt,
+    activity: ActivityLog,
 }
 
 impl Controller {
@@ -100,6 +103,7 @@ impl Controller {
             pull_link: PullLink::Down,
             image_is_up: false,
             forwarding: Forwarding::new(),
+            activity: ActivityLog::default(),
         }
     }
 
@@ -180,6 +184,7 @@ impl Controller {
             DiskTag::Pulled(slot) => self.pulled_written(slot, result.map(|_| ())),
             DiskTag::Checkpoint => self.checkpoint_flushed(result.map(|_| ())),
             DiskTag::OwedFlush => self.owed_flushed(result.map(|_| ())),
+            DiskTag::ActivityFlush => self.activity_flushed(result.map(|_| ())),
             DiskTag::BaseFlush => self
                 .differences
                 .base

@@ -4,7 +4,9 @@
 use super::DecodeError;
 use super::TrafficClass;
 use super::header::{HEADER_SIZE, Header, Kind};
-use crate::controller::{DOUBLE_WRITE, OlderCopy, POLICIES, PolicyDescription};
+use crate::controller::{
+    ActiveAreas, DOUBLE_WRITE, MAX_AREAS, OlderCopy, POLICIES, PolicyDescription,
+};
 use crate::units::{DiskId, Epoch, MigrationId, Sectors};
 
 /// Protocol version of this build. An old and a new node agree on the highest version known to both.
@@ -21,6 +23,9 @@ pub const MAX_NAME: usize = 128;
 pub const GREETING_LIMIT: u32 = 4096;
 
 const MAX_TEXT: usize = 2048;
+
+/// Code of an older copy that differs in the areas of a log.
+const BUT: u8 = 4;
 
 /// Maximum bytes of a path in an offer.
 pub const MAX_PLACE: usize = 1024;
@@ -85,6 +90,9 @@ impl Features {
 
     /// A destination that follows may keep writes apart behind each [checkpoint](super::Message::CheckpointMark).
     pub const CHECKPOINTS: Self = Self(1 << 20);
+
+    /// The answer to an offer may announce a former primary's disk, with its activity log.
+    pub const ACTIVITY: Self = Self(1 << 21);
 
     /// Returns the union of both sets.
     #[must_use]
@@ -270,6 +278,8 @@ pub enum Reply {
     /// [`OlderCopy::None`] only to nodes with [`Features::DELTAS`], and [`OlderCopy::Zeroes`] only to nodes with
     /// [`Features::ZEROES`].
     Accepted(OlderCopy),
+    /// Acceptance of an offer: the image is the disk as taken, except for these areas. Needs [`Features::ACTIVITY`].
+    AcceptedBut(ActiveAreas),
     /// Refusal; the connection is closed afterwards.
     Refused(Refusal),
 }
@@ -279,7 +289,7 @@ impl Reply {
     pub const fn features(&self) -> Features {
         match self {
             Self::Welcome { features, .. } => *features,
-            Self::Accepted(_) | Self::Refused(_) => Features(0),
+            Self::Accepted(_) | Self::AcceptedBut(_) | Self::Refused(_) => Features(0),
         }
     }
 }
@@ -323,6 +333,12 @@ impl Greeting {
                 older.put(&mut body);
                 Kind::Accepted
             }
+            Self::Reply(Reply::AcceptedBut(log)) => {
+                body.push(BUT);
+                put(&mut body, &log.of.0);
+                body.extend(log.areas.iter().flat_map(|area| area.to_le_bytes()));
+                Kind::Accepted
+            }
             Self::Reply(Reply::Refused(refusal)) => {
                 status = refusal.code.code();
                 put_text(&mut body, &refusal.text, MAX_TEXT);
@@ -358,6 +374,9 @@ impl Greeting {
                 features: Features(u32::from_le_bytes(take(&mut from)?)),
                 node: take_text(&mut from, MAX_NAME)?,
             }),
+            Kind::Accepted if body.first() == Some(&BUT) => {
+                Self::Reply(Reply::AcceptedBut(take_activity(&body[1..])?))
+            }
             Kind::Accepted => Self::Reply(Reply::Accepted(OlderCopy::take(&mut from)?)),
             Kind::Refused => Self::Reply(Reply::Refused(Refusal {
                 code: RefusalCode::from_code(header.status),
@@ -535,6 +554,17 @@ impl OlderCopy {
             Ok(_) => return Err(DecodeError::Field("older copy")),
         })
     }
+}
+
+/// Reads an activity log that fills the rest of a greeting.
+fn take_activity(mut from: &[u8]) -> Result<ActiveAreas, DecodeError> {
+    let of = MigrationId(take(&mut from)?);
+    let (areas, rest) = from.as_chunks();
+    if areas.len() > MAX_AREAS || !rest.is_empty() {
+        return Err(DecodeError::Field("activity log"));
+    }
+    let areas = areas.iter().map(|area| u32::from_le_bytes(*area)).collect();
+    Ok(ActiveAreas { of, areas })
 }
 
 fn put(body: &mut Vec<u8>, bytes: &[u8]) {

@@ -8,7 +8,7 @@ use godwit_core::event::Event;
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
 use godwit_core::units::{Epoch, Extent, Lba, MigrationId, Sectors, Time};
 use godwit_core::wire::{Message, TrafficClass};
-use godwit_core::{Controller, Limits, Missing};
+use godwit_core::{AREA_SECTORS, Controller, Limits, Missing};
 
 pub(crate) const LIMITS: Limits = Limits {
     requests: 16,
@@ -16,6 +16,8 @@ pub(crate) const LIMITS: Limits = Limits {
     delayed_chunks: 1,
     delayed_ranges: 4,
     hot_places: 0,
+    area_sectors: AREA_SECTORS,
+    active_areas: 4,
 };
 /// 4 MiB: 64 chunks of 64 KiB, 1024 blocks of 4 KiB.
 pub(crate) const CAPACITY: Sectors = Sectors(8192);

@@ -8,7 +8,7 @@ use godwit_core::event::{AbortReason, Event, Phase};
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
 use godwit_core::units::{Extent, Generation, Lba, Sectors, Time};
 use godwit_core::wire::{Message, TrafficClass, double_write_id};
-use godwit_core::{Controller, Limits, MigrationOptions};
+use godwit_core::{AREA_SECTORS, ActiveAreas, Controller, Limits, MigrationOptions};
 
 pub(crate) const LIMITS: Limits = Limits {
     requests: 64,
@@ -16,6 +16,8 @@ pub(crate) const LIMITS: Limits = Limits {
     delayed_chunks: 8,
     delayed_ranges: 64,
     hot_places: 16,
+    area_sectors: AREA_SECTORS,
+    active_areas: 4,
 };
 /// 1 GiB.
 const CAPACITY: Sectors = Sectors(2 << 20);
@@ -36,6 +38,10 @@ pub(crate) struct Source {
     pub(crate) severed: Option<AbortReason>,
     /// The record to be stored.
     pub(crate) storing: Option<AuthorityRecord>,
+    /// The activity logs stored so far; `None` for the absence of one.
+    pub(crate) logged: Vec<Option<ActiveAreas>>,
+    /// True if the last log does not become durable.
+    pub(crate) hold_log: bool,
     pub(crate) paused: bool,
     /// Sectors of each copy since the copies were last taken.
     pub(crate) copies: Vec<u32>,
@@ -91,6 +97,8 @@ impl Source {
             checkpoints: false,
             severed: None,
             storing: None,
+            logged: Vec::new(),
+            hold_log: false,
             paused: false,
             copies: Vec::new(),
             sent: Vec::new(),
@@ -140,6 +148,12 @@ impl Source {
                 Action::Complete { result, .. } => {
                     self.answered += 1;
                     self.failed.extend(result.err());
+                }
+                Action::StoreActivity => {
+                    self.logged.push(self.core.activity_to_store());
+                    if !self.hold_log {
+                        self.core.handle_activity_stored(now, true);
+                    }
                 }
                 Action::Persist { record } => self.storing = Some(record),
                 Action::Notify(Event::Followed { .. }) => self.followed = true,

@@ -10,8 +10,8 @@ use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Epoch, Extent, Lba, MigrationId, Sectors, Time};
 use godwit_core::wire::{Message, Taken, TrafficClass};
 use godwit_core::{
-    Controller, DOUBLE_WRITE, DeltaBy, ImageOffer, Limits, MIRROR, MigrationOptions, Missing,
-    OlderCopy, PRE_COPY, PUSH_PULL, PolicyOptions, Switchover, Written,
+    AREA_SECTORS, Controller, DOUBLE_WRITE, DeltaBy, ImageOffer, Limits, MIRROR, MigrationOptions,
+    Missing, OlderCopy, PRE_COPY, PUSH_PULL, PolicyOptions, Switchover, Written,
 };
 
 const LIMITS: Limits = Limits {
@@ -20,6 +20,8 @@ const LIMITS: Limits = Limits {
     delayed_chunks: 8,
     delayed_ranges: 64,
     hot_places: 16,
+    area_sectors: AREA_SECTORS,
+    active_areas: 4,
 };
 /// 8 MiB, and a block that the end cuts short.
 const CAPACITY: Sectors = Sectors((8 << 11) + 3);

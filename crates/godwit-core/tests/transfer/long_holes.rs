@@ -8,7 +8,8 @@ use godwit_core::request::{Operation, Origin, Request, RequestTag};
 use godwit_core::units::{Extent, Lba, MigrationId, Sectors, Time};
 use godwit_core::wire::Message;
 use godwit_core::{
-    Controller, Limits, MigrationChange, MigrationOptions, OlderCopy, PolicyOptions, PushOptions,
+    AREA_SECTORS, Controller, Limits, MigrationChange, MigrationOptions, OlderCopy, PolicyOptions,
+    PushOptions,
 };
 
 const LIMITS: Limits = Limits {
@@ -17,6 +18,8 @@ const LIMITS: Limits = Limits {
     delayed_chunks: 8,
     delayed_ranges: 64,
     hot_places: 16,
+    area_sectors: AREA_SECTORS,
+    active_areas: 4,
 };
 /// 8 TiB.
 const HUGE: Sectors = Sectors(1 << 34);

@@ -2,6 +2,7 @@
 
 #[path = "../support/acknowledge.rs"]
 mod acknowledge;
+mod activity;
 mod changes;
 mod chunk_lengths;
 mod comparing;

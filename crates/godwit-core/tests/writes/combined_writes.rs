@@ -4,7 +4,7 @@ use godwit_core::action::{Action, Content, DiskOperation, DiskTag};
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
 use godwit_core::units::{Extent, Lba, Sectors, Time};
-use godwit_core::{Controller, Limits};
+use godwit_core::{AREA_SECTORS, Controller, Limits};
 
 const LIMITS: Limits = Limits {
     requests: 16,
@@ -12,6 +12,8 @@ const LIMITS: Limits = Limits {
     delayed_chunks: 4,
     delayed_ranges: 16,
     hot_places: 4,
+    area_sectors: AREA_SECTORS,
+    active_areas: 4,
 };
 
 /// A controller whose disk finishes nothing by itself.

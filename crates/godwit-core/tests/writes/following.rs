@@ -243,9 +243,9 @@ fn a_mark_divides_the_writes_of_a_source_with_checkpoints() {
     source.sent.clear();
     let now = source.now;
     write(&mut source, 0);
-    assert!(source.core.mark_checkpoint(now, 1));
+    assert!(source.core.mark_checkpoint(now, 1, 0));
     write(&mut source, 1);
-    assert!(source.core.mark_checkpoint(now, 2));
+    assert!(source.core.mark_checkpoint(now, 2, 1));
     source.pass(MOMENT);
     let sent = [
         Sent::DoubleWrite,
@@ -255,10 +255,10 @@ fn a_mark_divides_the_writes_of_a_source_with_checkpoints() {
     ];
     assert_eq!(source.sent, sent);
     for wrong in [0, 1, 2, 4, u64::MAX] {
-        assert!(!source.core.mark_checkpoint(now, wrong), "{wrong}");
+        assert!(!source.core.mark_checkpoint(now, wrong, 1), "{wrong}");
     }
     source.core.handle_connection_lost(now, TrafficClass::Sync);
-    assert!(!source.core.mark_checkpoint(now, 3), "nobody follows");
+    assert!(!source.core.mark_checkpoint(now, 3, 1), "nobody follows");
 }
 
 #[test]
@@ -267,8 +267,8 @@ fn only_a_source_that_is_followed_with_checkpoints_marks_them() {
         switchover: Switchover::Never { checkpoints: true },
         ..options()
     });
-    assert!(!source.core.mark_checkpoint(source.now, 1));
+    assert!(!source.core.mark_checkpoint(source.now, 1, 0));
     let mut source = followed();
     assert!(!source.checkpoints);
-    assert!(!source.core.mark_checkpoint(source.now, 1));
+    assert!(!source.core.mark_checkpoint(source.now, 1, 0));
 }

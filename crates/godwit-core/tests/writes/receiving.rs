@@ -10,7 +10,7 @@ use godwit_core::event::{AbortReason, Event};
 use godwit_core::request::{RequestError, RequestTag};
 use godwit_core::units::{Epoch, Extent, Generation, Lba, MigrationId, Sectors, Time};
 use godwit_core::wire::{Message, TrafficClass};
-use godwit_core::{Controller, Limits, MigrationOptions, StartError};
+use godwit_core::{AREA_SECTORS, Controller, Limits, MigrationOptions, StartError};
 
 const LIMITS: Limits = Limits {
     requests: 256,
@@ -18,6 +18,8 @@ const LIMITS: Limits = Limits {
     delayed_chunks: 4,
     delayed_ranges: 16,
     hot_places: 4,
+    area_sectors: AREA_SECTORS,
+    active_areas: 4,
 };
 pub(crate) const MIGRATION: MigrationId = MigrationId([7; 16]);
 /// 4 KiB.

@@ -39,9 +39,12 @@ pub async fn yield_to(disk: &Disk, epoch: Epoch) -> bool {
 }
 
 /// Source: ends the epoch of a checkpoint of the machine. Returns true if the writes of the epoch are on their way to the
-/// node that follows.
-pub async fn mark_checkpoint(disk: &Disk, number: u64) -> bool {
-    asked(disk, |engine, reply| engine.mark_checkpoint(number, reply)).await
+/// node that follows, which has all checkpoints up to `whole`.
+pub async fn mark_checkpoint(disk: &Disk, number: u64, whole: u64) -> bool {
+    asked(disk, |engine, reply| {
+        engine.mark_checkpoint(number, whole, reply);
+    })
+    .await
 }
 
 /// Destination: applies the writes of a whole checkpoint, and of all before. Returns false unless the disk follows, with

@@ -135,7 +135,7 @@ pub async fn empty(images: &Images, disk: &Arc<Disk>) -> Result<(), ErrorBody> {
         let why = "something of an earlier move is still being written to it";
         return Err(failed(ErrorCode::Busy, &why));
     }
-    older_copy::spoil(&images.context.store, disk)
+    older_copy::spoil(&images.context, disk)
         .await
         .map_err(|error| failed(ErrorCode::Internal, &error))?;
     let emptied = path.clone();

@@ -427,6 +427,13 @@ impl Attempt {
                 OlderCopy::Since(_) | OlderCopy::Unknown if self.settings.whole => OlderCopy::None,
                 older => older,
             },
+            Ok(Greeting::Reply(Reply::AcceptedBut(_))) if self.settings.whole => OlderCopy::None,
+            Ok(Greeting::Reply(Reply::AcceptedBut(log))) => {
+                let since = OlderCopy::Since(log.of);
+                let engine = self.disk.engine();
+                engine.iter().for_each(|it| it.may_differ(log.clone()));
+                since
+            }
             Ok(Greeting::Reply(Reply::Refused(refusal))) => {
                 let error = refused(&refusal, &self.peer.name, &attempted);
                 return Err(match refusal.code {

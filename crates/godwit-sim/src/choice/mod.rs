@@ -7,7 +7,7 @@ mod promises;
 use std::time::Duration;
 
 use godwit_core::units::MigrationId;
-use godwit_core::{Limits, MigrationOptions, POLICIES, PolicyOptions};
+use godwit_core::{AREA_SECTORS, Limits, MigrationOptions, POLICIES, PolicyOptions};
 
 use self::loads::{DISK, LINK, Load};
 pub use self::promises::{Move, moves};
@@ -45,6 +45,8 @@ const LIMITS: Limits = Limits {
     delayed_chunks: 8,
     delayed_ranges: 1024,
     hot_places: 1024,
+    area_sectors: AREA_SECTORS,
+    active_areas: 256,
 };
 
 /// The moves of one guest's disk.

@@ -78,7 +78,12 @@ pub(super) fn sync(
         },
         client_follows: None,
         store_refuses: false,
-        older_copy: random.pick(&[OlderCopyPlan::Compare, OlderCopyPlan::Ignore]),
+        older_copy: random.pick(&[
+            OlderCopyPlan::Use,
+            OlderCopyPlan::Use,
+            OlderCopyPlan::Compare,
+            OlderCopyPlan::Ignore,
+        ]),
         change: None,
         ..drawn
     }

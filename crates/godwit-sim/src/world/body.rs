@@ -33,6 +33,7 @@ impl World {
         it.controller = Some(controller);
         self.restore_missing(node);
         self.restore_written(node);
+        self.restore_activity(node);
         self.after_call(node);
         self.start_member(node);
     }
@@ -125,6 +126,7 @@ impl World {
             Action::ReleasePulled { slot } => self.nodes[node].buffers.keep_pulled(slot, None),
             Action::NoteHere { extent } => self.note_here(node, extent),
             Action::StoreMissing => self.store_missing(node),
+            Action::StoreActivity => self.store_activity(node),
             Action::Notify(event) => self.notified(node, &event),
         }
     }
@@ -317,6 +319,7 @@ fn describe(action: &Action) -> String {
         Action::ReleasePulled { slot } => format!("release {slot:?}"),
         Action::NoteHere { extent } => format!("here    {extent:?}"),
         Action::StoreMissing => "store   what is missing".to_owned(),
+        Action::StoreActivity => "store   the activity log".to_owned(),
         Action::Notify(event) => format!("event   {event:?}"),
     }
 }

@@ -42,6 +42,8 @@ pub(crate) const LIMITS: Limits = Limits {
     delayed_chunks: 4,
     delayed_ranges: 16,
     hot_places: 4,
+    area_sectors: 64,
+    active_areas: 2,
 };
 
 /// Number of steps above which the run of a seed counts as endless.

@@ -97,7 +97,7 @@ impl World {
         }
         let it = &mut self.nodes[node];
         it.image.fetch = on_image.then_some(options.migration);
-        it.store.base = None;
+        (it.store.base, it.store.activity) = (None, None);
         it.seen = Seen::default();
         true
     }
@@ -120,7 +120,10 @@ impl World {
     }
 
     /// Returns the description of a node's older copy, for a disk about to come.
-    fn older_copy(&self, node: usize, planned: OlderCopyPlan) -> OlderCopy {
+    fn older_copy(&mut self, node: usize, planned: OlderCopyPlan) -> OlderCopy {
+        if planned == OlderCopyPlan::Use && self.protection.is_some() {
+            return self.copy_by_log(node);
+        }
         let it = &self.nodes[node];
         let had_it = matches!(it.store.record.ownership, Ownership::Departed { .. });
         match (planned, it.store.base) {

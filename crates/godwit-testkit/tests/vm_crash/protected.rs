@@ -3,15 +3,18 @@
 use std::time::{Duration, Instant};
 
 use godwit_testkit::Cluster;
+use godwit_testkit::client::RawImage;
 use godwit_testkit::cluster::StandsStill;
+use godwit_testkit::image::first_difference;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{PATIENCE, Scenario, until};
 use godwit_testkit::vm::{GuestLoad, NodeGuest, VM};
 use rustix::process::Signal;
+use serde_json::Value;
 
 use super::site::send;
 
-const DISK_MIB: u64 = 32;
+const DISK_MIB: u64 = 128;
 /// An emulated processor of a busy host boots in a third of this.
 const BOOTS: Duration = Duration::from_secs(120);
 /// Longest time from the death of the primary to the start of the machine at the backup.
@@ -117,11 +120,37 @@ fn the_backup_starts_a_machine_whose_host_dies_and_no_write_is_missing() {
     cluster.node_mut("a").start(&[]).unwrap();
     comes_to(&cluster, "b", "protected");
     assert_eq!(cluster.node("a").vm_state(VM), "backup");
+    let disks = guest.disks().to_vec();
+    disks
+        .iter()
+        .for_each(|it| returned_by_its_log(&cluster, it));
+    guest.finish(cluster.node("b")).unwrap();
+    let same = || disks.iter().all(|it| is_same(&cluster, it));
+    until("the disks are the same at both nodes", same);
     cluster.node("b").text(&["vm", "unprotect", VM]);
     until("the backup forgets the machine", || {
         state(&cluster, "a") == "none"
     });
-    guest.finish(cluster.node("b")).unwrap();
+}
+
+/// Checks that only a small part of a disk was sent to the old primary, and nothing was compared.
+fn returned_by_its_log(cluster: &Cluster, disk: &str) {
+    let moves = cluster.node("b").json(&["migration", "list"]);
+    let of_disk = |it: &&Value| it["disk"] == disk && it["from"] == "b";
+    let back = moves.as_array().and_then(|all| all.iter().find(of_disk));
+    let progress = &back.expect("a synchronization")["progress"];
+    println!("{disk}: {progress}");
+    assert_eq!(progress["delta"]["by"], "written", "{moves}");
+    let skipped = progress["delta"]["bytes_skipped"].as_u64();
+    assert!(skipped > Some((DISK_MIB << 20) / 2), "{moves}");
+}
+
+/// Returns true if the images of a disk have the same content.
+fn is_same(cluster: &Cluster, disk: &str) -> bool {
+    let image = |node: &str| RawImage::open(&cluster.node(node).image(disk).unwrap()).unwrap();
+    let (mut ours, mut theirs) = (image("a"), image("b"));
+    let differs = first_difference(&mut ours, &mut theirs, 0..DISK_MIB << 20);
+    differs.unwrap().is_none()
 }
 
 #[test]

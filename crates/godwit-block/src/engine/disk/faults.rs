@@ -25,6 +25,7 @@ pub(in crate::engine) fn result(user: User, operation: &str, result: i32) -> i32
         DiskTag::Pulled(_) => "pulled",
         DiskTag::Checkpoint | DiskTag::OwedFlush => "checkpoint",
         DiskTag::BaseFlush => "base",
+        DiskTag::ActivityFlush => "activity",
     };
     let errno = |text: Option<String>| text.and_then(|text| text.parse().ok());
     let name = format!("disk::{who}::{operation}");

@@ -262,6 +262,8 @@ mod tests {
         delayed_chunks: 2,
         delayed_ranges: 64,
         hot_places: 16,
+        area_sectors: godwit_core::AREA_SECTORS,
+        active_areas: 64,
     };
 
     /// Returns the buffers of three chunks of `sectors` sectors.

@@ -17,6 +17,7 @@ use godwit_core::Written;
 use godwit_core::units::{MigrationId, Sectors};
 
 use super::super::fingerprint::Fingerprint;
+use super::sync_folder;
 
 const MAGIC: [u8; 8] = *b"GDWWRTN1";
 const CHECKSUM: usize = 8 + 8 + 16 + 48;
@@ -91,13 +92,6 @@ pub fn take(
     std::fs::remove_file(path)?;
     sync_folder(path)?;
     Ok(fingerprint.and_then(|fingerprint| decode(capacity, fingerprint, &bytes)))
-}
-
-fn sync_folder(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(folder) => File::open(folder)?.sync_all(),
-        None => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -78,7 +78,7 @@ impl Protected {
     /// Marks a checkpoint, and waits until the backup has all of it. Returns its content.
     fn mark(&self, number: u64) -> Vec<u8> {
         let (a, b) = (&self.pair.a.handle, &self.pair.b);
-        assert!(ask(|reply| a.mark_checkpoint(number, reply)));
+        assert!(ask(|reply| a.mark_checkpoint(number, number - 1, reply)));
         let told = Event::CheckpointMarked {
             migration: options(1).migration,
             number,
@@ -190,12 +190,12 @@ fn a_new_synchronization_begins_with_nothing_kept() {
     let mut it = Protected::new(4, backup());
     it.follow(2);
     let (a, b) = (it.pair.a.handle.clone(), it.pair.b.handle.clone());
-    assert!(ask(|reply| a.mark_checkpoint(1, reply)));
+    assert!(ask(|reply| a.mark_checkpoint(1, 0, reply)));
     // Writes to one place are applied one after the other: the next start has to wait.
     for round in 0..400_u32 {
         it.client.write(0, &round.to_le_bytes().repeat(1024));
     }
-    assert!(ask(|reply| a.mark_checkpoint(2, reply)));
+    assert!(ask(|reply| a.mark_checkpoint(2, 0, reply)));
     let here = |event: &Event| matches!(event, Event::CheckpointMarked { number: 2, .. });
     it.pair.b.wait_for_core(here);
     it.client.write(0, &it.content[..4096]);

@@ -295,6 +295,9 @@ impl Controller {
             return;
         };
         if self.cx.authority.may_serve() {
+            if operation.is_write() && self.waits_for_activity(tag) {
+                return;
+            }
             return self.issue_here(tag, operation);
         }
         if !self.cx.authority.is_elsewhere() && self.gate() != Gate::Forward {

@@ -62,6 +62,8 @@ pub(in crate::controller) enum WorkStage {
     Locked,
     /// Waits for missing blocks.
     Lacking,
+    /// Waits until the activity log has its area.
+    Logging,
     /// Carried out here.
     Here {
         /// True until the local disk has finished the work.
@@ -231,7 +233,7 @@ impl Slot {
     pub(in crate::controller) const fn is_waiting(&self) -> bool {
         matches!(
             self.stage,
-            WorkStage::Waiting | WorkStage::Locked | WorkStage::Lacking
+            WorkStage::Waiting | WorkStage::Locked | WorkStage::Lacking | WorkStage::Logging
         )
     }
 

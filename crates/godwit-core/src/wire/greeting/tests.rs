@@ -71,7 +71,21 @@ fn an_acceptance_tells_of_an_older_copy_and_is_what_older_nodes_say_where_there_
     }
     let since = accepted(OlderCopy::Since(MigrationId([9; 16]))).encode();
     assert!(read(&since[HEADER_SIZE..HEADER_SIZE + 9]).is_err(), "cut");
-    assert_eq!(read(&[4]), Err(DecodeError::Field("older copy")));
+    assert_eq!(read(&[5]), Err(DecodeError::Field("older copy")));
+    let but = |areas: &[u32]| {
+        Greeting::Reply(Reply::AcceptedBut(ActiveAreas {
+            of: MigrationId([9; 16]),
+            areas: areas.to_vec(),
+        }))
+    };
+    for areas in [&[][..], &[3, 70_000], &[u32::MAX; MAX_AREAS]] {
+        let frame = but(areas).encode();
+        assert_eq!(read(&frame[HEADER_SIZE..]), Ok(but(areas)));
+        assert!(read(&frame[HEADER_SIZE..frame.len() - 1]).is_err(), "cut");
+    }
+    let long = but(&[1; MAX_AREAS + 1]).encode();
+    let refused = Err(DecodeError::Field("activity log"));
+    assert_eq!(read(&long[HEADER_SIZE..]), refused);
 }
 
 #[test]

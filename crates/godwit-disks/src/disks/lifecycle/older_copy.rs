@@ -5,20 +5,26 @@
 //! Uncertain state is not used. An image counts only while its fingerprint is the same as when the disk left. The
 //! fingerprint is forgotten, durably, before any write to the image. The set of written blocks is in the engine's
 //! memory, and on disk only between an orderly end and the next start: see [`godwit_block::image::written`].
+//!
+//! A node whose disk was taken by the follower has an [activity log](ActiveAreas) instead of a fingerprint.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use godwit_block::image::notes::written;
+use godwit_block::image::notes::{activity, written};
 use godwit_block::image::{Fingerprint, Image};
 use godwit_core::authority::{AuthorityRecord, Ownership};
-use godwit_core::units::MigrationId;
-use godwit_core::{OlderCopy, Written};
+use godwit_core::units::{MigrationId, Sectors};
+use godwit_core::wire::{Features, Reply};
+use godwit_core::{ActiveAreas, OlderCopy, Written};
 
 use crate::disks::Disks;
 use crate::disks::disk::{Activity, Disk};
-use godwit_context::blocking;
+use crate::disks::lifecycle::run::STORE_RETRY;
+use godwit_api::{ErrorBody, ErrorCode};
 use godwit_context::config::NodeConfig;
 use godwit_context::store::{DiskEntry, KeptImage, Store, StoreError};
+use godwit_context::{Context, blocking};
 
 /// The sets of blocks of a disk, each with a folder in the data directory.
 #[derive(Clone, Copy, Debug)]
@@ -72,12 +78,74 @@ pub fn take(
     }
 }
 
-/// Removes the sets of a removed disk.
+/// Returns the file of a disk's activity log.
+fn log_file(config: &NodeConfig, disk: &str) -> PathBuf {
+    config.data_dir.join("activity").join(disk)
+}
+
+/// Makes an engine's activity log durable, or removes the stored one. Retries the latter until success: the log must not
+/// outlast what it tells of. Returns true if the log is stored.
+pub async fn store_log(disks: &Disks, disk: &Disk, mut log: Option<ActiveAreas>) -> bool {
+    let path = log_file(&disks.context.config, &disk.name);
+    let capacity = Sectors(disk.lock().entry.sectors);
+    loop {
+        let (path, wanted) = (path.clone(), log.take());
+        let stores = wanted.is_some();
+        let stored = blocking(move || match wanted {
+            Some(log) => {
+                path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+                activity::store(&path, capacity, &log)
+            }
+            None => activity::remove(&path),
+        });
+        let error = match stored.await {
+            Ok(Ok(())) => return stores,
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.message,
+        };
+        tracing::error!(disk = disk.name, error, "cannot store the activity log");
+        if !stores {
+            tokio::select! {
+                () = tokio::time::sleep(STORE_RETRY) => {}
+                () = disks.context.closed() => return false,
+            }
+        }
+    }
+}
+
+/// Returns the stored activity log of a disk with this ownership. Blocks.
+///
+/// # Errors
+/// The log may exist and cannot be read.
+pub fn log(
+    config: &NodeConfig,
+    disk: &Disk,
+    of: Ownership,
+) -> Result<Option<ActiveAreas>, ErrorBody> {
+    let (ownership, capacity) = {
+        let inner = disk.lock();
+        (inner.record.ownership, Sectors(inner.entry.sectors))
+    };
+    if ownership != of {
+        return Ok(None);
+    }
+    let path = log_file(config, &disk.name);
+    activity::load(&path, capacity).map_err(|error| {
+        let (disk, path) = (&disk.name, path.display());
+        let text = format!("cannot read the activity log {path} of disk {disk}: {error}");
+        ErrorBody::new(ErrorCode::Internal, text)
+            .hint("remove the file: the disk is then compared when it is synchronized")
+    })
+}
+
+/// Removes the sets and the log of a removed disk.
 pub async fn forget(disks: &Disks, disk: &Disk) {
+    let config = &disks.context.config;
     let sets = [Blocks::Written, Blocks::Different, Blocks::Same];
-    let paths = sets.map(|blocks| file(&disks.context.config, blocks, &disk.name));
+    let paths = sets.map(|blocks| file(config, blocks, &disk.name));
+    let log = log_file(config, &disk.name);
     // A remaining file belongs to another image than the next disk's.
-    let _ = blocking(move || paths.map(std::fs::remove_file)).await;
+    let _ = blocking(move || (paths.map(std::fs::remove_file), activity::remove(&log))).await;
 }
 
 /// Records that the image equals the disk as it left by this migration, while the image has this fingerprint. Without
@@ -120,11 +188,42 @@ pub fn held(entry: &DiskEntry, record: &AuthorityRecord) -> OlderCopy {
     }
 }
 
-/// Forgets the fingerprint of an image before a write.
+/// Returns the acceptance of an offer by a node with these features. An image of which nothing else is known may have a
+/// log.
+pub(crate) async fn accepted(
+    context: &Arc<Context>,
+    disk: &Arc<Disk>,
+    features: Features,
+    older_copy: OlderCopy,
+) -> Reply {
+    if older_copy != OlderCopy::Unknown || !features.contain(Features::ACTIVITY) {
+        return Reply::Accepted(older_copy);
+    }
+    let (context, disk) = (Arc::clone(context), Arc::clone(disk));
+    let log = blocking(move || log(&context.config, &disk, Ownership::Vacant));
+    match log.await {
+        Ok(Ok(Some(log))) => Reply::AcceptedBut(log),
+        _ => Reply::Accepted(older_copy),
+    }
+}
+
+/// Forgets the fingerprint and the log of an image before a write.
 ///
 /// # Errors
 /// The change cannot be stored, so writes must not begin.
-pub(crate) async fn spoil(store: &Store, disk: &Disk) -> Result<(), StoreError> {
+pub(crate) async fn spoil(context: &Context, disk: &Disk) -> Result<(), ErrorBody> {
+    let path = log_file(&context.config, &disk.name);
+    let removed = blocking(move || activity::remove(&path)).await?;
+    let failed = |error: &dyn std::fmt::Display| {
+        let text = format!("cannot write to the image of disk {}: {error}", disk.name);
+        ErrorBody::new(ErrorCode::Internal, text)
+    };
+    removed.map_err(|error| failed(&error))?;
+    let spoilt = spoil_fingerprint(&context.store, disk).await;
+    spoilt.map_err(|error| failed(&error))
+}
+
+async fn spoil_fingerprint(store: &Store, disk: &Disk) -> Result<(), StoreError> {
     let (entry, record) = {
         let inner = disk.lock();
         if inner.entry.kept.is_none() {
@@ -218,10 +317,14 @@ mod tests {
         store.close();
         // Every attempt fails.
         for _ in 0..2 {
-            spoil(&store, &disk).await.expect_err("nothing is stored");
+            spoil_fingerprint(&store, &disk)
+                .await
+                .expect_err("nothing is stored");
         }
         let store = Store::open(&path).expect("opens again");
-        spoil(&store, &disk).await.expect("it is stored");
+        spoil_fingerprint(&store, &disk)
+            .await
+            .expect("it is stored");
         let stored = store.load().expect("loads").disks;
         assert_eq!(stored[0].1.kept, None);
         assert_eq!(disk.lock().entry.kept, None);

@@ -23,7 +23,7 @@ use godwit_context::config::AfterReadWait;
 use godwit_context::failpoint;
 
 /// Time between two attempts to store.
-const STORE_RETRY: Duration = Duration::from_secs(1);
+pub(in crate::disks::lifecycle) const STORE_RETRY: Duration = Duration::from_secs(1);
 
 /// Starts the disk's engine on its image, with the stored record.
 ///
@@ -106,6 +106,7 @@ pub fn start(disks: &Arc<Disks>, disk: &Arc<Disk>, mut image: Image) -> Result<(
         missing: lacking::load(&disks.context.config, &disk.name, Sectors(sectors), &record)?,
         written: take(Blocks::Written),
         compared: compared.map(<[_; 2]>::from).filter(|_| on_image),
+        activity: older_copy::log(&disks.context.config, disk, Ownership::Serving)?,
     };
     let handle = engine::spawn_restored(config, image, record, restored, Box::new(report))
         .map_err(|error| ErrorBody::new(ErrorCode::Internal, chain(&error)))?;
@@ -206,6 +207,10 @@ async fn run_events(
             EngineEvent::StoreMissing(snapshot) => {
                 let (disks, disk) = (Arc::clone(&disks), Arc::clone(&disk));
                 godwit_context::spawn(lacking::store(disks, disk, handle.clone(), snapshot));
+            }
+            EngineEvent::StoreActivity(log) => {
+                let stored = older_copy::store_log(&disks, &disk, log).await;
+                handle.activity_stored(stored);
             }
             EngineEvent::BecameBase {
                 migration,

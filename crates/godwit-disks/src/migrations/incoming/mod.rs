@@ -12,9 +12,7 @@ use godwit_block::engine::{PeerStream, PeerStreams};
 use godwit_core::OlderCopy;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::{DiskId, MigrationId, Sectors};
-use godwit_core::wire::{
-    Features, Greeting, Hello, Offer, Refusal, RefusalCode, Reply, TrafficClass,
-};
+use godwit_core::wire::{Features, Greeting, Hello, Offer, Refusal, RefusalCode, TrafficClass};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -126,8 +124,9 @@ async fn receive(
     };
     let (sender, mut arrivals) = mpsc::channel(usize::from(MAX_COPY_CONNECTIONS) + 1);
     let _listed = migrations.gatherings.begin(hello, &disk.name, sender);
-    let accepted = Greeting::Reply(Reply::Accepted(older_copy));
-    greeting::write(&mut control, &accepted)
+    let accepted =
+        older_copy::accepted(&migrations.context, disk, hello.features, older_copy).await;
+    greeting::write(&mut control, &Greeting::Reply(accepted))
         .await
         .map_err(|error| failed(&error))?;
     migrations.accepted(hello.migration);
@@ -153,7 +152,7 @@ async fn receive(
     let unserved = "the disk is not served any more";
     let engine = disk.engine().ok_or_else(|| failed(&unserved))?;
     // Until now nothing was written to the image, which may serve another migration.
-    older_copy::spoil(&migrations.context.store, disk)
+    older_copy::spoil(&migrations.context, disk)
         .await
         .map_err(|error| failed(&error))?;
     let (reply, answer) = oneshot::channel();

@@ -57,6 +57,8 @@ pub(super) struct Capture {
     disks: Vec<Arc<Disk>>,
     nics: Vec<Arc<ServedNic>>,
     cards: HeldCards,
+    /// The last checkpoint that the backup has.
+    whole: Checkpoint,
 }
 
 /// The memory and its two trackers: of QEMU's own writes, and of those of this node's devices.
@@ -144,6 +146,7 @@ impl Capture {
             disks,
             nics,
             cards,
+            whole: Checkpoint(0),
         };
         let written = Some(&capture.pages.written);
         capture
@@ -201,11 +204,12 @@ impl Capture {
         self.cards.hold().await.map_err(|error| error.to_string())
     }
 
-    /// Lets the packets of all epochs up to this one leave.
+    /// Lets the packets of all epochs up to this one leave, whose checkpoint the backup has.
     ///
     /// # Errors
     /// QEMU does not release those of its own cards.
     pub(super) async fn release(&mut self, through: Checkpoint) -> Result<(), String> {
+        self.whole = through;
         for nic in &self.nics {
             nic.device.release_checkpoint(through.0);
         }
@@ -233,6 +237,7 @@ impl Capture {
         let begun = Instant::now();
         let (qmp, states, cards) = (&self.qemu.qmp, &mut self.states, &mut self.cards);
         let (pages, disks, nics) = (&self.pages, &self.disks, &self.nics);
+        let numbers = (number, self.whole);
         let copied = async {
             let stopped = qmp.execute("stop", json!({})).await;
             stopped.map_err(|error| error.to_string())?;
@@ -245,7 +250,7 @@ impl Capture {
                 pages.copy(written)?;
                 Ok::<_, String>(count)
             });
-            let (copied, ended) = tokio::join!(copied, end_epoch(disks, nics, number));
+            let (copied, ended) = tokio::join!(copied, end_epoch(disks, nics, numbers));
             ended?;
             let pages = copied.map_err(|error| error.message)??;
             let copy = begun.elapsed() - stop;
@@ -302,11 +307,11 @@ pub(super) fn held_cards(machine: &Machine, qemu: &Qemu) -> Result<HeldCards, St
     })
 }
 
-/// Ends the epoch of a checkpoint at the devices of a stopped machine.
+/// Ends the epoch of a checkpoint at the devices of a stopped machine. The backup has all checkpoints up to `whole`.
 async fn end_epoch(
     disks: &[Arc<Disk>],
     nics: &[Arc<ServedNic>],
-    number: Checkpoint,
+    (number, whole): (Checkpoint, Checkpoint),
 ) -> Result<(), String> {
     for nic in nics {
         let ended = nic
@@ -315,7 +320,7 @@ async fn end_epoch(
         ended.ok_or("a NIC of it has ended")?;
     }
     for disk in disks {
-        if !following::mark_checkpoint(disk, number.0).await {
+        if !following::mark_checkpoint(disk, number.0, whole.0).await {
             return Err(format!("disk {} is not followed any more", disk.name));
         }
     }

@@ -2,7 +2,7 @@
 
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::{Extent, MigrationId, Sectors};
-use godwit_core::{Controller, Missing, PIECE_WORDS, WordPiece, Written};
+use godwit_core::{ActiveAreas, Controller, Missing, PIECE_WORDS, WordPiece, Written};
 
 use crate::random::Random;
 use crate::world::MICROSECOND;
@@ -130,6 +130,9 @@ pub(crate) struct Store {
     /// Migration by which the disk left, while the image durably equals the disk of that moment.
     pub(crate) base: Option<MigrationId>,
     written: Option<StoredWritten>,
+    /// The activity log of a disk that is followed, and the update being stored.
+    pub(crate) activity: Option<ActiveAreas>,
+    pub(crate) storing_activity: Option<Option<ActiveAreas>>,
     /// Longest time for a record to become durable.
     latency: u64,
     /// Additional latency of a slow store, and the time until which it applies.
@@ -148,6 +151,8 @@ impl Store {
             storing_missing: None,
             base: None,
             written: None,
+            activity: None,
+            storing_activity: None,
             latency,
             slow: (0, 0),
         }
@@ -162,7 +167,7 @@ impl Store {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.storing.is_none() && self.storing_missing.is_none()
+        self.storing.is_none() && self.storing_missing.is_none() && self.storing_activity.is_none()
     }
 
     /// Returns the time until a record is durable.
@@ -209,6 +214,11 @@ impl Store {
     /// Applies a crash to what is being stored, except for missing blocks. Returns whether a record was kept, if one was
     /// on its way.
     pub(crate) fn interrupt(&mut self, random: &mut Random) -> Option<bool> {
+        if let Some(log) = self.storing_activity.take()
+            && random.below(2) == 0
+        {
+            self.activity = log;
+        }
         let sharing = self.storing_shared.take();
         if random.below(2) == 0 {
             self.shared = sharing.unwrap_or(self.shared);

@@ -35,6 +35,8 @@ struct Source {
     session: usize,
     checkpoints: Checkpoints,
     last: Checkpoint,
+    /// The last checkpoint that the backup has.
+    whole: Checkpoint,
     /// Packets that wait for the checkpoint of their epoch.
     held: VecDeque<(Checkpoint, u64)>,
     /// True while the guest is being stopped for a capture: its requests are answered, and it begins no others.
@@ -142,6 +144,7 @@ impl World {
                 session,
                 checkpoints: Checkpoints::new(Duration::from_nanos(it.plan.interval), now),
                 last: Checkpoint(0),
+                whole: Checkpoint(0),
                 held: VecDeque::new(),
                 stops: false,
                 arrival,
@@ -247,6 +250,7 @@ impl World {
         };
         source.stops = false;
         let (node, number) = (source.node, source.checkpoints.captured(time));
+        let whole = source.whole.0;
         source.last = number;
         source.arrival = (source.arrival + 1).max(at + delay);
         let delay = source.arrival - at;
@@ -257,7 +261,7 @@ impl World {
         if self.has_bug(BodyBug::ReleaseUnacknowledged) {
             self.release(session, number);
         }
-        self.with(node, |c, now| c.mark_checkpoint(now, number.0));
+        self.with(node, |c, now| c.mark_checkpoint(now, number.0, whole));
         let memory = Memory { packet, writes, at };
         self.schedule(delay, move |world| {
             world.memory_came(session, 1 - node, number, memory);
@@ -341,6 +345,7 @@ impl World {
         let Some(acknowledged) = source.checkpoints.acknowledged(number, now) else {
             return;
         };
+        source.whole = number;
         self.release(session, acknowledged.release);
         self.with_primary(node, Primary::in_sync);
         self.check_lease(node);

@@ -4,6 +4,7 @@ use godwit_core::event::Event;
 use godwit_core::request::RequestError;
 use godwit_protect::{Backup, Grant, Member, Order, Primary, PrimaryRecord, PrimaryState};
 
+mod activity;
 mod backup;
 mod checkpoints;
 mod kept;

@@ -92,6 +92,7 @@ impl World {
     /// Notes that the destination follows a source.
     pub(crate) fn disk_followed(&mut self, node: usize) {
         self.reached(Reached::Followed);
+        self.check_followed(node);
         if self.settling {
             self.with(node, |c, now| c.go_alone(now));
         } else if self.is_checkpointed() {

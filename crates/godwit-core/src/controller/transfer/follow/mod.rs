@@ -9,7 +9,8 @@
 //!  Behind   ══ copies, double writes ═════════►
 //!  Catching ══ delayed and posted writes ═════►
 //!  Asked    ── Follow(m, e) ──────────────────► follows
-//!  Following ◄──────────────────── Follows(m) ──│
+//!  Logging  ◄───────────────────── Follows(m) ──│
+//!  Following: flushed, and the log is stored      │
 //!     ╳ link lost: Severed, holds all answers   │ sever, take: Serving(e+1)
 //!  go_alone or yield_to                         │ or cancel
 //! ```
@@ -19,7 +20,11 @@
 //!
 //! With checkpoints, the memory of the disk's machine is as old as the last whole checkpoint, and the disk may not be
 //! ahead of the memory: the destination keeps later writes apart ([`kept`]).
+//!
+//! The source notes where its image may differ from the destination's ([`activity`]), so that it need not be compared if
+//! the destination takes the disk and this node comes back.
 
+pub(in crate::controller) mod activity;
 pub(in crate::controller) mod destination;
 pub(in crate::controller) mod kept;
 pub(in crate::controller) mod source;

@@ -11,7 +11,7 @@ use crate::request::{RequestError, RequestTag};
 use crate::units::{Epoch, MigrationId, Time};
 use crate::wire::{Message, TrafficClass};
 
-const CHECKPOINTS: Switchover = Switchover::Never { checkpoints: true };
+pub(in crate::controller) const CHECKPOINTS: Switchover = Switchover::Never { checkpoints: true };
 
 /// Progress of the destination towards following.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub(in crate::controller) enum Follower {
     Catching,
     /// The destination has every acknowledged write, and was asked to follow.
     Asked,
+    /// The destination follows, and the activity log is not stored yet.
+    Logging,
     /// The destination follows.
     Following {
         /// Number of the last checkpoint that was marked; 0 before the first.
@@ -92,19 +94,16 @@ impl Controller {
         let asked = self.outgoing.source.as_deref_mut().filter(|source| {
             source.options.migration == migration && source.peer.follower == Follower::Asked
         });
-        if asked.is_none() {
-            return;
+        if let Some(source) = asked {
+            source.peer.follower = Follower::Logging;
+            self.begin_activity(migration);
         }
-        self.outgoing.change_stage(&mut self.cx, |source| {
-            source.peer.follower = Follower::Following { marked: 0 }
-        });
-        self.cx.notify(Event::Followed { migration });
     }
 
     /// Ends the epoch of a checkpoint: the destination keeps apart every write that is sent from here on. Numbers count
-    /// from 1. Returns false if this is not the next number, or no destination follows with checkpoints: the destination
-    /// then never tells of the checkpoint.
-    pub fn mark_checkpoint(&mut self, now: Time, number: u64) -> bool {
+    /// from 1; the destination has all checkpoints up to `whole`. Returns false if this is not the next number, or no
+    /// destination follows with checkpoints: the destination then never tells of the checkpoint.
+    pub fn mark_checkpoint(&mut self, now: Time, number: u64, whole: u64) -> bool {
         self.cx.now = now;
         let Some(source) = &mut self.outgoing.source else {
             return false;
@@ -121,6 +120,7 @@ impl Controller {
         let migration = source.options.migration;
         let mark = Message::CheckpointMark { migration, number };
         self.cx.send(TrafficClass::Sync, mark);
+        self.turn_at_checkpoint(number, whole);
         true
     }
 
@@ -161,6 +161,7 @@ impl Controller {
             source.peer.follower = Follower::Behind;
             self.abort_source(AbortReason::Cancelled);
         }
+        self.activity.end(&mut self.cx);
         if self.requests.answers == Answers::Held {
             self.requests.answers = Answers::Flow;
         }
@@ -176,6 +177,7 @@ impl Controller {
         let effects = self.cx.authority.yield_to(epoch);
         let yields = !effects.is_empty();
         if yields {
+            self.activity.leave();
             self.requests.answers = Answers::Held;
         }
         self.apply(effects);
@@ -185,6 +187,7 @@ impl Controller {
     /// Ends the part of a source that has durably yielded: the migration is over, and waiting requests fail.
     pub(in crate::controller) fn yielded(&mut self) {
         self.requests.answers = Answers::Fail;
+        self.differences.written = None;
         self.outgoing.give_up_source(&mut self.cx);
         for tag in self.cx.slots.select(|slot| slot.is_at_destination()) {
             self.give_up_double_write(tag);
@@ -223,9 +226,11 @@ impl Controller {
         }
     }
 
-    /// Returns true while requests of a disk that was yielded are under way: they must not land on a copy of the disk.
+    /// Returns true while requests of a disk that was yielded are under way, or its log is being stored: neither may land
+    /// on a copy of the disk.
     pub(in crate::controller) fn is_failing_requests(&self) -> bool {
-        self.requests.answers == Answers::Fail && self.requests.admitted > 0
+        let fails = self.requests.answers == Answers::Fail && self.requests.admitted > 0;
+        fails || self.activity.is_busy()
     }
 
     /// Returns the result that a finished request may be answered with now; `None` while answers are held.

@@ -483,6 +483,7 @@ impl Controller {
             self.cx.wake(chunk.waiters);
         }
         self.doubt.control_up = false;
+        self.activity.end(&mut self.cx);
         self.differences.on_image = None;
         self.store_that_it_is_whole();
         self.release_held();
