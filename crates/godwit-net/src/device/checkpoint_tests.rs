@@ -209,6 +209,12 @@ impl Sender {
         bases
     }
 
+    /// Waits until this many packets wait in the NIC.
+    fn waits(&self, count: usize) {
+        let waits = || self.nic.snapshot().held_back == Some(count);
+        assert!(within(Duration::from_secs(10), waits));
+    }
+
     /// Returns the packets that leave a pair within [`WHILE`].
     fn left(&self, pair: usize) -> Numbers {
         let network = &self.networks[pair];
@@ -245,22 +251,22 @@ fn packets_leave_with_their_checkpoint_and_no_others_do() {
         sender.offers(0, base, at(3));
         assert_eq!(sender.left(0), NOTHING);
         assert_eq!(sender.nic.snapshot().held_back, Some(3));
-        assert_eq!(sender.checkpoint(1), [base]);
+        assert_eq!(sender.checkpoint(1), [at(3)], "the guest's sockets go on");
         sender.offers(0, at(3), at(5));
         assert_eq!(sender.left(0), NOTHING);
         sender.nic.release_checkpoint(2);
         assert_eq!(sender.left(0), NOTHING, "there is no such checkpoint");
         sender.nic.release_checkpoint(1);
         assert_eq!(sender.left(0), numbers(base, 3));
-        assert_eq!(sender.checkpoint(2), [at(3)]);
+        assert_eq!(sender.checkpoint(2), [at(5)]);
         // Both at once, while the machine stands still.
         sender.offers(0, at(5), at(6));
+        sender.waits(3);
         let bases = sender.stop();
         ask(|reply| sender.nic.end_checkpoint(3, reply));
         sender.nic.release_checkpoint(3);
-        assert_eq!(sender.left(0), NOTHING, "a ring that stands still");
-        sender.start(&bases);
         assert_eq!(sender.left(0), numbers(at(3), 3));
+        sender.start(&bases);
         sender.offers(0, at(6), at(8));
         assert_eq!(sender.left(0), NOTHING);
         assert_eq!(sender.nic.snapshot().held_back, Some(2));
@@ -289,6 +295,7 @@ fn packets_for_the_guest_pass_while_its_own_are_held_back() {
 fn a_machine_that_goes_on_alone_sends_all_in_order() {
     let mut sender = Sender::new(1, 0);
     sender.offers(0, 0, 3);
+    sender.waits(3);
     sender.checkpoint(1);
     sender.offers(0, 3, 7);
     ask(|reply| sender.nic.stop_holding(reply));
@@ -311,23 +318,28 @@ fn a_machine_that_goes_on_alone_sends_all_in_order() {
 fn packets_of_a_new_driver_wait_for_a_checkpoint_of_their_own() {
     let mut sender = Sender::new(1, 0);
     sender.offers(0, 0, 2);
+    sender.waits(2);
     sender.checkpoint(1);
-    // The driver begins anew at the same place, and has offered as much as the one before.
+    // The driver begins anew at the same place, and offers as much as the one before.
     sender.stop();
     sender.start(&[0]);
+    sender.waits(4);
     sender.nic.release_checkpoint(1);
-    assert_eq!(sender.left(0), NOTHING);
+    assert_eq!(sender.left(0), numbers(0, 2));
     sender.checkpoint(2);
     sender.nic.release_checkpoint(2);
     assert_eq!(sender.left(0), numbers(0, 2));
-    // Another front end.
+    // Another front end. Its packets belong to no checkpoint of the one before.
     sender.offers(0, 2, 4);
+    sender.waits(2);
     sender.checkpoint(3);
     step(&sender.nic, FrontEndCommand::Detach);
     sender.front_end = attach(&sender.nic, &sender.rings[0]);
-    sender.start(&[2]);
+    sender.start(&[4]);
+    sender.offers(0, 4, 5);
+    sender.waits(3);
     sender.nic.release_checkpoint(3);
-    assert_eq!(sender.left(0), NOTHING);
+    assert_eq!(sender.left(0), numbers(2, 2));
     sender.end();
 }
 
@@ -335,12 +347,14 @@ fn packets_of_a_new_driver_wait_for_a_checkpoint_of_their_own() {
 fn each_pair_has_its_own_packets_in_a_checkpoint() {
     let mut sender = Sender::new(2, 0);
     sender.offers(0, 0, 4);
+    sender.waits(4);
     sender.checkpoint(1);
     sender.offers(0, 4, 5);
     sender.offers(1, 0, 2);
+    sender.waits(7);
     sender.nic.release_checkpoint(1);
     assert_eq!([sender.left(0), sender.left(1)], [numbers(0, 4), vec![]]);
-    assert_eq!(sender.checkpoint(2), [4, 0]);
+    assert_eq!(sender.checkpoint(2), [5, 2]);
     sender.nic.release_checkpoint(2);
     let both = [numbers(4, 1), numbers(0, 2)];
     assert_eq!([sender.left(0), sender.left(1)], both);
@@ -348,50 +362,41 @@ fn each_pair_has_its_own_packets_in_a_checkpoint() {
 }
 
 #[test]
-fn a_ring_that_the_guest_uses_no_more_is_emptied_by_checkpoints_too() {
+fn a_ring_that_the_guest_uses_no_more_is_emptied() {
     let mut sender = Sender::new(1, 0);
     sender.offers(0, 0, 2);
+    sender.waits(2);
     sender.checkpoint(1);
-    sender.offers(0, 2, 5);
     let ring = transmit_ring(0) as u16;
     let enabled = false;
     step(&sender.nic, FrontEndCommand::Enable { ring, enabled });
-    sleep(2 * WHILE);
-    assert_eq!(sender.rings[0].used(), 0, "their guest may go on elsewhere");
-    sender.nic.release_checkpoint(1);
-    let emptied = || sender.rings[0].used() == 2;
+    sender.offers(0, 2, 5);
+    let emptied = || sender.rings[0].used() == 5;
     assert!(within(Duration::from_secs(10), emptied));
     let enabled = true;
     step(&sender.nic, FrontEndCommand::Enable { ring, enabled });
-    assert_eq!(sender.left(0), NOTHING);
+    sender.nic.release_checkpoint(1);
+    assert_eq!(sender.left(0), numbers(0, 2));
     ask(|reply| sender.nic.stop_holding(reply));
-    assert_eq!(sender.left(0), numbers(2, 3));
+    assert_eq!(sender.left(0), NOTHING);
     sender.end();
 }
 
 #[test]
-fn a_guest_whose_packets_are_held_back_need_not_notify_of_more() {
-    let mut sender = Sender::new(1, 0);
-    sender.stop();
-    let kick = Wake::new().expect("a counter");
-    let mut setup = sender.rings[0].setup(0, &kick);
-    setup.event_index = false;
-    let ring = transmit_ring(0) as u16;
-    step(&sender.nic, FrontEndCommand::Start { ring, setup });
-    sender.kicks = vec![kick];
-    let [is_told, is_ignored] = [false, true].map(|is_ignored| {
-        let ring = &sender.rings[0];
-        move || ring.is_ignored() == is_ignored
-    });
+fn packets_stay_in_the_ring_while_too_many_wait() {
+    let sender = Sender::new(1, 0);
     let soon = Duration::from_secs(10);
-    assert!(is_told(), "nothing is held");
-    sender.offers(0, 0, 1);
-    assert!(within(soon, is_ignored));
-    // Nobody notifies of this one.
-    sender.rings[0].send(1, 4);
+    let ring = &sender.rings[0];
+    let most = 16_384;
+    for begin in (0..most).step_by(8) {
+        sender.offers(0, begin, begin + 8);
+        assert!(within(soon, || ring.used() == begin + 8), "{begin}");
+    }
+    sender.offers(0, most, most + 4);
+    sleep(2 * WHILE);
+    assert_eq!(ring.used(), most, "there is no room for more");
     ask(|reply| sender.nic.stop_holding(reply));
-    assert_eq!(sender.left(0), numbers(0, 4));
-    assert!(within(soon, is_told));
+    assert!(within(soon, || ring.used() == most + 4));
     sender.end();
 }
 
@@ -429,9 +434,9 @@ fn a_thread_whose_packets_are_all_held_back_rests() {
     }
     worker.commands();
     assert!(!worker.turn(), "there is nothing to do until a release");
+    assert_eq!(ring.used(), 5, "the guest's sockets go on");
     nic.stop_holding(Box::new(|()| ()));
     worker.commands();
     assert!(!worker.turn(), "all have left");
-    assert_eq!(ring.used(), 5);
     drop(network);
 }

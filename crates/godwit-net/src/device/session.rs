@@ -14,7 +14,6 @@ use godwit_vhost::rings::inflight::InflightRing;
 
 use crate::device::queues::ring::{Guest, NetRing};
 use crate::device::wake::Wake;
-use crate::state::gate::Offered;
 
 /// Returns the index of a pair's receive ring.
 pub(super) const fn receive_ring(pair: usize) -> usize {
@@ -29,11 +28,6 @@ pub(super) const fn transmit_ring(pair: usize) -> usize {
 /// Returns the pair of a receive ring; `None` for a transmit ring.
 pub(super) fn pair_received_by(ring: usize) -> Option<usize> {
     ring.is_multiple_of(2).then_some(ring / 2)
-}
-
-/// Returns the pair of a transmit ring; `None` for a receive ring.
-pub(super) fn pair_sent_by(ring: usize) -> Option<usize> {
-    (!ring.is_multiple_of(2)).then_some(ring / 2)
 }
 
 /// An attached VM.
@@ -118,18 +112,6 @@ impl Session {
         let is_there = self.ram.as_deref().is_some_and(|ram| !ram.is_lost());
         let ring = self.rings.get(index).and_then(Option::as_deref);
         is_there && !self.still && ring.is_some_and(|ring| !ring.broken && wanted(ring))
-    }
-
-    /// Returns the state of a running ring for the gate.
-    pub(super) fn offered(&self, index: usize) -> Option<Offered> {
-        let ring = self.rings.get(index)?.as_deref()?;
-        let (layout, left) = (ring.split.layout(), ring.left());
-        let offered = ring.split.available(self.ram.as_deref()?.memory());
-        Some(Offered {
-            layout,
-            left,
-            offered: offered.unwrap_or(left),
-        })
     }
 
     /// Returns true if a ring that starts at `base` continues where this front end stopped the ring, as far as is

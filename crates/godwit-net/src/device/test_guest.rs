@@ -138,11 +138,6 @@ impl TestGuest {
         self.get(USED + 2)
     }
 
-    /// Returns true if a device without an event index asks for no notifications.
-    pub(super) fn is_ignored(&self) -> bool {
-        self.get(USED) & 1 != 0
-    }
-
     /// Returns the number of offered buffers beyond which the device wants a notification.
     pub(super) fn told_after(&self) -> u16 {
         self.get(USED + 4 + 8 * u64::from(self.size))

@@ -9,7 +9,7 @@ use crate::device::queues::ring::{Broken, Guest, NetRing};
 use crate::device::queues::transmit::{Way, transmit};
 use crate::device::session::{receive_ring, transmit_ring};
 use crate::device::worker::{COMES_TO_THEM, LOOKS, UPLINK_RESTS, Worker};
-use crate::frame::packet::{HEADER, set_queue};
+use crate::frame::packet::{HEADER, TELLS_SENDER, set_queue};
 use crate::state::nic::Fate;
 
 /// Most packets read at once from a queue to be drained.
@@ -111,8 +111,27 @@ impl Worker {
         }
     }
 
+    /// Sends the packets of the gate that may leave.
+    fn let_leave(&mut self) {
+        if !self.nic.may_transmit() {
+            return;
+        }
+        for pair in 0..self.pairs.len() {
+            while let Some(packet) = self.nic.gate_mut().next(pair) {
+                let frame = &packet[HEADER..];
+                match self.uplink.write(pair, &packet) {
+                    Ok(()) => self
+                        .nic
+                        .sent(&frame[..frame.len().min(TELLS_SENDER)], frame.len()),
+                    Err(_) => self.nic.refused(),
+                }
+            }
+        }
+    }
+
     /// Sends the guest's packets. Returns true if there is more.
     fn transmit(&mut self) -> bool {
+        self.let_leave();
         let mut more = false;
         for pair in 0..self.pairs.len() {
             let index = transmit_ring(pair);
@@ -133,7 +152,7 @@ impl Worker {
                 continue;
             };
             let base = ring.split.base();
-            let moved = transmit(ring, guest, &mut self.nic, way, pair, &mut self.space)
+            let moved = transmit(ring, guest, &mut self.nic, way, &mut self.space)
                 .and_then(|more| ring.publish(guest).map(|()| more));
             self.pairs[pair].sent += u64::from(ring.split.base().wrapping_sub(base));
             match moved {

@@ -17,15 +17,12 @@ use rustix::rand::GetRandomFlags;
 use crate::device::handle::QueueSeen;
 use crate::device::handle::{Command, Hold, LatePackets, Shared};
 use crate::device::queues::transmit::Space;
-use crate::device::session::{
-    Session, pair_received_by, pair_sent_by, receive_ring, transmit_ring,
-};
+use crate::device::session::{Session, pair_received_by, receive_ring};
 use crate::device::traffic::Pair;
 use crate::device::uplink::{Uplink, tap};
 use crate::frame::announce::Token;
 use crate::frame::packet::HEADER;
 use crate::mac::Mac;
-use crate::state::gate::Offered;
 use crate::state::nic::Nic;
 
 /// Times of repeated announcements, counted from the first: an announcement may be lost.
@@ -384,10 +381,8 @@ impl Worker {
     }
 
     fn change(&mut self, command: FrontEndCommand) -> Result<u16, FrontEndError> {
-        let mut stops = None;
         if let FrontEndCommand::Stop { ring } = &command {
             self.unwatch_kicks(usize::from(*ring));
-            stops = self.sends(usize::from(*ring));
         }
         let session = self.session.as_mut().ok_or(FrontEndError::Left)?;
         let (started, offloads) = match &command {
@@ -421,12 +416,6 @@ impl Worker {
         if begins_anew {
             self.start_anew();
         }
-        if let Some((pair, ring)) = stops {
-            self.nic.gate_mut().stopped(pair, ring);
-        }
-        if let Some((pair, ring)) = started.and_then(|index| self.sends(index)) {
-            self.nic.gate_mut().started(pair, ring);
-        }
         if let Some(offloads) = offloads {
             self.set_offloads(offloads);
         }
@@ -445,20 +434,12 @@ impl Worker {
         Ok(answer)
     }
 
-    /// Returns a running transmit ring, and the pair of the ring.
-    fn sends(&self, index: usize) -> Option<(usize, Offered)> {
-        let ring = self.session.as_ref()?.offered(index)?;
-        Some((pair_sent_by(index)?, ring))
-    }
-
     /// Carries out a command about packets that wait for a checkpoint.
     fn hold(&mut self, command: Hold) {
-        let session = self.session.as_ref();
-        let running = |pair| session?.offered(transmit_ring(pair));
         let gate = self.nic.gate_mut();
         match command {
             Hold::Begin(reply) => {
-                gate.hold(|pair| running(pair).map(|ring| ring.left));
+                gate.hold();
                 reply(());
             }
             Hold::EndEpoch(number, reply) => {
@@ -508,8 +489,7 @@ impl Worker {
             snapshot.lost_pages = self.lost_pages;
             snapshot.counters = *self.nic.counters();
             snapshot.waiting = self.nic.waiting();
-            let running = |pair| session?.offered(transmit_ring(pair));
-            snapshot.held_back = self.nic.gate().held(running);
+            snapshot.held_back = self.nic.gate().held();
             snapshot.stations.clear();
             snapshot.stations.extend(self.nic.stations());
             snapshot.queues.clear();

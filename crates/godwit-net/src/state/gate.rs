@@ -1,84 +1,45 @@
 //! The packets of a protected machine that wait for the acknowledgement of their checkpoint.
 //!
-//! Paper 004 (section 3.1) buffers outbound packets by a second tail: the guest's tail goes on, the device's does not.
-//! Here the device's tail is a limit for each transmit ring, up to which packets may leave. The machine runs in epochs,
-//! and stops between two of them, when each ring tells how many packets the guest has offered. These positions are the
-//! next limits, once the checkpoint at the end of the epoch is acknowledged. Packets stay in the ring meanwhile: a
-//! machine that goes on from a checkpoint elsewhere offers them there, and some may leave twice.
+//! Paper 004 (section 3.1) leaves outbound packets in the guest's ring, up to a second tail. Here they are copied out of
+//! the ring and completed: the sockets of a guest wait for the completion of their packets, and a connection whose packets
+//! stay in the ring sends two large ones an epoch. The price is a copy, and that packets here are lost with the host, as
+//! in any network.
 //!
-//! ```text
-//!            left       limit          end of epoch 7      offered
-//!   ring ─────┼───────────┼───────────────────┼───────────────┼────►
-//!              may leave    leave with 7        leave with 8
-//! ```
-//!
-//! All positions in a ring are counts of packets, modulo 65536.
+//! The machine runs in epochs, and stops between two of them. All packets taken before the stop leave once the checkpoint
+//! at the end of the epoch is acknowledged. Packets that are still in a ring at the stop belong to a later epoch, since
+//! the guest of the checkpoint offers them again.
 
 use std::collections::VecDeque;
 
-use godwit_vhost::rings::split::RingLayout;
-
-/// Most ends of epochs that are known for a ring. A primary waits for an acknowledgement long before.
+/// Most ends of epochs that are known for a queue. A primary waits for an acknowledgement long before.
 const MOST_ENDS: usize = 8;
+/// Most packets and bytes that wait. Further packets stay in the guest's rings.
+const MOST_PACKETS: usize = 16_384;
+const MOST_BYTES: usize = 32 << 20;
 
-/// A transmit ring as found at a stop or a start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offered {
-    /// Addresses and size of the ring.
-    pub layout: RingLayout,
-    /// Packets that have left.
-    pub left: u16,
-    /// Packets that the guest has offered.
-    pub offered: u16,
-}
-
-impl Offered {
-    /// Returns the number of packets in the ring. A ring with more than its size is invalid, and counts as empty.
-    pub const fn waiting(&self) -> u16 {
-        match self.offered.wrapping_sub(self.left) {
-            waiting if waiting <= self.layout.size => waiting,
-            _ => 0,
-        }
-    }
-
-    /// Returns true if this ring, at its start, may be the same as `before`, which stopped.
-    fn continues(&self, before: &Self) -> bool {
-        let is_there = self.layout == before.layout && self.left == before.left;
-        is_there && self.waiting() >= before.waiting()
-    }
-}
-
-/// A transmit ring.
+/// The waiting packets of a transmit ring, in order. Positions are counts of packets since the beginning.
 #[derive(Clone, Debug, Default)]
-struct Ring {
+struct Queue {
+    packets: VecDeque<Box<[u8]>>,
+    /// Position of the first waiting packet.
+    first: u64,
     /// Position up to which packets may leave.
-    limit: u16,
+    limit: u64,
     /// Ends of the epochs whose checkpoints are not acknowledged: numbers and positions, in order.
-    ends: VecDeque<(u64, u16)>,
-    /// The ring at its last stop, unless started since.
-    stopped: Option<Offered>,
-    /// True if an epoch has ended since the stop.
-    in_checkpoint: bool,
+    ends: VecDeque<(u64, u64)>,
 }
 
-impl Ring {
-    /// Holds all packets after this position back until an epoch ends.
-    fn hold_from(&mut self, left: u16) {
-        self.ends.clear();
-        self.limit = left;
+impl Queue {
+    fn end(&self) -> u64 {
+        self.first + self.packets.len() as u64
     }
 
     fn end_epoch(&mut self, number: u64) {
-        // A running ring has nothing in this epoch: nobody knows when its packets were offered.
-        if let Some(stopped) = &self.stopped {
-            if self.ends.len() >= MOST_ENDS {
-                // The last two epochs leave together.
-                self.ends.pop_back();
-            }
-            let end = stopped.left.wrapping_add(stopped.waiting());
-            self.ends.push_back((number, end));
-            self.in_checkpoint = true;
+        if self.ends.len() >= MOST_ENDS {
+            // The last two epochs leave together.
+            self.ends.pop_back();
         }
+        self.ends.push_back((number, self.end()));
     }
 
     fn release(&mut self, number: u64) {
@@ -88,13 +49,15 @@ impl Ring {
     }
 }
 
-/// The transmit rings of a NIC, open unless the NIC [holds packets back](Gate::hold).
+/// The gate of a NIC, open unless the NIC [holds packets back](Gate::hold).
 #[derive(Clone, Debug)]
 pub struct Gate {
     holds: bool,
     /// Number of the last epoch that has ended.
     last: u64,
-    rings: Vec<Ring>,
+    queues: Vec<Queue>,
+    packets: usize,
+    bytes: usize,
 }
 
 impl Gate {
@@ -103,78 +66,78 @@ impl Gate {
         Self {
             holds: false,
             last: 0,
-            rings: vec![Ring::default(); rings],
+            queues: vec![Queue::default(); rings],
+            packets: 0,
+            bytes: 0,
         }
     }
 
-    /// Holds packets back from now on, and forgets all epochs so far. `left` has the packets that have left a running
-    /// ring.
-    pub fn hold(&mut self, left: impl Fn(usize) -> Option<u16>) {
+    /// Holds packets back from now on, and forgets all epochs so far. Waiting packets leave with the next epoch.
+    pub fn hold(&mut self) {
         self.holds = true;
         self.last = 0;
-        for (pair, ring) in self.rings.iter_mut().enumerate() {
-            let stopped = ring.stopped.as_ref().map(|stopped| stopped.left);
-            ring.in_checkpoint = false;
-            ring.hold_from(left(pair).or(stopped).unwrap_or_default());
-        }
+        self.queues.iter_mut().for_each(|queue| queue.ends.clear());
     }
 
     /// Lets all packets leave from now on.
     pub fn open(&mut self) {
         self.holds = false;
-    }
-
-    /// Records that a ring has stopped.
-    pub fn stopped(&mut self, pair: usize, ring: Offered) {
-        self.rings[pair].stopped = Some(ring);
-        self.rings[pair].in_checkpoint = false;
-    }
-
-    /// Records that a ring starts. A ring goes on after a checkpoint. A ring that stopped for another reason may be a
-    /// new driver's: none of its packets belongs to an epoch that has ended.
-    pub fn started(&mut self, pair: usize, ring: Offered) {
-        let state = &mut self.rings[pair];
-        let stopped = state.stopped.take().filter(|_| state.in_checkpoint);
-        if !stopped.is_some_and(|before| ring.continues(&before)) {
-            state.hold_from(ring.left);
+        for queue in &mut self.queues {
+            queue.ends.clear();
+            queue.limit = queue.end();
         }
     }
 
-    /// Ends an epoch, between the stop of the rings and their start. Numbers grow; others are ignored.
+    /// Returns true if packets of the guest wait here instead of leaving.
+    pub const fn holds(&self) -> bool {
+        self.holds
+    }
+
+    /// Returns true if a packet may be taken from the guest.
+    pub const fn has_room(&self) -> bool {
+        !self.holds || self.packets < MOST_PACKETS && self.bytes < MOST_BYTES
+    }
+
+    /// Keeps a packet of a ring until its epoch is released.
+    pub fn keep(&mut self, ring: usize, packet: Box<[u8]>) {
+        self.packets += 1;
+        self.bytes += packet.len();
+        self.queues[ring].packets.push_back(packet);
+    }
+
+    /// Takes the next packet of a ring that may leave.
+    pub fn next(&mut self, ring: usize) -> Option<Box<[u8]>> {
+        let queue = &mut self.queues[ring];
+        if queue.first >= queue.limit {
+            return None;
+        }
+        let packet = queue.packets.pop_front()?;
+        queue.first += 1;
+        self.packets -= 1;
+        self.bytes -= packet.len();
+        Some(packet)
+    }
+
+    /// Ends an epoch while the rings stand still. Numbers grow; others are ignored.
     pub fn end_epoch(&mut self, number: u64) {
         if self.holds && number > self.last {
             self.last = number;
-            self.rings
-                .iter_mut()
-                .for_each(|ring| ring.end_epoch(number));
+            let queues = self.queues.iter_mut();
+            queues.for_each(|queue| queue.end_epoch(number));
         }
     }
 
     /// Lets the packets of an epoch and of earlier ones leave. An epoch that has not ended is ignored.
     pub fn release(&mut self, number: u64) {
         if number <= self.last {
-            self.rings.iter_mut().for_each(|ring| ring.release(number));
+            let queues = self.queues.iter_mut();
+            queues.for_each(|queue| queue.release(number));
         }
     }
 
-    /// Returns the number of packets that may leave a running ring now, after `left` have.
-    pub fn sendable(&self, pair: usize, left: u16) -> usize {
-        if !self.holds {
-            return usize::MAX;
-        }
-        match self.rings[pair].limit.wrapping_sub(left) {
-            // A limit that the ring has passed.
-            0x8000.. => 0,
-            sendable => usize::from(sendable),
-        }
-    }
-
-    /// Returns the number of packets in the rings; `None` while the gate is open. `running` has each running ring.
-    pub fn held(&self, running: impl Fn(usize) -> Option<Offered>) -> Option<usize> {
-        let rings = self.rings.iter().enumerate();
-        let now = rings.filter_map(|(pair, ring)| running(pair).or(ring.stopped));
-        self.holds
-            .then(|| now.map(|ring| usize::from(ring.waiting())).sum())
+    /// Returns the number of waiting packets; `None` while the gate is open.
+    pub fn held(&self) -> Option<usize> {
+        self.holds.then_some(self.packets)
     }
 }
 

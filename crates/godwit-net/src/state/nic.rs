@@ -509,8 +509,8 @@ impl Nic {
         &mut self.gate
     }
 
-    /// Returns true if packets of the guest may be taken, as far as the [gate](Self::gate) allows. Otherwise the device's tail stays behind the last packet that
-    /// was taken.
+    /// Returns true if packets of the guest may be taken, as far as the [gate](Self::gate) has room. Otherwise the device's
+    /// tail stays behind the last packet that was taken.
     pub const fn may_transmit(&self) -> bool {
         matches!(self.mode, Mode::Releasing)
     }

@@ -99,11 +99,6 @@ impl NetRing {
         self.discards_from.is_none()
     }
 
-    /// Returns the number of chains that are completed, modulo 65536.
-    pub(in crate::device) fn left(&self) -> u16 {
-        self.split.base().wrapping_sub(self.again.len() as u16)
-    }
-
     /// Takes the next chain, and walks the descriptors.
     pub(in crate::device) fn take(
         &mut self,
@@ -164,9 +159,9 @@ impl NetRing {
         Ok(self.ready)
     }
 
-    /// Asks the guest not to notify of chains that would be held back, once some are. The ring stays ready, and is looked
-    /// at when they may leave. An empty ring stays untouched: a write would change the guest's memory.
-    pub(in crate::device) fn ignore_held(&mut self, guest: Guest<'_>) -> Result<(), Broken> {
+    /// Asks the guest not to notify of chains for which there is no room, once some are offered. The ring stays ready, and
+    /// is looked at when there is room. An empty ring stays untouched: a write would change the guest's memory.
+    pub(in crate::device) fn ignore_waiting(&mut self, guest: Guest<'_>) -> Result<(), Broken> {
         let memory = guest.ram.memory();
         if self.split.available(memory)? != self.split.base() {
             self.split.ignore(memory, guest.log)?;

@@ -52,14 +52,13 @@ pub(in crate::device) struct Way<'a> {
     pub(in crate::device) queue: usize,
 }
 
-/// Sends the guest's packets, as far as the mode and the gate allow. Without `way`, packets are dropped. Returns true if
+/// Takes the guest's packets, as far as the mode and the gate allow: they leave, or wait in the gate. Without `way`, packets are dropped. Returns true if
 /// more may be left for another turn.
 pub(in crate::device) fn transmit(
     ring: &mut NetRing,
     guest: Guest<'_>,
     nic: &mut Nic,
     way: Option<Way<'_>>,
-    pair: usize,
     space: &mut Space,
 ) -> Result<bool, Broken> {
     let memory = guest.ram.memory();
@@ -67,8 +66,8 @@ pub(in crate::device) fn transmit(
         if !nic.may_transmit() {
             return Ok(false);
         }
-        if nic.gate().sendable(pair, ring.left()) == 0 {
-            ring.ignore_held(guest)?;
+        if !nic.gate().has_room() {
+            ring.ignore_waiting(guest)?;
             return Ok(false);
         }
         let Some(taken) = ring.take(guest, &mut space.chain)? else {
@@ -101,9 +100,10 @@ fn send(guest: Guest<'_>, nic: &mut Nic, way: Way<'_>, space: &mut Space) -> Res
         return Ok(());
     }
     let total = total as usize;
-    // Packets in memory that may still be lost, packets with a short header, and packets with more pieces than the
-    // kernel takes at once are copied. All other packets are sent in place.
-    let mut copies = header != HEADER || guest.ram.arrival().is_under_way();
+    // Packets that wait, packets in memory that may still be lost, packets with a short header, and packets with more
+    // pieces than the kernel takes at once are copied. All other packets are sent in place.
+    let waits = nic.gate().holds();
+    let mut copies = waits || header != HEADER || guest.ram.arrival().is_under_way();
     let Places(places) = &mut space.places;
     if !copies {
         places.clear();
@@ -124,12 +124,17 @@ fn send(guest: Guest<'_>, nic: &mut Nic, way: Way<'_>, space: &mut Space) -> Res
     if guest.ram.is_lost() {
         return Ok(());
     }
+    if copies && header != HEADER {
+        // The driver's short header was read to an offset; the header moves to the front.
+        space.packet.copy_within(HEADER - header..HEADER, 0);
+        space.packet[SHORT_HEADER..HEADER].fill(0);
+    }
+    if waits {
+        let packet = &space.packet[..HEADER - header + total];
+        nic.gate_mut().keep(queue, packet.into());
+        return Ok(());
+    }
     let sent = if copies {
-        if header != HEADER {
-            // The driver's short header was read to an offset; the header moves to the front.
-            space.packet.copy_within(HEADER - header..HEADER, 0);
-            space.packet[SHORT_HEADER..HEADER].fill(0);
-        }
         uplink.write(queue, &space.packet[..HEADER - header + total])
     } else {
         // SAFETY: the places are in the guest's memory, which stays mapped as long as `guest` is borrowed.
