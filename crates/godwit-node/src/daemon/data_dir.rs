@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn a_lock_that_a_starting_program_inherited_is_waited_for() {
         let dir = tempfile::tempdir().expect("a folder");
-        let mut config = NodeConfig::new("a", dir.path());
+        let mut config = NodeConfig::on_loopback("a", dir.path().to_owned());
         let first = prepare(&mut config).expect("the lock is free");
         let inherited = first._file.try_clone().expect("a second descriptor");
         drop(first);
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn a_folder_has_one_node_at_a_time() {
         let dir = tempfile::tempdir().expect("a folder");
-        let mut config = NodeConfig::new("a", dir.path());
+        let mut config = NodeConfig::on_loopback("a", dir.path().to_owned());
         let _first = prepare(&mut config).expect("the lock is free");
         let refused = prepare(&mut config).expect_err("the first one has the lock");
         assert!(matches!(refused, NodeError::InUse { .. }), "{refused}");
