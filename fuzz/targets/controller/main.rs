@@ -172,7 +172,8 @@ fn follow_event(body: &mut Body, input: &mut Input<'_>) {
             body.core.yield_to(now, Epoch(number));
         }
         5 => {
-            body.core.mark_checkpoint(now, number);
+            let whole = u64::from(input.byte() % 6);
+            body.core.mark_checkpoint(now, number, whole);
         }
         6 => {
             body.core.apply_checkpoints(now, number);
