@@ -13,8 +13,10 @@ use crate::vm::GuestImage;
 /// The network of a guest that a node runs, and whose NIC the node serves.
 #[derive(Clone, Debug, Default)]
 pub struct GuestNetwork {
-    /// Argument of `godwit vm run --nic`, such as `tap=tap0`.
+    /// Argument of `godwit vm run --nic`, such as `tap=tap0`; empty for no NIC of the node.
     pub nic: String,
+    /// Arguments for a card that QEMU itself serves, apart by spaces.
+    pub own_card: String,
     /// The guest's address with the prefix length, such as `10.80.0.10/24`.
     pub address: String,
     /// TCP port of the guest's echo service.

@@ -185,7 +185,8 @@ impl NodeGuest {
         let mut words: Vec<String> = ["vm", "run", VM, "--memory", &memory, "--cpus", &cpus]
             .map(str::to_owned)
             .to_vec();
-        if let Some(network) = &load.network {
+        let network = load.network.as_ref();
+        if let Some(network) = network.filter(|network| !network.nic.is_empty()) {
             words.extend([String::from("--nic"), network.nic.clone()]);
         }
         words.extend(["--accel", "tcg"].map(str::to_owned));
@@ -199,6 +200,8 @@ impl NodeGuest {
         if !load.reboots {
             words.push(String::from("-no-reboot"));
         }
+        let own_card = network.map_or("", |network| &network.own_card);
+        words.extend(own_card.split_whitespace().map(str::to_owned));
         // Every machine of this guest connects here.
         let chardev = format!(
             "socket,id=console,reconnect-ms=100,path={}",

@@ -9,6 +9,7 @@ use godwit_testkit::process::{self, wait_for};
 use godwit_testkit::small_fs::SmallFileSystem;
 use godwit_testkit::vm::VM;
 
+use super::super::load;
 use super::{CONTINUE, PATIENCE, Served, WATCHED, comes_to, goes_on, problem, stands_still};
 
 const TIMEOUT: Duration = Duration::from_secs(4);
@@ -111,7 +112,7 @@ fn a_backup_without_room_is_refused_and_one_that_fills_is_left_until_there_is_ro
 -> io::Result<()> {
     let small = SmallFileSystem::new(512 << 20)?;
     let records = small.path().join("b");
-    let started = Served::start(&["a", "b"], 2, |_, cluster| {
+    let started = Served::start(&["a", "b"], 2, &load("tap=tap0"), |_, cluster| {
         std::fs::create_dir(&records)?;
         cluster.node_mut("b").spec_mut().dir = records;
         Ok(())

@@ -12,7 +12,7 @@ use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, Node};
 use godwit_testkit::network::{Lan, Namespace, Talk};
 use godwit_testkit::process::{end_machines_of, wait_for};
-use godwit_testkit::vm::{NodeGuest, VM};
+use godwit_testkit::vm::{GuestLoad, NodeGuest, VM};
 
 use super::{ECHO, GUEST, ip, load, may_run};
 
@@ -71,6 +71,7 @@ impl Served {
     fn start(
         nodes: &[&str],
         hosts: u8,
+        load: &GuestLoad,
         prepare: impl FnOnce(&Lan, &mut Cluster) -> io::Result<()>,
     ) -> io::Result<Option<Self>> {
         if !may_run() {
@@ -85,7 +86,7 @@ impl Served {
         let mut cluster = Cluster::prepare_on(&on, ClusterOptions::secure()?)?;
         prepare(&lan, &mut cluster)?;
         cluster.start_all()?;
-        let guest = NodeGuest::start(&cluster, "a", 1, 64, &load("tap=tap0"))?;
+        let guest = NodeGuest::start(&cluster, "a", 1, 64, load)?;
         let talk = Talk::start(lan.switch(), SocketAddr::from((GUEST, ECHO)), 1 << 20);
         goes_on(&talk)?;
         Ok(Some(Self {
@@ -98,7 +99,7 @@ impl Served {
 
     /// Does the same with nodes of the usual setup.
     fn with(nodes: &[&str]) -> io::Result<Option<Self>> {
-        Self::start(nodes, nodes.len() as u8, |_, _| Ok(()))
+        Self::start(nodes, nodes.len() as u8, &load("tap=tap0"), |_, _| Ok(()))
     }
 
     fn node(&self, name: &str) -> &Node {
@@ -207,6 +208,29 @@ fn a_client_outside_keeps_its_connection_when_the_host_dies_there_and_back() -> 
         let by = back.map(|it| &it["progress"]["delta"]["by"]);
         let compared = by.is_none_or(|by| by != "written");
         assert!(!compared, "the disk was compared: {moves}");
+    }
+    served.finish("a")
+}
+
+#[test]
+#[ignore = "slow: hosts die"]
+fn a_card_that_qemu_serves_keeps_its_connections_when_hosts_die() -> io::Result<()> {
+    let mut load = load("");
+    let network = load.network.as_mut().expect("a network");
+    network.own_card = String::from(
+        "-netdev tap,id=own,ifname=tap0,script=no,downscript=no,vhost=off \
+         -device virtio-net-pci,netdev=own,mac=52:54:00:80:00:10,romfile=",
+    );
+    let Some(mut served) = Served::start(&["a", "b"], 2, &load, |_, _| Ok(()))? else {
+        return Ok(());
+    };
+    served.protect(&[&["--frequency", "20"], &CONTINUE[..]].concat())?;
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        comes_to(served.node(from), "protected")?;
+        std::thread::sleep(WATCHED);
+        let gap = served.host_dies(from, to)?;
+        println!("the conversation stood still for at most {gap:?}");
+        served.protected_again(to, from)?;
     }
     served.finish("a")
 }

@@ -10,7 +10,7 @@ use godwit_testkit::scenario::other;
 use godwit_testkit::vm::{GuestLoad, NodeGuest, VM};
 use godwit_testkit::{Cluster, Node};
 
-use super::super::may_run;
+use super::super::{load, may_run};
 use super::{PATIENCE, Served, WATCHED, Way, comes_to, goes_on, problem, stands_still, way};
 
 const THIRD: [&str; 2] = ["--witness", "node:c"];
@@ -168,7 +168,7 @@ fn a_machine_goes_on_once_although_its_etcd_dies_at_any_time() -> io::Result<()>
         etcd = Some(Etcd::new(&lan.hosts()[C], cluster)?);
         Ok(())
     };
-    let started = Served::start(&["a", "b"], 3, prepare)?;
+    let started = Served::start(&["a", "b"], 3, &load("tap=tap0"), prepare)?;
     let (Some(mut served), Some(mut etcd)) = (started, etcd) else {
         return Ok(());
     };
