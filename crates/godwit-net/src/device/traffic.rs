@@ -15,7 +15,7 @@ use crate::state::nic::Fate;
 /// Most packets read at once from a queue to be drained.
 const DRAIN: usize = 1 << 16;
 
-/// Most packets for the guest in one turn through each queue pair.
+/// Most packets for the guest, and most of the gate, in one turn through each queue pair.
 const TURN: usize = 256;
 
 /// The thread's view of a queue pair.
@@ -111,13 +111,15 @@ impl Worker {
         }
     }
 
-    /// Sends the packets of the gate that may leave.
-    fn let_leave(&mut self) {
-        if !self.nic.may_transmit() {
-            return;
-        }
+    /// Sends the packets of the gate that may leave. Returns true if there may be more.
+    fn let_leave(&mut self) -> bool {
+        let mut more = false;
         for pair in 0..self.pairs.len() {
-            while let Some(packet) = self.nic.gate_mut().next(pair) {
+            let mut left = 0;
+            while left < TURN
+                && self.nic.may_transmit()
+                && let Some(packet) = self.nic.gate_mut().next(pair)
+            {
                 let frame = &packet[HEADER..];
                 match self.uplink.write(pair, &packet) {
                     Ok(()) => self
@@ -125,13 +127,19 @@ impl Worker {
                         .sent(&frame[..frame.len().min(TELLS_SENDER)], frame.len()),
                     Err(_) => self.nic.refused(),
                 }
+                left += 1;
             }
+            more |= left == TURN;
         }
+        more
     }
 
     /// Sends the guest's packets. Returns true if there is more.
     fn transmit(&mut self) -> bool {
-        self.let_leave();
+        if self.let_leave() {
+            // The packets in the rings follow those of the gate.
+            return true;
+        }
         let mut more = false;
         for pair in 0..self.pairs.len() {
             let index = transmit_ring(pair);
